@@ -1,0 +1,245 @@
+#!/usr/bin/env python3
+"""Measures train_gpt against other data-parallel trainers: same model, initial weights, data and
+optimizer, on this machine, in interleaved runs. Exit status: 0 measured and the losses agree;
+1 a run failed or the losses differ; 2 the command line is wrong; 128 + n stopped by signal n."""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import peer_venv
+from children import run_child
+from peers import flags
+from report import print_report
+
+PEERS_FOLDER = Path(__file__).resolve().parent / "peers"
+BASE_REQUIREMENTS = ("torch==2.11.0", "numpy")
+WARM_UP_STEPS = 2
+LOSS_TOLERANCE = 1e-3  # relative
+TAIL_LINES = 20
+
+
+@dataclass(frozen=True)
+class Peer:
+    script: str  # in bench/peers; takes the run flags, --data, --json and --peer-option
+    requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
+    options: dict = field(default_factory=dict)  # --peer-option: name -> values, default first
+
+
+PEERS = {
+    "ddp": Peer(
+        "ddp.py",
+        options={"gradient_as_bucket_view": ("on", "off"), "adamw": ("default", "fused")},
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One set of processes, from its JSON file."""
+
+    step_seconds: float  # median over the steps after the warm-up
+    rss_bytes: int  # peak minus base, the largest of all ranks
+    loss: list  # per step, mean over ranks
+
+
+def parse_arguments(words):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peers", required=True, help=f"comma-separated; of: {', '.join(PEERS)}")
+    flags.add_run_flags(parser)
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
+    parser.add_argument(
+        "--train-gpt", type=Path, default=peer_venv.ROOT / "build/release/examples/train_gpt"
+    )
+    parser.add_argument("--data", type=Path, help="file whose bytes are the tokens (default: "
+                        "LibTorch's headers in include/ATen/core)")
+    parser.add_argument("--json", type=Path, help="file for the figures of all rounds")
+    known = "; ".join(f"{name}: {flags.describe_options(p.options)}" for name, p in PEERS.items())
+    parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE",
+                        help=f"for every chosen peer that has it; {known}")
+    parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take "
+                        "(default 900)")
+    arguments = parser.parse_args(words)
+    flags.check_run_flags(parser, arguments)
+    check_arguments(parser, arguments)
+    return arguments
+
+
+def check_arguments(parser, arguments):
+    arguments.peers = list(dict.fromkeys(arguments.peers.split(",")))
+    for name in arguments.peers:
+        if name not in PEERS:
+            parser.error(f'unknown peer "{name}" in --peers; known: {", ".join(PEERS)}')
+    for option in arguments.peer_option:
+        name, _, value = option.partition("=")
+        if not any(value in PEERS[peer].options.get(name, ()) for peer in arguments.peers):
+            parser.error(f"no chosen peer has --peer-option {option}; see --help")
+    if arguments.steps <= WARM_UP_STEPS:
+        parser.error(
+            f"--steps must be above {WARM_UP_STEPS}, the warm-up that is not measured, "
+            f"got {arguments.steps}"
+        )
+    if arguments.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
+    if not arguments.timeout > 0:
+        parser.error(f"--timeout must be above 0, got {arguments.timeout}")
+
+
+def default_data(folder):
+    """Real text that is on every machine that can build train_gpt."""
+    found = sorted(peer_venv.ROOT.glob(".venv*/lib/python3*/site-packages/torch/include/ATen/core"))
+    if not found:
+        raise SystemExit("error: no LibTorch headers under .venv*; give --data FILE")
+    # One installation only: the bytes must not depend on how many there are.
+    headers = sorted(found[0].rglob("*.h"))
+    path = folder / "headers.txt"
+    path.write_bytes(b"".join(header.read_bytes() for header in headers))
+    return path
+
+
+def side_commands(arguments, python, data):
+    """What to start for each side, ours first; --json is added per run."""
+    shared = ["--data", data, *flags.command_line(arguments)]
+    sides = {"ours": [arguments.train_gpt.resolve(), *shared]}
+    for name in arguments.peers:
+        sides[name] = [python, PEERS_FOLDER / PEERS[name].script, *shared]
+        for option in arguments.peer_option:
+            if option.split("=")[0] in PEERS[name].options:
+                sides[name] += ["--peer-option", option]
+    return sides
+
+
+def measure(side, command, folder, arguments):
+    result_path = folder / "result.json"
+    result_path.unlink(missing_ok=True)
+    log_path = folder / "log.txt"
+    with open(log_path, "wb") as log:
+        status = run_child([*command, "--json", result_path], log, arguments.timeout)
+    problem = None
+    if status is None:
+        problem = f"was stopped after {arguments.timeout:g} s"
+    elif status != 0:
+        problem = f"failed with exit status {status}"
+    elif not result_path.exists():
+        problem = "wrote no --json file"
+    if problem is None:
+        try:
+            return read_run(json.loads(result_path.read_text()), arguments)
+        except (KeyError, TypeError, ValueError) as error:
+            problem = f"wrote a --json file that does not serve: {error!r}"
+    lines = log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+    words = " ".join(map(str, command))
+    raise SystemExit("\n".join([f"error: {side} {problem}: {words}", *lines]))
+
+
+def read_run(result, arguments):
+    counts = (
+        ("step_seconds", arguments.steps),
+        ("loss", arguments.steps),
+        ("memory", arguments.ranks),
+    )
+    for key, expected in counts:
+        if len(result[key]) != expected:
+            raise ValueError(f"{key}: expected {expected} entries, got {len(result[key])}")
+    return Run(
+        step_seconds=statistics.median(result["step_seconds"][WARM_UP_STEPS:]),
+        rss_bytes=max(m["rss_peak_bytes"] - m["rss_base_bytes"] for m in result["memory"]),
+        loss=result["loss"],
+    )
+
+
+def run_rounds(sides, folder, arguments):
+    """side -> its runs, in interleaved order: every side once a round."""
+    runs = {side: [] for side in sides}
+    for number in range(1, arguments.rounds + 1):
+        for side, command in sides.items():
+            run = measure(side, command, folder, arguments)
+            runs[side].append(run)
+            print(
+                f"round {number}/{arguments.rounds} {side}: {run.step_seconds:.4f} s a step, "
+                f"{run.rss_bytes / 2**20:.1f} MiB over base, last loss {run.loss[-1]:.4f}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return runs
+
+
+def spread(values):
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def compare(ours, peer):
+    """Figures of one peer, from pairs of runs of the same round."""
+    figures = {}
+    for quantity in ("step_seconds", "rss_bytes"):
+        mine = [getattr(run, quantity) for run in ours]
+        theirs = [getattr(run, quantity) for run in peer]
+        figures[quantity] = {
+            "ours": statistics.median(mine),
+            "peer": statistics.median(theirs),
+            # A tiny model may add nothing to the peak.
+            "ratio": spread([a / b if b else float("nan") for a, b in zip(mine, theirs)]),
+        }
+    differences = [
+        (loss_difference(a, b), step)
+        for mine, theirs in zip(ours, peer)
+        for step, (a, b) in enumerate(zip(mine.loss, theirs.loss))
+    ]
+    worst, step = max(differences)
+    figures["worst_loss_difference"] = {
+        "relative": worst,
+        "step": step,
+        "agrees": worst <= LOSS_TOLERANCE,
+    }
+    return figures
+
+
+def loss_difference(ours, peer):
+    difference = abs(ours - peer) / abs(peer) if peer else abs(ours - peer)
+    return difference if difference == difference else float("inf")
+
+
+def write_json(path, arguments, runs, figures):
+    names = ["peers", "rounds", "peer_option", *(n.replace("-", "_") for n in flags.RUN_FLAGS)]
+    result = {
+        "flags": {name: getattr(arguments, name) for name in names},
+        "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
+        "cpu_count": os.cpu_count(),
+        "warm_up_steps": WARM_UP_STEPS,
+        "loss_tolerance": LOSS_TOLERANCE,
+        "against": figures,
+        "runs": {side: [vars(run) for run in of_side] for side, of_side in runs.items()},
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def main(words=None):
+    arguments = parse_arguments(words)
+    if not os.access(arguments.train_gpt, os.X_OK):
+        raise SystemExit(f"error: no program at {arguments.train_gpt}; run `make build`")
+    if arguments.data is not None and not arguments.data.is_file():
+        raise SystemExit(f"error: no file at --data {arguments.data}")
+    requirements = dict.fromkeys(
+        [*BASE_REQUIREMENTS, *(r for peer in arguments.peers for r in PEERS[peer].requirements)]
+    )
+    python = peer_venv.ensure(requirements)
+    with tempfile.TemporaryDirectory(prefix="against-peers-") as name:
+        folder = Path(name)
+        data = arguments.data.resolve() if arguments.data else default_data(folder)
+        runs = run_rounds(side_commands(arguments, python, data), folder, arguments)
+    figures = {peer: compare(runs["ours"], runs[peer]) for peer in arguments.peers}
+    print_report(arguments, figures, LOSS_TOLERANCE)
+    if arguments.json is not None:
+        write_json(arguments.json, arguments, runs, figures)
+    return 0 if all(f["worst_loss_difference"]["agrees"] for f in figures.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

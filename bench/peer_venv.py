@@ -1,0 +1,45 @@
+"""The virtual environment of the peers: `.venv-peers` in the root of the repository."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from children import run_child
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv-peers"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / "installed-requirements"  # one requirement a line, written after pip succeeded
+FREE_BYTES_NEEDED = 8 * 10**9
+INSTALL_TIMEOUT_SECONDS = 3600
+
+
+def ensure(requirements):
+    """Installs what is not there yet; returns the interpreter. SystemExit with a message where it
+    cannot. Interrupted half-way, it goes on at the next call."""
+    installed = STAMP.read_text().split("\n") if STAMP.exists() and PYTHON.exists() else []
+    missing = [r for r in requirements if r not in installed]
+    if not missing:
+        return PYTHON
+    free_bytes = shutil.disk_usage(ROOT).free
+    if free_bytes < FREE_BYTES_NEEDED:
+        raise SystemExit(
+            f"error: {VENV} needs {FREE_BYTES_NEEDED / 1e9:.0f} GB of free disk to install "
+            f"{' '.join(missing)}, found {free_bytes / 1e9:.1f} GB; free some space and run again"
+        )
+    print(f"installing {' '.join(missing)} into {VENV} (4.7 GB, minutes)", file=sys.stderr)
+    _run([sys.executable, "-m", "venv", VENV])
+    _run([PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *missing])
+    keep = [r for r in installed if r]
+    partial = STAMP.with_suffix(".new")
+    partial.write_text("\n".join(keep + missing) + "\n")
+    os.replace(partial, STAMP)
+    return PYTHON
+
+
+def _run(command):
+    status = run_child(command, sys.stderr, INSTALL_TIMEOUT_SECONDS)
+    if status != 0:
+        words = " ".join(map(str, command))
+        raise SystemExit(f"error: exit status {status} from: {words}")

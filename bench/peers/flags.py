@@ -1,0 +1,86 @@
+"""The flags of one training run: the same for against_peers.py, for every peer and for train_gpt."""
+
+import argparse
+import math
+
+
+def _at_least(smallest):
+    def integer(text):
+        value = int(text)
+        if value < smallest:
+            raise argparse.ArgumentTypeError(f"expected at least {smallest}, got {value}")
+        return value
+
+    return integer
+
+
+def _learning_rate(text):
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"expected a finite number above 0, got {text}")
+    return value
+
+
+RUN_FLAGS = {
+    "ranks": (_at_least(1), 2, "processes, all on this machine"),
+    "stage": (_at_least(0), 0, "ZeRO stage, 0 to 3; DDP always replicates"),
+    "d-model": (_at_least(1), 512, "width of the residual stream"),
+    "layers": (_at_least(1), 8, "transformer blocks"),
+    "heads": (_at_least(1), 8, "attention heads; divides --d-model"),
+    "sequence": (_at_least(1), 256, "tokens in a sample"),
+    "batch": (_at_least(1), 2, "samples in a step, per rank"),
+    "steps": (_at_least(1), 8, "optimizer steps"),
+    "threads": (_at_least(1), 1, "threads per rank"),
+    "seed": (_at_least(0), 0, "of the initial weights and of the order of the data"),
+    "lr": (_learning_rate, 3e-4, "learning rate of AdamW"),
+}
+
+
+def add_run_flags(parser):
+    for name, (kind, default, meaning) in RUN_FLAGS.items():
+        parser.add_argument(
+            f"--{name}", type=kind, default=default, help=f"{meaning} (default {default})"
+        )
+
+
+def check_run_flags(parser, arguments):
+    """Ends with exit status 2 where the flags do not fit together."""
+    if arguments.d_model % arguments.heads != 0:
+        parser.error(f"--heads {arguments.heads} does not divide --d-model {arguments.d_model}")
+    if arguments.stage > 3:
+        parser.error(f"--stage goes from 0 to 3, got {arguments.stage}")
+    if arguments.seed >= 2**63:
+        parser.error(f"--seed must be below 2^63, got {arguments.seed}")
+
+
+def command_line(arguments):
+    """The run flags of `arguments` as strings for another program."""
+    words = []
+    for name in RUN_FLAGS:
+        words += [f"--{name}", str(getattr(arguments, name.replace("-", "_")))]
+    return words + ["--optimizer", "adamw"]
+
+
+def peer_arguments(description, options):
+    """Parses a peer's own command line. `options`: name -> values, the default first; the choices
+    come back as the dict `options` of the result."""
+    parser = argparse.ArgumentParser(description=description)
+    add_run_flags(parser)
+    parser.add_argument("--optimizer", choices=["adamw"], default="adamw")
+    parser.add_argument("--data", required=True, help="file whose bytes are the tokens")
+    parser.add_argument("--json", required=True, help="file for the measurements")
+    parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE")
+    arguments = parser.parse_args()
+    check_run_flags(parser, arguments)
+    arguments.options = {name: values[0] for name, values in options.items()}
+    for text in arguments.peer_option:
+        name, _, value = text.partition("=")
+        if value not in options.get(name, ()):
+            parser.error(f"unknown --peer-option {text}; known: {describe_options(options)}")
+        arguments.options[name] = value
+    return arguments
+
+
+def describe_options(options):
+    texts = [f"{name}={{{','.join(values)}}}" for name, values in options.items()]
+    return " ".join(texts) or "none"

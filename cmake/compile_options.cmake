@@ -1,0 +1,37 @@
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+# The library's precompiled header serves executables too only if both are compiled alike.
+set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
+
+if(ZEROPAGE_CUDA)
+  message(FATAL_ERROR "ZEROPAGE_CUDA: there is no CUDA runtime in this version of Zeropage. "
+                      "Build the CPU runtime: cmake --preset release")
+endif()
+
+find_program(ZEROPAGE_CCACHE ccache)
+if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  # A precompiled header is cached only under these sloppiness flags; the base folder makes clones share hits.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+      ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ZEROPAGE_CCACHE})
+  add_compile_options(-fpch-preprocess)
+endif()
+
+if(ZEROPAGE_SANITIZER)
+  add_compile_options(-fsanitize=${ZEROPAGE_SANITIZER} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${ZEROPAGE_SANITIZER})
+  if(ZEROPAGE_SANITIZER STREQUAL "address")
+    add_compile_options(-fsanitize=undefined -fno-sanitize-recover=undefined)
+    add_link_options(-fsanitize=undefined)
+  endif()
+endif()
+
+# Our own targets link this privately: warnings are ours to mend, never a user's or a dependency's.
+add_library(zeropage_warnings INTERFACE)
+# Designated initializers leave the rest at their defaults on purpose.
+target_compile_options(zeropage_warnings INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers)

@@ -1,0 +1,33 @@
+# LibTorch comes from .venv; the rest from Debian, or from bundle/ (`make bundle`) on a machine with no network.
+set(ZEROPAGE_BUNDLE "${PROJECT_SOURCE_DIR}/bundle" CACHE PATH "Folder made by `make bundle`")
+include(find_libtorch)
+
+# zeropage_import(<target> HEADER <file> [LIBRARIES <name>...]): an imported target, the bundle first.
+function(zeropage_import target)
+  cmake_parse_arguments(arg "" "HEADER" "LIBRARIES" ${ARGN})
+  string(MAKE_C_IDENTIFIER "${target}" key)
+  find_path(${key}_include ${arg_HEADER} HINTS ${ZEROPAGE_BUNDLE}/include)
+  if(NOT ${key}_include)
+    message(FATAL_ERROR "Zeropage: ${arg_HEADER} is missing. Call `make setup`, or bring a bundle/ (`make bundle`)")
+  endif()
+  set(libraries "")
+  foreach(name IN LISTS arg_LIBRARIES)
+    find_library(${key}_${name} ${name} HINTS ${ZEROPAGE_BUNDLE}/lib REQUIRED)
+    list(APPEND libraries ${${key}_${name}})
+  endforeach()
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  # The compiler has /usr/include already, and naming it again breaks #include_next.
+  if(NOT ${key}_include STREQUAL "/usr/include")
+    target_include_directories(${target} INTERFACE ${${key}_include})
+  endif()
+  target_link_libraries(${target} INTERFACE ${libraries})
+endfunction()
+
+if(ZEROPAGE_EXAMPLES)
+  zeropage_import(zeropage::cli11 HEADER CLI/CLI.hpp)
+  zeropage_import(zeropage::json HEADER nlohmann/json.hpp)
+  zeropage_import(zeropage::crypto HEADER openssl/evp.h LIBRARIES crypto)
+endif()
+if(ZEROPAGE_TESTS)
+  zeropage_import(zeropage::gtest HEADER gtest/gtest.h LIBRARIES gtest)
+endif()

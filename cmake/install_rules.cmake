@@ -1,0 +1,17 @@
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Zeropage)
+install(TARGETS zeropage EXPORT ZeropageTargets)
+install(EXPORT ZeropageTargets NAMESPACE zeropage:: DESTINATION ${package_dir})
+install(DIRECTORY memory comm zero DESTINATION include/zeropage
+        FILES_MATCHING PATTERN "*.h" PATTERN "detail" EXCLUDE)
+configure_package_config_file(cmake/ZeropageConfig.cmake.in ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake ${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake
+              cmake/find_libtorch.cmake DESTINATION ${package_dir})
+if(ZEROPAGE_EXAMPLES)
+  install(TARGETS zp)
+endif()

@@ -1,0 +1,89 @@
+// Collectives between the ranks of a world.
+//
+// Every rank calls the same operations in the same order with the same sizes. An operation starts
+// at once and runs beside the caller; the Pending it returns ends or throws. Operations of one
+// communicator run one after the other, in the order of the calls.
+//
+// Bits: a reduction adds the ranks' contributions to an element as a pairwise tree in rank order
+// (comm/reduction.h), whatever the transport and wherever the element lies in the tensor.
+//
+// Tensors: 1-D, contiguous, on the host. Work in place; nothing may touch them until the Pending
+// has ended. Errors: c10::Error naming the rank, the operation, its sequence number and `what`
+// (say, the page). After the first error the communicator is broken and refuses further operations
+// with the same message. Threads: one thread at a time calls; a Pending may be waited for on
+// another.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/TensorBody.h>
+
+#include "memory/pending.h"
+
+namespace zeropage::comm {
+
+using memory::Pending;
+
+enum class ReduceOp : uint8_t { kSum, kMean, kMax };
+
+// Payload bytes that this rank sent, by operation.
+struct WireBytes {
+  int64_t all_gather = 0;
+  int64_t reduce_scatter = 0;
+  int64_t all_reduce = 0;
+  int64_t broadcast = 0;
+};
+
+class Communicator {
+ public:
+  virtual ~Communicator() = default;
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  // whole: [size * slice_numel]. Rank r gives elements [r * slice_numel, (r + 1) * slice_numel);
+  // all ranks get all.
+  Pending all_gather(const at::Tensor& whole, std::string_view what);
+  // whole: [size * slice_numel], every rank's own. Rank r's slice becomes the reduction; the others
+  // keep their values.
+  Pending reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string_view what);
+  // tensor: [numel], any numel. Becomes the reduction on all ranks.
+  Pending all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view what);
+  // tensor: [numel]. Becomes the root's on all ranks.
+  Pending broadcast(const at::Tensor& tensor, int root, std::string_view what);
+  // Ends when all ranks have called it.
+  Pending barrier(std::string_view what);
+  // One rank's tensor to another's, both [numel]; the calls match in order for each pair of ranks.
+  Pending send(const at::Tensor& tensor, int to_rank, std::string_view what);
+  Pending recv(const at::Tensor& tensor, int from_rank, std::string_view what);
+
+  WireBytes wire_bytes() const;
+
+ protected:
+  Communicator(int rank, int size) : rank_(rank), size_(size) {}
+
+ private:
+  virtual Pending start_all_gather(const at::Tensor& whole, std::string what) = 0;
+  virtual Pending start_reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string what) = 0;
+  virtual Pending start_all_reduce(const at::Tensor& tensor, ReduceOp op, std::string what) = 0;
+  virtual Pending start_broadcast(const at::Tensor& tensor, int root, std::string what) = 0;
+  virtual Pending start_barrier(std::string what) = 0;
+  virtual Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) = 0;
+  virtual Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) = 0;
+  virtual WireBytes sent() const = 0;
+
+  void check(const at::Tensor& tensor, const char* operation, std::string_view what) const;
+  void check_slices(const at::Tensor& whole, const char* operation, std::string_view what) const;
+  void check_peer(int peer, const char* operation, std::string_view what) const;
+
+  const int rank_;
+  const int size_;
+};
+
+}  // namespace zeropage::comm

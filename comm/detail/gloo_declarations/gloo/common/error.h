@@ -1,0 +1,2 @@
+// Empty on purpose: see ../README.md.
+#pragma once

@@ -1,0 +1,76 @@
+// Point-to-point messages over c10d's Gloo, with errors that name the peer.
+//
+// The only user of ProcessGroupGloo. Messages between two ranks match by tag; ours carry the
+// operation and its size in the tag, so that ranks which went out of step never take each other's
+// bytes for their own.
+//
+// Threads: one thread exchanges; abort() may come from another.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace zeropage::comm::detail {
+
+// A peer that could not be reached, and why.
+struct PeerError : std::runtime_error {
+  PeerError(int peer, bool timed_out, const std::string& reason)
+      : std::runtime_error(reason), peer(peer), timed_out(timed_out) {}
+  int peer;
+  bool timed_out;
+};
+
+class GlooLink {
+ public:
+  struct Options {
+    c10::intrusive_ptr<c10d::Store> store;
+    int rank = 0;
+    int size = 1;
+    std::string bind_address;  // of this host, as the peers reach it
+    std::chrono::milliseconds deadline;
+  };
+  // Connects to every peer. Throws if one does not come within the deadline.
+  explicit GlooLink(const Options& options);
+  ~GlooLink();
+
+  // The messages of one operation. wait_* throw PeerError after `deadline` from the exchange's
+  // start.
+  class Exchange {
+   public:
+    explicit Exchange(GlooLink& link);
+    ~Exchange();
+    Exchange(const Exchange&) = delete;
+    Exchange& operator=(const Exchange&) = delete;
+
+    // tensor: contiguous, alive until waited for.
+    void send(const at::Tensor& tensor, int peer, uint64_t tag);
+    // Returns a ticket for wait_recv.
+    size_t recv(const at::Tensor& tensor, int peer, uint64_t tag);
+    void wait_recv(size_t ticket);
+    void wait_sends();
+
+   private:
+    struct Message;
+    struct State;
+    void wait(Message& message, const char* verb);
+
+    GlooLink& link_;
+    std::unique_ptr<State> state_;
+    const std::chrono::steady_clock::time_point give_up_at_;
+  };
+
+  // Ends the exchange in progress, and all later ones, with an error. For destruction.
+  void abort();
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace zeropage::comm::detail

@@ -1,0 +1,404 @@
+#include "comm/gloo_communicator.h"
+
+#include <algorithm>
+#include <bit>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "comm/detail/gloo_link.h"
+#include "comm/detail/progress_thread.h"
+#include "comm/reduction.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "memory/exact.h"
+#include "memory/ledger.h"
+
+namespace zeropage::comm {
+namespace {
+
+using detail::GlooLink;
+using Exchange = detail::GlooLink::Exchange;
+using memory::operator""_KiB;
+
+// Long enough to amortise Gloo's handshake, short enough that adding one hides behind receiving the
+// next.
+constexpr int64_t kSegmentBytes = 512_KiB;
+// Up to here one round of whole tensors is quicker than two rounds of slices.
+constexpr int64_t kSmallBytes = 32_KiB;
+// A timed-out rank waits this long for the others' account of where they stand.
+constexpr auto kPostMortem = std::chrono::seconds(1);
+
+enum class Operation : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kBarrier,
+  kPair
+};
+
+constexpr const char* kOperationNames[] = {"all_gather", "reduce_scatter", "all_reduce",
+                                           "broadcast",  "barrier",        "send/recv"};
+
+// One call of one operation.
+struct Call {
+  Operation operation;
+  uint64_t sequence;
+  int64_t bytes;
+  std::string what;
+
+  std::string describe() const {
+    return c10::str(kOperationNames[static_cast<size_t>(operation)], " #", sequence, " of ", what,
+                    " (", memory::format_bytes(bytes), ")");
+  }
+
+  // Ranks that are out of step compute different tags, so their messages never meet.
+  uint64_t tag(uint64_t round) const {
+    uint64_t hash = 0x9E3779B97F4A7C15ULL;
+    for (const uint64_t part :
+         {sequence, static_cast<uint64_t>(operation), static_cast<uint64_t>(bytes), round}) {
+      hash = (hash ^ part) * 0xBF58476D1CE4E5B9ULL;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+// Where each rank's slice of a tensor lies, in elements. The last slices may be short or empty.
+struct Slices {
+  int64_t numel;
+  int64_t slice_numel;
+
+  int64_t first(int rank) const { return std::min(numel, rank * slice_numel); }
+  int64_t count(int rank) const { return first(rank + 1) - first(rank); }
+  at::Tensor of(const at::Tensor& whole, int rank) const {
+    return whole.narrow(0, first(rank), count(rank));
+  }
+};
+
+class GlooCommunicator final : public Communicator {
+ public:
+  explicit GlooCommunicator(const GlooOptions& options)
+      : Communicator(options.rank, options.size),
+        store_(options.store->clone()),
+        deadline_(options.deadline),
+        link_({options.store, options.rank, options.size, options.bind_address, options.deadline}) {
+  }
+
+  ~GlooCommunicator() override { link_.abort(); }
+
+ private:
+  Pending start_all_gather(const at::Tensor& whole, std::string what) override {
+    return start(Operation::kAllGather, whole, std::move(what), [this, whole](const Call& call) {
+      all_gather_slices(call, whole, even_slices(whole), sent_.all_gather);
+    });
+  }
+
+  Pending start_reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string what) override {
+    return start(Operation::kReduceScatter, whole, std::move(what),
+                 [this, whole, op](const Call& call) {
+                   reduce_slices(call, whole, even_slices(whole), op, sent_.reduce_scatter);
+                 });
+  }
+
+  Pending start_all_reduce(const at::Tensor& tensor, ReduceOp op, std::string what) override {
+    return start(Operation::kAllReduce, tensor, std::move(what),
+                 [this, tensor, op](const Call& call) {
+                   if (call.bytes <= kSmallBytes) {
+                     all_reduce_small(call, tensor, op);
+                   } else {
+                     const Slices slices = even_slices(tensor);
+                     reduce_slices(call, tensor, slices, op, sent_.all_reduce);
+                     all_gather_slices(call, tensor, slices, sent_.all_reduce);
+                   }
+                 });
+  }
+
+  Pending start_broadcast(const at::Tensor& tensor, int root, std::string what) override {
+    return start(Operation::kBroadcast, tensor, std::move(what),
+                 [this, tensor, root](const Call& call) { broadcast_tree(call, tensor, root); });
+  }
+
+  Pending start_barrier(std::string what) override {
+    return start(Operation::kBarrier, at::empty({0}, at::kByte), std::move(what),
+                 [this](const Call& call) { disseminate(call); });
+  }
+
+  Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
+    const Call call = pair_call(tensor, std::move(what), pairs_sent_[to_rank]++);
+    return launch(call, tensor, [this, tensor, to_rank](const Call& made) {
+      Exchange exchange(link_);
+      exchange.send(tensor, to_rank, made.tag(0));
+      exchange.wait_sends();
+    });
+  }
+
+  Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
+    const Call call = pair_call(tensor, std::move(what), pairs_received_[from_rank]++);
+    return launch(call, tensor, [this, tensor, from_rank](const Call& made) {
+      Exchange exchange(link_);
+      exchange.wait_recv(exchange.recv(tensor, from_rank, made.tag(0)));
+    });
+  }
+
+  WireBytes sent() const override {
+    return {sent_.all_gather, sent_.reduce_scatter, sent_.all_reduce, sent_.broadcast};
+  }
+
+  // ---- starting ----
+
+  template <typename Body>
+  Pending start(Operation operation, const at::Tensor& tensor, std::string what, Body body) {
+    return launch({operation, next_sequence_++, bytes_of(tensor), std::move(what)}, tensor,
+                  std::move(body));
+  }
+
+  template <typename Body>
+  Pending launch(Call call, const at::Tensor& tensor, Body body) {
+    return progress_.run(
+        [this, call = std::move(call), body = std::move(body)] {
+          try {
+            body(call);
+          } catch (const detail::PeerError& error) {
+            fail(call, error);
+          }
+        },
+        {tensor});
+  }
+
+  // Send and recv are not collective, so they are counted for each pair of ranks.
+  static Call pair_call(const at::Tensor& tensor, std::string what, uint64_t sequence) {
+    return {Operation::kPair, sequence, bytes_of(tensor), std::move(what)};
+  }
+
+  static int64_t bytes_of(const at::Tensor& tensor) {
+    return static_cast<int64_t>(tensor.nbytes());
+  }
+
+  Slices even_slices(const at::Tensor& whole) const {
+    return {whole.numel(), memory::div_ceil<int64_t>(whole.numel(), size())};
+  }
+
+  // ---- algorithms, on the progress thread ----
+
+  // Peers in an order that spreads the load: every rank begins with its right neighbour.
+  template <typename Visit>
+  void for_each_peer(Visit visit) const {
+    for (int distance = 1; distance < size(); ++distance) visit((rank() + distance) % size());
+  }
+
+  void all_gather_slices(const Call& call, const at::Tensor& whole, const Slices& slices,
+                         std::atomic<int64_t>& sent) {
+    constexpr uint64_t kRound = uint64_t{1}
+                                << 32;  // apart from the rounds of a reduction before it
+    Exchange exchange(link_);
+    std::vector<size_t> tickets;
+    for_each_peer([&](int peer) {
+      if (slices.count(peer) > 0) {
+        tickets.push_back(exchange.recv(slices.of(whole, peer), peer, call.tag(kRound)));
+      }
+    });
+    const at::Tensor own = slices.of(whole, rank());
+    if (own.numel() > 0) {
+      for_each_peer([&](int peer) {
+        exchange.send(own, peer, call.tag(kRound));
+        sent += bytes_of(own);
+      });
+    }
+    for (const size_t ticket : tickets) exchange.wait_recv(ticket);
+    exchange.wait_sends();
+  }
+
+  // Each slice goes to its owner, segment by segment, and is reduced there while the next segment
+  // arrives.
+  void reduce_slices(const Call& call, const at::Tensor& whole, const Slices& slices, ReduceOp op,
+                     std::atomic<int64_t>& sent) {
+    const int64_t segment_numel = kSegmentBytes / static_cast<int64_t>(whole.element_size());
+    Exchange exchange(link_);
+    for (int64_t first = 0, round = 0; first < slices.slice_numel;
+         first += segment_numel, ++round) {
+      for_each_peer([&](int peer) {
+        const int64_t count = std::min(segment_numel, slices.count(peer) - first);
+        if (count <= 0) return;
+        const at::Tensor segment = whole.narrow(0, slices.first(peer) + first, count);
+        exchange.send(segment, peer, call.tag(static_cast<uint64_t>(round)));
+        sent += bytes_of(segment);
+      });
+    }
+    const int64_t own_numel = slices.count(rank());
+    const int64_t segments = memory::div_ceil(own_numel, segment_numel);
+    const auto staging = [&](int64_t segment, int peer_index) {
+      return staging_for(whole, segment_numel,
+                         static_cast<int>(segment % 2) * (size() - 1) + peer_index);
+    };
+    const auto count_of = [&](int64_t segment) {
+      return std::min(segment_numel, own_numel - segment * segment_numel);
+    };
+    std::vector<std::vector<size_t>> tickets(static_cast<size_t>(segments));
+    const auto receive = [&](int64_t segment) {
+      int peer_index = 0;
+      for_each_peer([&](int peer) {
+        const at::Tensor buffer = staging(segment, peer_index++).narrow(0, 0, count_of(segment));
+        tickets[segment].push_back(
+            exchange.recv(buffer, peer, call.tag(static_cast<uint64_t>(segment))));
+      });
+    };
+    if (segments > 0) receive(0);
+    std::vector<const void*> contributions(static_cast<size_t>(size()));
+    for (int64_t segment = 0; segment < segments; ++segment) {
+      if (segment + 1 < segments) receive(segment + 1);
+      for (const size_t ticket : tickets[segment]) exchange.wait_recv(ticket);
+      const at::Tensor own =
+          whole.narrow(0, slices.first(rank()) + segment * segment_numel, count_of(segment));
+      contributions[rank()] = own.data_ptr();
+      int peer_index = 0;
+      for_each_peer(
+          [&](int peer) { contributions[peer] = staging(segment, peer_index++).data_ptr(); });
+      reduce_in_rank_order(contributions, own.data_ptr(), own.numel(), whole.scalar_type(), op);
+    }
+    exchange.wait_sends();
+  }
+
+  void all_reduce_small(const Call& call, const at::Tensor& tensor, ReduceOp op) {
+    const at::Tensor own = tensor.clone();
+    Exchange exchange(link_);
+    std::vector<at::Tensor> received(static_cast<size_t>(size()));
+    std::vector<size_t> tickets;
+    std::vector<const void*> contributions(static_cast<size_t>(size()), own.data_ptr());
+    for_each_peer([&](int peer) {
+      received[peer] = at::empty_like(tensor);
+      contributions[peer] = received[peer].data_ptr();
+      tickets.push_back(exchange.recv(received[peer], peer, call.tag(0)));
+    });
+    for_each_peer([&](int peer) {
+      exchange.send(own, peer, call.tag(0));
+      sent_.all_reduce += call.bytes;
+    });
+    for (const size_t ticket : tickets) exchange.wait_recv(ticket);
+    reduce_in_rank_order(contributions, tensor.data_ptr(), tensor.numel(), tensor.scalar_type(),
+                         op);
+    exchange.wait_sends();
+  }
+
+  // A binomial tree over ranks counted from the root: a rank receives once, then feeds ever nearer
+  // ranks.
+  void broadcast_tree(const Call& call, const at::Tensor& tensor, int root) {
+    const int from_root = (rank() - root + size()) % size();
+    const int span = static_cast<int>(std::bit_ceil(static_cast<unsigned>(size())));
+    const int low_bit = from_root == 0 ? span : from_root & -from_root;
+    Exchange exchange(link_);
+    if (from_root != 0) {
+      const int parent = (from_root - low_bit + root) % size();
+      exchange.wait_recv(exchange.recv(tensor, parent, call.tag(0)));
+    }
+    for (int step = low_bit / 2; step > 0; step /= 2) {
+      if (from_root + step >= size()) continue;
+      exchange.send(tensor, (from_root + step + root) % size(), call.tag(0));
+      sent_.broadcast += call.bytes;
+    }
+    exchange.wait_sends();
+  }
+
+  void disseminate(const Call& call) {
+    const at::Tensor token = at::zeros({1}, at::kByte);
+    const at::Tensor received = at::zeros({1}, at::kByte);
+    for (int distance = 1; distance < size(); distance *= 2) {
+      Exchange exchange(link_);
+      const auto round = static_cast<uint64_t>(distance);
+      const size_t ticket =
+          exchange.recv(received, (rank() - distance + size()) % size(), call.tag(round));
+      exchange.send(token, (rank() + distance) % size(), call.tag(round));
+      exchange.wait_recv(ticket);
+      exchange.wait_sends();
+    }
+  }
+
+  at::Tensor staging_for(const at::Tensor& like, int64_t numel, int index) {
+    memory::KindScope kind(memory::Kind::kStaging);
+    if (staging_.empty()) staging_.resize(static_cast<size_t>(2 * (size() - 1)));
+    at::Tensor& buffer = staging_[static_cast<size_t>(index)];
+    if (!buffer.defined()) buffer = at::empty({kSegmentBytes}, at::kByte);
+    return buffer.view(like.scalar_type()).narrow(0, 0, numel);
+  }
+
+  // ---- failing ----
+
+  // Tells the others through the store, asks the store what they say, and throws the whole account.
+  [[noreturn]] void fail(const Call& call, const detail::PeerError& error) {
+    const std::string ours =
+        c10::str(call.describe(), ": ",
+                 error.timed_out ? c10::str("rank ", error.peer, " did not answer within ",
+                                            static_cast<double>(deadline_.count()) / 1000.0, " s")
+                                 : c10::str("lost rank ", error.peer, " (", error.what(),
+                                            "); it has ended or was killed"));
+    publish(ours);
+    std::string theirs = account_of(error.peer, error.timed_out);
+    if (theirs.empty()) {
+      theirs = error.timed_out
+                   ? c10::str(". Rank ", error.peer,
+                              " said nothing: it hangs, was stopped, or is busy elsewhere")
+                   : c10::str(". See the last lines of rank ", error.peer);
+    }
+    ZP_THROW(ours, theirs);
+  }
+
+  static std::string failure_key(int rank) { return c10::str("failed/", rank); }
+
+  void publish(const std::string& account) {
+    try {
+      store_->set(failure_key(rank()), std::vector<uint8_t>(account.begin(), account.end()));
+    } catch (const std::exception&) {
+      // The rank that serves the store is the one that died: there is nobody left to tell.
+    }
+  }
+
+  std::string account_of(int peer, bool may_come_later) {
+    const auto give_up_at =
+        std::chrono::steady_clock::now() + (may_come_later ? kPostMortem : std::chrono::seconds(0));
+    try {
+      do {
+        if (store_->check({failure_key(peer)})) {
+          const std::vector<uint8_t> account = store_->get(failure_key(peer));
+          return c10::str(". Rank ", peer, " had failed in ",
+                          std::string(account.begin(), account.end()));
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      } while (std::chrono::steady_clock::now() < give_up_at);
+    } catch (const std::exception&) {
+      // As in publish().
+    }
+    return "";
+  }
+
+  struct Sent {
+    std::atomic<int64_t> all_gather{0};
+    std::atomic<int64_t> reduce_scatter{0};
+    std::atomic<int64_t> all_reduce{0};
+    std::atomic<int64_t> broadcast{0};
+  };
+
+  // Constant after construction.
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::chrono::milliseconds deadline_;
+
+  // Owned by the calling thread.
+  uint64_t next_sequence_ = 0;
+  std::vector<uint64_t> pairs_sent_ = std::vector<uint64_t>(static_cast<size_t>(size()));
+  std::vector<uint64_t> pairs_received_ = std::vector<uint64_t>(static_cast<size_t>(size()));
+
+  // Owned by the progress thread.
+  std::vector<at::Tensor> staging_;  // 2 x (size - 1) segments
+  Sent sent_;
+  GlooLink link_;
+
+  detail::ProgressThread progress_;  // last: its thread uses everything above
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options) {
+  return std::make_unique<GlooCommunicator>(options);
+}
+
+}  // namespace zeropage::comm

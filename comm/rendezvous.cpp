@@ -1,0 +1,236 @@
+#include "comm/rendezvous.h"
+
+#include <arpa/inet.h>
+#include <array>
+#include <charconv>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "memory/check.h"
+
+namespace zeropage::comm {
+namespace {
+
+constexpr const char* kNoLauncher = "none";
+constexpr std::string_view kFileScheme = "file://";
+// Job ids become ports in this range when the launcher names none, so that jobs on one host rarely
+// collide.
+constexpr int kFirstDerivedPort = 20000;
+constexpr int kDerivedPorts = 20000;
+
+class Reader {
+ public:
+  explicit Reader(const Variables& variables) : variables_(variables) {}
+
+  std::optional<std::string> text(const std::string& name) const {
+    auto value = variables_(name);
+    if (value && value->empty()) return std::nullopt;
+    return value;
+  }
+
+  std::optional<int> integer(const std::string& name, int least, int most) const {
+    const auto value = text(name);
+    if (!value) return std::nullopt;
+    int number = 0;
+    const auto [end, error] = std::from_chars(value->data(), value->data() + value->size(), number);
+    ZP_CHECK(error == std::errc{} && end == value->data() + value->size() && number >= least &&
+                 number <= most,
+             "environment: ", name, "=", *value, " is not a whole number from ", least, " to ",
+             most, "; correct or unset it");
+    return number;
+  }
+
+  int required(const std::string& name, const std::string& because, int least, int most) const {
+    const auto value = integer(name, least, most);
+    ZP_CHECK(value.has_value(), "environment: ", because, " but ", name,
+             " is not; set both or neither");
+    return *value;
+  }
+
+ private:
+  const Variables& variables_;
+};
+
+constexpr int kMaxRanks = std::numeric_limits<int>::max();
+
+void check_ranks(const Place& place, const std::string& rank_name, const std::string& size_name) {
+  ZP_CHECK(place.rank < place.world_size, "environment: ", rank_name, "=", place.rank, " and ",
+           size_name, "=", place.world_size, " contradict each other; ranks go from 0 to ",
+           place.world_size - 1);
+  if (place.local_rank < 0 || place.local_world_size < 0) return;
+  ZP_CHECK(place.local_rank < place.local_world_size && place.local_world_size <= place.world_size,
+           "environment: local rank ", place.local_rank, " of ", place.local_world_size,
+           " local ranks in a world of ", place.world_size,
+           " is impossible; correct or unset LOCAL_RANK and LOCAL_WORLD_SIZE");
+}
+
+void read_meeting_point(const Reader& reader, const std::optional<std::string>& default_address,
+                        const std::string& job_id, Place& place) {
+  if (const auto rendezvous = reader.text("ZEROPAGE_RENDEZVOUS")) {
+    ZP_CHECK(rendezvous->starts_with(kFileScheme) && rendezvous->size() > kFileScheme.size() &&
+                 (*rendezvous)[kFileScheme.size()] == '/',
+             "environment: ZEROPAGE_RENDEZVOUS=", *rendezvous,
+             " is not understood; expected file:///absolute/path");
+    place.rendezvous_file = rendezvous->substr(kFileScheme.size());
+    return;
+  }
+  const auto address = reader.text("MASTER_ADDR");
+  const auto port = reader.integer("MASTER_PORT", 1, 65535);
+  if (place.world_size == 1 && !address && !default_address) return;
+  ZP_CHECK(address || default_address, "environment: a world of ", place.world_size, " (from ",
+           place.launcher, ") needs MASTER_ADDR, the host of rank 0; ",
+           "set it, or ZEROPAGE_RENDEZVOUS=file:///path");
+  ZP_CHECK(port || !job_id.empty(), "environment: a world of ", place.world_size, " (from ",
+           place.launcher, ") needs MASTER_PORT, a free port on the host of rank 0; set it");
+  place.master_address = address ? *address : *default_address;
+  const size_t derived = std::hash<std::string>{}(job_id) % kDerivedPorts;
+  place.master_port =
+      static_cast<uint16_t>(port ? *port : kFirstDerivedPort + static_cast<int>(derived));
+}
+
+Place read_torchrun(const Reader& reader) {
+  Place place;
+  place.launcher = reader.text("TORCHELASTIC_RUN_ID") ? "torchrun" : "RANK and WORLD_SIZE";
+  place.rank = reader.required("RANK", "WORLD_SIZE is set", 0, kMaxRanks);
+  place.world_size = reader.required("WORLD_SIZE", "RANK is set", 1, kMaxRanks);
+  place.local_rank = reader.integer("LOCAL_RANK", 0, kMaxRanks).value_or(-1);
+  place.local_world_size = reader.integer("LOCAL_WORLD_SIZE", 1, kMaxRanks).value_or(-1);
+  check_ranks(place, "RANK", "WORLD_SIZE");
+  place.launcher_serves_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  read_meeting_point(reader, std::nullopt, "", place);
+  return place;
+}
+
+Place read_open_mpi(const Reader& reader) {
+  Place place;
+  place.launcher = "Open MPI";
+  place.rank = reader.required("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE is set", 0, kMaxRanks);
+  place.world_size =
+      reader.required("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK is set", 1, kMaxRanks);
+  place.local_rank = reader.integer("OMPI_COMM_WORLD_LOCAL_RANK", 0, kMaxRanks).value_or(-1);
+  place.local_world_size = reader.integer("OMPI_COMM_WORLD_LOCAL_SIZE", 1, kMaxRanks).value_or(-1);
+  check_ranks(place, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+  const bool one_host = place.local_world_size == place.world_size;
+  const std::string job = reader.text("PMIX_NAMESPACE").value_or("");
+  read_meeting_point(reader, one_host ? std::optional<std::string>("127.0.0.1") : std::nullopt, job,
+                     place);
+  return place;
+}
+
+Place read_slurm(const Reader& reader) {
+  Place place;
+  place.launcher = "Slurm";
+  place.rank = reader.required("SLURM_PROCID", "SLURM_NTASKS is set", 0, kMaxRanks);
+  place.world_size = reader.required("SLURM_NTASKS", "SLURM_PROCID is set", 1, kMaxRanks);
+  place.local_rank = reader.integer("SLURM_LOCALID", 0, kMaxRanks).value_or(-1);
+  check_ranks(place, "SLURM_PROCID", "SLURM_NTASKS");
+  const auto nodes = reader.text("SLURM_JOB_NODELIST");
+  read_meeting_point(reader, nodes ? std::optional(first_host(*nodes)) : std::nullopt,
+                     reader.text("SLURM_JOB_ID").value_or(""), place);
+  return place;
+}
+
+}  // namespace
+
+std::optional<std::string> environment_variable(const std::string& name) {
+  const char* value = std::getenv(name.c_str());
+  return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
+
+Place read_place(const Variables& variables) {
+  const Reader reader(variables);
+  if (reader.text("RANK") || reader.text("WORLD_SIZE")) return read_torchrun(reader);
+  if (reader.text("OMPI_COMM_WORLD_RANK") || reader.text("OMPI_COMM_WORLD_SIZE")) {
+    return read_open_mpi(reader);
+  }
+  // SLURM_NTASKS alone is an allocation's shell, outside srun: nobody started ranks.
+  if (reader.text("SLURM_PROCID")) return read_slurm(reader);
+  Place alone;
+  alone.launcher = kNoLauncher;
+  alone.local_rank = 0;
+  alone.local_world_size = 1;
+  return alone;
+}
+
+bool launched_by_environment(const Variables& variables) {
+  return read_place(variables).launcher != kNoLauncher;
+}
+
+c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::milliseconds deadline) {
+  if (!place.rendezvous_file.empty()) {
+    return c10::make_intrusive<c10d::FileStore>(place.rendezvous_file, place.world_size);
+  }
+  if (place.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
+  c10d::TCPStoreOptions options;
+  options.port = place.master_port;
+  options.isServer = place.rank == 0 && !place.launcher_serves_store;
+  options.waitWorkers = false;  // we count the ranks ourselves, to name the missing ones
+  options.timeout = deadline;
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(place.master_address, options);
+  } catch (const std::exception& error) {
+    const std::string reason = memory::message_of(error);
+    ZP_THROW("rank ", place.rank, " of ", place.world_size,
+             options.isServer ? " cannot serve" : " cannot reach", " the store at ",
+             place.master_address, ":", place.master_port, " (MASTER_ADDR:MASTER_PORT",
+             options.isServer ? "): the port may be taken, choose another. c10d says: "
+                              : "): is rank 0 running, is the address right? c10d says: ",
+             reason.substr(0, reason.find('\n')));
+  }
+}
+
+std::string first_host(const std::string& slurm_node_list) {
+  const size_t bracket = slurm_node_list.find('[');
+  const size_t comma = slurm_node_list.find(',');
+  if (bracket == std::string::npos || comma < bracket) return slurm_node_list.substr(0, comma);
+  const size_t close = slurm_node_list.find(']', bracket);
+  ZP_CHECK(close != std::string::npos, "environment: SLURM_JOB_NODELIST=", slurm_node_list,
+           " has no closing bracket; set MASTER_ADDR");
+  const size_t number_end = slurm_node_list.find_first_of(",-]", bracket);
+  const std::string number = slurm_node_list.substr(bracket + 1, number_end - bracket - 1);
+  const size_t host_end = slurm_node_list.find(',', close);
+  return slurm_node_list.substr(0, bracket) + number +
+         slurm_node_list.substr(close + 1,
+                                host_end == std::string::npos ? host_end : host_end - close - 1);
+}
+
+std::string address_for_peers(const Place& place) {
+  constexpr const char* kLoopback = "127.0.0.1";
+  if (place.world_size == place.local_world_size) return kLoopback;
+  if (const auto chosen = environment_variable("ZEROPAGE_ADDRESS")) return *chosen;
+  if (place.master_address.empty()) {
+    std::array<char, 256> name{};
+    gethostname(name.data(), name.size() - 1);
+    return name.data();
+  }
+  // Connecting a datagram socket sends nothing; it only makes the kernel choose the interface.
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  const std::string port = std::to_string(place.master_port);
+  ZP_CHECK(getaddrinfo(place.master_address.c_str(), port.c_str(), &hints, &found) == 0,
+           "MASTER_ADDR=", place.master_address, " has no address; correct it");
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owned(found, &freeaddrinfo);
+  const int probe = socket(found->ai_family, SOCK_DGRAM, 0);
+  sockaddr_storage own{};
+  socklen_t length = sizeof(own);
+  std::array<char, NI_MAXHOST> text{};
+  const bool known = probe >= 0 && connect(probe, found->ai_addr, found->ai_addrlen) == 0 &&
+                     getsockname(probe, reinterpret_cast<sockaddr*>(&own), &length) == 0 &&
+                     getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text.data(),
+                                 text.size(), nullptr, 0, NI_NUMERICHOST) == 0;
+  if (probe >= 0) close(probe);
+  ZP_CHECK(known, "no network interface of this host reaches MASTER_ADDR=", place.master_address,
+           "; set ZEROPAGE_ADDRESS to this host's address");
+  return text.data();
+}
+
+}  // namespace zeropage::comm

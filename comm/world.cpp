@@ -1,0 +1,223 @@
+#include "comm/world.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <unistd.h>
+
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/version.h>
+
+#include "comm/gloo_communicator.h"
+#include "comm/solo_communicator.h"
+#include "memory/check.h"
+#include "memory/ledger.h"
+
+namespace zeropage::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// The other ranks wait a little longer than rank 0, so that it can tell them who is missing.
+constexpr auto kVerdictMargin = std::chrono::seconds(5);
+constexpr size_t kMostDifferences = 5;
+
+std::vector<uint8_t> bytes_of(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+std::string text_of(const std::vector<uint8_t>& bytes) {
+  return {bytes.begin(), bytes.end()};
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  gethostname(name.data(), name.size() - 1);
+  return name.data();
+}
+
+std::vector<std::string> split_lines(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+// What rank `other` says differently from rank 0, a few lines of it; "" if nothing.
+std::string difference(const std::string& first, const std::string& other_text, int other) {
+  const auto lines = split_lines(first);
+  const auto other_lines = split_lines(other_text);
+  std::string report;
+  size_t found = 0;
+  for (size_t i = 0; i < std::max(lines.size(), other_lines.size()); ++i) {
+    const std::string here = i < lines.size() ? lines[i] : "nothing";
+    const std::string there = i < other_lines.size() ? other_lines[i] : "nothing";
+    if (here == there) continue;
+    if (++found <= kMostDifferences) {
+      report += c10::str("\n  rank 0 has ", here, "; rank ", other, " has ", there);
+    }
+  }
+  if (found > kMostDifferences) {
+    report += c10::str("\n  and ", found - kMostDifferences, " more differences");
+  }
+  return report;
+}
+
+}  // namespace
+
+struct World::State {
+  Place place;
+  std::chrono::milliseconds deadline{};
+  c10::intrusive_ptr<c10d::Store> store;
+  uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
+  std::unique_ptr<Communicator> communicator;
+};
+
+World World::from_environment(const WorldOptions& options) {
+  const Place place = read_place();
+  if (place.world_size > 1) {
+    memory::Ledger::process()->set_owner(c10::str("rank ", place.rank, "/", place.world_size));
+  }
+  return {place, open_store(place, options.deadline), options};
+}
+
+int World::launch(int ranks, const std::function<int(World&)>& function,
+                  const WorldOptions& options, const LaunchOptions& launch) {
+  if (ranks == 1) {
+    World alone({.local_rank = 0, .local_world_size = 1, .launcher = "none"},
+                c10::make_intrusive<c10d::HashStore>(), options);
+    return function(alone);
+  }
+  LaunchOptions adjusted = launch;
+  adjusted.ranks = ranks;
+  return launch_function(
+      [&] {
+        World world = from_environment(options);
+        return function(world);
+      },
+      adjusted);
+}
+
+World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const WorldOptions& options)
+    : state_(std::make_shared<State>()) {
+  state_->place = place;
+  state_->deadline = options.deadline;
+  state_->store = c10::make_intrusive<c10d::PrefixStore>("zeropage", std::move(store));
+  if (size() == 1) {
+    state_->place.local_rank = 0;
+    state_->place.local_world_size = 1;
+    state_->communicator = std::make_unique<SoloCommunicator>();
+    return;
+  }
+  check_agreement("the world",
+                  {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
+                   c10::str("deadline: ", options.deadline.count(), " ms")});
+  if (place.local_rank < 0 || place.local_world_size < 0) {
+    const std::vector<std::string> hosts = gather_text("host names", host_name());
+    const std::string& own = hosts[static_cast<size_t>(rank())];
+    state_->place.local_rank =
+        static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), own));
+    state_->place.local_world_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
+  }
+  state_->communicator = make_gloo_communicator({
+      .store = c10::make_intrusive<c10d::PrefixStore>("gloo", state_->store),
+      .rank = rank(),
+      .size = size(),
+      .bind_address = address_for_peers(state_->place),
+      .deadline = options.deadline,
+  });
+}
+
+int World::rank() const {
+  return state_->place.rank;
+}
+int World::size() const {
+  return state_->place.world_size;
+}
+int World::local_rank() const {
+  return state_->place.local_rank;
+}
+int World::local_size() const {
+  return state_->place.local_world_size;
+}
+std::chrono::milliseconds World::deadline() const {
+  return state_->deadline;
+}
+Communicator& World::communicator() const {
+  return *state_->communicator;
+}
+
+std::vector<std::string> World::gather_text(const std::string& topic,
+                                            const std::string& text) const {
+  if (size() == 1) return {text};
+  const std::string round = c10::str("round/", state_->rounds++, "/");
+  c10d::Store& store = *state_->store;
+  store.set(round + std::to_string(rank()), bytes_of(text));
+  const auto give_up_at = Clock::now() + state_->deadline;
+  std::vector<std::string> texts;
+  std::string missing;
+  for (int other = 0; other < size(); ++other) {
+    const std::string key = round + std::to_string(other);
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(give_up_at - Clock::now());
+    try {
+      store.wait({key}, std::max(left, std::chrono::milliseconds(1)));
+      texts.push_back(text_of(store.get(key)));
+    } catch (const std::exception&) {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+    }
+  }
+  ZP_CHECK(missing.empty(), topic, ": rank ", missing, " did not come within ",
+           static_cast<double>(state_->deadline.count()) / 1000.0,
+           " s (or the store ended with rank 0); see its output, or raise the deadline");
+  return texts;
+}
+
+void World::check_agreement(const std::string& topic, const std::vector<std::string>& lines) const {
+  if (size() == 1) return;
+  std::string text;
+  for (const std::string& line : lines) text += line + "\n";
+  // Only rank 0 reads all texts: N messages, not N squared.
+  const std::string round = c10::str("agreement/", state_->rounds++, "/");
+  c10d::Store& store = *state_->store;
+  std::string verdict;
+  if (rank() == 0) {
+    const auto give_up_at = Clock::now() + state_->deadline;
+    std::string missing;
+    std::string differing;
+    for (int other = 1; other < size(); ++other) {
+      const std::string key = round + std::to_string(other);
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(give_up_at - Clock::now());
+      try {
+        store.wait({key}, std::max(left, std::chrono::milliseconds(1)));
+        if (differing.empty()) differing = difference(text, text_of(store.get(key)), other);
+      } catch (const std::exception&) {
+        missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+      }
+    }
+    if (!missing.empty()) {
+      verdict = c10::str(topic, ": rank ", missing, " did not come within ",
+                         static_cast<double>(state_->deadline.count()) / 1000.0,
+                         " s; see its output, or raise the deadline");
+    } else if (!differing.empty()) {
+      verdict = c10::str(topic, " differs between ranks; make it the same on all:", differing);
+    }
+    store.set(round + "verdict", bytes_of(verdict + "\n"));
+  } else {
+    store.set(round + std::to_string(rank()), bytes_of(text));
+    try {
+      store.wait({round + "verdict"}, state_->deadline + kVerdictMargin);
+      verdict = text_of(store.get(round + "verdict"));
+      verdict.pop_back();
+    } catch (const std::exception&) {
+      verdict = c10::str(topic, ": rank 0 did not come within ",
+                         static_cast<double>(state_->deadline.count()) / 1000.0,
+                         " s; see its output, or raise the deadline");
+    }
+  }
+  ZP_CHECK(verdict.empty(), verdict);
+}
+
+}  // namespace zeropage::comm

@@ -1,0 +1,67 @@
+// The ranks that train together, and this rank's place among them.
+//
+// A World is a handle: copies share one communicator and one store. The last copy closes them;
+// every rank should drop its own at the same point of the program. Threads: as the communicator,
+// one thread at a time.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/communicator.h"
+#include "comm/launcher.h"
+#include "comm/rendezvous.h"
+
+namespace zeropage::comm {
+
+struct WorldOptions {
+  // How long a rank may wait for another, in a collective as when they meet, before it ends with an
+  // error.
+  std::chrono::milliseconds deadline = std::chrono::seconds(60);
+};
+
+class World {
+ public:
+  // The world that the launcher's variables describe (comm/rendezvous.h); a world of one without
+  // any. Collective. Errors of this process are prefixed "[rank 3/8]" from here on.
+  static World from_environment(const WorldOptions& options = {});
+
+  // Starts `ranks` processes on this host, calls `function` in each with its world, and returns
+  // what main() should return (comm/launcher.h). One rank runs in this process. Call it first thing
+  // in main().
+  static int launch(int ranks, const std::function<int(World&)>& function,
+                    const WorldOptions& options = {}, const LaunchOptions& launch = {});
+
+  // A rank at a place that the caller knows, meeting the others in `store`. Collective.
+  World(const Place& place, c10::intrusive_ptr<c10d::Store> store,
+        const WorldOptions& options = {});
+
+  int rank() const;
+  int size() const;
+  // Among the ranks of this host.
+  int local_rank() const;
+  int local_size() const;
+  std::chrono::milliseconds deadline() const;
+
+  Communicator& communicator() const;
+
+  // Every rank's text, by rank. Goes through the store, so it is for small things and before
+  // anything else works. Collective; `topic` names it in errors.
+  std::vector<std::string> gather_text(const std::string& topic, const std::string& text) const;
+
+  // Throws on all ranks alike unless all ranks pass the same lines; the message says which rank
+  // differs from rank 0 in which line. Collective, and before the first collective of whatever it
+  // protects.
+  void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace zeropage::comm

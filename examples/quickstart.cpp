@@ -1,0 +1,47 @@
+// A script of plain data parallelism, trained on two local ranks: `quickstart`, or `zp run -n 4 --
+// quickstart`.
+#include <cstdio>
+
+#include <torch/torch.h>
+
+#include "zero/zeropage.h"
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    hidden = register_module("hidden", torch::nn::Linear(64, 256));
+    output = register_module("output", torch::nn::Linear(256, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return output(torch::relu(hidden(x))); }
+  torch::nn::Linear hidden{nullptr}, output{nullptr};
+};
+TORCH_MODULE(Net);
+
+int train(zeropage::comm::World& world) {
+  torch::set_num_threads(1);
+  zeropage::Options options;
+  options.stage = zeropage::Stage::kOptimizerState;  // ZeRO-1
+  zeropage::DataParallel<Net> model(Net(), world, options);
+  zeropage::Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+
+  torch::manual_seed(world.rank());  // every rank draws its own samples of one function
+  for (int step = 0; step < 200; ++step) {
+    const auto x = torch::randn({32, 64});
+    const auto y = torch::sin(x.sum(/*dim=*/1, /*keepdim=*/true));
+    auto loss = torch::mse_loss(model(x), y);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    if (world.rank() == 0 && step % 50 == 49) {
+      std::printf("step %3d  loss %.4f\n", step + 1, loss.item<double>());
+    }
+  }
+  return 0;
+}
+
+int main() {
+  if (zeropage::comm::launched_by_environment()) {
+    auto world = zeropage::comm::World::from_environment();
+    return train(world);
+  }
+  return zeropage::comm::World::launch(/*ranks=*/2, train);
+}

@@ -1,0 +1,210 @@
+#include "examples/train_gpt/flags.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <set>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "comm/rendezvous.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace train_gpt {
+namespace {
+
+constexpr int kUsageError = 2;
+
+// Flags of the design whose feature this version lacks: the values that mean "without it", and what
+// is missing.
+struct Missing {
+  const char* flag;
+  const char* values;
+  std::vector<std::string> accepted;
+  const char* feature;
+};
+
+const std::vector<Missing>& missing_features() {
+  static const std::vector<Missing> features = {
+      {"--compute-dtype", "{fp32,bf16,fp16}", {"fp32"}, "mixed precision"},
+      {"--accumulate", "K", {"1"}, "micro-batches"},
+      {"--clip-norm", "X", {}, "gradient clipping over shards"},
+      {"--checkpoint-activations",
+       "{none,blocks,every:K,budget:BYTES}",
+       {"none"},
+       "activation recompute"},
+      {"--offload-optimizer", "{none,host,nvme:DIR}", {"none"}, "optimizer offload"},
+      {"--offload-parameters", "{none,host,nvme:DIR}", {"none"}, "parameter offload"},
+      {"--offload-activations", "{none,host,nvme:DIR}", {"none"}, "activation offload"},
+      {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
+      {"--parameter-budget", "BYTES", {}, "parameter paging (stage 3)"},
+      {"--prefetch", "{on,off}", {}, "parameter paging (stage 3)"},
+      {"--device", "{auto,cpu,cuda}", {"auto", "cpu"}, "the CUDA runtime"},
+      {"--communicator", "{auto,gloo,shared,nccl}", {"auto", "gloo"}, "that communicator"},
+      {"--world-invariant", "", {"false"}, "the world-invariant mode"},
+      {"--save", "DIR", {}, "training state on disk"},
+      {"--save-every", "K", {}, "training state on disk"},
+      {"--resume", "DIR", {}, "training state on disk"},
+      {"--report", "FILE.html", {}, "the HTML report"},
+  };
+  return features;
+}
+
+void add_missing(CLI::App& app, std::map<std::string, std::string>& given) {
+  const std::string group = "Not in this version (refused unless it changes nothing)";
+  for (const Missing& missing : missing_features()) {
+    const std::string flag = missing.flag;
+    CLI::Option* option = nullptr;
+    if (*missing.values == '\0') {
+      option = app.add_flag_callback(
+          flag, [&given, flag] { given[flag] = "true"; }, missing.feature);
+    } else {
+      option = app.add_option_function<std::string>(
+          flag, [&given, flag](const std::string& value) { given[flag] = value; }, missing.feature);
+      option->option_text(missing.values);
+    }
+    option->group(group);
+  }
+}
+
+void refuse_missing(const std::map<std::string, std::string>& given) {
+  for (const Missing& missing : missing_features()) {
+    const auto at = given.find(missing.flag);
+    if (at == given.end()) continue;
+    const auto& accepted = missing.accepted;
+    if (std::find(accepted.begin(), accepted.end(), at->second) != accepted.end()) continue;
+    throw CLI::ValidationError(c10::str(missing.flag, " ", at->second, ": ", missing.feature,
+                                        " is not in this version; ",
+                                        accepted.empty() || accepted.front() == "false"
+                                            ? "leave the flag out"
+                                            : "use " + accepted.back() + " or leave it out"));
+  }
+}
+
+void check_values(const Flags& flags) {
+  const auto require = [](bool condition, const std::string& message) {
+    if (!condition) throw CLI::ValidationError(message);
+  };
+  require(std::isfinite(flags.lr) && flags.lr >= 0,
+          c10::str("--lr ", flags.lr, ": expected a finite number >= 0, such as 3e-4"));
+  require(
+      flags.model.d_model % flags.model.heads == 0,
+      c10::str("--heads ", flags.model.heads, ": does not divide --d-model ", flags.model.d_model));
+  require(flags.stage == 0 || flags.stage == 1,
+          c10::str("--stage ", flags.stage,
+                   flags.stage == 2   ? ": sharded gradients are not in this version; use 0 or 1"
+                   : flags.stage == 3 ? ": sharded parameters are not in this version; use 0 or 1"
+                                      : ": expected 0, 1, 2 or 3"));
+  require(
+      std::set<std::string>{"adamw", "adam", "sgd", "adagrad"}.contains(flags.optimizer),
+      flags.optimizer == "lion"
+          ? std::string("--optimizer lion: is not in this version; use adamw, adam, sgd or adagrad")
+          : "--optimizer " + flags.optimizer + ": expected adamw, adam, sgd, lion or adagrad");
+  require(flags.deadline_seconds > 0,
+          c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
+}
+
+void check_launcher(const Flags& flags, bool ranks_given) {
+  const auto place = zeropage::comm::read_place();
+  if (!zeropage::comm::launched_by_environment() || !ranks_given) return;
+  if (flags.ranks != place.world_size) {
+    throw CLI::ValidationError(c10::str("--ranks ", flags.ranks, ": ", place.launcher, " started ",
+                                        place.world_size,
+                                        " ranks; leave --ranks out under a launcher"));
+  }
+}
+
+}  // namespace
+
+nlohmann::json Flags::to_json() const {
+  nlohmann::json json = {{"data", data},
+                         {"d-model", model.d_model},
+                         {"layers", model.layers},
+                         {"heads", model.heads},
+                         {"sequence", model.sequence},
+                         {"batch", batch},
+                         {"steps", steps},
+                         {"seed", seed},
+                         {"lr", lr},
+                         {"optimizer", optimizer},
+                         {"ranks", ranks},
+                         {"threads", threads},
+                         {"stage", stage},
+                         {"page-bytes", page_bytes},
+                         {"deadline", deadline_seconds},
+                         {"sample", sample},
+                         {"json", json_path}};
+  // What cannot be chosen yet still has a value.
+  for (const Missing& missing : missing_features()) {
+    if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
+  }
+  json["world-invariant"] = false;
+  return json;
+}
+
+std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
+  CLI::App app(
+      "Trains a small GPT on text, sharded over ranks, and reports speed, memory and losses.\n"
+      "Starts its own ranks on this host (--ranks), unless a launcher did: torchrun, srun, mpirun, "
+      "zp run.");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--data", flags.data, "Text file, or auto: LibTorch's own headers")
+      ->option_text("PATH|auto");
+  app.add_option("--d-model", flags.model.d_model, "Width")->check(CLI::PositiveNumber);
+  app.add_option("--layers", flags.model.layers, "Blocks")->check(CLI::PositiveNumber);
+  app.add_option("--heads", flags.model.heads, "Attention heads a block")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--sequence", flags.model.sequence, "Tokens a sample")->check(CLI::PositiveNumber);
+  app.add_option("--batch", flags.batch, "Samples a rank and step")->check(CLI::PositiveNumber);
+  app.add_option("--steps", flags.steps, "Optimizer steps")->check(CLI::PositiveNumber);
+  app.add_option("--seed", flags.seed, "Of weights, samples and the continuation");
+  app.add_option("--lr", flags.lr, "Learning rate");
+  app.add_option("--optimizer", flags.optimizer, "Algorithm")
+      ->option_text("{adamw,adam,sgd,lion,adagrad}");
+  CLI::Option* ranks =
+      app.add_option("--ranks", flags.ranks, "Local ranks to start")->check(CLI::Range(1, 4096));
+  app.add_option("--threads", flags.threads, "Threads a rank; 0 shares the cores among local ranks")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--stage", flags.stage,
+                 "What is sharded: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters");
+  app.add_option_function<std::string>(
+         "--page-bytes",
+         [&flags](const std::string& text) {
+           try {
+             flags.page_bytes = zeropage::memory::parse_bytes(text);
+           } catch (const std::exception& error) {
+             throw CLI::ValidationError("--page-bytes: " + zeropage::memory::message_of(error));
+           }
+           if (flags.page_bytes < 4096)
+             throw CLI::ValidationError("--page-bytes " + text + ": expected 4KiB or more");
+         },
+         "Size of a page, the unit of communication")
+      ->option_text("BYTES=16MiB");
+  app.add_option("--deadline", flags.deadline_seconds,
+                 "Seconds a rank waits for another before it gives up");
+  app.add_option("--sample", flags.sample, "Characters to write at the end")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--json", flags.json_path, "Where to write every figure")->option_text("FILE");
+  std::map<std::string, std::string> given;
+  add_missing(app, given);
+  try {
+    app.parse(argc, argv);
+    refuse_missing(given);
+    check_values(flags);
+    check_launcher(flags, ranks->count() > 0);
+  } catch (const CLI::CallForHelp&) {
+    std::cout << app.help();
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    std::cerr << "train_gpt: " << error.what() << " (train_gpt --help lists the flags)\n";
+    return kUsageError;
+  } catch (const std::exception& error) {
+    std::cerr << "train_gpt: " << zeropage::memory::message_of(error) << '\n';
+    return kUsageError;
+  }
+  return std::nullopt;
+}
+
+}  // namespace train_gpt

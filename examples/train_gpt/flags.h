@@ -1,0 +1,37 @@
+// The command line of train_gpt. A flag whose feature is not there yet is refused, never ignored.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "examples/train_gpt/gpt.h"
+
+namespace train_gpt {
+
+struct Flags {
+  std::string data = "auto";
+  GptConfig model;
+  int64_t batch = 8;  // samples a rank and step
+  int64_t steps = 200;
+  uint64_t seed = 0;
+  double lr = 1e-3;
+  std::string optimizer = "adamw";
+  int ranks = 1;
+  int threads = 0;  // 0: the cores of this host shared among its ranks
+  int stage = 1;
+  int64_t page_bytes = int64_t{16} << 20;
+  double deadline_seconds = 60;
+  int64_t sample = 0;
+  std::string json_path;
+
+  // Every flag with its value, by its name on the command line.
+  nlohmann::json to_json() const;
+};
+
+// The exit code to end with at once (help, usage errors), or nothing: then `flags` is filled in.
+std::optional<int> parse_flags(int argc, char** argv, Flags& flags);
+
+}  // namespace train_gpt

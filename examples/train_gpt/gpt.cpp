@@ -1,0 +1,80 @@
+#include "examples/train_gpt/gpt.h"
+
+#include <cmath>
+
+namespace train_gpt {
+namespace {
+
+torch::nn::LayerNorm norm(int64_t d_model) {
+  return torch::nn::LayerNorm(torch::nn::LayerNormOptions({d_model}));
+}
+
+}  // namespace
+
+BlockImpl::BlockImpl(const GptConfig& config) : heads_(config.heads) {
+  const int64_t d = config.d_model;
+  attention_norm = register_module("attention_norm", norm(d));
+  attention_qkv = register_module("attention_qkv", torch::nn::Linear(d, 3 * d));
+  attention_out = register_module("attention_out", torch::nn::Linear(d, d));
+  mlp_norm = register_module("mlp_norm", norm(d));
+  mlp_up = register_module("mlp_up", torch::nn::Linear(d, 4 * d));
+  mlp_down = register_module("mlp_down", torch::nn::Linear(4 * d, d));
+}
+
+torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
+  const int64_t batch = x.size(0), length = x.size(1), d = x.size(2);
+  const auto qkv = attention_qkv(x).chunk(3, /*dim=*/-1);
+  const auto by_head = [&](const torch::Tensor& t) {
+    return t.view({batch, length, heads_, d / heads_}).transpose(1, 2);
+  };
+  const auto mixed =
+      at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]),
+                                       /*attn_mask=*/{}, /*dropout_p=*/0.0,
+                                       /*is_causal=*/true);
+  return attention_out(mixed.transpose(1, 2).reshape({batch, length, d}));
+}
+
+torch::Tensor BlockImpl::forward(torch::Tensor x) {
+  x = x + attend(attention_norm(x));
+  return x + mlp_down(torch::gelu(mlp_up(mlp_norm(x))));
+}
+
+GptImpl::GptImpl(const GptConfig& config, uint64_t seed) {
+  token_embedding =
+      register_module("token_embedding", torch::nn::Embedding(kVocabulary, config.d_model));
+  position_embedding =
+      register_module("position_embedding", torch::nn::Embedding(config.sequence, config.d_model));
+  blocks = register_module("blocks", torch::nn::ModuleList());
+  for (int64_t layer = 0; layer < config.layers; ++layer) blocks->push_back(Block(config));
+  final_norm = register_module("final_norm", norm(config.d_model));
+  initialize(config, seed);
+}
+
+void GptImpl::initialize(const GptConfig& config, uint64_t seed) {
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(seed);
+  const double residual = 0.02 / std::sqrt(2.0 * static_cast<double>(config.layers));
+  const auto ends_with = [](const std::string& name, std::string_view end) {
+    return std::string_view(name).ends_with(end);
+  };
+  for (auto& parameter : named_parameters()) {
+    const std::string& name = parameter.key();
+    torch::Tensor& weight = parameter.value();
+    if (weight.dim() >= 2) {
+      const bool adds_to_residual =
+          ends_with(name, "attention_out.weight") || ends_with(name, "mlp_down.weight");
+      weight.normal_(0.0, adds_to_residual ? residual : 0.02);
+    } else {
+      weight.fill_(ends_with(name, "norm.weight") ? 1.0 : 0.0);
+    }
+  }
+}
+
+torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
+  const auto positions = torch::arange(tokens.size(1), tokens.options());
+  auto x = token_embedding(tokens) + position_embedding(positions);
+  for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+  return torch::nn::functional::linear(final_norm(x), token_embedding->weight);
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,57 @@
+// A pre-LN GPT over bytes, with the head tied to the token embedding (Radford et al. 2019,
+// "Language Models are Unsupervised Multitask Learners"). A plain LibTorch module: nothing in it
+// knows Zeropage.
+#pragma once
+
+#include <torch/torch.h>
+
+namespace train_gpt {
+
+inline constexpr int64_t kVocabulary = 257;  // bytes and the end of a text
+inline constexpr int64_t kEndOfText = 256;
+
+struct GptConfig {
+  int64_t d_model = 256;
+  int64_t layers = 4;
+  int64_t heads = 4;
+  int64_t sequence = 128;
+};
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  explicit BlockImpl(const GptConfig& config);
+  torch::Tensor forward(torch::Tensor x);  // [batch, sequence, d_model], also returned
+
+ private:
+  torch::Tensor attend(const torch::Tensor& x);
+
+  int64_t heads_;
+  torch::nn::LayerNorm attention_norm{nullptr};
+  torch::nn::Linear attention_qkv{nullptr};
+  torch::nn::Linear attention_out{nullptr};
+  torch::nn::LayerNorm mlp_norm{nullptr};
+  torch::nn::Linear mlp_up{nullptr};
+  torch::nn::Linear mlp_down{nullptr};
+};
+TORCH_MODULE(Block);
+
+class GptImpl : public torch::nn::Module {
+ public:
+  // Weights are drawn from `seed`: normal with deviation 0.02, divided by sqrt(2 layers) where a
+  // block adds to the residual stream; biases zero.
+  GptImpl(const GptConfig& config, uint64_t seed);
+
+  torch::Tensor forward(
+      const torch::Tensor& tokens);  // [batch, length] -> [batch, length, kVocabulary]
+
+ private:
+  void initialize(const GptConfig& config, uint64_t seed);
+
+  torch::nn::Embedding token_embedding{nullptr};
+  torch::nn::Embedding position_embedding{nullptr};
+  torch::nn::ModuleList blocks{nullptr};
+  torch::nn::LayerNorm final_norm{nullptr};
+};
+TORCH_MODULE(Gpt);
+
+}  // namespace train_gpt

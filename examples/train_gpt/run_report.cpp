@@ -1,0 +1,140 @@
+#include "examples/train_gpt/run_report.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace train_gpt {
+namespace {
+
+using zeropage::memory::Breakdown;
+using zeropage::memory::Kind;
+using zeropage::memory::kKindCount;
+
+// Columns that still fit an 80-column terminal beside the labels and the formula.
+constexpr size_t kTableRanks = 3;
+
+// RankFigures as one row of integers, for the wire.
+constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 2 + 4;
+
+std::vector<int64_t> to_row(const RankFigures& figures) {
+  std::vector<int64_t> row(figures.memory.now.bytes.begin(), figures.memory.now.bytes.end());
+  row.insert(row.end(), figures.memory.at_peak.bytes.begin(), figures.memory.at_peak.bytes.end());
+  row.insert(row.end(),
+             {figures.memory.rss_base_bytes, figures.memory.rss_peak_bytes, figures.wire.all_gather,
+              figures.wire.reduce_scatter, figures.wire.all_reduce, figures.wire.broadcast});
+  return row;
+}
+
+RankFigures from_row(const int64_t* row) {
+  RankFigures figures;
+  std::copy_n(row, kKindCount, figures.memory.now.bytes.begin());
+  std::copy_n(row + kKindCount, kKindCount, figures.memory.at_peak.bytes.begin());
+  row += 2 * kKindCount;
+  figures.memory.rss_base_bytes = row[0];
+  figures.memory.rss_peak_bytes = row[1];
+  figures.wire = {row[2], row[3], row[4], row[5]};
+  return figures;
+}
+
+// State tensors of the parameter's size that an optimizer keeps.
+int64_t state_tensors(const std::string& optimizer) {
+  if (optimizer == "sgd") return 0;
+  return optimizer == "adagrad" ? 1 : 2;
+}
+
+}  // namespace
+
+Breakdown formula(const Flags& flags, int64_t parameters, int world_size) {
+  const int64_t fp32_bytes = 4 * parameters;
+  Breakdown bytes;
+  bytes[Kind::kParameter] = fp32_bytes;
+  bytes[Kind::kGradient] = fp32_bytes;
+  bytes[Kind::kOptimizerState] =
+      fp32_bytes * state_tensors(flags.optimizer) / (flags.stage >= 1 ? world_size : 1);
+  return bytes;
+}
+
+std::vector<RankFigures> gather_figures(const zeropage::comm::World& world,
+                                        const RankFigures& own) {
+  const auto rows = torch::zeros({world.size(), kRowLength}, torch::kInt64);
+  const std::vector<int64_t> row = to_row(own);
+  std::copy(row.begin(), row.end(), rows[world.rank()].mutable_data_ptr<int64_t>());
+  world.communicator().all_gather(rows.view({-1}), "the run's figures").wait();
+  std::vector<RankFigures> all;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    all.push_back(from_row(rows[rank].const_data_ptr<int64_t>()));
+  }
+  return all;
+}
+
+std::string table(const Flags& flags, const RunFigures& run,
+                  const std::vector<RankFigures>& ranks) {
+  using zeropage::memory::format_bytes;
+  std::vector<zeropage::memory::MemoryColumn> columns;
+  for (size_t rank = 0; rank < std::min(ranks.size(), kTableRanks); ++rank) {
+    columns.push_back({"rank " + std::to_string(rank), ranks[rank].memory.at_peak});
+  }
+  std::ostringstream out;
+  out << "memory at the peak, by kind (" << run.parameters << " parameters, stage " << flags.stage
+      << ", " << ranks.size() << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
+      << zeropage::memory::memory_table(
+             columns, {"formula", formula(flags, run.parameters, static_cast<int>(ranks.size()))});
+  out << "resident over base      ";
+  for (size_t rank = 0; rank < columns.size(); ++rank) {
+    const RankMemory& memory = ranks[rank].memory;
+    const std::string cell = format_bytes(memory.rss_peak_bytes - memory.rss_base_bytes);
+    out << std::string(12 - std::min<size_t>(cell.size(), 12), ' ') << cell;
+  }
+  if (ranks.size() > kTableRanks)
+    out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
+  out << '\n';
+  return out.str();
+}
+
+void write_json(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks) {
+  nlohmann::json memory = nlohmann::json::array();
+  nlohmann::json wire = nlohmann::json::array();
+  const int64_t formula_bytes =
+      formula(flags, run.parameters, static_cast<int>(ranks.size())).persistent();
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const RankMemory& figures = ranks[rank].memory;
+    nlohmann::json at_peak;
+    for (size_t kind = 0; kind < kKindCount; ++kind) {
+      at_peak[std::string(zeropage::memory::name(static_cast<Kind>(kind)))] =
+          figures.at_peak.bytes[kind];
+    }
+    memory.push_back({{"rank", rank},
+                      {"persistent_bytes", figures.now.persistent()},
+                      {"formula_bytes", formula_bytes},
+                      {"peak_bytes", figures.at_peak.total()},
+                      {"at_peak", at_peak},
+                      {"rss_base_bytes", figures.rss_base_bytes},
+                      {"rss_peak_bytes", figures.rss_peak_bytes}});
+    const zeropage::comm::WireBytes& sent = ranks[rank].wire;
+    wire.push_back({{"rank", rank},
+                    {"all_gather", sent.all_gather},
+                    {"reduce_scatter", sent.reduce_scatter},
+                    {"all_reduce", sent.all_reduce},
+                    {"broadcast", sent.broadcast}});
+  }
+  const nlohmann::json json = {{"flags", flags.to_json()},
+                               {"parameters", run.parameters},
+                               {"loss", run.loss},
+                               {"step_seconds", run.step_seconds},
+                               {"tokens_per_second", run.tokens_per_second},
+                               {"held_out_loss", run.held_out_loss},
+                               {"memory", memory},
+                               {"wire_bytes", wire},
+                               {"weights_sha256", run.weights_sha256}};
+  std::ofstream out(flags.json_path);
+  out << json.dump(1) << '\n';
+  out.close();
+  ZP_CHECK(out.good(), "--json ", flags.json_path,
+           ": cannot be written; is the folder there and writable?");
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,45 @@
+// What a run leaves behind: the table for people and the JSON for programs.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "examples/train_gpt/flags.h"
+#include "zero/zeropage.h"
+
+namespace train_gpt {
+
+struct RunFigures {
+  int64_t parameters = 0;
+  std::vector<double> loss;          // by step, mean over ranks
+  std::vector<double> step_seconds;  // by step, of rank 0
+  double held_out_loss = 0;
+  double tokens_per_second = 0;  // over all ranks, at the median step
+  std::string weights_sha256;
+};
+
+struct RankMemory {
+  zeropage::memory::Breakdown now;      // after the last step, before evaluation
+  zeropage::memory::Breakdown at_peak;  // over the whole training
+  int64_t rss_base_bytes = 0;           // before the model was built
+  int64_t rss_peak_bytes = 0;
+};
+
+struct RankFigures {
+  RankMemory memory;
+  zeropage::comm::WireBytes wire;
+};
+
+// ZeRO's formula for fp32 parameters and the chosen optimizer, a rank.
+zeropage::memory::Breakdown formula(const Flags& flags, int64_t parameters, int world_size);
+
+// Every rank's figures, by rank. Collective.
+std::vector<RankFigures> gather_figures(const zeropage::comm::World& world, const RankFigures& own);
+
+std::string table(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
+
+// Throws if the file cannot be written.
+void write_json(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
+
+}  // namespace train_gpt

@@ -1,0 +1,60 @@
+// The measuring instrument: trains a GPT on text, sharded over ranks, and says what it cost.
+// train_gpt --help.
+#include <iostream>
+#include <optional>
+
+#include "examples/train_gpt/flags.h"
+#include "examples/train_gpt/text_data.h"
+#include "examples/train_gpt/training.h"
+#include "memory/check.h"
+#include "zero/zeropage.h"
+
+namespace {
+
+constexpr int kUsageError = 2;
+constexpr int kRuntimeError = 1;
+
+// Calls `action`; an exception becomes one line and the exit code.
+template <typename Action>
+int reporting(int exit_code, Action action) {
+  try {
+    action();
+    return 0;
+  } catch (const std::exception& error) {
+    std::cout.flush();
+    std::cerr << "train_gpt: " << zeropage::memory::message_of(error) << std::endl;
+    return exit_code;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  train_gpt::Flags flags;
+  if (const auto exit_code = train_gpt::parse_flags(argc, argv, flags)) return *exit_code;
+
+  // Before there are ranks: a bad path is said once, and local ranks share the text's memory.
+  std::optional<train_gpt::TextData> data;
+  if (const int failed =
+          reporting(kUsageError, [&] { data.emplace(flags.data, flags.model.sequence); })) {
+    return failed;
+  }
+  const zeropage::comm::WorldOptions options{
+      std::chrono::milliseconds(static_cast<int64_t>(flags.deadline_seconds * 1000))};
+  const auto run_rank = [&](zeropage::comm::World& world) {
+    flags.ranks = world.size();
+    return reporting(kRuntimeError, [&] { train_gpt::train(world, flags, *data); });
+  };
+  int exit_code = 0;
+  const int failed = reporting(kRuntimeError, [&] {
+    if (zeropage::comm::launched_by_environment()) {
+      auto world = zeropage::comm::World::from_environment(options);
+      exit_code = run_rank(world);
+    } else {
+      exit_code = zeropage::comm::World::launch(
+          flags.ranks, run_rank, options,
+          {.output = zeropage::comm::LaunchOptions::Output::kRankZeroBare});
+    }
+  });
+  return failed != 0 ? failed : exit_code;
+}

@@ -1,0 +1,28 @@
+// Byte counts as people write them: 16_MiB in code, "16MiB" on a command line, "16.0 MiB" in a
+// table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace zeropage::memory {
+
+constexpr int64_t operator""_KiB(unsigned long long count) {
+  return static_cast<int64_t>(count) << 10;
+}
+constexpr int64_t operator""_MiB(unsigned long long count) {
+  return static_cast<int64_t>(count) << 20;
+}
+constexpr int64_t operator""_GiB(unsigned long long count) {
+  return static_cast<int64_t>(count) << 30;
+}
+
+// "512 B", "1.5 KiB", "97.2 MiB", "1.20 GiB".
+std::string format_bytes(int64_t bytes);
+
+// Reads a whole number of bytes with an optional unit: "4096", "64KiB", "16 MiB", "1.5GiB".
+// Units are powers of 1024; K, M, G and kB, MB, GB mean the same. Throws on anything else.
+int64_t parse_bytes(std::string_view text);
+
+}  // namespace zeropage::memory

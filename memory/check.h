@@ -1,0 +1,27 @@
+// Error macros. A message says who (rank, page, parameter), what was expected, what was found, what
+// to do.
+//
+//   ZP_CHECK(page.resident(), "page \"", page.name(), "\" is sharded; fetch it first");
+//
+// throws c10::Error with the message behind "[rank 3/8] " when the calling thread works for a rank.
+// For the user's mistakes; a mistake of ours is TORCH_INTERNAL_ASSERT.
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+#define ZP_CHECK(condition, ...) \
+  TORCH_CHECK(condition, ::zeropage::memory::owner_prefix(), __VA_ARGS__)
+#define ZP_THROW(...) ZP_CHECK(false, __VA_ARGS__)
+
+namespace zeropage::memory {
+
+// "[rank 3/8] " for a thread whose current ledger belongs to a rank, else "".
+std::string owner_prefix();
+
+// The message of an exception in one line of words: without c10's stack trace.
+std::string message_of(const std::exception& error);
+
+}  // namespace zeropage::memory

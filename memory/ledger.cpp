@@ -1,0 +1,151 @@
+#include "memory/ledger.h"
+
+#include <algorithm>
+#include <numeric>
+#include <unordered_set>
+#include <utility>
+
+#include "memory/check.h"
+
+namespace zeropage::memory {
+namespace {
+
+// Never destroyed: blocks are freed during static destruction too.
+struct Registry {
+  std::mutex mutex;
+  std::unordered_set<const Ledger*> ledgers;  // guarded by mutex
+};
+
+Registry& registry() {
+  static auto* const instance = new Registry;
+  return *instance;
+}
+
+std::shared_ptr<Ledger>& current_slot() {
+  thread_local std::shared_ptr<Ledger> current = Ledger::process();
+  return current;
+}
+
+thread_local Kind kind_of_thread = Kind::kActivationAndOther;
+
+}  // namespace
+
+std::string_view name(Kind kind) {
+  static constexpr std::array<std::string_view, kKindCount> kNames = {
+      "parameter", "gradient", "optimizer_state",     "master_weights",
+      "bucket",    "staging",  "activation_and_other"};
+  return kNames[static_cast<size_t>(kind)];
+}
+
+int64_t Breakdown::total() const {
+  return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
+}
+
+int64_t Breakdown::persistent() const {
+  return (*this)[Kind::kParameter] + (*this)[Kind::kGradient] + (*this)[Kind::kOptimizerState] +
+         (*this)[Kind::kMasterWeights];
+}
+
+Ledger::Ledger(std::string owner) : owner_(std::move(owner)) {
+  std::lock_guard lock(registry().mutex);
+  registry().ledgers.insert(this);
+}
+
+Ledger::~Ledger() {
+  std::lock_guard lock(registry().mutex);
+  registry().ledgers.erase(this);
+}
+
+const std::shared_ptr<Ledger>& Ledger::process() {
+  static auto* const instance = new std::shared_ptr<Ledger>(std::make_shared<Ledger>());
+  return *instance;
+}
+
+const std::shared_ptr<Ledger>& Ledger::current() {
+  return current_slot();
+}
+
+int64_t Ledger::host_bytes_of_all_ledgers() {
+  std::lock_guard lock(registry().mutex);
+  int64_t sum = 0;
+  for (const Ledger* ledger : registry().ledgers) sum += ledger->now().total();
+  return sum;
+}
+
+size_t Ledger::index_of(c10::DeviceType device) {
+  TORCH_INTERNAL_ASSERT(device == c10::DeviceType::CPU || device == c10::DeviceType::CUDA,
+                        "the ledger knows host and CUDA memory");
+  return device == c10::DeviceType::CPU ? 0 : 1;
+}
+
+std::string Ledger::owner() const {
+  std::lock_guard lock(mutex_);
+  return owner_;
+}
+
+void Ledger::set_owner(std::string owner) {
+  std::lock_guard lock(mutex_);
+  owner_ = std::move(owner);
+}
+
+Breakdown Ledger::now(c10::DeviceType device) const {
+  std::lock_guard lock(mutex_);
+  return accounts_[index_of(device)].now;
+}
+
+Breakdown Ledger::at_peak(c10::DeviceType device) const {
+  std::lock_guard lock(mutex_);
+  return accounts_[index_of(device)].at_peak;
+}
+
+void Ledger::reset_peak() {
+  std::lock_guard lock(mutex_);
+  for (Account& account : accounts_) {
+    account.at_peak = account.now;
+    account.peak = account.total;
+  }
+}
+
+void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
+  std::lock_guard lock(mutex_);
+  Account& account = accounts_[index_of(device)];
+  account.now[kind] += bytes;
+  account.total += bytes;
+  if (account.total > account.peak) {
+    account.peak = account.total;
+    account.at_peak = account.now;
+  }
+}
+
+void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
+  std::lock_guard lock(mutex_);
+  Account& account = accounts_[index_of(device)];
+  account.now[kind] -= bytes;
+  account.total -= bytes;
+}
+
+void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device) {
+  std::lock_guard lock(mutex_);
+  Account& account = accounts_[index_of(device)];
+  account.now[from] -= bytes;
+  account.now[to] += bytes;
+}
+
+LedgerScope::LedgerScope(std::shared_ptr<Ledger> ledger)
+    : before_(std::exchange(current_slot(), std::move(ledger))) {}
+
+LedgerScope::~LedgerScope() {
+  current_slot() = std::move(before_);
+}
+
+KindScope::KindScope(Kind kind) : before_(std::exchange(kind_of_thread, kind)) {}
+
+KindScope::~KindScope() {
+  kind_of_thread = before_;
+}
+
+Kind current_kind() {
+  return kind_of_thread;
+}
+
+}  // namespace zeropage::memory

@@ -1,0 +1,135 @@
+// The ledger: bytes by kind and device, now and at the peak.
+//
+// Every byte that LibTorch's CPU allocator hands out is charged to one ledger under one kind, so
+// the kinds always add up to the allocator's figure. What nobody named is kActivationAndOther.
+//
+// Which ledger: the calling thread's current one. A process has one ledger for all its threads;
+// where ranks are threads of one process, each runs under a LedgerScope of its own. A block is
+// discharged from the ledger that it was charged to, whichever thread frees it.
+//
+// Which kind: the innermost KindScope of the calling thread. `assign` renames a tensor's bytes
+// later.
+//
+// Lifetime: ledgers are shared; one lives as long as any block charged to it. Thread-safe
+// throughout.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <c10/core/DeviceType.h>
+
+namespace zeropage::memory {
+
+enum class Kind : uint8_t {
+  kParameter,
+  kGradient,
+  kOptimizerState,
+  kMasterWeights,
+  kBucket,
+  kStaging,
+  kActivationAndOther,
+};
+inline constexpr size_t kKindCount = 7;
+
+// The kind's name in tables and JSON: "optimizer_state".
+std::string_view name(Kind kind);
+
+// Bytes by kind on one device.
+struct Breakdown {
+  std::array<int64_t, kKindCount> bytes{};
+
+  int64_t operator[](Kind kind) const { return bytes[static_cast<size_t>(kind)]; }
+  int64_t& operator[](Kind kind) { return bytes[static_cast<size_t>(kind)]; }
+  int64_t total() const;
+  // What lives from step to step: parameters, gradients, optimizer state, master weights.
+  int64_t persistent() const;
+};
+
+class Ledger {
+ public:
+  // owner: how errors and tables call it, such as "rank 3/8"; "" for a process without ranks.
+  explicit Ledger(std::string owner = "");
+  ~Ledger();
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  // The ledger of the process, which threads without a LedgerScope charge.
+  static const std::shared_ptr<Ledger>& process();
+  // The ledger that the calling thread charges.
+  static const std::shared_ptr<Ledger>& current();
+  // The sum of all ledgers of this process on the host. Equals host_allocated_bytes() plus what was
+  // charged by hand.
+  static int64_t host_bytes_of_all_ledgers();
+
+  std::string owner() const;
+  void set_owner(std::string owner);
+
+  Breakdown now(c10::DeviceType device = c10::DeviceType::CPU) const;
+  // The breakdown at the moment when the device's total was highest.
+  Breakdown at_peak(c10::DeviceType device = c10::DeviceType::CPU) const;
+  // Starts a new peak from what is held now.
+  void reset_peak();
+
+  // For bytes that LibTorch's allocator did not hand out (a mapping of ours). Charge and discharge
+  // in pairs.
+  void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
+  void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
+  // Renames bytes without passing through a higher total.
+  void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
+
+ private:
+  struct Account {
+    Breakdown now;
+    Breakdown at_peak;
+    int64_t total = 0;
+    int64_t peak = 0;
+  };
+  static constexpr size_t kDeviceCount = 2;  // host, CUDA
+  static size_t index_of(c10::DeviceType device);
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::string owner_;
+  std::array<Account, kDeviceCount> accounts_;
+};
+
+// While it lives, the calling thread charges `ledger`.
+class LedgerScope {
+ public:
+  explicit LedgerScope(std::shared_ptr<Ledger> ledger);
+  ~LedgerScope();
+  LedgerScope(const LedgerScope&) = delete;
+  LedgerScope& operator=(const LedgerScope&) = delete;
+
+ private:
+  std::shared_ptr<Ledger> before_;
+};
+
+// While it lives, what the calling thread allocates is of this kind.
+class KindScope {
+ public:
+  explicit KindScope(Kind kind);
+  ~KindScope();
+  KindScope(const KindScope&) = delete;
+  KindScope& operator=(const KindScope&) = delete;
+
+ private:
+  Kind before_;
+};
+
+// The kind that the calling thread's allocations have now.
+Kind current_kind();
+
+// Renames the bytes of a tensor's storage and moves them to the calling thread's ledger.
+// False if LibTorch's allocator did not hand that storage out while the ledger was there
+// (from_blob, a page): then nothing is changed.
+bool assign(const at::Tensor& tensor, Kind kind);
+
+}  // namespace zeropage::memory

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# Brings a Debian 12 machine to where the build starts: Debian packages, then .venv with LibTorch and oneTBB.
+# Idempotent: a second call finds everything in place and returns in well under a second.
+#
+#   scripts/setup.sh            what the build and the tests need
+#   scripts/setup.sh --lint     the formatter and the linter too
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(cmake ninja-build ccache python3-venv libgtest-dev libcli11-dev nlohmann-json3-dev
+          libhwloc-dev libssl-dev)
+[ "${1:-}" = --lint ] && packages+=(clang-format clang-tidy)
+
+# LibTorch as PyPI ships it, without the 3 GB of CUDA libraries that only a GPU build loads.
+# libtorch_cpu.so needs libcudart and libcupti to start, and nothing else of CUDA.
+wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
+        tbb-devel==2023.2.0 tbb==2023.2.0)
+
+say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
+fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+install_debian_packages() {
+  command -v dpkg-query >/dev/null || fail "this set-up knows Debian 12; elsewhere install these and rerun: ${packages[*]}"
+  local missing=()
+  for package in "${packages[@]}"; do
+    dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q '^install ok installed$' || missing+=("$package")
+  done
+  [ ${#missing[@]} -eq 0 ] && return
+  local as_root=()
+  if [ "$(id -u)" -ne 0 ]; then
+    if command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+      as_root=(sudo)
+    else
+      fail "these Debian packages are missing and this user may not install them. Run:
+    sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}
+then call make again."
+    fi
+  fi
+  say "installing Debian packages: ${missing[*]}"
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
+install_wheels() {
+  python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    fail "Python 3.11 or newer is needed, found $(python3 --version)"
+  local stamp=.venv/.zeropage-wheels wanted="${wheels[*]}"
+  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+  say "installing LibTorch 2.11.0 and oneTBB into .venv (1.3 GB, about a minute)"
+  python3 -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+    --progress-bar on "${wheels[@]}"
+  printf '%s' "$wanted" >"$stamp"
+}
+
+install_debian_packages
+install_wheels

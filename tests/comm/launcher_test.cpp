@@ -1,0 +1,290 @@
+#include "comm/launcher.h"
+
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/launched_process.h"
+
+namespace zeropage::comm {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr double kMargin = 1.5;  // seconds a loaded machine may add
+const std::string kRankOne = "[ $RANK = 1 ] && ";
+
+LaunchOptions ranks(int count, milliseconds grace = milliseconds(200)) {
+  LaunchOptions options;
+  options.ranks = count;
+  options.grace = grace;
+  return options;
+}
+
+std::function<int()> shell(const std::string& script, const LaunchOptions& options) {
+  return [=] { return launch_program({"/bin/sh", "-c", script}, options); };
+}
+
+std::function<int()> function(const std::function<int()>& body, const LaunchOptions& options) {
+  return [=] { return launch_function(body, options); };
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+TEST(LauncherTest, ReturnsZeroInSilenceWhenEveryRankSucceeds) {
+  LaunchedProcess launch(shell("exit 0", ranks(3)));
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_EQ(launch.out() + launch.err(), "");
+}
+
+TEST(LauncherTest, GivesEachRankItsVariablesInPlaceOfInheritedOnes) {
+  LaunchedProcess launch([] {
+    ::setenv("RANK", "77", 1);
+    ::setenv("SLURM_PROCID", "5", 1);
+    return shell(
+        "echo r=$RANK/$WORLD_SIZE l=$LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR s=$SLURM_PROCID;"
+        "[ $ZEROPAGE_LAUNCHER = $PPID ] && [ $MASTER_PORT -gt 0 ] && echo port=$MASTER_PORT",
+        ranks(2))();
+  });
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 0] r=0/2 l=0/2 127.0.0.1 s=5\n"));
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 1] r=1/2 l=1/2 127.0.0.1 s=5\n"));
+  const std::string port = "port=" + std::to_string(launch.printed_number("port")) + "\n";
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 0] " + port));
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 1] " + port));
+}
+
+TEST(LauncherTest, LeavesNoSecondCopyOfAVariable) {
+  // A shell would show the last copy, getenv the first.
+  LaunchedProcess launch([] {
+    ::setenv("RANK", "77", 1);
+    return launch_program({"env"}, ranks(1));
+  });
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 0] RANK=0\n"));
+  EXPECT_THAT(launch.out(), Not(HasSubstr("RANK=77")));
+}
+
+TEST(LauncherTest, PrefixesWholeLinesOfBothStreamsAndNeverMixesThem) {
+  const std::string line(700, 'x');
+  LaunchedProcess launch(shell("i=0; while [ $i -lt 300 ]; do i=$((i+1)); printf " +
+                                   line.substr(0, 350) + "; echo " + line.substr(350) +
+                                   "; done; echo e$RANK >&2",
+                               ranks(3)));
+  EXPECT_EQ(launch.wait(), 0);
+  std::istringstream lines(launch.out());
+  std::vector<int> count(3);
+  for (std::string text; std::getline(lines, text);) {
+    ASSERT_EQ(text.substr(0, 6) + text.substr(7), "[rank ] " + line);
+    ++count.at(text[6] - '0');
+  }
+  EXPECT_THAT(count, testing::Each(300));
+  EXPECT_THAT(launch.err(), HasSubstr("[rank 2] e2\n"));
+}
+
+TEST(LauncherTest, TakesProgressPiecesAndAnUnfinishedLastLineAsLines) {
+  LaunchedProcess launch(shell(R"(printf '\r10%%\r20%%\r\nline\r'; printf '\n\nlast')", ranks(1)));
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_EQ(launch.out(), "[rank 0] 10%\n[rank 0] 20%\n[rank 0] line\n[rank 0] \n[rank 0] last\n");
+}
+
+TEST(LauncherTest, LeavesOurStreamsToRankZeroWhenAsked) {
+  LaunchOptions options = ranks(2);
+  options.output = LaunchOptions::Output::kRankZeroBare;
+  LaunchedProcess launch(shell("printf \"o$RANK\\r\"; printf e$RANK >&2", options));
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_THAT(launch.out(), HasSubstr("o0\r"));
+  EXPECT_THAT(launch.out(), Not(HasSubstr("[rank 0]")));
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 1] o1\n"));
+  EXPECT_THAT(launch.err(), HasSubstr("[rank 1] e1\n"));
+}
+
+TEST(LauncherTest, PassesTheExitCodeOnAndEndsTheSurvivors) {
+  LaunchedProcess launch(shell(kRankOne + "exit 3; echo pid=$$; exec sleep 100", ranks(2)));
+  EXPECT_EQ(launch.wait(), 3);
+  EXPECT_GE(launch.seconds(), 0.2);
+  EXPECT_LT(launch.seconds(), 0.2 + kMargin);
+  EXPECT_THAT(launch.err(), ContainsRegex("zeropage: rank 1 \\(pid [0-9]+\\) exited with code 3\n"
+                                          "zeropage: rank 1 printed nothing\n"));
+  EXPECT_THAT(launch.err(), HasSubstr("rank 0 still running 0.2 s after rank 1 failed"));
+  EXPECT_FALSE(is_running(launch.printed_number("pid")));
+}
+
+TEST(LauncherTest, KillsSurvivorsThatIgnoreSigterm) {
+  LaunchedProcess launch(shell("trap '' TERM; " + kRankOne + "exit 3; while :; do sleep 9; done",
+                               ranks(2, milliseconds(0))));
+  EXPECT_EQ(launch.wait(), 3);
+  EXPECT_GE(launch.seconds(), 1.0);
+  EXPECT_THAT(launch.err(), HasSubstr("rank 0 did not end in time: sending SIGKILL"));
+}
+
+TEST(LauncherTest, ReportsTheSignalThatKilledTheFirstRank) {
+  // Rank 0 fails as a consequence, as a rank does that loses its peer.
+  LaunchedProcess launch(shell("[ $RANK = 2 ] && kill -9 $$; sleep 0.1; exit 1", ranks(3)));
+  EXPECT_EQ(launch.wait(), 128 + SIGKILL);
+  EXPECT_THAT(launch.err(), ContainsRegex("rank 2 \\(pid [0-9]+\\) was killed by SIGKILL\n"));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("exited with code")));
+}
+
+TEST(LauncherTest, LetsSurvivorsEndByThemselvesWithinTheGrace) {
+  LaunchedProcess launch(shell(
+      "trap 'echo signalled' TERM; " + kRankOne + "exit 3; sleep 0.3; echo ended alone; exit 4",
+      ranks(2, milliseconds(60'000))));
+  EXPECT_EQ(launch.wait(), 3);
+  EXPECT_LT(launch.seconds(), 0.3 + kMargin);
+  EXPECT_EQ(launch.out(), "[rank 0] ended alone\n");
+}
+
+TEST(LauncherTest, RepeatsTheLastLinesOfTheCulpritOnly) {
+  LaunchOptions options = ranks(2);
+  options.tail_lines = 3;
+  LaunchedProcess launch(
+      shell("[ $RANK = 0 ] && { echo fine; exit 0; }; seq 1 8; sleep 0.1; echo why >&2; exit 5",
+            options));
+  EXPECT_EQ(launch.wait(), 5);
+  EXPECT_THAT(launch.err(), HasSubstr("last lines of rank 1:\n  | 7\n  | 8\n  | why\n"));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("| 6")));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("| fine")));
+}
+
+TEST(LauncherTest, PassesSigtermOnAndReturnsItsCode) {
+  LaunchedProcess launch(shell("trap 'echo saved; exit 0' TERM; echo ready $RANK; sleep 100 & wait",
+                               ranks(2, milliseconds(2000))));
+  ASSERT_TRUE(launch.prints("ready 0") && launch.prints("ready 1"));
+  launch.signal(SIGTERM);
+  EXPECT_EQ(launch.wait(), 128 + SIGTERM);
+  EXPECT_LT(launch.seconds(), kMargin);
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 0] saved"));
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 1] saved"));
+  EXPECT_THAT(launch.err(), HasSubstr("received SIGTERM, passed on to ranks 0, 1"));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("exited with")));
+}
+
+TEST(LauncherTest, KillsRanksThatIgnoreAPassedSignalAfterTheGrace) {
+  LaunchedProcess launch(shell("trap '' INT; echo pid=$$; while :; do sleep 9; done", ranks(1)));
+  const int rank = launch.printed_number("pid");
+  launch.signal(SIGINT);
+  EXPECT_EQ(launch.wait(), 128 + SIGINT);
+  EXPECT_FALSE(is_running(rank));
+}
+
+TEST(LauncherTest, LeavesIgnoredSignalsIgnored) {
+  LaunchedProcess launch([] {
+    ::signal(SIGHUP, SIG_IGN);  // nohup
+    return shell("echo ready; sleep 0.3; echo survived", ranks(1))();
+  });
+  ASSERT_TRUE(launch.prints("ready"));
+  launch.signal(SIGHUP);
+  EXPECT_EQ(launch.wait(), 0);
+  EXPECT_THAT(launch.out(), HasSubstr("survived"));
+}
+
+TEST(LauncherTest, EndsTheRanksWhenNobodyReadsItsOutputAnyMore) {
+  LaunchedProcess launch([] {
+    int ends[2];
+    if (::pipe(ends) != 0) return 98;
+    ::dup2(ends[1], STDOUT_FILENO);
+    ::close(ends[0]);  // as `zp run ... | head` after the last line
+    ::signal(SIGPIPE, SIG_DFL);
+    return shell("while :; do echo y; done", ranks(2))();
+  });
+  EXPECT_EQ(launch.wait(), 128 + SIGPIPE);
+  EXPECT_LT(launch.seconds(), kMargin);
+}
+
+TEST(LauncherTest, LeavesNoRankBehindWhenItIsKilledItself) {
+  LaunchedProcess launch(shell("echo pid$RANK=$$; exec sleep 100", ranks(2)));
+  const int first = launch.printed_number("pid0");
+  const int second = launch.printed_number("pid1");
+  ASSERT_TRUE(is_running(first) && is_running(second));
+  launch.signal(SIGKILL);
+  EXPECT_EQ(launch.wait(), -SIGKILL);
+  EXPECT_TRUE(holds_within(kMargin, [&] { return !is_running(first) && !is_running(second); }));
+}
+
+TEST(LauncherTest, EndsGrandchildrenOfFailedAndOfFinishedRanks) {
+  LaunchedProcess launch(
+      shell("sleep 100 & echo child$RANK=$!; " + kRankOne + "kill -9 $$; exit 0", ranks(2)));
+  EXPECT_EQ(launch.wait(), 128 + SIGKILL);
+  const int first = launch.printed_number("child0");
+  const int second = launch.printed_number("child1");
+  ASSERT_TRUE(first > 0 && second > 0);
+  EXPECT_TRUE(holds_within(0.5, [&] { return !is_running(first) && !is_running(second); }));
+}
+
+TEST(LauncherTest, NamesAProgramThatCannotBeStarted) {
+  LaunchedProcess missing([] { return launch_program({"no-such-program"}, ranks(3)); });
+  EXPECT_EQ(missing.wait(), 127);
+  EXPECT_EQ(missing.err(), "zeropage: cannot start 'no-such-program': No such file or directory\n");
+  LaunchedProcess folder([] { return launch_program({"/tmp"}, ranks(3)); });
+  EXPECT_EQ(folder.wait(), 126);
+  EXPECT_EQ(folder.err(), "zeropage: cannot start '/tmp': Permission denied\n");
+}
+
+TEST(LauncherTest, RunsAFunctionInEveryRank) {
+  LaunchedProcess launch([] {
+    std::printf("buffered before the fork\n");
+    return launch_function(
+        [] {
+          std::printf("rank %s of %s", variable("RANK").c_str(), variable("WORLD_SIZE").c_str());
+          return variable("RANK") == "1" ? 256 : 0;
+        },
+        ranks(2));
+  });
+  EXPECT_EQ(launch.wait(), 1);  // 256 would be success to a shell
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 0] rank 0 of 2\n"));
+  EXPECT_THAT(launch.out(), HasSubstr("[rank 1] rank 1 of 2\n"));
+  EXPECT_THAT(launch.out(), testing::StartsWith("buffered before the fork\n"));
+  EXPECT_EQ(launch.out().find("buffered"), launch.out().rfind("buffered"));
+}
+
+TEST(LauncherTest, PrintsTheExceptionThatLeavesAFunctionWithoutTheNativeStack) {
+  const auto fail = []() -> int {
+    throw std::runtime_error("page \"x\": lost\nException raised from f at a.cpp:1\nframe #0");
+  };
+  LaunchedProcess launch(function(fail, ranks(1)));
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(), HasSubstr("rank 0 ended by an exception: page \"x\": lost\n"));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("frame #0")));
+}
+
+TEST(LauncherTest, KeepsTheLinesOfAFunctionThatCrashes) {
+  const auto crash = [] {
+    std::printf("about to crash\n");
+    return ::raise(SIGKILL);
+  };
+  LaunchedProcess launch(function(crash, ranks(1)));
+  EXPECT_EQ(launch.wait(), 128 + SIGKILL);
+  EXPECT_THAT(launch.err(), HasSubstr("last lines of rank 0:\n  | about to crash\n"));
+}
+
+TEST(LauncherTest, RefusesToForkAProcessWithOtherThreads) {
+  LaunchedProcess launch([] {
+    std::thread other([] { std::this_thread::sleep_for(std::chrono::seconds(2)); });
+    other.detach();
+    return launch_function([] { return 0; }, ranks(1));
+  });
+  EXPECT_EQ(launch.wait(), 99);
+  EXPECT_THAT(launch.err(), ContainsRegex("1 thread, got [2-9].*first thing in main"));
+}
+
+TEST(LauncherTest, RefusesOptionsThatMakeNoSense) {
+  EXPECT_THROW(launch_program({"true"}, ranks(0)), std::invalid_argument);
+  EXPECT_THROW(launch_program({"true"}, ranks(4097)), std::invalid_argument);
+  EXPECT_THROW(launch_program({}, ranks(1)), std::invalid_argument);
+  EXPECT_THROW(launch_program({"true"}, ranks(1, milliseconds(-1))), std::invalid_argument);
+  EXPECT_THROW(launch_function([] { return 0; }, ranks(-1)), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace zeropage::comm

@@ -1,0 +1,124 @@
+/// zp: Zeropage's command line. Each subcommand is a class that adds itself to the parser and runs
+/// when it was chosen. Exit codes: those of the subcommand; 2 for a command line that makes no
+/// sense.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "comm/launcher.h"
+
+namespace {
+
+constexpr int kUsageError = 2;
+
+class Subcommand {
+ public:
+  virtual ~Subcommand() = default;
+  virtual bool chosen() const = 0;
+  /// `after_dashes`: the first "--" of the command line and all behind it, or nothing.
+  virtual int run(const std::vector<std::string>& after_dashes) const = 0;
+};
+
+// The parser does not know that what follows its options is a program.
+class RunFormatter : public CLI::Formatter {
+ public:
+  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
+    return "Usage: zp run -n N [OPTIONS] [--] PROGRAM [ARGUMENTS...]\n";
+  }
+};
+
+class RunCommand : public Subcommand {
+ public:
+  explicit RunCommand(CLI::App& zp) {
+    parser_ = zp.add_subcommand("run", "Run a program in several ranks on this machine");
+    parser_->formatter(std::make_shared<RunFormatter>());
+    parser_->footer(
+        "Every rank gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and "
+        "MASTER_PORT.\n"
+        "When a rank fails the others are ended, and zp returns its exit code (128 + n for signal "
+        "n).\n"
+        "Example: zp run -n 4 -- ./train_gpt --stage 3 --steps 100");
+    parser_->add_option("-n,--ranks", options_.ranks, "Ranks to start, 1 to 4096")
+        ->required()
+        ->type_name("N");
+    parser_
+        ->add_option("--grace", grace_seconds_,
+                     "Time the other ranks get to end by themselves after one failed [5]")
+        ->check(CLI::Range(0.0, 1e6))
+        ->type_name("SECONDS");
+    parser_->add_flag("--bare-rank-zero", bare_rank_zero_,
+                      "Leave the terminal to rank 0; only the others' lines get a prefix");
+    // Options behind the program's name are the program's.
+    parser_->prefix_command();
+  }
+
+  bool chosen() const override { return parser_->parsed(); }
+
+  int run(const std::vector<std::string>& after_dashes) const override {
+    using zeropage::comm::LaunchOptions;
+    // Dashes in front of the program are ours, later ones its own.
+    std::vector<std::string> program = parser_->remaining();
+    const bool ours = program.empty() && !after_dashes.empty();
+    program.insert(program.end(), after_dashes.begin() + (ours ? 1 : 0), after_dashes.end());
+    if (program.empty()) throw std::invalid_argument("PROGRAM is required");
+    if (program.front().starts_with('-')) {
+      throw std::invalid_argument("unknown option " + program.front());
+    }
+    LaunchOptions options = options_;
+    options.grace = std::chrono::milliseconds(static_cast<long>(grace_seconds_ * 1000.0));
+    if (bare_rank_zero_) options.output = LaunchOptions::Output::kRankZeroBare;
+    return zeropage::comm::launch_program(program, options);
+  }
+
+ private:
+  CLI::App* parser_;
+  zeropage::comm::LaunchOptions options_;
+  double grace_seconds_ = 5.0;
+  bool bare_rank_zero_ = false;
+};
+
+int usage_error(std::string_view message) {
+  const std::string line(message.substr(0, message.find('\n')));
+  std::fprintf(stderr, "zp: %s; see zp --help or zp run --help\n", line.c_str());
+  return kUsageError;
+}
+
+int run_zp(int argc, char** argv) {
+  CLI::App zp("Zeropage: virtual memory for training", "zp");
+  zp.require_subcommand(1);
+  std::vector<std::unique_ptr<Subcommand>> subcommands;
+  subcommands.push_back(std::make_unique<RunCommand>(zp));
+  // The parser would hand what follows "--" to zp instead of the subcommand.
+  const auto dashes = std::find(argv + std::min(argc, 1), argv + argc, std::string_view("--"));
+  const std::vector<std::string> after_dashes(dashes, argv + argc);
+  try {
+    zp.parse(static_cast<int>(dashes - argv), argv);
+  } catch (const CLI::ParseError& error) {
+    return error.get_exit_code() == 0 ? zp.exit(error) : usage_error(error.what());
+  }
+  for (const auto& subcommand : subcommands) {
+    if (subcommand->chosen()) return subcommand->run(after_dashes);
+  }
+  return kUsageError;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run_zp(argc, argv);
+  } catch (const std::invalid_argument& error) {
+    return usage_error(error.what());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,44 @@
+#include "zero/buffer_sync.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "memory/ledger.h"
+
+namespace zeropage {
+
+BufferSync::BufferSync(comm::World world, std::vector<at::Tensor> buffers)
+    : world_(std::move(world)) {
+  for (at::Tensor& buffer : buffers) {
+    const auto same_dtype = std::find_if(
+        by_dtype_.begin(), by_dtype_.end(),
+        [&](const auto& group) { return group.front().scalar_type() == buffer.scalar_type(); });
+    if (same_dtype != by_dtype_.end()) {
+      same_dtype->push_back(std::move(buffer));
+    } else {
+      by_dtype_.push_back({std::move(buffer)});
+    }
+  }
+}
+
+void BufferSync::broadcast_from_rank_zero() const {
+  if (world_.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& buffers : by_dtype_) {
+    const memory::KindScope kind(memory::Kind::kStaging);
+    std::vector<at::Tensor> flattened;
+    for (const at::Tensor& buffer : buffers) flattened.push_back(buffer.reshape({-1}));
+    const at::Tensor together = at::cat(flattened);
+    world_.communicator().broadcast(together, /*root=*/0, "the module's buffers").wait();
+    if (world_.rank() == 0) continue;
+    int64_t offset = 0;
+    for (const at::Tensor& buffer : buffers) {
+      buffer.copy_(together.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
+      offset += buffer.numel();
+    }
+  }
+}
+
+}  // namespace zeropage

@@ -1,0 +1,127 @@
+// A module trained by several ranks, each on its own part of the batch; reads like PyTorch's
+// DistributedDataParallel.
+//
+//   zeropage::DataParallel<Gpt> model(Gpt(config), world, options);
+//   auto loss = criterion(model(batch.data), batch.target);
+//   loss.backward();                                          // gradients are averaged over ranks
+//   as it runs
+//
+// The module stays itself: it may be called directly, and `model->` reaches it. Wrapping moves the
+// memory of its parameters into pages, and gives every rank rank 0's parameters and buffers.
+//
+// Wrap after the module is on its device, in its dtype and frozen where it shall be; make
+// optimizers after wrapping. Lifetime: shares the module. Collective: construction, backward,
+// forward in training mode if the module has buffers. Threads: the training thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "comm/world.h"
+#include "zero/buffer_sync.h"
+#include "zero/options.h"
+#include "zero/sharded_optimizer.h"
+
+namespace zeropage {
+
+// While it lives, backward accumulates gradients on this rank and does not average them.
+class NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<GradientReducer> reducer)
+      : reducer_(std::move(reducer)), before_(reducer_->synchronizes()) {
+    reducer_->set_synchronizes(false);
+  }
+  ~NoSync() { reducer_->set_synchronizes(before_); }
+  NoSync(const NoSync&) = delete;
+  NoSync& operator=(const NoSync&) = delete;
+
+ private:
+  const std::shared_ptr<GradientReducer> reducer_;
+  const bool before_;
+};
+
+// What does not depend on the module's type.
+class DataParallelBase {
+ public:
+  const comm::World& world() const { return world_; }
+  const ShardedParameters& sharded_parameters() const { return sharded_; }
+
+  // Gradients accumulate on this rank until the first backward outside the guard. Call the same on
+  // all ranks.
+  [[nodiscard]] NoSync no_sync() { return NoSync(sharded_.reducer); }
+
+  std::vector<at::Tensor> parameters() const { return base_->parameters(); }
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const {
+    return base_->named_parameters();
+  }
+  std::vector<at::Tensor> buffers() const { return base_->buffers(); }
+  torch::OrderedDict<std::string, at::Tensor> named_buffers() const {
+    return base_->named_buffers();
+  }
+  void train(bool on = true) { base_->train(on); }
+  void eval() { base_->eval(); }
+  bool is_training() const { return base_->is_training(); }
+  void zero_grad(bool set_to_none = true) { base_->zero_grad(set_to_none); }
+
+ protected:
+  DataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
+                   const Options& options);
+
+  void before_forward();
+
+ private:
+  const std::shared_ptr<torch::nn::Module> base_;
+  const comm::World world_;
+  const Options options_;
+  const BufferSync buffers_;
+  ShardedParameters sharded_;
+};
+
+// M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
+template <typename M>
+class DataParallel final : public DataParallelBase {
+ public:
+  DataParallel(M module, comm::World world, const Options& options = {})
+      : DataParallelBase(pointer_to(module), std::move(world), options),
+        module_(std::move(module)) {}
+
+  template <typename... Arguments>
+  auto operator()(Arguments&&... arguments) {
+    return forward(std::forward<Arguments>(arguments)...);
+  }
+
+  template <typename... Arguments>
+  auto forward(Arguments&&... arguments) {
+    before_forward();
+    return module_->forward(std::forward<Arguments>(arguments)...);
+  }
+
+  M& module() { return module_; }
+  const M& module() const { return module_; }
+  auto* operator->() { return &*module_; }
+  const auto* operator->() const { return &*module_; }
+
+ private:
+  template <typename Impl>
+  static std::shared_ptr<torch::nn::Module> pointer_to(const std::shared_ptr<Impl>& module) {
+    return module;
+  }
+  template <typename Impl>
+  static std::shared_ptr<torch::nn::Module> pointer_to(
+      const torch::nn::ModuleHolder<Impl>& module) {
+    return module.ptr();
+  }
+
+  M module_;
+};
+
+template <typename M>
+DataParallel(M, comm::World) -> DataParallel<M>;
+template <typename M>
+DataParallel(M, comm::World, Options) -> DataParallel<M>;
+
+}  // namespace zeropage

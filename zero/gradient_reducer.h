@@ -1,0 +1,129 @@
+// Collects gradients into their pages' buckets while backward runs and reduces each bucket over the
+// ranks.
+//
+// The life of a bucket, checked at every transition:
+//
+//   kCollecting --(last gradient of its page, or the end of backward)--> kReducing --(end of
+//   backward)--> kReduced
+//        ^------------------(first gradient of a later
+//        backward)----------------------------------------------'
+//
+// * AccumulateGrad's post hook moves p.grad() into the bucket and lets p.grad() be the bucket's
+// slot from then on; so
+//   there is one copy of the gradients, and what accumulates (no_sync) accumulates in place.
+// * A complete bucket is reduced at once, beside the rest of backward, in the same order on all
+// ranks.
+// * At the end of backward the rest is reduced, with zeros for parameters without a gradient on
+// this rank. A parameter
+//   without a gradient on any rank keeps p.grad() undefined, and the optimizer leaves it alone.
+// * A reduced gradient that was not zeroed is set aside when the next backward reaches its page,
+// and added to the next
+//   mean: what was averaged is never averaged again.
+//
+// p.grad() decides what exists: zero_grad() of a module, of an optimizer or by hand all do what
+// they say.
+//
+// Threads: the thread that runs backward; one backward at a time, not nested.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "zero/gradient_reduction.h"
+#include "zero/parameter_pages.h"
+
+namespace zeropage {
+
+// When gradients are averaged over ranks.
+enum class ReduceWhen : uint8_t {
+  kInBackward,  // for a wrapped module
+  kInStep,  // for an optimizer alone, which cannot know which backward is the last before step()
+};
+
+class GradientReducer {
+ public:
+  GradientReducer(std::shared_ptr<ParameterPages> pages,
+                  std::unique_ptr<GradientReduction> reduction, ReduceWhen when);
+  // Takes its hooks off the parameters.
+  ~GradientReducer();
+  GradientReducer(const GradientReducer&) = delete;
+  GradientReducer& operator=(const GradientReducer&) = delete;
+
+  // False: backward only accumulates on this rank (no_sync).
+  bool synchronizes() const { return synchronizes_; }
+  void set_synchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
+
+  // Makes the gradients ready for a step: reduces them if no backward since the last step did.
+  // Collective.
+  void finish();
+  // After a step: the next finish() is about new gradients.
+  void begin_cycle() { reduced_in_cycle_ = false; }
+
+  // Whether the parameter has a gradient, on any rank, that finish() made ready and nobody has
+  // zeroed since.
+  bool has_gradient(size_t parameter) const;
+  // The bucket of a parameter's page; the mean in what this rank owns. [padded_numel]
+  const at::Tensor& bucket(size_t page) const { return buckets_[page].flat; }
+
+ private:
+  enum class BucketState : uint8_t { kCollecting, kReducing, kReduced };
+
+  struct Bucket {
+    at::Tensor flat;                 // [padded_numel]; undefined for a page that does not train
+    std::vector<size_t> parameters;  // of the page, those that train
+    BucketState state = BucketState::kCollecting;
+    size_t arrived = 0;  // gradients in this backward
+    comm::Pending reduction;
+    // The mean of earlier backwards since zero_grad, of what this rank owns. Undefined if there is
+    // none.
+    at::Tensor set_aside;  // [owned numel]
+  };
+
+  struct Hooked {
+    at::Tensor slot;  // the parameter's place in the bucket, shaped as the parameter
+    std::shared_ptr<torch::autograd::Node> accumulator;
+    torch::autograd::FunctionPreHook* pre_hook = nullptr;  // owned by the accumulator
+    uintptr_t post_hook = 0;
+    uint32_t version_when_reduced = 0;
+    bool carried = false;  // has a gradient that was set aside
+  };
+
+  void make_bucket(size_t page);
+  void hook(size_t parameter);
+  Bucket& bucket_of(size_t parameter);
+  const std::string& name_of(size_t parameter) const;
+
+  // Called by the hooks.
+  void before_accumulate(size_t parameter);
+  void after_accumulate(size_t parameter);
+  void enter_backward();
+
+  void collect(size_t parameter);
+  void reopen(Bucket& bucket, size_t page);
+  void launch_complete();
+  void launch(size_t page);
+  void reduce_rest();
+  void settle(Bucket& bucket, size_t page);
+  void check_not_modified() const;
+
+  // Constant after construction.
+  const std::shared_ptr<ParameterPages> pages_;
+  const std::unique_ptr<GradientReduction> reduction_;
+  const ReduceWhen when_;
+  std::vector<size_t> launch_order_;  // pages that train, the last of the module first
+
+  // Owned by the thread that runs backward.
+  std::vector<Bucket> buckets_;  // by page
+  std::vector<Hooked> hooked_;   // by parameter
+  at::Tensor used_;              // [parameters], uint8: has a gradient, here and then on any rank
+  size_t next_launch_ = 0;       // into launch_order_
+  int backward_ = -1;            // autograd's id of the backward in progress, -1 for none
+  bool synchronizes_ = true;
+  bool reduced_in_cycle_ = false;
+};
+
+}  // namespace zeropage

@@ -1,0 +1,77 @@
+// Which element of which parameter lies where: the only place that computes an offset. Pure
+// integers.
+//
+// A page is a flat run of elements; slots are the storages in it. Rank r owns elements
+// [r * shard_numel, (r + 1) * shard_numel) of a page, shard_numel = round_up(numel / world_size,
+// 256), and the page's buffer is padded to world_size * shard_numel, so that collectives work in
+// place. Every rank owns a full shard; the last ones may be padding only.
+//
+// Slots begin at multiples of 64 bytes, where LibTorch's own tensors begin: matrix kernels choose
+// their code by alignment, and other code could round differently.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+namespace zeropage {
+
+// Shards are whole numbers of such blocks; sums over a shard's blocks are then the same for any
+// world size.
+inline constexpr int64_t kShardBlockNumel = 256;
+inline constexpr int64_t kSlotAlignmentBytes = 64;
+
+// Elements [begin, end) of a page's flat buffer.
+struct Range {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t numel() const { return end - begin; }
+  bool empty() const { return end <= begin; }
+  friend bool operator==(const Range&, const Range&) = default;
+};
+
+Range intersection(const Range& left, const Range& right);
+
+// A storage to be placed: one parameter's, or one that several share.
+struct StorageSpec {
+  std::string name;  // of its first parameter
+  int64_t numel = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool requires_grad = true;
+  // Which element of a ModuleList or Sequential it belongs to; pages prefer to end where this
+  // changes.
+  int unit = 0;
+};
+
+struct Slot {
+  size_t storage = 0;  // index into the specs
+  Range range;         // in the page
+};
+
+struct PageLayout {
+  std::string name;  // what its parameters' names have in common: "blocks.3"
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool requires_grad = true;
+  std::vector<Slot> slots;
+  int64_t numel = 0;        // to the end of the last slot
+  int64_t shard_numel = 0;  // a rank's share, a multiple of kShardBlockNumel
+
+  int64_t padded_numel(int world_size) const { return shard_numel * world_size; }
+  Range shard(int rank) const { return {rank * shard_numel, (rank + 1) * shard_numel}; }
+};
+
+struct LayoutOptions {
+  int world_size = 1;
+  int64_t page_bytes = 0;
+};
+
+// Packs storages into pages in the order given. A page has one dtype and one requires_grad; it is
+// closed before it would exceed page_bytes (a larger storage gets a page of its own), and at the
+// end of a unit once it holds a sixteenth of page_bytes.
+std::vector<PageLayout> lay_out_pages(const std::vector<StorageSpec>& storages,
+                                      const LayoutOptions& options);
+
+}  // namespace zeropage

@@ -9,7 +9,9 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
+#include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/mapping_pool.h"
 
 namespace zeropage::memory {
 namespace {
@@ -19,6 +21,7 @@ using BlockSet = std::unordered_set<BlockHeader*>;
 
 struct BlockHeader {
   size_t bytes;
+  size_t mapped_bytes;  // 0 for a block of the heap
   Kind kind;
   std::shared_ptr<Ledger> ledger;
   std::atomic<BlockSet*> survivors;  // the SurvivorScope's set that this block is in, or null
@@ -27,6 +30,15 @@ struct BlockHeader {
 // Keeps the data behind the header as aligned as LibTorch's own blocks.
 constexpr size_t kHeaderBytes = 64;
 static_assert(sizeof(BlockHeader) <= kHeaderBytes);
+
+// From here on a block is a mapping of its own: large enough that rounding to pages is below 2 %.
+constexpr size_t kLeastMappedBytes = static_cast<size_t>(256_KiB);
+
+// Never destroyed: tensors of static storage duration are freed after us.
+MappingPool& mappings() {
+  static auto* const pool = new MappingPool;
+  return *pool;
+}
 
 std::atomic<int64_t> allocated_bytes{0};
 thread_local BlockSet* survivors_of_thread = nullptr;
@@ -51,8 +63,24 @@ void release(void* data) {
   header->ledger->discharge(header->kind, static_cast<int64_t>(header->bytes));
   allocated_bytes.fetch_sub(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
   c10::profiledCPUMemoryReporter().Delete(data);
+  const size_t mapped_bytes = header->mapped_bytes;
   header->~BlockHeader();
-  c10::free_cpu(header);
+  if (mapped_bytes > 0) {
+    mappings().give_back({header, mapped_bytes});
+  } else {
+    c10::free_cpu(header);
+  }
+}
+
+// A block of the heap has no mapped bytes.
+MappingPool::Block take(size_t bytes) {
+  if (bytes < kLeastMappedBytes) return {c10::alloc_cpu(bytes), 0};
+  try {
+    return mappings().take(bytes);
+  } catch (const std::bad_alloc&) {
+    ZP_THROW("out of host memory: ", format_bytes(static_cast<int64_t>(bytes)), " asked for, ",
+             format_bytes(allocated_bytes.load()), " held; use more ranks, a higher stage or a smaller batch");
+  }
 }
 
 class LedgerCpuAllocator final : public c10::Allocator {
@@ -60,16 +88,16 @@ class LedgerCpuAllocator final : public c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const c10::Device host(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, host};
-    void* base = c10::alloc_cpu(bytes + kHeaderBytes);
-    auto* header =
-        new (base) BlockHeader{bytes, current_kind(), Ledger::current(), survivors_of_thread};
+    const MappingPool::Block block = take(bytes + kHeaderBytes);
+    auto* header = new (block.data)
+        BlockHeader{bytes, block.bytes, current_kind(), Ledger::current(), survivors_of_thread};
     if (survivors_of_thread != nullptr) {
       std::lock_guard lock(survivors_mutex());
       survivors_of_thread->insert(header);
     }
     header->ledger->charge(header->kind, static_cast<int64_t>(bytes));
     allocated_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-    void* data = static_cast<char*>(base) + kHeaderBytes;
+    void* data = static_cast<char*>(block.data) + kHeaderBytes;
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, host};
   }

@@ -1,0 +1,93 @@
+#include "memory/mapping_pool.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+
+namespace zeropage::memory {
+namespace {
+
+// A block may serve a request up to this much smaller than itself.
+constexpr size_t kMostWasteShare = 8;
+
+size_t page_bytes() {
+  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+void unmap(const MappingPool::Block& block) {
+  munmap(block.data, block.bytes);
+}
+
+}  // namespace
+
+MappingPool::~MappingPool() {
+  for (const Block& block : idle_) unmap(block);
+}
+
+MappingPool::Block MappingPool::take(size_t bytes) {
+  const size_t rounded = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  std::lock_guard lock(mutex_);
+  if (const auto fit = find_fit(rounded); fit != idle_.end()) {
+    const Block block = *fit;
+    forget(fit);
+    live_bytes_ += block.bytes;
+    most_live_bytes_ = std::max(most_live_bytes_, live_bytes_);
+    return block;
+  }
+  most_live_bytes_ = std::max(most_live_bytes_, live_bytes_ + rounded);
+  shrink_to(most_live_bytes_ - rounded);
+  void* data =
+      mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
+  if (data == MAP_FAILED) throw std::bad_alloc();
+  // Where the system grants huge pages on request, they spare most faults. A refusal changes nothing.
+  madvise(data, rounded, MADV_HUGEPAGE);
+  live_bytes_ += rounded;
+  return {data, rounded};
+}
+
+void MappingPool::give_back(Block block) {
+  std::lock_guard lock(mutex_);
+  live_bytes_ -= block.bytes;
+  idle_bytes_ += block.bytes;
+  idle_.push_back(block);
+  idle_by_bytes_.emplace(block.bytes, std::prev(idle_.end()));
+}
+
+size_t MappingPool::live_bytes() const {
+  std::lock_guard lock(mutex_);
+  return live_bytes_;
+}
+
+size_t MappingPool::idle_bytes() const {
+  std::lock_guard lock(mutex_);
+  return idle_bytes_;
+}
+
+MappingPool::IdleList::iterator MappingPool::find_fit(size_t bytes) {
+  const auto smallest = idle_by_bytes_.lower_bound(bytes);
+  if (smallest == idle_by_bytes_.end() || smallest->first > bytes + bytes / kMostWasteShare) {
+    return idle_.end();
+  }
+  return smallest->second;
+}
+
+void MappingPool::forget(IdleList::iterator idle) {
+  const auto [first, last] = idle_by_bytes_.equal_range(idle->bytes);
+  idle_by_bytes_.erase(
+      std::find_if(first, last, [&](const auto& entry) { return entry.second == idle; }));
+  idle_bytes_ -= idle->bytes;
+  idle_.erase(idle);
+}
+
+void MappingPool::shrink_to(size_t limit) {
+  while (!idle_.empty() && live_bytes_ + idle_bytes_ > limit) {
+    const Block block = idle_.front();
+    forget(idle_.begin());
+    unmap(block);
+  }
+}
+
+}  // namespace zeropage::memory

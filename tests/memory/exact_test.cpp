@@ -1,0 +1,54 @@
+#include "memory/exact.h"
+
+#include <gtest/gtest.h>
+
+#include "memory/bytes.h"
+
+namespace zeropage::memory {
+namespace {
+
+TEST(ExactTest, DividesOnlyWithoutARest) {
+  EXPECT_EQ(div_exact(12, 4), 3);
+  EXPECT_THROW(div_exact(13, 4), c10::Error);
+  EXPECT_THROW(div_exact(1, 0), c10::Error);
+}
+
+TEST(ExactTest, RoundsUpToMultiples) {
+  EXPECT_EQ(round_up(0, 256), 0);
+  EXPECT_EQ(round_up(1, 256), 256);
+  EXPECT_EQ(round_up(256, 256), 256);
+  EXPECT_EQ(round_up(257, 256), 512);
+  EXPECT_EQ(div_ceil(7, 2), 4);
+}
+
+TEST(ExactTest, NarrowsOnlyWhatFits) {
+  EXPECT_EQ(narrow<int32_t>(int64_t{-5}), -5);
+  EXPECT_THROW(narrow<int32_t>(int64_t{1} << 40), c10::Error);
+  EXPECT_THROW(narrow<uint32_t>(-1), c10::Error);
+  EXPECT_THROW(narrow<int64_t>(~uint64_t{0}), c10::Error);
+}
+
+TEST(BytesTest, ReadsWhatPeopleWrite) {
+  EXPECT_EQ(parse_bytes("4096"), 4096);
+  EXPECT_EQ(parse_bytes("64KiB"), 64_KiB);
+  EXPECT_EQ(parse_bytes("16 MiB"), 16_MiB);
+  EXPECT_EQ(parse_bytes("16m"), 16_MiB);
+  EXPECT_EQ(parse_bytes("1.5GiB"), 1536_MiB);
+}
+
+TEST(BytesTest, RefusesWhatIsNoNumberOfBytes) {
+  for (const char* text : {"", "MiB", "-1", "12 apples", "1.0001KiB", "0x10", "nan", "1e99"}) {
+    EXPECT_THROW(parse_bytes(text), c10::Error) << text;
+  }
+}
+
+TEST(BytesTest, WritesTheLargestUnitThatReads) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1536), "1.5 KiB");
+  EXPECT_EQ(format_bytes(16_MiB), "16.0 MiB");
+  EXPECT_EQ(format_bytes(5_GiB / 4), "1.25 GiB");
+}
+
+}  // namespace
+}  // namespace zeropage::memory

@@ -1,0 +1,172 @@
+#include "memory/ledger.h"
+
+#include <thread>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "memory/check.h"
+#include "memory/cpu_allocator.h"
+#include "memory/memory_table.h"
+#include "memory/testing.h"
+
+namespace zeropage::memory {
+namespace {
+
+class LedgerTest : public ::testing::Test {
+ protected:
+  at::Tensor allocate(int64_t bytes) { return at::empty({bytes}, at::kByte); }
+
+  std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>("rank 1/2");
+  LedgerScope scope_{ledger_};
+};
+
+TEST_F(LedgerTest, ChargesEveryTensorUntilItIsFreed) {
+  auto tensor = allocate(1000);
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kActivationAndOther, 1000);
+  tensor.reset();
+  EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, ChargesTheInnermostKind) {
+  const KindScope outer(Kind::kGradient);
+  const auto gradient = allocate(10);
+  at::Tensor staging;
+  {
+    const KindScope inner(Kind::kStaging);
+    staging = allocate(20);
+  }
+  const auto more = allocate(5);
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kGradient, 15);
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kStaging, 20);
+}
+
+TEST_F(LedgerTest, KeepsTheBreakdownOfThePeak) {
+  const KindScope kind(Kind::kParameter);
+  const auto parameter = allocate(100);
+  {
+    const KindScope bucket(Kind::kBucket);
+    allocate(50);
+  }
+  const auto later = allocate(30);
+  EXPECT_EQ(ledger_->at_peak().total(), 150);
+  EXPECT_EQ(ledger_->at_peak()[Kind::kBucket], 50);
+  EXPECT_EQ(ledger_->at_peak()[Kind::kParameter], 100);
+  EXPECT_PEAK_BYTES_LE(*ledger_, 150);
+  ledger_->reset_peak();
+  EXPECT_EQ(ledger_->at_peak().total(), 130);
+}
+
+TEST_F(LedgerTest, AddsUpToWhatTheAllocatorHandedOut) {
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+  const auto small = allocate(3);
+  const auto large = allocate(3_MiB + 1);
+  const auto sum = torch::randn({1000}) + torch::ones({1000});
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+  EXPECT_GE(ledger_->now().total(), 3_MiB + 4 + 4000);
+}
+
+TEST_F(LedgerTest, DischargesTheLedgerThatWasCharged) {
+  auto tensor = allocate(64);
+  std::thread([&] {
+    const LedgerScope other(std::make_shared<Ledger>("rank 0/2"));
+    tensor.reset();
+    EXPECT_EQ(Ledger::current()->now().total(), 0);
+  }).join();
+  EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, GivesThreadsWithoutAScopeTheProcessLedger) {
+  std::thread([] { EXPECT_EQ(Ledger::current(), Ledger::process()); }).join();
+  EXPECT_EQ(Ledger::current(), ledger_);
+}
+
+TEST_F(LedgerTest, OutlivesItsOwnersForTheSakeOfItsBlocks) {
+  at::Tensor tensor;
+  {
+    const LedgerScope scope(std::make_shared<Ledger>("short"));
+    tensor = allocate(77);
+  }
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+  tensor.reset();
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+}
+
+TEST_F(LedgerTest, RenamesATensorsBytesAndTakesThemOver) {
+  at::Tensor tensor;
+  std::thread([&] { tensor = allocate(40); }).join();
+  const int64_t before = Ledger::process()->now().total();
+  EXPECT_TRUE(assign(tensor, Kind::kParameter));
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kParameter, 40);
+  EXPECT_EQ(Ledger::process()->now().total(), before - 40);
+}
+
+TEST_F(LedgerTest, LeavesMemoryOfOthersAlone) {
+  float value = 0;
+  EXPECT_FALSE(assign(torch::from_blob(&value, {1}), Kind::kParameter));
+  EXPECT_EQ(ledger_->now()[Kind::kParameter], 0);
+}
+
+TEST_F(LedgerTest, CountsBytesChargedByHand) {
+  ledger_->charge(Kind::kStaging, 4096);
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kStaging, 4096);
+  ledger_->discharge(Kind::kStaging, 4096);
+  EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, TellsSurvivorsFromTemporaries) {
+  at::Tensor state;
+  {
+    const SurvivorScope scope(Kind::kOptimizerState);
+    const auto temporary = allocate(512);
+    state = allocate(256);
+    EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kStaging, 768);
+  }
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kOptimizerState, 256);
+  EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kStaging, 0);
+  state.reset();
+  EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, LetsAnotherThreadFreeATemporary) {
+  at::Tensor tensor;
+  {
+    const SurvivorScope scope(Kind::kOptimizerState);
+    tensor = allocate(512);
+    std::thread([&] { tensor.reset(); }).join();
+  }
+  EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, HandsOutNothingForNoBytes) {
+  const auto empty = torch::empty({0});
+  EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, NamesTheOwnerInErrors) {
+  try {
+    ZP_CHECK(1 == 2, "page \"blocks.0\": expected 1, got 2");
+    FAIL() << "the check passed";
+  } catch (const std::exception& error) {
+    EXPECT_EQ(message_of(error), "[rank 1/2] page \"blocks.0\": expected 1, got 2");
+  }
+}
+
+TEST(MemoryTableTest, ShowsKindsRanksAndTheFormula) {
+  Breakdown held;
+  held[Kind::kParameter] = 2_MiB;
+  held[Kind::kActivationAndOther] = 1_MiB;
+  Breakdown formula;
+  formula[Kind::kParameter] = 2_MiB;
+  const std::vector<MemoryColumn> columns = {{"rank 0", held}};
+  const std::string text = memory_table(columns, {"formula", formula});
+  EXPECT_EQ(text,
+            "                              rank 0     formula\n"
+            "parameter                    2.0 MiB     2.0 MiB\n"
+            "activation_and_other         1.0 MiB           -\n"
+            "persistent                   2.0 MiB     2.0 MiB\n"
+            "total                        3.0 MiB           -\n");
+}
+
+}  // namespace
+}  // namespace zeropage::memory

@@ -1,0 +1,45 @@
+#include "memory/storage.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace zeropage::memory {
+namespace {
+
+TEST(StorageTest, MovesValuesAndKeepsEveryAlias) {
+  const auto tensor = torch::arange(6, torch::kFloat32).view({2, 3});
+  const auto row = tensor[1];
+  const auto flat = torch::zeros({32});
+  move_storage_into(tensor, flat, 16);
+  EXPECT_EQ(tensor.data_ptr(), static_cast<float*>(flat.data_ptr()) + 16);
+  EXPECT_EQ(row.data_ptr(), static_cast<float*>(flat.data_ptr()) + 19);
+  EXPECT_TRUE(torch::equal(flat.narrow(0, 16, 6), torch::arange(6, torch::kFloat32)));
+  flat[17] = 42;
+  EXPECT_EQ(tensor[0][1].item<float>(), 42);
+}
+
+TEST(StorageTest, KeepsTensorsSavedByAutogradRight) {
+  const auto weight = torch::ones({3}, torch::requires_grad());
+  const auto x = torch::full({3}, 2.0, torch::requires_grad());
+  const auto loss = (weight * x).sum();
+  move_storage_into(weight, torch::zeros({16}), 0);
+  loss.backward();
+  EXPECT_TRUE(torch::equal(x.grad(), torch::ones({3})));
+}
+
+TEST(StorageTest, LeavesAFlatBufferAliveAsLongAsATensorLivesInIt) {
+  const auto tensor = torch::full({4}, 7.0);
+  move_storage_into(tensor, torch::zeros({16}), 4);
+  EXPECT_TRUE(torch::equal(tensor, torch::full({4}, 7.0)));
+}
+
+TEST(StorageTest, CountsTheWholeStorageOfAView) {
+  EXPECT_EQ(storage_numel(torch::zeros({4, 5}).narrow(0, 1, 2)), 20);
+}
+
+TEST(StorageTest, RefusesToWritePastTheEnd) {
+  EXPECT_THROW(move_storage_into(torch::zeros({10}), torch::zeros({16}), 7), c10::Error);
+}
+
+}  // namespace
+}  // namespace zeropage::memory

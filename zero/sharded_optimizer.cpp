@@ -14,6 +14,10 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
+// Values, gradient, two states and two temporaries of that many fp32 elements fit a core's second-level cache; and
+// LibTorch's element-wise kernels give a thread no less.
+constexpr int64_t kSliceNumelPerThread = 32768;
+
 // The options as the class itself would save them; a user's class need not know how.
 std::string options_digest(const torch::optim::OptimizerOptions& options) {
   try {
@@ -113,15 +117,18 @@ void ShardedOptimizer::add_slices(PageOptimizer& of_page, size_t group,
   const Range owned = parameters_.pages->owned(of_page.page);
   const at::Tensor& flat = parameters_.pages->flat(of_page.page);
   const at::Tensor& bucket = parameters_.reducer->bucket(of_page.page);
+  const int64_t slice_numel = kSliceNumelPerThread * at::get_num_threads();
   std::vector<at::Tensor> values;
   for (const size_t index : parameters) {
     const PlacedParameter& placed = parameters_.pages->parameters()[index];
     const Range range = intersection(owned, placed.range);
     if (placed.page != of_page.page || range.empty() || !placed.parameter.tensor.requires_grad())
       continue;
-    of_page.slices.push_back({index, flat.narrow(0, range.begin, range.numel()),
-                              bucket.narrow(0, range.begin, range.numel())});
-    values.push_back(of_page.slices.back().values);
+    for (int64_t begin = range.begin; begin < range.end; begin += slice_numel) {
+      const int64_t numel = std::min(slice_numel, range.end - begin);
+      of_page.slices.push_back({index, flat.narrow(0, begin, numel), bucket.narrow(0, begin, numel)});
+      values.push_back(of_page.slices.back().values);
+    }
   }
   OptimizerParamGroup mirror(std::move(values), param_groups_[group].options().clone());
   if (of_page.optimizer) {

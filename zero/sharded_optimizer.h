@@ -51,7 +51,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
                    std::string class_name);
 
  private:
-  // What this rank owns of one parameter.
+  // A stretch of what this rank owns of one parameter.
   struct Slice {
     size_t parameter;
     at::Tensor values;    // [numel], in the page

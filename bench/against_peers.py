@@ -156,10 +156,11 @@ def read_run(result, arguments):
 
 
 def run_rounds(sides, folder, arguments):
-    """side -> its runs, in interleaved order: every side once a round."""
+    """side -> its runs, interleaved: every side once a round, in turns who goes first."""
     runs = {side: [] for side in sides}
     for number in range(1, arguments.rounds + 1):
-        for side, command in sides.items():
+        order = list(sides.items())
+        for side, command in order if number % 2 else reversed(order):
             run = measure(side, command, folder, arguments)
             runs[side].append(run)
             print(

@@ -107,7 +107,7 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
   if (size() == 1) {
     state_->place.local_rank = 0;
     state_->place.local_world_size = 1;
-    state_->communicator = std::make_unique<SoloCommunicator>();
+    adopt(std::make_unique<SoloCommunicator>(), options);
     return;
   }
   check_agreement("the world",
@@ -120,13 +120,19 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
         static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), own));
     state_->place.local_world_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
   }
-  state_->communicator = make_gloo_communicator({
-      .store = c10::make_intrusive<c10d::PrefixStore>("gloo", state_->store),
-      .rank = rank(),
-      .size = size(),
-      .bind_address = address_for_peers(state_->place),
-      .deadline = options.deadline,
-  });
+  adopt(make_gloo_communicator({
+            .store = c10::make_intrusive<c10d::PrefixStore>("gloo", state_->store),
+            .rank = rank(),
+            .size = size(),
+            .bind_address = address_for_peers(state_->place),
+            .deadline = options.deadline,
+        }),
+        options);
+}
+
+void World::adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options) {
+  state_->communicator =
+      options.decorate ? options.decorate(std::move(communicator)) : std::move(communicator);
 }
 
 int World::rank() const {

@@ -23,6 +23,9 @@ struct WorldOptions {
   // How long a rank may wait for another, in a collective as when they meet, before it ends with an
   // error.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
+
+  // Given the world's communicator, returns the one to use: to measure, delay or count what passes. Unset: as it is.
+  std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate;
 };
 
 class World {
@@ -60,6 +63,8 @@ class World {
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
 
  private:
+  void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
+
   struct State;
   std::shared_ptr<State> state_;
 };

@@ -1,6 +1,6 @@
-/// zp: Zeropage's command line. Each subcommand is a class that adds itself to the parser and runs
-/// when it was chosen. Exit codes: those of the subcommand; 2 for a command line that makes no
-/// sense.
+// zp: Zeropage's command line. Each subcommand is a class that adds itself to the
+// parser and runs when it was chosen. Exit codes: those of the subcommand; 2 for a
+// command line that makes no sense.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -23,7 +23,7 @@ class Subcommand {
  public:
   virtual ~Subcommand() = default;
   virtual bool chosen() const = 0;
-  /// `after_dashes`: the first "--" of the command line and all behind it, or nothing.
+  // `after_dashes`: the first "--" of the command line and all behind it, or nothing.
   virtual int run(const std::vector<std::string>& after_dashes) const = 0;
 };
 

@@ -1,6 +1,7 @@
 #include "zero/gradient_reducer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -17,6 +18,8 @@ namespace {
 using torch::autograd::variable_list;
 
 constexpr int kNoBackward = -1;
+// Enough that a change of all elements does not hide behind a few zeros.
+constexpr int64_t kSampledElements = 16;
 
 struct PreHook final : torch::autograd::FunctionPreHook {
   explicit PreHook(std::function<void()> call) : call(std::move(call)) {}
@@ -161,23 +164,27 @@ void GradientReducer::reopen(Bucket& bucket, size_t page) {
   const torch::NoGradGuard no_grad;
   TORCH_INTERNAL_ASSERT(bucket.state == BucketState::kReduced);
   const Range owned = pages_->owned(page);
-  const bool any_kept =
-      std::any_of(bucket.parameters.begin(), bucket.parameters.end(), [this](size_t index) {
-        return pages_->parameters()[index].parameter.tensor.grad().defined();
-      });
+  // Another tensor than the slot is a gradient that the user set since: this rank's own, to be averaged.
+  const auto is_kept = [this](size_t index) {
+    const at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.grad();
+    return gradient.defined() && gradient.is_same(hooked_[index].slot);
+  };
+  const bool any_kept = std::any_of(bucket.parameters.begin(), bucket.parameters.end(), is_kept);
   if (any_kept) {
     memory::KindScope kind(memory::Kind::kGradient);
     bucket.set_aside = bucket.flat.narrow(0, owned.begin, owned.numel()).clone();
   }
   for (const size_t index : bucket.parameters) {
     const PlacedParameter& placed = pages_->parameters()[index];
-    at::Tensor& gradient = placed.parameter.tensor.mutable_grad();
-    hooked_[index].carried = gradient.defined();
+    hooked_[index].carried = is_kept(index);
+    if (hooked_[index].carried) {
+      placed.parameter.tensor.mutable_grad().reset();
+      continue;
+    }
     const Range zeroed = intersection(owned, placed.range);
-    if (any_kept && !gradient.defined() && !zeroed.empty()) {
+    if (any_kept && !zeroed.empty()) {
       bucket.set_aside.narrow(0, zeroed.begin - owned.begin, zeroed.numel()).zero_();
     }
-    gradient.reset();
   }
   bucket.state = BucketState::kCollecting;
 }
@@ -229,7 +236,7 @@ void GradientReducer::reduce_rest() {
     } else {
       gradient.reset();
     }
-    hooked.version_when_reduced = static_cast<uint32_t>(hooked.slot._version());
+    hooked.sample_when_reduced = sample_of(index);
     hooked.carried = false;
   }
   next_launch_ = 0;
@@ -268,12 +275,27 @@ void GradientReducer::finish() {
   }
 }
 
+// A few elements of the slot. Version counters would not do: clip_grad_norm_ changes gradients behind .data().
+uint64_t GradientReducer::sample_of(size_t parameter) const {
+  const PlacedParameter& placed = pages_->parameters()[parameter];
+  const auto element_bytes = static_cast<int64_t>(placed.parameter.tensor.element_size());
+  const auto* bytes = static_cast<const char*>(bucket(placed.page).const_data_ptr());
+  const int64_t stride = std::max<int64_t>(1, placed.range.numel() / kSampledElements);
+  uint64_t hash = 0;
+  for (int64_t at = placed.range.begin; at < placed.range.end; at += stride) {
+    uint64_t bits = 0;
+    std::memcpy(&bits, bytes + at * element_bytes, static_cast<size_t>(element_bytes));
+    hash = (hash ^ bits) * 0x9E3779B97F4A7C15ULL;
+  }
+  return hash;
+}
+
 void GradientReducer::check_not_modified() const {
   for (size_t index = 0; index < hooked_.size(); ++index) {
     const Hooked& hooked = hooked_[index];
     if (!hooked.slot.defined() || !has_gradient(index)) continue;
     ZP_CHECK(
-        static_cast<uint32_t>(hooked.slot._version()) == hooked.version_when_reduced,
+        sample_of(index) == hooked.sample_when_reduced,
         "parameter \"", name_of(index),
         "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this stage "
         "it "

@@ -88,7 +88,7 @@ class GradientReducer {
     std::shared_ptr<torch::autograd::Node> accumulator;
     torch::autograd::FunctionPreHook* pre_hook = nullptr;  // owned by the accumulator
     uintptr_t post_hook = 0;
-    uint32_t version_when_reduced = 0;
+    uint64_t sample_when_reduced = 0;  // of the slot's bits
     bool carried = false;  // has a gradient that was set aside
   };
 
@@ -108,6 +108,7 @@ class GradientReducer {
   void launch(size_t page);
   void reduce_rest();
   void settle(Bucket& bucket, size_t page);
+  uint64_t sample_of(size_t parameter) const;
   void check_not_modified() const;
 
   // Constant after construction.

@@ -85,14 +85,17 @@ void ShardedOptimizer::check_agreement() const {
 }
 
 std::vector<size_t> ShardedOptimizer::parameters_of_group(size_t group) const {
-  std::vector<size_t> indices;
+  std::vector<size_t> indices;  // each parameter once
   const auto& tensors = param_groups_[group].params();
   for (size_t position = 0; position < tensors.size(); ++position) {
     const int64_t index = parameters_.pages->index_of(tensors[position]);
     ZP_CHECK(index >= 0, "parameter ", position, " of group ", group, " (sizes ",
              tensors[position].sizes(),
              ") is not a parameter of the wrapped module; optimizers step what was wrapped only");
-    indices.push_back(static_cast<size_t>(index));
+    // LibTorch lists a tied parameter under each of its names.
+    if (std::find(indices.begin(), indices.end(), static_cast<size_t>(index)) == indices.end()) {
+      indices.push_back(static_cast<size_t>(index));
+    }
   }
   return indices;
 }

@@ -1,8 +1,8 @@
-/// A POSIX file descriptor that closes itself, and a pipe made of two.
-///
-/// Lifetime: move-only, owns the descriptor.
-/// Threads: none of its own.
-/// Throws: only make_pipe, std::system_error.
+// A POSIX file descriptor that closes itself, and a pipe made of two.
+//
+// Lifetime: move-only, owns the descriptor.
+// Threads: none of its own.
+// Throws: only make_pipe, std::system_error.
 #pragma once
 
 #include <cerrno>
@@ -43,7 +43,7 @@ struct Pipe {
   FileDescriptor write_end;
 };
 
-/// Both ends close on exec and block.
+// Both ends close on exec and block.
 inline Pipe make_pipe(const std::string& purpose) {
   int fds[2];
   if (::pipe2(fds, O_CLOEXEC) != 0) {

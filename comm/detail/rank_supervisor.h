@@ -1,17 +1,17 @@
-/// Watches over the ranks of one launch until the last has ended: forwards their output, passes
-/// signals on, ends the others when one fails, and reports the first that failed.
-///
-/// Lifetime: owns the ranks; the relay must outlive it.
-/// Threads: the launcher's only.
-/// Units: milliseconds.
-/// Throws: run(), std::system_error when the system cannot be asked (the ranks are then killed by
-/// their destructors).
-///
-/// Phases go down only:
-///   kRunning      all is well
-///   kGrace        a rank failed; the others may end by themselves
-///   kTerminating  the others got a signal they may act upon
-///   kKilling      the others got SIGKILL
+// Watches over the ranks of one launch until the last has ended: forwards their output, passes
+// signals on, ends the others when one fails, and reports the first that failed.
+//
+// Lifetime: owns the ranks; the relay must outlive it.
+// Threads: the launcher's only.
+// Units: milliseconds.
+// Throws: run(), std::system_error when the system cannot be asked (the ranks are then killed by
+// their destructors).
+//
+// Phases go down only:
+//   kRunning      all is well
+//   kGrace        a rank failed; the others may end by themselves
+//   kTerminating  the others got a signal they may act upon
+//   kKilling      the others got SIGKILL
 #pragma once
 
 #include <chrono>
@@ -31,10 +31,10 @@ class RankSupervisor {
  public:
   RankSupervisor(const LaunchOptions& options, SignalRelay& relay);
 
-  /// Starts the next rank; its number is how many there were.
+  // Starts the next rank; its number is how many there were.
   void start_rank(std::function<int(int status)> body);
 
-  /// Returns the exit code of the launch when every rank has ended and been reaped.
+  // Returns the exit code of the launch when every rank has ended and been reaped.
   int run();
 
  private:

@@ -1,10 +1,10 @@
-/// A launcher run in a forked child whose stdout and stderr are files, so that a test can watch it
-/// and kill it.
-///
-/// Lifetime: the destructor kills a launcher that still runs (its ranks die with it) and removes
-/// the files.
-/// Threads: forks, so the test process must have no other thread.
-/// Units: seconds.
+// A launcher run in a forked child whose stdout and stderr are files, so that a
+// test can watch it and kill it.
+//
+// Lifetime: the destructor kills a launcher that still runs (its ranks die
+// with it) and removes the files.
+// Threads: forks, so the test process must have no other thread.
+// Units: seconds.
 #pragma once
 
 #include <chrono>
@@ -25,7 +25,7 @@
 
 namespace zeropage::comm {
 
-/// Polls until `condition` holds; false after `seconds`.
+// Polls until `condition` holds; false after `seconds`.
 inline bool holds_within(double seconds, const std::function<bool()>& condition) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   while (!condition()) {
@@ -35,7 +35,7 @@ inline bool holds_within(double seconds, const std::function<bool()>& condition)
   return true;
 }
 
-/// A zombie counts as ended: who inherits it may be slow to reap.
+// A zombie counts as ended: who inherits it may be slow to reap.
 inline bool is_running(pid_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -72,7 +72,7 @@ class LaunchedProcess {
 
   void signal(int number) const { ::kill(pid_, number); }
 
-  /// The exit code, or minus the signal that killed the launcher.
+  // The exit code, or minus the signal that killed the launcher.
   int wait() {
     int status = 0;
     ::waitpid(pid_, &status, 0);
@@ -81,7 +81,7 @@ class LaunchedProcess {
     return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
   }
 
-  /// From start to the end of wait().
+  // From start to the end of wait().
   double seconds() const { return seconds_; }
   std::string out() const { return contents(out_); }
   std::string err() const { return contents(err_); }
@@ -90,7 +90,7 @@ class LaunchedProcess {
     return holds_within(3.0, [&] { return out().find(text) != std::string::npos; });
   }
 
-  /// Waits for "key=<number>\n" on stdout; -1 when it does not come.
+  // Waits for "key=<number>\n" on stdout; -1 when it does not come.
   int printed_number(const std::string& key) const {
     int number = -1;
     holds_within(3.0, [&] {

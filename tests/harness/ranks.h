@@ -20,6 +20,7 @@ using RankFunction = std::function<void(comm::World&)>;
 
 struct RankOptions {
   std::chrono::milliseconds deadline = std::chrono::seconds(30);
+  std::function<std::unique_ptr<comm::Communicator>(std::unique_ptr<comm::Communicator>)> decorate;
 };
 
 // Runs fn on `size` ranks and returns what each threw (null: nothing), by rank.
@@ -39,7 +40,7 @@ inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& f
                            .local_rank = rank,
                            .local_world_size = size,
                            .launcher = "test"},
-                          store, {.deadline = options.deadline});
+                          store, {.deadline = options.deadline, .decorate = options.decorate});
         fn(world);
         // Leaving early would look like a lost rank to the others.
         world.communicator().barrier("the end of the test").wait();

@@ -25,7 +25,7 @@ struct OddballImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) {
     auto y = torch::tanh(frozen(torch::relu(first(x))));
     y = torch::matmul(y, strided.t()) * scale + empty.sum();
-    y = y + torch::matmul(x, tied.t());
+    y = y + torch::matmul(x, tied);
     return last(y);
   }
 

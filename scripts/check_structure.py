@@ -1,0 +1,58 @@
+#!/usr/bin/env python3
+"""Checks the house: include arrows, file lengths, checks with words, READMEs short. Prints each breach; exit 1 if any."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LEAVES = {"comm", "offload", "accumulate", "checkpointing"}
+# Which folders a folder may include, besides itself.
+ALLOWED = {
+    "memory": set(),
+    **{leaf: {"memory"} for leaf in LEAVES},
+    "zero": {"memory", *LEAVES},
+    "tools": {"memory", "comm", "zero"},
+    "examples": {"memory", "comm", "zero"},
+    "bench": {"memory", "zero", *LEAVES},
+    "tests": {"memory", "zero", "examples", *LEAVES},
+}
+MOST_LINES = 500
+MOST_README_LINES = 80
+INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
+WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
+TORCH_FREE = ("comm/launcher", "comm/detail/rank_", "comm/detail/signal_relay", "comm/detail/line_forwarder",
+              "comm/detail/launch_report", "comm/detail/file_descriptor", "tools/zp")
+TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)
+
+
+def files(*suffixes):
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
+                            capture_output=True, text=True, check=False).stdout.split()
+    return sorted(name for name in listed if name.endswith(suffixes) and (ROOT / name).exists())
+
+
+def breaches():
+    for name in files(".h", ".cpp", ".cu", ".cuh"):
+        text = (ROOT / name).read_text()
+        folder = name.split("/")[0]
+        for included in INCLUDE.findall(text):
+            if folder in ALLOWED and included != folder and included not in ALLOWED[folder]:
+                yield f"{name}: includes {included}/, but {folder}/ may include only {sorted(ALLOWED[folder])}"
+        lines = text.count("\n")
+        if lines > MOST_LINES and folder != "tests":
+            yield f"{name}: {lines} lines, at most {MOST_LINES}: split it by noun"
+        if folder != "tests" and WORDLESS_CHECK.search(text):
+            yield f"{name}: a check without a message: say who, expected, got, what to do"
+        if name.startswith(TORCH_FREE) and TORCH_INCLUDE.search(text):
+            yield f"{name}: includes LibTorch, but the launcher must start without it"
+    for name in files("README.md"):
+        lines = (ROOT / name).read_text().count("\n")
+        if "/" in name and lines > MOST_README_LINES:
+            yield f"{name}: {lines} lines, at most {MOST_README_LINES}"
+
+
+found = list(breaches())
+print("\n".join(found) or "structure: arrows, lengths and messages are in order")
+sys.exit(1 if found else 0)

@@ -1,0 +1,224 @@
+#include "comm/communicator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/ranks.h"
+
+namespace zeropage::comm {
+namespace {
+
+using testing::run_ranks;
+using testing::try_ranks;
+
+// What rank r contributes; the same on whichever rank asks.
+torch::Tensor contribution(int rank, int64_t numel, torch::ScalarType dtype = torch::kFloat32) {
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + rank));
+  return torch::randn({numel}, generator).to(dtype);
+}
+
+torch::Tensor tree_sum(int low, int high, int64_t numel) {
+  if (high - low == 1) return contribution(low, numel);
+  int half = 1;
+  while (half * 2 < high - low) half *= 2;
+  return tree_sum(low, low + half, numel) + tree_sum(low + half, high, numel);
+}
+
+class CommunicatorTest : public ::testing::TestWithParam<int> {
+ protected:
+  int size() const { return GetParam(); }
+};
+
+// From one element to several segments, ragged.
+const std::vector<int64_t> kNumels = {0, 1, 5, 1000, 100'003, 700'001};
+
+TEST_P(CommunicatorTest, AllReduceGivesEveryRankTheTreeSum) {
+  run_ranks(size(), [&](World& world) {
+    for (const int64_t numel : kNumels) {
+      const auto tensor = contribution(world.rank(), numel);
+      world.communicator().all_reduce(tensor, ReduceOp::kSum, "a test").wait();
+      EXPECT_TRUE(torch::equal(tensor, tree_sum(0, size(), numel))) << numel;
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, ReduceScatterGivesARankTheMeanOfItsSliceAndLeavesTheRest) {
+  run_ranks(size(), [&](World& world) {
+    for (const int64_t slice : {1, 257, 300'001}) {
+      const int64_t numel = slice * size();
+      const auto whole = contribution(world.rank(), numel);
+      world.communicator().reduce_scatter(whole, ReduceOp::kMean, "a test").wait();
+      auto expected = contribution(world.rank(), numel);
+      expected.narrow(0, world.rank() * slice, slice)
+          .copy_((tree_sum(0, size(), numel) / size()).narrow(0, world.rank() * slice, slice));
+      EXPECT_TRUE(torch::equal(whole, expected)) << slice;
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, AllGatherBringsEverySliceIntoPlace) {
+  run_ranks(size(), [&](World& world) {
+    for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kInt64}) {
+      const int64_t slice = 4097;
+      const auto whole = torch::zeros({slice * size()}, dtype);
+      whole.narrow(0, world.rank() * slice, slice).fill_(world.rank() + 1);
+      world.communicator().all_gather(whole, "a test").wait();
+      for (int rank = 0; rank < size(); ++rank) {
+        EXPECT_TRUE(whole.narrow(0, rank * slice, slice).eq(rank + 1).all().item<bool>());
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, BroadcastReachesAllFromAnyRoot) {
+  run_ranks(size(), [&](World& world) {
+    for (int root = 0; root < size(); ++root) {
+      const auto tensor = contribution(world.rank(), 12'345);
+      world.communicator().broadcast(tensor, root, "a test").wait();
+      EXPECT_TRUE(torch::equal(tensor, contribution(root, 12'345))) << root;
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, BarrierWaitsForTheLastRank) {
+  std::atomic<int> arrived{0};
+  run_ranks(size(), [&](World& world) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20 * world.rank()));
+    ++arrived;
+    world.communicator().barrier("a test").wait();
+    EXPECT_EQ(arrived, size());
+  });
+}
+
+TEST_P(CommunicatorTest, SendsMatchReceivesInOrder) {
+  run_ranks(size(), [&](World& world) {
+    if (size() == 1) return;
+    const int next = (world.rank() + 1) % size();
+    const int previous = (world.rank() + size() - 1) % size();
+    const auto first = torch::full({10}, world.rank(), torch::kFloat32);
+    const auto received = torch::zeros({10});
+    // Operations run in the order of the calls, so a ring needs one rank to receive first.
+    for (int round = 0; round < 3; ++round) {
+      if (world.rank() == 0) {
+        world.communicator().send(first, next, "a test").wait();
+        world.communicator().recv(received, previous, "a test").wait();
+      } else {
+        world.communicator().recv(received, previous, "a test").wait();
+        world.communicator().send(first, next, "a test").wait();
+      }
+      EXPECT_TRUE(received.eq(previous).all().item<bool>());
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, ManyOperationsInFlightEndInOrder) {
+  run_ranks(size(), [&](World& world) {
+    std::vector<torch::Tensor> tensors;
+    std::vector<Pending> pending;
+    for (int round = 0; round < 40; ++round) {
+      tensors.push_back(torch::full({1 + 977 * round}, world.rank() + round, torch::kFloat64));
+      pending.push_back(world.communicator().all_reduce(tensors.back(), ReduceOp::kMax, "a test"));
+    }
+    for (int round = 0; round < 40; ++round) {
+      pending[round].wait();
+      EXPECT_TRUE(tensors[round].eq(size() - 1 + round).all().item<bool>());
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, CountsTheBytesItSends) {
+  run_ranks(size(), [&](World& world) {
+    const int64_t slice = 100'000;
+    const auto whole = torch::zeros({slice * size()});
+    Communicator& communicator = world.communicator();
+    communicator.all_gather(whole, "a test").wait();
+    communicator.reduce_scatter(whole, ReduceOp::kSum, "a test").wait();
+    communicator.all_reduce(whole, ReduceOp::kSum, "a test").wait();
+    const int64_t one_pass = 4 * slice * (size() - 1);
+    EXPECT_EQ(communicator.wire_bytes().all_gather, one_pass);
+    EXPECT_EQ(communicator.wire_bytes().reduce_scatter, one_pass);
+    EXPECT_EQ(communicator.wire_bytes().all_reduce, 2 * one_pass);
+  });
+}
+
+TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
+  run_ranks(size(), [&](World& world) {
+    Communicator& communicator = world.communicator();
+    EXPECT_THROW(communicator.all_reduce(torch::zeros({2, 2}), ReduceOp::kSum, "a test"), c10::Error);
+    EXPECT_THROW(communicator.all_reduce(torch::zeros({8}).slice(0, 0, 8, 2), ReduceOp::kSum, "a test"), c10::Error);
+    EXPECT_THROW(communicator.broadcast(torch::zeros({1}), size(), "a test"), c10::Error);
+    EXPECT_THROW(communicator.send(torch::zeros({1}), world.rank(), "a test"), c10::Error);
+    if (size() > 1) {
+      EXPECT_THROW(communicator.all_gather(torch::zeros({size() + 1}), "a test"), c10::Error);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CommunicatorTest, ::testing::Values(1, 2, 3, 4, 7, 8));
+
+TEST(CommunicatorFailureTest, ARankThatLeavesIsNamedWithTheOperation) {
+  const auto errors = try_ranks(3, [](World& world) {
+    const auto tensor = torch::zeros({100'000});
+    world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"blocks.0\"").wait();
+    if (world.rank() == 1) throw std::runtime_error("rank 1 has had enough");
+    world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"blocks.1\"").wait();
+  });
+  EXPECT_EQ(testing::message_of(errors[1]), "rank 1 has had enough");
+  const std::string message = testing::message_of(errors[0]) + testing::message_of(errors[2]);
+  EXPECT_THAT(message, ::testing::HasSubstr("lost rank 1"));
+  EXPECT_THAT(message, ::testing::HasSubstr("all_reduce #1 of page \"blocks.1\""));
+  EXPECT_THAT(testing::message_of(errors[0]), ::testing::StartsWith("[rank 0/3]"));
+}
+
+TEST(CommunicatorFailureTest, ASilentRankIsNamedAtTheDeadline) {
+  const auto start = std::chrono::steady_clock::now();
+  std::atomic<bool> over{false};
+  const auto errors = try_ranks(
+      2,
+      [&](World& world) {
+        if (world.rank() == 1) {
+          while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          throw std::runtime_error("late");
+        }
+        try {
+          world.communicator().barrier("the start").wait();
+        } catch (...) {
+          over = true;
+          throw;
+        }
+      },
+      {.deadline = std::chrono::milliseconds(500)});
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  EXPECT_THAT(testing::message_of(errors[0]),
+              ::testing::HasSubstr("barrier #0 of the start (0 B): rank 1 did not answer within 0.5 s"));
+}
+
+TEST(CommunicatorFailureTest, RanksOutOfStepLearnWhatTheOtherWasIn) {
+  const auto errors = try_ranks(
+      2,
+      [](World& world) {
+        const auto tensor = torch::zeros({64});
+        if (world.rank() == 0) {
+          world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
+        } else {
+          world.communicator().all_gather(tensor, "page \"b\"").wait();
+        }
+      },
+      {.deadline = std::chrono::milliseconds(500)});
+  const std::string messages = testing::message_of(errors[0]) + testing::message_of(errors[1]);
+  EXPECT_THAT(messages, ::testing::HasSubstr("all_reduce #0 of page \"a\""));
+  EXPECT_THAT(messages, ::testing::HasSubstr("all_gather #0 of page \"b\""));
+}
+
+TEST(CommunicatorFailureTest, ABrokenCommunicatorRefusesWhatFollows) {
+  const auto errors = try_ranks(2, [](World& world) {
+    if (world.rank() == 1) throw std::runtime_error("gone");
+    const auto tensor = torch::zeros({1});
+    EXPECT_THROW(world.communicator().all_reduce(tensor, ReduceOp::kSum, "first").wait(), c10::Error);
+    world.communicator().all_reduce(tensor, ReduceOp::kSum, "second").wait();
+  });
+  EXPECT_THAT(testing::message_of(errors[0]), ::testing::HasSubstr("of first"));
+}
+
+}  // namespace
+}  // namespace zeropage::comm

@@ -1,0 +1,100 @@
+#include "comm/reduction.h"
+
+#include <cmath>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace zeropage::comm {
+namespace {
+
+// The tree of the header's definition, with LibTorch's own arithmetic.
+torch::Tensor tree(const std::vector<torch::Tensor>& values, size_t low, size_t high) {
+  if (high - low == 1) return values[low];
+  size_t half = 1;
+  while (half * 2 < high - low) half *= 2;
+  return tree(values, low, low + half) + tree(values, low + half, high);
+}
+
+torch::Tensor reduce(const std::vector<torch::Tensor>& values, ReduceOp op) {
+  std::vector<const void*> pointers;
+  for (const auto& value : values) pointers.push_back(value.const_data_ptr());
+  auto out = torch::empty_like(values.front());
+  reduce_in_rank_order(pointers, out.mutable_data_ptr(), out.numel(), out.scalar_type(), op);
+  return out;
+}
+
+class ReductionTest : public ::testing::TestWithParam<int> {
+ protected:
+  std::vector<torch::Tensor> random(torch::ScalarType dtype, int64_t numel = 2500) const {
+    torch::manual_seed(GetParam());
+    std::vector<torch::Tensor> values;
+    for (int rank = 0; rank < GetParam(); ++rank) values.push_back(torch::randn({numel}).to(dtype));
+    return values;
+  }
+};
+
+TEST_P(ReductionTest, AddsAsATreeInRankOrder) {
+  const auto values = random(torch::kFloat32);
+  EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kSum), tree(values, 0, values.size())));
+}
+
+TEST_P(ReductionTest, DividesOnceAfterTheSum) {
+  const auto values = random(torch::kFloat32);
+  EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kMean), tree(values, 0, values.size()) / GetParam()));
+}
+
+TEST_P(ReductionTest, GivesAnElementTheSameBitsWhereverItLies) {
+  const auto values = random(torch::kFloat32);
+  const auto whole = reduce(values, ReduceOp::kMean);
+  for (const int64_t begin : {1, 17, 1023, 1024, 2000}) {
+    std::vector<torch::Tensor> parts;
+    for (const auto& value : values) parts.push_back(value.slice(0, begin).clone());
+    EXPECT_TRUE(torch::equal(reduce(parts, ReduceOp::kMean), whole.slice(0, begin))) << begin;
+  }
+}
+
+TEST_P(ReductionTest, RoundsLowPrecisionOnlyOnce) {
+  for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
+    const auto values = random(dtype);
+    std::vector<torch::Tensor> wide;
+    for (const auto& value : values) wide.push_back(value.to(torch::kFloat32));
+    EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kSum), tree(wide, 0, wide.size()).to(dtype)));
+  }
+}
+
+TEST_P(ReductionTest, TakesTheLargest) {
+  auto values = random(torch::kFloat64);
+  EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kMax), std::get<0>(torch::stack(values).max(0))));
+  values.back()[7] = NAN;
+  EXPECT_TRUE(std::isnan(reduce(values, ReduceOp::kMax)[7].item<double>()));
+}
+
+TEST_P(ReductionTest, AddsIntegersExactly) {
+  std::vector<torch::Tensor> values;
+  for (int rank = 0; rank < GetParam(); ++rank) {
+    values.push_back(torch::full({5}, (int64_t{1} << 53) + rank, torch::kInt64));
+  }
+  EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kSum), torch::stack(values).sum(0)));
+}
+
+TEST_P(ReductionTest, MayWriteIntoAContribution) {
+  const auto values = random(torch::kFloat32);
+  const auto expected = tree(values, 0, values.size());
+  std::vector<const void*> pointers;
+  for (const auto& value : values) pointers.push_back(value.const_data_ptr());
+  reduce_in_rank_order(pointers, values.back().mutable_data_ptr(), expected.numel(), torch::kFloat32, ReduceOp::kSum);
+  EXPECT_TRUE(torch::equal(values.back(), expected));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest, ::testing::Values(1, 2, 3, 4, 5, 7, 8));
+
+TEST(ReductionDtypeTest, RefusesWhatCannotBeAdded) {
+  const bool value = true;
+  const void* pointer = &value;
+  bool out = false;
+  EXPECT_THROW(reduce_in_rank_order({&pointer, 1}, &out, 1, torch::kBool, ReduceOp::kSum), c10::Error);
+}
+
+}  // namespace
+}  // namespace zeropage::comm

@@ -1,0 +1,122 @@
+#include "comm/rendezvous.h"
+
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/check.h"
+
+namespace zeropage::comm {
+namespace {
+
+Variables from(std::map<std::string, std::string> values) {
+  return [values = std::move(values)](const std::string& name) -> std::optional<std::string> {
+    const auto at = values.find(name);
+    return at == values.end() ? std::nullopt : std::optional(at->second);
+  };
+}
+
+std::string refusal_of(const Variables& variables) {
+  try {
+    read_place(variables);
+  } catch (const std::exception& error) {
+    return memory::message_of(error);
+  }
+  return "";
+}
+
+TEST(RendezvousTest, IsAWorldOfOneWithoutVariables) {
+  const Place place = read_place(from({}));
+  EXPECT_EQ(place.world_size, 1);
+  EXPECT_FALSE(launched_by_environment(from({})));
+}
+
+TEST(RendezvousTest, ReadsTorchrunsVariables) {
+  const Place place = read_place(from({{"RANK", "5"},
+                                       {"WORLD_SIZE", "8"},
+                                       {"LOCAL_RANK", "1"},
+                                       {"LOCAL_WORLD_SIZE", "4"},
+                                       {"MASTER_ADDR", "node7"},
+                                       {"MASTER_PORT", "29500"},
+                                       {"TORCHELASTIC_RUN_ID", "x"},
+                                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
+  EXPECT_EQ(place.rank, 5);
+  EXPECT_EQ(place.world_size, 8);
+  EXPECT_EQ(place.local_rank, 1);
+  EXPECT_EQ(place.local_world_size, 4);
+  EXPECT_EQ(place.master_address, "node7");
+  EXPECT_EQ(place.master_port, 29500);
+  EXPECT_TRUE(place.launcher_serves_store);
+  EXPECT_EQ(place.launcher, "torchrun");
+}
+
+TEST(RendezvousTest, ReadsSlurmsVariables) {
+  const Place place = read_place(from({{"SLURM_PROCID", "3"},
+                                       {"SLURM_NTASKS", "16"},
+                                       {"SLURM_LOCALID", "3"},
+                                       {"SLURM_JOB_ID", "4711"},
+                                       {"SLURM_JOB_NODELIST", "gpu[03-05,9],login"}}));
+  EXPECT_EQ(place.rank, 3);
+  EXPECT_EQ(place.world_size, 16);
+  EXPECT_EQ(place.local_rank, 3);
+  EXPECT_EQ(place.master_address, "gpu03");
+  EXPECT_GE(place.master_port, 20000);
+}
+
+TEST(RendezvousTest, DerivesTheSamePortOnEveryRankOfAJob) {
+  const auto port = [](const char* rank, const char* job) {
+    return read_place(from({{"SLURM_PROCID", rank}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", job},
+                            {"SLURM_JOB_NODELIST", "a,b"}}))
+        .master_port;
+  };
+  EXPECT_EQ(port("0", "12"), port("1", "12"));
+  EXPECT_NE(port("0", "12"), port("0", "13"));
+}
+
+TEST(RendezvousTest, IgnoresASlurmShellOutsideSrun) {
+  EXPECT_EQ(read_place(from({{"SLURM_NTASKS", "16"}})).world_size, 1);
+}
+
+TEST(RendezvousTest, ReadsOpenMpisVariablesOnOneHost) {
+  const Place place = read_place(from({{"OMPI_COMM_WORLD_RANK", "1"},
+                                       {"OMPI_COMM_WORLD_SIZE", "2"},
+                                       {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                                       {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                                       {"PMIX_NAMESPACE", "prterun-1"}}));
+  EXPECT_EQ(place.rank, 1);
+  EXPECT_EQ(place.master_address, "127.0.0.1");
+}
+
+TEST(RendezvousTest, MeetsInAFileWhenTold) {
+  const Place place = read_place(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "file:///tmp/meet"}}));
+  EXPECT_EQ(place.rendezvous_file, "/tmp/meet");
+}
+
+TEST(RendezvousTest, FindsTheFirstHostOfANodeList) {
+  EXPECT_EQ(first_host("one"), "one");
+  EXPECT_EQ(first_host("one,two"), "one");
+  EXPECT_EQ(first_host("node[12-15]"), "node12");
+  EXPECT_EQ(first_host("n[001,3]-ib,m4"), "n001-ib");
+  EXPECT_EQ(first_host("login,gpu[1-2]"), "login");
+}
+
+TEST(RendezvousTest, NamesVariablesThatContradictEachOther) {
+  EXPECT_THAT(refusal_of(from({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}})),
+              ::testing::HasSubstr("RANK=2 and WORLD_SIZE=2 contradict each other"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}})), ::testing::HasSubstr("WORLD_SIZE is not"));
+  EXPECT_THAT(refusal_of(from({{"WORLD_SIZE", "2"}})), ::testing::HasSubstr("RANK is not"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "one"}, {"WORLD_SIZE", "2"}})), ::testing::HasSubstr("RANK=one is not a whole number"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}})), ::testing::HasSubstr("needs MASTER_ADDR"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}})),
+              ::testing::HasSubstr("needs MASTER_PORT"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}})),
+              ::testing::HasSubstr("MASTER_PORT=70000"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "2"}})),
+              ::testing::HasSubstr("impossible"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "tmp/meet"}})),
+              ::testing::HasSubstr("expected file:///absolute/path"));
+}
+
+}  // namespace
+}  // namespace zeropage::comm

@@ -1,0 +1,114 @@
+#include "comm/world.h"
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "tests/harness/ranks.h"
+
+namespace zeropage::comm {
+namespace {
+
+using testing::message_of;
+using testing::run_ranks;
+using testing::try_ranks;
+
+TEST(WorldTest, GathersTextByRank) {
+  run_ranks(4, [](World& world) {
+    const auto texts = world.gather_text("a test", c10::str("I am ", world.rank()));
+    EXPECT_THAT(texts, ::testing::ElementsAre("I am 0", "I am 1", "I am 2", "I am 3"));
+  });
+}
+
+TEST(WorldTest, AgreesWhenAllSayTheSame) {
+  run_ranks(3, [](World& world) {
+    world.check_agreement("the model", {"stage: 1", "layers: 4"});
+    world.check_agreement("the model", {});
+  });
+}
+
+TEST(WorldTest, TellsEveryRankWhichRankDiffersInWhat) {
+  const auto errors = try_ranks(3, [](World& world) {
+    world.check_agreement("the model", {"stage: 1", world.rank() == 2 ? "layers: 5" : "layers: 4"});
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT(message_of(error), ::testing::HasSubstr("the model differs between ranks"));
+    EXPECT_THAT(message_of(error), ::testing::HasSubstr("rank 0 has layers: 4; rank 2 has layers: 5"));
+  }
+}
+
+TEST(WorldTest, NamesTheRankThatDoesNotCome) {
+  const auto errors = try_ranks(
+      3,
+      [](World& world) {
+        if (world.rank() == 1) throw std::runtime_error("elsewhere");
+        world.check_agreement("the model", {"stage: 1"});
+      },
+      {.deadline = std::chrono::milliseconds(300)});
+  EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("rank 1 did not come within 0.3 s"));
+  EXPECT_THAT(message_of(errors[2]), ::testing::HasSubstr("rank 1 did not come within 0.3 s"));
+}
+
+TEST(WorldTest, RefusesRanksThatBelieveInDifferentDeadlines) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> messages(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        World({.rank = rank, .world_size = 2, .launcher = "test"}, store,
+              {.deadline = std::chrono::seconds(10 + rank)});
+      } catch (const std::exception& error) {
+        messages[rank] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  for (const auto& message : messages) EXPECT_THAT(message, ::testing::HasSubstr("deadline: 11000 ms"));
+}
+
+TEST(WorldTest, FindsLocalRanksByHostName) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 3; ++rank) {
+    threads.emplace_back([&, rank] {
+      World world({.rank = rank, .world_size = 3, .launcher = "test"}, store);
+      EXPECT_EQ(world.local_rank(), rank);
+      EXPECT_EQ(world.local_size(), 3);
+      world.communicator().barrier("the end").wait();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(WorldTest, MeetsInAFile) {
+  const auto path = std::filesystem::temp_directory_path() / c10::str("zeropage-world-test-", getpid());
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      Place place{.rank = rank, .world_size = 2, .launcher = "test"};
+      place.rendezvous_file = path.string();
+      World world(place, open_store(place, std::chrono::seconds(10)));
+      const auto tensor = torch::ones({3});
+      world.communicator().all_reduce(tensor, ReduceOp::kSum, "a test").wait();
+      EXPECT_TRUE(tensor.eq(2).all().item<bool>());
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  std::filesystem::remove(path);
+}
+
+TEST(WorldTest, AWorldOfOneNeedsNobody) {
+  World world({}, c10::make_intrusive<c10d::HashStore>());
+  const auto tensor = torch::full({3}, 5.0);
+  world.communicator().all_reduce(tensor, ReduceOp::kMean, "a test").wait();
+  EXPECT_TRUE(tensor.eq(5).all().item<bool>());
+  world.check_agreement("anything", {"at all"});
+  EXPECT_EQ(world.local_size(), 1);
+}
+
+}  // namespace
+}  // namespace zeropage::comm

@@ -1,0 +1,191 @@
+// The command lines that users type, as they type them: exit codes, one-line errors, the JSON, the launchers.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Outcome {
+  int exit_code = -1;
+  std::string output;  // stdout and stderr
+};
+
+Outcome shell(const std::string& command) {
+  Outcome outcome;
+  FILE* pipe = ::popen(("{ " + command + " ; } 2>&1").c_str(), "r");
+  char buffer[4096];
+  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), pipe)) outcome.output.append(buffer, count);
+  const int status = ::pclose(pipe);
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return outcome;
+}
+
+Outcome train_gpt(const std::string& flags) {
+  return shell(std::string(TRAIN_GPT) + " " + flags);
+}
+
+class TrainGptTest : public ::testing::Test {
+ protected:
+  void SetUp() override { std::filesystem::create_directories(folder_); }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  std::string path(const std::string& name) const { return (folder_ / name).string(); }
+  nlohmann::json json() const { return nlohmann::json::parse(std::ifstream(path("out.json"))); }
+
+  // A model that trains in well under a second.
+  std::string tiny(const std::string& more) const {
+    return "--d-model 32 --layers 2 --heads 2 --sequence 32 --batch 2 --steps 3 --threads 1 --json " +
+           path("out.json") + " " + more;
+  }
+
+  const std::filesystem::path folder_ =
+      std::filesystem::temp_directory_path() / ("zeropage-train-gpt-test-" + std::to_string(::getpid()));
+};
+
+void expect_refused(const Outcome& outcome, const std::string& words) {
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr(words));
+  EXPECT_EQ(std::count(outcome.output.begin(), outcome.output.end(), '\n'), 1) << outcome.output;
+}
+
+TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
+  expect_refused(train_gpt("--no-such-flag 1"), "--no-such-flag");
+  expect_refused(train_gpt("--stage 2"), "sharded gradients are not in this version");
+  expect_refused(train_gpt("--stage 3"), "sharded parameters are not in this version");
+  expect_refused(train_gpt("--stage 7"), "expected 0, 1, 2 or 3");
+  expect_refused(train_gpt("--lr nan"), "--lr nan");
+  expect_refused(train_gpt("--ranks 0"), "--ranks");
+  expect_refused(train_gpt("--heads 3 --d-model 32"), "does not divide --d-model 32");
+  expect_refused(train_gpt("--optimizer lion"), "--optimizer lion: is not in this version");
+  expect_refused(train_gpt("--page-bytes 3"), "expected 4KiB or more");
+}
+
+TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
+  expect_refused(train_gpt("--compute-dtype bf16"), "mixed precision is not in this version");
+  expect_refused(train_gpt("--offload-optimizer host"), "optimizer offload is not in this version");
+  expect_refused(train_gpt("--save somewhere"), "training state on disk is not in this version");
+  expect_refused(train_gpt("--accumulate 4"), "micro-batches is not in this version");
+  expect_refused(train_gpt("--world-invariant"), "is not in this version");
+  expect_refused(train_gpt("--device cuda"), "CUDA");
+}
+
+TEST_F(TrainGptTest, RefusesDataThatItCannotTrainOn) {
+  expect_refused(train_gpt("--data /no/such/file"), "/no/such/file: cannot be read");
+  std::ofstream(path("empty.txt"));
+  expect_refused(train_gpt("--data " + path("empty.txt")), "is empty");
+  std::ofstream(path("short.txt")) << std::string(100, 'x');
+  expect_refused(train_gpt("--sequence 64 --data " + path("short.txt")), "too few for --sequence 64");
+}
+
+TEST_F(TrainGptTest, RefusesVariablesThatContradictEachOther) {
+  expect_refused(shell("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT), "contradict each other");
+  expect_refused(shell("RANK=0 " TRAIN_GPT), "WORLD_SIZE is not");
+  expect_refused(shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT " --ranks 3"),
+                 "started 2 ranks");
+}
+
+TEST_F(TrainGptTest, WritesEveryFigure) {
+  const Outcome outcome = train_gpt(tiny("--ranks 2 --sample 10"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("held-out loss"));
+  EXPECT_THAT(outcome.output, HasSubstr("optimizer_state"));
+  EXPECT_THAT(outcome.output, HasSubstr("sample, after the |:"));
+  const nlohmann::json json = this->json();
+  EXPECT_EQ(json["loss"].size(), 3U);
+  EXPECT_EQ(json["step_seconds"].size(), 3U);
+  EXPECT_EQ(json["flags"]["ranks"], 2);
+  EXPECT_EQ(json["flags"]["compute-dtype"], "fp32");
+  EXPECT_GT(json["tokens_per_second"], 0);
+  EXPECT_EQ(json["weights_sha256"].get<std::string>().size(), 64U);
+  ASSERT_EQ(json["memory"].size(), 2U);
+  for (const auto& rank : json["memory"]) {
+    EXPECT_GT(rank["rss_peak_bytes"], rank["rss_base_bytes"]);
+    EXPECT_LE(rank["persistent_bytes"], 1.2 * rank["formula_bytes"].get<double>()) << "padding of a tiny model";
+    EXPECT_GE(rank["peak_bytes"], rank["persistent_bytes"]);
+  }
+  EXPECT_FALSE(json.contains("paging"));
+}
+
+TEST_F(TrainGptTest, GivesTheSameWeightsAtEveryStageAndPageSize) {
+  std::string first;
+  for (const char* more : {"--stage 0", "--stage 1", "--stage 1 --page-bytes 4KiB", "--stage 0 --page-bytes 64KiB"}) {
+    for (const char* optimizer : {"adamw"}) {
+      const Outcome outcome = train_gpt(tiny(std::string("--ranks 3 ") + more + " --optimizer " + optimizer));
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+      const std::string hash = json()["weights_sha256"];
+      if (first.empty()) first = hash;
+      EXPECT_EQ(hash, first) << more;
+    }
+  }
+}
+
+TEST_F(TrainGptTest, SendsTheFormulasBytes) {
+  ASSERT_EQ(train_gpt(tiny("--ranks 2 --stage 1 --d-model 64")).exit_code, 0);
+  const nlohmann::json json = this->json();
+  const double gradient_bytes = 4.0 * json["parameters"].get<double>();
+  for (const auto& rank : json["wire_bytes"]) {
+    // (N-1)/N of the gradients and of the parameters in each of three steps, and the padding of one small page.
+    EXPECT_NEAR(rank["reduce_scatter"].get<double>(), 3 * gradient_bytes / 2, 0.005 * 3 * gradient_bytes / 2);
+    EXPECT_EQ(rank["all_gather"], rank["reduce_scatter"]);
+  }
+}
+
+TEST_F(TrainGptTest, EndsWithOneLineWhenTheLossIsNoLongerANumber) {
+  const Outcome outcome = train_gpt(tiny("--lr 1e30 --optimizer sgd --steps 20"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.output, HasSubstr("training cannot go on, lower --lr"));
+  EXPECT_THAT(outcome.output, ::testing::Not(HasSubstr("frame #")));
+}
+
+TEST_F(TrainGptTest, ReportsAJsonPathThatCannotBeWritten) {
+  const Outcome outcome = train_gpt(tiny("--json /no/such/folder/out.json"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.output, HasSubstr("/no/such/folder/out.json: cannot be written"));
+}
+
+TEST_F(TrainGptTest, TrainsUnderZpRun) {
+  const Outcome outcome = shell(ZP " run -n 2 -- " TRAIN_GPT " " + tiny(""));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("[rank 0] "));
+  EXPECT_EQ(json()["memory"].size(), 2U);
+}
+
+TEST_F(TrainGptTest, TrainsWhenRanksAreStartedByHand) {
+  const std::string world = "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871 ";
+  const Outcome outcome = shell("RANK=1 " + world + TRAIN_GPT + " " + tiny("") + " & RANK=0 " + world + TRAIN_GPT + " " +
+                                tiny("") + " && wait $!");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(json()["memory"].size(), 2U);
+}
+
+TEST_F(TrainGptTest, NamesRanksThatWereStartedWithDifferentModels) {
+  const std::string world = "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873 ";
+  const Outcome outcome = shell("RANK=1 " + world + TRAIN_GPT + " " + tiny("--layers 3") + " & RANK=0 " + world + TRAIN_GPT +
+                                " " + tiny("") + "; wait $!");
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("the wrapped model differs between ranks"));
+  EXPECT_THAT(outcome.output, HasSubstr("blocks.2"));
+}
+
+TEST(ExamplesTest, RunAloneAndUnderALauncher) {
+  for (const char* program :
+       {QUICKSTART, DROP_IN, ZP " run -n 3 -- " DROP_IN, ZP " run -n 2 -- " QUICKSTART}) {
+    const Outcome outcome = shell(program);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_THAT(outcome.output, HasSubstr("step 200")) << program;
+  }
+}
+
+}  // namespace

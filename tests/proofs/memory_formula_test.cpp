@@ -1,0 +1,95 @@
+// Formula-exact memory: what persists on a rank is ZeRO's formula, by the ledger.
+#include <gtest/gtest.h>
+
+#include "memory/testing.h"
+#include "tests/harness/ranks.h"
+#include "tests/harness/reference.h"
+#include "zero/zeropage.h"
+
+namespace zeropage {
+namespace {
+
+using namespace zeropage::testing;
+using memory::Kind;
+
+constexpr int64_t kWidth = 700;
+
+torch::nn::Sequential make_deep(int layers) {
+  torch::nn::Sequential net;
+  net->push_back(torch::nn::Linear(7, kWidth));
+  for (int layer = 0; layer < layers; ++layer) {
+    net->push_back(torch::nn::Linear(kWidth, kWidth));
+    net->push_back(torch::nn::Tanh());
+  }
+  net->push_back(torch::nn::Linear(kWidth, 7));
+  return net;
+}
+
+void train(DataParallel<torch::nn::Sequential>& model, torch::optim::Optimizer& optimizer, int rank) {
+  for (int step = 0; step < 2; ++step) {
+    const Samples samples = samples_of(rank, step);
+    optimizer.zero_grad();
+    loss_of(model(samples.inputs), samples).backward();
+    optimizer.step();
+  }
+}
+
+class MemoryFormulaTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(MemoryFormulaTest, PersistentBytesAreTheFormula) {
+  const auto [ranks, stage] = GetParam();
+  run_ranks(ranks, [&, ranks = ranks, stage = stage](comm::World& world) {
+    Options options;
+    options.stage = static_cast<Stage>(stage);
+    options.page_bytes = memory::operator""_MiB(4);
+    DataParallel<torch::nn::Sequential> model(make_deep(6), world, options);
+    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+    train(model, optimizer, world.rank());
+    int64_t numel = 0;
+    for (const auto& parameter : model.parameters()) numel += parameter.numel();
+    const double bytes = 4.0 * static_cast<double>(numel);
+    const memory::Breakdown held = memory::Ledger::current()->now();
+    const double share = stage == 0 ? 1.0 : 1.0 / ranks;
+    EXPECT_NEAR(static_cast<double>(held[Kind::kParameter]), bytes, 0.005 * bytes) << memory::to_text(held);
+    EXPECT_NEAR(static_cast<double>(held[Kind::kGradient]), bytes, 0.005 * bytes) << memory::to_text(held);
+    // A rank whose shards end in padding holds a little less state.
+    EXPECT_LE(static_cast<double>(held[Kind::kOptimizerState]), 1.005 * 2 * bytes * share) << memory::to_text(held);
+    EXPECT_GE(static_cast<double>(held[Kind::kOptimizerState]), 0.95 * 2 * bytes * share) << memory::to_text(held);
+    EXPECT_LE(static_cast<double>(held.persistent()), 1.005 * (2 * bytes + 2 * bytes * share));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(RanksStages, MemoryFormulaTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values(0, 1)));
+
+TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
+  run_ranks(2, [](comm::World& world) {
+    auto net = make_deep(12);
+    memory::Ledger& ledger = *memory::Ledger::current();
+    const int64_t before = ledger.now().total();
+    ledger.reset_peak();
+    Options options;
+    options.page_bytes = memory::operator""_MiB(4);
+    auto pages = std::make_shared<ParameterPages>(
+        world, parameters_of(*net), ParameterPages::PageOptions{options.page_bytes, Ownership::kShard});
+    EXPECT_PEAK_BYTES_LE(ledger, before + 2 * options.page_bytes);
+    world.communicator().barrier("the comparison").wait();
+  });
+}
+
+TEST(MemoryFormulaTest, EveryByteIsGoneWhenTheModelIs) {
+  run_ranks(2, [](comm::World& world) {
+    const int64_t before = memory::Ledger::current()->now().total();
+    {
+      DataParallel<torch::nn::Sequential> model(make_deep(3), world);
+      Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+      train(model, optimizer, world.rank());
+    }
+    // The communicator keeps its staging segments.
+    const memory::Breakdown left = memory::Ledger::current()->now();
+    EXPECT_EQ(left.total() - left[Kind::kStaging], before) << memory::to_text(left);
+  });
+}
+
+}  // namespace
+}  // namespace zeropage

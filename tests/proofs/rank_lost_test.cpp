@@ -1,0 +1,55 @@
+// No silent hang: a rank that dies ends the others with its name in seconds.
+#include <signal.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/check.h"
+#include "tests/comm/launched_process.h"
+#include "zero/zeropage.h"
+
+namespace zeropage {
+namespace {
+
+using comm::LaunchedProcess;
+
+int train_until_killed(comm::World& world, int victim) {
+  try {
+    at::set_num_threads(1);
+    torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(), torch::nn::Linear(512, 64));
+    DataParallel<torch::nn::Sequential> model(net, world);
+    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+    for (int step = 0; step < 1'000'000; ++step) {
+      if (step == 3 && world.rank() == victim) ::raise(SIGKILL);
+      optimizer.zero_grad();
+      model(torch::randn({4, 64})).pow(2).sum().backward();
+      optimizer.step();
+    }
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", memory::message_of(error).c_str());
+    return 1;
+  }
+}
+
+class RankLostTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(RankLostTest, TheOthersEndWithItsNameInSeconds) {
+  const auto [ranks, victim] = GetParam();
+  LaunchedProcess launched([ranks = ranks, victim = victim] {
+    return comm::World::launch(
+        ranks, [victim](comm::World& world) { return train_until_killed(world, victim); });
+  });
+  EXPECT_EQ(launched.wait(), 128 + SIGKILL);
+  EXPECT_LT(launched.seconds(), 15.0) << "start-up included; the deadline is 60 s";
+  const std::string errors = launched.err();
+  EXPECT_THAT(errors, ::testing::HasSubstr(c10::str("rank ", victim, " (pid ")));
+  EXPECT_THAT(errors, ::testing::HasSubstr("was killed by SIGKILL"));
+  EXPECT_THAT(errors, ::testing::HasSubstr(c10::str("lost rank ", victim)));
+}
+
+INSTANTIATE_TEST_SUITE_P(RanksVictims, RankLostTest,
+                         ::testing::Values(std::make_tuple(2, 0), std::make_tuple(2, 1), std::make_tuple(4, 2)));
+
+}  // namespace
+}  // namespace zeropage

@@ -1,0 +1,361 @@
+#include "zero/data_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/ranks.h"
+#include "tests/harness/reference.h"
+#include "tests/harness/tiny_models.h"
+#include "zero/optimizer.h"
+
+namespace zeropage {
+namespace {
+
+using namespace zeropage::testing;
+using torch::optim::SGD;
+using torch::optim::SGDOptions;
+
+torch::nn::Linear make_linear(double weight = 1.0) {
+  torch::nn::Linear linear(torch::nn::LinearOptions(7, 7).bias(false));
+  const torch::NoGradGuard no_grad;
+  linear->weight.fill_(weight);
+  return linear;
+}
+
+Options at_stage(int stage) {
+  Options options;
+  options.stage = static_cast<Stage>(stage);
+  return options;
+}
+
+// The gradient of sum(linear(x)) is the same in every row: the column sums of x.
+void backward(DataParallel<torch::nn::Linear>& model, double value) {
+  model(torch::full({1, 7}, value)).sum().backward();
+}
+
+class DataParallelTest : public ::testing::TestWithParam<int> {
+ protected:
+  Options options() const { return at_stage(GetParam()); }
+
+  // What the optimizer applies: with SGD of rate 1, the change of the weights.
+  static double applied_gradient(DataParallel<torch::nn::Linear>& model, torch::optim::Optimizer& optimizer) {
+    const double before = model->weight.sum().item<double>();
+    optimizer.step();
+    return (before - model->weight.sum().item<double>()) / 49.0;
+  }
+};
+
+TEST_P(DataParallelTest, GivesEveryRankRankZerosParametersAndBuffers) {
+  run_ranks(3, [&](comm::World& world) {
+    ConvNet net;
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) parameter.fill_(world.rank());
+      for (auto& buffer : net->buffers()) buffer.fill_(world.rank() + 5);
+    }
+    DataParallel<ConvNet> model(net, world, options());
+    for (const auto& parameter : model.parameters()) EXPECT_TRUE(parameter.eq(0).all().item<bool>());
+    for (const auto& buffer : model.buffers()) EXPECT_TRUE(buffer.eq(5).all().item<bool>());
+  });
+}
+
+TEST_P(DataParallelTest, KeepsTheModuleItself) {
+  run_ranks(2, [&](comm::World& world) {
+    auto linear = make_linear();
+    const auto view = linear->weight.detach()[2];
+    const auto* impl = linear->weight.unsafeGetTensorImpl();
+    DataParallel<torch::nn::Linear> model(linear, world, options());
+    EXPECT_EQ(model->weight.unsafeGetTensorImpl(), impl);
+    {
+      const torch::NoGradGuard no_grad;
+      model->weight.fill_(4);
+    }
+    EXPECT_TRUE(view.eq(4).all().item<bool>()) << "a view taken before wrapping follows";
+    EXPECT_EQ(model.named_parameters().keys(), std::vector<std::string>{"weight"});
+    const auto x = torch::randn({2, 7});
+    EXPECT_TRUE(torch::equal(model(x), linear(x)));
+  });
+}
+
+TEST_P(DataParallelTest, AveragesGradientsOverRanks) {
+  run_ranks(3, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, world.rank());  // 0, 1, 2
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 1.0);
+  });
+}
+
+TEST_P(DataParallelTest, AccumulatesWithoutAveragingInsideNoSync) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    const int64_t sent_before = world.communicator().wire_bytes().all_reduce +
+                                world.communicator().wire_bytes().reduce_scatter;
+    {
+      const auto guard = model.no_sync();
+      backward(model, world.rank());
+      backward(model, world.rank());
+    }
+    EXPECT_EQ(world.communicator().wire_bytes().all_reduce + world.communicator().wire_bytes().reduce_scatter,
+              sent_before);
+    EXPECT_EQ(model->weight.grad()[0][0].item<double>(), 2.0 * world.rank());
+    backward(model, world.rank() + 1);
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), (3 * 0 + 1 + 3 * 1 + 1) / 2.0);
+  });
+}
+
+TEST_P(DataParallelTest, AveragesInStepWhatNoSyncLeft) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    {
+      const auto guard = model.no_sync();
+      backward(model, world.rank());
+    }
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 0.5);
+  });
+}
+
+TEST_P(DataParallelTest, AddsSeveralAveragedBackwards) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, world.rank());      // mean 0.5
+    backward(model, 3 * world.rank());  // mean 1.5
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 2.0);
+    // Nobody zeroed: the next step sees the old gradient too, as with any optimizer.
+    backward(model, world.rank());
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 2.5);
+  });
+}
+
+TEST_P(DataParallelTest, ForgetsGradientsHoweverTheyAreZeroed) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    const std::vector<std::function<void()>> ways = {
+        [&] { optimizer.zero_grad(); },       [&] { optimizer.zero_grad(/*set_to_none=*/false); },
+        [&] { model.zero_grad(); },           [&] { model->zero_grad(/*set_to_none=*/false); },
+        [&] { model->weight.mutable_grad().reset(); }};
+    for (const auto& zero : ways) {
+      backward(model, 100);
+      zero();
+      backward(model, world.rank());
+      EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 0.5);
+      optimizer.zero_grad();
+    }
+  });
+}
+
+TEST_P(DataParallelTest, LeavesParametersThatNoRankUsedAlone) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<Oddball> model(Oddball(), world, options());
+    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1).weight_decay(0.5));
+    const auto before = model->unused->weight.detach().clone();
+    const Samples samples = samples_of(world.rank(), 0);
+    loss_of(model(samples.inputs), samples).backward();
+    EXPECT_FALSE(model->unused->weight.grad().defined());
+    optimizer.step();
+    EXPECT_TRUE(torch::equal(model->unused->weight, before));
+  });
+}
+
+TEST_P(DataParallelTest, CountsARankWithoutAGradientAsZero) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<Oddball> model(Oddball(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    {
+      const torch::NoGradGuard no_grad;
+      model->unused->bias.zero_();
+    }
+    auto loss = model(torch::zeros({1, 7})).sum() * 0;
+    if (world.rank() == 1) loss = loss + 3 * model->unused->bias.sum();
+    loss.backward();
+    optimizer.step();
+    EXPECT_TRUE(model->unused->bias.eq(-1.5).all().item<bool>());
+  });
+}
+
+TEST_P(DataParallelTest, WaitsInStepForARankWhoseBackwardReachedNothing) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    if (world.rank() == 0) backward(model, 2);
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 1.0);
+  });
+}
+
+TEST_P(DataParallelTest, TakesRankZerosBuffersInForwardWhileTraining) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<ConvNet> model(ConvNet(), world, options());
+    model(torch::full({4, 7}, 1.0 + world.rank()));
+    EXPECT_EQ(model->norm1->num_batches_tracked.item<int64_t>(), 1);
+    const auto own = model->norm1->running_mean.clone();
+    model(torch::ones({4, 7}));
+    const auto means = world.gather_text("means", c10::str(model->norm1->running_mean));
+    EXPECT_EQ(means[0], means[1]);
+    model.eval();
+    // One rank may evaluate alone.
+    if (world.rank() == 0) model(torch::ones({4, 7}));
+  });
+}
+
+TEST_P(DataParallelTest, RunsBackwardOverSharedModulesAndRetainedGraphs) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    const auto x = torch::full({1, 7}, 1.0 + world.rank());
+    const auto loss = model(x).sum() + model(x).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    loss.backward();
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 6.0);
+  });
+}
+
+TEST_P(DataParallelTest, RecoversFromABackwardThatThrewBeforeAnyExchange) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    auto input = torch::full({1, 7}, 5.0);
+    auto output = model(input);
+    output.register_hook([](torch::Tensor) -> torch::Tensor { throw std::runtime_error("user's hook"); });
+    EXPECT_THROW(output.sum().backward(), std::runtime_error);
+    backward(model, world.rank());
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 0.5);
+  });
+}
+
+TEST_P(DataParallelTest, MayBeDestroyedBeforeOrAfterItsOptimizer) {
+  run_ranks(2, [&](comm::World& world) {
+    auto linear = make_linear();
+    auto model = std::make_unique<DataParallel<torch::nn::Linear>>(linear, world, options());
+    auto optimizer = std::make_unique<Optimizer<SGD>>(*model, SGDOptions(1.0));
+    backward(*model, world.rank());
+    model.reset();
+    optimizer->step();
+    EXPECT_EQ(linear->weight[0][0].item<double>(), 0.5);
+    optimizer.reset();
+    // A plain module again.
+    linear->zero_grad();
+    linear(torch::full({1, 7}, 1.0 + world.rank())).sum().backward();
+    EXPECT_EQ(linear->weight.grad()[0][0].item<double>(), 1.0 + world.rank());
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, DataParallelTest, ::testing::Values(0, 1));
+
+TEST(DataParallelErrorTest, RefusesStagesThatAreNotThere) {
+  run_ranks(1, [](comm::World& world) {
+    for (const int stage : {2, 3}) {
+      try {
+        DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(stage));
+        ADD_FAILURE() << "stage " << stage << " was accepted";
+      } catch (const c10::Error& error) {
+        EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr(c10::str("stage ", stage)));
+        EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("use 0"));
+      }
+    }
+  });
+}
+
+TEST(DataParallelErrorTest, NamesWhatDiffersBetweenRanksBeforeAnythingIsExchanged) {
+  const auto errors = try_ranks(2, [](comm::World& world) {
+    torch::nn::Linear linear(7, world.rank() == 0 ? 5 : 6);
+    DataParallel<torch::nn::Linear> model(linear, world);
+  });
+  for (const auto& error : errors) {
+    EXPECT_THAT(message_of(error), ::testing::HasSubstr("parameter \"weight\": Float [5, 7]; rank 1 has parameter "
+                                                        "\"weight\": Float [6, 7]"));
+  }
+  const auto options = try_ranks(2, [](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(world.rank()));
+  });
+  EXPECT_THAT(message_of(options[1]),
+              ::testing::HasSubstr("rank 0 has options.stage: 0; rank 1 has options.stage: 1"));
+}
+
+TEST(DataParallelErrorTest, RefusesDifferentTensorsOverTheSameMemory) {
+  run_ranks(1, [](comm::World& world) {
+    auto first = make_linear();
+    auto second = make_linear();
+    second->weight.set_data(first->weight.data());
+    torch::nn::Sequential both(first, second);
+    try {
+      DataParallel<torch::nn::Sequential> model(both, world);
+      ADD_FAILURE() << "accepted";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("\"0.weight\" and \"1.weight\""));
+    }
+  });
+}
+
+TEST(DataParallelErrorTest, RefusesAParameterOfAnotherDevice) {
+  run_ranks(1, [](comm::World& world) {
+    auto module = std::make_shared<torch::nn::Module>();
+    module->register_parameter("elsewhere", torch::empty({3}, torch::kMeta));
+    try {
+      ParameterPages pages(world, parameters_of(*module), {.page_bytes = 4096});
+      ADD_FAILURE() << "accepted";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(),
+                  ::testing::HasSubstr("parameter \"elsewhere\": expected it on cpu, got meta"));
+    }
+  });
+}
+
+TEST(DataParallelErrorTest, RefusesSparseGradients) {
+  const auto errors = try_ranks(2, [](comm::World& world) {
+    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true));
+    DataParallel<torch::nn::Embedding> model(embedding, world);
+    model(torch::zeros({1}, torch::kInt64)).sum().backward();
+  });
+  EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("sparse gradients are not reduced"));
+}
+
+TEST(DataParallelErrorTest, NoticesThatGradientsOfAShardWereChanged) {
+  run_ranks(2, [](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(1));
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, 1);
+    torch::nn::utils::clip_grad_norm_(model.parameters(), 0.1);
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "accepted";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("\"weight\": p.grad() was changed"));
+    }
+  });
+}
+
+TEST(DataParallelErrorTest, LetsWholeGradientsBeChanged) {
+  run_ranks(2, [](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(0));
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, world.rank());  // mean 0.5
+    model->weight.mutable_grad().mul_(4);
+    optimizer.step();
+    EXPECT_EQ(model->weight[0][0].item<double>(), -1.0);
+    model->weight.mutable_grad() = torch::full({7, 7}, -3.0);
+    optimizer.step();
+    EXPECT_EQ(model->weight[0][0].item<double>(), 2.0);
+  });
+}
+
+TEST(DataParallelErrorTest, NoticesAParameterThatWasReplaced) {
+  run_ranks(1, [](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, 1);
+    model->weight.set_data(torch::zeros({7, 7}));
+    try {
+      optimizer.step();
+      ADD_FAILURE() << "accepted";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("no longer lives in its page"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace zeropage

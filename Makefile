@@ -1,0 +1,40 @@
+# The commands of a newcomer; CMakePresets.json has the rest. Every target first installs what is missing.
+BUILD := build/release
+JOBS := $(shell nproc)
+NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build train test lint bundle consumer clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
+	  awk -F'\t' '{printf "make %-10s %s\n", $$1, $$2}'
+
+setup: ## install Debian packages and .venv (LibTorch, oneTBB) where missing
+	@scripts/setup.sh
+
+$(BUILD)/build.ninja: CMakePresets.json | setup
+	@cmake --preset release
+
+build: setup $(BUILD)/build.ninja ## build the library, the examples, the tools and the tests
+	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS)
+
+train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks with sharded optimizer state
+	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target train_gpt
+	@$(BUILD)/examples/train_gpt --ranks 2 --stage 1 --steps 300 --sample 400
+
+test: build ## run all tests
+	@ctest --preset release -j $(JOBS)
+
+lint: ## check formatting, include arrows and file lengths, then clang-tidy (slow)
+	@scripts/setup.sh --lint
+	@scripts/lint.sh
+
+bundle: setup ## pack the non-torch libraries into bundle/, for machines without a network
+	@scripts/bundle.sh
+
+consumer: build ## install into build/install and build examples/consumer/ against it, as a user's project
+	@scripts/check_consumer.sh
+
+clean: ## remove build/ and bundle/ (.venv stays)
+	@rm -rf build bundle

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Packs the libraries that are not LibTorch into bundle/, so that the tree builds on a machine with g++, CMake, ninja
+# and an installed torch 2.11.0 but no network. CMake looks into bundle/ before the system.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+arch=$(gcc -print-multiarch 2>/dev/null || true)
+libdir=/usr/lib/${arch:-$(uname -m)-linux-gnu}
+rm -rf bundle
+mkdir -p bundle/include bundle/lib
+
+headers=(gtest gmock CLI nlohmann hwloc hwloc.h openssl)
+for header in "${headers[@]}"; do cp -rL "/usr/include/$header" bundle/include/; done
+# Debian keeps what depends on the architecture apart.
+for header in openssl hwloc; do
+  [ -d "/usr/include/$arch/$header" ] && cp -rL "/usr/include/$arch/$header" bundle/include/
+done
+cp -rL .venv/include/tbb .venv/include/oneapi bundle/include/
+
+cp -L "$libdir"/lib{gtest,gtest_main,gmock,crypto}.a bundle/lib/
+cp -L "$libdir"/libhwloc.so.15 bundle/lib/
+ln -sf libhwloc.so.15 bundle/lib/libhwloc.so
+for library in libtbb.so.12 libtbbmalloc.so.2; do
+  cp -L ".venv/lib/$library" bundle/lib/
+  ln -sf "$library" "bundle/lib/${library%.so.*}.so"
+done
+
+size=$(du -sm bundle | cut -f1)
+[ "$size" -lt 60 ] || { echo "bundle: $size MB, expected less than 60" >&2; exit 1; }
+echo "bundle: $size MB in bundle/; copy it beside the sources and configure as usual"

@@ -8,10 +8,11 @@
 // (comm/reduction.h), whatever the transport and wherever the element lies in the tensor.
 //
 // Tensors: 1-D, contiguous, on the host. Work in place; nothing may touch them until the Pending
-// has ended. Errors: c10::Error naming the rank, the operation, its sequence number and `what`
-// (say, the page). After the first error the communicator is broken and refuses further operations
-// with the same message. Threads: one thread at a time calls; a Pending may be waited for on
-// another.
+// has ended.
+// Errors: c10::Error naming the rank, the operation, its sequence number and `what` (say, the
+// page). After the first error the communicator is broken and refuses further operations with the
+// same message.
+// Threads: one thread at a time calls; a Pending may be waited for on another.
 #pragma once
 
 #include <atomic>

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <bit>
-#include <thread>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "comm/detail/gloo_link.h"
 #include "comm/detail/progress_thread.h"
+#include "comm/detail/store_calls.h"
 #include "comm/reduction.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -326,49 +327,39 @@ class GlooCommunicator final : public Communicator {
 
   // Tells the others through the store, asks the store what they say, and throws the whole account.
   [[noreturn]] void fail(const Call& call, const detail::PeerError& error) {
+    ZP_CHECK(
+        !error.aborted, call.describe(),
+        ": the communicator was destroyed while this was in flight; wait for its Pending first");
     const std::string ours =
         c10::str(call.describe(), ": ",
                  error.timed_out ? c10::str("rank ", error.peer, " did not answer within ",
                                             static_cast<double>(deadline_.count()) / 1000.0, " s")
                                  : c10::str("lost rank ", error.peer, " (", error.what(),
                                             "); it has ended or was killed"));
-    publish(ours);
-    std::string theirs = account_of(error.peer, error.timed_out);
-    if (theirs.empty()) {
-      theirs = error.timed_out
-                   ? c10::str(". Rank ", error.peer,
-                              " said nothing: it hangs, was stopped, or is busy elsewhere")
-                   : c10::str(". See the last lines of rank ", error.peer);
-    }
-    ZP_THROW(ours, theirs);
+    const auto theirs =
+        account_of(error.peer, ours, error.timed_out ? kPostMortem : std::chrono::seconds(0));
+    if (theirs && !theirs->empty())
+      ZP_THROW(ours, ". Rank ", error.peer, " had failed in ", *theirs);
+    if (!error.timed_out) ZP_THROW(ours, ". See the last lines of rank ", error.peer);
+    ZP_THROW(ours, ". Rank ", error.peer,
+             " said nothing: it hangs, was stopped, or is busy elsewhere");
   }
 
-  static std::string failure_key(int rank) { return c10::str("failed/", rank); }
-
-  void publish(const std::string& account) {
-    try {
-      store_->set(failure_key(rank()), std::vector<uint8_t>(account.begin(), account.end()));
-    } catch (const std::exception&) {
-      // The rank that serves the store is the one that died: there is nobody left to tell.
-    }
-  }
-
-  std::string account_of(int peer, bool may_come_later) {
-    const auto give_up_at =
-        std::chrono::steady_clock::now() + (may_come_later ? kPostMortem : std::chrono::seconds(0));
-    try {
-      do {
-        if (store_->check({failure_key(peer)})) {
-          const std::vector<uint8_t> account = store_->get(failure_key(peer));
-          return c10::str(". Rank ", peer, " had failed in ",
-                          std::string(account.begin(), account.end()));
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(50));
-      } while (std::chrono::steady_clock::now() < give_up_at);
-    } catch (const std::exception&) {
-      // As in publish().
-    }
-    return "";
+  // Publishes our account and returns the peer's if it has one within `patience`. Where the store
+  // died with the rank that served it there is nobody to tell or to ask.
+  std::optional<std::string> account_of(int peer, const std::string& ours,
+                                        std::chrono::seconds patience) const {
+    const auto failure_key = [](int rank) { return c10::str("failed/", rank); };
+    return detail::ask_within(
+        patience + kPostMortem, [store = store_, own_key = failure_key(rank()),
+                                 peer_key = failure_key(peer), ours, patience] {
+          detail::write_key(*store, own_key, ours);
+          if (patience.count() == 0 && !store->check({peer_key})) return std::string();
+          store->wait({peer_key},
+                      std::max<std::chrono::milliseconds>(patience, std::chrono::milliseconds(1)));
+          const std::vector<uint8_t> account = store->get(peer_key);
+          return std::string(account.begin(), account.end());
+        });
   }
 
   struct Sent {

@@ -29,8 +29,8 @@ namespace zeropage::comm {
 
 struct LaunchOptions {
   enum class Output {
-    // Every line of every rank comes out as "[rank 1] line". A piece that
-    // ends in '\r' counts as a line.
+    // Every line of every rank comes out as "[rank 1] line". A piece that ends in '\r' counts as a
+    // line.
     kPrefixAll,
     // Rank 0 keeps our stdout and stderr untouched, so that it can draw on a terminal. Its last
     // lines are then unknown to the report.
@@ -50,8 +50,8 @@ struct LaunchOptions {
   std::size_t tail_lines = 20;
 };
 
-// Runs `argv` (argv[0] is looked up in PATH) in `options.ranks` processes.
-// Returns what main() should return:
+// Runs `argv` (argv[0] is looked up in PATH) in `options.ranks` processes. Returns what main()
+// should return:
 //
 //   - 0: every rank returned 0.
 //   - 1..255: the exit code of the rank that failed first, 128 + n when signal n killed it. The
@@ -69,8 +69,8 @@ int launch_program(const std::vector<std::string>& argv, const LaunchOptions& op
 // that leaves it is printed and the exit code is 1; the stack that LibTorch appends to its messages
 // is printed only with TORCH_SHOW_CPP_STACKTRACES=1.
 //
-// Throws std::runtime_error when the process already has a second thread:
-// call it first thing in main().
+// Throws std::runtime_error when the process already has a second thread: call it first thing in
+// main().
 int launch_function(const std::function<int()>& function, const LaunchOptions& options);
 
 }  // namespace zeropage::comm

@@ -4,8 +4,10 @@
 #include <array>
 #include <charconv>
 #include <cstdlib>
+#include <ifaddrs.h>
 #include <limits>
 #include <memory>
+#include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -105,6 +107,7 @@ Place read_torchrun(const Reader& reader) {
   place.local_world_size = reader.integer("LOCAL_WORLD_SIZE", 1, kMaxRanks).value_or(-1);
   check_ranks(place, "RANK", "WORLD_SIZE");
   place.launcher_serves_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  place.attempt = reader.text("TORCHELASTIC_RESTART_COUNT").value_or("");
   read_meeting_point(reader, std::nullopt, "", place);
   return place;
 }
@@ -202,6 +205,34 @@ std::string first_host(const std::string& slurm_node_list) {
                                 host_end == std::string::npos ? host_end : host_end - close - 1);
 }
 
+namespace {
+
+bool is_loopback(std::string_view address) {
+  return address.starts_with("127.") || address == "::1";
+}
+
+// Of the interfaces that are up, the first with an IPv4 address that other hosts can reach; "" if
+// there is none.
+std::string first_outside_address() {
+  ifaddrs* list = nullptr;
+  if (getifaddrs(&list) != 0) return "";
+  const std::unique_ptr<ifaddrs, decltype(&freeifaddrs)> owned(list, &freeifaddrs);
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != AF_INET ||
+        (at->ifa_flags & IFF_UP) == 0)
+      continue;
+    std::array<char, NI_MAXHOST> text{};
+    if (getnameinfo(at->ifa_addr, sizeof(sockaddr_in), text.data(), text.size(), nullptr, 0,
+                    NI_NUMERICHOST) != 0) {
+      continue;
+    }
+    if (!is_loopback(text.data())) return text.data();
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string address_for_peers(const Place& place) {
   constexpr const char* kLoopback = "127.0.0.1";
   if (place.world_size == place.local_world_size) return kLoopback;
@@ -230,7 +261,15 @@ std::string address_for_peers(const Place& place) {
   if (probe >= 0) close(probe);
   ZP_CHECK(known, "no network interface of this host reaches MASTER_ADDR=", place.master_address,
            "; set ZEROPAGE_ADDRESS to this host's address");
-  return text.data();
+  if (!is_loopback(text.data())) return text.data();
+  // Rank 0's host may know itself by a loopback address (Debian writes 127.0.1.1 into /etc/hosts);
+  // its peers do not.
+  const std::string outside = first_outside_address();
+  ZP_CHECK(!outside.empty(),
+           "the ranks are on several hosts, but this one has only loopback addresses towards ",
+           "MASTER_ADDR=", place.master_address,
+           "; set ZEROPAGE_ADDRESS to its address in their network");
+  return outside;
 }
 
 }  // namespace zeropage::comm

@@ -26,6 +26,10 @@ struct Place {
   bool launcher_serves_store = false;
   std::string rendezvous_file;
 
+  // Which start of the ranks this is, where the launcher restarts them over one store (torchrun
+  // --max-restarts).
+  std::string attempt;
+
   std::string launcher;  // for messages: "torchrun", "Slurm", "Open MPI", "none"
 };
 

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/version.h>
 
+#include "comm/detail/store_calls.h"
 #include "comm/gloo_communicator.h"
 #include "comm/solo_communicator.h"
 #include "memory/check.h"
@@ -23,12 +24,15 @@ using Clock = std::chrono::steady_clock;
 constexpr auto kVerdictMargin = std::chrono::seconds(5);
 constexpr size_t kMostDifferences = 5;
 
-std::vector<uint8_t> bytes_of(const std::string& text) {
-  return {text.begin(), text.end()};
+std::chrono::milliseconds left_until(Clock::time_point moment) {
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment - Clock::now());
+  return std::max(left, std::chrono::milliseconds(1));
 }
 
-std::string text_of(const std::vector<uint8_t>& bytes) {
-  return {bytes.begin(), bytes.end()};
+std::string did_not_come(const std::string& ranks, std::chrono::milliseconds deadline) {
+  return c10::str("rank ", ranks, " did not come within ",
+                  static_cast<double>(deadline.count()) / 1000.0,
+                  " s, or the store ended; see its output, or raise the deadline");
 }
 
 std::string host_name() {
@@ -103,7 +107,8 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
     : state_(std::make_shared<State>()) {
   state_->place = place;
   state_->deadline = options.deadline;
-  state_->store = c10::make_intrusive<c10d::PrefixStore>("zeropage", std::move(store));
+  state_->store =
+      c10::make_intrusive<c10d::PrefixStore>("zeropage" + place.attempt, std::move(store));
   if (size() == 1) {
     state_->place.local_rank = 0;
     state_->place.local_world_size = 1;
@@ -158,25 +163,17 @@ std::vector<std::string> World::gather_text(const std::string& topic,
                                             const std::string& text) const {
   if (size() == 1) return {text};
   const std::string round = c10::str("round/", state_->rounds++, "/");
-  c10d::Store& store = *state_->store;
-  store.set(round + std::to_string(rank()), bytes_of(text));
+  detail::write_key(*state_->store, round + std::to_string(rank()), text);
   const auto give_up_at = Clock::now() + state_->deadline;
   std::vector<std::string> texts;
   std::string missing;
   for (int other = 0; other < size(); ++other) {
-    const std::string key = round + std::to_string(other);
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(give_up_at - Clock::now());
-    try {
-      store.wait({key}, std::max(left, std::chrono::milliseconds(1)));
-      texts.push_back(text_of(store.get(key)));
-    } catch (const std::exception&) {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
-    }
+    auto found =
+        detail::read_key(state_->store, round + std::to_string(other), left_until(give_up_at));
+    if (!found) missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+    texts.push_back(std::move(found).value_or(""));
   }
-  ZP_CHECK(missing.empty(), topic, ": rank ", missing, " did not come within ",
-           static_cast<double>(state_->deadline.count()) / 1000.0,
-           " s (or the store ended with rank 0); see its output, or raise the deadline");
+  ZP_CHECK(missing.empty(), topic, ": ", did_not_come(missing, state_->deadline));
   return texts;
 }
 
@@ -184,46 +181,55 @@ void World::check_agreement(const std::string& topic, const std::vector<std::str
   if (size() == 1) return;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  // Only rank 0 reads all texts: N messages, not N squared.
   const std::string round = c10::str("agreement/", state_->rounds++, "/");
-  c10d::Store& store = *state_->store;
+  const std::string verdict =
+      rank() == 0 ? judge(topic, round, text) : ask_for_verdict(topic, round, text);
+  ZP_CHECK(verdict.empty(), verdict);
+}
+
+// Only rank 0 reads all texts: N messages, not N squared. Returns what is wrong, "" if nothing.
+std::string World::judge(const std::string& topic, const std::string& round,
+                         const std::string& text) const {
+  const auto give_up_at = Clock::now() + state_->deadline;
+  std::string missing;
+  std::string differing;
+  std::vector<int> present;
+  for (int other = 1; other < size(); ++other) {
+    const auto found =
+        detail::read_key(state_->store, round + std::to_string(other), left_until(give_up_at));
+    if (!found) {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+      continue;
+    }
+    present.push_back(other);
+    if (differing.empty()) differing = difference(text, *found, other);
+  }
   std::string verdict;
-  if (rank() == 0) {
-    const auto give_up_at = Clock::now() + state_->deadline;
-    std::string missing;
-    std::string differing;
-    for (int other = 1; other < size(); ++other) {
-      const std::string key = round + std::to_string(other);
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(give_up_at - Clock::now());
-      try {
-        store.wait({key}, std::max(left, std::chrono::milliseconds(1)));
-        if (differing.empty()) differing = difference(text, text_of(store.get(key)), other);
-      } catch (const std::exception&) {
-        missing += (missing.empty() ? "" : ", ") + std::to_string(other);
-      }
-    }
-    if (!missing.empty()) {
-      verdict = c10::str(topic, ": rank ", missing, " did not come within ",
-                         static_cast<double>(state_->deadline.count()) / 1000.0,
-                         " s; see its output, or raise the deadline");
-    } else if (!differing.empty()) {
-      verdict = c10::str(topic, " differs between ranks; make it the same on all:", differing);
-    }
-    store.set(round + "verdict", bytes_of(verdict + "\n"));
-  } else {
-    store.set(round + std::to_string(rank()), bytes_of(text));
-    try {
-      store.wait({round + "verdict"}, state_->deadline + kVerdictMargin);
-      verdict = text_of(store.get(round + "verdict"));
-      verdict.pop_back();
-    } catch (const std::exception&) {
-      verdict = c10::str(topic, ": rank 0 did not come within ",
-                         static_cast<double>(state_->deadline.count()) / 1000.0,
-                         " s; see its output, or raise the deadline");
+  if (!missing.empty()) {
+    verdict = topic + ": " + did_not_come(missing, state_->deadline);
+  } else if (!differing.empty()) {
+    verdict = topic + " differs between ranks; make it the same on all:" + differing;
+  }
+  detail::write_key(*state_->store, round + "verdict", verdict + "\n");
+  if (!verdict.empty()) {
+    // We are about to throw, and the store may end with us: let the others read first.
+    const auto leave_at = Clock::now() + kVerdictMargin;
+    for (const int other : present) {
+      detail::read_key(state_->store, c10::str(round, "seen/", other), left_until(leave_at));
     }
   }
-  ZP_CHECK(verdict.empty(), verdict);
+  return verdict;
+}
+
+std::string World::ask_for_verdict(const std::string& topic, const std::string& round,
+                                   const std::string& text) const {
+  detail::write_key(*state_->store, round + std::to_string(rank()), text);
+  auto verdict =
+      detail::read_key(state_->store, round + "verdict", state_->deadline + kVerdictMargin);
+  if (!verdict) return topic + ": " + did_not_come("0", state_->deadline);
+  verdict->pop_back();
+  if (!verdict->empty()) detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");
+  return *verdict;
 }
 
 }  // namespace zeropage::comm

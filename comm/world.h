@@ -1,8 +1,8 @@
 // The ranks that train together, and this rank's place among them.
 //
 // A World is a handle: copies share one communicator and one store. The last copy closes them;
-// every rank should drop its own at the same point of the program. Threads: as the communicator,
-// one thread at a time.
+// every rank should drop its own at the same point of the program.
+// Threads: as the communicator, one thread at a time.
 #pragma once
 
 #include <chrono>
@@ -24,14 +24,16 @@ struct WorldOptions {
   // error.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
 
-  // Given the world's communicator, returns the one to use: to measure, delay or count what passes. Unset: as it is.
+  // Given the world's communicator, returns the one to use: to measure, delay or count what passes.
+  // Unset: as it is.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate;
 };
 
 class World {
  public:
   // The world that the launcher's variables describe (comm/rendezvous.h); a world of one without
-  // any. Collective. Errors of this process are prefixed "[rank 3/8]" from here on.
+  // any. Collective. Errors of this process are prefixed "[rank 3/8]" from here on. Once a process:
+  // a second world would serve the same port.
   static World from_environment(const WorldOptions& options = {});
 
   // Starts `ranks` processes on this host, calls `function` in each with its world, and returns
@@ -64,6 +66,10 @@ class World {
 
  private:
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
+  std::string judge(const std::string& topic, const std::string& round,
+                    const std::string& text) const;
+  std::string ask_for_verdict(const std::string& topic, const std::string& round,
+                              const std::string& text) const;
 
   struct State;
   std::shared_ptr<State> state_;

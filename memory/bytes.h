@@ -21,8 +21,8 @@ constexpr int64_t operator""_GiB(unsigned long long count) {
 // "512 B", "1.5 KiB", "97.2 MiB", "1.20 GiB".
 std::string format_bytes(int64_t bytes);
 
-// Reads a whole number of bytes with an optional unit: "4096", "64KiB", "16 MiB", "1.5GiB".
-// Units are powers of 1024; K, M, G and kB, MB, GB mean the same. Throws on anything else.
+// Reads a whole number of bytes with an optional unit: "4096", "64KiB", "16 MiB", "1.5GiB". Units
+// are powers of 1024; K, M, G and kB, MB, GB mean the same. Throws on anything else.
 int64_t parse_bytes(std::string_view text);
 
 }  // namespace zeropage::memory

@@ -79,7 +79,8 @@ MappingPool::Block take(size_t bytes) {
     return mappings().take(bytes);
   } catch (const std::bad_alloc&) {
     ZP_THROW("out of host memory: ", format_bytes(static_cast<int64_t>(bytes)), " asked for, ",
-             format_bytes(allocated_bytes.load()), " held; use more ranks, a higher stage or a smaller batch");
+             format_bytes(allocated_bytes.load()),
+             " held; use more ranks, a higher stage or a smaller batch");
   }
 }
 

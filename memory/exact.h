@@ -17,13 +17,15 @@ constexpr Integer div_exact(Integer numerator, Integer denominator) {
   return numerator / denominator;
 }
 
-// The smallest whole number >= numerator / denominator. REQUIRES: numerator >= 0, denominator > 0.
+// The smallest whole number >= numerator / denominator.
+// REQUIRES: numerator >= 0, denominator > 0.
 template <typename Integer>
 constexpr Integer div_ceil(Integer numerator, Integer denominator) {
   return (numerator + denominator - 1) / denominator;
 }
 
-// The smallest multiple of `multiple` that is >= value. REQUIRES: value >= 0, multiple > 0.
+// The smallest multiple of `multiple` that is >= value.
+// REQUIRES: value >= 0, multiple > 0.
 template <typename Integer>
 constexpr Integer round_up(Integer value, Integer multiple) {
   return div_ceil(value, multiple) * multiple;

@@ -127,9 +127,9 @@ class KindScope {
 // The kind that the calling thread's allocations have now.
 Kind current_kind();
 
-// Renames the bytes of a tensor's storage and moves them to the calling thread's ledger.
-// False if LibTorch's allocator did not hand that storage out while the ledger was there
-// (from_blob, a page): then nothing is changed.
+// Renames the bytes of a tensor's storage and moves them to the calling thread's ledger. False if
+// LibTorch's allocator did not hand that storage out while the ledger was there (from_blob, a
+// page): then nothing is changed.
 bool assign(const at::Tensor& tensor, Kind kind);
 
 }  // namespace zeropage::memory

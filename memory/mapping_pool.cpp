@@ -1,10 +1,9 @@
 #include "memory/mapping_pool.h"
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <new>
+#include <sys/mman.h>
+#include <unistd.h>
 
 namespace zeropage::memory {
 namespace {
@@ -15,6 +14,10 @@ constexpr size_t kMostWasteShare = 8;
 size_t page_bytes() {
   static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   return bytes;
+}
+
+void* map(size_t bytes) {
+  return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
 }
 
 void unmap(const MappingPool::Block& block) {
@@ -37,12 +40,17 @@ MappingPool::Block MappingPool::take(size_t bytes) {
     most_live_bytes_ = std::max(most_live_bytes_, live_bytes_);
     return block;
   }
-  most_live_bytes_ = std::max(most_live_bytes_, live_bytes_ + rounded);
-  shrink_to(most_live_bytes_ - rounded);
-  void* data =
-      mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
+  const size_t most_live_bytes = std::max(most_live_bytes_, live_bytes_ + rounded);
+  shrink_to(most_live_bytes - rounded);
+  void* data = map(rounded);
+  if (data == MAP_FAILED) {
+    shrink_to(live_bytes_);
+    data = map(rounded);
+  }
   if (data == MAP_FAILED) throw std::bad_alloc();
-  // Where the system grants huge pages on request, they spare most faults. A refusal changes nothing.
+  most_live_bytes_ = most_live_bytes;
+  // Where the system grants huge pages on request, they spare most faults. A refusal changes
+  // nothing.
   madvise(data, rounded, MADV_HUGEPAGE);
   live_bytes_ += rounded;
   return {data, rounded};

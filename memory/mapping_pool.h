@@ -1,9 +1,10 @@
 // Large blocks as mappings of their own, reused while they fit.
 //
-// A heap keeps freed blocks between live ones, so what the operating system sees drifts above what is held. Fresh
-// mappings do not, but every page of them costs a fault and a zero-fill. The pool keeps freed mappings and hands them
-// out again, under one rule: what is mapped never exceeds the most that was live at once. Idle mappings
-// of the wrong size are unmapped before a new one would break it.
+// A heap keeps freed blocks between live ones, so what the operating system sees drifts above what
+// is held. Fresh mappings do not, but every page of them costs a fault and a zero-fill. The pool
+// keeps freed mappings and hands them out again, under one rule: what is mapped never exceeds the
+// most that was live at once. Idle mappings of the wrong size are unmapped before a new one would
+// break it.
 //
 // Thread-safe.
 #pragma once

@@ -14,8 +14,8 @@ struct MemoryColumn {
 };
 
 // Rows of kinds that no column has are left out; "persistent" and "total" close the table.
-// `formula` is the last column; its total covers what persists, since no formula speaks of
-// activations.
+// `formula` is the last column, with "-" where no formula speaks: of activations, and so of the
+// total.
 std::string memory_table(std::span<const MemoryColumn> columns, const MemoryColumn& formula);
 
 }  // namespace zeropage::memory

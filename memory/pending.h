@@ -4,6 +4,7 @@
 // Threads: a Pending is waited for by one thread at a time; copies may be waited for by several.
 #pragma once
 
+#include <chrono>
 #include <future>
 #include <utility>
 #include <vector>

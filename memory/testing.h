@@ -27,17 +27,17 @@ inline std::string to_text(const Breakdown& breakdown) {
 }  // namespace zeropage::memory
 
 // The host bytes of one kind are exactly `expected_bytes`.
-#define EXPECT_KIND_BYTES_EQ(ledger, kind, expected_bytes)  \
+#define EXPECT_KIND_BYTES_EQ(ledger, kind, expected_bytes) \
   EXPECT_EQ((ledger).now()[kind], int64_t{expected_bytes}) \
       << "the ledger holds " << ::zeropage::memory::to_text((ledger).now())
 
 // The highest total since the last reset_peak() stayed within `most_bytes`.
-#define EXPECT_PEAK_BYTES_LE(ledger, most_bytes)                 \
+#define EXPECT_PEAK_BYTES_LE(ledger, most_bytes)             \
   EXPECT_LE((ledger).at_peak().total(), int64_t{most_bytes}) \
       << "at the peak: " << ::zeropage::memory::to_text((ledger).at_peak())
 
 // Every byte has a name: all ledgers together hold what LibTorch's allocator handed out.
 // REQUIRES: no other thread allocates, and nothing was charged by hand.
-#define EXPECT_LEDGERS_EQUAL_ALLOCATOR()                           \
+#define EXPECT_LEDGERS_EQUAL_ALLOCATOR()                             \
   EXPECT_EQ(::zeropage::memory::Ledger::host_bytes_of_all_ledgers(), \
             ::zeropage::memory::host_allocated_bytes())

@@ -1,6 +1,6 @@
-// zp: Zeropage's command line. Each subcommand is a class that adds itself to the
-// parser and runs when it was chosen. Exit codes: those of the subcommand; 2 for a
-// command line that makes no sense.
+// zp: Zeropage's command line. Each subcommand is a class that adds itself to the parser and runs
+// when it was chosen. Exit codes: those of the subcommand; 2 for a command line that makes no
+// sense.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -45,7 +45,7 @@ class RunCommand : public Subcommand {
         "MASTER_PORT.\n"
         "When a rank fails the others are ended, and zp returns its exit code (128 + n for signal "
         "n).\n"
-        "Example: zp run -n 4 -- ./train_gpt --stage 3 --steps 100");
+        "Example: zp run -n 4 -- ./train_gpt --stage 1 --steps 100");
     parser_->add_option("-n,--ranks", options_.ranks, "Ranks to start, 1 to 4096")
         ->required()
         ->type_name("N");

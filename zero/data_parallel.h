@@ -3,15 +3,16 @@
 //
 //   zeropage::DataParallel<Gpt> model(Gpt(config), world, options);
 //   auto loss = criterion(model(batch.data), batch.target);
-//   loss.backward();                                          // gradients are averaged over ranks
-//   as it runs
+//   loss.backward();  // gradients are averaged over ranks as it runs
 //
 // The module stays itself: it may be called directly, and `model->` reaches it. Wrapping moves the
 // memory of its parameters into pages, and gives every rank rank 0's parameters and buffers.
 //
 // Wrap after the module is on its device, in its dtype and frozen where it shall be; make
-// optimizers after wrapping. Lifetime: shares the module. Collective: construction, backward,
-// forward in training mode if the module has buffers. Threads: the training thread.
+// optimizers after wrapping.
+// Lifetime: shares the module.
+// Collective: construction, backward, forward in training mode if the module has buffers.
+// Threads: the training thread.
 #pragma once
 
 #include <memory>

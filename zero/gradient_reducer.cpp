@@ -114,6 +114,8 @@ void GradientReducer::before_accumulate(size_t parameter) {
   Bucket& bucket = bucket_of(parameter);
   if (bucket.state == BucketState::kReduced) {
     reopen(bucket, pages_->parameters()[parameter].page);
+  } else if (bucket.reopened_in != backward_) {
+    forget_if_zeroed(parameter);
   }
 }
 
@@ -136,14 +138,13 @@ void GradientReducer::enter_backward() {
         next_launch_ == 0,
         "an earlier backward ended by an exception, or this one runs inside another, after some "
         "gradients were exchanged: the ranks are out of step; restart from the last saved state");
-    for (Bucket& bucket : buckets_) bucket.arrived = 0;
+    end_local_backward();
   }
   backward_ = task;
   if (when_ == ReduceWhen::kInBackward && synchronizes_) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { reduce_rest(); });
   } else {
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [this] { backward_ = kNoBackward; });
+    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
   }
 }
 
@@ -164,7 +165,8 @@ void GradientReducer::reopen(Bucket& bucket, size_t page) {
   const torch::NoGradGuard no_grad;
   TORCH_INTERNAL_ASSERT(bucket.state == BucketState::kReduced);
   const Range owned = pages_->owned(page);
-  // Another tensor than the slot is a gradient that the user set since: this rank's own, to be averaged.
+  // Another tensor than the slot is a gradient that the user set since: this rank's own, to be
+  // averaged.
   const auto is_kept = [this](size_t index) {
     const at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.grad();
     return gradient.defined() && gradient.is_same(hooked_[index].slot);
@@ -187,6 +189,37 @@ void GradientReducer::reopen(Bucket& bucket, size_t page) {
     }
   }
   bucket.state = BucketState::kCollecting;
+  bucket.reopened_in = backward_;
+  reduced_in_cycle_ = false;
+}
+
+// A gradient that was set aside, and to which this backward added nothing, shows as a zero in
+// p.grad(): so the user can zero it, and we can tell.
+void GradientReducer::end_local_backward() {
+  const torch::NoGradGuard no_grad;
+  for (Bucket& bucket : buckets_) {
+    bucket.arrived = 0;
+    if (!bucket.set_aside.defined()) continue;
+    for (const size_t index : bucket.parameters) {
+      at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.mutable_grad();
+      if (!hooked_[index].carried || gradient.defined()) continue;
+      hooked_[index].slot.zero_();
+      gradient = hooked_[index].slot;
+    }
+  }
+  backward_ = kNoBackward;
+}
+
+void GradientReducer::forget_if_zeroed(size_t parameter) {
+  const PlacedParameter& placed = pages_->parameters()[parameter];
+  Hooked& hooked = hooked_[parameter];
+  if (!hooked.carried || placed.parameter.tensor.grad().defined()) return;
+  hooked.carried = false;
+  const Range owned = pages_->owned(placed.page);
+  const Range zeroed = intersection(owned, placed.range);
+  if (zeroed.empty()) return;
+  const torch::NoGradGuard no_grad;
+  buckets_[placed.page].set_aside.narrow(0, zeroed.begin - owned.begin, zeroed.numel()).zero_();
 }
 
 void GradientReducer::launch_complete() {
@@ -203,6 +236,7 @@ void GradientReducer::launch(size_t page) {
   TORCH_INTERNAL_ASSERT(bucket.state == BucketState::kCollecting);
   auto* used = used_.mutable_data_ptr<uint8_t>();
   for (const size_t index : bucket.parameters) {
+    if (bucket.reopened_in != backward_) forget_if_zeroed(index);
     const bool defined = pages_->parameters()[index].parameter.tensor.grad().defined();
     if (!defined) hooked_[index].slot.zero_();
     used[index] = defined || hooked_[index].carried;
@@ -257,6 +291,10 @@ void GradientReducer::settle(Bucket& bucket, size_t page) {
 }
 
 void GradientReducer::finish() {
+  ZP_CHECK(
+      backward_ == kNoBackward,
+      "step() after a backward that ended by an exception: its gradients are incomplete; zero them "
+      "and run backward again first");
   if (!reduced_in_cycle_) {
     reduce_rest();
   } else if (!reduction_->leaves_whole_gradient()) {
@@ -275,7 +313,8 @@ void GradientReducer::finish() {
   }
 }
 
-// A few elements of the slot. Version counters would not do: clip_grad_norm_ changes gradients behind .data().
+// A few elements of the slot. Version counters would not do: clip_grad_norm_ changes gradients
+// behind .data().
 uint64_t GradientReducer::sample_of(size_t parameter) const {
   const PlacedParameter& placed = pages_->parameters()[parameter];
   const auto element_bytes = static_cast<int64_t>(placed.parameter.tensor.element_size());
@@ -295,8 +334,7 @@ void GradientReducer::check_not_modified() const {
     const Hooked& hooked = hooked_[index];
     if (!hooked.slot.defined() || !has_gradient(index)) continue;
     ZP_CHECK(
-        sample_of(index) == hooked.sample_when_reduced,
-        "parameter \"", name_of(index),
+        sample_of(index) == hooked.sample_when_reduced, "parameter \"", name_of(index),
         "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this stage "
         "it "
         "is the mean gradient only in this rank's shard, so every rank would scale differently; "

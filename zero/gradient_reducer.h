@@ -3,25 +3,22 @@
 //
 // The life of a bucket, checked at every transition:
 //
-//   kCollecting --(last gradient of its page, or the end of backward)--> kReducing --(end of
-//   backward)--> kReduced
-//        ^------------------(first gradient of a later
-//        backward)----------------------------------------------'
+//   kCollecting --(its last gradient, or the end of backward)--> kReducing
+//   kReducing   --(the end of backward)------------------------> kReduced
+//   kReduced    --(first gradient of a later backward)---------> kCollecting
 //
-// * AccumulateGrad's post hook moves p.grad() into the bucket and lets p.grad() be the bucket's
-// slot from then on; so
-//   there is one copy of the gradients, and what accumulates (no_sync) accumulates in place.
-// * A complete bucket is reduced at once, beside the rest of backward, in the same order on all
-// ranks.
-// * At the end of backward the rest is reduced, with zeros for parameters without a gradient on
-// this rank. A parameter
-//   without a gradient on any rank keeps p.grad() undefined, and the optimizer leaves it alone.
-// * A reduced gradient that was not zeroed is set aside when the next backward reaches its page,
-// and added to the next
-//   mean: what was averaged is never averaged again.
+// * AccumulateGrad's post hook moves p.grad() into the bucket and lets p.grad() be the bucket's slot
+//   from then on; so there is one copy of the gradients, and what accumulates (no_sync) accumulates
+//   in place.
+// * A complete bucket is reduced at once, beside the rest of backward, in the same order on all ranks.
+// * At the end of backward the rest is reduced, with zeros for parameters without a gradient on this
+//   rank. A parameter without a gradient on any rank keeps p.grad() undefined, and the optimizer
+//   leaves it alone.
+// * A reduced gradient that was not zeroed is set aside when the next backward reaches its page, and
+//   added to the next mean: what was averaged is never averaged again.
 //
-// p.grad() decides what exists: zero_grad() of a module, of an optimizer or by hand all do what
-// they say.
+// p.grad() decides what exists: zero_grad() of a module, of an optimizer or by hand all do what they
+// say.
 //
 // Threads: the thread that runs backward; one backward at a time, not nested.
 #pragma once
@@ -78,8 +75,8 @@ class GradientReducer {
     BucketState state = BucketState::kCollecting;
     size_t arrived = 0;  // gradients in this backward
     comm::Pending reduction;
-    // The mean of earlier backwards since zero_grad, of what this rank owns. Undefined if there is
-    // none.
+    int reopened_in = -1;  // the backward that set the mean aside, -1 for a step
+    // The mean of earlier backwards since zero_grad, of what this rank owns. Undefined if none.
     at::Tensor set_aside;  // [owned numel]
   };
 
@@ -89,7 +86,7 @@ class GradientReducer {
     torch::autograd::FunctionPreHook* pre_hook = nullptr;  // owned by the accumulator
     uintptr_t post_hook = 0;
     uint64_t sample_when_reduced = 0;  // of the slot's bits
-    bool carried = false;  // has a gradient that was set aside
+    bool carried = false;              // has a gradient that was set aside
   };
 
   void make_bucket(size_t page);
@@ -104,6 +101,8 @@ class GradientReducer {
 
   void collect(size_t parameter);
   void reopen(Bucket& bucket, size_t page);
+  void end_local_backward();
+  void forget_if_zeroed(size_t parameter);
   void launch_complete();
   void launch(size_t page);
   void reduce_rest();

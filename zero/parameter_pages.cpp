@@ -43,10 +43,14 @@ void ParameterPages::check(const NamedParameter& named) const {
   ZP_CHECK(tensor.is_leaf(), "parameter \"", named.name(),
            "\": expected a leaf tensor, got the result of ", tensor.grad_fn()->name(),
            "; register the leaf itself");
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    ZP_CHECK(tensor.stride(dim) != 0 || tensor.size(dim) <= 1, "parameter \"", named.name(),
-             "\": dimension ", dim, " repeats the same elements (stride 0); use .contiguous()");
-  }
+  ZP_CHECK(tensor.is_non_overlapping_and_dense(), "parameter \"", named.name(), "\": sizes ",
+           tensor.sizes(), " with strides ", tensor.strides(),
+           " leave gaps or repeat elements; make it .contiguous() before registering it");
+  const auto dtype = tensor.scalar_type();
+  ZP_CHECK(!tensor.requires_grad() || dtype == at::kFloat || dtype == at::kDouble ||
+               dtype == at::kBFloat16 || dtype == at::kHalf,
+           "parameter \"", named.name(), "\" trains in ", dtype,
+           ", whose gradients are not reduced over ranks; use float, double, bfloat16 or half");
 }
 
 std::vector<StorageSpec> ParameterPages::group_by_storage() {

@@ -3,8 +3,8 @@
 // A parameter stays the tensor that the module holds; only its storage's memory moves into a page,
 // so collectives on a page update parameters in place. Storages are moved one page at a time.
 //
-// Lifetime: a page's buffer lives as long as this object or any parameter in it.
-// Throws on parameters that cannot be placed: off the host, overlapping, or with repeated elements.
+// Lifetime: a page's buffer lives as long as this object or any parameter in it. Throws on
+// parameters that cannot be placed: off the host, overlapping, or with repeated elements.
 #pragma once
 
 #include <memory>

@@ -1,10 +1,10 @@
 // Which element of which parameter lies where: the only place that computes an offset. Pure
 // integers.
 //
-// A page is a flat run of elements; slots are the storages in it. Rank r owns elements
-// [r * shard_numel, (r + 1) * shard_numel) of a page, shard_numel = round_up(numel / world_size,
-// 256), and the page's buffer is padded to world_size * shard_numel, so that collectives work in
-// place. Every rank owns a full shard; the last ones may be padding only.
+// A page is a flat run of elements; slots are the storages in it. Rank r owns elements [r *
+// shard_numel, (r + 1) * shard_numel) of a page, shard_numel = round_up(numel / world_size, 256),
+// and the page's buffer is padded to world_size * shard_numel, so that collectives work in place.
+// Every rank owns a full shard; the last ones may be padding only.
 //
 // Slots begin at multiples of 64 bytes, where LibTorch's own tensors begin: matrix kernels choose
 // their code by alignment, and other code could round differently.

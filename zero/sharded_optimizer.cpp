@@ -14,8 +14,8 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-// Values, gradient, two states and two temporaries of that many fp32 elements fit a core's second-level cache; and
-// LibTorch's element-wise kernels give a thread no less.
+// Values, gradient, two states and two temporaries of that many fp32 elements fit a core's
+// second-level cache; and LibTorch's element-wise kernels give a thread no less.
 constexpr int64_t kSliceNumelPerThread = 32768;
 
 // The options as the class itself would save them; a user's class need not know how.
@@ -100,23 +100,39 @@ std::vector<size_t> ShardedOptimizer::parameters_of_group(size_t group) const {
   return indices;
 }
 
-// Also called in step(): add_param_group() is not virtual, so a scheduler or a base reference may
-// have added groups.
+// Also called in step(): add_param_group() is not virtual, so a base reference may have added
+// groups.
 void ShardedOptimizer::adopt_groups() {
-  for (; adopted_groups_ < param_groups_.size(); ++adopted_groups_) {
-    const std::vector<size_t> indices = parameters_of_group(adopted_groups_);
-    for (const size_t index : indices) {
+  if (adopted_groups_ == param_groups_.size()) return;
+  std::vector<std::vector<size_t>> by_group;
+  for (size_t group = adopted_groups_; group < param_groups_.size(); ++group) {
+    by_group.push_back(parameters_of_group(group));
+    for (const size_t index : by_group.back()) {
       ZP_CHECK(!grouped_[index], "parameter \"",
                parameters_.pages->parameters()[index].parameter.name(),
                "\" appears in two parameter groups; keep one");
       grouped_[index] = true;
     }
-    for (PageOptimizer& of_page : page_optimizers_) add_slices(of_page, adopted_groups_, indices);
   }
+  // Some classes (Adagrad) make their state at once, and only for the groups they are made with.
+  const memory::SurvivorScope state(memory::Kind::kOptimizerState);
+  for (PageOptimizer& of_page : page_optimizers_) {
+    Groups mirrors;
+    for (size_t i = 0; i < by_group.size(); ++i) {
+      mirrors.push_back(mirror(of_page, adopted_groups_ + i, by_group[i]));
+    }
+    if (!of_page.optimizer) {
+      of_page.optimizer = factory_(std::move(mirrors));
+    } else {
+      for (const OptimizerParamGroup& added : mirrors) of_page.optimizer->add_param_group(added);
+    }
+  }
+  adopted_groups_ = param_groups_.size();
 }
 
-void ShardedOptimizer::add_slices(PageOptimizer& of_page, size_t group,
-                                  const std::vector<size_t>& parameters) {
+// The group as the page's optimizer sees it: slices instead of parameters.
+OptimizerParamGroup ShardedOptimizer::mirror(PageOptimizer& of_page, size_t group,
+                                             const std::vector<size_t>& parameters) {
   const Range owned = parameters_.pages->owned(of_page.page);
   const at::Tensor& flat = parameters_.pages->flat(of_page.page);
   const at::Tensor& bucket = parameters_.reducer->bucket(of_page.page);
@@ -124,21 +140,16 @@ void ShardedOptimizer::add_slices(PageOptimizer& of_page, size_t group,
   std::vector<at::Tensor> values;
   for (const size_t index : parameters) {
     const PlacedParameter& placed = parameters_.pages->parameters()[index];
+    if (placed.page != of_page.page || !placed.parameter.tensor.requires_grad()) continue;
     const Range range = intersection(owned, placed.range);
-    if (placed.page != of_page.page || range.empty() || !placed.parameter.tensor.requires_grad())
-      continue;
     for (int64_t begin = range.begin; begin < range.end; begin += slice_numel) {
       const int64_t numel = std::min(slice_numel, range.end - begin);
-      of_page.slices.push_back({index, flat.narrow(0, begin, numel), bucket.narrow(0, begin, numel)});
+      of_page.slices.push_back(
+          {index, flat.narrow(0, begin, numel), bucket.narrow(0, begin, numel)});
       values.push_back(of_page.slices.back().values);
     }
   }
-  OptimizerParamGroup mirror(std::move(values), param_groups_[group].options().clone());
-  if (of_page.optimizer) {
-    of_page.optimizer->add_param_group(mirror);
-  } else {
-    of_page.optimizer = factory_({mirror});
-  }
+  return {std::move(values), param_groups_[group].options().clone()};
 }
 
 void ShardedOptimizer::take_over_options(PageOptimizer& of_page) const {
@@ -174,8 +185,19 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     in_flight.push_back(parameters_.pages->start_gather(of_page.page));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
+  note_changes();
   reducer.begin_cycle();
   return loss;
+}
+
+// We write through the pages, behind autograd's back: a backward over a graph from before the step
+// must still be refused.
+void ShardedOptimizer::note_changes() const {
+  const auto& parameters = parameters_.pages->parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    if (!grouped_[index] || !parameters_.reducer->has_gradient(index)) continue;
+    parameters[index].parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {

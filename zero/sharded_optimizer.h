@@ -7,7 +7,8 @@
 // values travel.
 //
 // Lifetime: shares the pages and the reducer with the DataParallel that made them; either may go
-// first. Threads: the training thread.
+// first.
+// Threads: the training thread.
 #pragma once
 
 #include <functional>
@@ -44,8 +45,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
  protected:
   using Factory = std::function<std::unique_ptr<torch::optim::Optimizer>(Groups)>;
 
-  // class_name: of A, for errors and for comparing ranks. Collective: ranks must agree on groups
-  // and options.
+  // class_name: of A, for errors and for comparing ranks.
+  // Collective: ranks must agree on groups and options.
   ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
                    std::unique_ptr<torch::optim::OptimizerOptions> defaults, Factory factory,
                    std::string class_name);
@@ -66,8 +67,10 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void check_agreement() const;
   void adopt_groups();
   std::vector<size_t> parameters_of_group(size_t group) const;
-  void add_slices(PageOptimizer& of_page, size_t group, const std::vector<size_t>& parameters);
+  torch::optim::OptimizerParamGroup mirror(PageOptimizer& of_page, size_t group,
+                                           const std::vector<size_t>& parameters);
   void take_over_options(PageOptimizer& of_page) const;
+  void note_changes() const;
 
   const ShardedParameters parameters_;
   const Factory factory_;

@@ -74,11 +74,11 @@ GlooLink::Exchange::~Exchange() {
 void GlooLink::Exchange::send(const at::Tensor& tensor, int peer, uint64_t tag) {
   std::vector<at::Tensor> tensors = {tensor};
   std::lock_guard lock(link_.impl_->mutex);
-  if (link_.impl_->aborted) throw PeerError(peer, false, "aborted");
+  if (link_.impl_->aborted) throw PeerError::of_abort(peer);
   try {
     state_->sends.push_back({link_.impl_->group->send(tensors, peer, gloo_tag(tag)), peer});
   } catch (const std::exception& error) {
-    throw PeerError(peer, false, first_line(error.what()));
+    throw PeerError(peer, first_line(error.what()));
   }
   link_.impl_->in_flight.push_back(state_->sends.back().work);
 }
@@ -86,25 +86,25 @@ void GlooLink::Exchange::send(const at::Tensor& tensor, int peer, uint64_t tag) 
 size_t GlooLink::Exchange::recv(const at::Tensor& tensor, int peer, uint64_t tag) {
   std::vector<at::Tensor> tensors = {tensor};
   std::lock_guard lock(link_.impl_->mutex);
-  if (link_.impl_->aborted) throw PeerError(peer, false, "aborted");
+  if (link_.impl_->aborted) throw PeerError::of_abort(peer);
   try {
     state_->recvs.push_back({link_.impl_->group->recv(tensors, peer, gloo_tag(tag)), peer});
   } catch (const std::exception& error) {
-    throw PeerError(peer, false, first_line(error.what()));
+    throw PeerError(peer, first_line(error.what()));
   }
   link_.impl_->in_flight.push_back(state_->recvs.back().work);
   return state_->recvs.size() - 1;
 }
 
 void GlooLink::Exchange::wait_recv(size_t ticket) {
-  wait(state_->recvs[ticket], "receive");
+  wait(state_->recvs[ticket]);
 }
 
 void GlooLink::Exchange::wait_sends() {
-  for (Message& message : state_->sends) wait(message, "send");
+  for (Message& message : state_->sends) wait(message);
 }
 
-void GlooLink::Exchange::wait(Message& message, const char* verb) {
+void GlooLink::Exchange::wait(Message& message) {
   if (message.waited) return;
   const auto left =
       std::chrono::duration_cast<std::chrono::milliseconds>(give_up_at_ - Clock::now());
@@ -113,9 +113,9 @@ void GlooLink::Exchange::wait(Message& message, const char* verb) {
     completed = message.work->wait(std::max(left, std::chrono::milliseconds(1)));
   } catch (const std::exception& error) {
     const std::string reason = first_line(error.what());
-    throw PeerError(message.peer, reason.find("Timed out") != std::string::npos, reason);
+    throw PeerError(message.peer, reason, reason.find("Timed out") != std::string::npos);
   }
-  if (!completed) throw PeerError(message.peer, false, std::string(verb) + " aborted");
+  if (!completed) throw PeerError::of_abort(message.peer);
   message.waited = true;
 }
 

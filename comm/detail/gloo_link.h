@@ -20,10 +20,18 @@ namespace zeropage::comm::detail {
 
 // A peer that could not be reached, and why.
 struct PeerError : std::runtime_error {
-  PeerError(int peer, bool timed_out, const std::string& reason)
+  PeerError(int peer, const std::string& reason, bool timed_out = false)
       : std::runtime_error(reason), peer(peer), timed_out(timed_out) {}
+
+  static PeerError of_abort(int peer) {
+    PeerError error(peer, "aborted");
+    error.aborted = true;
+    return error;
+  }
+
   int peer;
   bool timed_out;
+  bool aborted = false;  // by abort(): the peer did nothing wrong
 };
 
 class GlooLink {
@@ -58,7 +66,7 @@ class GlooLink {
    private:
     struct Message;
     struct State;
-    void wait(Message& message, const char* verb);
+    void wait(Message& message);
 
     GlooLink& link_;
     std::unique_ptr<State> state_;

@@ -39,8 +39,8 @@ class LineForwarder {
   bool is_open() const { return source_.is_open(); }
   int source() const { return source_.get(); }
 
-  // One read, without blocking. Returns whether it found anything, so
-  // that a caller can drain the pipe.
+  // One read, without blocking. Returns whether it found anything, so that a caller can drain the
+  // pipe.
   bool forward_available(OutputTail& tail);
 
   // Passes on a line that has no end yet, and closes the pipe.

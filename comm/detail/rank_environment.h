@@ -1,8 +1,8 @@
-// The variables that make a process a rank, the ones
-// World::from_environment() and torchrun's scripts read.
+// The variables that make a process a rank, the ones World::from_environment() and torchrun's
+// scripts read.
 //
-// Lifetime, threads: plain values; read and changed by the thread that starts
-// the ranks, `environ` included.
+// Lifetime, threads: plain values; read and changed by the thread that starts the ranks, `environ`
+// included.
 // Throws: find_free_port, std::system_error.
 #pragma once
 

@@ -64,8 +64,8 @@ class RankProcess {
   // Looks, without waiting, whether the process has ended; true when this call found out.
   bool notice_end();
 
-  // Sends a signal to the process and all it started in its group, also
-  // after the process itself ended.
+  // Sends a signal to the process and all it started in its group, also after the process itself
+  // ended.
   void signal_group(int signal) const noexcept;
 
   // Ends what is left of the group, and the zombie. Waits for a process that still runs.

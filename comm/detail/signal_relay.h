@@ -42,8 +42,8 @@ class SignalRelay {
   // All events since the last call, in the order they came.
   std::vector<SignalEvent> take();
 
-  // Gives a forked child the handlers and the mask that the caller of the
-  // launcher had, and lets go of the pipe.
+  // Gives a forked child the handlers and the mask that the caller of the launcher had, and lets go
+  // of the pipe.
   void restore_in_child() noexcept;
 
  private:

@@ -1,7 +1,7 @@
 #include <iostream>
+#include <zero/zeropage.h>
 
 #include <torch/torch.h>
-#include <zero/zeropage.h>
 
 int main() {
   const auto world = zeropage::comm::World::from_environment();

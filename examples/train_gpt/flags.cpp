@@ -149,7 +149,8 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       "Trains a small GPT on text, sharded over ranks, and reports speed, memory and losses.\n"
       "Starts its own ranks on this host (--ranks), unless a launcher did: torchrun, srun, mpirun, "
       "zp run.");
-  app.option_defaults()->always_capture_default()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  app.option_defaults()->always_capture_default()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--data", flags.data, "Text file, or auto: LibTorch's own headers")
       ->option_text("PATH|auto");
   app.add_option("--d-model", flags.model.d_model, "Width")->check(CLI::PositiveNumber);

@@ -144,8 +144,11 @@ TEST_P(CommunicatorTest, CountsTheBytesItSends) {
 TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
   run_ranks(size(), [&](World& world) {
     Communicator& communicator = world.communicator();
-    EXPECT_THROW(communicator.all_reduce(torch::zeros({2, 2}), ReduceOp::kSum, "a test"), c10::Error);
-    EXPECT_THROW(communicator.all_reduce(torch::zeros({8}).slice(0, 0, 8, 2), ReduceOp::kSum, "a test"), c10::Error);
+    EXPECT_THROW(communicator.all_reduce(torch::zeros({2, 2}), ReduceOp::kSum, "a test"),
+                 c10::Error);
+    EXPECT_THROW(
+        communicator.all_reduce(torch::zeros({8}).slice(0, 0, 8, 2), ReduceOp::kSum, "a test"),
+        c10::Error);
     EXPECT_THROW(communicator.broadcast(torch::zeros({1}), size(), "a test"), c10::Error);
     EXPECT_THROW(communicator.send(torch::zeros({1}), world.rank(), "a test"), c10::Error);
     if (size() > 1) {
@@ -173,38 +176,39 @@ TEST(CommunicatorFailureTest, ARankThatLeavesIsNamedWithTheOperation) {
 TEST(CommunicatorFailureTest, ASilentRankIsNamedAtTheDeadline) {
   const auto start = std::chrono::steady_clock::now();
   std::atomic<bool> over{false};
-  const auto errors = try_ranks(
-      2,
-      [&](World& world) {
-        if (world.rank() == 1) {
-          while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-          throw std::runtime_error("late");
-        }
-        try {
-          world.communicator().barrier("the start").wait();
-        } catch (...) {
-          over = true;
-          throw;
-        }
-      },
-      {.deadline = std::chrono::milliseconds(500)});
+  const auto errors = try_ranks(2,
+                                [&](World& world) {
+                                  if (world.rank() == 1) {
+                                    while (!over)
+                                      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                                    throw std::runtime_error("late");
+                                  }
+                                  try {
+                                    world.communicator().barrier("the start").wait();
+                                  } catch (...) {
+                                    over = true;
+                                    throw;
+                                  }
+                                },
+                                {.deadline = std::chrono::milliseconds(500)});
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-  EXPECT_THAT(testing::message_of(errors[0]),
-              ::testing::HasSubstr("barrier #0 of the start (0 B): rank 1 did not answer within 0.5 s"));
+  EXPECT_THAT(
+      testing::message_of(errors[0]),
+      ::testing::HasSubstr("barrier #0 of the start (0 B): rank 1 did not answer within 0.5 s"));
 }
 
 TEST(CommunicatorFailureTest, RanksOutOfStepLearnWhatTheOtherWasIn) {
-  const auto errors = try_ranks(
-      2,
-      [](World& world) {
-        const auto tensor = torch::zeros({64});
-        if (world.rank() == 0) {
-          world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
-        } else {
-          world.communicator().all_gather(tensor, "page \"b\"").wait();
-        }
-      },
-      {.deadline = std::chrono::milliseconds(500)});
+  const auto errors =
+      try_ranks(2,
+                [](World& world) {
+                  const auto tensor = torch::zeros({64});
+                  if (world.rank() == 0) {
+                    world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
+                  } else {
+                    world.communicator().all_gather(tensor, "page \"b\"").wait();
+                  }
+                },
+                {.deadline = std::chrono::milliseconds(500)});
   const std::string messages = testing::message_of(errors[0]) + testing::message_of(errors[1]);
   EXPECT_THAT(messages, ::testing::HasSubstr("all_reduce #0 of page \"a\""));
   EXPECT_THAT(messages, ::testing::HasSubstr("all_gather #0 of page \"b\""));
@@ -214,7 +218,8 @@ TEST(CommunicatorFailureTest, ABrokenCommunicatorRefusesWhatFollows) {
   const auto errors = try_ranks(2, [](World& world) {
     if (world.rank() == 1) throw std::runtime_error("gone");
     const auto tensor = torch::zeros({1});
-    EXPECT_THROW(world.communicator().all_reduce(tensor, ReduceOp::kSum, "first").wait(), c10::Error);
+    EXPECT_THROW(world.communicator().all_reduce(tensor, ReduceOp::kSum, "first").wait(),
+                 c10::Error);
     world.communicator().all_reduce(tensor, ReduceOp::kSum, "second").wait();
   });
   EXPECT_THAT(testing::message_of(errors[0]), ::testing::HasSubstr("of first"));

@@ -1,8 +1,8 @@
-// A launcher run in a forked child whose stdout and stderr are files, so that a
-// test can watch it and kill it.
+// A launcher run in a forked child whose stdout and stderr are files, so that a test can watch it
+// and kill it.
 //
-// Lifetime: the destructor kills a launcher that still runs (its ranks die
-// with it) and removes the files.
+// Lifetime: the destructor kills a launcher that still runs (its ranks die with it) and removes the
+// files.
 // Threads: forks, so the test process must have no other thread.
 // Units: seconds.
 #pragma once

@@ -41,7 +41,8 @@ TEST_P(ReductionTest, AddsAsATreeInRankOrder) {
 
 TEST_P(ReductionTest, DividesOnceAfterTheSum) {
   const auto values = random(torch::kFloat32);
-  EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kMean), tree(values, 0, values.size()) / GetParam()));
+  EXPECT_TRUE(
+      torch::equal(reduce(values, ReduceOp::kMean), tree(values, 0, values.size()) / GetParam()));
 }
 
 TEST_P(ReductionTest, GivesAnElementTheSameBitsWhereverItLies) {
@@ -65,7 +66,8 @@ TEST_P(ReductionTest, RoundsLowPrecisionOnlyOnce) {
 
 TEST_P(ReductionTest, TakesTheLargest) {
   auto values = random(torch::kFloat64);
-  EXPECT_TRUE(torch::equal(reduce(values, ReduceOp::kMax), std::get<0>(torch::stack(values).max(0))));
+  EXPECT_TRUE(
+      torch::equal(reduce(values, ReduceOp::kMax), std::get<0>(torch::stack(values).max(0))));
   values.back()[7] = NAN;
   EXPECT_TRUE(std::isnan(reduce(values, ReduceOp::kMax)[7].item<double>()));
 }
@@ -83,7 +85,8 @@ TEST_P(ReductionTest, MayWriteIntoAContribution) {
   const auto expected = tree(values, 0, values.size());
   std::vector<const void*> pointers;
   for (const auto& value : values) pointers.push_back(value.const_data_ptr());
-  reduce_in_rank_order(pointers, values.back().mutable_data_ptr(), expected.numel(), torch::kFloat32, ReduceOp::kSum);
+  reduce_in_rank_order(pointers, values.back().mutable_data_ptr(), expected.numel(),
+                       torch::kFloat32, ReduceOp::kSum);
   EXPECT_TRUE(torch::equal(values.back(), expected));
 }
 
@@ -93,7 +96,8 @@ TEST(ReductionDtypeTest, RefusesWhatCannotBeAdded) {
   const bool value = true;
   const void* pointer = &value;
   bool out = false;
-  EXPECT_THROW(reduce_in_rank_order({&pointer, 1}, &out, 1, torch::kBool, ReduceOp::kSum), c10::Error);
+  EXPECT_THROW(reduce_in_rank_order({&pointer, 1}, &out, 1, torch::kBool, ReduceOp::kSum),
+               c10::Error);
 }
 
 }  // namespace

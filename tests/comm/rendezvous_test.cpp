@@ -66,7 +66,9 @@ TEST(RendezvousTest, ReadsSlurmsVariables) {
 
 TEST(RendezvousTest, DerivesTheSamePortOnEveryRankOfAJob) {
   const auto port = [](const char* rank, const char* job) {
-    return read_place(from({{"SLURM_PROCID", rank}, {"SLURM_NTASKS", "2"}, {"SLURM_JOB_ID", job},
+    return read_place(from({{"SLURM_PROCID", rank},
+                            {"SLURM_NTASKS", "2"},
+                            {"SLURM_JOB_ID", job},
                             {"SLURM_JOB_NODELIST", "a,b"}}))
         .master_port;
   };
@@ -89,7 +91,8 @@ TEST(RendezvousTest, ReadsOpenMpisVariablesOnOneHost) {
 }
 
 TEST(RendezvousTest, MeetsInAFileWhenTold) {
-  const Place place = read_place(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "file:///tmp/meet"}}));
+  const Place place = read_place(
+      from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "file:///tmp/meet"}}));
   EXPECT_EQ(place.rendezvous_file, "/tmp/meet");
 }
 
@@ -102,20 +105,29 @@ TEST(RendezvousTest, FindsTheFirstHostOfANodeList) {
 }
 
 TEST(RendezvousTest, NamesVariablesThatContradictEachOther) {
-  EXPECT_THAT(refusal_of(from({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}})),
-              ::testing::HasSubstr("RANK=2 and WORLD_SIZE=2 contradict each other"));
+  EXPECT_THAT(
+      refusal_of(
+          from({{"RANK", "2"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}})),
+      ::testing::HasSubstr("RANK=2 and WORLD_SIZE=2 contradict each other"));
   EXPECT_THAT(refusal_of(from({{"RANK", "0"}})), ::testing::HasSubstr("WORLD_SIZE is not"));
   EXPECT_THAT(refusal_of(from({{"WORLD_SIZE", "2"}})), ::testing::HasSubstr("RANK is not"));
-  EXPECT_THAT(refusal_of(from({{"RANK", "one"}, {"WORLD_SIZE", "2"}})), ::testing::HasSubstr("RANK=one is not a whole number"));
-  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}})), ::testing::HasSubstr("needs MASTER_ADDR"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "one"}, {"WORLD_SIZE", "2"}})),
+              ::testing::HasSubstr("RANK=one is not a whole number"));
+  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}})),
+              ::testing::HasSubstr("needs MASTER_ADDR"));
   EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}})),
               ::testing::HasSubstr("needs MASTER_PORT"));
-  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}})),
-              ::testing::HasSubstr("MASTER_PORT=70000"));
-  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "2"}})),
-              ::testing::HasSubstr("impossible"));
-  EXPECT_THAT(refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "tmp/meet"}})),
-              ::testing::HasSubstr("expected file:///absolute/path"));
+  EXPECT_THAT(
+      refusal_of(from(
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "70000"}})),
+      ::testing::HasSubstr("MASTER_PORT=70000"));
+  EXPECT_THAT(
+      refusal_of(from(
+          {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"LOCAL_RANK", "3"}, {"LOCAL_WORLD_SIZE", "2"}})),
+      ::testing::HasSubstr("impossible"));
+  EXPECT_THAT(
+      refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "tmp/meet"}})),
+      ::testing::HasSubstr("expected file:///absolute/path"));
 }
 
 }  // namespace

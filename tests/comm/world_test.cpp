@@ -4,7 +4,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "tests/harness/ranks.h"
@@ -36,18 +35,18 @@ TEST(WorldTest, TellsEveryRankWhichRankDiffersInWhat) {
   });
   for (const auto& error : errors) {
     EXPECT_THAT(message_of(error), ::testing::HasSubstr("the model differs between ranks"));
-    EXPECT_THAT(message_of(error), ::testing::HasSubstr("rank 0 has layers: 4; rank 2 has layers: 5"));
+    EXPECT_THAT(message_of(error),
+                ::testing::HasSubstr("rank 0 has layers: 4; rank 2 has layers: 5"));
   }
 }
 
 TEST(WorldTest, NamesTheRankThatDoesNotCome) {
-  const auto errors = try_ranks(
-      3,
-      [](World& world) {
-        if (world.rank() == 1) throw std::runtime_error("elsewhere");
-        world.check_agreement("the model", {"stage: 1"});
-      },
-      {.deadline = std::chrono::milliseconds(300)});
+  const auto errors = try_ranks(3,
+                                [](World& world) {
+                                  if (world.rank() == 1) throw std::runtime_error("elsewhere");
+                                  world.check_agreement("the model", {"stage: 1"});
+                                },
+                                {.deadline = std::chrono::milliseconds(300)});
   EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("rank 1 did not come within 0.3 s"));
   EXPECT_THAT(message_of(errors[2]), ::testing::HasSubstr("rank 1 did not come within 0.3 s"));
 }
@@ -67,7 +66,8 @@ TEST(WorldTest, RefusesRanksThatBelieveInDifferentDeadlines) {
     });
   }
   for (auto& thread : threads) thread.join();
-  for (const auto& message : messages) EXPECT_THAT(message, ::testing::HasSubstr("deadline: 11000 ms"));
+  for (const auto& message : messages)
+    EXPECT_THAT(message, ::testing::HasSubstr("deadline: 11000 ms"));
 }
 
 TEST(WorldTest, FindsLocalRanksByHostName) {
@@ -85,7 +85,8 @@ TEST(WorldTest, FindsLocalRanksByHostName) {
 }
 
 TEST(WorldTest, MeetsInAFile) {
-  const auto path = std::filesystem::temp_directory_path() / c10::str("zeropage-world-test-", getpid());
+  const auto path =
+      std::filesystem::temp_directory_path() / c10::str("zeropage-world-test-", getpid());
   std::vector<std::thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {

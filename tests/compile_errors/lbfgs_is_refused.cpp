@@ -2,5 +2,6 @@
 #include "zero/zeropage.h"
 
 void refused(const std::vector<at::Tensor>& parameters, const zeropage::comm::World& world) {
-  zeropage::Optimizer<torch::optim::LBFGS> optimizer(parameters, world, torch::optim::LBFGSOptions(1.0));
+  zeropage::Optimizer<torch::optim::LBFGS> optimizer(parameters, world,
+                                                     torch::optim::LBFGSOptions(1.0));
 }

@@ -1,13 +1,13 @@
-// The command lines that users type, as they type them: exit codes, one-line errors, the JSON, the launchers.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// The command lines that users type, as they type them: exit codes, one-line errors, the JSON, the
+// launchers.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,8 @@ Outcome shell(const std::string& command) {
   Outcome outcome;
   FILE* pipe = ::popen(("{ " + command + " ; } 2>&1").c_str(), "r");
   char buffer[4096];
-  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), pipe)) outcome.output.append(buffer, count);
+  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
+    outcome.output.append(buffer, count);
   const int status = ::pclose(pipe);
   outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   return outcome;
@@ -46,12 +47,13 @@ class TrainGptTest : public ::testing::Test {
 
   // A model that trains in well under a second.
   std::string tiny(const std::string& more) const {
-    return "--d-model 32 --layers 2 --heads 2 --sequence 32 --batch 2 --steps 3 --threads 1 --json " +
+    return "--d-model 32 --layers 2 --heads 2 --sequence 32 --batch 2 --steps 3 --threads 1 "
+           "--json " +
            path("out.json") + " " + more;
   }
 
-  const std::filesystem::path folder_ =
-      std::filesystem::temp_directory_path() / ("zeropage-train-gpt-test-" + std::to_string(::getpid()));
+  const std::filesystem::path folder_ = std::filesystem::temp_directory_path() /
+                                        ("zeropage-train-gpt-test-" + std::to_string(::getpid()));
 };
 
 void expect_refused(const Outcome& outcome, const std::string& words) {
@@ -86,14 +88,17 @@ TEST_F(TrainGptTest, RefusesDataThatItCannotTrainOn) {
   std::ofstream(path("empty.txt"));
   expect_refused(train_gpt("--data " + path("empty.txt")), "is empty");
   std::ofstream(path("short.txt")) << std::string(100, 'x');
-  expect_refused(train_gpt("--sequence 64 --data " + path("short.txt")), "too few for --sequence 64");
+  expect_refused(train_gpt("--sequence 64 --data " + path("short.txt")),
+                 "too few for --sequence 64");
 }
 
 TEST_F(TrainGptTest, RefusesVariablesThatContradictEachOther) {
-  expect_refused(shell("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT), "contradict each other");
+  expect_refused(shell("RANK=2 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT),
+                 "contradict each other");
   expect_refused(shell("RANK=0 " TRAIN_GPT), "WORLD_SIZE is not");
-  expect_refused(shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT " --ranks 3"),
-                 "started 2 ranks");
+  expect_refused(
+      shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT " --ranks 3"),
+      "started 2 ranks");
 }
 
 TEST_F(TrainGptTest, WritesEveryFigure) {
@@ -112,7 +117,8 @@ TEST_F(TrainGptTest, WritesEveryFigure) {
   ASSERT_EQ(json["memory"].size(), 2U);
   for (const auto& rank : json["memory"]) {
     EXPECT_GT(rank["rss_peak_bytes"], rank["rss_base_bytes"]);
-    EXPECT_LE(rank["persistent_bytes"], 1.2 * rank["formula_bytes"].get<double>()) << "padding of a tiny model";
+    EXPECT_LE(rank["persistent_bytes"], 1.2 * rank["formula_bytes"].get<double>())
+        << "padding of a tiny model";
     EXPECT_GE(rank["peak_bytes"], rank["persistent_bytes"]);
   }
   EXPECT_FALSE(json.contains("paging"));
@@ -120,9 +126,11 @@ TEST_F(TrainGptTest, WritesEveryFigure) {
 
 TEST_F(TrainGptTest, GivesTheSameWeightsAtEveryStageAndPageSize) {
   std::string first;
-  for (const char* more : {"--stage 0", "--stage 1", "--stage 1 --page-bytes 4KiB", "--stage 0 --page-bytes 64KiB"}) {
+  for (const char* more :
+       {"--stage 0", "--stage 1", "--stage 1 --page-bytes 4KiB", "--stage 0 --page-bytes 64KiB"}) {
     for (const char* optimizer : {"adamw"}) {
-      const Outcome outcome = train_gpt(tiny(std::string("--ranks 3 ") + more + " --optimizer " + optimizer));
+      const Outcome outcome =
+          train_gpt(tiny(std::string("--ranks 3 ") + more + " --optimizer " + optimizer));
       ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
       const std::string hash = json()["weights_sha256"];
       if (first.empty()) first = hash;
@@ -136,8 +144,10 @@ TEST_F(TrainGptTest, SendsTheFormulasBytes) {
   const nlohmann::json json = this->json();
   const double gradient_bytes = 4.0 * json["parameters"].get<double>();
   for (const auto& rank : json["wire_bytes"]) {
-    // (N-1)/N of the gradients and of the parameters in each of three steps, and the padding of one small page.
-    EXPECT_NEAR(rank["reduce_scatter"].get<double>(), 3 * gradient_bytes / 2, 0.005 * 3 * gradient_bytes / 2);
+    // (N-1)/N of the gradients and of the parameters in each of three steps, and the padding of one
+    // small page.
+    EXPECT_NEAR(rank["reduce_scatter"].get<double>(), 3 * gradient_bytes / 2,
+                0.005 * 3 * gradient_bytes / 2);
     EXPECT_EQ(rank["all_gather"], rank["reduce_scatter"]);
   }
 }
@@ -164,16 +174,16 @@ TEST_F(TrainGptTest, TrainsUnderZpRun) {
 
 TEST_F(TrainGptTest, TrainsWhenRanksAreStartedByHand) {
   const std::string world = "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29871 ";
-  const Outcome outcome = shell("RANK=1 " + world + TRAIN_GPT + " " + tiny("") + " & RANK=0 " + world + TRAIN_GPT + " " +
-                                tiny("") + " && wait $!");
+  const Outcome outcome = shell("RANK=1 " + world + TRAIN_GPT + " " + tiny("") + " & RANK=0 " +
+                                world + TRAIN_GPT + " " + tiny("") + " && wait $!");
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   EXPECT_EQ(json()["memory"].size(), 2U);
 }
 
 TEST_F(TrainGptTest, NamesRanksThatWereStartedWithDifferentModels) {
   const std::string world = "WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29873 ";
-  const Outcome outcome = shell("RANK=1 " + world + TRAIN_GPT + " " + tiny("--layers 3") + " & RANK=0 " + world + TRAIN_GPT +
-                                " " + tiny("") + "; wait $!");
+  const Outcome outcome = shell("RANK=1 " + world + TRAIN_GPT + " " + tiny("--layers 3") +
+                                " & RANK=0 " + world + TRAIN_GPT + " " + tiny("") + "; wait $!");
   EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
   EXPECT_THAT(outcome.output, HasSubstr("the wrapped model differs between ranks"));
   EXPECT_THAT(outcome.output, HasSubstr("blocks.2"));

@@ -1,5 +1,5 @@
-// A communicator whose operations begin late, by a random time that differs from rank to rank. Code that forgets to
-// wait for a Pending then reads bytes that are not there yet.
+// A communicator whose operations begin late, by a random time that differs from rank to rank. Code
+// that forgets to wait for a Pending then reads bytes that are not there yet.
 #pragma once
 
 #include <random>

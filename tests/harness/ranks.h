@@ -1,4 +1,5 @@
-// Ranks as threads of the test's process: each has a world, a ledger and LibTorch's intra-op pool to itself.
+// Ranks as threads of the test's process: each has a world, a ledger and LibTorch's intra-op pool
+// to itself.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,6 @@
-// Small modules that hold the parameters which break sharding: ragged, scalar, empty, frozen, unused, tied, strided;
-// and the layers with a mind of their own: convolution, batch norm, recurrence, attention.
+// Small modules that hold the parameters which break sharding: ragged, scalar, empty, frozen,
+// unused, tied, strided; and the layers with a mind of their own: convolution, batch norm,
+// recurrence, attention.
 #pragma once
 
 #include <torch/torch.h>
@@ -37,9 +38,11 @@ TORCH_MODULE(Oddball);
 // A residual convolution net with batch norm. [batch, 7] -> [batch, 7]
 struct ConvNetImpl : torch::nn::Module {
   ConvNetImpl() {
-    conv1 = register_module("conv1", torch::nn::Conv1d(torch::nn::Conv1dOptions(1, 6, 3).padding(1)));
+    conv1 =
+        register_module("conv1", torch::nn::Conv1d(torch::nn::Conv1dOptions(1, 6, 3).padding(1)));
     norm1 = register_module("norm1", torch::nn::BatchNorm1d(6));
-    conv2 = register_module("conv2", torch::nn::Conv1d(torch::nn::Conv1dOptions(6, 6, 3).padding(1).bias(false)));
+    conv2 = register_module(
+        "conv2", torch::nn::Conv1d(torch::nn::Conv1dOptions(6, 6, 3).padding(1).bias(false)));
     norm2 = register_module("norm2", torch::nn::BatchNorm1d(6));
     head = register_module("head", torch::nn::Linear(6, 1));
   }
@@ -57,7 +60,8 @@ TORCH_MODULE(ConvNet);
 // A two-layer LSTM over the features. [batch, 7] -> [batch, 7]
 struct RecurrentImpl : torch::nn::Module {
   RecurrentImpl() {
-    lstm = register_module("lstm", torch::nn::LSTM(torch::nn::LSTMOptions(1, 9).num_layers(2).batch_first(true)));
+    lstm = register_module(
+        "lstm", torch::nn::LSTM(torch::nn::LSTMOptions(1, 9).num_layers(2).batch_first(true)));
     head = register_module("head", torch::nn::Linear(9, 1));
   }
   torch::Tensor forward(const torch::Tensor& x) {

@@ -48,6 +48,15 @@ TEST(MappingPoolTest, NeverMapsMoreThanWasLiveAtOnce) {
   pool.give_back(small);
 }
 
+TEST(MappingPoolTest, KeepsItsBoundWhenTheSystemRefuses) {
+  MappingPool pool;
+  const auto block = pool.take(mebibytes(2));
+  EXPECT_THROW(pool.take(size_t{1} << 62), std::bad_alloc);
+  pool.give_back(block);
+  for (size_t round = 3; round < 6; ++round) pool.give_back(pool.take(mebibytes(round)));
+  EXPECT_LE(pool.live_bytes() + pool.idle_bytes(), mebibytes(5));
+}
+
 TEST(MappingPoolTest, ServesThreadsAtOnce) {
   MappingPool pool;
   std::vector<std::thread> threads;

@@ -25,7 +25,8 @@ torch::nn::Sequential make_deep(int layers) {
   return net;
 }
 
-void train(DataParallel<torch::nn::Sequential>& model, torch::optim::Optimizer& optimizer, int rank) {
+void train(DataParallel<torch::nn::Sequential>& model, torch::optim::Optimizer& optimizer,
+           int rank) {
   for (int step = 0; step < 2; ++step) {
     const Samples samples = samples_of(rank, step);
     optimizer.zero_grad();
@@ -50,17 +51,22 @@ TEST_P(MemoryFormulaTest, PersistentBytesAreTheFormula) {
     const double bytes = 4.0 * static_cast<double>(numel);
     const memory::Breakdown held = memory::Ledger::current()->now();
     const double share = stage == 0 ? 1.0 : 1.0 / ranks;
-    EXPECT_NEAR(static_cast<double>(held[Kind::kParameter]), bytes, 0.005 * bytes) << memory::to_text(held);
-    EXPECT_NEAR(static_cast<double>(held[Kind::kGradient]), bytes, 0.005 * bytes) << memory::to_text(held);
+    EXPECT_NEAR(static_cast<double>(held[Kind::kParameter]), bytes, 0.005 * bytes)
+        << memory::to_text(held);
+    EXPECT_NEAR(static_cast<double>(held[Kind::kGradient]), bytes, 0.005 * bytes)
+        << memory::to_text(held);
     // A rank whose shards end in padding holds a little less state.
-    EXPECT_LE(static_cast<double>(held[Kind::kOptimizerState]), 1.005 * 2 * bytes * share) << memory::to_text(held);
-    EXPECT_GE(static_cast<double>(held[Kind::kOptimizerState]), 0.95 * 2 * bytes * share) << memory::to_text(held);
+    EXPECT_LE(static_cast<double>(held[Kind::kOptimizerState]), 1.005 * 2 * bytes * share)
+        << memory::to_text(held);
+    EXPECT_GE(static_cast<double>(held[Kind::kOptimizerState]), 0.95 * 2 * bytes * share)
+        << memory::to_text(held);
     EXPECT_LE(static_cast<double>(held.persistent()), 1.005 * (2 * bytes + 2 * bytes * share));
   });
 }
 
 INSTANTIATE_TEST_SUITE_P(RanksStages, MemoryFormulaTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8), ::testing::Values(0, 1)));
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 8),
+                                            ::testing::Values(0, 1)));
 
 TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
   run_ranks(2, [](comm::World& world) {
@@ -71,7 +77,8 @@ TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
     Options options;
     options.page_bytes = memory::operator""_MiB(4);
     auto pages = std::make_shared<ParameterPages>(
-        world, parameters_of(*net), ParameterPages::PageOptions{options.page_bytes, Ownership::kShard});
+        world, parameters_of(*net),
+        ParameterPages::PageOptions{options.page_bytes, Ownership::kShard});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * options.page_bytes);
     world.communicator().barrier("the comparison").wait();
   });

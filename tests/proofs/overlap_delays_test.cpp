@@ -1,4 +1,5 @@
-// Overlap is right: with every operation late by a random time, and ranks of different speed, the bits stay the same.
+// Overlap is right: with every operation late by a random time, and ranks of different speed, the
+// bits stay the same.
 #include <gtest/gtest.h>
 
 #include "tests/harness/delays.h"
@@ -28,8 +29,8 @@ class OverlapDelaysTest : public ::testing::TestWithParam<int> {};
 
 TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
   at::set_num_threads(1);
-  const auto expected = train_reference<Transformer>(
-      kRanks, kSteps, make, [](std::vector<torch::Tensor> parameters) {
+  const auto expected =
+      train_reference<Transformer>(kRanks, kSteps, make, [](std::vector<torch::Tensor> parameters) {
         return std::make_unique<AdamW>(std::move(parameters), AdamWOptions(0.01));
       });
   Options options;
@@ -46,7 +47,8 @@ TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         for (int step = 0; step < kSteps; ++step) {
           const Samples samples = samples_of(world.rank(), step);
-          std::this_thread::sleep_for(std::chrono::milliseconds(7 * ((world.rank() + step) % kRanks)));
+          std::this_thread::sleep_for(
+              std::chrono::milliseconds(7 * ((world.rank() + step) % kRanks)));
           optimizer.zero_grad();
           auto outputs = model(samples.inputs);
           outputs.register_hook([&](torch::Tensor gradient) {

@@ -32,7 +32,8 @@ MakeOptimizer plain(const typename OptimizerTraits<A>::Options& options) {
 }
 
 template <typename Module, typename A>
-void expect_parity(int ranks, const Options& options, const typename OptimizerTraits<A>::Options& algorithm) {
+void expect_parity(int ranks, const Options& options,
+                   const typename OptimizerTraits<A>::Options& algorithm) {
   at::set_num_threads(1);
   const auto expected = train_reference<Module>(ranks, kSteps, make<Module>, plain<A>(algorithm));
   run_ranks(ranks, [&](comm::World& world) {
@@ -64,24 +65,30 @@ TEST_P(ParityTest, OfOddParameters) {
 }
 
 TEST_P(ParityTest, OfConvolutionsWithBatchNorm) {
-  expect_parity<ConvNet, torch::optim::SGD>(ranks(), options(), torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
+  expect_parity<ConvNet, torch::optim::SGD>(
+      ranks(), options(), torch::optim::SGDOptions(0.05).momentum(0.9).nesterov(true));
 }
 
 TEST_P(ParityTest, OfARecurrentNet) {
-  expect_parity<Recurrent, torch::optim::Adam>(ranks(), options(), torch::optim::AdamOptions(0.01).amsgrad(true));
+  expect_parity<Recurrent, torch::optim::Adam>(ranks(), options(),
+                                               torch::optim::AdamOptions(0.01).amsgrad(true));
 }
 
 TEST_P(ParityTest, OfAttentionWithATiedHead) {
-  expect_parity<Transformer, torch::optim::AdamW>(ranks(), options(), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+  expect_parity<Transformer, torch::optim::AdamW>(
+      ranks(), options(), torch::optim::AdamWOptions(0.01).weight_decay(0.1));
 }
 
 TEST_P(ParityTest, OfAdagradAndRmsprop) {
-  expect_parity<Oddball, torch::optim::Adagrad>(ranks(), options(), torch::optim::AdagradOptions(0.01));
-  expect_parity<Oddball, torch::optim::RMSprop>(ranks(), options(), torch::optim::RMSpropOptions(0.01).centered(true).momentum(0.5));
+  expect_parity<Oddball, torch::optim::Adagrad>(ranks(), options(),
+                                                torch::optim::AdagradOptions(0.01));
+  expect_parity<Oddball, torch::optim::RMSprop>(
+      ranks(), options(), torch::optim::RMSpropOptions(0.01).centered(true).momentum(0.5));
 }
 
 INSTANTIATE_TEST_SUITE_P(RanksStagesPages, ParityTest,
-                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 7, 8), ::testing::Values(0, 1),
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4, 7, 8),
+                                            ::testing::Values(0, 1),
                                             ::testing::Values(4_KiB, 16_MiB)));
 
 // Wider than a slice of the optimizer, so that slices end inside parameters.
@@ -101,7 +108,8 @@ TEST(WideParityTest, HoldsWhereShardsAndSlicesEndInsideAParameter) {
       Options options;
       options.stage = static_cast<Stage>(stage);
       expect_parity<Wide, torch::optim::AdamW>(ranks, options, torch::optim::AdamWOptions(0.01));
-      expect_parity<Wide, torch::optim::RMSprop>(ranks, options, torch::optim::RMSpropOptions(0.01));
+      expect_parity<Wide, torch::optim::RMSprop>(ranks, options,
+                                                 torch::optim::RMSpropOptions(0.01));
     }
   }
 }

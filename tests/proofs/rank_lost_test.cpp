@@ -16,7 +16,8 @@ using comm::LaunchedProcess;
 int train_until_killed(comm::World& world, int victim) {
   try {
     at::set_num_threads(1);
-    torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(), torch::nn::Linear(512, 64));
+    torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(),
+                              torch::nn::Linear(512, 64));
     DataParallel<torch::nn::Sequential> model(net, world);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
     for (int step = 0; step < 1'000'000; ++step) {
@@ -49,7 +50,8 @@ TEST_P(RankLostTest, TheOthersEndWithItsNameInSeconds) {
 }
 
 INSTANTIATE_TEST_SUITE_P(RanksVictims, RankLostTest,
-                         ::testing::Values(std::make_tuple(2, 0), std::make_tuple(2, 1), std::make_tuple(4, 2)));
+                         ::testing::Values(std::make_tuple(2, 0), std::make_tuple(2, 1),
+                                           std::make_tuple(4, 2)));
 
 }  // namespace
 }  // namespace zeropage

@@ -38,7 +38,8 @@ class DataParallelTest : public ::testing::TestWithParam<int> {
   Options options() const { return at_stage(GetParam()); }
 
   // What the optimizer applies: with SGD of rate 1, the change of the weights.
-  static double applied_gradient(DataParallel<torch::nn::Linear>& model, torch::optim::Optimizer& optimizer) {
+  static double applied_gradient(DataParallel<torch::nn::Linear>& model,
+                                 torch::optim::Optimizer& optimizer) {
     const double before = model->weight.sum().item<double>();
     optimizer.step();
     return (before - model->weight.sum().item<double>()) / 49.0;
@@ -54,7 +55,8 @@ TEST_P(DataParallelTest, GivesEveryRankRankZerosParametersAndBuffers) {
       for (auto& buffer : net->buffers()) buffer.fill_(world.rank() + 5);
     }
     DataParallel<ConvNet> model(net, world, options());
-    for (const auto& parameter : model.parameters()) EXPECT_TRUE(parameter.eq(0).all().item<bool>());
+    for (const auto& parameter : model.parameters())
+      EXPECT_TRUE(parameter.eq(0).all().item<bool>());
     for (const auto& buffer : model.buffers()) EXPECT_TRUE(buffer.eq(5).all().item<bool>());
   });
 }
@@ -97,7 +99,8 @@ TEST_P(DataParallelTest, AccumulatesWithoutAveragingInsideNoSync) {
       backward(model, world.rank());
       backward(model, world.rank());
     }
-    EXPECT_EQ(world.communicator().wire_bytes().all_reduce + world.communicator().wire_bytes().reduce_scatter,
+    EXPECT_EQ(world.communicator().wire_bytes().all_reduce +
+                  world.communicator().wire_bytes().reduce_scatter,
               sent_before);
     EXPECT_EQ(model->weight.grad()[0][0].item<double>(), 2.0 * world.rank());
     backward(model, world.rank() + 1);
@@ -114,6 +117,77 @@ TEST_P(DataParallelTest, AveragesInStepWhatNoSyncLeft) {
       backward(model, world.rank());
     }
     EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 0.5);
+  });
+}
+
+TEST_P(DataParallelTest, AveragesInStepWhatALocalBackwardAddedToAMean) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, 2 * world.rank());  // mean 1
+    {
+      const auto guard = model.no_sync();
+      backward(model, world.rank());  // mean 0.5
+    }
+    EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 1.5);
+  });
+}
+
+TEST_P(DataParallelTest, ForgetsAMeanThatWasZeroedAfterALocalBackward) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<Oddball> model(Oddball(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model->unused->parameters()) parameter.zero_();
+    }
+    const auto reach = [&](double weight, double bias) {
+      (weight * model->unused->weight.sum() + bias * model->unused->bias.sum()).backward();
+    };
+    reach(100, 100);
+    {
+      const auto guard = model.no_sync();
+      reach(100, 0);  // reopens the page of both
+    }
+    model->unused->weight.mutable_grad().reset();
+    model->unused->bias.mutable_grad().zero_();
+    model->unused->bias.mutable_grad().reset();
+    reach(world.rank(), 2 * world.rank());
+    optimizer.step();
+    EXPECT_TRUE(model->unused->weight.eq(-0.5).all().item<bool>()) << model->unused->weight;
+    EXPECT_TRUE(model->unused->bias.eq(-1.0).all().item<bool>()) << model->unused->bias;
+  });
+}
+
+TEST_P(DataParallelTest, RefusesBackwardOverAGraphFromBeforeTheStep) {
+  run_ranks(2, [&](comm::World& world) {
+    torch::nn::Sequential net(torch::nn::Linear(7, 7), torch::nn::Linear(7, 7));
+    DataParallel<torch::nn::Sequential> model(net, world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    const auto loss = model(torch::ones({1, 7})).sum();
+    loss.backward({}, /*retain_graph=*/true);
+    optimizer.step();
+    EXPECT_THAT([&] { loss.backward(); },
+                ::testing::Throws<c10::Error>(
+                    ::testing::Property(&c10::Error::what_without_backtrace,
+                                        ::testing::HasSubstr("modified by an inplace operation"))));
+  });
+}
+
+TEST_P(DataParallelTest, RefusesToStepAfterABackwardThatThrew) {
+  run_ranks(2, [&](comm::World& world) {
+    torch::nn::Sequential net(torch::nn::Linear(7, 7), torch::nn::Linear(7, 7));
+    DataParallel<torch::nn::Sequential> model(net, world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    auto hidden = net[0]->as<torch::nn::Linear>()->forward(torch::ones({1, 7}));
+    hidden.register_hook(
+        [](torch::Tensor) -> torch::Tensor { throw std::runtime_error("user's hook"); });
+    auto output = net[1]->as<torch::nn::Linear>()->forward(hidden).sum();
+    EXPECT_THROW(output.backward(), std::runtime_error);
+    EXPECT_THROW(optimizer.step(), c10::Error);
+    model.zero_grad();
+    model(torch::ones({1, 7})).sum().backward();
+    optimizer.step();
   });
 }
 
@@ -135,8 +209,8 @@ TEST_P(DataParallelTest, ForgetsGradientsHoweverTheyAreZeroed) {
     DataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     const std::vector<std::function<void()>> ways = {
-        [&] { optimizer.zero_grad(); },       [&] { optimizer.zero_grad(/*set_to_none=*/false); },
-        [&] { model.zero_grad(); },           [&] { model->zero_grad(/*set_to_none=*/false); },
+        [&] { optimizer.zero_grad(); }, [&] { optimizer.zero_grad(/*set_to_none=*/false); },
+        [&] { model.zero_grad(); }, [&] { model->zero_grad(/*set_to_none=*/false); },
         [&] { model->weight.mutable_grad().reset(); }};
     for (const auto& zero : ways) {
       backward(model, 100);
@@ -151,7 +225,8 @@ TEST_P(DataParallelTest, ForgetsGradientsHoweverTheyAreZeroed) {
 TEST_P(DataParallelTest, LeavesParametersThatNoRankUsedAlone) {
   run_ranks(2, [&](comm::World& world) {
     DataParallel<Oddball> model(Oddball(), world, options());
-    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1).weight_decay(0.5));
+    Optimizer<torch::optim::AdamW> optimizer(model,
+                                             torch::optim::AdamWOptions(0.1).weight_decay(0.5));
     const auto before = model->unused->weight.detach().clone();
     const Samples samples = samples_of(world.rank(), 0);
     loss_of(model(samples.inputs), samples).backward();
@@ -219,7 +294,8 @@ TEST_P(DataParallelTest, RecoversFromABackwardThatThrewBeforeAnyExchange) {
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     auto input = torch::full({1, 7}, 5.0);
     auto output = model(input);
-    output.register_hook([](torch::Tensor) -> torch::Tensor { throw std::runtime_error("user's hook"); });
+    output.register_hook(
+        [](torch::Tensor) -> torch::Tensor { throw std::runtime_error("user's hook"); });
     EXPECT_THROW(output.sum().backward(), std::runtime_error);
     backward(model, world.rank());
     EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 0.5);
@@ -252,7 +328,8 @@ TEST(DataParallelErrorTest, RefusesStagesThatAreNotThere) {
         DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(stage));
         ADD_FAILURE() << "stage " << stage << " was accepted";
       } catch (const c10::Error& error) {
-        EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr(c10::str("stage ", stage)));
+        EXPECT_THAT(error.what_without_backtrace(),
+                    ::testing::HasSubstr(c10::str("stage ", stage)));
         EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("use 0"));
       }
     }
@@ -265,8 +342,9 @@ TEST(DataParallelErrorTest, NamesWhatDiffersBetweenRanksBeforeAnythingIsExchange
     DataParallel<torch::nn::Linear> model(linear, world);
   });
   for (const auto& error : errors) {
-    EXPECT_THAT(message_of(error), ::testing::HasSubstr("parameter \"weight\": Float [5, 7]; rank 1 has parameter "
-                                                        "\"weight\": Float [6, 7]"));
+    EXPECT_THAT(message_of(error),
+                ::testing::HasSubstr("parameter \"weight\": Float [5, 7]; rank 1 has parameter "
+                                     "\"weight\": Float [6, 7]"));
   }
   const auto options = try_ranks(2, [](comm::World& world) {
     DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(world.rank()));
@@ -285,7 +363,8 @@ TEST(DataParallelErrorTest, RefusesDifferentTensorsOverTheSameMemory) {
       DataParallel<torch::nn::Sequential> model(both, world);
       ADD_FAILURE() << "accepted";
     } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("\"0.weight\" and \"1.weight\""));
+      EXPECT_THAT(error.what_without_backtrace(),
+                  ::testing::HasSubstr("\"0.weight\" and \"1.weight\""));
     }
   });
 }
@@ -302,6 +381,28 @@ TEST(DataParallelErrorTest, RefusesAParameterOfAnotherDevice) {
                   ::testing::HasSubstr("parameter \"elsewhere\": expected it on cpu, got meta"));
     }
   });
+}
+
+TEST(DataParallelErrorTest, RefusesParametersThatCannotBeShardedElementByElement) {
+  const auto refusal = [](torch::Tensor tensor) {
+    std::string message;
+    run_ranks(1, [&](comm::World& world) {
+      auto module = std::make_shared<torch::nn::Module>();
+      module->register_parameter("odd", tensor);
+      try {
+        ParameterPages pages(world, parameters_of(*module), {.page_bytes = 4096});
+      } catch (const c10::Error& error) {
+        message = error.what_without_backtrace();
+      }
+    });
+    return message;
+  };
+  EXPECT_THAT(refusal(torch::zeros({3}, torch::kComplexFloat)),
+              ::testing::HasSubstr("trains in ComplexFloat"));
+  EXPECT_THAT(refusal(torch::zeros({1}).expand({3})),
+              ::testing::HasSubstr("leave gaps or repeat elements"));
+  EXPECT_THAT(refusal(torch::zeros({4, 4}).narrow(1, 0, 2)),
+              ::testing::HasSubstr("leave gaps or repeat elements"));
 }
 
 TEST(DataParallelErrorTest, RefusesSparseGradients) {
@@ -323,7 +424,8 @@ TEST(DataParallelErrorTest, NoticesThatGradientsOfAShardWereChanged) {
       optimizer.step();
       ADD_FAILURE() << "accepted";
     } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("\"weight\": p.grad() was changed"));
+      EXPECT_THAT(error.what_without_backtrace(),
+                  ::testing::HasSubstr("\"weight\": p.grad() was changed"));
     }
   });
 }
@@ -352,7 +454,8 @@ TEST(DataParallelErrorTest, NoticesAParameterThatWasReplaced) {
       optimizer.step();
       ADD_FAILURE() << "accepted";
     } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("no longer lives in its page"));
+      EXPECT_THAT(error.what_without_backtrace(),
+                  ::testing::HasSubstr("no longer lives in its page"));
     }
   });
 }

@@ -11,9 +11,9 @@ namespace {
 TEST(ModuleParametersTest, ListsATiedParameterOnceWithAllItsNames) {
   testing::Oddball net;
   const auto parameters = parameters_of(*net);
-  const auto at = std::find_if(parameters.begin(), parameters.end(), [&](const NamedParameter& parameter) {
-    return parameter.tensor.is_same(net->tied);
-  });
+  const auto at = std::find_if(
+      parameters.begin(), parameters.end(),
+      [&](const NamedParameter& parameter) { return parameter.tensor.is_same(net->tied); });
   ASSERT_NE(at, parameters.end());
   EXPECT_THAT(at->names, ::testing::UnorderedElementsAre("tied", "last.weight"));
   EXPECT_EQ(parameters.size() + 1, net->named_parameters().size());

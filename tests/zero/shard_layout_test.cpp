@@ -91,9 +91,11 @@ TEST(ShardLayoutTest, SeparatesDtypesAndFrozenParameters) {
 }
 
 TEST(ShardLayoutTest, NamesAPageByWhatItsParametersShare) {
-  EXPECT_EQ(lay_out({spec("blocks.3.norm.weight", 1), spec("blocks.3.up.bias", 1)})[0].name, "blocks.3");
+  EXPECT_EQ(lay_out({spec("blocks.3.norm.weight", 1), spec("blocks.3.up.bias", 1)})[0].name,
+            "blocks.3");
   EXPECT_EQ(lay_out({spec("head.weight", 1)})[0].name, "head.weight");
-  EXPECT_EQ(lay_out({spec("embedding.weight", 1), spec("final.bias", 1)})[0].name, "embedding.weight .. final.bias");
+  EXPECT_EQ(lay_out({spec("embedding.weight", 1), spec("final.bias", 1)})[0].name,
+            "embedding.weight .. final.bias");
 }
 
 TEST(ShardLayoutTest, IntersectsRanges) {

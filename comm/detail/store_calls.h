@@ -1,0 +1,27 @@
+// Calls to the store that give up.
+//
+// c10d's TCPStore waits without a limit for some answers, so a stopped host of the store would hang
+// who asks. Here a call runs on a thread of its own; one that does not come back is left behind
+// with what it holds.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace zeropage::comm::detail {
+
+// What `ask` returns; nothing if it throws or takes longer. `ask` must own all that it uses.
+std::optional<std::string> ask_within(std::chrono::milliseconds limit,
+                                      std::function<std::string()> ask);
+
+// The text under `key` once it is there; nothing if it does not come within `limit`.
+std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
+                                    const std::string& key, std::chrono::milliseconds limit);
+
+void write_key(c10d::Store& store, const std::string& key, const std::string& text);
+
+}  // namespace zeropage::comm::detail

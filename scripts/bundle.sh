@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Packs the libraries that are not LibTorch into bundle/, so that the tree builds on a machine with g++, CMake, ninja
-# and an installed torch 2.11.0 but no network. CMake looks into bundle/ before the system.
+# and an installed torch 2.11.0 but no network. CMake takes from bundle/ what the system lacks.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

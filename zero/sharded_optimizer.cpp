@@ -14,9 +14,9 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-// Values, gradient, two states and two temporaries of that many fp32 elements fit a core's
-// second-level cache; and LibTorch's element-wise kernels give a thread no less.
-constexpr int64_t kSliceNumelPerThread = 32768;
+// Values, gradient, two states and two temporaries of that many fp32 elements fit a second-level
+// cache of 2 MiB, and a state of them is a whole number of pages with the allocator's header.
+constexpr int64_t kSliceNumelPerThread = 65536 - 16;
 
 // The options as the class itself would save them; a user's class need not know how.
 std::string options_digest(const torch::optim::OptimizerOptions& options) {

@@ -9,6 +9,7 @@ namespace train_gpt {
 namespace {
 
 constexpr int64_t kPlainLines = 20;
+constexpr auto kPlainSilence = std::chrono::seconds(30);  // no longer than that without a line
 constexpr double kSmoothing = 0.1;
 
 std::string duration(double seconds) {
@@ -31,7 +32,11 @@ void Progress::show(int64_t step, double loss, double seconds) {
       step < 2 ? seconds : (1 - kSmoothing) * smoothed_seconds_ + kSmoothing * seconds;
   const bool last = step + 1 == steps_;
   const int64_t every = std::max<int64_t>(1, steps_ / kPlainLines);
-  if (quiet_ || (!moving_ && step != 0 && !last && (step + 1) % every != 0)) return;
+  const auto now = std::chrono::steady_clock::now();
+  const bool due =
+      step == 0 || last || (step + 1) % every == 0 || now - last_line_ >= kPlainSilence;
+  if (quiet_ || (!moving_ && !due)) return;
+  last_line_ = now;
   const double left = smoothed_seconds_ * static_cast<double>(steps_ - step - 1);
   std::printf("%sstep %*lld/%lld  loss %.4f  %.0f tokens/s  %s left%s", moving_ ? "\r" : "",
               static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(step + 1),

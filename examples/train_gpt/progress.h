@@ -20,6 +20,7 @@ class Progress {
   const bool quiet_;
   const bool moving_;
   double smoothed_seconds_ = 0;
+  std::chrono::steady_clock::time_point last_line_;
 };
 
 }  // namespace train_gpt

@@ -63,7 +63,7 @@ void GptImpl::initialize(const GptConfig& config, uint64_t seed) {
     if (weight.dim() >= 2) {
       const bool adds_to_residual =
           ends_with(name, "attention_out.weight") || ends_with(name, "mlp_down.weight");
-      weight.normal_(0.0, adds_to_residual ? residual : 0.02);
+      torch::nn::init::normal_(weight, 0.0, adds_to_residual ? residual : 0.02);
     } else {
       weight.fill_(ends_with(name, "norm.weight") ? 1.0 : 0.0);
     }

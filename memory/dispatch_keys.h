@@ -1,0 +1,20 @@
+// The two dispatch keys that LibTorch leaves to wrappers outside its tree, named here and nowhere
+// else.
+//
+// LibTorch 2.11 uses them in its own tests only. Both lie above autograd, so what is registered
+// for them sees an operator before anything is recorded or computed. memory/trap checks at its
+// first use that they still behave so.
+#pragma once
+
+#include <c10/core/DispatchKey.h>
+
+namespace zeropage::memory {
+
+// On a tensor whose storage is paged: every operator that takes it goes through memory/trap.
+inline constexpr auto kTrapKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+// On a thread that constructs a module without memory: every operator goes through
+// memory/construction_tape.
+inline constexpr auto kRecordingKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+
+}  // namespace zeropage::memory

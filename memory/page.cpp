@@ -1,0 +1,115 @@
+#include "memory/page.h"
+
+#include <utility>
+
+#include "memory/check.h"
+#include "memory/exact.h"
+
+namespace zeropage::memory {
+namespace {
+
+// What a paged storage's DataPtr carries as its context.
+struct Address {
+  std::weak_ptr<Pager> pager;
+  size_t page;
+};
+
+// Also the mark by which a paged storage is known.
+void release_address(void* address) {
+  delete static_cast<Address*>(address);
+}
+
+c10::DataPtr& data_of(const c10::StorageImpl& storage) {
+  return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
+}
+
+}  // namespace
+
+Page::Page(std::string name, int64_t bytes, std::vector<Tenant> tenants)
+    : name_(std::move(name)), bytes_(bytes), tenants_(std::move(tenants)) {}
+
+Page::~Page() {
+  state_ = State::kEvicted;
+  point_tenants();
+}
+
+void Page::settle_in(const std::weak_ptr<Pager>& pager, size_t index) {
+  TORCH_INTERNAL_ASSERT(state_ == State::kEvicted);
+  for (Tenant& tenant : tenants_) {
+    tenant.storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
+        {nullptr, new Address{pager, index}, &release_address, c10::DeviceType::CPU});
+  }
+  point_tenants();
+}
+
+void Page::begin_fetch(Fetch fetch) {
+  move_to(State::kEvicted, State::kFetching);
+  fetch_ = std::move(fetch);
+}
+
+void Page::finish_fetch() {
+  move_to(State::kFetching, State::kClean);
+  fetch_.arrival = {};
+  point_tenants();
+}
+
+void Page::mark_dirty() {
+  if (state_ != State::kDirty) move_to(State::kClean, State::kDirty);
+}
+
+void Page::mark_clean() {
+  move_to(State::kDirty, State::kClean);
+}
+
+void Page::evict() {
+  move_to(State::kClean, State::kEvicted);
+  TORCH_INTERNAL_ASSERT(pins == 0, "page \"", name_, "\" is evicted while an operator uses it");
+  point_tenants();
+  fetch_ = {};
+  prefetched = false;
+}
+
+void Page::move_to(State from, State to) {
+  TORCH_INTERNAL_ASSERT(state_ == from, "page \"", name_, "\" cannot become ", memory::name(to),
+                        ": it is ", memory::name(state_));
+  state_ = to;
+}
+
+void Page::begin_view() {
+  if (++views_ == 1 && !resident()) point_tenants();
+}
+
+void Page::end_view() {
+  if (--views_ == 0 && !resident()) point_tenants();
+}
+
+// Keeps the context: only the pointer and the device change.
+void Page::point_tenants() {
+  const bool seen_on_host = resident() || views_ > 0;
+  const c10::Device device(seen_on_host ? c10::DeviceType::CPU : c10::DeviceType::Meta);
+  char* buffer = resident() ? static_cast<char*>(fetch_.buffer.data_ptr()) : nullptr;
+  for (Tenant& tenant : tenants_) {
+    c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
+    c10::DataPtr& data = data_of(*storage);
+    if (data.get_deleter() != &release_address) continue;
+    void* address = data.move_context().release();
+    storage->set_data_ptr_noswap({buffer == nullptr ? nullptr : buffer + tenant.offset_bytes,
+                                  address, &release_address, device});
+  }
+}
+
+const char* name(Page::State state) {
+  constexpr const char* kNames[] = {"evicted", "fetching", "clean", "dirty"};
+  return kNames[static_cast<size_t>(state)];
+}
+
+bool is_paged(const c10::StorageImpl& storage) {
+  return data_of(storage).get_deleter() == &release_address;
+}
+
+PageAddress address_of(const c10::StorageImpl& storage) {
+  const auto* address = static_cast<const Address*>(data_of(storage).get_context());
+  return {address->pager.lock(), address->page};
+}
+
+}  // namespace zeropage::memory

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -26,6 +28,15 @@ bool contains(std::span<const PageUse> uses, size_t page) {
 }
 
 }  // namespace
+
+PagingStatistics& PagingStatistics::operator+=(const PagingStatistics& other) {
+  faults += other.faults;
+  prefetched += other.prefetched;
+  evictions += other.evictions;
+  bytes_gathered += other.bytes_gathered;
+  wait_seconds += other.wait_seconds;
+  return *this;
+}
 
 PagingStatistics PagingStatistics::operator-(const PagingStatistics& earlier) const {
   return {faults - earlier.faults, prefetched - earlier.prefetched, evictions - earlier.evictions,
@@ -112,6 +123,12 @@ bool Pager::is_pinned(size_t page) const {
   return pages_[page]->pins > 0;
 }
 
+at::Tensor Pager::buffer(size_t page) const {
+  const std::lock_guard lock(mutex_);
+  TORCH_INTERNAL_ASSERT(pages_[page]->pins > 0 && pages_[page]->resident());
+  return pages_[page]->buffer();
+}
+
 void Pager::begin_view(size_t page) {
   const std::lock_guard lock(mutex_);
   pages_[page]->begin_view();
@@ -123,6 +140,7 @@ void Pager::end_view(size_t page) {
 }
 
 bool Pager::touch(std::span<const PageUse> uses, Pass pass) {
+  if (pass == Pass::kAside) return false;
   trace_ = &traces_[static_cast<size_t>(pass)];
   bool moved = false;
   for (const PageUse& use : uses) moved |= trace_->touch(use.page);
@@ -257,6 +275,9 @@ void Pager::prefetch(const std::vector<size_t>& upcoming, std::span<const PageUs
 
 void Pager::start_fetch(size_t index) {
   RECORD_USER_SCOPE("Pager::start_fetch");
+  // The buffer serves operators of any mode.
+  const c10::InferenceMode no_inference(false);
+  const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   page.begin_fetch(source_->start_fetch(index));
   resident_bytes_ += page.bytes();
@@ -280,6 +301,7 @@ void Pager::await(Lock& lock, size_t index) {
 
 void Pager::drop(size_t index) {
   RECORD_USER_SCOPE("Pager::drop");
+  const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   if (page.state() == Page::State::kFetching) {
     // Its buffer is in use until it has arrived.
@@ -303,6 +325,13 @@ void Pager::release_all(std::string_view who) {
   }
   for (size_t index = 0; index < pages_.size(); ++index) {
     if (pages_[index]->state() != Page::State::kEvicted) drop(index);
+  }
+}
+
+void Pager::release_unpinned() {
+  const std::lock_guard lock(mutex_);
+  for (size_t index = 0; index < pages_.size(); ++index) {
+    if (may_go(index)) drop(index);
   }
 }
 

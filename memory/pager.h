@@ -69,11 +69,12 @@ struct PagingStatistics {
   int64_t bytes_gathered = 0;  // of all pages that came
   double wait_seconds = 0;     // that operators waited for pages
 
+  PagingStatistics& operator+=(const PagingStatistics& other);
   PagingStatistics operator-(const PagingStatistics& earlier) const;
 };
 
-// Each has a trace of its own.
-enum class Pass : uint8_t { kTraining, kInference };
+// Training and inference have a trace each; what happens aside (a guard of the user) has none.
+enum class Pass : uint8_t { kTraining, kInference, kAside };
 
 struct PageUse {
   size_t page = 0;
@@ -95,12 +96,16 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void pin(std::span<const PageUse> uses, std::string_view who, Pass pass);
   void unpin(std::span<const PageUse> uses);
   bool is_pinned(size_t page) const;
+  // The whole page. REQUIRES: it is pinned.
+  at::Tensor buffer(size_t page) const;
   // While an operator makes a view of a storage in the page (memory/page.h).
   void begin_view(size_t page);
   void end_view(size_t page);
 
   // Writes back what is dirty and evicts everything. Throws if a page is pinned.
   void release_all(std::string_view who);
+  // The same for what is not pinned.
+  void release_unpinned();
   // The next touch begins a pass.
   void end_pass(Pass pass);
 

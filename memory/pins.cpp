@@ -39,7 +39,14 @@ void Pins::add(const PageAddress& address, bool writes) {
 }
 
 void Pins::take(std::string_view who) {
-  const Pass pass = current_pass();
+  take(who, current_pass());
+}
+
+void Pins::take_aside(std::string_view who) {
+  take(who, Pass::kAside);
+}
+
+void Pins::take(std::string_view who, Pass pass) {
   for (; taken_ < of_pagers_.size(); ++taken_) {
     of_pagers_[taken_].pager->pin(of_pagers_[taken_].uses, who, pass);
   }

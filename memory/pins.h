@@ -21,11 +21,15 @@ class Pins {
   Pins& operator=(const Pins&) = delete;
 
   void add(const PageAddress& address, bool writes);
-  // Waits until all that were added are resident.
+  // Waits until all that were added are resident. who: for errors, such as an operator.
   void take(std::string_view who);
+  // The same, without a place in a trace.
+  void take_aside(std::string_view who);
   bool empty() const { return of_pagers_.empty(); }
 
  private:
+  void take(std::string_view who, Pass pass);
+
   struct OfPager {
     std::shared_ptr<Pager> pager;
     c10::SmallVector<PageUse, 4> uses;  // each page once

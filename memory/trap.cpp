@@ -71,6 +71,7 @@ class Views {
     for (const PageAddress& address : addresses_) address.pager->end_view(address.page);
   }
   void add(PageAddress address) {
+    if (!address.pager) return;
     address.pager->begin_view(address.page);
     addresses_.push_back(std::move(address));
   }

@@ -5,25 +5,13 @@
 namespace zeropage {
 namespace {
 
-ShardedParameters shard(const torch::nn::Module& module, const comm::World& world,
-                        const Options& options) {
-  validate(options);
-  auto parameters = parameters_of(module);
-  std::vector<std::string> lines = describe(options);
-  for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
+std::vector<std::string> describe_buffers(const torch::nn::Module& module) {
+  std::vector<std::string> lines;
   for (const auto& buffer : module.named_buffers()) {
     lines.push_back(c10::str("buffer \"", buffer.key(), "\": ", buffer.value().scalar_type(), " ",
                              buffer.value().sizes()));
   }
-  world.check_agreement("the wrapped model", lines);
-  auto reduction = make_gradient_reduction(options.stage);
-  auto pages = std::make_shared<ParameterPages>(
-      world, std::move(parameters),
-      ParameterPages::PageOptions{options.page_bytes, reduction->ownership()});
-  pages->broadcast_from_rank_zero();
-  auto reducer =
-      std::make_shared<GradientReducer>(pages, std::move(reduction), ReduceWhen::kInBackward);
-  return {std::move(pages), std::move(reducer)};
+  return lines;
 }
 
 }  // namespace
@@ -34,13 +22,40 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, co
       world_(std::move(world)),
       options_(options),
       buffers_(world_, base_->buffers()),
-      sharded_(shard(*base_, world_, options)) {
+      sharded_(shard_module_parameters(parameters_of(*base_), world_, options,
+                                       describe_buffers(*base_))) {
   buffers_.broadcast_from_rank_zero();
 }
 
 void DataParallelBase::before_forward() {
+  check_module();
+  // An evaluation has no step that ends its pass.
+  if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {
+    pager->end_pass(memory::Pass::kInference);
+  }
   // In eval mode buffers do not change, and one rank may evaluate alone.
   if (options_.broadcast_buffers && base_->is_training()) buffers_.broadcast_from_rank_zero();
+}
+
+// A parameter that was registered anew would train on this rank alone.
+void DataParallelBase::check_module() const {
+  const auto& known = sharded_.pages->parameters();
+  size_t next = 0;
+  for (const NamedParameter& parameter : parameters_of(*base_)) {
+    const bool same = next < known.size() && known[next].parameter.tensor.is_same(parameter.tensor);
+    ZP_CHECK(same, "parameter \"", parameter.name(),
+             "\" was registered or replaced after the module was wrapped; change the module first, "
+             "then wrap it");
+    ++next;
+  }
+  ZP_CHECK(next == known.size(), "parameter \"", known[next].parameter.name(),
+           "\" was taken out of the module after it was wrapped; change the module first, then "
+           "wrap it");
+}
+
+memory::PagingStatistics DataParallelBase::paging() const {
+  const auto& pager = sharded_.pages->pager();
+  return pager ? pager->statistics() : memory::PagingStatistics();
 }
 
 }  // namespace zeropage

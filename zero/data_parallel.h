@@ -25,7 +25,7 @@
 #include "comm/world.h"
 #include "zero/buffer_sync.h"
 #include "zero/options.h"
-#include "zero/sharded_optimizer.h"
+#include "zero/sharded_parameters.h"
 
 namespace zeropage {
 
@@ -55,6 +55,9 @@ class DataParallelBase {
   // all ranks.
   [[nodiscard]] NoSync no_sync() { return NoSync(sharded_.reducer); }
 
+  // What sharded parameters cost since wrapping; all zero where none is.
+  memory::PagingStatistics paging() const;
+
   std::vector<at::Tensor> parameters() const { return base_->parameters(); }
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const {
     return base_->named_parameters();
@@ -73,6 +76,7 @@ class DataParallelBase {
                    const Options& options);
 
   void before_forward();
+  void check_module() const;
 
  private:
   const std::shared_ptr<torch::nn::Module> base_;

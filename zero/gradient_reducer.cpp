@@ -1,7 +1,6 @@
 #include "zero/gradient_reducer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include <torch/csrc/autograd/engine.h>
@@ -10,7 +9,6 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "memory/check.h"
-#include "memory/ledger.h"
 
 namespace zeropage {
 namespace {
@@ -18,8 +16,6 @@ namespace {
 using torch::autograd::variable_list;
 
 constexpr int kNoBackward = -1;
-// Enough that a change of all elements does not hide behind a few zeros.
-constexpr int64_t kSampledElements = 16;
 
 struct PreHook final : torch::autograd::FunctionPreHook {
   explicit PreHook(std::function<void()> call) : call(std::move(call)) {}
@@ -42,20 +38,23 @@ struct PostHook final : torch::autograd::FunctionPostHook {
 }  // namespace
 
 GradientReducer::GradientReducer(std::shared_ptr<ParameterPages> pages,
-                                 std::unique_ptr<GradientReduction> reduction, ReduceWhen when)
+                                 std::unique_ptr<GradientBuckets> buckets, ReduceWhen when)
     : pages_(std::move(pages)),
-      reduction_(std::move(reduction)),
+      buckets_(std::move(buckets)),
       when_(when),
-      buckets_(pages_->layouts().size()),
+      states_(pages_->layouts().size()),
       hooked_(pages_->parameters().size()) {
   for (size_t index = 0; index < hooked_.size(); ++index) {
     const PlacedParameter& placed = pages_->parameters()[index];
-    if (placed.parameter.tensor.requires_grad()) buckets_[placed.page].parameters.push_back(index);
+    if (!placed.parameter.tensor.requires_grad()) continue;
+    states_[placed.page].parameters.push_back(index);
+    hook(index);
   }
-  for (size_t page = buckets_.size(); page-- > 0;) {
-    if (buckets_[page].parameters.empty()) continue;
-    make_bucket(page);
+  for (size_t page = states_.size(); page-- > 0;) {
+    if (states_[page].parameters.empty()) continue;
     launch_order_.push_back(page);
+    if (!buckets_->are_transient()) open(page);
+    for (const size_t index : states_[page].parameters) collect(index);
   }
   used_ = at::zeros({static_cast<int64_t>(hooked_.size())}, at::kByte);
 }
@@ -66,26 +65,6 @@ GradientReducer::~GradientReducer() {
     hooked.accumulator->del_post_hook(hooked.post_hook);
     auto& pre_hooks = hooked.accumulator->pre_hooks();
     std::erase_if(pre_hooks, [&](const auto& hook) { return hook.get() == hooked.pre_hook; });
-  }
-}
-
-void GradientReducer::make_bucket(size_t page) {
-  const PageLayout& layout = pages_->layouts()[page];
-  Bucket& bucket = buckets_[page];
-  {
-    memory::KindScope kind(memory::Kind::kGradient);
-    // Zeros: the gaps between slots are reduced too and must stay zero.
-    bucket.flat = at::zeros({layout.padded_numel(pages_->world().size())}, layout.dtype);
-  }
-  for (const size_t index : bucket.parameters) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    const at::Tensor& tensor = placed.parameter.tensor;
-    // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
-    hooked_[index].slot =
-        at::empty({0}, layout.dtype)
-            .set_(bucket.flat.storage(), placed.offset, tensor.sizes(), tensor.strides());
-    if (tensor.grad().defined()) collect(index);
-    hook(index);
   }
 }
 
@@ -101,8 +80,12 @@ void GradientReducer::hook(size_t parameter) {
       std::make_unique<PostHook>([this, parameter] { after_accumulate(parameter); }));
 }
 
-GradientReducer::Bucket& GradientReducer::bucket_of(size_t parameter) {
-  return buckets_[pages_->parameters()[parameter].page];
+GradientReducer::PageState& GradientReducer::page_of(size_t parameter) {
+  return states_[pages_->parameters()[parameter].page];
+}
+
+at::Tensor& GradientReducer::gradient_of(size_t parameter) const {
+  return pages_->parameters()[parameter].parameter.tensor.mutable_grad();
 }
 
 const std::string& GradientReducer::name_of(size_t parameter) const {
@@ -111,22 +94,22 @@ const std::string& GradientReducer::name_of(size_t parameter) const {
 
 void GradientReducer::before_accumulate(size_t parameter) {
   enter_backward();
-  Bucket& bucket = bucket_of(parameter);
-  if (bucket.state == BucketState::kReduced) {
-    reopen(bucket, pages_->parameters()[parameter].page);
-  } else if (bucket.reopened_in != backward_) {
+  const PageState& state = page_of(parameter);
+  if (state.bucket == BucketState::kReduced) {
+    reopen(pages_->parameters()[parameter].page);
+  } else if (state.reopened_in != backward_) {
     forget_if_zeroed(parameter);
   }
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {
   const torch::NoGradGuard no_grad;
-  Bucket& bucket = bucket_of(parameter);
-  TORCH_INTERNAL_ASSERT(bucket.state == BucketState::kCollecting, "parameter \"",
+  PageState& state = page_of(parameter);
+  TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting, "parameter \"",
                         name_of(parameter), "\" got a gradient while its bucket was reduced");
   collect(parameter);
   if (when_ == ReduceWhen::kInStep || !synchronizes_) return;
-  ++bucket.arrived;
+  ++state.arrived;
   launch_complete();
 }
 
@@ -148,146 +131,177 @@ void GradientReducer::enter_backward() {
   }
 }
 
+// Gives the page's parameters their slots. Where buckets are transient, there is one at a time: the
+// reduction of the page before has had all of this page's backward so far to end in.
+void GradientReducer::open(size_t page) {
+  PageState& state = states_[page];
+  if (hooked_[state.parameters.front()].slot.defined()) return;
+  if (buckets_->are_transient()) {
+    for (const size_t other : launch_order_) {
+      if (states_[other].bucket == BucketState::kReducing) settle(other);
+    }
+  }
+  const at::Tensor& bucket = buckets_->open(page);
+  for (const size_t index : state.parameters) {
+    hooked_[index].slot = slot_in(bucket, pages_->parameters()[index]);
+  }
+}
+
 void GradientReducer::collect(size_t parameter) {
-  at::Tensor& gradient = pages_->parameters()[parameter].parameter.tensor.mutable_grad();
+  at::Tensor& gradient = gradient_of(parameter);
   Hooked& hooked = hooked_[parameter];
-  if (!gradient.defined() || gradient.is_same(hooked.slot)) return;
+  if (!gradient.defined()) return;
+  if (hooked.slot.defined() && same_elements(gradient, hooked.slot)) {
+    gradient = hooked.slot;
+    return;
+  }
   ZP_CHECK(
       gradient.layout() == at::kStrided, "the gradient of parameter \"", name_of(parameter),
       "\" is ", gradient.layout(),
       "; sparse gradients are not reduced, make the module produce dense ones (sparse(false))");
   const torch::NoGradGuard no_grad;
+  open(pages_->parameters()[parameter].page);
   hooked.slot.copy_(gradient);
   gradient = hooked.slot;
 }
 
-void GradientReducer::reopen(Bucket& bucket, size_t page) {
+void GradientReducer::reopen(size_t page) {
   const torch::NoGradGuard no_grad;
-  TORCH_INTERNAL_ASSERT(bucket.state == BucketState::kReduced);
-  const Range owned = pages_->owned(page);
-  // Another tensor than the slot is a gradient that the user set since: this rank's own, to be
-  // averaged.
-  const auto is_kept = [this](size_t index) {
-    const at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.grad();
-    return gradient.defined() && gradient.is_same(hooked_[index].slot);
-  };
-  const bool any_kept = std::any_of(bucket.parameters.begin(), bucket.parameters.end(), is_kept);
-  if (any_kept) {
-    memory::KindScope kind(memory::Kind::kGradient);
-    bucket.set_aside = bucket.flat.narrow(0, owned.begin, owned.numel()).clone();
-  }
-  for (const size_t index : bucket.parameters) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    hooked_[index].carried = is_kept(index);
+  PageState& state = states_[page];
+  TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kReduced);
+  std::vector<Range> forgotten;
+  state.kept = false;
+  for (const size_t index : state.parameters) {
+    // Another tensor than the reduced gradient is one that the user set since: this rank's own, to
+    // be averaged.
+    at::Tensor& gradient = gradient_of(index);
+    hooked_[index].carried =
+        gradient.defined() && same_elements(gradient, buckets_->reduced_gradient(index));
     if (hooked_[index].carried) {
-      placed.parameter.tensor.mutable_grad().reset();
-      continue;
-    }
-    const Range zeroed = intersection(owned, placed.range);
-    if (any_kept && !zeroed.empty()) {
-      bucket.set_aside.narrow(0, zeroed.begin - owned.begin, zeroed.numel()).zero_();
+      state.kept = true;
+      gradient.reset();
+    } else {
+      forgotten.push_back(pages_->parameters()[index].range);
     }
   }
-  bucket.state = BucketState::kCollecting;
-  bucket.reopened_in = backward_;
+  if (state.kept) {
+    buckets_->keep(page, forgotten);
+  } else {
+    buckets_->forget(page);
+  }
+  state.bucket = BucketState::kCollecting;
+  state.reopened_in = backward_;
   reduced_in_cycle_ = false;
 }
 
-// A gradient that was set aside, and to which this backward added nothing, shows as a zero in
-// p.grad(): so the user can zero it, and we can tell.
+// A gradient that was kept, and to which this backward added nothing, shows as a zero in p.grad():
+// so the user can zero it, and we can tell.
 void GradientReducer::end_local_backward() {
   const torch::NoGradGuard no_grad;
-  for (Bucket& bucket : buckets_) {
-    bucket.arrived = 0;
-    if (!bucket.set_aside.defined()) continue;
-    for (const size_t index : bucket.parameters) {
-      at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.mutable_grad();
+  for (const size_t page : launch_order_) {
+    PageState& state = states_[page];
+    state.arrived = 0;
+    if (!state.kept || state.bucket != BucketState::kCollecting) continue;
+    open(page);
+    for (const size_t index : state.parameters) {
+      at::Tensor& gradient = gradient_of(index);
       if (!hooked_[index].carried || gradient.defined()) continue;
       hooked_[index].slot.zero_();
       gradient = hooked_[index].slot;
     }
   }
+  pages_->end_backward();
   backward_ = kNoBackward;
 }
 
 void GradientReducer::forget_if_zeroed(size_t parameter) {
-  const PlacedParameter& placed = pages_->parameters()[parameter];
   Hooked& hooked = hooked_[parameter];
-  if (!hooked.carried || placed.parameter.tensor.grad().defined()) return;
+  if (!hooked.carried || gradient_of(parameter).defined()) return;
   hooked.carried = false;
-  const Range owned = pages_->owned(placed.page);
-  const Range zeroed = intersection(owned, placed.range);
-  if (zeroed.empty()) return;
   const torch::NoGradGuard no_grad;
-  buckets_[placed.page].set_aside.narrow(0, zeroed.begin - owned.begin, zeroed.numel()).zero_();
+  const PlacedParameter& placed = pages_->parameters()[parameter];
+  buckets_->forget(placed.page, placed.range);
 }
 
 void GradientReducer::launch_complete() {
   while (next_launch_ < launch_order_.size()) {
     const size_t page = launch_order_[next_launch_];
-    if (buckets_[page].arrived < buckets_[page].parameters.size()) return;
+    if (states_[page].arrived < states_[page].parameters.size()) return;
     launch(page);
     ++next_launch_;
   }
 }
 
 void GradientReducer::launch(size_t page) {
-  Bucket& bucket = buckets_[page];
-  TORCH_INTERNAL_ASSERT(bucket.state == BucketState::kCollecting);
+  PageState& state = states_[page];
+  TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting);
+  open(page);
   auto* used = used_.mutable_data_ptr<uint8_t>();
-  for (const size_t index : bucket.parameters) {
-    if (bucket.reopened_in != backward_) forget_if_zeroed(index);
-    const bool defined = pages_->parameters()[index].parameter.tensor.grad().defined();
+  for (const size_t index : state.parameters) {
+    if (state.reopened_in != backward_) forget_if_zeroed(index);
+    const bool defined = gradient_of(index).defined();
     if (!defined) hooked_[index].slot.zero_();
     used[index] = defined || hooked_[index].carried;
   }
-  bucket.state = BucketState::kReducing;
-  bucket.reduction =
-      reduction_->start(pages_->world().communicator(), bucket.flat,
-                        "the gradient of page \"" + pages_->layouts()[page].name + "\"");
+  state.bucket = BucketState::kReducing;
+  state.reduction = buckets_->start_reduction(page);
 }
 
 void GradientReducer::reduce_rest() {
   const torch::NoGradGuard no_grad;
   for (; next_launch_ < launch_order_.size(); ++next_launch_) {
     const size_t page = launch_order_[next_launch_];
-    Bucket& bucket = buckets_[page];
-    if (bucket.state == BucketState::kReduced) reopen(bucket, page);
-    for (const size_t index : bucket.parameters) collect(index);
+    if (states_[page].bucket == BucketState::kReduced) reopen(page);
+    for (const size_t index : states_[page].parameters) collect(index);
     launch(page);
   }
   const comm::Pending used = pages_->world().communicator().all_reduce(
       used_, comm::ReduceOp::kMax, "which parameters have a gradient");
-  for (const size_t page : launch_order_) settle(buckets_[page], page);
-  used.wait();
-  const auto* used_anywhere = used_.const_data_ptr<uint8_t>();
-  for (size_t index = 0; index < hooked_.size(); ++index) {
-    Hooked& hooked = hooked_[index];
-    if (!hooked.slot.defined()) continue;
-    at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.mutable_grad();
-    if (used_anywhere[index] != 0) {
-      gradient = hooked.slot;
-    } else {
-      gradient.reset();
-    }
-    hooked.sample_when_reduced = sample_of(index);
-    hooked.carried = false;
+  for (const size_t page : launch_order_) {
+    if (states_[page].bucket == BucketState::kReducing) settle(page);
   }
+  used.wait();
+  hand_over();
+  pages_->end_backward();
   next_launch_ = 0;
   backward_ = kNoBackward;
   reduced_in_cycle_ = true;
 }
 
-void GradientReducer::settle(Bucket& bucket, size_t page) {
-  bucket.reduction.wait();
-  bucket.reduction = {};
-  bucket.arrived = 0;
-  bucket.state = BucketState::kReduced;
-  if (bucket.set_aside.defined()) {
-    const Range owned = pages_->owned(page);
-    bucket.flat.narrow(0, owned.begin, owned.numel()).add_(bucket.set_aside);
-    bucket.set_aside.reset();
+void GradientReducer::settle(size_t page) {
+  PageState& state = states_[page];
+  state.reduction.wait();
+  state.reduction = {};
+  state.arrived = 0;
+  state.kept = false;
+  state.bucket = BucketState::kReduced;
+  if (buckets_->are_transient()) {
+    for (const size_t index : state.parameters) {
+      hooked_[index].slot.reset();
+      gradient_of(index).reset();
+    }
   }
+  buckets_->close(page);
+}
+
+// p.grad() becomes the reduced gradient where there is one on any rank.
+void GradientReducer::hand_over() {
+  const auto* used_anywhere = used_.const_data_ptr<uint8_t>();
+  for (size_t index = 0; index < hooked_.size(); ++index) {
+    if (!trains(index)) continue;
+    hooked_[index].carried = false;
+    gradient_of(index) =
+        used_anywhere[index] != 0 ? buckets_->reduced_gradient(index) : at::Tensor();
+  }
+  buckets_->note_reduced(with_gradient());
+}
+
+std::vector<size_t> GradientReducer::with_gradient() const {
+  std::vector<size_t> parameters;
+  for (size_t index = 0; index < hooked_.size(); ++index) {
+    if (has_gradient(index)) parameters.push_back(index);
+  }
+  return parameters;
 }
 
 void GradientReducer::finish() {
@@ -295,56 +309,30 @@ void GradientReducer::finish() {
       backward_ == kNoBackward,
       "step() after a backward that ended by an exception: its gradients are incomplete; zero them "
       "and run backward again first");
-  if (!reduced_in_cycle_) {
-    reduce_rest();
-  } else if (!reduction_->leaves_whole_gradient()) {
-    check_not_modified();
+  if (!reduced_in_cycle_) reduce_rest();
+  const torch::NoGradGuard no_grad;
+  for (const size_t index : with_gradient()) {
+    at::Tensor& gradient = gradient_of(index);
+    const at::Tensor& reduced = buckets_->reduced_gradient(index);
+    if (!same_elements(gradient, reduced)) buckets_->replace(index, gradient);
+    gradient = reduced;
   }
-  for (size_t index = 0; index < hooked_.size(); ++index) {
-    const at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.grad();
-    if (!hooked_[index].slot.defined() || !gradient.defined() ||
-        gradient.is_same(hooked_[index].slot))
-      continue;
-    ZP_CHECK(
-        reduction_->leaves_whole_gradient(), "parameter \"", name_of(index),
-        "\": p.grad() was replaced after backward, but this rank holds only its shard of the mean "
-        "gradient; change gradients before backward ends (a tensor hook), or use stage 0");
-    collect(index);
-  }
+  buckets_->take_over_changes(with_gradient());
 }
 
-// A few elements of the slot. Version counters would not do: clip_grad_norm_ changes gradients
-// behind .data().
-uint64_t GradientReducer::sample_of(size_t parameter) const {
-  const PlacedParameter& placed = pages_->parameters()[parameter];
-  const auto element_bytes = static_cast<int64_t>(placed.parameter.tensor.element_size());
-  const auto* bytes = static_cast<const char*>(bucket(placed.page).const_data_ptr());
-  const int64_t stride = std::max<int64_t>(1, placed.range.numel() / kSampledElements);
-  uint64_t hash = 0;
-  for (int64_t at = placed.range.begin; at < placed.range.end; at += stride) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, bytes + at * element_bytes, static_cast<size_t>(element_bytes));
-    hash = (hash ^ bits) * 0x9E3779B97F4A7C15ULL;
+void GradientReducer::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
+  ZP_CHECK(reduced_in_cycle_ && backward_ == kNoBackward,
+           "GatheredGradients: expected gradients that a backward has averaged, but the last one "
+           "was under no_sync(), or there was none since step(); p.grad() is this rank's own then");
+  std::vector<size_t> reduced;
+  for (const size_t index : parameters) {
+    if (has_gradient(index)) reduced.push_back(index);
   }
-  return hash;
-}
-
-void GradientReducer::check_not_modified() const {
-  for (size_t index = 0; index < hooked_.size(); ++index) {
-    const Hooked& hooked = hooked_[index];
-    if (!hooked.slot.defined() || !has_gradient(index)) continue;
-    ZP_CHECK(
-        sample_of(index) == hooked.sample_when_reduced, "parameter \"", name_of(index),
-        "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this stage "
-        "it "
-        "is the mean gradient only in this rank's shard, so every rank would scale differently; "
-        "use stage 0 to change gradients by hand");
-  }
+  if (!reduced.empty()) buckets_->gather(reduced, pins);
 }
 
 bool GradientReducer::has_gradient(size_t parameter) const {
-  return hooked_[parameter].slot.defined() &&
-         pages_->parameters()[parameter].parameter.tensor.grad().defined();
+  return trains(parameter) && gradient_of(parameter).defined();
 }
 
 }  // namespace zeropage

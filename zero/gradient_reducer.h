@@ -11,6 +11,7 @@
 //   from then on; so there is one copy of the gradients, and what accumulates (no_sync) accumulates
 //   in place.
 // * A complete bucket is reduced at once, beside the rest of backward, in the same order on all ranks.
+//   Where buckets are transient (zero/gradient_buckets), one is closed before the next is opened.
 // * At the end of backward the rest is reduced, with zeros for parameters without a gradient on this
 //   rank. A parameter without a gradient on any rank keeps p.grad() undefined, and the optimizer
 //   leaves it alone.
@@ -30,7 +31,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "zero/gradient_reduction.h"
+#include "zero/gradient_buckets.h"
 #include "zero/parameter_pages.h"
 
 namespace zeropage {
@@ -43,8 +44,8 @@ enum class ReduceWhen : uint8_t {
 
 class GradientReducer {
  public:
-  GradientReducer(std::shared_ptr<ParameterPages> pages,
-                  std::unique_ptr<GradientReduction> reduction, ReduceWhen when);
+  GradientReducer(std::shared_ptr<ParameterPages> pages, std::unique_ptr<GradientBuckets> buckets,
+                  ReduceWhen when);
   // Takes its hooks off the parameters.
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
@@ -63,35 +64,36 @@ class GradientReducer {
   // Whether the parameter has a gradient, on any rank, that finish() made ready and nobody has
   // zeroed since.
   bool has_gradient(size_t parameter) const;
-  // The bucket of a parameter's page; the mean in what this rank owns. [padded_numel]
-  const at::Tensor& bucket(size_t page) const { return buckets_[page].flat; }
+  // Makes p.grad() of those of the parameters that have one whole for as long as `pins` lives.
+  // REQUIRES: the last backward averaged. Collective.
+  void gather(const std::vector<size_t>& parameters, memory::Pins& pins);
+  // The gradient of what this rank owns of a page that trains. [owned numel]
+  const at::Tensor& owned_gradient(size_t page) const { return buckets_->owned(page); }
 
  private:
   enum class BucketState : uint8_t { kCollecting, kReducing, kReduced };
 
-  struct Bucket {
-    at::Tensor flat;                 // [padded_numel]; undefined for a page that does not train
+  struct PageState {
     std::vector<size_t> parameters;  // of the page, those that train
-    BucketState state = BucketState::kCollecting;
+    BucketState bucket = BucketState::kCollecting;
     size_t arrived = 0;  // gradients in this backward
     comm::Pending reduction;
-    int reopened_in = -1;  // the backward that set the mean aside, -1 for a step
-    // The mean of earlier backwards since zero_grad, of what this rank owns. Undefined if none.
-    at::Tensor set_aside;  // [owned numel]
+    int reopened_in = -1;  // the backward that kept the mean, -1 for a step
+    bool kept = false;     // a mean of earlier backwards is to be added to the next
   };
 
   struct Hooked {
-    at::Tensor slot;  // the parameter's place in the bucket, shaped as the parameter
+    at::Tensor slot;  // the parameter's place in the bucket; undefined while that is closed
     std::shared_ptr<torch::autograd::Node> accumulator;
     torch::autograd::FunctionPreHook* pre_hook = nullptr;  // owned by the accumulator
     uintptr_t post_hook = 0;
-    uint64_t sample_when_reduced = 0;  // of the slot's bits
-    bool carried = false;              // has a gradient that was set aside
+    bool carried = false;  // has a gradient that was kept
   };
 
-  void make_bucket(size_t page);
   void hook(size_t parameter);
-  Bucket& bucket_of(size_t parameter);
+  bool trains(size_t parameter) const { return hooked_[parameter].accumulator != nullptr; }
+  at::Tensor& gradient_of(size_t parameter) const;
+  PageState& page_of(size_t parameter);
   const std::string& name_of(size_t parameter) const;
 
   // Called by the hooks.
@@ -99,29 +101,30 @@ class GradientReducer {
   void after_accumulate(size_t parameter);
   void enter_backward();
 
+  void open(size_t page);
   void collect(size_t parameter);
-  void reopen(Bucket& bucket, size_t page);
+  void reopen(size_t page);
   void end_local_backward();
   void forget_if_zeroed(size_t parameter);
   void launch_complete();
   void launch(size_t page);
   void reduce_rest();
-  void settle(Bucket& bucket, size_t page);
-  uint64_t sample_of(size_t parameter) const;
-  void check_not_modified() const;
+  void settle(size_t page);
+  void hand_over();
+  std::vector<size_t> with_gradient() const;
 
   // Constant after construction.
   const std::shared_ptr<ParameterPages> pages_;
-  const std::unique_ptr<GradientReduction> reduction_;
+  const std::unique_ptr<GradientBuckets> buckets_;
   const ReduceWhen when_;
   std::vector<size_t> launch_order_;  // pages that train, the last of the module first
 
   // Owned by the thread that runs backward.
-  std::vector<Bucket> buckets_;  // by page
-  std::vector<Hooked> hooked_;   // by parameter
-  at::Tensor used_;              // [parameters], uint8: has a gradient, here and then on any rank
-  size_t next_launch_ = 0;       // into launch_order_
-  int backward_ = -1;            // autograd's id of the backward in progress, -1 for none
+  std::vector<PageState> states_;  // by page
+  std::vector<Hooked> hooked_;     // by parameter
+  at::Tensor used_;                // [parameters], uint8: has a gradient, here and then on any rank
+  size_t next_launch_ = 0;         // into launch_order_
+  int backward_ = -1;              // autograd's id of the backward in progress, -1 for none
   bool synchronizes_ = true;
   bool reduced_in_cycle_ = false;
 };

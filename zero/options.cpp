@@ -3,24 +3,71 @@
 #include "memory/check.h"
 
 namespace zeropage {
+namespace {
+
+using memory::operator""_KiB;
+
+std::string name(const Stage& stage) {
+  for (const int number : {0, 1, 2, 3}) {
+    if (stage == stage_of(number)) return std::to_string(number);
+  }
+  return c10::str("{", stage.optimizer_state ? "optimizer state" : "",
+                  stage.gradients ? " gradients" : "", stage.parameters ? " parameters" : "", "}");
+}
+
+}  // namespace
+
+Stage stage_of(int number) {
+  switch (number) {
+    case 0:
+      return Stage::kReplicated;
+    case 1:
+      return Stage::kOptimizerState;
+    case 2:
+      return Stage::kGradients;
+    case 3:
+      return Stage::kParameters;
+    default:
+      ZP_THROW("stage ", number, ": expected 0, 1, 2 or 3");
+  }
+}
 
 void validate(const Options& options) {
-  const int stage = static_cast<int>(options.stage);
-  ZP_CHECK(stage >= 0 && stage <= 3, "options.stage: expected 0, 1, 2 or 3, got ", stage);
   ZP_CHECK(
-      options.stage != Stage::kGradients && options.stage != Stage::kParameters,
-      "options.stage: stage ", stage,
-      options.stage == Stage::kGradients ? " (sharded gradients)" : " (sharded parameters)",
-      " is not in this version of Zeropage; use 0 (replicated) or 1 (sharded optimizer state)");
-  ZP_CHECK(options.page_bytes >= memory::operator""_KiB(4),
-           "options.page_bytes: expected at least 4 KiB, got ", options.page_bytes,
-           " bytes; smaller pages are all messages");
+      options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
+      "options.stage: ", name(options.stage),
+      " leaves the optimizer state whole, but a rank that has a shard of a gradient or parameter "
+      "can only update that; set optimizer_state too");
+  ZP_CHECK(options.page_bytes >= 4_KiB, "options.page_bytes: expected at least 4 KiB, got ",
+           options.page_bytes, " bytes; smaller pages are all messages");
+  ZP_CHECK(options.parameter_budget_bytes >= 0,
+           "options.parameter_budget_bytes: expected 0 (unset) or more, got ",
+           options.parameter_budget_bytes);
+  ZP_CHECK(options.prefetch_bytes >= 0 ||
+               options.prefetch_bytes == memory::PagerOptions::kTwoLargestPages,
+           "options.prefetch_bytes: expected 0 or more, or PagerOptions::kTwoLargestPages, got ",
+           options.prefetch_bytes);
+  ZP_CHECK(options.whole_below_bytes >= 0, "options.whole_below_bytes: expected 0 or more, got ",
+           options.whole_below_bytes);
+  const Options defaults;
+  ZP_CHECK(options.stage.parameters ||
+               (options.parameter_budget_bytes == defaults.parameter_budget_bytes &&
+                options.prefetch_bytes == defaults.prefetch_bytes &&
+                options.reshard == defaults.reshard &&
+                options.whole_below_bytes == defaults.whole_below_bytes),
+           "options.parameter_budget_bytes, prefetch_bytes, reshard and whole_below_bytes are "
+           "about sharded parameters, and stage ",
+           name(options.stage), " keeps parameters whole; use stage 3 or leave them out");
 }
 
 std::vector<std::string> describe(const Options& options) {
-  return {c10::str("options.stage: ", static_cast<int>(options.stage)),
+  return {c10::str("options.stage: ", name(options.stage)),
           c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
-          c10::str("options.page_bytes: ", options.page_bytes)};
+          c10::str("options.page_bytes: ", options.page_bytes),
+          c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
+          c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
+          c10::str("options.reshard: ", static_cast<int>(options.reshard)),
+          c10::str("options.whole_below_bytes: ", options.whole_below_bytes)};
 }
 
 }  // namespace zeropage

@@ -6,16 +6,43 @@
 #include <vector>
 
 #include "memory/bytes.h"
+#include "memory/pager.h"
 
 namespace zeropage {
 
-// What is sharded over ranks (Rajbhandari et al. 2020, "ZeRO", section 5). Bytes a rank for P fp32
-// parameters, Adam and N ranks: 16 P at kReplicated, 8 P + 8 P / N at kOptimizerState.
-enum class Stage : uint8_t {
-  kReplicated = 0,
-  kOptimizerState = 1,
-  kGradients = 2,
-  kParameters = 3,
+// What is sharded over ranks (Rajbhandari et al. 2020, "ZeRO", section 5): a set, of which the
+// stages of ZeRO are four. Sharded gradients or parameters need a sharded optimizer state.
+//
+//   options.stage = Stage::kParameters;
+//   options.stage = {.optimizer_state = true, .parameters = true};  // whole gradients
+struct Stage {
+  bool optimizer_state = false;
+  bool gradients = false;
+  bool parameters = false;
+
+  // Bytes a rank for P fp32 parameters, Adam and N ranks:
+  static const Stage kReplicated;      // stage 0: 16 P
+  static const Stage kOptimizerState;  // stage 1: 8 P + 8 P / N
+  static const Stage kGradients;       // stage 2: 4 P + 12 P / N
+  static const Stage kParameters;      // stage 3: 16 P / N
+
+  friend bool operator==(const Stage&, const Stage&) = default;
+};
+
+inline constexpr Stage Stage::kReplicated{};
+inline constexpr Stage Stage::kOptimizerState{.optimizer_state = true};
+inline constexpr Stage Stage::kGradients{.optimizer_state = true, .gradients = true};
+inline constexpr Stage Stage::kParameters{
+    .optimizer_state = true, .gradients = true, .parameters = true};
+
+// Of a number from 0 to 3; throws for others.
+Stage stage_of(int number);
+
+// When the memory of sharded parameters is given back.
+enum class Reshard : uint8_t {
+  kAfterUse,       // a page goes after its last use in forward and in backward
+  kAfterBackward,  // stays from forward to the end of backward: one gather a backward, not two
+  kAfterStep,      // stays through all micro-batches: one gather a step
 };
 
 struct Options {
@@ -33,9 +60,24 @@ struct Options {
   // is complete. Smaller pages overlap more of backward and cost more messages. A parameter is
   // never split.
   int64_t page_bytes = memory::operator""_MiB(16);
+
+  // ---- memory and speed of sharded parameters ----
+
+  // Whole parameters that a rank holds at once never exceed it; one operator that needs more is
+  // refused. 0: with kAfterUse two largest pages, or what one operator needs; else no limit.
+  int64_t parameter_budget_bytes = 0;
+
+  // How far ahead of their use pages are gathered, within the budget. 0: not ahead.
+  // By default two largest pages.
+  int64_t prefetch_bytes = memory::PagerOptions::kTwoLargestPages;
+
+  Reshard reshard = Reshard::kAfterUse;
+
+  // Pages smaller than this are not sharded: their parameters stay whole on every rank.
+  int64_t whole_below_bytes = 0;
 };
 
-// Throws for a stage or a value that this version cannot do.
+// Throws for a value, or a set, that cannot be done.
 void validate(const Options& options);
 
 // The options as lines "field: value", for comparing ranks.

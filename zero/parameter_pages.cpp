@@ -7,6 +7,7 @@
 #include "memory/check.h"
 #include "memory/ledger.h"
 #include "memory/storage.h"
+#include "memory/trap.h"
 
 namespace zeropage {
 namespace {
@@ -23,14 +24,31 @@ Range reach(const at::Tensor& tensor) {
 
 }  // namespace
 
+// Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
+at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
+  const at::Tensor& tensor = placed.parameter.tensor;
+  return at::empty({0}, flat.options())
+      .set_(flat.storage(), placed.offset, tensor.sizes(), tensor.strides());
+}
+
+bool same_elements(const at::Tensor& left, const at::Tensor& right) {
+  if (left.is_same(right)) return true;
+  return left.has_storage() && right.has_storage() && left.is_alias_of(right) &&
+         left.storage_offset() == right.storage_offset() && left.sizes() == right.sizes() &&
+         left.strides() == right.strides();
+}
+
 ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
                                const PageOptions& options)
-    : world_(std::move(world)), ownership_(options.ownership) {
+    : world_(std::move(world)), options_(options) {
+  TORCH_INTERNAL_ASSERT(
+      options_.ownership == Ownership::kShard || options_.shard_from_bytes == PageOptions::kNever,
+      "a rank that updates whole pages holds them");
   for (NamedParameter& named : parameters) {
     check(named);
     parameters_.push_back({std::move(named)});
   }
-  place(group_by_storage(), options);
+  place(group_by_storage());
 }
 
 void ParameterPages::check(const NamedParameter& named) const {
@@ -97,28 +115,78 @@ void ParameterPages::check_no_overlap(const std::vector<size_t>& sharing) const 
   }
 }
 
-void ParameterPages::place(const std::vector<StorageSpec>& storages, const PageOptions& options) {
+void ParameterPages::place(const std::vector<StorageSpec>& storages) {
   layouts_ =
-      lay_out_pages(storages, {.world_size = world_.size(), .page_bytes = options.page_bytes});
+      lay_out_pages(storages, {.world_size = world_.size(), .page_bytes = options_.page_bytes});
+  memory_.resize(layouts_.size());
+  if (options_.shard_from_bytes != PageOptions::kNever) {
+    memory::check_dispatcher();
+    auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
+    source_ = source.get();
+    pager_ = memory::Pager::make(std::move(source), options_.paging);
+  }
+  std::vector<comm::Pending> in_flight;
   for (size_t page = 0; page < layouts_.size(); ++page) {
-    const PageLayout& layout = layouts_[page];
-    {
-      memory::KindScope kind(memory::Kind::kParameter);
-      flats_.push_back(at::zeros({layout.padded_numel(world_.size())}, layout.dtype));
-    }
-    for (const Slot& slot : layout.slots) {
-      const auto& sharing = parameters_of_storage_[slot.storage];
-      const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
-      memory::move_storage_into(first, flats_.back(), slot.range.begin);
-      for (const size_t index : sharing) {
-        PlacedParameter& placed = parameters_[index];
-        const Range range = reach(placed.parameter.tensor);
-        placed.page = page;
-        placed.range = {slot.range.begin + range.begin, slot.range.begin + range.end};
-        placed.offset = slot.range.begin + placed.parameter.tensor.storage_offset();
-      }
+    const at::Tensor whole = move_in(page);
+    const comm::Pending arrival =
+        world_.communicator().broadcast(whole, /*root=*/0, describe(page));
+    if (static_cast<int64_t>(whole.nbytes()) >= options_.shard_from_bytes) {
+      arrival.wait();
+      shard(page, whole);
+    } else {
+      const Range own = owned(page);
+      memory_[page] = {whole, whole.narrow(0, own.begin, own.numel())};
+      in_flight.push_back(arrival);
     }
   }
+  for (const comm::Pending& pending : in_flight) pending.wait();
+}
+
+// Moves the page's storages into a buffer, which is returned. [padded_numel]
+at::Tensor ParameterPages::move_in(size_t page) {
+  const PageLayout& layout = layouts_[page];
+  const memory::KindScope kind(memory::Kind::kParameter);
+  const at::Tensor whole = at::zeros({layout.padded_numel(world_.size())}, layout.dtype);
+  for (const Slot& slot : layout.slots) {
+    const auto& sharing = parameters_of_storage_[slot.storage];
+    const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
+    memory::move_storage_into(first, whole, slot.range.begin);
+    for (const size_t index : sharing) {
+      PlacedParameter& placed = parameters_[index];
+      const Range range = reach(placed.parameter.tensor);
+      placed.page = page;
+      placed.range = {slot.range.begin + range.begin, slot.range.begin + range.end};
+      placed.offset = slot.range.begin + placed.parameter.tensor.storage_offset();
+      placed.storage = first.storage().unsafeGetStorageImpl();
+    }
+  }
+  return whole;
+}
+
+// Keeps this rank's shard, and hands the page's storages to the pager.
+void ParameterPages::shard(size_t page, const at::Tensor& whole) {
+  const PageLayout& layout = layouts_[page];
+  const Range own = layout.shard(world_.rank());
+  at::Tensor values = whole.narrow(0, own.begin, own.numel());
+  if (world_.size() > 1) {
+    const memory::KindScope kind(memory::Kind::kParameter);
+    values = values.clone();
+  }
+  const auto element_bytes = static_cast<int64_t>(whole.element_size());
+  std::vector<memory::Page::Tenant> tenants;
+  for (const Slot& slot : layout.slots) {
+    const auto& sharing = parameters_of_storage_[slot.storage];
+    for (const size_t index : sharing) memory::set_trap(parameters_[index].parameter.tensor);
+    tenants.push_back({parameters_[sharing.front()].parameter.tensor.storage(),
+                       slot.range.begin * element_bytes});
+  }
+  memory_[page].owned = values;
+  const int64_t bytes = source_->add_shard(layout, values);
+  memory_[page].pager_index = pager_->add_page(layout.name, bytes, std::move(tenants));
+}
+
+std::string ParameterPages::describe(size_t page) const {
+  return "page \"" + layouts_[page].name + "\"";
 }
 
 int64_t ParameterPages::index_of(const at::Tensor& tensor) const {
@@ -130,32 +198,52 @@ int64_t ParameterPages::index_of(const at::Tensor& tensor) const {
 
 Range ParameterPages::owned(size_t page) const {
   const PageLayout& layout = layouts_[page];
-  return ownership_ == Ownership::kShard ? layout.shard(world_.rank())
-                                         : Range{0, layout.padded_numel(world_.size())};
+  return options_.ownership == Ownership::kShard ? layout.shard(world_.rank())
+                                                 : Range{0, layout.padded_numel(world_.size())};
 }
 
-void ParameterPages::broadcast_from_rank_zero() {
-  std::vector<comm::Pending> in_flight;
-  for (size_t page = 0; page < layouts_.size(); ++page) {
-    in_flight.push_back(world_.communicator().broadcast(flats_[page], /*root=*/0,
-                                                        "page \"" + layouts_[page].name + "\""));
-  }
-  for (const comm::Pending& pending : in_flight) pending.wait();
+void ParameterPages::end_backward() {
+  if (pager_ && options_.reshard == Reshard::kAfterBackward) pager_->release_unpinned();
+}
+
+void ParameterPages::begin_update() {
+  if (pager_) pager_->release_all("step()");
+}
+
+void ParameterPages::end_update() {
+  if (pager_) pager_->end_pass(memory::Pass::kTraining);
+}
+
+void ParameterPages::add_to(memory::Pins& pins, size_t parameter, bool writes) const {
+  const size_t page = parameters_[parameter].page;
+  if (is_sharded(page)) pins.add({pager_, memory_[page].pager_index}, writes);
+}
+
+comm::Pending ParameterPages::start_broadcast(size_t page, int root) const {
+  const at::Tensor whole =
+      is_sharded(page) ? pager_->buffer(memory_[page].pager_index) : memory_[page].whole;
+  return world_.communicator().broadcast(whole, root, describe(page));
 }
 
 comm::Pending ParameterPages::start_gather(size_t page) const {
-  if (ownership_ == Ownership::kWholePage) return {};
-  return world_.communicator().all_gather(flats_[page], "page \"" + layouts_[page].name + "\"");
+  if (options_.ownership == Ownership::kWholePage || is_sharded(page)) return {};
+  return world_.communicator().all_gather(memory_[page].whole, describe(page));
+}
+
+bool ParameterPages::is_in_place(const PlacedParameter& placed) const {
+  const at::Tensor& tensor = placed.parameter.tensor;
+  if (tensor.storage().unsafeGetStorageImpl() != placed.storage) return false;
+  if (is_sharded(placed.page) || tensor.numel() == 0) return true;
+  const auto* whole = static_cast<const char*>(memory_[placed.page].whole.const_data_ptr());
+  return tensor.const_data_ptr() ==
+         whole + placed.offset * static_cast<int64_t>(tensor.element_size());
 }
 
 void ParameterPages::check_parameters_are_in_place() const {
   for (const PlacedParameter& placed : parameters_) {
     const at::Tensor& tensor = placed.parameter.tensor;
-    const auto* expected = static_cast<const char*>(flats_[placed.page].const_data_ptr()) +
-                           placed.offset * static_cast<int64_t>(tensor.element_size());
     ZP_CHECK(
-        tensor.numel() == 0 || tensor.const_data_ptr() == expected, "parameter \"",
-        placed.parameter.name(),
+        is_in_place(placed), "parameter \"", placed.parameter.name(),
         "\" no longer lives in its page: set_data() or ->to() replaced its memory after it was "
         "wrapped; change the module first, then wrap it");
     const bool trains = tensor.requires_grad();

@@ -1,12 +1,18 @@
 // The parameters of one rank as pages: flat buffers in which the parameters' storages live.
 //
 // A parameter stays the tensor that the module holds; only its storage's memory moves into a page,
-// so collectives on a page update parameters in place. Storages are moved one page at a time.
+// so collectives on a page update parameters in place. Storages are moved one page at a time, and
+// every rank takes rank 0's values.
 //
-// Lifetime: a page's buffer lives as long as this object or any parameter in it. Throws on
-// parameters that cannot be placed: off the host, overlapping, or with repeated elements.
+// A page is whole on every rank, or sharded: then a rank keeps its shard, and the page is gathered
+// while operators use it (memory/pager, memory/trap).
+//
+// Lifetime: a whole page's buffer lives as long as this object or any parameter in it; parameters of
+// sharded pages have no values once this object is gone. Throws on parameters that cannot be placed:
+// off the host, overlapping, or with repeated elements.
 #pragma once
 
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,8 +20,12 @@
 #include <ATen/core/TensorBody.h>
 
 #include "comm/world.h"
+#include "memory/pager.h"
+#include "memory/pins.h"
 #include "zero/module_parameters.h"
+#include "zero/options.h"
 #include "zero/shard_layout.h"
+#include "zero/shard_source.h"
 
 namespace zeropage {
 
@@ -32,15 +42,30 @@ struct PlacedParameter {
   Range range;
   // Of its first element.
   int64_t offset = 0;
+  // Where it lived when it was placed.
+  const c10::StorageImpl* storage = nullptr;
 };
+
+// The parameter's place in a flat buffer that is laid out as its page; shaped as the parameter.
+at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed);
+
+// Whether two tensors of the same sizes are the same elements of the same storage, as one and its
+// detach() are.
+bool same_elements(const at::Tensor& left, const at::Tensor& right);
 
 class ParameterPages {
  public:
   struct PageOptions {
     int64_t page_bytes = 0;
     Ownership ownership = Ownership::kWholePage;
+    // Shard pages of at least this many bytes. kNever: none.
+    static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+    int64_t shard_from_bytes = kNever;
+    memory::PagerOptions paging;
+    Reshard reshard = Reshard::kAfterUse;
   };
 
+  // Collective.
   ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
                  const PageOptions& options);
 
@@ -51,15 +76,26 @@ class ParameterPages {
   // Index into parameters() of a tensor, or -1 if it is none of them.
   int64_t index_of(const at::Tensor& tensor) const;
 
-  // The page's buffer. [layout.padded_numel(world size)]
-  const at::Tensor& flat(size_t page) const { return flats_[page]; }
-  // What this rank updates.
+  // Elements of the page that this rank updates, and their values: [owned numel].
   Range owned(size_t page) const;
+  const at::Tensor& owned_values(size_t page) const { return memory_[page].owned; }
+  bool is_sharded(size_t page) const { return !memory_[page].whole.defined(); }
 
-  // Every rank takes rank 0's values. Collective.
-  void broadcast_from_rank_zero();
-  // Sends what this rank owns to the others, in place. Nothing to do where each rank updates whole
-  // pages. Collective.
+  // Of the sharded pages; null if there is none.
+  const std::shared_ptr<memory::Pager>& pager() const { return pager_; }
+
+  // Gives back what need not stay between backward and step.
+  void end_backward();
+  // Around an update of owned_values(). begin: from here on no sharded page is resident. Throws if
+  // one is in use.
+  void begin_update();
+  void end_update();
+  // Adds the parameter's page, if it is sharded.
+  void add_to(memory::Pins& pins, size_t parameter, bool writes) const;
+  // Every rank takes the values that `root` has in the page, which is whole or pinned. Collective.
+  comm::Pending start_broadcast(size_t page, int root) const;
+  // Sends what this rank updated of a whole page to the others, in place. Nothing to do where each
+  // rank updates whole pages, nor for a sharded page, which is gathered when it is used. Collective.
   comm::Pending start_gather(size_t page) const;
 
   // Throws if a parameter no longer lives in its page or changed requires_grad since: who replaced
@@ -70,15 +106,27 @@ class ParameterPages {
   void check(const NamedParameter& named) const;
   std::vector<StorageSpec> group_by_storage();
   void check_no_overlap(const std::vector<size_t>& sharing) const;
-  void place(const std::vector<StorageSpec>& storages, const PageOptions& options);
+  void place(const std::vector<StorageSpec>& storages);
+  at::Tensor move_in(size_t page);
+  void shard(size_t page, const at::Tensor& whole);
+  std::string describe(size_t page) const;
+  bool is_in_place(const PlacedParameter& placed) const;
+
+  struct PageMemory {
+    at::Tensor whole;  // [padded_numel]; undefined for a sharded page
+    at::Tensor owned;  // [owned numel], in `whole` or on its own
+    size_t pager_index = 0;
+  };
 
   // Constant after construction.
   const comm::World world_;
-  const Ownership ownership_;
+  const PageOptions options_;
   std::vector<PageLayout> layouts_;
   std::vector<PlacedParameter> parameters_;
   std::vector<std::vector<size_t>> parameters_of_storage_;  // by index of StorageSpec
-  std::vector<at::Tensor> flats_;                           // each [padded_numel]
+  std::vector<PageMemory> memory_;                          // by page
+  ShardSource* source_ = nullptr;                           // owned by pager_
+  std::shared_ptr<memory::Pager> pager_;
 };
 
 }  // namespace zeropage

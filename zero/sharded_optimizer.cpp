@@ -134,8 +134,8 @@ void ShardedOptimizer::adopt_groups() {
 OptimizerParamGroup ShardedOptimizer::mirror(PageOptimizer& of_page, size_t group,
                                              const std::vector<size_t>& parameters) {
   const Range owned = parameters_.pages->owned(of_page.page);
-  const at::Tensor& flat = parameters_.pages->flat(of_page.page);
-  const at::Tensor& bucket = parameters_.reducer->bucket(of_page.page);
+  const at::Tensor& owned_values = parameters_.pages->owned_values(of_page.page);
+  const at::Tensor& owned_gradient = parameters_.reducer->owned_gradient(of_page.page);
   const int64_t slice_numel = kSliceNumelPerThread * at::get_num_threads();
   std::vector<at::Tensor> values;
   for (const size_t index : parameters) {
@@ -144,8 +144,8 @@ OptimizerParamGroup ShardedOptimizer::mirror(PageOptimizer& of_page, size_t grou
     const Range range = intersection(owned, placed.range);
     for (int64_t begin = range.begin; begin < range.end; begin += slice_numel) {
       const int64_t numel = std::min(slice_numel, range.end - begin);
-      of_page.slices.push_back(
-          {index, flat.narrow(0, begin, numel), bucket.narrow(0, begin, numel)});
+      of_page.slices.push_back({index, owned_values.narrow(0, begin - owned.begin, numel),
+                                owned_gradient.narrow(0, begin - owned.begin, numel)});
       values.push_back(of_page.slices.back().values);
     }
   }
@@ -170,6 +170,7 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   parameters_.pages->check_parameters_are_in_place();
   GradientReducer& reducer = *parameters_.reducer;
   reducer.finish();
+  parameters_.pages->begin_update();
   std::vector<comm::Pending> in_flight;
   for (PageOptimizer& of_page : page_optimizers_) {
     for (Slice& slice : of_page.slices) {
@@ -185,6 +186,7 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     in_flight.push_back(parameters_.pages->start_gather(of_page.page));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
+  parameters_.pages->end_update();
   note_changes();
   reducer.begin_cycle();
   return loss;
@@ -211,23 +213,6 @@ void ShardedOptimizer::load(torch::serialize::InputArchive&) {
   ZP_THROW(
       "torch::load into a sharded optimizer is not in this version; load the module's weights "
       "before wrapping");
-}
-
-ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
-                                        const comm::World& world, const Options& options) {
-  validate(options);
-  auto named = parameters_of(tensors);
-  std::vector<std::string> lines = describe(options);
-  for (const NamedParameter& parameter : named) lines.push_back(describe(parameter));
-  world.check_agreement("the optimizer's parameters", lines);
-  auto reduction = make_gradient_reduction(options.stage);
-  auto pages = std::make_shared<ParameterPages>(
-      world, std::move(named),
-      ParameterPages::PageOptions{options.page_bytes, reduction->ownership()});
-  pages->broadcast_from_rank_zero();
-  auto reducer =
-      std::make_shared<GradientReducer>(pages, std::move(reduction), ReduceWhen::kInStep);
-  return {std::move(pages), std::move(reducer)};
 }
 
 }  // namespace zeropage

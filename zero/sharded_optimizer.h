@@ -18,24 +18,17 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "zero/gradient_reducer.h"
-#include "zero/parameter_pages.h"
+#include "zero/sharded_parameters.h"
 
 namespace zeropage {
-
-// A rank's pages and their gradients, shared by a wrapped module and its optimizers.
-struct ShardedParameters {
-  std::shared_ptr<ParameterPages> pages;
-  std::shared_ptr<GradientReducer> reducer;
-};
 
 class ShardedOptimizer : public torch::optim::Optimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
   // Collective. Averages gradients that backward has not averaged yet, updates what this rank owns,
-  // and returns when all parameters are new on this rank. Returns the closure's loss, or an
-  // undefined tensor.
+  // and returns when all whole parameters are new on this rank; sharded ones come when they are
+  // used. Returns the closure's loss, or an undefined tensor.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // Sharded state is not one archive; both throw.
@@ -55,8 +48,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // A stretch of what this rank owns of one parameter.
   struct Slice {
     size_t parameter;
-    at::Tensor values;    // [numel], in the page
-    at::Tensor gradient;  // [numel], in the bucket
+    at::Tensor values;    // [numel], of what this rank owns of the page
+    at::Tensor gradient;  // [numel], the same of its gradient
   };
   struct PageOptimizer {
     size_t page;
@@ -79,10 +72,5 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::vector<bool> grouped_;  // by parameter: is in a group
   size_t adopted_groups_ = 0;
 };
-
-// Pages, and a reducer that averages in step(), for parameters that no DataParallel wraps. Rank 0's
-// values go to all.
-ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
-                                        const comm::World& world, const Options& options);
 
 }  // namespace zeropage

@@ -5,5 +5,6 @@
 #include "memory/ledger.h"
 #include "memory/memory_table.h"
 #include "zero/data_parallel.h"
+#include "zero/gathered_parameters.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"

@@ -39,8 +39,6 @@ const std::vector<Missing>& missing_features() {
       {"--offload-parameters", "{none,host,nvme:DIR}", {"none"}, "parameter offload"},
       {"--offload-activations", "{none,host,nvme:DIR}", {"none"}, "activation offload"},
       {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
-      {"--parameter-budget", "BYTES", {}, "parameter paging (stage 3)"},
-      {"--prefetch", "{on,off}", {}, "parameter paging (stage 3)"},
       {"--device", "{auto,cpu,cuda}", {"auto", "cpu"}, "the CUDA runtime"},
       {"--communicator", "{auto,gloo,shared,nccl}", {"auto", "gloo"}, "that communicator"},
       {"--world-invariant", "", {"false"}, "the world-invariant mode"},
@@ -83,6 +81,31 @@ void refuse_missing(const std::map<std::string, std::string>& given) {
   }
 }
 
+CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, int64_t least,
+                       const std::string& help) {
+  return app.add_option_function<std::string>(
+      flag,
+      [&bytes, flag, least](const std::string& text) {
+        try {
+          bytes = zeropage::memory::parse_bytes(text);
+        } catch (const std::exception& error) {
+          throw CLI::ValidationError(flag + ": " + zeropage::memory::message_of(error));
+        }
+        if (bytes >= least) return;
+        throw CLI::ValidationError(flag + " " + text + ": expected " +
+                                   zeropage::memory::format_bytes(least) + " or more");
+      },
+      help);
+}
+
+CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          flag, [&on](const std::string& text) { on = text == "on"; }, help)
+      ->check(CLI::IsMember({"on", "off"}))
+      ->option_text(on ? "{on,off}=on" : "{on,off}=off");
+}
+
 void check_values(const Flags& flags) {
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw CLI::ValidationError(message);
@@ -92,11 +115,12 @@ void check_values(const Flags& flags) {
   require(
       flags.model.d_model % flags.model.heads == 0,
       c10::str("--heads ", flags.model.heads, ": does not divide --d-model ", flags.model.d_model));
-  require(flags.stage == 0 || flags.stage == 1,
-          c10::str("--stage ", flags.stage,
-                   flags.stage == 2   ? ": sharded gradients are not in this version; use 0 or 1"
-                   : flags.stage == 3 ? ": sharded parameters are not in this version; use 0 or 1"
-                                      : ": expected 0, 1, 2 or 3"));
+  require(flags.stage >= 0 && flags.stage <= 3,
+          c10::str("--stage ", flags.stage, ": expected 0, 1, 2 or 3"));
+  require(flags.parameter_budget_bytes == 0 || flags.stage == 3,
+          "--parameter-budget: only stage 3 shards parameters; leave it out or use --stage 3");
+  require(flags.prefetch || flags.stage == 3,
+          "--prefetch off: only stage 3 fetches parameters; leave it out or use --stage 3");
   require(
       std::set<std::string>{"adamw", "adam", "sgd", "adagrad"}.contains(flags.optimizer),
       flags.optimizer == "lion"
@@ -133,6 +157,8 @@ nlohmann::json Flags::to_json() const {
                          {"threads", threads},
                          {"stage", stage},
                          {"page-bytes", page_bytes},
+                         {"parameter-budget", parameter_budget_bytes},
+                         {"prefetch", prefetch ? "on" : "off"},
                          {"deadline", deadline_seconds},
                          {"sample", sample},
                          {"json", json_path}};
@@ -170,19 +196,13 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       ->check(CLI::NonNegativeNumber);
   app.add_option("--stage", flags.stage,
                  "What is sharded: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters");
-  app.add_option_function<std::string>(
-         "--page-bytes",
-         [&flags](const std::string& text) {
-           try {
-             flags.page_bytes = zeropage::memory::parse_bytes(text);
-           } catch (const std::exception& error) {
-             throw CLI::ValidationError("--page-bytes: " + zeropage::memory::message_of(error));
-           }
-           if (flags.page_bytes < 4096)
-             throw CLI::ValidationError("--page-bytes " + text + ": expected 4KiB or more");
-         },
-         "Size of a page, the unit of communication")
+  add_bytes(app, "--page-bytes", flags.page_bytes, 4096,
+            "Size of a page, the unit of communication")
       ->option_text("BYTES=16MiB");
+  add_bytes(app, "--parameter-budget", flags.parameter_budget_bytes, 1,
+            "Most bytes of whole parameters a rank holds at stage 3; unset: two largest pages")
+      ->option_text("BYTES");
+  add_switch(app, "--prefetch", flags.prefetch, "Fetch parameters ahead of their use at stage 3");
   app.add_option("--deadline", flags.deadline_seconds,
                  "Seconds a rank waits for another before it gives up");
   app.add_option("--sample", flags.sample, "Characters to write at the end")

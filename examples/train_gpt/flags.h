@@ -23,6 +23,8 @@ struct Flags {
   int threads = 0;  // 0: the cores of this host shared among its ranks
   int stage = 1;
   int64_t page_bytes = int64_t{16} << 20;
+  int64_t parameter_budget_bytes = 0;  // 0: unset
+  bool prefetch = true;
   double deadline_seconds = 60;
   int64_t sample = 0;
   std::string json_path;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iomanip>
 #include <sstream>
 
 #include "memory/bytes.h"
@@ -13,6 +14,7 @@ namespace {
 using zeropage::memory::Breakdown;
 using zeropage::memory::Kind;
 using zeropage::memory::kKindCount;
+using zeropage::memory::PagingStatistics;
 
 // Columns that still fit an 80-column terminal beside the labels and the formula.
 constexpr size_t kTableRanks = 3;
@@ -50,11 +52,11 @@ int64_t state_tensors(const std::string& optimizer) {
 
 Breakdown formula(const Flags& flags, int64_t parameters, int world_size) {
   const int64_t fp32_bytes = 4 * parameters;
+  const auto share = [&](int sharded_from) { return flags.stage >= sharded_from ? world_size : 1; };
   Breakdown bytes;
-  bytes[Kind::kParameter] = fp32_bytes;
-  bytes[Kind::kGradient] = fp32_bytes;
-  bytes[Kind::kOptimizerState] =
-      fp32_bytes * state_tensors(flags.optimizer) / (flags.stage >= 1 ? world_size : 1);
+  bytes[Kind::kOptimizerState] = fp32_bytes * state_tensors(flags.optimizer) / share(1);
+  bytes[Kind::kGradient] = fp32_bytes / share(2);
+  bytes[Kind::kParameter] = fp32_bytes / share(3);
   return bytes;
 }
 
@@ -70,6 +72,47 @@ std::vector<RankFigures> gather_figures(const zeropage::comm::World& world,
   }
   return all;
 }
+
+namespace {
+
+// A row of what sharded parameters cost in a step.
+std::string paging_row(const std::string& label, const PagingStatistics& sum, int64_t steps) {
+  const auto count = [steps](int64_t value) {
+    std::ostringstream text;
+    text << std::fixed << std::setprecision(1)
+         << static_cast<double>(value) / static_cast<double>(steps);
+    return text.str();
+  };
+  std::ostringstream row;
+  row << std::left << std::setw(24) << label << std::right << std::setw(8) << count(sum.faults)
+      << std::setw(12) << count(sum.prefetched) << std::setw(11) << count(sum.evictions)
+      << std::setw(13) << zeropage::memory::format_bytes(sum.bytes_gathered / steps) << std::setw(9)
+      << std::fixed << std::setprecision(1) << sum.wait_seconds * 1000 / static_cast<double>(steps)
+      << " ms\n";
+  return row.str();
+}
+
+// The first step records, later ones follow.
+std::string paging_table(const std::vector<PagingStatistics>& by_step) {
+  std::ostringstream out;
+  out << "\npaging a step, rank 0     faults  prefetched  evictions     gathered      waited\n"
+      << paging_row("step 1 (recorded)", by_step.front(), 1);
+  PagingStatistics rest;
+  for (size_t step = 1; step < by_step.size(); ++step) rest += by_step[step];
+  const auto steps = static_cast<int64_t>(by_step.size()) - 1;
+  if (steps > 0) out << paging_row("later steps, mean", rest, steps);
+  return out.str();
+}
+
+nlohmann::json to_json(const PagingStatistics& statistics) {
+  return {{"faults", statistics.faults},
+          {"prefetched", statistics.prefetched},
+          {"evictions", statistics.evictions},
+          {"bytes_gathered", statistics.bytes_gathered},
+          {"wait_seconds", statistics.wait_seconds}};
+}
+
+}  // namespace
 
 std::string table(const Flags& flags, const RunFigures& run,
                   const std::vector<RankFigures>& ranks) {
@@ -92,6 +135,7 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (ranks.size() > kTableRanks)
     out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
   out << '\n';
+  if (flags.stage == 3) out << paging_table(run.paging);
   return out.str();
 }
 
@@ -121,15 +165,25 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                     {"all_reduce", sent.all_reduce},
                     {"broadcast", sent.broadcast}});
   }
-  const nlohmann::json json = {{"flags", flags.to_json()},
-                               {"parameters", run.parameters},
-                               {"loss", run.loss},
-                               {"step_seconds", run.step_seconds},
-                               {"tokens_per_second", run.tokens_per_second},
-                               {"held_out_loss", run.held_out_loss},
-                               {"memory", memory},
-                               {"wire_bytes", wire},
-                               {"weights_sha256", run.weights_sha256}};
+  nlohmann::json json = {{"flags", flags.to_json()},
+                         {"parameters", run.parameters},
+                         {"loss", run.loss},
+                         {"step_seconds", run.step_seconds},
+                         {"tokens_per_second", run.tokens_per_second},
+                         {"held_out_loss", run.held_out_loss},
+                         {"memory", memory},
+                         {"wire_bytes", wire},
+                         {"weights_sha256", run.weights_sha256}};
+  if (flags.stage == 3) {
+    PagingStatistics sum;
+    nlohmann::json by_step = nlohmann::json::array();
+    for (const PagingStatistics& of_step : run.paging) {
+      sum += of_step;
+      by_step.push_back(to_json(of_step));
+    }
+    json["paging"] = to_json(sum);
+    json["paging_by_step"] = by_step;
+  }
   std::ofstream out(flags.json_path);
   out << json.dump(1) << '\n';
   out.close();

@@ -12,8 +12,9 @@ namespace train_gpt {
 
 struct RunFigures {
   int64_t parameters = 0;
-  std::vector<double> loss;          // by step, mean over ranks
-  std::vector<double> step_seconds;  // by step, of rank 0
+  std::vector<double> loss;                                // by step, mean over ranks
+  std::vector<double> step_seconds;                        // by step, of rank 0
+  std::vector<zeropage::memory::PagingStatistics> paging;  // by step, of rank 0
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
   std::string weights_sha256;

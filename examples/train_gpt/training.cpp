@@ -63,6 +63,7 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
   Progress progress(flags.steps, flags.batch * flags.model.sequence * world.size(),
                     /*quiet=*/world.rank() != 0);
   model.train();
+  auto paged = model.paging();
   for (int64_t step = 0; step < flags.steps; ++step) {
     const auto first_sample =
         static_cast<uint64_t>((step * world.size() + world.rank()) * flags.batch);
@@ -74,6 +75,8 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     optimizer.step();
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     run.step_seconds.push_back(seconds.count());
+    run.paging.push_back(model.paging() - paged);
+    paged = model.paging();
     run.loss.push_back(mean_over_ranks(world, loss.item<double>()));
     ZP_CHECK(std::isfinite(run.loss.back()), "step ", step + 1, ": the loss is ", run.loss.back(),
              "; training cannot go on, lower --lr (now ", flags.lr, ")");
@@ -81,14 +84,17 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
   }
 }
 
-// Ranks take turns over the windows, so that each computes about as much.
+// Ranks take turns over the windows, and all run forward as often: at stage 3 it is collective.
 double held_out_loss(const zeropage::comm::World& world, const TextData& data, Model& model) {
   const torch::NoGradGuard no_grad;
   model.eval();
   const int64_t windows = std::min(kMostHeldOutWindows, data.held_out_windows());
   const auto sum_and_count = torch::zeros({2}, torch::kFloat64);
-  for (int64_t window = world.rank(); window < windows; window += world.size()) {
-    sum_and_count[0] += loss_of(model, data.held_out_window(window)).item<double>();
+  for (int64_t first = 0; first < windows; first += world.size()) {
+    const int64_t window = first + world.rank();
+    const auto loss = loss_of(model, data.held_out_window(std::min(window, windows - 1)));
+    if (window >= windows) continue;
+    sum_and_count[0] += loss.item<double>();
     sum_and_count[1] += 1;
   }
   world.communicator()
@@ -115,8 +121,10 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   own.memory.rss_base_bytes = zeropage::memory::resident_bytes();
 
   zeropage::Options options;
-  options.stage = static_cast<zeropage::Stage>(flags.stage);
+  options.stage = zeropage::stage_of(flags.stage);
   options.page_bytes = flags.page_bytes;
+  options.parameter_budget_bytes = flags.parameter_budget_bytes;
+  if (!flags.prefetch) options.prefetch_bytes = 0;
   Model model(Gpt(flags.model, flags.seed), world, options);
   const auto optimizer = make_optimizer(flags, model);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
@@ -135,7 +143,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   run.tokens_per_second = static_cast<double>(flags.batch * flags.model.sequence * world.size()) /
                           median(run.step_seconds);
   run.held_out_loss = held_out_loss(world, data, model);
-  run.weights_sha256 = weights_sha256(model.named_parameters());
+  run.weights_sha256 = weights_sha256(model);
   const std::vector<RankFigures> ranks = gather_figures(world, own);
   const std::string text =
       flags.sample > 0 ? sample_text(model, data, flags.sample, flags.seed) : std::string();

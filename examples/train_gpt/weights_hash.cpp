@@ -12,14 +12,14 @@ namespace train_gpt {
 
 static_assert(std::endian::native == std::endian::little, "the hash is of little-endian weights");
 
-std::string weights_sha256(const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
+std::string weights_sha256(const zeropage::DataParallelBase& model) {
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(),
                                                                         &EVP_MD_CTX_free);
   bool ok = context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
-  for (const auto& parameter : parameters) {
-    const auto weights = parameter.value().detach().to(torch::kFloat32).contiguous();
+  zeropage::visit_parameters(model, [&](const std::string&, const torch::Tensor& values) {
+    const auto weights = values.to(torch::kFloat32).contiguous();
     ok = ok && EVP_DigestUpdate(context.get(), weights.const_data_ptr(), weights.nbytes()) == 1;
-  }
+  });
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};
   unsigned int length = 0;
   ok = ok && EVP_DigestFinal_ex(context.get(), digest.data(), &length) == 1;

@@ -3,11 +3,12 @@
 
 #include <string>
 
-#include <torch/torch.h>
+#include "zero/zeropage.h"
 
 namespace train_gpt {
 
 // SHA-256 of the weights as little-endian fp32, in named_parameters() order, in hexadecimal.
-std::string weights_sha256(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
+// Collective.
+std::string weights_sha256(const zeropage::DataParallelBase& model);
 
 }  // namespace train_gpt

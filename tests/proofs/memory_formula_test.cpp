@@ -41,7 +41,7 @@ TEST_P(MemoryFormulaTest, PersistentBytesAreTheFormula) {
   const auto [ranks, stage] = GetParam();
   run_ranks(ranks, [&, ranks = ranks, stage = stage](comm::World& world) {
     Options options;
-    options.stage = static_cast<Stage>(stage);
+    options.stage = stage_of(stage);
     options.page_bytes = memory::operator""_MiB(4);
     DataParallel<torch::nn::Sequential> model(make_deep(6), world, options);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));

@@ -34,7 +34,7 @@ TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
         return std::make_unique<AdamW>(std::move(parameters), AdamWOptions(0.01));
       });
   Options options;
-  options.stage = static_cast<Stage>(GetParam());
+  options.stage = stage_of(GetParam());
   options.page_bytes = memory::operator""_KiB(4);  // many buckets in flight
   RankOptions delayed;
   delayed.decorate = [](std::unique_ptr<comm::Communicator> inner) {
@@ -63,7 +63,7 @@ TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
       delayed);
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, OverlapDelaysTest, ::testing::Values(0, 1));
+INSTANTIATE_TEST_SUITE_P(Stages, OverlapDelaysTest, ::testing::Values(0, 1, 2, 3));
 
 }  // namespace
 }  // namespace zeropage

@@ -54,7 +54,7 @@ class ParityTest : public ::testing::TestWithParam<std::tuple<int, int, int64_t>
   int ranks() const { return std::get<0>(GetParam()); }
   Options options() const {
     Options options;
-    options.stage = static_cast<Stage>(std::get<1>(GetParam()));
+    options.stage = stage_of(std::get<1>(GetParam()));
     options.page_bytes = std::get<2>(GetParam());
     return options;
   }
@@ -88,7 +88,7 @@ TEST_P(ParityTest, OfAdagradAndRmsprop) {
 
 INSTANTIATE_TEST_SUITE_P(RanksStagesPages, ParityTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 7, 8),
-                                            ::testing::Values(0, 1),
+                                            ::testing::Values(0, 1, 2, 3),
                                             ::testing::Values(4_KiB, 16_MiB)));
 
 // Wider than a slice of the optimizer, so that slices end inside parameters.
@@ -103,10 +103,10 @@ struct WideImpl : torch::nn::Module {
 TORCH_MODULE(Wide);
 
 TEST(WideParityTest, HoldsWhereShardsAndSlicesEndInsideAParameter) {
-  for (const int stage : {0, 1}) {
+  for (const int stage : {0, 1, 2, 3}) {
     for (const int ranks : {1, 2, 3}) {
       Options options;
-      options.stage = static_cast<Stage>(stage);
+      options.stage = stage_of(stage);
       expect_parity<Wide, torch::optim::AdamW>(ranks, options, torch::optim::AdamWOptions(0.01));
       expect_parity<Wide, torch::optim::RMSprop>(ranks, options,
                                                  torch::optim::RMSpropOptions(0.01));

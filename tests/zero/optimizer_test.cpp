@@ -73,7 +73,7 @@ class OptimizerTest : public ::testing::TestWithParam<int> {
  protected:
   Options options() const {
     Options options;
-    options.stage = static_cast<Stage>(GetParam());
+    options.stage = stage_of(GetParam());
     return options;
   }
 };

@@ -1,0 +1,95 @@
+#include "zero/gathered_parameters.h"
+
+#include <algorithm>
+#include <exception>
+#include <unordered_map>
+
+#include "memory/check.h"
+
+namespace zeropage {
+namespace {
+
+std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at::Tensor>& tensors,
+                               const char* who) {
+  std::vector<size_t> indices;
+  for (size_t position = 0; position < tensors.size(); ++position) {
+    const int64_t index = pages.index_of(tensors[position]);
+    ZP_CHECK(index >= 0, who, ": tensor ", position, " (sizes ", tensors[position].sizes(),
+             ") is not a parameter of the wrapped module; give parameters themselves, not views");
+    indices.push_back(static_cast<size_t>(index));
+  }
+  return indices;
+}
+
+}  // namespace
+
+GatheredParameters::GatheredParameters(const DataParallelBase& model, const Modified& modified)
+    : GatheredParameters(model, model.parameters(), modified) {}
+
+GatheredParameters::GatheredParameters(const DataParallelBase& model,
+                                       const std::vector<at::Tensor>& parameters,
+                                       const Modified& modified)
+    : pages_(model.sharded_parameters().pages),
+      modified_(modified),
+      exceptions_(std::uncaught_exceptions()) {
+  const auto root = modified.only_rank();
+  ZP_CHECK(!root || (*root >= 0 && *root < model.world().size()),
+           "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
+           model.world().size());
+  for (const size_t index : indices_of(*pages_, parameters, "GatheredParameters")) {
+    pages_->add_to(pins_, index, modified.anywhere());
+    const size_t page = pages_->parameters()[index].page;
+    if (std::find(gathered_pages_.begin(), gathered_pages_.end(), page) == gathered_pages_.end()) {
+      gathered_pages_.push_back(page);
+    }
+  }
+  if (!pins_.empty()) pins_.take_aside("GatheredParameters");
+}
+
+GatheredParameters::~GatheredParameters() noexcept(false) {
+  const auto root = modified_.only_rank();
+  if (!root || std::uncaught_exceptions() > exceptions_) return;
+  std::vector<comm::Pending> in_flight;
+  for (const size_t page : gathered_pages_) {
+    in_flight.push_back(pages_->start_broadcast(page, *root));
+  }
+  for (const comm::Pending& pending : in_flight) pending.wait();
+}
+
+GatheredGradients::GatheredGradients(const DataParallelBase& model)
+    : GatheredGradients(model, model.parameters()) {}
+
+GatheredGradients::GatheredGradients(const DataParallelBase& model,
+                                     const std::vector<at::Tensor>& parameters) {
+  const ShardedParameters& sharded = model.sharded_parameters();
+  sharded.reducer->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), pins_);
+}
+
+void visit_parameters(const DataParallelBase& model,
+                      const std::function<void(const std::string&, const at::Tensor&)>& visit) {
+  for (const auto& parameter : model.named_parameters()) {
+    const GatheredParameters guard(model, std::vector<at::Tensor>{parameter.value()});
+    visit(parameter.key(), parameter.value().detach());
+  }
+}
+
+torch::OrderedDict<std::string, at::Tensor> full_state(const DataParallelBase& model, int rank) {
+  ZP_CHECK(rank >= 0 && rank < model.world().size(), "full_state: expected a rank below ",
+           model.world().size(), ", got ", rank);
+  const torch::NoGradGuard no_grad;
+  torch::OrderedDict<std::string, at::Tensor> state;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
+  for (const auto& parameter : model.named_parameters()) {
+    const GatheredParameters guard(model, std::vector<at::Tensor>{parameter.value()});
+    if (model.world().rank() != rank) continue;
+    at::Tensor& copy = copies[parameter.value().unsafeGetTensorImpl()];
+    if (!copy.defined()) copy = parameter.value().detach().clone();
+    state.insert(parameter.key(), copy);
+  }
+  for (const auto& buffer : model.named_buffers()) {
+    if (model.world().rank() == rank) state.insert(buffer.key(), buffer.value().clone());
+  }
+  return state;
+}
+
+}  // namespace zeropage

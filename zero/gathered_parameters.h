@@ -1,0 +1,92 @@
+// Whole values of what is sharded, for code that needs them all at once or reads memory itself.
+//
+// An operator on a sharded parameter gathers it by itself, so most scripts need none of this. What
+// reads memory past the dispatcher does: data_ptr() in a kernel of yours, torch::save, Module::clone.
+//
+//   {
+//     zeropage::GatheredParameters guard(model);
+//     if (world.rank() == 0) torch::save(model.module(), "weights.pt");
+//   }
+//
+// Collective: construction, and the end of a guard that takes one rank's values. Works at every
+// stage. Lifetime: within the model's, and within one forward, backward or the time between.
+// Threads: the training thread. Throws if the budget does not hold all of it at once.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/ordered_dict.h>
+
+#include "memory/pins.h"
+#include "zero/data_parallel.h"
+
+namespace zeropage {
+
+// Where memory is written under a guard, past the dispatcher. What operators write is known anyway.
+class Modified {
+ public:
+  static Modified nowhere() { return Modified(Where::kNowhere, 0); }
+  // Alike; each rank keeps its shard of its own values.
+  static Modified on_every_rank() { return Modified(Where::kEveryRank, 0); }
+  // All ranks take that rank's values when the guard ends. Costs a broadcast of the pages.
+  static Modified on_rank(int rank) { return Modified(Where::kOneRank, rank); }
+
+  bool anywhere() const { return where_ != Where::kNowhere; }
+  std::optional<int> only_rank() const {
+    return where_ == Where::kOneRank ? std::optional<int>(rank_) : std::nullopt;
+  }
+
+ private:
+  enum class Where : uint8_t { kNowhere, kEveryRank, kOneRank };
+  Modified(Where where, int rank) : where_(where), rank_(rank) {}
+
+  Where where_;
+  int rank_;
+};
+
+class GatheredParameters {
+ public:
+  // All parameters of the model.
+  explicit GatheredParameters(const DataParallelBase& model,
+                              const Modified& modified = Modified::nowhere());
+  // These, and what shares their pages.
+  GatheredParameters(const DataParallelBase& model, const std::vector<at::Tensor>& parameters,
+                     const Modified& modified = Modified::nowhere());
+  // Throws what the broadcast throws, unless an exception is passing already.
+  ~GatheredParameters() noexcept(false);
+  GatheredParameters(const GatheredParameters&) = delete;
+  GatheredParameters& operator=(const GatheredParameters&) = delete;
+
+ private:
+  const std::shared_ptr<ParameterPages> pages_;
+  const Modified modified_;
+  const int exceptions_;
+  std::vector<size_t> gathered_pages_;
+  memory::Pins pins_;
+};
+
+// While it lives, p.grad() of these parameters is the whole mean gradient, also for code that reads
+// memory itself. After a backward that averages, before the step. At stage 0 it is so without.
+class GatheredGradients {
+ public:
+  explicit GatheredGradients(const DataParallelBase& model);
+  GatheredGradients(const DataParallelBase& model, const std::vector<at::Tensor>& parameters);
+
+ private:
+  memory::Pins pins_;
+};
+
+// Calls visit(name, values) for every parameter in named_parameters() order, a tied one under each
+// of its names; values: whole, until visit returns. Holds two pages at most beside what the model
+// holds. Collective.
+void visit_parameters(const DataParallelBase& model,
+                      const std::function<void(const std::string&, const at::Tensor&)>& visit);
+
+// Copies of all whole parameters, and of the buffers, on that rank; empty on the others. A tied
+// parameter is one tensor under each of its names. Collective.
+torch::OrderedDict<std::string, at::Tensor> full_state(const DataParallelBase& model, int rank = 0);
+
+}  // namespace zeropage

@@ -1,0 +1,24 @@
+#include "zero/gradient_buckets.h"
+
+#include <utility>
+
+#include "zero/sharded_gradients.h"
+#include "zero/whole_gradients.h"
+
+namespace zeropage {
+
+Ownership ownership_of(const Stage& stage) {
+  return stage.optimizer_state ? Ownership::kShard : Ownership::kWholePage;
+}
+
+std::unique_ptr<GradientBuckets> make_gradient_buckets(const Stage& stage,
+                                                       std::shared_ptr<ParameterPages> pages) {
+  // On one rank the shard is the page, and whole gradients cost no more.
+  if (!stage.optimizer_state || pages->world().size() == 1) {
+    return std::make_unique<ReplicatedGradients>(std::move(pages));
+  }
+  if (!stage.gradients) return std::make_unique<OwnedGradients>(std::move(pages));
+  return std::make_unique<ShardedGradients>(std::move(pages));
+}
+
+}  // namespace zeropage

@@ -1,0 +1,44 @@
+// Brings pages by gathering the shards of all ranks, and takes back what was written to them.
+//
+// On one rank a page is its shard: nothing is copied, and a page costs no bytes.
+//
+// Lifetime: owned by a pager. Collective: start_fetch.
+// Threads: under the pager's mutex; add_shard before the first fetch of that page.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "memory/ledger.h"
+#include "memory/pager.h"
+#include "zero/shard_layout.h"
+
+namespace zeropage {
+
+class ShardSource final : public memory::PageSource {
+ public:
+  // what: "the gradient of page", for errors. kind: of the whole pages.
+  ShardSource(comm::World world, std::string what, memory::Kind kind);
+
+  // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
+  // costs while it is whole, in bytes.
+  int64_t add_shard(const PageLayout& layout, at::Tensor shard);
+
+  memory::Fetch start_fetch(size_t page) override;
+  void write_back(size_t page, const at::Tensor& buffer) override;
+
+ private:
+  struct Entry {
+    std::string what;
+    Range range;       // of the shard in the page
+    at::Tensor shard;  // [shard_numel]
+  };
+
+  const comm::World world_;
+  const std::string what_;
+  const memory::Kind kind_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace zeropage

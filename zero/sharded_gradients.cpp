@@ -1,0 +1,159 @@
+#include "zero/sharded_gradients.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/ledger.h"
+#include "memory/trap.h"
+
+namespace zeropage {
+namespace {
+
+// Of the parameter's sizes, on a storage of its own that has no memory.
+at::Tensor make_sharded_like(const PlacedParameter& placed) {
+  const at::Tensor& parameter = placed.parameter.tensor;
+  const auto bytes = placed.range.numel() * static_cast<int64_t>(parameter.element_size());
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes,
+      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false));
+  at::Tensor sharded = at::empty({0}, parameter.options().requires_grad(false));
+  sharded.set_(std::move(storage), placed.offset - placed.range.begin, parameter.sizes(),
+               parameter.strides());
+  memory::set_trap(sharded);
+  return sharded;
+}
+
+}  // namespace
+
+ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages)
+    : pages_(std::move(pages)),
+      pages_of_gradients_(pages_->layouts().size()),
+      sharded_(pages_->parameters().size()) {
+  memory::check_dispatcher();
+  auto source = std::make_unique<ShardSource>(pages_->world(), "the gradient of page",
+                                              memory::Kind::kGradient);
+  source_ = source.get();
+  pager_ = memory::Pager::make(std::move(source), {.what = "gradient", .prefetch_bytes = 0});
+  std::vector<std::vector<size_t>> parameters_of_page(pages_->layouts().size());
+  for (size_t index = 0; index < sharded_.size(); ++index) {
+    const PlacedParameter& placed = pages_->parameters()[index];
+    if (placed.parameter.tensor.requires_grad()) parameters_of_page[placed.page].push_back(index);
+  }
+  for (size_t page = 0; page < parameters_of_page.size(); ++page) {
+    if (!parameters_of_page[page].empty()) make_page(page, parameters_of_page[page]);
+  }
+}
+
+ShardedGradients::~ShardedGradients() {
+  for (size_t index = 0; index < sharded_.size(); ++index) {
+    at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.mutable_grad();
+    if (gradient.defined() && sharded_[index].defined() &&
+        same_elements(gradient, sharded_[index])) {
+      gradient.reset();
+    }
+  }
+}
+
+void ShardedGradients::make_page(size_t page, const std::vector<size_t>& parameters) {
+  const PageLayout& layout = pages_->layouts()[page];
+  at::Tensor& owned = pages_of_gradients_[page].owned;
+  {
+    const memory::KindScope kind(memory::Kind::kGradient);
+    owned = at::zeros({layout.shard_numel}, layout.dtype);
+  }
+  pages_of_gradients_[page].gaps = gaps_between(page, parameters);
+  std::vector<memory::Page::Tenant> tenants;
+  for (const size_t index : parameters) {
+    const PlacedParameter& placed = pages_->parameters()[index];
+    sharded_[index] = make_sharded_like(placed);
+    tenants.push_back({sharded_[index].storage(),
+                       placed.range.begin * static_cast<int64_t>(owned.element_size())});
+  }
+  pages_of_gradients_[page].pager_index =
+      pager_->add_page(layout.name, source_->add_shard(layout, owned), std::move(tenants));
+}
+
+std::vector<Range> ShardedGradients::gaps_between(size_t page,
+                                                  const std::vector<size_t>& parameters) const {
+  std::vector<Range> taken;
+  for (const size_t index : parameters) taken.push_back(pages_->parameters()[index].range);
+  std::sort(taken.begin(), taken.end(),
+            [](const Range& left, const Range& right) { return left.begin < right.begin; });
+  const int64_t end = pages_->layouts()[page].padded_numel(pages_->world().size());
+  taken.push_back({end, end});
+  std::vector<Range> gaps;
+  int64_t begin = 0;
+  for (const Range& range : taken) {
+    if (range.begin > begin) gaps.push_back({begin, range.begin});
+    begin = range.end;
+  }
+  return gaps;
+}
+
+const at::Tensor& ShardedGradients::open(size_t page) {
+  at::Tensor& bucket = pages_of_gradients_[page].bucket;
+  if (!bucket.defined()) {
+    const PageLayout& layout = pages_->layouts()[page];
+    const memory::KindScope kind(memory::Kind::kBucket);
+    bucket = at::empty({layout.padded_numel(pages_->world().size())}, layout.dtype);
+    // They are reduced too.
+    for (const Range& gap : pages_of_gradients_[page].gaps) {
+      bucket.narrow(0, gap.begin, gap.numel()).zero_();
+    }
+  }
+  return bucket;
+}
+
+comm::Pending ShardedGradients::start_reduction(size_t page) {
+  return pages_->world().communicator().reduce_scatter(
+      open(page), comm::ReduceOp::kMean,
+      "the gradient of page \"" + pages_->layouts()[page].name + "\"");
+}
+
+void ShardedGradients::close(size_t page) {
+  PageOfGradients& of_page = pages_of_gradients_[page];
+  const Range own = pages_->owned(page);
+  const at::Tensor mean = of_page.bucket.narrow(0, own.begin, own.numel());
+  if (std::exchange(of_page.kept, false)) {
+    of_page.owned.add_(mean);
+  } else {
+    of_page.owned.copy_(mean);
+  }
+  of_page.bucket.reset();
+}
+
+void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
+  pager_->release_all("backward()");
+  pages_of_gradients_[page].kept = true;
+  for (const Range& range : forgotten) forget(page, range);
+}
+
+void ShardedGradients::forget(size_t page) {
+  pager_->release_all("backward()");
+  pages_of_gradients_[page].kept = false;
+}
+
+void ShardedGradients::forget(size_t page, const Range& range) {
+  const Range own = pages_->owned(page);
+  const Range zeroed = intersection(own, range);
+  if (zeroed.empty()) return;
+  pages_of_gradients_[page].owned.narrow(0, zeroed.begin - own.begin, zeroed.numel()).zero_();
+}
+
+void ShardedGradients::replace(size_t parameter, const at::Tensor& gradient) {
+  sharded_[parameter].copy_(gradient);
+}
+
+void ShardedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
+  for (const size_t index : parameters) {
+    const size_t page = pages_->parameters()[index].page;
+    pins.add({pager_, pages_of_gradients_[page].pager_index}, /*writes=*/false);
+  }
+  pins.take_aside("GatheredGradients");
+}
+
+void ShardedGradients::take_over_changes(const std::vector<size_t>&) {
+  pager_->release_all("step()");
+}
+
+}  // namespace zeropage

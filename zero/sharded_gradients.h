@@ -1,0 +1,59 @@
+// Gradients of which a rank keeps its shard: a page's bucket has memory from its first gradient to
+// the end of its reduction.
+//
+// Afterwards p.grad() is a sharded tensor: it is defined, has the parameter's sizes and no memory.
+// That keeps p.grad() the truth about what exists, so zeroing it by whatever call works. An operator
+// on it gathers its page (memory/pager), so clip_grad_norm_ and a look at a norm work too, on all
+// ranks alike; what is written goes back to the shards.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "memory/pager.h"
+#include "zero/gradient_buckets.h"
+#include "zero/shard_source.h"
+
+namespace zeropage {
+
+class ShardedGradients final : public GradientBuckets {
+ public:
+  explicit ShardedGradients(std::shared_ptr<ParameterPages> pages);
+  // Sharded p.grad() become undefined.
+  ~ShardedGradients() override;
+
+  const at::Tensor& open(size_t page) override;
+  bool are_transient() const override { return true; }
+  comm::Pending start_reduction(size_t page) override;
+  void close(size_t page) override;
+  const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
+  const at::Tensor& reduced_gradient(size_t parameter) const override {
+    return sharded_[parameter];
+  }
+  void keep(size_t page, const std::vector<Range>& forgotten) override;
+  void forget(size_t page) override;
+  void forget(size_t page, const Range& range) override;
+  void replace(size_t parameter, const at::Tensor& gradient) override;
+  void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
+  void take_over_changes(const std::vector<size_t>& parameters) override;
+
+ private:
+  struct PageOfGradients {
+    at::Tensor bucket;  // [padded_numel]; undefined while closed
+    at::Tensor owned;   // [shard_numel]; undefined for a page that does not train
+    size_t pager_index = 0;
+    std::vector<Range> gaps;  // of the page: where no parameter that trains lies
+    bool kept = false;        // `owned` is added to the next mean
+  };
+
+  void make_page(size_t page, const std::vector<size_t>& parameters);
+  std::vector<Range> gaps_between(size_t page, const std::vector<size_t>& parameters) const;
+
+  const std::shared_ptr<ParameterPages> pages_;
+  std::vector<PageOfGradients> pages_of_gradients_;
+  std::vector<at::Tensor> sharded_;  // by parameter, shaped as it; undefined if it does not train
+  ShardSource* source_ = nullptr;    // owned by pager_
+  std::shared_ptr<memory::Pager> pager_;
+};
+
+}  // namespace zeropage

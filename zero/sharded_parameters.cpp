@@ -1,0 +1,64 @@
+#include "zero/sharded_parameters.h"
+
+#include <utility>
+
+#include "memory/check.h"
+#include "memory/mapping_pool.h"
+
+namespace zeropage {
+namespace {
+
+ParameterPages::PageOptions page_options(const Options& options) {
+  ParameterPages::PageOptions pages;
+  pages.page_bytes = options.page_bytes;
+  pages.ownership = ownership_of(options.stage);
+  pages.reshard = options.reshard;
+  if (!options.stage.parameters) return pages;
+  pages.shard_from_bytes = options.whole_below_bytes;
+  pages.paging = {.what = "parameter",
+                  .budget_bytes = options.parameter_budget_bytes,
+                  .budget_option = "options.parameter_budget_bytes",
+                  .prefetch_bytes = options.prefetch_bytes,
+                  .retention = options.reshard == Reshard::kAfterUse
+                                   ? memory::Retention::kUntilUnused
+                                   : memory::Retention::kUntilReleased};
+  return pages;
+}
+
+ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
+                        const Options& options, ReduceWhen when) {
+  auto pages =
+      std::make_shared<ParameterPages>(world, std::move(parameters), page_options(options));
+  auto reducer =
+      std::make_shared<GradientReducer>(pages, make_gradient_buckets(options.stage, pages), when);
+  return {std::move(pages), std::move(reducer)};
+}
+
+}  // namespace
+
+ShardedParameters shard_module_parameters(std::vector<NamedParameter> parameters,
+                                          const comm::World& world, const Options& options,
+                                          const std::vector<std::string>& more) {
+  validate(options);
+  std::vector<std::string> lines = describe(options);
+  for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
+  lines.insert(lines.end(), more.begin(), more.end());
+  world.check_agreement("the wrapped model", lines);
+  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward);
+}
+
+ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
+                                        const comm::World& world, const Options& options) {
+  validate(options);
+  ZP_CHECK(!options.stage.gradients && !options.stage.parameters,
+           "an optimizer over bare parameters averages gradients in step(), so it has them whole, "
+           "and it does not see forward: stages 2 and 3 need zeropage::DataParallel around the "
+           "module; wrap it, or use stage 0 or 1");
+  auto parameters = parameters_of(tensors);
+  std::vector<std::string> lines = describe(options);
+  for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
+  world.check_agreement("the optimizer's parameters", lines);
+  return shard(std::move(parameters), world, options, ReduceWhen::kInStep);
+}
+
+}  // namespace zeropage

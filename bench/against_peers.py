@@ -34,6 +34,7 @@ class Peer:
 
 PEERS = {
     "ddp": Peer("ddp.py"),
+    "fsdp2": Peer("fsdp2.py"),
 }
 
 

@@ -38,6 +38,7 @@ RUN_FLAGS = {
 _EVERY_PEER = {"adamw": ("default", "fused"), "malloc": ("default", "mmap")}
 PEER_OPTIONS = {
     "ddp": {"gradient_as_bucket_view": ("on", "off"), **_EVERY_PEER},
+    "fsdp2": {"reshard_after_forward": ("on", "off"), **_EVERY_PEER},
 }
 
 

@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import peer_venv
@@ -30,11 +30,14 @@ class Peer:
 
     script: str  # in bench/peers; takes the run flags, --data, --json and --peer-option
     requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
+    install_environment: dict = field(default_factory=dict)  # for pip: name -> value
 
 
 PEERS = {
     "ddp": Peer("ddp.py"),
     "fsdp2": Peer("fsdp2.py"),
+    # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
+    "deepspeed": Peer("zero_deepspeed.py", ("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
 }
 
 
@@ -239,7 +242,10 @@ def main(words=None):
         raise SystemExit(f"error: no program at {arguments.train_gpt}; run `make build`")
     if arguments.data is not None and not arguments.data.is_file():
         raise SystemExit(f"error: no file at --data {arguments.data}")
-    python = peer_venv.ensure(requirements_of(arguments.peers))
+    environment = {}
+    for peer in arguments.peers:
+        environment |= PEERS[peer].install_environment
+    python = peer_venv.ensure(requirements_of(arguments.peers), environment)
     with tempfile.TemporaryDirectory(prefix="against-peers-") as name:
         folder = Path(name)
         data = arguments.data.resolve() if arguments.data else default_data(folder)

@@ -39,6 +39,11 @@ _EVERY_PEER = {"adamw": ("default", "fused"), "malloc": ("default", "mmap")}
 PEER_OPTIONS = {
     "ddp": {"gradient_as_bucket_view": ("on", "off"), **_EVERY_PEER},
     "fsdp2": {"reshard_after_forward": ("on", "off"), **_EVERY_PEER},
+    "deepspeed": {
+        "stage": ("3", "2", "1", "0"),
+        "buckets": ("block", "default"),
+        **_EVERY_PEER,
+    },
 }
 
 

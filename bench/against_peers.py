@@ -111,12 +111,14 @@ def default_data(folder):
     return path
 
 
-def side_commands(arguments, python, data):
+def side_commands(arguments, python, data, folder):
     """What to start for each side, ours first; --json is added per run."""
     shared = ["--data", data, *flags.command_line(arguments)]
     sides = {"ours": [arguments.train_gpt.resolve(), *shared, "--stage", str(arguments.stage)]}
     for name in arguments.peers:
-        sides[name] = [python, PEERS_FOLDER / PEERS[name].script, *shared]
+        # What its libraries leave in TMPDIR goes with the folder.
+        program = ["env", f"TMPDIR={folder}", python, PEERS_FOLDER / PEERS[name].script]
+        sides[name] = [*program, *shared]
         for option in arguments.peer_option:
             if option.split("=")[0] in flags.PEER_OPTIONS[name]:
                 sides[name] += ["--peer-option", option]
@@ -249,7 +251,8 @@ def main(words=None):
     with tempfile.TemporaryDirectory(prefix="against-peers-") as name:
         folder = Path(name)
         data = arguments.data.resolve() if arguments.data else default_data(folder)
-        runs = run_rounds(side_commands(arguments, python, data), folder, arguments)
+        sides = side_commands(arguments, python, data, folder)
+        runs = run_rounds(sides, folder, arguments)
     figures = {peer: compare(runs["ours"], runs[peer]) for peer in arguments.peers}
     print_report(arguments, figures, LOSS_TOLERANCE)
     if arguments.json is not None:

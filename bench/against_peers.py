@@ -26,16 +26,18 @@ TAIL_LINES = 20
 
 @dataclass(frozen=True)
 class Peer:
+    """What it takes to start a peer; its options are in flags.PEER_OPTIONS."""
+
     script: str  # in bench/peers; takes the run flags, --data, --json and --peer-option
     requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
-    options: dict = field(default_factory=dict)  # --peer-option: name -> values, default first
+    install_environment: dict = field(default_factory=dict)  # for pip: name -> value
 
 
 PEERS = {
-    "ddp": Peer(
-        "ddp.py",
-        options={"gradient_as_bucket_view": ("on", "off"), "adamw": ("default", "fused")},
-    ),
+    "ddp": Peer("ddp.py"),
+    "fsdp2": Peer("fsdp2.py"),
+    # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
+    "deepspeed": Peer("zero_deepspeed.py", ("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
 }
 
 
@@ -45,6 +47,7 @@ class Run:
 
     step_seconds: float  # median over the steps after the warm-up
     rss_bytes: int  # peak minus base, the largest of all ranks
+    rss_base_bytes: int  # the largest of all ranks
     loss: list  # per step, mean over ranks
 
 
@@ -54,6 +57,8 @@ def parse_arguments(words):
     )
     parser.add_argument("--peers", required=True, help=f"comma-separated; of: {', '.join(PEERS)}")
     flags.add_run_flags(parser)
+    parser.add_argument("--stage", type=int, choices=range(4), default=0,
+                        help="ZeRO stage of ours (default 0)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
     parser.add_argument(
         "--train-gpt", type=Path, default=peer_venv.ROOT / "build/release/examples/train_gpt"
@@ -61,7 +66,9 @@ def parse_arguments(words):
     parser.add_argument("--data", type=Path, help="file whose bytes are the tokens (default: "
                         "LibTorch's headers in include/ATen/core)")
     parser.add_argument("--json", type=Path, help="file for the figures of all rounds")
-    known = "; ".join(f"{name}: {flags.describe_options(p.options)}" for name, p in PEERS.items())
+    known = "; ".join(
+        f"{name}: {flags.describe_options(flags.PEER_OPTIONS[name])}" for name in PEERS
+    )
     parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE",
                         help=f"for every chosen peer that has it; {known}")
     parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take "
@@ -79,7 +86,7 @@ def check_arguments(parser, arguments):
             parser.error(f'unknown peer "{name}" in --peers; known: {", ".join(PEERS)}')
     for option in arguments.peer_option:
         name, _, value = option.partition("=")
-        if not any(value in PEERS[peer].options.get(name, ()) for peer in arguments.peers):
+        if not any(value in flags.PEER_OPTIONS[p].get(name, ()) for p in arguments.peers):
             parser.error(f"no chosen peer has --peer-option {option}; see --help")
     if arguments.steps <= WARM_UP_STEPS:
         parser.error(
@@ -104,14 +111,16 @@ def default_data(folder):
     return path
 
 
-def side_commands(arguments, python, data):
+def side_commands(arguments, python, data, folder):
     """What to start for each side, ours first; --json is added per run."""
     shared = ["--data", data, *flags.command_line(arguments)]
-    sides = {"ours": [arguments.train_gpt.resolve(), *shared]}
+    sides = {"ours": [arguments.train_gpt.resolve(), *shared, "--stage", str(arguments.stage)]}
     for name in arguments.peers:
-        sides[name] = [python, PEERS_FOLDER / PEERS[name].script, *shared]
+        # What its libraries leave in TMPDIR goes with the folder.
+        program = ["env", f"TMPDIR={folder}", python, PEERS_FOLDER / PEERS[name].script]
+        sides[name] = [*program, *shared]
         for option in arguments.peer_option:
-            if option.split("=")[0] in PEERS[name].options:
+            if option.split("=")[0] in flags.PEER_OPTIONS[name]:
                 sides[name] += ["--peer-option", option]
     return sides
 
@@ -151,6 +160,7 @@ def read_run(result, arguments):
     return Run(
         step_seconds=statistics.median(result["step_seconds"][WARM_UP_STEPS:]),
         rss_bytes=max(m["rss_peak_bytes"] - m["rss_base_bytes"] for m in result["memory"]),
+        rss_base_bytes=max(m["rss_base_bytes"] for m in result["memory"]),
         loss=result["loss"],
     )
 
@@ -179,7 +189,7 @@ def spread(values):
 def compare(ours, peer):
     """Figures of one peer, from pairs of runs of the same round."""
     figures = {}
-    for quantity in ("step_seconds", "rss_bytes"):
+    for quantity in ("step_seconds", "rss_bytes", "rss_base_bytes"):
         mine = [getattr(run, quantity) for run in ours]
         theirs = [getattr(run, quantity) for run in peer]
         figures[quantity] = {
@@ -207,11 +217,18 @@ def loss_difference(ours, peer):
     return difference if difference == difference else float("inf")
 
 
+def requirements_of(peers):
+    of_peers = (requirement for peer in peers for requirement in PEERS[peer].requirements)
+    return list(dict.fromkeys([*BASE_REQUIREMENTS, *of_peers]))
+
+
 def write_json(path, arguments, runs, figures):
-    names = ["peers", "rounds", "peer_option", *(n.replace("-", "_") for n in flags.RUN_FLAGS)]
+    of_run = (name.replace("-", "_") for name in flags.RUN_FLAGS)
+    names = ["peers", "rounds", "peer_option", "stage", *of_run]
     result = {
         "flags": {name: getattr(arguments, name) for name in names},
         "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
+        "requirements": requirements_of(arguments.peers),
         "cpu_count": os.cpu_count(),
         "warm_up_steps": WARM_UP_STEPS,
         "loss_tolerance": LOSS_TOLERANCE,
@@ -227,14 +244,15 @@ def main(words=None):
         raise SystemExit(f"error: no program at {arguments.train_gpt}; run `make build`")
     if arguments.data is not None and not arguments.data.is_file():
         raise SystemExit(f"error: no file at --data {arguments.data}")
-    requirements = dict.fromkeys(
-        [*BASE_REQUIREMENTS, *(r for peer in arguments.peers for r in PEERS[peer].requirements)]
-    )
-    python = peer_venv.ensure(requirements)
+    environment = {}
+    for peer in arguments.peers:
+        environment |= PEERS[peer].install_environment
+    python = peer_venv.ensure(requirements_of(arguments.peers), environment)
     with tempfile.TemporaryDirectory(prefix="against-peers-") as name:
         folder = Path(name)
         data = arguments.data.resolve() if arguments.data else default_data(folder)
-        runs = run_rounds(side_commands(arguments, python, data), folder, arguments)
+        sides = side_commands(arguments, python, data, folder)
+        runs = run_rounds(sides, folder, arguments)
     figures = {peer: compare(runs["ours"], runs[peer]) for peer in arguments.peers}
     print_report(arguments, figures, LOSS_TOLERANCE)
     if arguments.json is not None:

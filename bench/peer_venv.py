@@ -11,29 +11,35 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-peers"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "installed-requirements"  # one requirement a line, written after pip succeeded
-FREE_BYTES_NEEDED = 8 * 10**9
+FREE_BYTES_NEEDED = 8 * 10**9  # for torch, which comes first
+FREE_BYTES_NEEDED_TO_ADD = 10**9
 INSTALL_TIMEOUT_SECONDS = 3600
 
 
-def ensure(requirements):
-    """Installs what is not there yet; returns the interpreter. SystemExit with a message where it
-    cannot. Interrupted half-way, it goes on at the next call."""
-    installed = STAMP.read_text().split("\n") if STAMP.exists() and PYTHON.exists() else []
+def ensure(requirements, environment):
+    """Installs what is not there yet, with `environment` (name -> value) added to pip's own;
+    returns the interpreter. SystemExit with a message where it cannot. Interrupted half-way, it
+    goes on at the next call."""
+    installed = STAMP.read_text().split() if STAMP.exists() and PYTHON.exists() else []
     missing = [r for r in requirements if r not in installed]
     if not missing:
         return PYTHON
+    needed_bytes = FREE_BYTES_NEEDED_TO_ADD if installed else FREE_BYTES_NEEDED
     free_bytes = shutil.disk_usage(ROOT).free
-    if free_bytes < FREE_BYTES_NEEDED:
+    if free_bytes < needed_bytes:
         raise SystemExit(
-            f"error: {VENV} needs {FREE_BYTES_NEEDED / 1e9:.0f} GB of free disk to install "
+            f"error: {VENV} needs {needed_bytes / 1e9:.0f} GB of free disk to install "
             f"{' '.join(missing)}, found {free_bytes / 1e9:.1f} GB; free some space and run again"
         )
-    print(f"installing {' '.join(missing)} into {VENV} (4.7 GB, minutes)", file=sys.stderr)
+    size = "" if installed else " (4.7 GB, minutes)"
+    print(f"installing {' '.join(missing)} into {VENV}{size}", file=sys.stderr)
     _run([sys.executable, "-m", "venv", VENV])
-    _run([PYTHON, "-m", "pip", "install", "--disable-pip-version-check", *missing])
-    keep = [r for r in installed if r]
+    settings = [f"{name}={value}" for name, value in environment.items()]
+    pip = [PYTHON, "-m", "pip", "install", "--disable-pip-version-check"]
+    # With those installed before, so that pip keeps their versions.
+    _run(["env", *settings, *pip, *installed, *missing])
     partial = STAMP.with_suffix(".new")
-    partial.write_text("\n".join(keep + missing) + "\n")
+    partial.write_text("\n".join(installed + missing) + "\n")
     os.replace(partial, STAMP)
     return PYTHON
 

@@ -1,41 +1,54 @@
 """The table that against_peers.py prints."""
 
-COLUMNS = ("ours", "peer", "ours/peer", "min", "max")
+MIB = 2**20
+RATIO = ("ours/it", "min", "max")
+COLUMNS = ("", "step, s", *RATIO, "RSS, MiB", *RATIO, "base, MiB", "losses differ by")
 
 
 def print_report(arguments, figures, loss_tolerance):
-    print(
-        f"\nranks {arguments.ranks}, threads a rank {arguments.threads}, d_model {arguments.d_model}, "
-        f"layers {arguments.layers}, heads {arguments.heads}, sequence {arguments.sequence}, "
-        f"batch a rank {arguments.batch}, steps {arguments.steps}, rounds {arguments.rounds}; "
-        f"ours at stage {arguments.stage}"
+    model = ("d_model", "layers", "heads", "sequence")
+    words = [f"ranks {arguments.ranks}", f"threads a rank {arguments.threads}"]
+    words += [f"{name} {getattr(arguments, name)}" for name in model]
+    words += [f"batch a rank {arguments.batch}", f"steps {arguments.steps}"]
+    print(f"\n{', '.join(words)}, rounds {arguments.rounds}")
+    options = " ".join(arguments.peer_option) or "the defaults"
+    print(f"ours at stage {arguments.stage}; peer options: {options}\n")
+    first = next(iter(figures.values()))
+    rows = [COLUMNS, _row("ours", first, "ours")]
+    rows += [_row(peer, of_peer, "peer") for peer, of_peer in figures.items()]
+    print_table(rows)
+    print("\nmedians over rounds; RSS: peak over base, the largest of all ranks")
+    print("ours/it: the ratio within a round: median, min, max")
+    print(f"losses {_verdict(figures)} (tolerance {loss_tolerance:g}, relative, at every step)")
+
+
+def _row(name, figures, side):
+    """A line of the table: `side` of the figures of one peer; ratios and losses for a peer only."""
+    step, rss, base = (figures[key] for key in ("step_seconds", "rss_bytes", "rss_base_bytes"))
+    worst = figures["worst_loss_difference"]
+    is_peer = side == "peer"
+    return (
+        name,
+        f"{step[side]:.4f}",
+        *_ratios(step, is_peer),
+        f"{rss[side] / MIB:.1f}",
+        *_ratios(rss, is_peer),
+        f"{base[side] / MIB:.0f}",
+        f"{worst['relative']:.1e} at step {worst['step']}" if is_peer else "",
     )
-    for peer, of_peer in figures.items():
-        step, rss = of_peer["step_seconds"], of_peer["rss_bytes"]
-        print()
-        print_table(
-            [
-                (f"against {peer}", *COLUMNS),
-                _row("median step, s", step, lambda seconds: f"{seconds:.4f}"),
-                _row("peak RSS over base, MiB", rss, lambda count: f"{count / 2**20:.1f}"),
-            ]
-        )
-        worst = of_peer["worst_loss_difference"]
-        verdict = "agree" if worst["agrees"] else "DIFFER, not the same training"
-        print(
-            f"losses {verdict}: worst relative difference {worst['relative']:.2e} at step "
-            f"{worst['step']} (tolerance {loss_tolerance:g})"
-        )
 
 
-def _row(name, figures, text):
-    ratio = figures["ratio"]
-    ratios = (f"{ratio[key]:.3f}" for key in ("median", "min", "max"))
-    return (name, text(figures["ours"]), text(figures["peer"]), *ratios)
+def _ratios(figures, shown):
+    return [f"{figures['ratio'][k]:.3f}" if shown else "" for k in ("median", "min", "max")]
+
+
+def _verdict(figures):
+    others = [peer for peer, f in figures.items() if not f["worst_loss_difference"]["agrees"]]
+    return f"of {', '.join(others)} DIFFER, not the same training" if others else "agree"
 
 
 def print_table(rows):
     widths = [max(map(len, column)) for column in zip(*rows)]
     for first, *rest in rows:
         cells = [cell.rjust(width) for cell, width in zip(rest, widths[1:])]
-        print("  ".join([first.ljust(widths[0]), *cells]))
+        print("  ".join([first.ljust(widths[0]), *cells]).rstrip())

@@ -1,4 +1,4 @@
-"""The flags of one training run: the same for against_peers.py, for every peer and for train_gpt."""
+"""The flags of one training run, the same for every side, and the options of each peer."""
 
 import argparse
 import math
@@ -23,7 +23,6 @@ def _learning_rate(text):
 
 RUN_FLAGS = {
     "ranks": (_at_least(1), 2, "processes, all on this machine"),
-    "stage": (_at_least(0), 0, "ZeRO stage, 0 to 3; DDP always replicates"),
     "d-model": (_at_least(1), 512, "width of the residual stream"),
     "layers": (_at_least(1), 8, "transformer blocks"),
     "heads": (_at_least(1), 8, "attention heads; divides --d-model"),
@@ -33,6 +32,18 @@ RUN_FLAGS = {
     "threads": (_at_least(1), 1, "threads per rank"),
     "seed": (_at_least(0), 0, "of the initial weights and of the order of the data"),
     "lr": (_learning_rate, 3e-4, "learning rate of AdamW"),
+}
+
+# peer -> option -> values, the default first
+_EVERY_PEER = {"adamw": ("default", "fused"), "malloc": ("default", "mmap")}
+PEER_OPTIONS = {
+    "ddp": {"gradient_as_bucket_view": ("on", "off"), **_EVERY_PEER},
+    "fsdp2": {"reshard_after_forward": ("on", "off"), **_EVERY_PEER},
+    "deepspeed": {
+        "stage": ("3", "2", "1", "0"),
+        "buckets": ("block", "default"),
+        **_EVERY_PEER,
+    },
 }
 
 
@@ -47,8 +58,6 @@ def check_run_flags(parser, arguments):
     """Ends with exit status 2 where the flags do not fit together."""
     if arguments.d_model % arguments.heads != 0:
         parser.error(f"--heads {arguments.heads} does not divide --d-model {arguments.d_model}")
-    if arguments.stage > 3:
-        parser.error(f"--stage goes from 0 to 3, got {arguments.stage}")
     if arguments.seed >= 2**63:
         parser.error(f"--seed must be below 2^63, got {arguments.seed}")
 
@@ -61,9 +70,9 @@ def command_line(arguments):
     return words + ["--optimizer", "adamw"]
 
 
-def peer_arguments(description, options):
-    """Parses a peer's own command line. `options`: name -> values, the default first; the choices
-    come back as the dict `options` of the result."""
+def peer_arguments(description, peer):
+    """Parses the command line of the program of `peer`; what is chosen of its PEER_OPTIONS comes
+    back as the dict `options` of the result."""
     parser = argparse.ArgumentParser(description=description)
     add_run_flags(parser)
     parser.add_argument("--optimizer", choices=["adamw"], default="adamw")
@@ -72,6 +81,7 @@ def peer_arguments(description, options):
     parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE")
     arguments = parser.parse_args()
     check_run_flags(parser, arguments)
+    options = PEER_OPTIONS[peer]
     arguments.options = {name: values[0] for name, values in options.items()}
     for text in arguments.peer_option:
         name, _, value = text.partition("=")

@@ -5,6 +5,7 @@ weights in that order. Shapes: B batch, T sequence, D d_model, H heads, V vocabu
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -56,19 +57,26 @@ class Gpt(nn.Module):
 
 
 @torch.no_grad()
-def initialise(model, seed):
+def initialise(model, seed, whole=nullcontext):
+    """`whole(parameter)` is a context whose value is the whole parameter, to be written to."""
     torch.manual_seed(seed)
     residual_std = 0.02 / math.sqrt(2 * len(model.blocks))
-    for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2:
-            into_residual = name.endswith(("attention_out.weight", "mlp_down.weight"))
-            parameter.normal_(0, residual_std if into_residual else 0.02)
-        else:
-            parameter.fill_(1 if name.endswith("norm.weight") else 0)
+    for name, sharded in model.named_parameters():
+        with whole(sharded) as parameter:
+            if parameter.dim() >= 2:
+                into_residual = name.endswith(("attention_out.weight", "mlp_down.weight"))
+                parameter.normal_(0, residual_std if into_residual else 0.02)
+            else:
+                parameter.fill_(1 if name.endswith("norm.weight") else 0)
+
+
+def empty(arguments):
+    """The model without the weights of `initialise`."""
+    return Gpt(arguments.d_model, arguments.layers, arguments.heads, arguments.sequence)
 
 
 def build(arguments):
-    model = Gpt(arguments.d_model, arguments.layers, arguments.heads, arguments.sequence)
+    model = empty(arguments)
     initialise(model, arguments.seed)
     return model
 

@@ -15,7 +15,15 @@ import torch._dynamo  # noqa: F401
 import torch.distributed as dist
 import torch.multiprocessing
 
+import flags
 import gpt
+
+MMAP_THRESHOLD_BYTES = 128 * 1024  # glibc's first
+
+
+def main(description, peer, build):
+    """The program of a peer, from its command line on."""
+    launch(flags.peer_arguments(description, peer), build)
 
 
 def launch(arguments, build):
@@ -32,6 +40,9 @@ def launch(arguments, build):
         OMP_NUM_THREADS=str(arguments.threads),
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if arguments.options["malloc"] == "mmap":
+        # glibc raises its threshold to 32 MiB otherwise, and freed tensors fragment its heaps.
+        os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
     # Of the parent's making and without sockets: no rank leaves while another still communicates.
     all_done = torch.multiprocessing.get_context("spawn").Barrier(arguments.ranks)
     torch.multiprocessing.spawn(_run_rank, (arguments, build, all_done), nprocs=arguments.ranks)

@@ -54,14 +54,20 @@ struct Call {
                     " (", memory::format_bytes(bytes), ")");
   }
 
-  // Ranks that are out of step compute different tags, so their messages never meet.
+  // Ranks that are out of step, or at different pages, compute different tags, so their messages
+  // never meet. The two ends of a send may call it what they like.
   uint64_t tag(uint64_t round) const {
     uint64_t hash = 0x9E3779B97F4A7C15ULL;
-    for (const uint64_t part :
-         {sequence, static_cast<uint64_t>(operation), static_cast<uint64_t>(bytes), round}) {
+    const auto mix = [&hash](uint64_t part) {
       hash = (hash ^ part) * 0xBF58476D1CE4E5B9ULL;
       hash ^= hash >> 29;
-    }
+    };
+    mix(sequence);
+    mix(static_cast<uint64_t>(operation));
+    mix(static_cast<uint64_t>(bytes));
+    mix(round);
+    if (operation == Operation::kPair) return hash;
+    for (const char letter : what) mix(static_cast<unsigned char>(letter));
     return hash;
   }
 };

@@ -1,6 +1,7 @@
 #include "memory/cpu_allocator.h"
 
 #include <atomic>
+#include <malloc.h>
 #include <new>
 #include <unordered_set>
 #include <utility>
@@ -122,6 +123,11 @@ const bool installed = [] {
 
 int64_t host_allocated_bytes() {
   return allocated_bytes.load(std::memory_order_relaxed);
+}
+
+void return_idle_memory() {
+  mappings().trim();
+  malloc_trim(/*pad=*/0);
 }
 
 bool assign(const at::Tensor& tensor, Kind kind) {

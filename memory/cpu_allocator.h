@@ -16,6 +16,10 @@ namespace zeropage::memory {
 // ledger.
 int64_t host_allocated_bytes();
 
+// Gives the operating system what is free: idle mappings and the heap's free pages. For a program
+// that holds much less than before.
+void return_idle_memory();
+
 // What the calling thread allocates while it lives is kStaging; what outlives the scope then
 // becomes `survivors`. For code of others that makes state and temporaries in one go, such as an
 // optimizer's first step.

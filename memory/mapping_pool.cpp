@@ -64,6 +64,12 @@ void MappingPool::give_back(Block block) {
   idle_by_bytes_.emplace(block.bytes, std::prev(idle_.end()));
 }
 
+void MappingPool::trim() {
+  std::lock_guard lock(mutex_);
+  shrink_to(live_bytes_);
+  most_live_bytes_ = live_bytes_;
+}
+
 size_t MappingPool::live_bytes() const {
   std::lock_guard lock(mutex_);
   return live_bytes_;

@@ -31,6 +31,9 @@ class MappingPool {
   // At least `bytes`, aligned to a page. Contents are undefined. Throws std::bad_alloc.
   Block take(size_t bytes);
   void give_back(Block block);
+  // Unmaps all idle blocks and forgets how much was live at once: for a program that is past its
+  // peak.
+  void trim();
 
   size_t live_bytes() const;
   size_t idle_bytes() const;

@@ -30,15 +30,13 @@ std::string memory_table(std::span<const MemoryColumn> columns, const MemoryColu
 
   const auto add_row = [&](std::string_view label, auto&& value_of, bool has_formula) {
     cells.clear();
-    for (const MemoryColumn& column : columns) {
-      cells.push_back(format_bytes(value_of(column.breakdown)));
-    }
-    cells.push_back(has_formula ? format_bytes(value_of(formula.breakdown)) : "-");
+    for (const MemoryColumn& column : columns) cells.push_back(format_bytes(value_of(column)));
+    cells.push_back(has_formula ? format_bytes(value_of(formula)) : "-");
     write_row(out, label, cells);
   };
   for (size_t index = 0; index < kKindCount; ++index) {
     const auto kind = static_cast<Kind>(index);
-    const auto value_of = [kind](const Breakdown& breakdown) { return breakdown[kind]; };
+    const auto value_of = [kind](const MemoryColumn& column) { return column.breakdown[kind]; };
     const bool empty = std::all_of(columns.begin(), columns.end(), [&](const MemoryColumn& column) {
       return column.breakdown[kind] == 0;
     });
@@ -48,9 +46,9 @@ std::string memory_table(std::span<const MemoryColumn> columns, const MemoryColu
     add_row(name(kind), value_of, only_this_kind.persistent() == 1);
   }
   add_row(
-      "persistent", [](const Breakdown& breakdown) { return breakdown.persistent(); }, true);
+      "persistent", [](const MemoryColumn& column) { return column.persistent_bytes; }, true);
   add_row(
-      "total", [](const Breakdown& breakdown) { return breakdown.total(); }, false);
+      "total", [](const MemoryColumn& column) { return column.breakdown.total(); }, false);
   return out.str();
 }
 

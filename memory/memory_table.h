@@ -11,6 +11,9 @@ namespace zeropage::memory {
 struct MemoryColumn {
   std::string title;    // "rank 0"
   Breakdown breakdown;  // bytes
+  // Of them, what lives from step to step. A breakdown does not say: a parameter that is whole for
+  // as long as an operator uses it is a parameter all the same.
+  int64_t persistent_bytes = 0;
 };
 
 // Rows of kinds that no column has are left out; "persistent" and "total" close the table.

@@ -26,6 +26,15 @@ std::string common_name(const std::string& first, const std::string& last) {
   return first.substr(0, dot);
 }
 
+// Errors and messages between ranks know a page by its name.
+void tell_apart(std::vector<PageLayout>& pages) {
+  std::map<std::string, int> seen;
+  for (PageLayout& page : pages) {
+    const int count = ++seen[page.name];
+    if (count > 1) page.name += " (part " + std::to_string(count) + ")";
+  }
+}
+
 class Packer {
  public:
   Packer(const std::vector<StorageSpec>& storages, const LayoutOptions& options)
@@ -42,6 +51,7 @@ class Packer {
     std::sort(closed_.begin(), closed_.end(), [](const PageLayout& left, const PageLayout& right) {
       return left.slots.front().storage < right.slots.front().storage;
     });
+    tell_apart(closed_);
     return std::move(closed_);
   }
 

@@ -52,7 +52,8 @@ struct Slot {
 };
 
 struct PageLayout {
-  std::string name;  // what its parameters' names have in common: "blocks.3"
+  // What its parameters' names have in common, "blocks.3", and unique: "blocks.3 (part 2)".
+  std::string name;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool requires_grad = true;
   std::vector<Slot> slots;

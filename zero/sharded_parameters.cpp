@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "memory/mapping_pool.h"
+#include "memory/cpu_allocator.h"
 
 namespace zeropage {
 namespace {

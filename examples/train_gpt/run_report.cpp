@@ -119,13 +119,14 @@ std::string table(const Flags& flags, const RunFigures& run,
   using zeropage::memory::format_bytes;
   std::vector<zeropage::memory::MemoryColumn> columns;
   for (size_t rank = 0; rank < std::min(ranks.size(), kTableRanks); ++rank) {
-    columns.push_back({"rank " + std::to_string(rank), ranks[rank].memory.at_peak});
+    const RankMemory& memory = ranks[rank].memory;
+    columns.push_back({"rank " + std::to_string(rank), memory.at_peak, memory.now.persistent()});
   }
+  const Breakdown expected = formula(flags, run.parameters, static_cast<int>(ranks.size()));
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage " << flags.stage
       << ", " << ranks.size() << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
-      << zeropage::memory::memory_table(
-             columns, {"formula", formula(flags, run.parameters, static_cast<int>(ranks.size()))});
+      << zeropage::memory::memory_table(columns, {"formula", expected, expected.persistent()});
   out << "resident over base      ";
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     const RankMemory& memory = ranks[rank].memory;

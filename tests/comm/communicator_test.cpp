@@ -214,6 +214,20 @@ TEST(CommunicatorFailureTest, RanksOutOfStepLearnWhatTheOtherWasIn) {
   EXPECT_THAT(messages, ::testing::HasSubstr("all_gather #0 of page \"b\""));
 }
 
+TEST(CommunicatorFailureTest, RanksAtDifferentPagesExchangeNothing) {
+  const auto errors = try_ranks(2,
+                                [](World& world) {
+                                  const auto page = torch::full({64}, world.rank());
+                                  const char* what =
+                                      world.rank() == 0 ? "page \"a\"" : "page \"b\"";
+                                  world.communicator().all_gather(page, what).wait();
+                                },
+                                {.deadline = std::chrono::milliseconds(500)});
+  const std::string messages = testing::message_of(errors[0]) + testing::message_of(errors[1]);
+  EXPECT_THAT(messages, ::testing::HasSubstr("all_gather #0 of page \"a\""));
+  EXPECT_THAT(messages, ::testing::HasSubstr("all_gather #0 of page \"b\""));
+}
+
 TEST(CommunicatorFailureTest, ABrokenCommunicatorRefusesWhatFollows) {
   const auto errors = try_ranks(2, [](World& world) {
     if (world.rank() == 1) throw std::runtime_error("gone");

@@ -98,6 +98,17 @@ TEST(ShardLayoutTest, NamesAPageByWhatItsParametersShare) {
             "embedding.weight .. final.bias");
 }
 
+TEST(ShardLayoutTest, TellsPagesOfOneBlockApart) {
+  const auto pages =
+      lay_out({spec("b.0.up", 16'000), spec("b.0.down", 16'000), spec("b.1", 16'000)});
+  ASSERT_EQ(pages.size(), 3U);
+  const auto halves = lay_out({spec("b.0.up.w", 10'000), spec("b.0.norm", 10),
+                               spec("b.0.down.w", 10'000), spec("b.0.bias", 10)});
+  ASSERT_EQ(halves.size(), 2U);
+  EXPECT_EQ(halves[0].name, "b.0");
+  EXPECT_EQ(halves[1].name, "b.0 (part 2)");
+}
+
 TEST(ShardLayoutTest, IntersectsRanges) {
   EXPECT_EQ(intersection({0, 10}, {5, 20}), (Range{5, 10}));
   EXPECT_TRUE(intersection({0, 5}, {7, 9}).empty());

@@ -43,10 +43,11 @@ void refuse_kept_storages(const Tape& tape, const std::vector<size_t>& targets) 
   for (size_t storage = 0; storage < tape.storages.size(); ++storage) {
     const RecordedStorage& recorded = tape.storages[storage];
     ZP_CHECK(is_target[storage] || recorded.meta.use_count() == 1,
-             "replaying a construction: the module keeps a tensor ",
+             "replaying a construction: the module, or the autograd graph of its tensors, keeps a "
+             "tensor ",
              at::IntArrayRef(recorded.sizes), " made by ", recorded.made_by,
              " that is not among the targets and would stay without values; register it as a "
-             "buffer, or do not keep it");
+             "buffer, do not keep it, or compute initial values under torch::NoGradGuard");
   }
 }
 

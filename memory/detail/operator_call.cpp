@@ -109,9 +109,7 @@ bool OperatorCall::reads_values() const {
 }
 
 bool OperatorCall::changes_geometry_only() const {
-  static const std::unordered_set<std::string_view> kNames = {
-      "aten::requires_grad_", "aten::set_data", "aten::retain_grad"};
-  return handle.hasTag(at::Tag::inplace_view) || kNames.contains(name);
+  return handle.hasTag(at::Tag::inplace_view);
 }
 
 bool OperatorCall::overwrites(const Operand& operand) const {

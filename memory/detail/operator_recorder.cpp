@@ -4,6 +4,7 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
 #include <torch/library.h>
 
 #include "memory/check.h"
@@ -173,8 +174,7 @@ void OperatorRecorder::move_to_meta(const OperatorCall& call) {
   const auto stand_in = [&](const at::Tensor& tensor) {
     if (!tensor.defined() || tensor.is_meta()) return tensor;
     const size_t storage = storage_of(tensor, call);
-    at::Tensor meta = tensor_of(view_of(tensor, storage), tape_.storages[storage].meta);
-    return meta.set_requires_grad(tensor.requires_grad());
+    return tensor_of(view_of(tensor, storage), tape_.storages[storage].meta);
   };
   for (size_t index = 0; index < call.argument_count(); ++index) {
     c10::IValue& value = call.argument(index);
@@ -252,6 +252,9 @@ size_t OperatorRecorder::storage_of(const at::Tensor& tensor, const OperatorCall
   if (!tensor.is_meta()) {
     ZP_CHECK(tensor.is_cpu(), who(call), ": expected tensors on cpu, got ", describe(tensor),
              "; move it to the host before the construction");
+    ZP_CHECK(!tensor.requires_grad() || !at::GradMode::is_enabled(), who(call),
+             ": expected a tensor without a gradient, got a ", describe(tensor),
+             " with values that requires one; compute initial values under torch::NoGradGuard");
     return capture(tensor);
   }
   const auto storage = tape_.find(tensor);

@@ -44,7 +44,6 @@ class Planner {
     for (const size_t storage : recorded.makes) needed_[storage] = false;
     for (const size_t storage : recorded.reads) needed_[storage] = true;
     if (recorded.draw) {
-      needed_states_[recorded.draw->after] = false;
       step.last_use_of_state = !needed_states_[recorded.draw->before];
       needed_states_[recorded.draw->before] = true;
     }

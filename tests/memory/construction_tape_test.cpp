@@ -4,6 +4,7 @@
 #include <map>
 #include <thread>
 
+#include <ATen/ScalarOps.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
@@ -213,6 +214,7 @@ TEST(ConstructionTapeTest, RunsOperatorsOnListsOutputsAndScalars) {
   expect_parity(module_of([](ModuleOf& module) {
     const auto a = torch::randn({3, 4}), b = torch::randn({3, 4});
     module.register_buffer("cat", torch::cat({a, b}, 1));
+    module.register_buffer("scalar", torch::arange(3) * at::native::wrapped_scalar_tensor(2.5));
     module.register_buffer("stack", torch::stack({a, b}) / static_cast<double>(a.numel()));
     const auto both = std::vector<at::Tensor>{a.clone(), b.clone()};
     at::_foreach_mul_(both, 3.0);
@@ -232,7 +234,8 @@ TEST(ConstructionTapeTest, RunsOperatorsOnListsOutputsAndScalars) {
     module.register_buffer("indices", indices);
     module.register_buffer("indexed", a.index({at::indexing::Slice(), indices[0]}));
     auto grown = torch::ones({2});
-    grown.resize_({6}).zero_();
+    grown.resize_({6});
+    grown.narrow(0, 2, 4).zero_();
     module.register_buffer("grown", grown);
     module.register_buffer(
         "complex", torch::view_as_real(torch::view_as_complex(torch::randn({3, 2})).conj() * 2));
@@ -394,6 +397,21 @@ TEST(ConstructionTapeTest, LeavesRealMemoryReal) {
   const Values values(tape, deferred_of(tensors, tape));
 }
 
+TEST(ConstructionTapeTest, HandsACapturedTensorOverOnceAndAsACopy) {
+  const auto weights = torch::randn({4, 2});
+  at::Tensor whole, part;
+  const ConstructionTape tape([&] {
+    whole = torch::empty({4, 2});
+    whole.set_(weights);
+    part = whole[1];
+  });
+  const Values values(tape, {part, whole});
+  EXPECT_EQ(values.size(), 1);
+  EXPECT_TRUE(torch::equal(values.of(part), weights[1]));
+  values.of(whole).zero_();
+  EXPECT_TRUE(weights.all().item<bool>());
+}
+
 TEST(ConstructionTapeTest, TakesTheDefaultDtypeOfTheConstruction) {
   const auto construct = [] {
     torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
@@ -423,7 +441,7 @@ TEST(ConstructionTapeTest, HoldsOneStorageAtATime) {
   }
 }
 
-TEST(ConstructionTapeTest, FreesTemporariesAndFrozenWeightsAtOnce) {
+TEST(ConstructionTapeTest, FreesTemporariesAndDetachedWeightsAtOnce) {
   constexpr int64_t kWidth = 128, kWeightBytes = kWidth * kWidth * 4;
   std::shared_ptr<torch::nn::Module> module;
   const ConstructionTape tape([&] {
@@ -432,7 +450,7 @@ TEST(ConstructionTapeTest, FreesTemporariesAndFrozenWeightsAtOnce) {
       model->push_back(torch::nn::Linear(kWidth, kWidth));
       torch::nn::init::orthogonal_(model->parameters().rbegin()[1]);
     }
-    for (auto& parameter : model->parameters()) parameter.requires_grad_(false);
+    for (auto& parameter : model->parameters()) parameter.detach_();
     module = model.ptr();
   });
   const auto ledger = std::make_shared<Ledger>("rank 0/1");
@@ -572,6 +590,17 @@ TEST(ConstructionTapeTest, RefusesDeferredValuesInRealMemory) {
   EXPECT_THAT(write([](at::Tensor blob) { blob.copy_(torch::randn({4})); }),
               HasSubstr("aten::copy_: writes values that do not exist yet"));
   EXPECT_THAT(write([](at::Tensor blob) { blob.normal_(); }), HasSubstr("aten::normal_"));
+}
+
+TEST(ConstructionTapeTest, RefusesAGraphThatReachesRealMemory) {
+  const auto leaf = torch::ones({4}).requires_grad_();
+  EXPECT_THAT(recording_error([&] { torch::randn({4}).mul(leaf); }),
+              AllOf(HasSubstr("aten::mul"), HasSubstr("under torch::NoGradGuard")));
+  EXPECT_THAT(replay_error(module_of([](ModuleOf& module) {
+                const auto weight = module.register_parameter("weight", torch::randn({4}));
+                module.register_buffer("product", weight * torch::randn({4}));
+              })),
+              HasSubstr("the autograd graph of its tensors"));
 }
 
 TEST(ConstructionTapeTest, RefusesMetaTensorsFromOutside) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include <ATen/core/TensorBody.h>
+#include <c10/core/Storage.h>
 
 namespace zeropage::memory {
 
@@ -14,6 +15,21 @@ namespace zeropage::memory {
 // flat: 1-D, contiguous, same dtype and device; stays alive as long as any storage lives in it.
 // Throws if the storage does not fit.
 void move_storage_into(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset);
+
+// Lets go of the storage's memory; it keeps its size. Its pointer is null until it gets other memory.
+void drop_memory(c10::StorageImpl& storage);
+
+// A storage of numel elements in `flat`, from element `offset` on; it keeps `flat` alive.
+c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t numel);
+// A storage of that many bytes on the host, with a null pointer.
+c10::Storage storage_without_memory(int64_t bytes);
+
+// Makes `tensor` live in `storage`, on the storage's device, with the sizes and strides it has. The
+// TensorImpl stays the same object; other tensors over its former storage stay there.
+void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage);
+
+// The tensor's whole storage. [storage_numel(tensor)]
+at::Tensor whole_storage(const at::Tensor& tensor);
 
 // Elements in the tensor's whole storage, which may exceed numel() where several tensors share it.
 int64_t storage_numel(const at::Tensor& tensor);

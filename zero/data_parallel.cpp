@@ -3,27 +3,13 @@
 #include "memory/check.h"
 
 namespace zeropage {
-namespace {
-
-std::vector<std::string> describe_buffers(const torch::nn::Module& module) {
-  std::vector<std::string> lines;
-  for (const auto& buffer : module.named_buffers()) {
-    lines.push_back(c10::str("buffer \"", buffer.key(), "\": ", buffer.value().scalar_type(), " ",
-                             buffer.value().sizes()));
-  }
-  return lines;
-}
-
-}  // namespace
-
 DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
-                                   const Options& options)
+                                   const Options& options, const memory::ConstructionTape* tape)
     : base_(std::move(module)),
       world_(std::move(world)),
       options_(options),
-      buffers_(world_, base_->buffers()),
-      sharded_(shard_module_parameters(parameters_of(*base_), world_, options,
-                                       describe_buffers(*base_))) {
+      sharded_(shard_module_parameters(*base_, world_, options, tape)),
+      buffers_(world_, base_->buffers()) {
   buffers_.broadcast_from_rank_zero();
 }
 

@@ -24,6 +24,7 @@
 
 #include "comm/world.h"
 #include "zero/buffer_sync.h"
+#include "zero/deferred_module.h"
 #include "zero/options.h"
 #include "zero/sharded_parameters.h"
 
@@ -72,8 +73,9 @@ class DataParallelBase {
   void zero_grad(bool set_to_none = true) { base_->zero_grad(set_to_none); }
 
  protected:
+  // tape: of a module that was constructed without memory; null for others.
   DataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
-                   const Options& options);
+                   const Options& options, const memory::ConstructionTape* tape);
 
   void before_forward();
   void check_module() const;
@@ -82,8 +84,8 @@ class DataParallelBase {
   const std::shared_ptr<torch::nn::Module> base_;
   const comm::World world_;
   const Options options_;
-  const BufferSync buffers_;
   ShardedParameters sharded_;
+  const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
 };
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
@@ -91,8 +93,14 @@ template <typename M>
 class DataParallel final : public DataParallelBase {
  public:
   DataParallel(M module, comm::World world, const Options& options = {})
-      : DataParallelBase(pointer_to(module), std::move(world), options),
+      : DataParallelBase(pointer_to(module), std::move(world), options, /*tape=*/nullptr),
         module_(std::move(module)) {}
+
+  // Gives the module its values.
+  DataParallel(DeferredModule<M> deferred, comm::World world, const Options& options = {})
+      : DataParallelBase(pointer_to(deferred.module()), std::move(world), options,
+                         &deferred.tape()),
+        module_(std::move(deferred.module())) {}
 
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
@@ -128,5 +136,9 @@ template <typename M>
 DataParallel(M, comm::World) -> DataParallel<M>;
 template <typename M>
 DataParallel(M, comm::World, Options) -> DataParallel<M>;
+template <typename M>
+DataParallel(DeferredModule<M>, comm::World) -> DataParallel<M>;
+template <typename M>
+DataParallel(DeferredModule<M>, comm::World, Options) -> DataParallel<M>;
 
 }  // namespace zeropage

@@ -39,22 +39,32 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 }
 
 ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
-                               const PageOptions& options)
+                               const PageOptions& options, const DeferredValues* deferred)
     : world_(std::move(world)), options_(options) {
   TORCH_INTERNAL_ASSERT(
       options_.ownership == Ownership::kShard || options_.shard_from_bytes == PageOptions::kNever,
       "a rank that updates whole pages holds them");
   for (NamedParameter& named : parameters) {
-    check(named);
+    check(named, deferred);
     parameters_.push_back({std::move(named)});
   }
-  place(group_by_storage());
+  lay_out(group_by_storage());
+  fill(deferred);
+  if (options_.shard_from_bytes == PageOptions::kNever) return;
+  memory::check_dispatcher();
+  auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
+  source_ = source.get();
+  pager_ = memory::Pager::make(std::move(source), options_.paging);
+  for (size_t page = 0; page < layouts_.size(); ++page) {
+    if (shards(page)) hand_to_pager(page);
+  }
 }
 
-void ParameterPages::check(const NamedParameter& named) const {
+void ParameterPages::check(const NamedParameter& named, const DeferredValues* deferred) const {
   const at::Tensor& tensor = named.tensor;
-  ZP_CHECK(tensor.device().is_cpu(), "parameter \"", named.name(), "\": expected it on cpu, got ",
-           tensor.device(),
+  const bool is_deferred = deferred != nullptr && tensor.is_meta();
+  ZP_CHECK(tensor.device().is_cpu() || is_deferred, "parameter \"", named.name(),
+           "\": expected it on cpu, got ", tensor.device(),
            "; this version trains on the host: move the module with ->to(torch::kCPU)");
   ZP_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), "parameter \"", named.name(),
            "\": expected a dense tensor, got layout ", tensor.layout(), "; densify it first");
@@ -84,16 +94,16 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
                           .dtype = named.tensor.scalar_type(),
                           .requires_grad = named.tensor.requires_grad(),
                           .unit = named.unit});
-      parameters_of_storage_.emplace_back();
+      storages_.emplace_back();
     }
     StorageSpec& storage = storages[at->second];
     ZP_CHECK(storage.dtype == named.tensor.scalar_type(), "parameters \"", storage.name,
              "\" and \"", named.name(), "\" share memory as ", storage.dtype, " and ",
              named.tensor.scalar_type(), "; give them memory of their own");
     storage.requires_grad |= named.tensor.requires_grad();
-    parameters_of_storage_[at->second].push_back(index);
+    storages_[at->second].parameters.push_back(index);
   }
-  for (const auto& sharing : parameters_of_storage_) check_no_overlap(sharing);
+  for (const PlacedStorage& storage : storages_) check_no_overlap(storage.parameters);
   return storages;
 }
 
@@ -115,73 +125,138 @@ void ParameterPages::check_no_overlap(const std::vector<size_t>& sharing) const 
   }
 }
 
-void ParameterPages::place(const std::vector<StorageSpec>& storages) {
+void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
   layouts_ =
       lay_out_pages(storages, {.world_size = world_.size(), .page_bytes = options_.page_bytes});
   memory_.resize(layouts_.size());
-  if (options_.shard_from_bytes != PageOptions::kNever) {
-    memory::check_dispatcher();
-    auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
-    source_ = source.get();
-    pager_ = memory::Pager::make(std::move(source), options_.paging);
-  }
-  std::vector<comm::Pending> in_flight;
   for (size_t page = 0; page < layouts_.size(); ++page) {
-    const at::Tensor whole = move_in(page);
-    const comm::Pending arrival =
-        world_.communicator().broadcast(whole, /*root=*/0, describe(page));
-    if (static_cast<int64_t>(whole.nbytes()) >= options_.shard_from_bytes) {
-      arrival.wait();
-      shard(page, whole);
-    } else {
-      const Range own = owned(page);
-      memory_[page] = {whole, whole.narrow(0, own.begin, own.numel())};
-      in_flight.push_back(arrival);
+    for (const Slot& slot : layouts_[page].slots) {
+      PlacedStorage& storage = storages_[slot.storage];
+      storage.page = page;
+      storage.range = slot.range;
+      for (const size_t index : storage.parameters) {
+        PlacedParameter& placed = parameters_[index];
+        const Range range = reach(placed.parameter.tensor);
+        placed.page = page;
+        placed.range = {slot.range.begin + range.begin, slot.range.begin + range.end};
+        placed.offset = slot.range.begin + placed.parameter.tensor.storage_offset();
+      }
     }
   }
-  for (const comm::Pending& pending : in_flight) pending.wait();
 }
 
-// Moves the page's storages into a buffer, which is returned. [padded_numel]
-at::Tensor ParameterPages::move_in(size_t page) {
+bool ParameterPages::shards(size_t page) const {
+  const PageLayout& layout = layouts_[page];
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
+  return layout.padded_numel(world_.size()) * element_bytes >= options_.shard_from_bytes;
+}
+
+// Brings the values of all storages into the pages' memory, one storage after the other.
+void ParameterPages::fill(const DeferredValues* deferred) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> targets;  // without values yet
+  std::unordered_map<const c10::StorageImpl*, size_t> storage_of_target;
+  for (const PageLayout& layout : layouts_) {
+    for (const Slot& slot : layout.slots) {
+      const auto& sharing = storages_[slot.storage].parameters;
+      const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
+      if (!first.is_meta()) {
+        take_over(slot.storage, memory::whole_storage(first));
+        continue;
+      }
+      storage_of_target.emplace(first.storage().unsafeGetStorageImpl(), slot.storage);
+      for (const size_t index : sharing) targets.push_back(parameters_[index].parameter.tensor);
+    }
+  }
+  if (deferred == nullptr) return;
+  for (const at::Tensor& buffer : deferred->buffers) {
+    if (buffer.is_meta()) targets.push_back(buffer);
+  }
+  deferred->tape.replay(targets, [&](const c10::StorageImpl& storage, const at::Tensor& values) {
+    const auto known = storage_of_target.find(&storage);
+    if (known != storage_of_target.end()) {
+      take_over(known->second, values);
+      return;
+    }
+    for (const at::Tensor& buffer : deferred->buffers) {
+      if (buffer.storage().unsafeGetStorageImpl() == &storage) {
+        memory::adopt_storage(buffer, values.storage());
+      }
+    }
+  });
+}
+
+void ParameterPages::make_memory(size_t page) {
+  PageMemory& memory = memory_[page];
+  if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
   const memory::KindScope kind(memory::Kind::kParameter);
-  const at::Tensor whole = at::zeros({layout.padded_numel(world_.size())}, layout.dtype);
-  for (const Slot& slot : layout.slots) {
-    const auto& sharing = parameters_of_storage_[slot.storage];
-    const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
-    memory::move_storage_into(first, whole, slot.range.begin);
-    for (const size_t index : sharing) {
-      PlacedParameter& placed = parameters_[index];
-      const Range range = reach(placed.parameter.tensor);
-      placed.page = page;
-      placed.range = {slot.range.begin + range.begin, slot.range.begin + range.end};
-      placed.offset = slot.range.begin + placed.parameter.tensor.storage_offset();
-      placed.storage = first.storage().unsafeGetStorageImpl();
-    }
+  if (shards(page)) {
+    memory.owned = at::zeros({layout.shard_numel}, layout.dtype);
+    return;
   }
-  return whole;
+  const Range own = owned(page);
+  memory.whole = at::zeros({layout.padded_numel(world_.size())}, layout.dtype);
+  memory.owned = memory.whole.narrow(0, own.begin, own.numel());
 }
 
-// Keeps this rank's shard, and hands the page's storages to the pager.
-void ParameterPages::shard(size_t page, const at::Tensor& whole) {
-  const PageLayout& layout = layouts_[page];
-  const Range own = layout.shard(world_.rank());
-  at::Tensor values = whole.narrow(0, own.begin, own.numel());
-  if (world_.size() > 1) {
-    const memory::KindScope kind(memory::Kind::kParameter);
-    values = values.clone();
+// values: [numel of the storage]; become rank 0's, and are let go.
+void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
+  const PlacedStorage& placed = storages_[storage];
+  make_memory(placed.page);
+  if (values.numel() > 0) {
+    world_.communicator()
+        .broadcast(values, /*root=*/0,
+                   "parameter \"" + parameters_[placed.parameters.front()].parameter.name() + "\"")
+        .wait();
   }
-  const auto element_bytes = static_cast<int64_t>(whole.element_size());
+  const PageMemory& memory = memory_[placed.page];
+  // What of the page is kept, and where it begins.
+  const at::Tensor& kept = memory.whole.defined() ? memory.whole : memory.owned;
+  const int64_t begin = memory.whole.defined() ? 0 : owned(placed.page).begin;
+  const Range range = intersection(placed.range, {begin, begin + kept.numel()});
+  if (!range.empty()) {
+    kept.narrow(0, range.begin - begin, range.numel())
+        .copy_(values.narrow(0, range.begin - placed.range.begin, range.numel()));
+  }
+  live_in_page(storage);
+}
+
+// Gives the storage its place in a whole page, or no memory for the time being. A storage of the
+// meta device is replaced by one of the host.
+void ParameterPages::live_in_page(size_t storage) {
+  const PlacedStorage& placed = storages_[storage];
+  const at::Tensor& whole = memory_[placed.page].whole;
+  const at::Tensor& first = parameters_[placed.parameters.front()].parameter.tensor;
+  const auto element_bytes = static_cast<int64_t>(first.element_size());
+  if (first.is_meta()) {
+    const c10::Storage there =
+        whole.defined() ? memory::storage_within(whole, placed.range.begin, placed.range.numel())
+                        : memory::storage_without_memory(placed.range.numel() * element_bytes);
+    for (const size_t index : placed.parameters) {
+      memory::adopt_storage(parameters_[index].parameter.tensor, there);
+    }
+  } else if (whole.defined()) {
+    memory::move_storage_into(first, whole, placed.range.begin);
+  } else {
+    memory::drop_memory(*first.storage().unsafeGetStorageImpl());
+  }
+  for (const size_t index : placed.parameters) {
+    parameters_[index].storage = first.storage().unsafeGetStorageImpl();
+  }
+}
+
+void ParameterPages::hand_to_pager(size_t page) {
+  const PageLayout& layout = layouts_[page];
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
   std::vector<memory::Page::Tenant> tenants;
   for (const Slot& slot : layout.slots) {
-    const auto& sharing = parameters_of_storage_[slot.storage];
+    const auto& sharing = storages_[slot.storage].parameters;
     for (const size_t index : sharing) memory::set_trap(parameters_[index].parameter.tensor);
     tenants.push_back({parameters_[sharing.front()].parameter.tensor.storage(),
                        slot.range.begin * element_bytes});
   }
-  memory_[page].owned = values;
-  const int64_t bytes = source_->add_shard(layout, values);
+  const int64_t bytes = source_->add_shard(layout, memory_[page].owned);
   memory_[page].pager_index = pager_->add_page(layout.name, bytes, std::move(tenants));
 }
 

@@ -22,6 +22,7 @@
 #include "comm/world.h"
 #include "memory/pager.h"
 #include "memory/pins.h"
+#include "zero/deferred_values.h"
 #include "zero/module_parameters.h"
 #include "zero/options.h"
 #include "zero/shard_layout.h"
@@ -65,9 +66,10 @@ class ParameterPages {
     Reshard reshard = Reshard::kAfterUse;
   };
 
-  // Collective.
+  // deferred: of a module that was constructed without memory, whose parameters get their values
+  // now. Collective.
   ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
-                 const PageOptions& options);
+                 const PageOptions& options, const DeferredValues* deferred = nullptr);
 
   const comm::World& world() const { return world_; }
   const std::vector<PageLayout>& layouts() const { return layouts_; }
@@ -103,14 +105,24 @@ class ParameterPages {
   void check_parameters_are_in_place() const;
 
  private:
-  void check(const NamedParameter& named) const;
+  void check(const NamedParameter& named, const DeferredValues* deferred) const;
   std::vector<StorageSpec> group_by_storage();
   void check_no_overlap(const std::vector<size_t>& sharing) const;
-  void place(const std::vector<StorageSpec>& storages);
-  at::Tensor move_in(size_t page);
-  void shard(size_t page, const at::Tensor& whole);
+  void lay_out(const std::vector<StorageSpec>& storages);
+  void fill(const DeferredValues* deferred);
+  void make_memory(size_t page);
+  void take_over(size_t storage, const at::Tensor& values);
+  void live_in_page(size_t storage);
+  void hand_to_pager(size_t page);
+  bool shards(size_t page) const;
   std::string describe(size_t page) const;
   bool is_in_place(const PlacedParameter& placed) const;
+
+  struct PlacedStorage {
+    std::vector<size_t> parameters;  // that share it
+    size_t page = 0;
+    Range range;  // in the page
+  };
 
   struct PageMemory {
     at::Tensor whole;  // [padded_numel]; undefined for a sharded page
@@ -123,9 +135,9 @@ class ParameterPages {
   const PageOptions options_;
   std::vector<PageLayout> layouts_;
   std::vector<PlacedParameter> parameters_;
-  std::vector<std::vector<size_t>> parameters_of_storage_;  // by index of StorageSpec
-  std::vector<PageMemory> memory_;                          // by page
-  ShardSource* source_ = nullptr;                           // owned by pager_
+  std::vector<PlacedStorage> storages_;  // by index of StorageSpec
+  std::vector<PageMemory> memory_;       // by page
+  ShardSource* source_ = nullptr;        // owned by pager_
   std::shared_ptr<memory::Pager> pager_;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "memory/ledger.h"
+#include "memory/storage.h"
 #include "memory/trap.h"
 
 namespace zeropage {
@@ -13,12 +14,9 @@ namespace {
 at::Tensor make_sharded_like(const PlacedParameter& placed) {
   const at::Tensor& parameter = placed.parameter.tensor;
   const auto bytes = placed.range.numel() * static_cast<int64_t>(parameter.element_size());
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes,
-      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)), nullptr, /*resizable=*/false));
   at::Tensor sharded = at::empty({0}, parameter.options().requires_grad(false));
-  sharded.set_(std::move(storage), placed.offset - placed.range.begin, parameter.sizes(),
-               parameter.strides());
+  sharded.set_(memory::storage_without_memory(bytes), placed.offset - placed.range.begin,
+               parameter.sizes(), parameter.strides());
   memory::set_trap(sharded);
   return sharded;
 }

@@ -26,9 +26,10 @@ ParameterPages::PageOptions page_options(const Options& options) {
 }
 
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
-                        const Options& options, ReduceWhen when) {
-  auto pages =
-      std::make_shared<ParameterPages>(world, std::move(parameters), page_options(options));
+                        const Options& options, ReduceWhen when,
+                        const DeferredValues* deferred = nullptr) {
+  auto pages = std::make_shared<ParameterPages>(world, std::move(parameters), page_options(options),
+                                                deferred);
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options.stage, pages), when);
   return {std::move(pages), std::move(reducer)};
@@ -36,15 +37,22 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
 
 }  // namespace
 
-ShardedParameters shard_module_parameters(std::vector<NamedParameter> parameters,
-                                          const comm::World& world, const Options& options,
-                                          const std::vector<std::string>& more) {
+ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                          const Options& options,
+                                          const memory::ConstructionTape* tape) {
   validate(options);
+  auto parameters = parameters_of(module);
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
-  lines.insert(lines.end(), more.begin(), more.end());
+  for (const auto& buffer : module.named_buffers()) {
+    lines.push_back(c10::str("buffer \"", buffer.key(), "\": ", buffer.value().scalar_type(), " ",
+                             buffer.value().sizes()));
+  }
+  lines.push_back(c10::str("deferred construction: ", tape != nullptr));
   world.check_agreement("the wrapped model", lines);
-  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward);
+  if (tape == nullptr) return shard(std::move(parameters), world, options, ReduceWhen::kInBackward);
+  const DeferredValues deferred{*tape, module.buffers()};
+  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward, &deferred);
 }
 
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <string>
 #include <vector>
 
+#include <torch/nn/module.h>
+
 #include "comm/world.h"
+#include "memory/construction_tape.h"
 #include "zero/gradient_reducer.h"
 #include "zero/module_parameters.h"
 #include "zero/options.h"
@@ -18,11 +20,12 @@ struct ShardedParameters {
   std::shared_ptr<GradientReducer> reducer;
 };
 
-// Of a wrapped module: gradients are averaged in backward. more: lines "field: value" that ranks
-// must agree on too. Collective; every rank takes rank 0's values.
-ShardedParameters shard_module_parameters(std::vector<NamedParameter> parameters,
-                                          const comm::World& world, const Options& options,
-                                          const std::vector<std::string>& more);
+// Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed
+// without memory, which gets its values; null for others. Collective; every rank takes rank 0's
+// values.
+ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                          const Options& options,
+                                          const memory::ConstructionTape* tape);
 
 // Of parameters that nothing wraps: gradients are averaged in step(). Throws for stages that shard
 // gradients or parameters. Collective; every rank takes rank 0's values.

@@ -159,6 +159,7 @@ nlohmann::json Flags::to_json() const {
                          {"page-bytes", page_bytes},
                          {"parameter-budget", parameter_budget_bytes},
                          {"prefetch", prefetch ? "on" : "off"},
+                         {"deferred", deferred},
                          {"deadline", deadline_seconds},
                          {"sample", sample},
                          {"json", json_path}};
@@ -203,6 +204,10 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
             "Most bytes of whole parameters a rank holds at stage 3; unset: two largest pages")
       ->option_text("BYTES");
   add_switch(app, "--prefetch", flags.prefetch, "Fetch parameters ahead of their use at stage 3");
+  app.add_option("--deferred", flags.deferred,
+                 "Construct the model without memory for its parameters; auto: at stage 3")
+      ->check(CLI::IsMember({"auto", "on", "off"}))
+      ->option_text("{auto,on,off}=auto");
   app.add_option("--deadline", flags.deadline_seconds,
                  "Seconds a rank waits for another before it gives up");
   app.add_option("--sample", flags.sample, "Characters to write at the end")

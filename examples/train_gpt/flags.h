@@ -25,9 +25,15 @@ struct Flags {
   int64_t page_bytes = int64_t{16} << 20;
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
+  std::string deferred = "auto";
   double deadline_seconds = 60;
   int64_t sample = 0;
   std::string json_path;
+
+  // Whether the model is constructed without memory for its parameters.
+  bool constructs_deferred() const {
+    return deferred == "on" || (deferred == "auto" && stage == 3);
+  }
 
   // Every flag with its value, by its name on the command line.
   nlohmann::json to_json() const;

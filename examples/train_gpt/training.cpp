@@ -125,7 +125,10 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   options.page_bytes = flags.page_bytes;
   options.parameter_budget_bytes = flags.parameter_budget_bytes;
   if (!flags.prefetch) options.prefetch_bytes = 0;
-  Model model(Gpt(flags.model, flags.seed), world, options);
+  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
+  Model model = flags.constructs_deferred()
+                    ? Model(zeropage::DeferredModule<Gpt>(construct), world, options)
+                    : Model(construct(), world, options);
   const auto optimizer = make_optimizer(flags, model);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   if (world.rank() == 0) {

@@ -1,0 +1,41 @@
+// A module that is constructed without memory for its parameters.
+//
+//   zeropage::DeferredModule<Gpt> deferred([&] { return Gpt(config); });
+//   zeropage::DataParallel<Gpt> model(std::move(deferred), world, options);
+//
+// The constructor runs on every rank and makes no parameter; wrapping then computes one parameter
+// after the other, takes this rank's share of it, and lets it go. So a module larger than a rank's
+// memory can be built; its values, and the random numbers drawn afterwards, are the plain
+// constructor's bits (memory/construction_tape, which says what a constructor may not do: read
+// values, keep tensors that are neither parameter nor buffer). Works at every stage.
+//
+// Lifetime: until it is wrapped, the module's tensors lie on the meta device and have no values.
+#pragma once
+
+#include <functional>
+#include <utility>
+
+#include "memory/construction_tape.h"
+
+namespace zeropage {
+
+// M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
+template <typename M>
+class DeferredModule {
+ public:
+  // Throws what `construct` throws, and for a constructor that needs values.
+  explicit DeferredModule(const std::function<M()>& construct)
+      : tape_([&] { module_ = construct(); }) {}
+
+  M& module() { return module_; }
+  const memory::ConstructionTape& tape() const { return tape_; }
+
+ private:
+  M module_{nullptr};
+  memory::ConstructionTape tape_;  // after the module, which its recording makes
+};
+
+template <typename F>
+DeferredModule(F) -> DeferredModule<std::invoke_result_t<F>>;
+
+}  // namespace zeropage

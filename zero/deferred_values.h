@@ -1,0 +1,17 @@
+// What a module that was constructed without memory needs to get its values.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "memory/construction_tape.h"
+
+namespace zeropage {
+
+struct DeferredValues {
+  const memory::ConstructionTape& tape;
+  std::vector<at::Tensor> buffers;  // of the module: they get their values along with parameters
+};
+
+}  // namespace zeropage

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Formatting, structure, then clang-tidy over all sources (minutes: it parses LibTorch's headers for each).
+# Formatting, structure, the drawn picture, then clang-tidy over all sources (minutes: it parses LibTorch's headers
+# for each).
 #
 #   scripts/lint.sh            everything
-#   scripts/lint.sh --fast     formatting and structure only
+#   scripts/lint.sh --fast     without clang-tidy
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +11,7 @@ mapfile -t sources < <(git ls-files '*.h' '*.cpp')
 clang-format --dry-run --Werror "${sources[@]}"
 echo "format: ${#sources[@]} files are clean"
 scripts/check_structure.py
+scripts/paging_picture.py --check
 [ "${1:-}" = --fast ] && exit
 
 # Without a precompiled header: clang cannot read g++'s.

@@ -67,6 +67,7 @@ void Page::evict() {
   point_tenants();
   fetch_ = {};
   prefetched = false;
+  aside = false;
 }
 
 void Page::move_to(State from, State to) {

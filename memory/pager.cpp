@@ -85,6 +85,7 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
     ++page.pins;
     page.last_touch = ++clock_;
     statistics_.prefetched += std::exchange(page.prefetched, false) ? 1 : 0;
+    page.aside = pass == Pass::kAside && (page.aside || page.state() == Page::State::kEvicted);
   }
   pins_of_thread += static_cast<int>(uses.size());
   try {
@@ -114,8 +115,21 @@ void Pager::unpin(std::span<const PageUse> uses) {
       if (use.writes) page.mark_dirty();
     }
     pins_of_thread -= static_cast<int>(uses.size());
+    drop_surplus(uses);
   }
   if (options_.budget_bytes > 0) unpinned_.notify_all();
+}
+
+// What a guard brought goes with it, and what was pinned beyond the limit. Drops nothing that is on
+// its way, so it does not wait.
+void Pager::drop_surplus(std::span<const PageUse> unpinned) {
+  for (const PageUse& use : unpinned) {
+    if (may_go(use.page) && pages_[use.page]->resident() && pages_[use.page]->aside) drop(use.page);
+  }
+  for (const PageUse& use : unpinned) {
+    if (resident_bytes_ <= limit_bytes()) return;
+    if (may_go(use.page) && pages_[use.page]->resident()) drop(use.page);
+  }
 }
 
 bool Pager::is_pinned(size_t page) const {
@@ -140,7 +154,7 @@ void Pager::end_view(size_t page) {
 }
 
 bool Pager::touch(std::span<const PageUse> uses, Pass pass) {
-  if (pass == Pass::kAside) return false;
+  if (pass == Pass::kAside || !options_.traced) return false;
   trace_ = &traces_[static_cast<size_t>(pass)];
   bool moved = false;
   for (const PageUse& use : uses) moved |= trace_->touch(use.page);
@@ -186,7 +200,7 @@ void Pager::refuse(std::span<const PageUse> uses, std::string_view who) const {
   ZP_THROW(who, " needs ", options_.what, " pages ", names, " at once, ", format_bytes(needed),
            pinned == 0 ? std::string()
                        : c10::str(" beside ", format_bytes(pinned),
-                                  " that this thread keeps in use (GatheredParameters?)"),
+                                  " that a guard or an outer operator of this thread keeps"),
            ", but ", options_.budget_option, " is ", format_bytes(options_.budget_bytes),
            "; raise it to at least ", needed + pinned, " bytes, or use smaller pages");
 }
@@ -321,7 +335,7 @@ void Pager::release_all(std::string_view who) {
   const std::lock_guard lock(mutex_);
   for (const auto& page : pages_) {
     ZP_CHECK(page->pins == 0, who, ": ", options_.what, " page \"", page->name(),
-             "\" is still in use; let GatheredParameters guards end first");
+             "\" is still in use; let the guard that gathered it end first");
   }
   for (size_t index = 0; index < pages_.size(); ++index) {
     if (pages_[index]->state() != Page::State::kEvicted) drop(index);

@@ -10,8 +10,8 @@
 //
 // Lifetime: made by make(); shares nothing with the tensors in its pages. When it goes, they stay
 // evicted for ever, and using one is an error in words. A Pins keeps it alive.
-// Threads: any; those that wait for a page do so without the pager's mutex. With a source that
-// communicates, threads of a rank must not fault at the same time, or ranks fetch in different
+// Threads: any; an operator waits for its pages without the pager's mutex, a page that is dropped
+// while it is on its way is waited for under it. With a source that communicates, threads of a rank must not fault at the same time, or ranks fetch in different
 // orders.
 // Throws: what the source throws; a budget that one operator exceeds.
 #pragma once
@@ -60,11 +60,14 @@ struct PagerOptions {
   int64_t prefetch_bytes = kTwoLargestPages;
 
   Retention retention = Retention::kUntilUnused;
+
+  // Whether passes repeat, so that their traces are worth recording.
+  bool traced = true;
 };
 
 struct PagingStatistics {
   int64_t faults = 0;          // pages that an operator had to ask for
-  int64_t prefetched = 0;      // pages that were there, or on their way, when one was touched first
+  int64_t prefetched = 0;      // pages brought before an operator asked for them, and then used
   int64_t evictions = 0;       // pages that went
   int64_t bytes_gathered = 0;  // of all pages that came
   double wait_seconds = 0;     // that operators waited for pages
@@ -129,6 +132,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   std::optional<size_t> find_victim(std::span<const PageUse> spared, size_t unused_until = 0) const;
   bool may_go(size_t page) const;
   void look_ahead(std::span<const PageUse> uses);
+  void drop_surplus(std::span<const PageUse> unpinned);
   void drop_all_but(const std::vector<size_t>& upcoming, std::span<const PageUse> uses);
   void prefetch(const std::vector<size_t>& upcoming, std::span<const PageUse> uses);
   void start_fetch(size_t page);

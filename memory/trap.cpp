@@ -64,10 +64,15 @@ void for_each_trapped(const IValue& value, Visit visit) {
   }
 }
 
+// Operators that only view, around what this thread calls: reshape() may call clone().
+thread_local int views_of_thread = 0;
+
 // While it lives, views of the arguments may be made.
 class Views {
  public:
+  Views() { ++views_of_thread; }
   ~Views() {
+    --views_of_thread;
     for (const PageAddress& address : addresses_) address.pager->end_view(address.page);
   }
   void add(PageAddress address) {
@@ -92,12 +97,13 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
   const at::Tensor& tensor = arguments[0].toTensor();
   const auto who = [&] { return c10::str("a sharded parameter of sizes ", tensor.sizes()); };
   ZP_CHECK(!resizes, name, " of ", who(),
-           ": its memory belongs to its page; change the module's parameters before wrapping it");
+           ": its memory belongs to its page; change the module, or torch::load into it, before "
+           "wrapping it");
   ZP_CHECK(!sets_data || arguments[1].toTensor().is_alias_of(tensor), "set_data() or ->to() on ",
            who(),
            ": its memory belongs to its page; call ->to() on the module before wrapping it, or "
            "cast what goes in and out");
-  if (!clones || !tensor.is_leaf() || !tensor.requires_grad()) return;
+  if (!clones || views_of_thread > 0 || !tensor.is_leaf() || !tensor.requires_grad()) return;
   const PageAddress address = address_of(tensor, schema);
   ZP_CHECK(address.pager->is_pinned(address.page), "clone() of ", who(),
            ": a copy of a sharded module would hold every parameter whole on every rank; if that "

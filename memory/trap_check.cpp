@@ -65,7 +65,7 @@ void check_dispatcher() {
   static const char* const fault = find_fault();
   ZP_CHECK(fault == nullptr, "this LibTorch (", TORCH_VERSION,
            ") treats the dispatch key for wrappers otherwise than Zeropage needs: ", fault,
-           "; parameters cannot be sharded with it, use LibTorch 2.11.0 or stage 0 to 2");
+           "; parameters cannot be sharded with it, use LibTorch 2.11.0, or stage 0 or 1");
 }
 
 }  // namespace zeropage::memory

@@ -19,7 +19,7 @@ void DataParallelBase::before_forward() {
   if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {
     pager->end_pass(memory::Pass::kInference);
   }
-  // In eval mode buffers do not change, and one rank may evaluate alone.
+  // In eval mode buffers do not change, and up to stage 2 one rank may evaluate alone.
   if (options_.broadcast_buffers && base_->is_training()) buffers_.broadcast_from_rank_zero();
 }
 

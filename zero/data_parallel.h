@@ -11,7 +11,8 @@
 // Wrap after the module is on its device, in its dtype and frozen where it shall be; make
 // optimizers after wrapping.
 // Lifetime: shares the module.
-// Collective: construction, backward, forward in training mode if the module has buffers.
+// Collective: construction, backward, forward in training mode if the module has buffers; at stage 3
+// every use of a parameter.
 // Threads: the training thread.
 #pragma once
 

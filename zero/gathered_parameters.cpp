@@ -67,8 +67,18 @@ GatheredGradients::GatheredGradients(const DataParallelBase& model,
 
 void visit_parameters(const DataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit) {
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  std::optional<GatheredParameters> guard;
+  size_t gathered = pages.layouts().size();
   for (const auto& parameter : model.named_parameters()) {
-    const GatheredParameters guard(model, std::vector<at::Tensor>{parameter.value()});
+    const auto index = static_cast<size_t>(pages.index_of(parameter.value()));
+    const size_t page = pages.parameters()[index].page;
+    // Its neighbours are in the same page.
+    if (page != gathered) {
+      guard.reset();
+      guard.emplace(model, std::vector<at::Tensor>{parameter.value()});
+      gathered = page;
+    }
     visit(parameter.key(), parameter.value().detach());
   }
 }
@@ -78,14 +88,14 @@ torch::OrderedDict<std::string, at::Tensor> full_state(const DataParallelBase& m
            model.world().size(), ", got ", rank);
   const torch::NoGradGuard no_grad;
   torch::OrderedDict<std::string, at::Tensor> state;
+  const auto parameters = model.named_parameters();
   std::unordered_map<const c10::TensorImpl*, at::Tensor> copies;
-  for (const auto& parameter : model.named_parameters()) {
-    const GatheredParameters guard(model, std::vector<at::Tensor>{parameter.value()});
-    if (model.world().rank() != rank) continue;
-    at::Tensor& copy = copies[parameter.value().unsafeGetTensorImpl()];
-    if (!copy.defined()) copy = parameter.value().detach().clone();
-    state.insert(parameter.key(), copy);
-  }
+  visit_parameters(model, [&](const std::string& name, const at::Tensor& values) {
+    if (model.world().rank() != rank) return;
+    at::Tensor& copy = copies[parameters[name].unsafeGetTensorImpl()];
+    if (!copy.defined()) copy = values.clone();
+    state.insert(name, copy);
+  });
   for (const auto& buffer : model.named_buffers()) {
     if (model.world().rank() == rank) state.insert(buffer.key(), buffer.value().clone());
   }

@@ -80,8 +80,7 @@ class GatheredGradients {
 };
 
 // Calls visit(name, values) for every parameter in named_parameters() order, a tied one under each
-// of its names; values: whole, until visit returns. Holds two pages at most beside what the model
-// holds. Collective.
+// of its names; values: whole, until visit returns. Gathers a page at a time. Collective.
 void visit_parameters(const DataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit);
 

@@ -4,7 +4,7 @@
 // The life of a bucket, checked at every transition:
 //
 //   kCollecting --(its last gradient, or the end of backward)--> kReducing
-//   kReducing   --(the end of backward)------------------------> kReduced
+//   kReducing   --(the end of backward, or a bucket after it)--> kReduced
 //   kReduced    --(first gradient of a later backward)---------> kCollecting
 //
 // * AccumulateGrad's post hook moves p.grad() into the bucket and lets p.grad() be the bucket's slot

@@ -11,8 +11,8 @@ std::string name(const Stage& stage) {
   for (const int number : {0, 1, 2, 3}) {
     if (stage == stage_of(number)) return std::to_string(number);
   }
-  return c10::str("{", stage.optimizer_state ? "optimizer state" : "",
-                  stage.gradients ? " gradients" : "", stage.parameters ? " parameters" : "", "}");
+  return c10::str("{", stage.optimizer_state ? "optimizer state," : "",
+                  stage.gradients ? "gradients," : "", stage.parameters ? "parameters," : "", "}");
 }
 
 }  // namespace

@@ -40,7 +40,8 @@ Stage stage_of(int number);
 
 // When the memory of sharded parameters is given back.
 enum class Reshard : uint8_t {
-  kAfterUse,       // a page goes after its last use in forward and in backward
+  kAfterUse,       // a page goes after its last use in forward and in backward; with a budget, when
+                   // another needs its room
   kAfterBackward,  // stays from forward to the end of backward: one gather a backward, not two
   kAfterStep,      // stays through all micro-batches: one gather a step
 };

@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "memory/bytes.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
 #include "memory/storage.h"
@@ -49,6 +50,7 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
+  check_before_sharding();
   fill(deferred);
   if (options_.shard_from_bytes == PageOptions::kNever) return;
   memory::check_dispatcher();
@@ -146,9 +148,39 @@ void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
 }
 
 bool ParameterPages::shards(size_t page) const {
+  return whole_bytes(page) >= options_.shard_from_bytes;
+}
+
+// Refuses before anything is moved.
+void ParameterPages::check_before_sharding() const {
+  for (size_t page = 0; page < layouts_.size(); ++page) {
+    if (!shards(page)) continue;
+    const int64_t bytes = whole_bytes(page);
+    const int64_t budget = options_.paging.budget_bytes;
+    ZP_CHECK(budget == 0 || bytes <= budget || world_.size() == 1, describe(page), " has ",
+             memory::format_bytes(bytes), ", but ", options_.paging.budget_option, " is ",
+             memory::format_bytes(budget), ": no operator could use it; raise it to at least ",
+             bytes, " bytes, or use smaller pages if the page has several parameters");
+    for (const Slot& slot : layouts_[page].slots) {
+      const auto& sharing = storages_[slot.storage].parameters;
+      const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
+      size_t holders = sharing.size();
+      for (const size_t index : sharing) {
+        // A parameter that was made as a view keeps what it is a view of.
+        if (parameters_[index].parameter.tensor.is_view()) ++holders;
+      }
+      // A deferred module's storages are on its tape too.
+      ZP_CHECK(first.is_meta() || first.storage().use_count() <= holders, "parameter \"",
+               parameters_[sharing.front()].parameter.name(),
+               "\": something else holds its memory, such as a view of it or a graph that used it, "
+               "and would not notice when the parameter is sharded; let that go before wrapping");
+    }
+  }
+}
+
+int64_t ParameterPages::whole_bytes(size_t page) const {
   const PageLayout& layout = layouts_[page];
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
-  return layout.padded_numel(world_.size()) * element_bytes >= options_.shard_from_bytes;
+  return layout.padded_numel(world_.size()) * static_cast<int64_t>(c10::elementSize(layout.dtype));
 }
 
 // Brings the values of all storages into the pages' memory, one storage after the other.

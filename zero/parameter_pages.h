@@ -30,7 +30,7 @@
 
 namespace zeropage {
 
-// What one rank updates of each page. The stage decides (zero/gradient_reduction.h).
+// What one rank updates of each page. The stage decides (zero/gradient_buckets.h).
 enum class Ownership : uint8_t {
   kWholePage,  // all ranks compute the same update
   kShard,      // each rank its shard; the others take it over
@@ -114,7 +114,9 @@ class ParameterPages {
   void take_over(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);
   void hand_to_pager(size_t page);
+  void check_before_sharding() const;
   bool shards(size_t page) const;
+  int64_t whole_bytes(size_t page) const;
   std::string describe(size_t page) const;
   bool is_in_place(const PlacedParameter& placed) const;
 

@@ -31,7 +31,8 @@ ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages)
   auto source = std::make_unique<ShardSource>(pages_->world(), "the gradient of page",
                                               memory::Kind::kGradient);
   source_ = source.get();
-  pager_ = memory::Pager::make(std::move(source), {.what = "gradient", .prefetch_bytes = 0});
+  pager_ = memory::Pager::make(std::move(source),
+                               {.what = "gradient", .prefetch_bytes = 0, .traced = false});
   std::vector<std::vector<size_t>> parameters_of_page(pages_->layouts().size());
   for (size_t index = 0; index < sharded_.size(); ++index) {
     const PlacedParameter& placed = pages_->parameters()[index];

@@ -206,7 +206,8 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
   ZP_THROW(
       "torch::save of a sharded optimizer: each rank holds a part of the state, and this version "
       "does not "
-      "gather it; save the module's weights (torch::save(model.module(), path)) instead");
+      "gather it; save the module's weights instead (torch::save(model.module(), path), at stage 3 "
+      "under a GatheredParameters guard)");
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive&) {

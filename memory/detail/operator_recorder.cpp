@@ -1,7 +1,5 @@
 #include "memory/detail/operator_recorder.h"
 
-#include <algorithm>
-
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -226,23 +224,21 @@ void OperatorRecorder::note_results(const OperatorCall& call, RecordedOperator& 
 }
 
 void OperatorRecorder::note_effects(const OperatorCall& call, RecordedOperator& recorded) const {
-  std::vector<size_t> written, covered;
   bool grew = false;
   auto operand = call.operands.begin();
   for (const Argument& argument : recorded.arguments) {
     for (const auto& view : argument.tensors) {
       if (!view) continue;
       const auto bytes = tape_.storages[view->storage].meta.nbytes();
-      if (operand->written) insert(written, view->storage);
-      grew |= operand->written && bytes != static_cast<size_t>(view->storage_bytes);
-      insert(call.overwrites(*operand) ? covered : recorded.reads, view->storage);
+      if (operand->written) {
+        insert(recorded.writes, view->storage);
+        grew |= bytes != static_cast<size_t>(view->storage_bytes);
+      }
+      insert(call.overwrites(*operand) ? recorded.overwrites : recorded.reads, view->storage);
       ++operand;
     }
   }
-  if (call.changes_geometry_only() && !grew) return;
-  recorded.writes = written;
-  std::copy_if(covered.begin(), covered.end(), std::back_inserter(recorded.overwrites),
-               [&](size_t storage) { return !contains(recorded.reads, storage); });
+  if (call.changes_geometry_only() && !grew) recorded.writes.clear();
 }
 
 size_t OperatorRecorder::storage_of(const at::Tensor& tensor, const OperatorCall& call) {

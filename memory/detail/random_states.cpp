@@ -1,10 +1,12 @@
 #include "memory/detail/random_states.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/TensorBody.h>
 
 #include "memory/check.h"
 #include "memory/exact.h"

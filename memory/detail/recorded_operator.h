@@ -57,7 +57,7 @@ struct RecordedOperator {
   std::vector<std::vector<std::optional<TensorView>>> results;  // on the storages that it made
   std::vector<size_t> reads;       // whose values it needs, also those that it changes in part
   std::vector<size_t> writes;      // whose values it changes
-  std::vector<size_t> overwrites;  // of those: all of them, unread
+  std::vector<size_t> overwrites;  // of those: every value, by an argument that it does not read
   std::vector<size_t> makes;
   std::optional<Draw> draw;
 };

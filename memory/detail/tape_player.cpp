@@ -52,6 +52,9 @@ TapePlayer::TapePlayer(const Tape& tape)
 
 void TapePlayer::run(const ReplayStep& step) {
   const RecordedOperator& recorded = tape_.operators[step.operator_index];
+  for (const size_t storage : recorded.reads) {
+    TORCH_INTERNAL_ASSERT(storages_[storage] || tape_.storages[storage].captured.defined());
+  }
   {
     torch::jit::Stack stack;
     for (const Argument& argument : recorded.arguments) stack.push_back(value_of(argument));

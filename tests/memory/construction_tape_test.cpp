@@ -223,6 +223,7 @@ TEST(ConstructionTapeTest, RunsOperatorsOnListsOutputsAndScalars) {
     auto out = torch::empty({0});
     at::mm_out(out, a, b.t());
     module.register_buffer("out", out);
+    at::mul_out(out, out, out);
     auto drawn = torch::empty({0});
     at::randn_out(drawn, {4, 4});
     module.register_buffer("drawn", drawn);
@@ -412,10 +413,19 @@ TEST(ConstructionTapeTest, HandsACapturedTensorOverOnceAndAsACopy) {
   EXPECT_TRUE(weights.all().item<bool>());
 }
 
+TEST(ConstructionTapeTest, HandsAGrownStorageOverWhole) {
+  at::Tensor grown;
+  const ConstructionTape tape([&] { grown = torch::ones({2}).resize_({6}); });
+  EXPECT_TRUE(torch::equal(Values(tape, {grown}).of(grown).narrow(0, 0, 2), torch::ones({2})));
+}
+
 TEST(ConstructionTapeTest, TakesTheDefaultDtypeOfTheConstruction) {
   const auto construct = [] {
     torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
-    auto model = torch::nn::Linear(4, 4).ptr();
+    auto model = module_of([](ModuleOf& module) {
+      module.register_module("linear", torch::nn::Linear(4, 4));
+      module.register_buffer("drawn", torch::randn({3}));
+    })();
     torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
     return model;
   };

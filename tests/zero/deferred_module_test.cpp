@@ -99,7 +99,8 @@ TEST(DeferredModuleErrorTest, NamesAConstructorThatReadsValues) {
     });
     FAIL() << "accepted";
   } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("the constructor reads values"));
+    EXPECT_THAT(error.what_without_backtrace(),
+                ::testing::HasSubstr("the constructor reads values"));
   }
 }
 

@@ -500,7 +500,7 @@ TEST(ShardedErrorTest, RefusesABudgetBelowOnePage) {
     options.parameter_budget_bytes = 3'000;
     EXPECT_THAT(
         error_of([&] { DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options); }),
-        ::testing::AllOf(HasSubstr("parameter page \"layer0\""),
+        ::testing::AllOf(HasSubstr("page \"layer0\" has"),
                          HasSubstr("options.parameter_budget_bytes is 2.9 KiB")));
   });
 }
@@ -557,6 +557,54 @@ TEST(ShardedErrorTest, NoticesAModuleThatGotOtherParameters) {
   });
 }
 
+TEST(ShardedErrorTest, RefusesToShardWhatSomethingElseHolds) {
+  run_ranks(2, [](comm::World& world) {
+    auto module = make<ThreeLayers>();
+    auto view = module->second->weight[3];
+    EXPECT_THAT(error_of([&] { DataParallel<ThreeLayers> model(module, world, at_stage(3)); }),
+                ::testing::AllOf(HasSubstr("\"layer1.weight\": something else holds its memory"),
+                                 HasSubstr("before wrapping")));
+    EXPECT_TRUE(torch::equal(module->second->weight, make<ThreeLayers>()->second->weight));
+    view.reset();
+    DataParallel<ThreeLayers> model(module, world, at_stage(3));
+  });
+}
+
+TEST(ShardedErrorTest, ARefusalLeavesTheModuleAsItWas) {
+  run_ranks(2, [](comm::World& world) {
+    auto module = make<ThreeLayers>();
+    Options options = at_stage(3);
+    options.parameter_budget_bytes = 3'000;
+    EXPECT_THROW(DataParallel<ThreeLayers>(module, world, options), c10::Error);
+    EXPECT_TRUE(same_bits(make<ThreeLayers>()->parameters(), module->parameters()));
+    EXPECT_NE(module->second->weight.data_ptr(), nullptr);
+  });
+}
+
+TEST(ShardedErrorTest, GuardsLeaveNoMorePagesThanTheyFound) {
+  for (const Reshard reshard : {Reshard::kAfterUse, Reshard::kAfterStep}) {
+    run_ranks(2, [&](comm::World& world) {
+      Options options = at_stage(3);
+      options.reshard = reshard;
+      DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
+      const memory::Pager& pager = *model.sharded_parameters().pages->pager();
+      {
+        const GatheredParameters guard(model);
+        EXPECT_GT(pager.resident_bytes(), 2 * pager.largest_page_bytes());
+      }
+      EXPECT_EQ(pager.resident_bytes(), 0);
+      visit_parameters(model, [&](const std::string&, const torch::Tensor&) {
+        EXPECT_LE(pager.resident_bytes(), pager.largest_page_bytes());
+      });
+      EXPECT_EQ(pager.resident_bytes(), 0);
+      const int64_t gathers = model.paging().faults;
+      full_state(model);
+      const auto pages = model.sharded_parameters().pages->layouts().size();
+      EXPECT_EQ(model.paging().faults - gathers, static_cast<int64_t>(pages)) << "each page once";
+    });
+  }
+}
+
 TEST(ShardedErrorTest, RefusesAStepWhileAGuardIsOpen) {
   run_ranks(2, [](comm::World& world) {
     DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
@@ -565,7 +613,7 @@ TEST(ShardedErrorTest, RefusesAStepWhileAGuardIsOpen) {
     loss_of(model(samples.inputs), samples).backward();
     {
       const GatheredParameters guard(model);
-      EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("let GatheredParameters"));
+      EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("let the guard"));
     }
     optimizer.step();
   });

@@ -74,7 +74,8 @@ class Page {
   int pins = 0;
   int64_t last_touch = 0;   // a clock that ticks with every touch
   bool prefetched = false;  // brought before anything asked for it, and not touched since
-  bool aside = false;       // brought by a guard, and not touched by an operator of a pass since
+  int aside_pins = 0;       // of `pins`, those of guards
+  bool aside = false;       // brought by a guard, and not touched outside of guards since
 
  private:
   void move_to(State from, State to);

@@ -83,9 +83,14 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
   for (const PageUse& use : uses) {
     Page& page = *pages_[use.page];
     ++page.pins;
-    page.last_touch = ++clock_;
-    statistics_.prefetched += std::exchange(page.prefetched, false) ? 1 : 0;
-    page.aside = pass == Pass::kAside && (page.aside || page.state() == Page::State::kEvicted);
+    if (pass == Pass::kAside) {
+      ++page.aside_pins;
+      page.aside |= page.state() == Page::State::kEvicted;
+    } else if (page.aside_pins == 0) {
+      page.last_touch = ++clock_;
+      page.aside = false;
+      statistics_.prefetched += std::exchange(page.prefetched, false) ? 1 : 0;
+    }
   }
   pins_of_thread += static_cast<int>(uses.size());
   try {
@@ -98,20 +103,24 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
     for (const PageUse& use : uses) await(lock, use.page);
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
-    for (const PageUse& use : uses) --pages_[use.page]->pins;
+    for (const PageUse& use : uses) {
+      --pages_[use.page]->pins;
+      if (pass == Pass::kAside) --pages_[use.page]->aside_pins;
+    }
     pins_of_thread -= static_cast<int>(uses.size());
     unpinned_.notify_all();
     throw;
   }
 }
 
-void Pager::unpin(std::span<const PageUse> uses) {
+void Pager::unpin(std::span<const PageUse> uses, Pass pass) {
   {
     const std::lock_guard lock(mutex_);
     for (const PageUse& use : uses) {
       Page& page = *pages_[use.page];
       TORCH_INTERNAL_ASSERT(page.pins > 0);
       --page.pins;
+      if (pass == Pass::kAside) --page.aside_pins;
       if (use.writes) page.mark_dirty();
     }
     pins_of_thread -= static_cast<int>(uses.size());
@@ -157,7 +166,9 @@ bool Pager::touch(std::span<const PageUse> uses, Pass pass) {
   if (pass == Pass::kAside || !options_.traced) return false;
   trace_ = &traces_[static_cast<size_t>(pass)];
   bool moved = false;
-  for (const PageUse& use : uses) moved |= trace_->touch(use.page);
+  for (const PageUse& use : uses) {
+    if (pages_[use.page]->aside_pins == 0) moved |= trace_->touch(use.page);
+  }
   return moved;
 }
 

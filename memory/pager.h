@@ -6,7 +6,8 @@
 //              one touched longest ago
 //
 // Decisions depend on the order of touches and on sizes, never on time: ranks that run the same
-// operators fetch the same pages in the same order, which collectives need.
+// operators fetch the same pages in the same order, which collectives need. What an operator does
+// with a page that a guard holds counts for nothing: it may run on one rank alone.
 //
 // Lifetime: made by make(); shares nothing with the tensors in its pages. When it goes, they stay
 // evicted for ever, and using one is an error in words. A Pins keeps it alive.
@@ -97,7 +98,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
 
   // Makes the pages resident until the same uses are unpinned. who: for errors, such as an operator.
   void pin(std::span<const PageUse> uses, std::string_view who, Pass pass);
-  void unpin(std::span<const PageUse> uses);
+  void unpin(std::span<const PageUse> uses, Pass pass);
   bool is_pinned(size_t page) const;
   // The whole page. REQUIRES: it is pinned.
   at::Tensor buffer(size_t page) const;

@@ -19,7 +19,7 @@ Pass current_pass() {
 
 Pins::~Pins() {
   for (size_t index = 0; index < taken_; ++index)
-    of_pagers_[index].pager->unpin(of_pagers_[index].uses);
+    of_pagers_[index].pager->unpin(of_pagers_[index].uses, pass_);
 }
 
 void Pins::add(const PageAddress& address, bool writes) {
@@ -47,6 +47,7 @@ void Pins::take_aside(std::string_view who) {
 }
 
 void Pins::take(std::string_view who, Pass pass) {
+  pass_ = pass;
   for (; taken_ < of_pagers_.size(); ++taken_) {
     of_pagers_[taken_].pager->pin(of_pagers_[taken_].uses, who, pass);
   }

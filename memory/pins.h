@@ -36,6 +36,7 @@ class Pins {
   };
   c10::SmallVector<OfPager, 1> of_pagers_;
   size_t taken_ = 0;  // of of_pagers_
+  Pass pass_ = Pass::kAside;
 };
 
 }  // namespace zeropage::memory

@@ -64,14 +64,17 @@ void expect_refused(const Outcome& outcome, const std::string& words) {
 
 TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
   expect_refused(train_gpt("--no-such-flag 1"), "--no-such-flag");
-  expect_refused(train_gpt("--stage 2"), "sharded gradients are not in this version");
-  expect_refused(train_gpt("--stage 3"), "sharded parameters are not in this version");
   expect_refused(train_gpt("--stage 7"), "expected 0, 1, 2 or 3");
   expect_refused(train_gpt("--lr nan"), "--lr nan");
   expect_refused(train_gpt("--ranks 0"), "--ranks");
   expect_refused(train_gpt("--heads 3 --d-model 32"), "does not divide --d-model 32");
   expect_refused(train_gpt("--optimizer lion"), "--optimizer lion: is not in this version");
-  expect_refused(train_gpt("--page-bytes 3"), "expected 4KiB or more");
+  expect_refused(train_gpt("--page-bytes 3"), "expected 4.0 KiB or more");
+  expect_refused(train_gpt("--stage 3 --parameter-budget some"), "--parameter-budget");
+  expect_refused(train_gpt("--stage 2 --parameter-budget 1MiB"), "only stage 3 shards parameters");
+  expect_refused(train_gpt("--stage 1 --prefetch off"), "only stage 3 fetches parameters");
+  expect_refused(train_gpt("--stage 3 --prefetch maybe"), "--prefetch");
+  expect_refused(train_gpt("--deferred perhaps"), "--deferred");
 }
 
 TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
@@ -127,16 +130,40 @@ TEST_F(TrainGptTest, WritesEveryFigure) {
 TEST_F(TrainGptTest, GivesTheSameWeightsAtEveryStageAndPageSize) {
   std::string first;
   for (const char* more :
-       {"--stage 0", "--stage 1", "--stage 1 --page-bytes 4KiB", "--stage 0 --page-bytes 64KiB"}) {
-    for (const char* optimizer : {"adamw"}) {
-      const Outcome outcome =
-          train_gpt(tiny(std::string("--ranks 3 ") + more + " --optimizer " + optimizer));
-      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-      const std::string hash = json()["weights_sha256"];
-      if (first.empty()) first = hash;
-      EXPECT_EQ(hash, first) << more;
-    }
+       {"--stage 0", "--stage 1", "--stage 1 --page-bytes 4KiB", "--stage 0 --page-bytes 64KiB",
+        "--stage 2", "--stage 2 --page-bytes 4KiB --deferred on", "--stage 3",
+        "--stage 3 --deferred off", "--stage 3 --page-bytes 4KiB",
+        "--stage 3 --page-bytes 8KiB --prefetch off",
+        "--stage 3 --page-bytes 8KiB --parameter-budget 60KiB",
+        "--stage 3 --page-bytes 8KiB --parameter-budget 1MiB"}) {
+    const Outcome outcome = train_gpt(tiny(std::string("--ranks 3 ") + more));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    const std::string hash = json()["weights_sha256"];
+    if (first.empty()) first = hash;
+    EXPECT_EQ(hash, first) << more;
   }
+}
+
+TEST_F(TrainGptTest, SaysWhatPagingCost) {
+  const Outcome outcome = train_gpt(tiny("--ranks 2 --stage 3 --page-bytes 16KiB"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("step 1 (recorded)"));
+  EXPECT_THAT(outcome.output, HasSubstr("later steps, mean"));
+  const nlohmann::json paging = json()["paging"];
+  const nlohmann::json by_step = json()["paging_by_step"];
+  ASSERT_EQ(by_step.size(), 3U);
+  EXPECT_EQ(by_step[0]["prefetched"], 0);
+  EXPECT_EQ(by_step[2]["faults"], 1);
+  EXPECT_GT(by_step[2]["prefetched"], 2);
+  EXPECT_GT(paging["bytes_gathered"], 3 * 4 * json()["parameters"].get<int64_t>());
+  EXPECT_GT(paging["wait_seconds"], 0);
+  EXPECT_EQ(paging["evictions"], paging["faults"].get<int>() + paging["prefetched"].get<int>());
+}
+
+TEST_F(TrainGptTest, RefusesABudgetThatNoPageFits) {
+  const Outcome outcome = train_gpt(tiny("--ranks 2 --stage 3 --parameter-budget 4KiB"));
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.output, HasSubstr("options.parameter_budget_bytes is 4.0 KiB"));
 }
 
 TEST_F(TrainGptTest, SendsTheFormulasBytes) {

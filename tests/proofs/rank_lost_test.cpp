@@ -13,12 +13,15 @@ namespace {
 
 using comm::LaunchedProcess;
 
-int train_until_killed(comm::World& world, int victim) {
+int train_until_killed(comm::World& world, int victim, int stage) {
   try {
     at::set_num_threads(1);
     torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(),
                               torch::nn::Linear(512, 64));
-    DataParallel<torch::nn::Sequential> model(net, world);
+    Options options;
+    options.stage = stage_of(stage);
+    options.page_bytes = memory::operator""_KiB(64);
+    DataParallel<torch::nn::Sequential> model(net, world, options);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
     for (int step = 0; step < 1'000'000; ++step) {
       if (step == 3 && world.rank() == victim) ::raise(SIGKILL);
@@ -33,13 +36,13 @@ int train_until_killed(comm::World& world, int victim) {
   }
 }
 
-class RankLostTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+class RankLostTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
 
 TEST_P(RankLostTest, TheOthersEndWithItsNameInSeconds) {
-  const auto [ranks, victim] = GetParam();
-  LaunchedProcess launched([ranks = ranks, victim = victim] {
+  const auto [ranks, victim, stage] = GetParam();
+  LaunchedProcess launched([ranks = ranks, victim = victim, stage = stage] {
     return comm::World::launch(
-        ranks, [victim](comm::World& world) { return train_until_killed(world, victim); });
+        ranks, [=](comm::World& world) { return train_until_killed(world, victim, stage); });
   });
   EXPECT_EQ(launched.wait(), 128 + SIGKILL);
   EXPECT_LT(launched.seconds(), 15.0) << "start-up included; the deadline is 60 s";
@@ -49,9 +52,10 @@ TEST_P(RankLostTest, TheOthersEndWithItsNameInSeconds) {
   EXPECT_THAT(errors, ::testing::HasSubstr(c10::str("lost rank ", victim)));
 }
 
-INSTANTIATE_TEST_SUITE_P(RanksVictims, RankLostTest,
-                         ::testing::Values(std::make_tuple(2, 0), std::make_tuple(2, 1),
-                                           std::make_tuple(4, 2)));
+INSTANTIATE_TEST_SUITE_P(RanksVictimsStages, RankLostTest,
+                         ::testing::Values(std::make_tuple(2, 0, 1), std::make_tuple(2, 1, 0),
+                                           std::make_tuple(2, 1, 3), std::make_tuple(4, 2, 1),
+                                           std::make_tuple(4, 2, 3)));
 
 }  // namespace
 }  // namespace zeropage

@@ -53,6 +53,12 @@ void Page::finish_fetch() {
   point_tenants();
 }
 
+void Page::abandon_fetch() {
+  move_to(State::kFetching, State::kEvicted);
+  fetch_ = {};
+  prefetched = failed = false;
+}
+
 void Page::mark_dirty() {
   if (state_ != State::kDirty) move_to(State::kClean, State::kDirty);
 }

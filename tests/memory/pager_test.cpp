@@ -576,6 +576,34 @@ TEST_F(PagerTest, PassesOnTheErrorOfAPrefetchThatCannotBeginAndTriesAgainLater) 
   EXPECT_EQ(read(0) + read(1) + read(2), 3.0F);
 }
 
+TEST_F(PagerTest, PassesOnTheErrorOfAFetchThatFailsUnderWayAndTriesAgainLater) {
+  make_pages(3, 3);
+  pages().on_arrival = [](size_t page) {
+    if (page == 1) throw std::runtime_error("the link is down");
+  };
+  EXPECT_EQ(error_of([&] { use({0, 1, 2}); }), "the link is down");
+  for (size_t page = 0; page < 3; ++page) EXPECT_FALSE(pager().is_pinned(page));
+  EXPECT_EQ(read(2), 2.0F);
+  pages().on_arrival = nullptr;
+  EXPECT_EQ(read(1), 1.0F) << "fetched anew";
+  pager().release_all("the test");
+  EXPECT_EQ(pager().resident_bytes(), 0);
+}
+
+TEST_F(PagerTest, LetsAPrefetchThatFailedGoWhenNothingUsedIt) {
+  make_pages(4, 2, 1);
+  record({0, 1, 2});
+  pages().on_arrival = [](size_t page) {
+    if (page == 1) throw std::runtime_error("the link is down");
+  };
+  use({0});
+  EXPECT_THAT(pages().fetched, ElementsAre(0, 1));
+  EXPECT_EQ(error_of([&] { use_each({2, 3, 0}); }), "") << "none of these asked for page 1";
+  EXPECT_EQ(error_of([&] { use({1}); }), "the link is down");
+  pager().release_all("the test");
+  EXPECT_EQ(pager().resident_bytes(), 0);
+}
+
 // ---- threads ----
 
 TEST_F(PagerTest, ServesSeveralThreadsWithinATightBudget) {

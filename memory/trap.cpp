@@ -80,6 +80,20 @@ class Views {
   c10::SmallVector<PageAddress, 2> addresses_;
 };
 
+// Operators of this thread that the trap has let through and that have not ended. What they call,
+// they need: it is not for the user to change.
+thread_local int operators_under_way = 0;
+
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                torch::jit::Stack* stack) {
+  struct UnderWay {
+    UnderWay() { ++operators_under_way; }
+    ~UnderWay() { --operators_under_way; }
+  };
+  const UnderWay under_way;
+  op.redispatchBoxed(below, stack);
+}
+
 // What would leave a page's storage behind.
 void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
   const std::string_view name = schema.name();
@@ -97,7 +111,7 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
            who(),
            ": its memory belongs to its page; call ->to() on the module before wrapping it, or "
            "cast what goes in and out");
-  if (!clones || !tensor.is_leaf() || !tensor.requires_grad()) return;
+  if (!clones || operators_under_way > 0 || !tensor.is_leaf() || !tensor.requires_grad()) return;
   const PageAddress address = address_of(tensor, schema);
   ZP_CHECK(address.pager->is_pinned(address.page), "clone() of ", who(),
            ": a copy of a sharded module would hold every parameter whole on every rank; if that "
@@ -119,7 +133,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
       for_each_trapped(argument,
                        [&](const at::Tensor& tensor) { views.add(address_of(tensor, schema)); });
     }
-    op.redispatchBoxed(below, stack);
+    redispatch(op, below, stack);
     return;
   }
   Pins pins;
@@ -130,7 +144,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     });
   }
   if (!pins.empty()) pins.take(schema.name());
-  op.redispatchBoxed(below, stack);
+  redispatch(op, below, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {

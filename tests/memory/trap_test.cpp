@@ -791,6 +791,21 @@ TEST_F(TrapTest, SeesWritesInAutogradsVersions) {
   EXPECT_THAT(error_of([&] { saved.backward(); }), HasSubstr("modified by an inplace operation"));
 }
 
+TEST_F(TrapTest, ReshapesAParameterThatIsNotContiguous) {
+  const at::Tensor plain = at::arange(12, at::kFloat).view({3, 4}).t().requires_grad_();
+  const at::Tensor strided = at::arange(12, at::kFloat).view({3, 4}).t().detach().requires_grad_();
+  paging_.add("strided", strided);
+  for (const auto& copy : std::vector<std::function<at::Tensor(at::Tensor)>>{
+           [](auto p) { return p.reshape({-1}); }, [](auto p) { return p.contiguous(); },
+           [](auto p) { return p.flatten(); },
+           [](auto p) {
+             return p.reshape({2, 6}) * 2;
+           }}) {
+    evict(paging_);
+    EXPECT_TRUE(at::equal(copy(strided), copy(plain)));
+  }
+}
+
 TEST_F(TrapTest, ServesOneOperatorFromTwoPagers) {
   const at::Tensor bias = at::linspace(0, 1, 6).requires_grad_();
   const at::Tensor expected = plain_ + bias;

@@ -97,13 +97,18 @@ void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet below,
 // What would leave a page's storage behind.
 void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
   const std::string_view name = schema.name();
-  const bool resizes =
-      name == "aten::resize_" || name == "aten::resize_as_" || name == "aten::set_";
+  const bool sets = name == "aten::set_";
+  const bool resizes = sets || name == "aten::resize_" || name == "aten::resize_as_";
   const bool sets_data = name == "aten::_has_compatible_shallow_copy_type";
   const bool clones = name == "aten::clone";
   if (!(resizes || sets_data || clones)) return;
-  if (arguments.empty() || !arguments[0].isTensor() || !is_paged(arguments[0].toTensor())) return;
-  const at::Tensor& tensor = arguments[0].toTensor();
+  // A tensor that takes over a page's memory would read it untrapped.
+  const auto changed = arguments.slice(0, std::min<size_t>(arguments.size(), sets ? 2 : 1));
+  const auto paged = std::find_if(changed.begin(), changed.end(), [](const IValue& argument) {
+    return argument.isTensor() && is_paged(argument.toTensor());
+  });
+  if (paged == changed.end()) return;
+  const at::Tensor& tensor = paged->toTensor();
   const auto who = [&] { return c10::str("a sharded parameter of sizes ", tensor.sizes()); };
   ZP_CHECK(!resizes, name, " of ", who(),
            ": its memory belongs to its page; change the module's parameters before wrapping it");

@@ -932,6 +932,10 @@ TEST_F(TrapTest, RefusesToResizeASharded) {
   EXPECT_TRUE(at::equal(weight_, plain_)) << "it is as it was";
 }
 
+TEST_F(TrapTest, RefusesAnAliasThatNothingTraps) {
+  EXPECT_NE(error_of([&] { at::empty({0}).set_(weight_.detach()); }), "");
+}
+
 TEST_F(TrapTest, RefusesToBecomeAnotherTensor) {
   at::Tensor weight = weight_;
   EXPECT_THAT(error_of([&] {

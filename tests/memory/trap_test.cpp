@@ -867,6 +867,30 @@ TEST_F(TrapTest, RunsOperatorsOfSeveralThreads) {
   EXPECT_EQ(wrong, 0);
 }
 
+TEST_F(TrapTest, FindsAPageThatOtherThreadsBringAndDrop) {
+  std::atomic<bool> stop = false;
+  std::atomic<int> wrong = 0;
+  std::thread evictor([&] {
+    while (!stop) paging_.pager->release_unpinned();
+  });
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 2; ++thread) {
+    threads.emplace_back([&, thread] {
+      at::set_num_threads(1);
+      const at::NoGradGuard no_grad;
+      for (int op = 0; op < 20000; ++op) {
+        const at::Tensor view = (op + thread) % 2 == 0 ? weight_.t() : weight_.view({24});
+        if (view.device() != at::kCPU) ++wrong;
+        if (op % 4 == 0 && !at::equal(view[0], plain_.view({24})[0]) && view.dim() == 1) ++wrong;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  evictor.join();
+  EXPECT_EQ(wrong, 0);
+}
+
 // ---- saving ----
 
 TEST_F(TrapTest, RefusesToSaveAnEvictedModuleAndSavesItUnderPins) {
@@ -930,6 +954,20 @@ TEST_F(TrapTest, RefusesToResizeASharded) {
   const auto pins = keep(paging_, {0});
   EXPECT_THAT(error_of([&] { weight_.set_(at::ones({2})); }), HasSubstr("aten::set_"));
   EXPECT_TRUE(at::equal(weight_, plain_)) << "it is as it was";
+}
+
+TEST_F(TrapTest, RefusesToGrowWithTheResultOfAnOperator) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor large = at::ones({20, 20});
+  at::Tensor row = weight_[0];
+  EXPECT_THAT(error_of([&] { at::add_out(row, large, large); }),
+              AllOf(HasSubstr("a result of 1600 bytes does not fit the sharded tensor"),
+                    HasSubstr("belongs to its page")));
+  row = weight_[0];
+  EXPECT_THAT(error_of([&] { at::cat_out(row, {large, large}); }), HasSubstr("does not fit"));
+  evict(paging_);
+  EXPECT_FALSE(is_resident()) << "it left its page";
+  EXPECT_TRUE(at::equal(weight_, plain_));
 }
 
 TEST_F(TrapTest, RefusesAnAliasThatNothingTraps) {

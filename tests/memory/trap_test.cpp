@@ -691,7 +691,7 @@ TEST_F(TrapTest, KeepsWhatIsWrittenInPlace) {
       {"mul_ of a transposed view", [](auto p) { p.t().narrow(0, 1, 2).mul_(4); }},
       {"an element", [](auto p) { p[1][2] = 5.0F; }},
       {"data", [](auto p) { p.data().mul_(2); }},
-      {"normal_", [](auto p) { torch::manual_seed(3), p.normal_(); }},
+      {"normal_", [](auto p) { torch::manual_seed(3), torch::nn::init::normal_(p); }},
       {"xavier_uniform_",
        [](auto p) { torch::manual_seed(3), torch::nn::init::xavier_uniform_(p); }},
       {"add_out", [&](auto p) { at::add_out(p, other, other); }},

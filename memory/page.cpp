@@ -8,19 +8,33 @@
 namespace zeropage::memory {
 namespace {
 
-// What a paged storage's DataPtr carries as its context.
-struct Address {
-  std::weak_ptr<Pager> pager;
-  size_t page;
+void release_address(void* address);
+
+// What a paged storage's DataPtr owns as its context. The trap finds it as the storage's allocator:
+// that never changes, while the pointer may under the eyes of another thread that starts an
+// operator.
+struct Address final : c10::Allocator {
+  Address(std::weak_ptr<Pager> of_pager, size_t of_page)
+      : pager(std::move(of_pager)), page(of_page) {}
+
+  // For an operator whose result does not fit.
+  c10::DataPtr allocate(size_t bytes) override {
+    ZP_THROW("a result of ", bytes,
+             " bytes does not fit the sharded tensor that it is written to, ",
+             "whose memory belongs to its page; give the operator an output of the right sizes");
+  }
+  void copy_data(void* target, const void* source, size_t bytes) const override {
+    default_copy_data(target, source, bytes);
+  }
+  // The mark by which a paged storage is known.
+  c10::DeleterFnPtr raw_deleter() const override { return &release_address; }
+
+  const std::weak_ptr<Pager> pager;
+  const size_t page;
 };
 
-// Also the mark by which a paged storage is known.
 void release_address(void* address) {
   delete static_cast<Address*>(address);
-}
-
-c10::DataPtr& data_of(const c10::StorageImpl& storage) {
-  return const_cast<c10::StorageImpl&>(storage)._mutable_data_ptr_no_checks();
 }
 
 }  // namespace
@@ -36,8 +50,10 @@ Page::~Page() {
 void Page::settle_in(const std::weak_ptr<Pager>& pager, size_t index) {
   TORCH_INTERNAL_ASSERT(state_ == State::kEvicted);
   for (Tenant& tenant : tenants_) {
-    tenant.storage.unsafeGetStorageImpl()->set_data_ptr_noswap(
-        {nullptr, new Address{pager, index}, &release_address, c10::DeviceType::CPU});
+    c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
+    auto* address = new Address(pager, index);
+    storage->set_data_ptr_noswap({nullptr, address, &release_address, c10::DeviceType::CPU});
+    storage->set_allocator(address);
   }
   point_tenants();
 }
@@ -51,6 +67,12 @@ void Page::finish_fetch() {
   move_to(State::kFetching, State::kClean);
   fetch_.arrival = {};
   point_tenants();
+}
+
+void Page::abandon_fetch() {
+  move_to(State::kFetching, State::kEvicted);
+  fetch_ = {};
+  prefetched = failed = aside = false;
 }
 
 void Page::mark_dirty() {
@@ -91,7 +113,7 @@ void Page::point_tenants() {
   char* buffer = resident() ? static_cast<char*>(fetch_.buffer.data_ptr()) : nullptr;
   for (Tenant& tenant : tenants_) {
     c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
-    c10::DataPtr& data = data_of(*storage);
+    c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
     if (data.get_deleter() != &release_address) continue;
     void* address = data.move_context().release();
     storage->set_data_ptr_noswap({buffer == nullptr ? nullptr : buffer + tenant.offset_bytes,
@@ -105,11 +127,12 @@ const char* name(Page::State state) {
 }
 
 bool is_paged(const c10::StorageImpl& storage) {
-  return data_of(storage).get_deleter() == &release_address;
+  const c10::Allocator* allocator = storage.allocator();
+  return allocator != nullptr && allocator->raw_deleter() == &release_address;
 }
 
 PageAddress address_of(const c10::StorageImpl& storage) {
-  const auto* address = static_cast<const Address*>(data_of(storage).get_context());
+  const auto* address = static_cast<const Address*>(storage.allocator());
   return {address->pager.lock(), address->page};
 }
 

@@ -5,6 +5,7 @@
 //   kEvicted  --begin_fetch--> kFetching --finish_fetch--> kClean --mark_dirty--> kDirty
 //   kClean    --evict--------> kEvicted
 //   kDirty    --mark_clean---> kClean
+//   kFetching --abandon_fetch--> kEvicted
 //
 // While a page is neither clean nor dirty, its storages have a null data pointer and keep their
 // size, because view operators check their bounds against it: such a tensor can be viewed, split and
@@ -64,6 +65,7 @@ class Page {
 
   void begin_fetch(Fetch fetch);
   void finish_fetch();
+  void abandon_fetch();  // it ended with an error
   void mark_dirty();
   void mark_clean();
   void evict();
@@ -76,6 +78,7 @@ class Page {
   bool prefetched = false;  // brought before anything asked for it, and not touched since
   int aside_pins = 0;       // of `pins`, those of guards
   bool aside = false;       // brought by a guard, and not touched outside of guards since
+  bool failed = false;      // its fetch ended with an error, of which all who pinned it are told
 
  private:
   void move_to(State from, State to);

@@ -104,8 +104,9 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
   } catch (...) {
     if (!lock.owns_lock()) lock.lock();
     for (const PageUse& use : uses) {
-      --pages_[use.page]->pins;
-      if (pass == Pass::kAside) --pages_[use.page]->aside_pins;
+      Page& page = *pages_[use.page];
+      if (pass == Pass::kAside) --page.aside_pins;
+      if (--page.pins == 0 && page.failed) abandon(use.page);
     }
     pins_of_thread -= static_cast<int>(uses.size());
     unpinned_.notify_all();
@@ -316,7 +317,13 @@ void Pager::await(Lock& lock, size_t index) {
   const Pending arrival = page.arrival();
   const auto start = std::chrono::steady_clock::now();
   lock.unlock();
-  arrival.wait();
+  try {
+    arrival.wait();
+  } catch (...) {
+    lock.lock();
+    page.failed = true;
+    throw;
+  }
   lock.lock();
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   statistics_.wait_seconds += waited.count();
@@ -329,8 +336,13 @@ void Pager::drop(size_t index) {
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   if (page.state() == Page::State::kFetching) {
-    // Its buffer is in use until it has arrived.
-    page.arrival().wait();
+    // Its buffer is in use until the fetch has ended. If that failed, nobody was to use it.
+    try {
+      page.arrival().wait();
+    } catch (...) {
+      abandon(index);
+      return;
+    }
     page.finish_fetch();
   }
   if (page.state() == Page::State::kDirty) {
@@ -340,6 +352,12 @@ void Pager::drop(size_t index) {
   page.evict();
   resident_bytes_ -= page.bytes();
   ++statistics_.evictions;
+}
+
+void Pager::abandon(size_t index) {
+  Page& page = *pages_[index];
+  page.abandon_fetch();
+  resident_bytes_ -= page.bytes();
 }
 
 void Pager::release_all(std::string_view who) {

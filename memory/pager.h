@@ -14,7 +14,8 @@
 // Threads: any; an operator waits for its pages without the pager's mutex, a page that is dropped
 // while it is on its way is waited for under it. With a source that communicates, threads of a rank must not fault at the same time, or ranks fetch in different
 // orders.
-// Throws: what the source throws; a budget that one operator exceeds.
+// Throws: what the source throws, and fetches the page anew at the next try; a budget that one
+// operator exceeds.
 #pragma once
 
 #include <condition_variable>
@@ -139,6 +140,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void start_fetch(size_t page);
   void await(Lock& lock, size_t page);
   void drop(size_t page);
+  void abandon(size_t page);
 
   // Constant once all pages are added.
   const std::unique_ptr<PageSource> source_;

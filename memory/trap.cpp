@@ -44,9 +44,10 @@ bool only_views(const c10::OperatorHandle& op) {
   return alias != nullptr && !alias->isWrite();
 }
 
-// Takes sizes and dtype from its argument, not values: zeros_like.
+// Takes sizes or dtype from its argument, not values: zeros_like, new_zeros.
 bool only_imitates(const FunctionSchema& schema) {
-  return std::string_view(schema.name()).ends_with("_like");
+  const std::string_view name = schema.name();
+  return name.ends_with("_like") || name.starts_with("aten::new_");
 }
 
 template <typename Visit>
@@ -64,19 +65,13 @@ void for_each_trapped(const IValue& value, Visit visit) {
   }
 }
 
-// Operators that only view, around what this thread calls: reshape() may call clone().
-thread_local int views_of_thread = 0;
-
 // While it lives, views of the arguments may be made.
 class Views {
  public:
-  Views() { ++views_of_thread; }
   ~Views() {
-    --views_of_thread;
     for (const PageAddress& address : addresses_) address.pager->end_view(address.page);
   }
   void add(PageAddress address) {
-    if (!address.pager) return;
     address.pager->begin_view(address.page);
     addresses_.push_back(std::move(address));
   }
@@ -85,16 +80,35 @@ class Views {
   c10::SmallVector<PageAddress, 2> addresses_;
 };
 
+// Operators of this thread that the trap has let through and that have not ended. What they call,
+// they need: it is not for the user to change.
+thread_local int operators_under_way = 0;
+
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                torch::jit::Stack* stack) {
+  struct UnderWay {
+    UnderWay() { ++operators_under_way; }
+    ~UnderWay() { --operators_under_way; }
+  };
+  const UnderWay under_way;
+  op.redispatchBoxed(below, stack);
+}
+
 // What would leave a page's storage behind.
 void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
   const std::string_view name = schema.name();
-  const bool resizes =
-      name == "aten::resize_" || name == "aten::resize_as_" || name == "aten::set_";
+  const bool sets = name == "aten::set_";
+  const bool resizes = sets || name == "aten::resize_" || name == "aten::resize_as_";
   const bool sets_data = name == "aten::_has_compatible_shallow_copy_type";
   const bool clones = name == "aten::clone";
   if (!(resizes || sets_data || clones)) return;
-  if (arguments.empty() || !arguments[0].isTensor() || !is_paged(arguments[0].toTensor())) return;
-  const at::Tensor& tensor = arguments[0].toTensor();
+  // A tensor that takes over a page's memory would read it untrapped.
+  const auto changed = arguments.slice(0, std::min<size_t>(arguments.size(), sets ? 2 : 1));
+  const auto paged = std::find_if(changed.begin(), changed.end(), [](const IValue& argument) {
+    return argument.isTensor() && is_paged(argument.toTensor());
+  });
+  if (paged == changed.end()) return;
+  const at::Tensor& tensor = paged->toTensor();
   const auto who = [&] { return c10::str("a sharded parameter of sizes ", tensor.sizes()); };
   ZP_CHECK(!resizes, name, " of ", who(),
            ": its memory belongs to its page; change the module, or torch::load into it, before "
@@ -103,7 +117,7 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
            who(),
            ": its memory belongs to its page; call ->to() on the module before wrapping it, or "
            "cast what goes in and out");
-  if (!clones || views_of_thread > 0 || !tensor.is_leaf() || !tensor.requires_grad()) return;
+  if (!clones || operators_under_way > 0 || !tensor.is_leaf() || !tensor.requires_grad()) return;
   const PageAddress address = address_of(tensor, schema);
   ZP_CHECK(address.pager->is_pinned(address.page), "clone() of ", who(),
            ": a copy of a sharded module would hold every parameter whole on every rank; if that "
@@ -125,7 +139,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
       for_each_trapped(argument,
                        [&](const at::Tensor& tensor) { views.add(address_of(tensor, schema)); });
     }
-    op.redispatchBoxed(below, stack);
+    redispatch(op, below, stack);
     return;
   }
   Pins pins;
@@ -136,7 +150,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
     });
   }
   if (!pins.empty()) pins.take(schema.name());
-  op.redispatchBoxed(below, stack);
+  redispatch(op, below, stack);
 }
 
 TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {

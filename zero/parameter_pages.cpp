@@ -68,6 +68,10 @@ void ParameterPages::check(const NamedParameter& named, const DeferredValues* de
   ZP_CHECK(tensor.device().is_cpu() || is_deferred, "parameter \"", named.name(),
            "\": expected it on cpu, got ", tensor.device(),
            "; this version trains on the host: move the module with ->to(torch::kCPU)");
+  ZP_CHECK(!tensor.has_storage() || !memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
+           "parameter \"", named.name(),
+           "\" is sharded by another DataParallel, which is alive or has taken its values along; "
+           "wrap a module once");
   ZP_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), "parameter \"", named.name(),
            "\": expected a dense tensor, got layout ", tensor.layout(), "; densify it first");
   ZP_CHECK(tensor.is_leaf(), "parameter \"", named.name(),

@@ -570,6 +570,18 @@ TEST(ShardedErrorTest, RefusesToShardWhatSomethingElseHolds) {
   });
 }
 
+TEST(ShardedErrorTest, RefusesToWrapWhatIsShardedAlready) {
+  run_ranks(1, [](comm::World& world) {
+    auto module = make<ThreeLayers>();
+    auto model = std::make_unique<DataParallel<ThreeLayers>>(module, world, at_stage(3));
+    EXPECT_THAT(error_of([&] { DataParallel<ThreeLayers> again(module, world, at_stage(0)); }),
+                HasSubstr("is sharded by another DataParallel"));
+    model.reset();
+    EXPECT_THAT(error_of([&] { DataParallel<ThreeLayers> again(module, world, at_stage(3)); }),
+                HasSubstr("is sharded by another DataParallel"));
+  });
+}
+
 TEST(ShardedErrorTest, ARefusalLeavesTheModuleAsItWas) {
   run_ranks(2, [](comm::World& world) {
     auto module = make<ThreeLayers>();

@@ -505,7 +505,7 @@ TEST_F(PagerTest, RefusesToReleaseAllWhileAPageIsInUse) {
   const auto guard = keep({1});
   EXPECT_THAT(error_of([&] { pager().release_all("step()"); }),
               AllOf(HasSubstr("step(): parameter page \"p1\" is still in use"),
-                    HasSubstr("GatheredParameters")));
+                    HasSubstr("let the guard")));
   EXPECT_TRUE(is_resident(0)) << "all or nothing";
   EXPECT_TRUE(is_resident(1));
 }

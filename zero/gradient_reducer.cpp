@@ -107,10 +107,29 @@ void GradientReducer::after_accumulate(size_t parameter) {
   PageState& state = page_of(parameter);
   TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting, "parameter \"",
                         name_of(parameter), "\" got a gradient while its bucket was reduced");
-  collect(parameter);
+  if (!may_wait(parameter)) {
+    for (const size_t index : state.parameters) collect(index);
+  }
   if (when_ == ReduceWhen::kInStep || !synchronizes_) return;
   ++state.arrived;
   launch_complete();
+}
+
+// Opening a transient bucket waits for the one before it. While that is on its way, autograd's own
+// gradients may stay where they are, up to half a page of them.
+bool GradientReducer::may_wait(size_t parameter) const {
+  const size_t page = pages_->parameters()[parameter].page;
+  if (!buckets_->are_transient() || hooked_[parameter].slot.defined()) return false;
+  const bool would_block =
+      std::any_of(launch_order_.begin(), launch_order_.end(), [&](size_t other) {
+        return states_[other].bucket == BucketState::kReducing && !states_[other].reduction.done();
+      });
+  if (!would_block) return false;
+  int64_t waiting_numel = 0;
+  for (const size_t index : states_[page].parameters) {
+    if (gradient_of(index).defined()) waiting_numel += gradient_of(index).numel();
+  }
+  return 2 * waiting_numel <= pages_->layouts()[page].numel;
 }
 
 void GradientReducer::enter_backward() {
@@ -235,6 +254,7 @@ void GradientReducer::launch_complete() {
 void GradientReducer::launch(size_t page) {
   PageState& state = states_[page];
   TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting);
+  for (const size_t index : state.parameters) collect(index);
   open(page);
   auto* used = used_.mutable_data_ptr<uint8_t>();
   for (const size_t index : state.parameters) {
@@ -252,7 +272,6 @@ void GradientReducer::reduce_rest() {
   for (; next_launch_ < launch_order_.size(); ++next_launch_) {
     const size_t page = launch_order_[next_launch_];
     if (states_[page].bucket == BucketState::kReduced) reopen(page);
-    for (const size_t index : states_[page].parameters) collect(index);
     launch(page);
   }
   const comm::Pending used = pages_->world().communicator().all_reduce(

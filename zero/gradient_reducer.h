@@ -11,7 +11,8 @@
 //   from then on; so there is one copy of the gradients, and what accumulates (no_sync) accumulates
 //   in place.
 // * A complete bucket is reduced at once, beside the rest of backward, in the same order on all ranks.
-//   Where buckets are transient (zero/gradient_buckets), one is closed before the next is opened.
+//   Where buckets are transient (zero/gradient_buckets), one is closed before the next is opened;
+//   up to half a page of gradients stays with autograd rather than wait for that.
 // * At the end of backward the rest is reduced, with zeros for parameters without a gradient on this
 //   rank. A parameter without a gradient on any rank keeps p.grad() undefined, and the optimizer
 //   leaves it alone.
@@ -101,6 +102,7 @@ class GradientReducer {
   void after_accumulate(size_t parameter);
   void enter_backward();
 
+  bool may_wait(size_t parameter) const;
   void open(size_t page);
   void collect(size_t parameter);
   void reopen(size_t page);

@@ -12,7 +12,8 @@
 // * data_ptr() of a tensor whose page is not resident is null. What reads memory past the
 //   dispatcher needs a Pins around it.
 //
-// Cost: about 1 us an operator that takes a trapped tensor, nothing for others.
+// Cost: 0.2 to 0.3 us an operator that takes a trapped tensor, also for those that one calls; nothing
+// for others.
 #pragma once
 
 #include <ATen/core/TensorBody.h>

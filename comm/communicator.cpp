@@ -1,5 +1,7 @@
 #include "comm/communicator.h"
 
+#include <ATen/ops/empty.h>
+
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -11,8 +13,9 @@ void Communicator::check(const at::Tensor& tensor, const char* operation,
            tensor.defined() ? c10::str("sizes ", tensor.sizes(), ", strides ", tensor.strides())
                             : std::string("an undefined one"),
            "; pass a flat buffer");
-  ZP_CHECK(tensor.device().is_cpu(), operation, " of ", what, ": this communicator moves host ",
-           "memory, the tensor is on ", tensor.device(), "; copy it to the host first");
+  ZP_CHECK(tensor.device().type() == device(), operation, " of ", what, ": the tensor is on ",
+           tensor.device(), ", but the ", transport(), " communicator moves tensors on ", device(),
+           "; copy it there first");
 }
 
 void Communicator::check_slices(const at::Tensor& whole, const char* operation,
@@ -66,8 +69,8 @@ Pending Communicator::recv(const at::Tensor& tensor, int from_rank, std::string_
   return start_recv(tensor, from_rank, std::string(what));
 }
 
-WireBytes Communicator::wire_bytes() const {
-  return sent();
+at::Tensor Communicator::buffer(int64_t numel, at::ScalarType dtype) const {
+  return at::empty({numel}, at::TensorOptions().dtype(dtype).device(device()));
 }
 
 }  // namespace zeropage::comm

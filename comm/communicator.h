@@ -7,8 +7,8 @@
 // Bits: a reduction adds the ranks' contributions to an element as a pairwise tree in rank order
 // (comm/reduction.h), whatever the transport and wherever the element lies in the tensor.
 //
-// Tensors: 1-D, contiguous, on the host. Work in place; nothing may touch them until the Pending
-// has ended.
+// Tensors: 1-D, contiguous, on the communicator's device(). They
+// are worked on in place; nothing may touch them until the Pending has ended.
 // Errors: c10::Error naming the rank, the operation, its sequence number and `what` (say, the
 // page). After the first error the communicator is broken and refuses further operations with the
 // same message.
@@ -31,12 +31,23 @@ using memory::Pending;
 
 enum class ReduceOp : uint8_t { kSum, kMean, kMax };
 
-// Payload bytes that this rank sent, by operation.
-struct WireBytes {
-  int64_t all_gather = 0;
-  int64_t reduce_scatter = 0;
-  int64_t all_reduce = 0;
-  int64_t broadcast = 0;
+struct Traffic {
+  int64_t bytes = 0;  // of payload
+  int64_t messages = 0;
+
+  friend bool operator==(const Traffic&, const Traffic&) = default;
+};
+
+// What this rank sent, by operation.
+struct WireTraffic {
+  Traffic all_gather;
+  Traffic reduce_scatter;
+  Traffic all_reduce;
+  Traffic broadcast;
+  Traffic pair;     // send and recv
+  Traffic barrier;  // carries no payload
+
+  friend bool operator==(const WireTraffic&, const WireTraffic&) = default;
 };
 
 class Communicator {
@@ -64,7 +75,13 @@ class Communicator {
   Pending send(const at::Tensor& tensor, int to_rank, std::string_view what);
   Pending recv(const at::Tensor& tensor, int from_rank, std::string_view what);
 
-  WireBytes wire_bytes() const;
+  // Where the tensors must be.
+  virtual c10::DeviceType device() const { return c10::DeviceType::CPU; }
+  // [numel] elements there, not initialised.
+  at::Tensor buffer(int64_t numel, at::ScalarType dtype) const;
+  // "gloo", for reports.
+  virtual std::string_view transport() const = 0;
+  WireTraffic wire_traffic() const { return sent(); }
 
  protected:
   Communicator(int rank, int size) : rank_(rank), size_(size) {}
@@ -77,7 +94,7 @@ class Communicator {
   virtual Pending start_barrier(std::string what) = 0;
   virtual Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) = 0;
   virtual Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) = 0;
-  virtual WireBytes sent() const = 0;
+  virtual WireTraffic sent() const = 0;
 
   void check(const at::Tensor& tensor, const char* operation, std::string_view what) const;
   void check_slices(const at::Tensor& whole, const char* operation, std::string_view what) const;

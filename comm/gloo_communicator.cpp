@@ -6,83 +6,31 @@
 #include <utility>
 #include <vector>
 
+#include "comm/detail/call.h"
 #include "comm/detail/gloo_link.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/detail/store_calls.h"
 #include "comm/reduction.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "memory/exact.h"
 #include "memory/ledger.h"
 
 namespace zeropage::comm {
 namespace {
 
+using detail::bytes_of;
+using detail::Call;
 using detail::GlooLink;
+using detail::Operation;
+using detail::Slices;
 using Exchange = detail::GlooLink::Exchange;
 using memory::operator""_KiB;
 
 // Long enough to amortise Gloo's handshake, short enough that adding one hides behind receiving the
 // next.
 constexpr int64_t kSegmentBytes = 512_KiB;
-// Up to here one round of whole tensors is quicker than two rounds of slices.
-constexpr int64_t kSmallBytes = 32_KiB;
 // A timed-out rank waits this long for the others' account of where they stand.
 constexpr auto kPostMortem = std::chrono::seconds(1);
-
-enum class Operation : uint8_t {
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kBroadcast,
-  kBarrier,
-  kPair
-};
-
-constexpr const char* kOperationNames[] = {"all_gather", "reduce_scatter", "all_reduce",
-                                           "broadcast",  "barrier",        "send/recv"};
-
-// One call of one operation.
-struct Call {
-  Operation operation;
-  uint64_t sequence;
-  int64_t bytes;
-  std::string what;
-
-  std::string describe() const {
-    return c10::str(kOperationNames[static_cast<size_t>(operation)], " #", sequence, " of ", what,
-                    " (", memory::format_bytes(bytes), ")");
-  }
-
-  // Ranks that are out of step, or at different pages, compute different tags, so their messages
-  // never meet. The two ends of a send may call it what they like.
-  uint64_t tag(uint64_t round) const {
-    uint64_t hash = 0x9E3779B97F4A7C15ULL;
-    const auto mix = [&hash](uint64_t part) {
-      hash = (hash ^ part) * 0xBF58476D1CE4E5B9ULL;
-      hash ^= hash >> 29;
-    };
-    mix(sequence);
-    mix(static_cast<uint64_t>(operation));
-    mix(static_cast<uint64_t>(bytes));
-    mix(round);
-    if (operation == Operation::kPair) return hash;
-    for (const char letter : what) mix(static_cast<unsigned char>(letter));
-    return hash;
-  }
-};
-
-// Where each rank's slice of a tensor lies, in elements. The last slices may be short or empty.
-struct Slices {
-  int64_t numel;
-  int64_t slice_numel;
-
-  int64_t first(int rank) const { return std::min(numel, rank * slice_numel); }
-  int64_t count(int rank) const { return first(rank + 1) - first(rank); }
-  at::Tensor of(const at::Tensor& whole, int rank) const {
-    return whole.narrow(0, first(rank), count(rank));
-  }
-};
 
 class GlooCommunicator final : public Communicator {
  public:
@@ -95,29 +43,31 @@ class GlooCommunicator final : public Communicator {
 
   ~GlooCommunicator() override { link_.abort(); }
 
+  std::string_view transport() const override { return "gloo"; }
+
  private:
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {
     return start(Operation::kAllGather, whole, std::move(what), [this, whole](const Call& call) {
-      all_gather_slices(call, whole, even_slices(whole), sent_.all_gather);
+      all_gather_slices(call, whole, even_slices(whole));
     });
   }
 
   Pending start_reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string what) override {
     return start(Operation::kReduceScatter, whole, std::move(what),
                  [this, whole, op](const Call& call) {
-                   reduce_slices(call, whole, even_slices(whole), op, sent_.reduce_scatter);
+                   reduce_slices(call, whole, even_slices(whole), op);
                  });
   }
 
   Pending start_all_reduce(const at::Tensor& tensor, ReduceOp op, std::string what) override {
     return start(Operation::kAllReduce, tensor, std::move(what),
                  [this, tensor, op](const Call& call) {
-                   if (call.bytes <= kSmallBytes) {
+                   if (call.bytes <= detail::kSmallBytes) {
                      all_reduce_small(call, tensor, op);
                    } else {
                      const Slices slices = even_slices(tensor);
-                     reduce_slices(call, tensor, slices, op, sent_.all_reduce);
-                     all_gather_slices(call, tensor, slices, sent_.all_reduce);
+                     reduce_slices(call, tensor, slices, op);
+                     all_gather_slices(call, tensor, slices);
                    }
                  });
   }
@@ -137,6 +87,7 @@ class GlooCommunicator final : public Communicator {
     return launch(call, tensor, [this, tensor, to_rank](const Call& made) {
       Exchange exchange(link_);
       exchange.send(tensor, to_rank, made.tag(0));
+      sent_.add(made.operation, made.bytes);
       exchange.wait_sends();
     });
   }
@@ -149,9 +100,7 @@ class GlooCommunicator final : public Communicator {
     });
   }
 
-  WireBytes sent() const override {
-    return {sent_.all_gather, sent_.reduce_scatter, sent_.all_reduce, sent_.broadcast};
-  }
+  WireTraffic sent() const override { return sent_.total(); }
 
   // ---- starting ----
 
@@ -179,13 +128,7 @@ class GlooCommunicator final : public Communicator {
     return {Operation::kPair, sequence, bytes_of(tensor), std::move(what)};
   }
 
-  static int64_t bytes_of(const at::Tensor& tensor) {
-    return static_cast<int64_t>(tensor.nbytes());
-  }
-
-  Slices even_slices(const at::Tensor& whole) const {
-    return {whole.numel(), memory::div_ceil<int64_t>(whole.numel(), size())};
-  }
+  Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
 
   // ---- algorithms, on the progress thread ----
 
@@ -195,8 +138,7 @@ class GlooCommunicator final : public Communicator {
     for (int distance = 1; distance < size(); ++distance) visit((rank() + distance) % size());
   }
 
-  void all_gather_slices(const Call& call, const at::Tensor& whole, const Slices& slices,
-                         std::atomic<int64_t>& sent) {
+  void all_gather_slices(const Call& call, const at::Tensor& whole, const Slices& slices) {
     constexpr uint64_t kRound = uint64_t{1}
                                 << 32;  // apart from the rounds of a reduction before it
     Exchange exchange(link_);
@@ -210,7 +152,7 @@ class GlooCommunicator final : public Communicator {
     if (own.numel() > 0) {
       for_each_peer([&](int peer) {
         exchange.send(own, peer, call.tag(kRound));
-        sent += bytes_of(own);
+        sent_.add(call.operation, bytes_of(own));
       });
     }
     for (const size_t ticket : tickets) exchange.wait_recv(ticket);
@@ -219,8 +161,7 @@ class GlooCommunicator final : public Communicator {
 
   // Each slice goes to its owner, segment by segment, and is reduced there while the next segment
   // arrives.
-  void reduce_slices(const Call& call, const at::Tensor& whole, const Slices& slices, ReduceOp op,
-                     std::atomic<int64_t>& sent) {
+  void reduce_slices(const Call& call, const at::Tensor& whole, const Slices& slices, ReduceOp op) {
     const int64_t segment_numel = kSegmentBytes / static_cast<int64_t>(whole.element_size());
     Exchange exchange(link_);
     for (int64_t first = 0, round = 0; first < slices.slice_numel;
@@ -230,7 +171,7 @@ class GlooCommunicator final : public Communicator {
         if (count <= 0) return;
         const at::Tensor segment = whole.narrow(0, slices.first(peer) + first, count);
         exchange.send(segment, peer, call.tag(static_cast<uint64_t>(round)));
-        sent += bytes_of(segment);
+        sent_.add(call.operation, bytes_of(segment));
       });
     }
     const int64_t own_numel = slices.count(rank());
@@ -280,7 +221,7 @@ class GlooCommunicator final : public Communicator {
     });
     for_each_peer([&](int peer) {
       exchange.send(own, peer, call.tag(0));
-      sent_.all_reduce += call.bytes;
+      sent_.add(call.operation, call.bytes);
     });
     for (const size_t ticket : tickets) exchange.wait_recv(ticket);
     reduce_in_rank_order(contributions, tensor.data_ptr(), tensor.numel(), tensor.scalar_type(),
@@ -302,7 +243,7 @@ class GlooCommunicator final : public Communicator {
     for (int step = low_bit / 2; step > 0; step /= 2) {
       if (from_root + step >= size()) continue;
       exchange.send(tensor, (from_root + step + root) % size(), call.tag(0));
-      sent_.broadcast += call.bytes;
+      sent_.add(call.operation, call.bytes);
     }
     exchange.wait_sends();
   }
@@ -316,6 +257,7 @@ class GlooCommunicator final : public Communicator {
       const size_t ticket =
           exchange.recv(received, (rank() - distance + size()) % size(), call.tag(round));
       exchange.send(token, (rank() + distance) % size(), call.tag(round));
+      sent_.add(call.operation, 0);
       exchange.wait_recv(ticket);
       exchange.wait_sends();
     }
@@ -368,13 +310,6 @@ class GlooCommunicator final : public Communicator {
         });
   }
 
-  struct Sent {
-    std::atomic<int64_t> all_gather{0};
-    std::atomic<int64_t> reduce_scatter{0};
-    std::atomic<int64_t> all_reduce{0};
-    std::atomic<int64_t> broadcast{0};
-  };
-
   // Constant after construction.
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::chrono::milliseconds deadline_;
@@ -386,7 +321,7 @@ class GlooCommunicator final : public Communicator {
 
   // Owned by the progress thread.
   std::vector<at::Tensor> staging_;  // 2 x (size - 1) segments
-  Sent sent_;
+  detail::TrafficCounter sent_;
   GlooLink link_;
 
   detail::ProgressThread progress_;  // last: its thread uses everything above

@@ -10,6 +10,8 @@ class SoloCommunicator final : public Communicator {
  public:
   SoloCommunicator() : Communicator(/*rank=*/0, /*size=*/1) {}
 
+  std::string_view transport() const override { return "solo"; }
+
  private:
   Pending start_all_gather(const at::Tensor&, std::string) override { return {}; }
   Pending start_reduce_scatter(const at::Tensor&, ReduceOp, std::string) override { return {}; }
@@ -19,7 +21,7 @@ class SoloCommunicator final : public Communicator {
   // Unreachable: the base refuses a peer that is this rank, and there is no other.
   Pending start_send(const at::Tensor&, int, std::string) override { return {}; }
   Pending start_recv(const at::Tensor&, int, std::string) override { return {}; }
-  WireBytes sent() const override { return {}; }
+  WireTraffic sent() const override { return {}; }
 };
 
 }  // namespace zeropage::comm

@@ -125,6 +125,8 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
         static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), own));
     state_->place.local_world_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
   }
+  ZP_CHECK(options.transport != Transport::kShared,
+           "shared memory between ranks is not in this version; use Transport::kGloo");
   adopt(make_gloo_communicator({
             .store = c10::make_intrusive<c10d::PrefixStore>("gloo", state_->store),
             .rank = rank(),

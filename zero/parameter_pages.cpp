@@ -228,11 +228,12 @@ void ParameterPages::make_memory(size_t page) {
   const PageLayout& layout = layouts_[page];
   const memory::KindScope kind(memory::Kind::kParameter);
   if (shards(page)) {
-    memory.owned = at::zeros({layout.shard_numel}, layout.dtype);
+    memory.owned = world_.communicator().buffer(layout.shard_numel, layout.dtype).zero_();
     return;
   }
   const Range own = owned(page);
-  memory.whole = at::zeros({layout.padded_numel(world_.size())}, layout.dtype);
+  memory.whole =
+      world_.communicator().buffer(layout.padded_numel(world_.size()), layout.dtype).zero_();
   memory.owned = memory.whole.narrow(0, own.begin, own.numel());
 }
 

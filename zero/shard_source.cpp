@@ -22,7 +22,8 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
   at::Tensor whole;  // [world size * shard_numel]
   {
     const memory::KindScope kind(kind_);
-    whole = at::empty({entry.shard.numel() * world_.size()}, entry.shard.options());
+    whole = world_.communicator().buffer(entry.shard.numel() * world_.size(),
+                                         entry.shard.scalar_type());
   }
   whole.narrow(0, entry.range.begin, entry.range.numel()).copy_(entry.shard);
   return {whole, world_.communicator().all_gather(whole, entry.what)};

@@ -58,7 +58,7 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
   at::Tensor& owned = pages_of_gradients_[page].owned;
   {
     const memory::KindScope kind(memory::Kind::kGradient);
-    owned = at::zeros({layout.shard_numel}, layout.dtype);
+    owned = pages_->world().communicator().buffer(layout.shard_numel, layout.dtype).zero_();
   }
   pages_of_gradients_[page].gaps = gaps_between(page, parameters);
   std::vector<memory::Page::Tenant> tenants;
@@ -94,7 +94,8 @@ const at::Tensor& ShardedGradients::open(size_t page) {
   if (!bucket.defined()) {
     const PageLayout& layout = pages_->layouts()[page];
     const memory::KindScope kind(memory::Kind::kBucket);
-    bucket = at::empty({layout.padded_numel(pages_->world().size())}, layout.dtype);
+    bucket = pages_->world().communicator().buffer(layout.padded_numel(pages_->world().size()),
+                                                   layout.dtype);
     // They are reduced too.
     for (const Range& gap : pages_of_gradients_[page].gaps) {
       bucket.narrow(0, gap.begin, gap.numel()).zero_();

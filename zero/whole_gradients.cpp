@@ -28,7 +28,10 @@ WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages)
     if (!of_page.bucket.defined()) {
       const memory::KindScope kind(memory::Kind::kGradient);
       // Zeros: the gaps between slots are reduced too and must stay zero.
-      of_page.bucket = at::zeros({layout.padded_numel(pages_->world().size())}, layout.dtype);
+      of_page.bucket = pages_->world()
+                           .communicator()
+                           .buffer(layout.padded_numel(pages_->world().size()), layout.dtype)
+                           .zero_();
       const Range owned = pages_->owned(placed.page);
       of_page.owned = of_page.bucket.narrow(0, owned.begin, owned.numel());
     }

@@ -1,5 +1,6 @@
 #include "comm/detail/store_calls.h"
 
+#include <csignal>
 #include <future>
 #include <thread>
 #include <utility>
@@ -17,7 +18,14 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
                                       std::function<std::string()> ask) {
   std::packaged_task<std::string()> task(std::move(ask));
   std::future<std::string> answer = task.get_future();
-  std::thread(std::move(task)).detach();
+  std::thread([task = std::move(task)]() mutable {
+    // Writing to a store that has just died must end in an error, not in this process.
+    sigset_t broken_pipe;
+    sigemptyset(&broken_pipe);
+    sigaddset(&broken_pipe, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
+    task();
+  }).detach();
   if (answer.wait_for(limit) != std::future_status::ready) return std::nullopt;
   try {
     return answer.get();

@@ -11,6 +11,7 @@
 namespace train_gpt {
 namespace {
 
+using zeropage::comm::Traffic;
 using zeropage::memory::Breakdown;
 using zeropage::memory::Kind;
 using zeropage::memory::kKindCount;
@@ -20,14 +21,16 @@ using zeropage::memory::PagingStatistics;
 constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
-constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 2 + 4;
+constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 2 + 2 * 4;
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row(figures.memory.now.bytes.begin(), figures.memory.now.bytes.end());
   row.insert(row.end(), figures.memory.at_peak.bytes.begin(), figures.memory.at_peak.bytes.end());
-  row.insert(row.end(),
-             {figures.memory.rss_base_bytes, figures.memory.rss_peak_bytes, figures.wire.all_gather,
-              figures.wire.reduce_scatter, figures.wire.all_reduce, figures.wire.broadcast});
+  row.insert(row.end(), {figures.memory.rss_base_bytes, figures.memory.rss_peak_bytes});
+  for (const Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
+                              &figures.wire.all_reduce, &figures.wire.broadcast}) {
+    row.insert(row.end(), {sent->bytes, sent->messages});
+  }
   return row;
 }
 
@@ -38,7 +41,12 @@ RankFigures from_row(const int64_t* row) {
   row += 2 * kKindCount;
   figures.memory.rss_base_bytes = row[0];
   figures.memory.rss_peak_bytes = row[1];
-  figures.wire = {row[2], row[3], row[4], row[5]};
+  row += 2;
+  for (Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
+                        &figures.wire.all_reduce, &figures.wire.broadcast}) {
+    *sent = {row[0], row[1]};
+    row += 2;
+  }
   return figures;
 }
 
@@ -112,6 +120,16 @@ nlohmann::json to_json(const PagingStatistics& statistics) {
           {"wait_seconds", statistics.wait_seconds}};
 }
 
+// What a rank sent, by operation, in bytes or in messages.
+nlohmann::json to_json(size_t rank, const zeropage::comm::WireTraffic& sent,
+                       int64_t Traffic::*figure) {
+  return {{"rank", rank},
+          {"all_gather", sent.all_gather.*figure},
+          {"reduce_scatter", sent.reduce_scatter.*figure},
+          {"all_reduce", sent.all_reduce.*figure},
+          {"broadcast", sent.broadcast.*figure}};
+}
+
 }  // namespace
 
 std::string table(const Flags& flags, const RunFigures& run,
@@ -142,7 +160,8 @@ std::string table(const Flags& flags, const RunFigures& run,
 
 void write_json(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks) {
   nlohmann::json memory = nlohmann::json::array();
-  nlohmann::json wire = nlohmann::json::array();
+  nlohmann::json bytes_sent = nlohmann::json::array();
+  nlohmann::json messages_sent = nlohmann::json::array();
   const int64_t formula_bytes =
       formula(flags, run.parameters, static_cast<int>(ranks.size())).persistent();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
@@ -159,12 +178,8 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                       {"at_peak", at_peak},
                       {"rss_base_bytes", figures.rss_base_bytes},
                       {"rss_peak_bytes", figures.rss_peak_bytes}});
-    const zeropage::comm::WireBytes& sent = ranks[rank].wire;
-    wire.push_back({{"rank", rank},
-                    {"all_gather", sent.all_gather},
-                    {"reduce_scatter", sent.reduce_scatter},
-                    {"all_reduce", sent.all_reduce},
-                    {"broadcast", sent.broadcast}});
+    bytes_sent.push_back(to_json(rank, ranks[rank].wire, &Traffic::bytes));
+    messages_sent.push_back(to_json(rank, ranks[rank].wire, &Traffic::messages));
   }
   nlohmann::json json = {{"flags", flags.to_json()},
                          {"parameters", run.parameters},
@@ -173,7 +188,8 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                          {"tokens_per_second", run.tokens_per_second},
                          {"held_out_loss", run.held_out_loss},
                          {"memory", memory},
-                         {"wire_bytes", wire},
+                         {"wire_bytes", bytes_sent},
+                         {"wire_messages", messages_sent},
                          {"weights_sha256", run.weights_sha256}};
   if (flags.stage == 3) {
     PagingStatistics sum;

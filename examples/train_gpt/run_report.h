@@ -29,7 +29,7 @@ struct RankMemory {
 
 struct RankFigures {
   RankMemory memory;
-  zeropage::comm::WireBytes wire;
+  zeropage::comm::WireTraffic wire;
 };
 
 // ZeRO's formula for fp32 parameters and the chosen optimizer, a rank.

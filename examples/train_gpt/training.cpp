@@ -142,7 +142,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   own.memory.now = ledger.now();
   own.memory.at_peak = ledger.at_peak();
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
-  own.wire = world.communicator().wire_bytes();
+  own.wire = world.communicator().wire_traffic();
   run.tokens_per_second = static_cast<double>(flags.batch * flags.model.sequence * world.size()) /
                           median(run.step_seconds);
   run.held_out_loss = held_out_loss(world, data, model);

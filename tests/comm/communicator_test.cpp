@@ -135,9 +135,9 @@ TEST_P(CommunicatorTest, CountsTheBytesItSends) {
     communicator.reduce_scatter(whole, ReduceOp::kSum, "a test").wait();
     communicator.all_reduce(whole, ReduceOp::kSum, "a test").wait();
     const int64_t one_pass = 4 * slice * (size() - 1);
-    EXPECT_EQ(communicator.wire_bytes().all_gather, one_pass);
-    EXPECT_EQ(communicator.wire_bytes().reduce_scatter, one_pass);
-    EXPECT_EQ(communicator.wire_bytes().all_reduce, 2 * one_pass);
+    EXPECT_EQ(communicator.wire_traffic().all_gather.bytes, one_pass);
+    EXPECT_EQ(communicator.wire_traffic().reduce_scatter.bytes, one_pass);
+    EXPECT_EQ(communicator.wire_traffic().all_reduce.bytes, 2 * one_pass);
   });
 }
 

@@ -18,6 +18,9 @@ class DelayedCommunicator final : public comm::Communicator {
         random_(static_cast<unsigned>(rank())),
         milliseconds_(0, static_cast<int>(longest.count())) {}
 
+  c10::DeviceType device() const override { return inner_->device(); }
+  std::string_view transport() const override { return inner_->transport(); }
+
  private:
   using Tensor = at::Tensor;
   using ReduceOp = comm::ReduceOp;
@@ -55,7 +58,7 @@ class DelayedCommunicator final : public comm::Communicator {
   Pending start_recv(const Tensor& t, int from_rank, std::string what) override {
     return late(t, [=, this] { return inner_->recv(t, from_rank, what); });
   }
-  comm::WireBytes sent() const override { return inner_->wire_bytes(); }
+  comm::WireTraffic sent() const override { return inner_->wire_traffic(); }
 
   const std::unique_ptr<comm::Communicator> inner_;
   std::mt19937 random_;

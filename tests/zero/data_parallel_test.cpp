@@ -95,16 +95,14 @@ TEST_P(DataParallelTest, AccumulatesWithoutAveragingInsideNoSync) {
   run_ranks(2, [&](comm::World& world) {
     DataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
-    const int64_t sent_before = world.communicator().wire_bytes().all_reduce +
-                                world.communicator().wire_bytes().reduce_scatter;
+    const comm::WireTraffic sent_before = world.communicator().wire_traffic();
     {
       const auto guard = model.no_sync();
       backward(model, world.rank());
       backward(model, world.rank());
     }
-    EXPECT_EQ(world.communicator().wire_bytes().all_reduce +
-                  world.communicator().wire_bytes().reduce_scatter,
-              sent_before);
+    EXPECT_EQ(world.communicator().wire_traffic().all_reduce, sent_before.all_reduce);
+    EXPECT_EQ(world.communicator().wire_traffic().reduce_scatter, sent_before.reduce_scatter);
     EXPECT_EQ(model->weight.grad()[0][0].item<double>(), 2.0 * world.rank());
     backward(model, world.rank() + 1);
     EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), (3 * 0 + 1 + 3 * 1 + 1) / 2.0);

@@ -1,0 +1,115 @@
+// One call of one operation, as errors, tags and counters name it.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/TensorBody.h>
+#include <c10/util/StringUtil.h>
+
+#include "comm/communicator.h"
+#include "memory/bytes.h"
+#include "memory/exact.h"
+
+namespace zeropage::comm::detail {
+
+enum class Operation : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kBroadcast,
+  kPair,  // send or recv
+  kBarrier,
+};
+inline constexpr size_t kOperationCount = 6;
+
+constexpr const char* name(Operation operation) {
+  constexpr std::array<const char*, kOperationCount> kNames = {
+      "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send/recv", "barrier"};
+  return kNames[static_cast<size_t>(operation)];
+}
+
+// Up to here an all_reduce is one round of whole tensors: quicker than two rounds of slices.
+inline constexpr int64_t kSmallBytes = memory::operator""_KiB(32);
+
+inline int64_t bytes_of(const at::Tensor& tensor) {
+  return static_cast<int64_t>(tensor.nbytes());
+}
+
+struct Call {
+  Operation operation = Operation::kBarrier;
+  uint64_t sequence = 0;  // of this communicator's collectives; a pair of ranks counts its own
+  int64_t bytes = 0;
+  std::string what;
+
+  // all_gather #12 of page "blocks.1" (12.0 MiB)
+  std::string describe() const {
+    return c10::str(name(operation), " #", sequence, " of ", what, " (",
+                    memory::format_bytes(bytes), ")");
+  }
+
+  // Ranks that are out of step, or at different pages, compute different tags, so their messages
+  // never meet. The two ends of a send may call it what they like.
+  uint64_t tag(uint64_t round) const {
+    uint64_t hash = 0x9E3779B97F4A7C15ULL;
+    const auto mix = [&hash](uint64_t part) {
+      hash = (hash ^ part) * 0xBF58476D1CE4E5B9ULL;
+      hash ^= hash >> 29;
+    };
+    mix(sequence);
+    mix(static_cast<uint64_t>(operation));
+    mix(static_cast<uint64_t>(bytes));
+    mix(round);
+    if (operation == Operation::kPair) return hash;
+    for (const char letter : what) mix(static_cast<unsigned char>(letter));
+    return hash;
+  }
+};
+
+// Where each rank's slice of a tensor lies, in elements. The last slices may be short or empty.
+struct Slices {
+  int64_t numel = 0;
+  int64_t slice_numel = 0;
+
+  static Slices even(int64_t numel, int ranks) {
+    return {numel, memory::div_ceil<int64_t>(numel, ranks)};
+  }
+
+  int64_t first(int rank) const { return std::min(numel, rank * slice_numel); }
+  int64_t count(int rank) const { return first(rank + 1) - first(rank); }
+  at::Tensor of(const at::Tensor& whole, int rank) const {
+    return whole.narrow(0, first(rank), count(rank));
+  }
+};
+
+// Counts on one thread, is read from any.
+class TrafficCounter {
+ public:
+  void add(Operation operation, int64_t bytes, int64_t messages = 1) {
+    Count& count = counts_[static_cast<size_t>(operation)];
+    count.bytes.fetch_add(bytes, std::memory_order_relaxed);
+    count.messages.fetch_add(messages, std::memory_order_relaxed);
+  }
+
+  WireTraffic total() const {
+    const auto of = [this](Operation operation) {
+      const Count& count = counts_[static_cast<size_t>(operation)];
+      return Traffic{count.bytes.load(std::memory_order_relaxed),
+                     count.messages.load(std::memory_order_relaxed)};
+    };
+    return {of(Operation::kAllGather), of(Operation::kReduceScatter), of(Operation::kAllReduce),
+            of(Operation::kBroadcast), of(Operation::kPair),          of(Operation::kBarrier)};
+  }
+
+ private:
+  struct Count {
+    std::atomic<int64_t> bytes{0};
+    std::atomic<int64_t> messages{0};
+  };
+  std::array<Count, kOperationCount> counts_;
+};
+
+}  // namespace zeropage::comm::detail

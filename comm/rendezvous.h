@@ -19,6 +19,9 @@ struct Place {
   int local_rank = -1;
   int local_world_size = -1;
 
+  // What the ranks of one host, and no others, have in common; "": the world finds out.
+  std::string host;
+
   // Where the store is: a host and port that rank 0 (or the launcher's agent) serves, or a shared
   // file.
   std::string master_address;

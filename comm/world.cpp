@@ -1,16 +1,13 @@
 #include "comm/world.h"
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/version.h>
 
 #include "comm/detail/store_calls.h"
-#include "comm/gloo_communicator.h"
 #include "comm/solo_communicator.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
@@ -33,12 +30,6 @@ std::string did_not_come(const std::string& ranks, std::chrono::milliseconds dea
   return c10::str("rank ", ranks, " did not come within ",
                   static_cast<double>(deadline.count()) / 1000.0,
                   " s, or the store ended; see its output, or raise the deadline");
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  gethostname(name.data(), name.size() - 1);
-  return name.data();
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -117,23 +108,26 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
   }
   check_agreement("the world",
                   {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
-                   c10::str("deadline: ", options.deadline.count(), " ms")});
+                   c10::str("deadline: ", options.deadline.count(), " ms"),
+                   c10::str("communicator: ", name(options.transport))});
+  const std::string own_host = place.host.empty() ? host_identity() : place.host;
+  const std::vector<std::string> hosts = gather_text("hosts", own_host);
   if (place.local_rank < 0 || place.local_world_size < 0) {
-    const std::vector<std::string> hosts = gather_text("host names", host_name());
-    const std::string& own = hosts[static_cast<size_t>(rank())];
     state_->place.local_rank =
-        static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), own));
-    state_->place.local_world_size = static_cast<int>(std::count(hosts.begin(), hosts.end(), own));
+        static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), own_host));
+    state_->place.local_world_size =
+        static_cast<int>(std::count(hosts.begin(), hosts.end(), own_host));
   }
-  ZP_CHECK(options.transport != Transport::kShared,
-           "shared memory between ranks is not in this version; use Transport::kGloo");
-  adopt(make_gloo_communicator({
-            .store = c10::make_intrusive<c10d::PrefixStore>("gloo", state_->store),
-            .rank = rank(),
-            .size = size(),
-            .bind_address = address_for_peers(state_->place),
-            .deadline = options.deadline,
-        }),
+  adopt(make_communicator(
+            {.transport = options.transport,
+             .rank = rank(),
+             .size = size(),
+             .hosts = hosts,
+             .deadline = options.deadline,
+             .store = state_->store,
+             .bind_address = address_for_peers(state_->place),
+             .gather_text = [this](const auto& topic,
+                                   const auto& text) { return gather_text(topic, text); }}),
         options);
 }
 

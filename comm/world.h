@@ -16,15 +16,9 @@
 #include "comm/communicator.h"
 #include "comm/launcher.h"
 #include "comm/rendezvous.h"
+#include "comm/transport.h"
 
 namespace zeropage::comm {
-
-// What carries the bytes between ranks. All give the same bits.
-enum class Transport : uint8_t {
-  kAuto,    // shared memory between the ranks of a host, Gloo between hosts
-  kGloo,    // TCP between all ranks
-  kShared,  // shared memory; throws where it cannot be had or ranks are on several hosts
-};
 
 struct WorldOptions {
   // How long a rank may wait for another, in a collective as when they meet, before it ends with an

@@ -10,29 +10,14 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <stdexcept>
 #include <string>
 
 #include <ATen/core/TensorBody.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/detail/peer_error.h"
+
 namespace zeropage::comm::detail {
-
-// A peer that could not be reached, and why.
-struct PeerError : std::runtime_error {
-  PeerError(int peer, const std::string& reason, bool timed_out = false)
-      : std::runtime_error(reason), peer(peer), timed_out(timed_out) {}
-
-  static PeerError of_abort(int peer) {
-    PeerError error(peer, "aborted");
-    error.aborted = true;
-    return error;
-  }
-
-  int peer;
-  bool timed_out;
-  bool aborted = false;  // by abort(): the peer did nothing wrong
-};
 
 class GlooLink {
  public:

@@ -1,18 +1,19 @@
 // Runs a communicator's operations one after the other, beside the caller.
 //
+// Who waits for an operation that has not begun, and finds no other under way, performs what is
+// queued up to it: handing a small operation to another thread and back costs more than the
+// operation.
+//
 // After the first operation that throws, all later ones fail with the same error: ranks that went
 // out of step must not go on exchanging bytes.
 //
-// Threads: run() is called by one thread at a time; tasks run on the thread that this class owns,
-// which charges the ledger that was current where the ProgressThread was made.
+// Threads: run() is called by one thread at a time; tasks run one at a time, on the thread that this
+// class owns, which charges the ledger that was current where the ProgressThread was made, or on a
+// thread that waits.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <functional>
-#include <future>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -29,23 +30,11 @@ class ProgressThread {
   memory::Pending run(std::function<void()> task, std::vector<at::Tensor> buffers);
 
  private:
-  struct Job {
-    std::function<void()> task;
-    std::promise<void> done;
-  };
-  void work();
-  void perform(Job& job);
+  class Queue;
 
-  // Owned by the progress thread.
-  std::exception_ptr first_error_;
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  // Guarded by mutex_.
-  std::deque<Job> jobs_;
-  bool stopping_ = false;
-
-  std::thread thread_;  // last: starts when everything above is there
+  // Shared with what waits: a Pending may outlive the communicator.
+  const std::shared_ptr<Queue> queue_;
+  std::thread thread_;
 };
 
 }  // namespace zeropage::comm::detail

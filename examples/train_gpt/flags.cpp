@@ -40,7 +40,6 @@ const std::vector<Missing>& missing_features() {
       {"--offload-activations", "{none,host,nvme:DIR}", {"none"}, "activation offload"},
       {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
       {"--device", "{auto,cpu,cuda}", {"auto", "cpu"}, "the CUDA runtime"},
-      {"--communicator", "{auto,gloo,shared,nccl}", {"auto", "gloo"}, "that communicator"},
       {"--world-invariant", "", {"false"}, "the world-invariant mode"},
       {"--save", "DIR", {}, "training state on disk"},
       {"--save-every", "K", {}, "training state on disk"},
@@ -126,6 +125,8 @@ void check_values(const Flags& flags) {
       flags.optimizer == "lion"
           ? std::string("--optimizer lion: is not in this version; use adamw, adam, sgd or adagrad")
           : "--optimizer " + flags.optimizer + ": expected adamw, adam, sgd, lion or adagrad");
+  require(flags.communicator != "nccl",
+          "--communicator nccl: the CUDA runtime is not in this version; use auto, gloo or shared");
   require(flags.deadline_seconds > 0,
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }
@@ -160,6 +161,7 @@ nlohmann::json Flags::to_json() const {
                          {"parameter-budget", parameter_budget_bytes},
                          {"prefetch", prefetch ? "on" : "off"},
                          {"deferred", deferred},
+                         {"communicator", communicator},
                          {"deadline", deadline_seconds},
                          {"sample", sample},
                          {"json", json_path}};
@@ -208,6 +210,12 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
                  "Construct the model without memory for its parameters; auto: at stage 3")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->option_text("{auto,on,off}=auto");
+  app.add_option(
+         "--communicator", flags.communicator,
+         "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where it can "
+         "be had; the same bits")
+      ->check(CLI::IsMember({"auto", "gloo", "shared", "nccl"}))
+      ->option_text("{auto,gloo,shared,nccl}=auto");
   app.add_option("--deadline", flags.deadline_seconds,
                  "Seconds a rank waits for another before it gives up");
   app.add_option("--sample", flags.sample, "Characters to write at the end")

@@ -26,6 +26,7 @@ struct Flags {
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
   std::string deferred = "auto";
+  std::string communicator = "auto";
   double deadline_seconds = 60;
   int64_t sample = 0;
   std::string json_path;

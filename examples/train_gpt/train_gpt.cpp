@@ -27,6 +27,12 @@ int reporting(int exit_code, Action action) {
   }
 }
 
+zeropage::comm::Transport transport_of(const std::string& flag) {
+  using zeropage::comm::Transport;
+  if (flag == "gloo") return Transport::kGloo;
+  return flag == "shared" ? Transport::kShared : Transport::kAuto;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -40,7 +46,8 @@ int main(int argc, char** argv) {
     return failed;
   }
   const zeropage::comm::WorldOptions options{
-      std::chrono::milliseconds(static_cast<int64_t>(flags.deadline_seconds * 1000))};
+      .deadline = std::chrono::milliseconds(static_cast<int64_t>(flags.deadline_seconds * 1000)),
+      .transport = transport_of(flags.communicator)};
   const auto run_rank = [&](zeropage::comm::World& world) {
     flags.ranks = world.size();
     return reporting(kRuntimeError, [&] { train_gpt::train(world, flags, *data); });

@@ -133,7 +133,8 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   if (world.rank() == 0) {
     std::cout << run.parameters << " parameters on " << world.size()
-              << (world.size() == 1 ? " rank" : " ranks") << ", stage " << flags.stage << ", "
+              << (world.size() == 1 ? " rank" : " ranks") << " ("
+              << world.communicator().transport() << "), stage " << flags.stage << ", "
               << torch::get_num_threads() << " thread(s) a rank, text: " << data.description()
               << std::endl;
   }

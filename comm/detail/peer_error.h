@@ -1,0 +1,24 @@
+// A peer that could not be reached, and why.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace zeropage::comm::detail {
+
+struct PeerError : std::runtime_error {
+  PeerError(int peer, const std::string& reason, bool timed_out = false)
+      : std::runtime_error(reason), peer(peer), timed_out(timed_out) {}
+
+  static PeerError of_abort(int peer) {
+    PeerError error(peer, "aborted");
+    error.aborted = true;
+    return error;
+  }
+
+  int peer;
+  bool timed_out;
+  bool aborted = false;  // by abort(): the peer did nothing wrong
+};
+
+}  // namespace zeropage::comm::detail

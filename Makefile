@@ -4,7 +4,7 @@ JOBS := $(shell nproc)
 NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test lint bundle consumer clean
+.PHONY: help setup build train test bench lint bundle consumer clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
@@ -25,6 +25,10 @@ train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks wit
 
 test: build ## run all tests
 	@ctest --preset release -j $(JOBS)
+
+bench: setup $(BUILD)/build.ninja ## time collectives against c10d's Gloo, on an idle machine
+	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target collectives
+	@$(BUILD)/bench/collectives
 
 lint: ## check formatting, include arrows and file lengths, then clang-tidy (slow)
 	@scripts/setup.sh --lint

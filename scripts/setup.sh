@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(cmake ninja-build ccache python3-venv libgtest-dev libcli11-dev nlohmann-json3-dev
-          libhwloc-dev libssl-dev)
+          libhwloc-dev libssl-dev libbenchmark-dev)
 [ "${1:-}" = --lint ] && packages+=(clang-format clang-tidy)
 
 # LibTorch as PyPI ships it, without the 3 GB of CUDA libraries that only a GPU build loads.

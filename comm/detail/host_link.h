@@ -42,7 +42,6 @@ class HostLink {
     std::vector<int> ranks;  // of this host, in the order that all of them use
     int own = 0;             // this rank's place among them
     std::chrono::milliseconds deadline;
-    bool reads_peers = true;  // false: tensors pass through slots even where the kernel would copy
   };
 
   // The segment that the host's first rank makes for so many ranks.
@@ -52,8 +51,8 @@ class HostLink {
   // REQUIRES: all ranks have constructed theirs. Whether the kernel lets this rank read the others'
   // memory; "" or why not.
   std::string find_peers();
-  // Whether all ranks can, which the caller has asked them.
-  void use_peer_memory(bool all_can) { reads_peers_ = all_can && options_.reads_peers; }
+  // all_can: the same on all ranks. False, as at first: tensors pass through slots.
+  void use_peer_memory(bool all_can) { reads_peers_ = all_can; }
   ~HostLink();
 
   int size() const { return static_cast<int>(options_.ranks.size()); }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/harness/ranks.h"
+#include "tests/harness/slots.h"
 
 namespace zeropage::comm {
 namespace {
@@ -24,16 +25,26 @@ torch::Tensor tree_sum(int low, int high, int64_t numel) {
   return tree_sum(low, low + half, numel) + tree_sum(low + half, high, numel);
 }
 
-class CommunicatorTest : public ::testing::TestWithParam<int> {
+enum class Way : uint8_t { kGloo, kShared, kSlots };
+
+class CommunicatorTest : public ::testing::TestWithParam<std::tuple<Way, int>> {
  protected:
-  int size() const { return GetParam(); }
+  int size() const { return std::get<1>(GetParam()); }
+
+  void run(const testing::RankFunction& fn) const {
+    const Way way = std::get<0>(GetParam());
+    testing::RankOptions options;
+    options.transport = way == Way::kGloo ? Transport::kGloo : Transport::kShared;
+    if (way == Way::kSlots && size() > 1) options.decorate = testing::without_peer_memory;
+    run_ranks(size(), fn, options);
+  }
 };
 
 // From one element to several segments, ragged.
 const std::vector<int64_t> kNumels = {0, 1, 5, 1000, 100'003, 700'001};
 
 TEST_P(CommunicatorTest, AllReduceGivesEveryRankTheTreeSum) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     for (const int64_t numel : kNumels) {
       const auto tensor = contribution(world.rank(), numel);
       world.communicator().all_reduce(tensor, ReduceOp::kSum, "a test").wait();
@@ -43,7 +54,7 @@ TEST_P(CommunicatorTest, AllReduceGivesEveryRankTheTreeSum) {
 }
 
 TEST_P(CommunicatorTest, ReduceScatterGivesARankTheMeanOfItsSliceAndLeavesTheRest) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     for (const int64_t slice : {1, 257, 300'001}) {
       const int64_t numel = slice * size();
       const auto whole = contribution(world.rank(), numel);
@@ -57,7 +68,7 @@ TEST_P(CommunicatorTest, ReduceScatterGivesARankTheMeanOfItsSliceAndLeavesTheRes
 }
 
 TEST_P(CommunicatorTest, AllGatherBringsEverySliceIntoPlace) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kInt64}) {
       const int64_t slice = 4097;
       const auto whole = torch::zeros({slice * size()}, dtype);
@@ -71,7 +82,7 @@ TEST_P(CommunicatorTest, AllGatherBringsEverySliceIntoPlace) {
 }
 
 TEST_P(CommunicatorTest, BroadcastReachesAllFromAnyRoot) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     for (int root = 0; root < size(); ++root) {
       const auto tensor = contribution(world.rank(), 12'345);
       world.communicator().broadcast(tensor, root, "a test").wait();
@@ -82,7 +93,7 @@ TEST_P(CommunicatorTest, BroadcastReachesAllFromAnyRoot) {
 
 TEST_P(CommunicatorTest, BarrierWaitsForTheLastRank) {
   std::atomic<int> arrived{0};
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20 * world.rank()));
     ++arrived;
     world.communicator().barrier("a test").wait();
@@ -91,7 +102,7 @@ TEST_P(CommunicatorTest, BarrierWaitsForTheLastRank) {
 }
 
 TEST_P(CommunicatorTest, SendsMatchReceivesInOrder) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     if (size() == 1) return;
     const int next = (world.rank() + 1) % size();
     const int previous = (world.rank() + size() - 1) % size();
@@ -112,7 +123,7 @@ TEST_P(CommunicatorTest, SendsMatchReceivesInOrder) {
 }
 
 TEST_P(CommunicatorTest, ManyOperationsInFlightEndInOrder) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     std::vector<torch::Tensor> tensors;
     std::vector<Pending> pending;
     for (int round = 0; round < 40; ++round) {
@@ -127,7 +138,7 @@ TEST_P(CommunicatorTest, ManyOperationsInFlightEndInOrder) {
 }
 
 TEST_P(CommunicatorTest, CountsTheBytesItSends) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     const int64_t slice = 100'000;
     const auto whole = torch::zeros({slice * size()});
     Communicator& communicator = world.communicator();
@@ -142,7 +153,7 @@ TEST_P(CommunicatorTest, CountsTheBytesItSends) {
 }
 
 TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
-  run_ranks(size(), [&](World& world) {
+  run([&](World& world) {
     Communicator& communicator = world.communicator();
     EXPECT_THROW(communicator.all_reduce(torch::zeros({2, 2}), ReduceOp::kSum, "a test"),
                  c10::Error);
@@ -157,7 +168,16 @@ TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CommunicatorTest, ::testing::Values(1, 2, 3, 4, 7, 8));
+std::string case_name(const ::testing::TestParamInfo<std::tuple<Way, int>>& info) {
+  constexpr const char* kNames[] = {"Gloo", "Shared", "Slots"};
+  return c10::str(kNames[static_cast<size_t>(std::get<0>(info.param))], std::get<1>(info.param));
+}
+
+INSTANTIATE_TEST_SUITE_P(WaysAndRanks, CommunicatorTest,
+                         ::testing::Combine(::testing::Values(Way::kGloo, Way::kShared,
+                                                              Way::kSlots),
+                                            ::testing::Values(1, 2, 3, 4, 7, 8)),
+                         case_name);
 
 TEST(CommunicatorFailureTest, ARankThatLeavesIsNamedWithTheOperation) {
   const auto errors = try_ranks(3, [](World& world) {

@@ -22,6 +22,8 @@ using RankFunction = std::function<void(comm::World&)>;
 struct RankOptions {
   std::chrono::milliseconds deadline = std::chrono::seconds(30);
   std::function<std::unique_ptr<comm::Communicator>(std::unique_ptr<comm::Communicator>)> decorate;
+  comm::Transport transport = comm::Transport::kAuto;
+  std::vector<std::string> hosts = {};  // by rank; none: all on this one
 };
 
 // Runs fn on `size` ranks and returns what each threw (null: nothing), by rank.
@@ -40,8 +42,13 @@ inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& f
                            .world_size = size,
                            .local_rank = rank,
                            .local_world_size = size,
+                           .host = options.hosts.empty() ? std::string()
+                                                         : options.hosts[static_cast<size_t>(rank)],
                            .launcher = "test"},
-                          store, {.deadline = options.deadline, .decorate = options.decorate});
+                          store,
+                          {.deadline = options.deadline,
+                           .transport = options.transport,
+                           .decorate = options.decorate});
         fn(world);
         // Leaving early would look like a lost rank to the others.
         world.communicator().barrier("the end of the test").wait();

@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <utility>
 
+#include "comm/detail/broken_pipe.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
 
@@ -11,6 +12,7 @@ namespace zeropage::comm::detail {
 ProgressThread::ProgressThread() {
   thread_ = std::thread([this, ledger = memory::Ledger::current()] {
     pthread_setname_np(pthread_self(), "zp-progress");
+    const BrokenPipeScope broken_pipe;
     memory::LedgerScope scope(ledger);
     work();
   });

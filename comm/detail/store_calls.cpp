@@ -1,10 +1,11 @@
 #include "comm/detail/store_calls.h"
 
-#include <csignal>
 #include <future>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "comm/detail/broken_pipe.h"
 
 namespace zeropage::comm::detail {
 namespace {
@@ -19,11 +20,7 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
   std::packaged_task<std::string()> task(std::move(ask));
   std::future<std::string> answer = task.get_future();
   std::thread([task = std::move(task)]() mutable {
-    // Writing to a store that has just died must end in an error, not in this process.
-    sigset_t broken_pipe;
-    sigemptyset(&broken_pipe);
-    sigaddset(&broken_pipe, SIGPIPE);
-    pthread_sigmask(SIG_BLOCK, &broken_pipe, nullptr);
+    const BrokenPipeScope scope;
     task();
   }).detach();
   if (answer.wait_for(limit) != std::future_status::ready) return std::nullopt;

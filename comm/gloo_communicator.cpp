@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "comm/detail/broken_pipe.h"
 #include "comm/detail/call.h"
 #include "comm/detail/gloo_link.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/detail/store_calls.h"
+#include "comm/detail/watch.h"
 #include "comm/reduction.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -38,8 +40,12 @@ class GlooCommunicator final : public Communicator {
       : Communicator(options.rank, options.size),
         store_(options.store->clone()),
         deadline_(options.deadline),
-        link_({options.store, options.rank, options.size, options.bind_address, options.deadline}) {
-  }
+        link_({options.store, options.rank, options.size, options.bind_address, options.deadline}),
+        watch_({.store = store_,
+                .rank = options.rank,
+                .size = options.size,
+                .patience = detail::Watch::patience_for(options.deadline),
+                .interrupt = [this] { link_.abort(); }}) {}
 
   ~GlooCommunicator() override { link_.abort(); }
 
@@ -83,7 +89,12 @@ class GlooCommunicator final : public Communicator {
   }
 
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
-    const Call call = pair_call(tensor, std::move(what), pairs_sent_[to_rank]++);
+    const Call call{.operation = Operation::kPair,
+                    .sequence = pairs_sent_[to_rank]++,
+                    .bytes = bytes_of(tensor),
+                    .what = std::move(what),
+                    .peer = to_rank,
+                    .end = Call::End::kSends};
     return launch(call, tensor, [this, tensor, to_rank](const Call& made) {
       Exchange exchange(link_);
       exchange.send(tensor, to_rank, made.tag(0));
@@ -93,7 +104,12 @@ class GlooCommunicator final : public Communicator {
   }
 
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
-    const Call call = pair_call(tensor, std::move(what), pairs_received_[from_rank]++);
+    const Call call{.operation = Operation::kPair,
+                    .sequence = pairs_received_[from_rank]++,
+                    .bytes = bytes_of(tensor),
+                    .what = std::move(what),
+                    .peer = from_rank,
+                    .end = Call::End::kReceives};
     return launch(call, tensor, [this, tensor, from_rank](const Call& made) {
       Exchange exchange(link_);
       exchange.wait_recv(exchange.recv(tensor, from_rank, made.tag(0)));
@@ -114,18 +130,15 @@ class GlooCommunicator final : public Communicator {
   Pending launch(Call call, const at::Tensor& tensor, Body body) {
     return progress_.run(
         [this, call = std::move(call), body = std::move(body)] {
+          // The thread may be one of the user's, who waits.
+          const detail::BrokenPipeScope broken_pipe;
           try {
-            body(call);
+            watch_.perform(call, [&] { body(call); });
           } catch (const detail::PeerError& error) {
             fail(call, error);
           }
         },
         {tensor});
-  }
-
-  // Send and recv are not collective, so they are counted for each pair of ranks.
-  static Call pair_call(const at::Tensor& tensor, std::string what, uint64_t sequence) {
-    return {Operation::kPair, sequence, bytes_of(tensor), std::move(what)};
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
@@ -275,6 +288,11 @@ class GlooCommunicator final : public Communicator {
 
   // Tells the others through the store, asks the store what they say, and throws the whole account.
   [[noreturn]] void fail(const Call& call, const detail::PeerError& error) {
+    if (const auto verdict = watch_.verdict()) {
+      const std::string ours = c10::str(call.describe(), ": ", verdict->words);
+      account_of(verdict->other, ours, std::chrono::seconds(0));
+      ZP_THROW(ours);
+    }
     ZP_CHECK(
         !error.aborted, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
@@ -289,8 +307,7 @@ class GlooCommunicator final : public Communicator {
     if (theirs && !theirs->empty())
       ZP_THROW(ours, ". Rank ", error.peer, " had failed in ", *theirs);
     if (!error.timed_out) ZP_THROW(ours, ". See the last lines of rank ", error.peer);
-    ZP_THROW(ours, ". Rank ", error.peer,
-             " said nothing: it hangs, was stopped, or is busy elsewhere");
+    ZP_THROW(ours, "; it hangs, was stopped, or is busy elsewhere. ", watch_.describe_others());
   }
 
   // Publishes our account and returns the peer's if it has one within `patience`. Where the store
@@ -301,6 +318,7 @@ class GlooCommunicator final : public Communicator {
     return detail::ask_within(
         patience + kPostMortem, [store = store_, own_key = failure_key(rank()),
                                  peer_key = failure_key(peer), ours, patience] {
+          if (!detail::is_served(store)) return std::string();
           detail::write_key(*store, own_key, ours);
           if (patience.count() == 0 && !store->check({peer_key})) return std::string();
           store->wait({peer_key},
@@ -323,6 +341,7 @@ class GlooCommunicator final : public Communicator {
   std::vector<at::Tensor> staging_;  // 2 x (size - 1) segments
   detail::TrafficCounter sent_;
   GlooLink link_;
+  detail::Watch watch_;
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

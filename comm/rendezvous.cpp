@@ -16,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "comm/detail/broken_pipe.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -177,6 +178,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
   options.isServer = place.rank == 0 && !place.launcher_serves_store;
   options.waitWorkers = false;  // we count the ranks ourselves, to name the missing ones
   options.timeout = deadline;
+  // For the thread that serves it, which is started here.
+  const detail::BrokenPipeScope broken_pipe;
   try {
     return c10::make_intrusive<c10d::TCPStore>(place.master_address, options);
   } catch (const std::exception& error) {

@@ -126,7 +126,12 @@ class SharedMemoryCommunicator final : public Communicator {
   }
 
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
-    const Call call{Operation::kPair, pairs_sent_[to_rank]++, bytes_of(tensor), std::move(what)};
+    const Call call{.operation = Operation::kPair,
+                    .sequence = pairs_sent_[to_rank]++,
+                    .bytes = bytes_of(tensor),
+                    .what = std::move(what),
+                    .peer = to_rank,
+                    .end = Call::End::kSends};
     return launch(call, tensor, [this, tensor, to_rank](const Call& made) {
       link_->send(to_rank, made, tensor.data_ptr());
       sent_.add(made.operation, made.bytes);
@@ -134,8 +139,12 @@ class SharedMemoryCommunicator final : public Communicator {
   }
 
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
-    const Call call{Operation::kPair, pairs_received_[from_rank]++, bytes_of(tensor),
-                    std::move(what)};
+    const Call call{.operation = Operation::kPair,
+                    .sequence = pairs_received_[from_rank]++,
+                    .bytes = bytes_of(tensor),
+                    .what = std::move(what),
+                    .peer = from_rank,
+                    .end = Call::End::kReceives};
     return launch(call, tensor, [this, tensor, from_rank](const Call& made) {
       link_->receive(from_rank, made, tensor.data_ptr());
     });

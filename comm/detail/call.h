@@ -44,11 +44,18 @@ struct Call {
   uint64_t sequence = 0;  // of this communicator's collectives; a pair of ranks counts its own
   int64_t bytes = 0;
   std::string what;
+  // Of a pair: the other rank, and which end this one is.
+  enum class End : uint8_t { kNone, kSends, kReceives };
+  int peer = -1;
+  End end = End::kNone;
 
-  // all_gather #12 of page "blocks.1" (12.0 MiB)
+  // all_gather #12 of page "blocks.1" (12.0 MiB), send #3 to rank 1 of a batch (4.0 KiB)
   std::string describe() const {
-    return c10::str(name(operation), " #", sequence, " of ", what, " (",
-                    memory::format_bytes(bytes), ")");
+    std::string text = name(operation);
+    std::string to;
+    if (end == End::kSends) text = "send", to = c10::str(" to rank ", peer);
+    if (end == End::kReceives) text = "recv", to = c10::str(" from rank ", peer);
+    return c10::str(text, " #", sequence, to, " of ", what, " (", memory::format_bytes(bytes), ")");
   }
 
   // Ranks that are out of step, or at different pages, compute different tags, so their messages

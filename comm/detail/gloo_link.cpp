@@ -7,6 +7,8 @@
 
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "comm/detail/broken_pipe.h"
+
 namespace zeropage::comm::detail {
 namespace {
 
@@ -45,6 +47,8 @@ struct GlooLink::Exchange::State {
 
 GlooLink::GlooLink(const Options& options) : impl_(std::make_unique<Impl>()) {
   impl_->deadline = options.deadline;
+  // For Gloo's thread, which is started here.
+  const BrokenPipeScope broken_pipe;
   auto gloo = c10d::ProcessGroupGloo::Options::create(options.deadline);
   gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(options.bind_address)};
   // Its worker threads serve its collectives, of which we use none.

@@ -25,6 +25,14 @@ constexpr auto kLookAround = std::chrono::milliseconds(100);
 // What a rank tries to read in another's memory.
 constexpr uint64_t kCookie = 0x5A65726F70616765ULL;
 
+constexpr const char* kSameOrder =
+    "; all ranks must call the same operations on the same sizes in the same order";
+
+// A rank waits this long before it asks itself whether the others wait for it in something else.
+std::chrono::milliseconds patience_for(std::chrono::milliseconds deadline) {
+  return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), deadline / 4);
+}
+
 template <size_t capacity>
 void copy_text(std::array<char, capacity>& to, const std::string& from) {
   const size_t length = std::min(from.size(), capacity - 1);
@@ -66,11 +74,8 @@ struct HostLink::Announcement {
   uint64_t address;
   std::array<char, 160> what;
 
-  std::string describe() const {
-    std::string text = Call{operation, sequence, bytes, text_of(what)}.describe();
-    if (operation != Operation::kBarrier) text += c10::str(" in ", dtype);
-    if (root >= 0) text += c10::str(" from rank ", root);
-    return text;
+  Call call() const {
+    return {.operation = operation, .sequence = sequence, .bytes = bytes, .what = text_of(what)};
   }
 
   bool agrees_with(const Announcement& other) const {
@@ -78,6 +83,24 @@ struct HostLink::Announcement {
            root == other.root && sequence == other.sequence && bytes == other.bytes &&
            what == other.what;
   }
+
+  // What differs where the descriptions are the same.
+  std::string difference_from(const Announcement& other) const {
+    if (bytes != other.bytes) return c10::str(" of ", bytes, " bytes against ", other.bytes);
+    if (dtype != other.dtype) return c10::str(" in ", dtype, " against ", other.dtype);
+    if (root != other.root) return c10::str(" from rank ", root, " against rank ", other.root);
+    return " with another reduction or a longer name";
+  }
+};
+
+// A send or recv that a rank is in.
+struct HostLink::PairRecord {
+  std::atomic<bool> open{false};
+  uint64_t sequence = 0;
+  int64_t bytes = 0;
+  int peer = -1;
+  Call::End end = Call::End::kNone;
+  std::array<char, 160> what{};
 };
 
 struct HostLink::Header {
@@ -95,7 +118,8 @@ struct HostLink::Board {
   std::atomic<uint64_t> sessions{0};            // begun
   std::atomic<uint64_t> ended{0};               // sessions of which it has seen the last meeting
   std::array<Announcement, 2> announcements{};  // of the sessions with that parity
-  std::array<char, 1024> account{};             // before condition is kFailed
+  PairRecord pair;
+  std::array<char, 1024> account{};  // before condition is kFailed
 };
 
 // From one rank to another. `posted` is the sender's, `taken` the receiver's.
@@ -225,40 +249,79 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     }
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     if (peer.has_ended() && condition != Condition::kLeft) {
-      throw PeerError(
-          rank, c10::str("lost rank ", rank, " (process ", peer.pid(), ", last ", standing(place),
-                         "); it has ended or was killed. See the last "
-                         "lines of rank ",
-                         rank));
+      throw PeerError(rank, c10::str("lost rank ", rank, " (process ", peer.pid(),
+                                     "); it has ended or was killed. Rank ", rank, " ",
+                                     describe_standing(place), "; see its last lines"));
     }
   }
   for (const int place : awaited) {
     if (static_cast<Condition>(board(place).condition.load()) == Condition::kLeft) {
-      throw PeerError(rank_of(place),
-                      c10::str("lost rank ", rank_of(place), ": it let its world go, last ",
-                               standing(place), "; all ranks must call the same operations"));
+      throw PeerError(
+          rank_of(place),
+          c10::str("lost rank ", rank_of(place), ": it let its world go. Rank ", rank_of(place),
+                   " ", describe_standing(place), "; all ranks must call the same operations"));
     }
   }
-  if (Clock::now() < give_up_at || awaited.empty()) return;
+  if (awaited.empty()) return;
+  const auto now = Clock::now();
+  if (now > give_up_at - options_.deadline + patience_for(options_.deadline)) {
+    look_for_ranks_out_of_step();
+  }
+  if (now < give_up_at) return;
   std::string standings;
   for (const int place : awaited) {
-    standings += c10::str("; rank ", rank_of(place), " is ", standing(place), " and its process ",
-                          peers_[static_cast<size_t>(place)].pid(), " ",
-                          peers_[static_cast<size_t>(place)].state());
+    const PeerProcess& peer = peers_[static_cast<size_t>(place)];
+    standings += c10::str(". Rank ", rank_of(place), " ", describe_standing(place),
+                          "; its process ", peer.pid(), " ", peer.state());
   }
   throw PeerError(
       rank_of(awaited.front()),
-      c10::str("rank ", rank_of(awaited.front()), " did not come within ",
+      c10::str("rank ", rank_of(awaited.front()), " did not answer within ",
                static_cast<double>(options_.deadline.count()) / 1000.0, " s", standings),
       /*timed_out=*/true);
 }
 
-std::string HostLink::standing(int place) const {
+// Ranks in different collectives meet and see for themselves; a pair of ranks does not.
+void HostLink::look_for_ranks_out_of_step() const {
+  const auto ours = standing_of(own());
+  for (int place = 0; place < size() && ours; ++place) {
+    const auto theirs = standing_of(place);
+    if (place == own() || !theirs) continue;
+    if (ours->call.operation != Operation::kPair && theirs->call.operation != Operation::kPair) {
+      continue;
+    }
+    if (!never_meet(rank_of(own()), *ours, rank_of(place), *theirs, /*broadcasts_wait=*/true)) {
+      continue;
+    }
+    throw PeerError(rank_of(place),
+                    c10::str("rank ", rank_of(place), " is out of step: it waits in ",
+                             theirs->call.describe(), kSameOrder));
+  }
+}
+
+// The operation that a rank is in; nothing between two. The rank may be going on meanwhile.
+std::optional<Standing> HostLink::standing_of(int place) const {
   const Board& of_peer = board(place);
   const uint64_t begun = of_peer.sessions.load(std::memory_order_acquire);
-  if (begun == 0) return "before its first operation";
-  const bool ended = of_peer.ended.load(std::memory_order_acquire) >= begun;
-  return (ended ? "after " : "in ") + of_peer.announcements[(begun - 1) % 2].describe();
+  if (of_peer.pair.open.load(std::memory_order_acquire)) {
+    const PairRecord& pair = of_peer.pair;
+    return Standing{.begun = begun,
+                    .call = {.operation = Operation::kPair,
+                             .sequence = pair.sequence,
+                             .bytes = pair.bytes,
+                             .what = text_of(pair.what),
+                             .peer = pair.peer,
+                             .end = pair.end}};
+  }
+  if (of_peer.ended.load(std::memory_order_acquire) >= begun) return std::nullopt;
+  return Standing{.begun = begun, .call = of_peer.announcements[(begun - 1) % 2].call()};
+}
+
+std::string HostLink::describe_standing(int place) const {
+  if (const auto standing = standing_of(place)) return "stands at " + standing->call.describe();
+  const uint64_t begun = board(place).sessions.load(std::memory_order_acquire);
+  if (begun == 0) return "has called nothing yet";
+  return "was last in " + board(place).announcements[(begun - 1) % 2].call().describe();
 }
 
 void HostLink::meet(Moment give_up_at) {
@@ -328,11 +391,13 @@ void HostLink::Session::check_announcements() const {
   const Announcement& ours = link_.board(link_.own()).announcements[number_ % 2];
   for (int place = 0; place < link_.size(); ++place) {
     const Announcement& theirs = link_.board(place).announcements[number_ % 2];
-    ZP_CHECK(theirs.agrees_with(ours), "ranks are out of step: rank ", link_.rank_of(link_.own()),
-             " called ", ours.describe(), ", rank ", link_.rank_of(place), " called ",
-             theirs.describe(),
-             "; all ranks must call the same operations, in the same order, on tensors of the same "
-             "size");
+    if (theirs.agrees_with(ours)) continue;
+    const int rank = link_.rank_of(place);
+    const std::string there = theirs.call().describe();
+    const bool alike = there == ours.call().describe();
+    throw PeerError(rank,
+                    c10::str("rank ", rank, " is out of step: it waits in ", there,
+                             alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
   }
 }
 
@@ -352,7 +417,26 @@ void HostLink::Session::read(int place, int64_t offset, void* into, int64_t byte
 
 // ---- pairs ----
 
+class HostLink::PairScope {
+ public:
+  PairScope(PairRecord& record, const Call& call) : record_(record) {
+    record_.sequence = call.sequence;
+    record_.bytes = call.bytes;
+    record_.peer = call.peer;
+    record_.end = call.end;
+    copy_text(record_.what, call.what);
+    record_.open.store(true, std::memory_order_release);
+  }
+  ~PairScope() { record_.open.store(false, std::memory_order_release); }
+  PairScope(const PairScope&) = delete;
+  PairScope& operator=(const PairScope&) = delete;
+
+ private:
+  PairRecord& record_;
+};
+
 void HostLink::send(int place, const Call& call, const void* data) {
+  const PairScope scope(board(own()).pair, call);
   const Moment give_up_at = Clock::now() + options_.deadline;
   Lane& there = lane(own(), place);
   const auto awaited = [place] { return std::vector<int>{place}; };
@@ -387,6 +471,7 @@ void HostLink::send(int place, const Call& call, const void* data) {
 }
 
 void HostLink::receive(int place, const Call& call, void* data) {
+  const PairScope scope(board(own()).pair, call);
   const Moment give_up_at = Clock::now() + options_.deadline;
   Lane& there = lane(place, own());
   const auto wait_for_post = [&] {
@@ -403,9 +488,11 @@ void HostLink::receive(int place, const Call& call, void* data) {
     futex_wake_all(there.taken);
   };
   wait_for_post();
-  ZP_CHECK(there.bytes == call.bytes, "ranks are out of step: rank ", rank_of(place), " sends ",
-           there.bytes, " bytes, rank ", rank_of(own()), " receives ", call.bytes, " in ",
-           call.describe(), "; both ends must pass tensors of the same size");
+  if (there.bytes != call.bytes) {
+    throw PeerError(rank_of(place),
+                    c10::str("rank ", rank_of(place), " is out of step: it sends ", there.bytes,
+                             " bytes, this rank expects ", call.bytes, kSameOrder));
+  }
   if (there.address != 0 && call.bytes > 0) {
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     const int error = peer.read(there.address, data, static_cast<size_t>(call.bytes));

@@ -12,8 +12,8 @@
 // Pairs of ranks exchange messages apart from the collectives (send, recv).
 //
 // Threads: one at a time; abort() may come from another.
-// Errors: PeerError for a peer that ended, left or did not come within the deadline; c10::Error, on
-// all ranks, where they announce different collectives.
+// Errors: PeerError for a peer that ended, left, did not come within the deadline, or is out of step
+// (all ranks then get one).
 #pragma once
 
 #include <atomic>
@@ -30,6 +30,7 @@
 #include "comm/detail/peer_error.h"
 #include "comm/detail/peer_process.h"
 #include "comm/detail/shared_segment.h"
+#include "comm/detail/standing.h"
 
 namespace zeropage::comm::detail {
 
@@ -96,12 +97,13 @@ class HostLink {
   void fail(const std::string& account);
   // Ends what waits, and all later waits, with an error. For destruction.
   void abort();
-  // Where a rank stands, for errors: "in all_gather #12 of ...".
-  std::string standing(int place) const;
+  // Where a rank stands, for errors: "in all_gather #12 of ...", "after ...".
+  std::string describe_standing(int place) const;
 
  private:
   struct Header;
   struct Announcement;
+  struct PairRecord;
   struct Board;
   struct Lane;
 
@@ -118,6 +120,9 @@ class HostLink {
   template <typename Ready, typename Awaited>
   void wait(const FutexWord& word, Ready ready, Awaited awaited, Moment give_up_at);
   void look_around(const std::vector<int>& awaited, Moment give_up_at) const;
+  void look_for_ranks_out_of_step() const;
+  std::optional<Standing> standing_of(int place) const;
+  class PairScope;
 
   SharedSegment segment_;
   const Options options_;

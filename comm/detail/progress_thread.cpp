@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <utility>
 
+#include "comm/detail/broken_pipe.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
 
@@ -100,6 +101,7 @@ class ProgressThread::Queue {
 ProgressThread::ProgressThread() : queue_(std::make_shared<Queue>()) {
   thread_ = std::thread([queue = queue_, ledger = memory::Ledger::current()] {
     pthread_setname_np(pthread_self(), "zp-progress");
+    const BrokenPipeScope broken_pipe;
     memory::LedgerScope scope(ledger);
     queue->work();
   });

@@ -13,6 +13,15 @@ namespace {
 // From SIGTERM to SIGKILL after a failure: enough to flush, not to save a state.
 constexpr std::chrono::milliseconds kTerminationTime{1000};
 
+// A killed rank's connections close a moment before its end can be seen, so that a peer may end first.
+constexpr std::chrono::milliseconds kLateNotice{500};
+
+// Whether this is the cause and the end of another rank with an exit code is the effect. Losing a
+// peer may make a rank abort, but raises no other signal.
+bool explains_failure_of_others(const RankEnd& end) {
+  return end.signal != 0 && end.signal != SIGABRT;
+}
+
 void say(const std::string& text) {
   write_fully(STDERR_FILENO, "zeropage: " + text + "\n");
 }
@@ -117,9 +126,15 @@ void RankSupervisor::notice_ends(const std::vector<SignalEvent>& order) {
 }
 
 void RankSupervisor::on_end(int rank) {
-  if (!ranks_[rank].process.end()->failed() || phase_ != Phase::kRunning) return;
-  culprit_ = rank;
-  enter(Phase::kGrace, options_.grace);
+  const RankEnd& end = *ranks_[rank].process.end();
+  if (phase_ == Phase::kRunning && end.failed()) {
+    culprit_ = rank;
+    first_failure_ = Clock::now();
+    enter(Phase::kGrace, options_.grace);
+  } else if (phase_ == Phase::kGrace && ranks_[*culprit_].process.end()->signal == 0 &&
+             explains_failure_of_others(end) && Clock::now() < first_failure_ + kLateNotice) {
+    culprit_ = rank;
+  }
 }
 
 void RankSupervisor::on_signal(int signal) {

@@ -69,6 +69,7 @@ class RankSupervisor {
   Phase phase_ = Phase::kRunning;
   std::optional<Clock::time_point> deadline_;  // when to leave the phase
   std::optional<int> culprit_;                 // the rank that failed first
+  Clock::time_point first_failure_;
   std::optional<int> interrupted_by_;  // the signal that ended the launch, before any rank failed
 };
 

@@ -22,6 +22,10 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::string& key, std::chrono::milliseconds limit);
 
+// Whether anybody serves the store, as far as a knock at its port tells. A call to a store that is
+// gone throws, but c10d prints a stack trace before.
+bool is_served(const c10::intrusive_ptr<c10d::Store>& store);
+
 void write_key(c10d::Store& store, const std::string& key, const std::string& text);
 
 }  // namespace zeropage::comm::detail

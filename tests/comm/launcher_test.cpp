@@ -136,6 +136,18 @@ TEST(LauncherTest, ReportsTheSignalThatKilledTheFirstRank) {
   EXPECT_THAT(launch.err(), Not(HasSubstr("exited with code")));
 }
 
+TEST(LauncherTest, BlamesTheRankThatWasKilledNotThePeerThatEndedAMomentBefore) {
+  LaunchedProcess launch(shell(kRankOne + "exit 1; sleep 0.1; kill -KILL $$", ranks(2)));
+  EXPECT_EQ(launch.wait(), 128 + SIGKILL);
+  EXPECT_THAT(launch.err(), HasSubstr("rank 0 (pid "));
+}
+
+TEST(LauncherTest, BlamesTheFirstFailureForAnAbortThatFollows) {
+  LaunchedProcess launch(shell(kRankOne + "exit 3; sleep 0.1; kill -ABRT $$", ranks(2)));
+  EXPECT_EQ(launch.wait(), 3);
+  EXPECT_THAT(launch.err(), HasSubstr("rank 1 (pid "));
+}
+
 TEST(LauncherTest, LetsSurvivorsEndByThemselvesWithinTheGrace) {
   LaunchedProcess launch(shell(
       "trap 'echo signalled' TERM; " + kRankOne + "exit 3; sleep 0.3; echo ended alone; exit 4",

@@ -1,4 +1,5 @@
-// No silent hang: a rank that dies ends the others with its name in seconds.
+// No silent hang: a rank that dies ends the others with its name in seconds, one that is stopped at
+// the deadline.
 #include <signal.h>
 
 #include <gmock/gmock.h>
@@ -13,7 +14,7 @@ namespace {
 
 using comm::LaunchedProcess;
 
-int train_until_killed(comm::World& world, int victim, int stage) {
+int train_until_signal(comm::World& world, int victim, int stage, int signal) {
   try {
     at::set_num_threads(1);
     torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(),
@@ -24,7 +25,7 @@ int train_until_killed(comm::World& world, int victim, int stage) {
     DataParallel<torch::nn::Sequential> model(net, world, options);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
     for (int step = 0; step < 1'000'000; ++step) {
-      if (step == 3 && world.rank() == victim) ::raise(SIGKILL);
+      if (step == 3 && world.rank() == victim) ::raise(signal);
       optimizer.zero_grad();
       model(torch::randn({4, 64})).pow(2).sum().backward();
       optimizer.step();
@@ -36,13 +37,15 @@ int train_until_killed(comm::World& world, int victim, int stage) {
   }
 }
 
-class RankLostTest : public ::testing::TestWithParam<std::tuple<int, int, int>> {};
+class RankLostTest : public ::testing::TestWithParam<std::tuple<int, int, int, comm::Transport>> {};
 
 TEST_P(RankLostTest, TheOthersEndWithItsNameInSeconds) {
-  const auto [ranks, victim, stage] = GetParam();
-  LaunchedProcess launched([ranks = ranks, victim = victim, stage = stage] {
+  const auto [ranks, victim, stage, transport] = GetParam();
+  LaunchedProcess launched([ranks = ranks, victim = victim, stage = stage, transport = transport] {
     return comm::World::launch(
-        ranks, [=](comm::World& world) { return train_until_killed(world, victim, stage); });
+        ranks,
+        [=](comm::World& world) { return train_until_signal(world, victim, stage, SIGKILL); },
+        {.transport = transport});
   });
   EXPECT_EQ(launched.wait(), 128 + SIGKILL);
   EXPECT_LT(launched.seconds(), 15.0) << "start-up included; the deadline is 60 s";
@@ -52,10 +55,46 @@ TEST_P(RankLostTest, TheOthersEndWithItsNameInSeconds) {
   EXPECT_THAT(errors, ::testing::HasSubstr(c10::str("lost rank ", victim)));
 }
 
+using comm::Transport;
+
 INSTANTIATE_TEST_SUITE_P(RanksVictimsStages, RankLostTest,
-                         ::testing::Values(std::make_tuple(2, 0, 1), std::make_tuple(2, 1, 0),
-                                           std::make_tuple(2, 1, 3), std::make_tuple(4, 2, 1),
-                                           std::make_tuple(4, 2, 3)));
+                         ::testing::Values(std::make_tuple(2, 0, 1, Transport::kGloo),
+                                           std::make_tuple(2, 1, 0, Transport::kGloo),
+                                           std::make_tuple(2, 1, 3, Transport::kGloo),
+                                           std::make_tuple(4, 2, 1, Transport::kGloo),
+                                           std::make_tuple(4, 2, 3, Transport::kGloo),
+                                           std::make_tuple(2, 0, 1, Transport::kShared),
+                                           std::make_tuple(2, 1, 3, Transport::kShared),
+                                           std::make_tuple(4, 2, 3, Transport::kShared)));
+
+class RankStoppedTest : public ::testing::TestWithParam<std::tuple<int, Transport>> {};
+
+TEST_P(RankStoppedTest, TheOthersSayAtTheDeadlineWhereItWasLastHeard) {
+  const auto [victim, transport] = GetParam();
+  LaunchedProcess launched([victim = victim, transport = transport] {
+    return comm::World::launch(
+        3,
+        [=](comm::World& world) { return train_until_signal(world, victim, /*stage=*/1, SIGSTOP); },
+        {.deadline = std::chrono::seconds(2), .transport = transport},
+        {.grace = std::chrono::seconds(4)});
+  });
+  EXPECT_EQ(launched.wait(), 1);
+  EXPECT_LT(launched.seconds(), 20.0);
+  const std::string errors = launched.err();
+  EXPECT_THAT(errors,
+              ::testing::HasSubstr(c10::str("rank ", victim, " did not answer within 2 s")));
+  EXPECT_THAT(errors,
+              ::testing::ContainsRegex(c10::str("Rank ", victim, " was last (heard )?in ")));
+  if (transport == Transport::kShared) {
+    EXPECT_THAT(errors, ::testing::HasSubstr("is stopped (SIGSTOP"));
+  }
+}
+
+// Rank 0 serves the store, which then does not answer either.
+INSTANTIATE_TEST_SUITE_P(Victims, RankStoppedTest,
+                         ::testing::Combine(::testing::Values(0, 1),
+                                            ::testing::Values(Transport::kGloo,
+                                                              Transport::kShared)));
 
 }  // namespace
 }  // namespace zeropage

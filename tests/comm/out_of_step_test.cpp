@@ -1,0 +1,229 @@
+// Ranks that wait for each other in vain, and ranks that merely wait.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/detail/standing.h"
+#include "tests/harness/ranks.h"
+
+namespace zeropage::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::run_ranks;
+using testing::try_ranks;
+using namespace std::chrono_literals;
+
+class OutOfStepTest : public ::testing::TestWithParam<Transport> {
+ protected:
+  testing::RankOptions options() const { return {.transport = GetParam()}; }
+  std::vector<std::string> errors_of(int size, const testing::RankFunction& calls) const;
+};
+
+// What each rank says when all run `calls`; the deadline is far beyond what the test may take.
+std::vector<std::string> OutOfStepTest::errors_of(int size,
+                                                  const testing::RankFunction& calls) const {
+  const auto start = std::chrono::steady_clock::now();
+  std::vector<std::string> messages;
+  for (const auto& error : try_ranks(size, calls, options())) messages.push_back(message_of(error));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 6s) << "found out within 3 s";
+  return messages;
+}
+
+TEST_P(OutOfStepTest, DifferentOperationsAreNamedOnBothRanks) {
+  const auto errors = errors_of(2, [](World& world) {
+    const auto tensor = torch::zeros({64});
+    world.communicator().barrier("the start").wait();
+    if (world.rank() == 0) {
+      world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
+    } else {
+      world.communicator().all_gather(tensor, "page \"b\"").wait();
+    }
+  });
+  const std::string ours = "all_reduce #1 of page \"a\" (256 B)";
+  const std::string theirs = "all_gather #1 of page \"b\" (256 B)";
+  EXPECT_THAT(errors[0], AllOf(HasSubstr("[rank 0/2] " + ours + ": rank 1 is out of step"),
+                               HasSubstr(theirs)));
+  EXPECT_THAT(errors[1], AllOf(HasSubstr("[rank 1/2] " + theirs + ": rank 0 is out of step"),
+                               HasSubstr(ours)));
+}
+
+TEST_P(OutOfStepTest, DifferentSizesThatPrintAlikeAreToldInBytes) {
+  const auto errors = errors_of(2, [](World& world) {
+    const auto tensor = torch::zeros({1'000'000 + 2 * world.rank()});
+    world.communicator().all_gather(tensor, "page \"a\"").wait();
+  });
+  EXPECT_THAT(errors[0], HasSubstr("of 4000008 bytes against 4000000"));
+  EXPECT_THAT(errors[1], HasSubstr("of 4000000 bytes against 4000008"));
+}
+
+TEST_P(OutOfStepTest, DifferentPagesAreNamedOnBothRanks) {
+  const auto errors = errors_of(2, [](World& world) {
+    const std::string page = c10::str("page \"blocks.", world.rank(), "\"");
+    world.communicator().broadcast(torch::zeros({64}), 0, page).wait();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(HasSubstr("broadcast #0 of page \"blocks.0\""),
+                             HasSubstr("broadcast #0 of page \"blocks.1\"")));
+  }
+}
+
+TEST_P(OutOfStepTest, OneRankOfManyIsNamedOnAll) {
+  const auto errors = errors_of(5, [](World& world) {
+    const auto tensor = torch::zeros({100'000});
+    if (world.rank() != 3) world.communicator().broadcast(tensor, 2, "page \"a\"").wait();
+    world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"b\"").wait();
+  });
+  for (int rank = 0; rank < 5; ++rank) {
+    EXPECT_THAT(errors[rank], AllOf(HasSubstr("broadcast #0 of page \"a\""),
+                                    HasSubstr("all_reduce #0 of page \"b\"")))
+        << rank;
+  }
+}
+
+TEST_P(OutOfStepTest, TwoRanksThatBothSendAreNamed) {
+  const auto errors = errors_of(2, [](World& world) {
+    world.communicator().send(torch::zeros({64}), 1 - world.rank(), "a message").wait();
+  });
+  // Over shared memory the second to end may say what the first one said.
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(HasSubstr("send #0 to rank 1 of a message"),
+                             HasSubstr("send #0 to rank 0 of a message"),
+                             HasSubstr("is out of step: it waits in send #0 to rank ")));
+  }
+}
+
+TEST_P(OutOfStepTest, AReceiverWhosePeerIsInACollectiveIsNamedOnBothRanks) {
+  const auto errors = errors_of(2, [](World& world) {
+    if (world.rank() == 0) {
+      world.communicator().recv(torch::zeros({64}), 1, "a message").wait();
+    } else {
+      world.communicator().barrier("the end of the step").wait();
+    }
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, AllOf(HasSubstr("barrier #0 of the end of the step"),
+                             HasSubstr("recv #0 from rank 1 of a message"),
+                             HasSubstr("is out of step: it waits in ")));
+  }
+}
+
+TEST_P(OutOfStepTest, ASlowRankIsLeftAlone) {
+  run_ranks(
+      3,
+      [](World& world) {
+        const auto tensor = torch::full({100'000}, world.rank(), torch::kFloat32);
+        for (int round = 0; round < 3; ++round) {
+          if (world.rank() == round) std::this_thread::sleep_for(2500ms);
+          world.communicator().broadcast(tensor, (round + 1) % 3, "a page").wait();
+          world.communicator().all_reduce(tensor, ReduceOp::kMax, "a page").wait();
+          world.communicator().barrier("a round").wait();
+        }
+        EXPECT_TRUE(tensor.eq(1).all().item<bool>());
+      },
+      options());
+}
+
+// A broadcast over TCP ends without the ranks that come late; in shared memory it waits for all.
+TEST(OutOfStepOverGlooTest, SlowPairsBesideABroadcastAreLeftAlone) {
+  const auto calls = [](World& world) {
+    const auto tensor = torch::zeros({1000});
+    Communicator& communicator = world.communicator();
+    // Each rank waits in something else for more than a second, and all of it goes on.
+    if (world.rank() == 0) {
+      communicator.recv(tensor, 1, "a message").wait();
+      communicator.broadcast(tensor, 2, "a page").wait();
+    } else if (world.rank() == 1) {
+      communicator.broadcast(tensor, 2, "a page").wait();
+      communicator.send(tensor, 0, "a message").wait();
+    } else {
+      std::this_thread::sleep_for(2500ms);
+      communicator.broadcast(tensor, 2, "a page").wait();
+    }
+  };
+  run_ranks(3, calls, {.transport = Transport::kGloo});
+}
+
+TEST(OutOfStepOverSharedMemoryTest, ABroadcastThatCannotEndNamesBothCalls) {
+  const auto errors = try_ranks(2,
+                                [](World& world) {
+                                  const auto tensor = torch::zeros({1000});
+                                  if (world.rank() == 0) {
+                                    world.communicator().recv(tensor, 1, "a message").wait();
+                                  } else {
+                                    world.communicator().broadcast(tensor, 1, "a page").wait();
+                                  }
+                                },
+                                {.transport = Transport::kShared});
+  for (const auto& error : errors) {
+    EXPECT_THAT(message_of(error),
+                AllOf(HasSubstr("recv #0 from rank 1"), HasSubstr("broadcast #0 of a page")));
+  }
+}
+
+TEST_P(OutOfStepTest, SlowPairsAreLeftAlone) {
+  const auto calls = [](World& world) {
+    const auto tensor = torch::zeros({1000});
+    if (world.rank() == 0) {
+      world.communicator().recv(tensor, 1, "a message").wait();
+    } else if (world.rank() == 1) {
+      std::this_thread::sleep_for(2500ms);
+      world.communicator().send(tensor, 0, "a message").wait();
+    }
+    world.communicator().barrier("the end").wait();
+  };
+  run_ranks(3, calls, options());
+}
+
+TEST_P(OutOfStepTest, ARankThatStoppedCallingIsToldFromOneThatWaits) {
+  std::atomic<bool> over{false};
+  const auto errors =
+      try_ranks(3,
+                [&](World& world) {
+                  const auto tensor = torch::zeros({64});
+                  world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
+                  if (world.rank() == 1) {
+                    while (!over) std::this_thread::sleep_for(10ms);
+                    return;
+                  }
+                  try {
+                    world.communicator().all_gather(torch::zeros({3}), "page \"b\"").wait();
+                  } catch (...) {
+                    std::this_thread::sleep_for(500ms);  // both end at their own deadline
+                    over = true;
+                    throw;
+                  }
+                },
+                {.deadline = 2s, .transport = GetParam()});
+  EXPECT_THAT(
+      message_of(errors[0]),
+      AllOf(HasSubstr("all_gather #1 of page \"b\" (12 B): rank 1 did not answer within 2 s"),
+            ContainsRegex("Rank 1 was last (heard )?in all_reduce #0 of page \"a\" .256 B.")));
+}
+
+TEST(StandingTest, IsReadAsItWasWritten) {
+  detail::Standing standing;
+  standing.beat = 7;
+  standing.begun = 3;
+  standing.call = {.operation = detail::Operation::kPair,
+                   .sequence = 12,
+                   .bytes = 1LL << 40,
+                   .what = "page \"a b\"\nof two lines",
+                   .peer = 2,
+                   .end = detail::Call::End::kReceives};
+  standing.account = "all is lost";
+  const auto read = detail::Standing::parse(standing.to_text());
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->to_text(), standing.to_text());
+  EXPECT_EQ(read->call.describe(), standing.call.describe());
+  EXPECT_FALSE(detail::Standing::parse("").has_value());
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, OutOfStepTest,
+                         ::testing::Values(Transport::kGloo, Transport::kShared),
+                         [](const auto& info) { return std::string(name(info.param)); });
+
+}  // namespace
+}  // namespace zeropage::comm

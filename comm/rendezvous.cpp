@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <array>
 #include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <ifaddrs.h>
 #include <limits>
@@ -10,6 +11,7 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <sys/socket.h>
+#include <thread>
 #include <unistd.h>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -17,6 +19,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/detail/broken_pipe.h"
+#include "comm/detail/store_calls.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -178,6 +181,18 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
   options.isServer = place.rank == 0 && !place.launcher_serves_store;
   options.waitWorkers = false;  // we count the ranks ourselves, to name the missing ones
   options.timeout = deadline;
+  // c10d asks the name service about each address that refuses it, for a message: seconds, where
+  // that does not answer. So it is not let try before somebody listens.
+  const auto give_up_at = std::chrono::steady_clock::now() + deadline;
+  while (!options.isServer &&
+         !detail::accepts_connections(place.master_address, place.master_port)) {
+    ZP_CHECK(std::chrono::steady_clock::now() < give_up_at, "rank ", place.rank, " of ",
+             place.world_size, " cannot reach the store at ", place.master_address, ":",
+             place.master_port, " (MASTER_ADDR:MASTER_PORT): nothing has listened there for ",
+             static_cast<double>(deadline.count()) / 1000.0,
+             " s; is rank 0 running, is the address right?");
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
   // For the thread that serves it, which is started here.
   const detail::BrokenPipeScope broken_pipe;
   try {

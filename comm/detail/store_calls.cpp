@@ -63,23 +63,25 @@ std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store
   });
 }
 
+bool accepts_connections(const std::string& host, uint16_t port) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return false;
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
+  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
+    if (accepts(*address)) return true;
+  }
+  return false;
+}
+
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store) {
   auto innermost = store;
   if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
     innermost = prefixed->getUnderlyingNonPrefixStore();
   }
   const auto* over_tcp = dynamic_cast<c10d::TCPStore*>(innermost.get());
-  if (over_tcp == nullptr) return true;
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const std::string port = std::to_string(over_tcp->getPort());
-  if (::getaddrinfo(over_tcp->getHost().c_str(), port.c_str(), &hints, &found) != 0) return false;
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    if (accepts(*address)) return true;
-  }
-  return false;
+  return over_tcp == nullptr || accepts_connections(over_tcp->getHost(), over_tcp->getPort());
 }
 
 void write_key(c10d::Store& store, const std::string& key, const std::string& text) {

@@ -22,6 +22,9 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::string& key, std::chrono::milliseconds limit);
 
+// Whether something listens there, now.
+bool accepts_connections(const std::string& host, uint16_t port);
+
 // Whether anybody serves the store, as far as a knock at its port tells. A call to a store that is
 // gone throws, but c10d prints a stack trace before.
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -16,15 +17,9 @@
 #include "comm/communicator.h"
 #include "comm/launcher.h"
 #include "comm/rendezvous.h"
+#include "comm/transport.h"
 
 namespace zeropage::comm {
-
-// What carries the bytes between ranks. All give the same bits.
-enum class Transport : uint8_t {
-  kAuto,    // shared memory between the ranks of a host, Gloo between hosts
-  kGloo,    // TCP between all ranks
-  kShared,  // shared memory; throws where it cannot be had or ranks are on several hosts
-};
 
 struct WorldOptions {
   // How long a rank may wait for another, in a collective as when they meet, before it ends with an
@@ -37,6 +32,8 @@ struct WorldOptions {
   // Unset: as it is.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate;
 };
+
+struct SimulationOptions;
 
 class World {
  public:
@@ -54,6 +51,11 @@ class World {
   // A rank at a place that the caller knows, meeting the others in `store`. Collective.
   World(const Place& place, c10::intrusive_ptr<c10d::Store> store,
         const WorldOptions& options = {});
+
+  // One rank of a world without any other, for figures: tensors have sizes and no values
+  // (comm/simulated_communicator.h), what ranks are about to do agrees, and every rank's text is
+  // this one's.
+  static World simulated(const SimulationOptions& options);
 
   int rank() const;
   int size() const;
@@ -74,13 +76,15 @@ class World {
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
 
  private:
+  struct State;
+  explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   std::string judge(const std::string& topic, const std::string& round,
                     const std::string& text) const;
   std::string ask_for_verdict(const std::string& topic, const std::string& round,
                               const std::string& text) const;
 
-  struct State;
   std::shared_ptr<State> state_;
 };
 

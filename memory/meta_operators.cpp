@@ -39,9 +39,19 @@ Tensor embedding_dense_backward(const Tensor& gradient, const Tensor&, int64_t r
   return at::empty({rows, gradient.size(-1)}, gradient.options());
 }
 
+std::vector<int64_t> broadcast_sizes(const Tensor& first, const Tensor& second,
+                                     const Tensor& third) {
+  return at::infer_size(at::infer_size(first.sizes(), second.sizes()), third.sizes());
+}
+
 Tensor where(const Tensor& condition, const Tensor& self, const Tensor& other) {
-  const auto sizes = at::infer_size(at::infer_size(condition.sizes(), self.sizes()), other.sizes());
-  return at::empty(sizes, condition.options().dtype(at::result_type(self, other)));
+  return at::empty(broadcast_sizes(condition, self, other),
+                   condition.options().dtype(at::result_type(self, other)));
+}
+
+Tensor& where_out(const Tensor& condition, const Tensor& self, const Tensor& other, Tensor& out) {
+  out.resize_(broadcast_sizes(condition, self, other));
+  return out;
 }
 
 Tensor relu(const Tensor& self) {
@@ -107,6 +117,7 @@ torch::Library make_library() {
   library.impl("index_select", &index_select);
   library.impl("embedding_dense_backward", &embedding_dense_backward);
   library.impl("where.self", &where);
+  library.impl("where.self_out", &where_out);
   library.impl("relu", &relu);
   library.impl("relu_", &relu_in_place);
   library.impl("mse_loss_backward", &mse_loss_backward);

@@ -30,6 +30,7 @@ constexpr int kMostRanksInFull = 16;
 struct SimulatedRank {
   int rank = 0;
   int64_t parameters = 0;
+  int64_t persistent_bytes = 0;
   SimulationFigures wrapping;   // wrapping the model
   SimulationFigures all_steps;  // and all steps
   zeropage::comm::WireTraffic wire;
@@ -45,6 +46,27 @@ Batch batch_without_values(const Flags& flags) {
   return {torch::empty(sizes, options), torch::empty(sizes, options)};
 }
 
+// What a real rank would hold from step to step, padding included.
+int64_t persistent_bytes(const Flags& flags, const zeropage::ParameterPages& pages) {
+  constexpr int64_t kElementBytes = 4;
+  using zeropage::memory::Kind;
+  const int64_t state_bytes =
+      formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kOptimizerState];
+  const zeropage::Stage stage = zeropage::stage_of(flags.stage);
+  int64_t bytes = 0;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const int64_t whole_bytes = pages.layouts()[page].padded_numel(flags.ranks) * kElementBytes;
+    const int64_t shard_bytes = pages.layouts()[page].shard_numel * kElementBytes;
+    bytes += (pages.is_sharded(page) ? shard_bytes : whole_bytes) +
+             (stage.gradients ? shard_bytes : whole_bytes);
+  }
+  // Padding has no state.
+  for (const zeropage::PlacedParameter& placed : pages.parameters()) {
+    bytes += intersection(placed.range, pages.owned(placed.page)).numel() * state_bytes;
+  }
+  return bytes;
+}
+
 SimulatedRank run_rank(const Flags& flags, int rank) {
   const zeropage::memory::LedgerScope ledger(
       std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks)));
@@ -58,6 +80,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
+  run.persistent_bytes = persistent_bytes(flags, *model.sharded_parameters().pages);
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {
@@ -149,17 +172,20 @@ void simulate(const Flags& flags) {
   const int64_t formula_bytes = formula(flags, parameters, flags.ranks).persistent();
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
             << flags.simulation.ranks_per_host << " a host, stage " << flags.stage << ", "
-            << flags.steps << " step(s)\npersistent bytes a rank, by formula: "
-            << zeropage::memory::format_bytes(formula_bytes) << "\n\nsent a step by "
+            << flags.steps << " step(s)\npersistent bytes a rank: "
+            << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
+            << zeropage::memory::format_bytes(formula_bytes) << ")\n\nsent a step by "
             << table(flags, ranks.front());
   if (ranks.size() > 1) std::cout << "\nsent a step by " << table(flags, ranks.back());
   if (flags.json_path.empty()) return;
   nlohmann::json simulated = nlohmann::json::array();
-  nlohmann::json json = {
-      {"flags", flags.to_json()}, {"parameters", parameters}, {"formula_bytes", formula_bytes}};
+  nlohmann::json json = {{"flags", flags.to_json()}, {"parameters", parameters}};
   for (const SimulatedRank& run : ranks) {
     json["wire_bytes"].push_back(wire_json(run.rank, run.wire, &Traffic::bytes));
     json["wire_messages"].push_back(wire_json(run.rank, run.wire, &Traffic::messages));
+    json["memory"].push_back({{"rank", run.rank},
+                              {"persistent_bytes", run.persistent_bytes},
+                              {"formula_bytes", formula_bytes}});
     simulated.push_back(to_json(run));
   }
   json["simulated"] = simulated;

@@ -189,7 +189,11 @@ TEST_F(TrainGptTest, SimulatesWhatGlooSends) {
     EXPECT_EQ(json()["wire_bytes"], real["wire_bytes"]) << stage;
     EXPECT_EQ(json()["wire_messages"], real["wire_messages"]) << stage;
     EXPECT_EQ(json()["parameters"], real["parameters"]);
-    EXPECT_EQ(json()["formula_bytes"], real["memory"][0]["formula_bytes"]);
+    for (const size_t rank : {0, 1}) {
+      for (const char* figure : {"formula_bytes", "persistent_bytes"}) {
+        EXPECT_EQ(json()["memory"][rank][figure], real["memory"][rank][figure]) << stage << figure;
+      }
+    }
   }
 }
 

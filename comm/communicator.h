@@ -7,8 +7,8 @@
 // Bits: a reduction adds the ranks' contributions to an element as a pairwise tree in rank order
 // (comm/reduction.h), whatever the transport and wherever the element lies in the tensor.
 //
-// Tensors: 1-D, contiguous, on the communicator's device(). They
-// are worked on in place; nothing may touch them until the Pending has ended.
+// Tensors: 1-D, contiguous, on the communicator's device(). They are worked on in place; nothing may
+// touch them until the Pending has ended.
 // Errors: c10::Error naming the rank, the operation, its sequence number and `what` (say, the
 // page). After the first error the communicator is broken and refuses further operations with the
 // same message.
@@ -75,8 +75,10 @@ class Communicator {
   Pending send(const at::Tensor& tensor, int to_rank, std::string_view what);
   Pending recv(const at::Tensor& tensor, int from_rank, std::string_view what);
 
-  // Where the tensors must be.
+  // Where the tensors must be: parameters, gradients and what else is long.
   virtual c10::DeviceType device() const { return c10::DeviceType::CPU; }
+  // Whether tensors there are moved too.
+  virtual bool moves(c10::DeviceType there) const { return there == device(); }
   // [numel] elements there, not initialised.
   at::Tensor buffer(int64_t numel, at::ScalarType dtype) const;
   // "gloo", for reports.

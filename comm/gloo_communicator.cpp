@@ -23,14 +23,11 @@ namespace {
 using detail::bytes_of;
 using detail::Call;
 using detail::GlooLink;
+using detail::kSegmentBytes;
 using detail::Operation;
 using detail::Slices;
 using Exchange = detail::GlooLink::Exchange;
-using memory::operator""_KiB;
 
-// Long enough to amortise Gloo's handshake, short enough that adding one hides behind receiving the
-// next.
-constexpr int64_t kSegmentBytes = 512_KiB;
 // A timed-out rank waits this long for the others' account of where they stand.
 constexpr auto kPostMortem = std::chrono::seconds(1);
 

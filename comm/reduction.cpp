@@ -21,6 +21,26 @@ template <typename T>
 using Accumulator =
     std::conditional_t<std::is_same_v<T, c10::BFloat16> || std::is_same_v<T, c10::Half>, float, T>;
 
+// Where the tree over ranks [low, high) parts, high - low > 1.
+template <typename Rank>
+Rank middle_of(Rank low, Rank high) {
+  return low + static_cast<Rank>(std::bit_floor(static_cast<size_t>(high - low - 1)));
+}
+
+// ranks: those of [low, high) that are counted.
+void add_maximal_subtrees(std::span<const int> ranks, int low, int high,
+                          std::vector<RankRange>& found) {
+  if (ranks.empty()) return;
+  if (static_cast<int>(ranks.size()) == high - low) {
+    found.push_back({low, high});
+    return;
+  }
+  const int middle = middle_of(low, high);
+  const auto right = std::lower_bound(ranks.begin(), ranks.end(), middle);
+  add_maximal_subtrees({ranks.begin(), right}, low, middle, found);
+  add_maximal_subtrees({right, ranks.end()}, middle, high, found);
+}
+
 struct Add {
   template <typename A>
   static A apply(A left, A right) {
@@ -56,7 +76,7 @@ class BlockReducer {
         out[i] = Combine::apply(static_cast<A>(left[i]), static_cast<A>(right[i]));
       }
     } else {
-      const size_t middle = low + std::bit_floor(high - low - 1);
+      const size_t middle = middle_of(low, high);
       std::array<A, kBlockNumel> right;
       reduce(low, middle, out);
       reduce(middle, high, right.data());
@@ -107,6 +127,17 @@ void reduce_typed(std::span<const void* const> contributions, void* out, int64_t
 }
 
 }  // namespace
+
+c10::ScalarType accumulator_of(c10::ScalarType dtype) {
+  const bool is_low = dtype == c10::ScalarType::BFloat16 || dtype == c10::ScalarType::Half;
+  return is_low ? c10::ScalarType::Float : dtype;
+}
+
+std::vector<RankRange> maximal_subtrees(std::span<const int> ranks, int size) {
+  std::vector<RankRange> found;
+  add_maximal_subtrees(ranks, 0, size, found);
+  return found;
+}
 
 void reduce_in_rank_order(std::span<const void* const> contributions, void* out, int64_t numel,
                           c10::ScalarType dtype, ReduceOp op) {

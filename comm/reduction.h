@@ -8,12 +8,30 @@
 #pragma once
 
 #include <span>
+#include <vector>
 
 #include <c10/core/ScalarType.h>
 
 #include "comm/communicator.h"
 
 namespace zeropage::comm {
+
+// What sums of elements of that dtype are held in until they are rounded.
+c10::ScalarType accumulator_of(c10::ScalarType dtype);
+
+// Ranks [begin, end).
+struct RankRange {
+  int begin = 0;
+  int end = 0;
+
+  int size() const { return end - begin; }
+  friend bool operator==(const RankRange&, const RankRange&) = default;
+};
+
+// The largest subtrees of the tree over ranks [0, size) that lie wholly within `ranks`, in rank
+// order: what these ranks can add among themselves without changing a bit of the whole. ranks:
+// ascending.
+std::vector<RankRange> maximal_subtrees(std::span<const int> ranks, int size);
 
 // out[i] = reduction over r of contributions[r][i], i in [0, numel). `out` may be one of the
 // contributions. Throws for a dtype that it does not know.

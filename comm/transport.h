@@ -1,46 +1,19 @@
-// Chooses and makes the communicator of a world.
+// What carries the bytes between ranks. All give the same bits.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <functional>
-#include <memory>
-#include <string>
-#include <vector>
-
-#include <torch/csrc/distributed/c10d/Store.hpp>
-
-#include "comm/communicator.h"
 
 namespace zeropage::comm {
 
-// What carries the bytes between ranks. All give the same bits.
 enum class Transport : uint8_t {
-  kAuto,    // shared memory where all ranks are on one host and can have it, else Gloo
+  kAuto,    // shared memory between the ranks of a host where it can be had, Gloo otherwise
   kGloo,    // TCP between all ranks
   kShared,  // shared memory; throws where it cannot be had
 };
 
-const char* name(Transport transport);
-
-// Two processes with the same identity can share memory: the host, its boot, the process namespace.
-std::string host_identity();
-
-struct TransportOptions {
-  Transport transport = Transport::kAuto;
-  int rank = 0;
-  int size = 1;
-  std::vector<std::string> hosts;  // identities, by rank
-  std::chrono::milliseconds deadline;
-  c10::intrusive_ptr<c10d::Store> store;
-  std::string bind_address;
-  // World::gather_text.
-  std::function<std::vector<std::string>(const std::string& topic, const std::string& text)>
-      gather_text;
-};
-
-// Collective: all ranks get the same kind. Where kAuto would take shared memory and cannot have it,
-// rank 0 says so once on stderr.
-std::unique_ptr<Communicator> make_communicator(const TransportOptions& options);
+constexpr const char* name(Transport transport) {
+  constexpr const char* kNames[] = {"auto", "gloo", "shared"};
+  return kNames[static_cast<size_t>(transport)];
+}
 
 }  // namespace zeropage::comm

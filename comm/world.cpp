@@ -7,7 +7,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/version.h>
 
+#include "comm/communicator_choice.h"
 #include "comm/detail/store_calls.h"
+#include "comm/simulated_communicator.h"
 #include "comm/solo_communicator.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
@@ -64,7 +66,7 @@ std::string difference(const std::string& first, const std::string& other_text, 
 struct World::State {
   Place place;
   std::chrono::milliseconds deadline{};
-  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
   uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
   std::unique_ptr<Communicator> communicator;
 };
@@ -131,6 +133,21 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
         options);
 }
 
+World World::simulated(const SimulationOptions& options) {
+  auto communicator = std::make_unique<SimulatedCommunicator>(options);
+  const Topology& topology = options.topology;
+  auto state = std::make_shared<State>();
+  state->place = {.rank = options.rank,
+                  .world_size = topology.size(),
+                  .local_rank = topology.index_in_host(options.rank),
+                  .local_world_size =
+                      static_cast<int>(topology.ranks_of(topology.host_of(options.rank)).size()),
+                  .launcher = "none"};
+  state->deadline = WorldOptions().deadline;
+  state->communicator = std::move(communicator);
+  return World(std::move(state));
+}
+
 void World::adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options) {
   state_->communicator =
       options.decorate ? options.decorate(std::move(communicator)) : std::move(communicator);
@@ -157,6 +174,7 @@ Communicator& World::communicator() const {
 
 std::vector<std::string> World::gather_text(const std::string& topic,
                                             const std::string& text) const {
+  if (!state_->store) return std::vector<std::string>(static_cast<size_t>(size()), text);
   if (size() == 1) return {text};
   const std::string round = c10::str("round/", state_->rounds++, "/");
   detail::write_key(*state_->store, round + std::to_string(rank()), text);
@@ -174,7 +192,7 @@ std::vector<std::string> World::gather_text(const std::string& topic,
 }
 
 void World::check_agreement(const std::string& topic, const std::vector<std::string>& lines) const {
-  if (size() == 1) return;
+  if (size() == 1 || !state_->store) return;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   const std::string round = c10::str("agreement/", state_->rounds++, "/");

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -32,6 +33,8 @@ struct WorldOptions {
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate;
 };
 
+struct SimulationOptions;
+
 class World {
  public:
   // The world that the launcher's variables describe (comm/rendezvous.h); a world of one without
@@ -48,6 +51,11 @@ class World {
   // A rank at a place that the caller knows, meeting the others in `store`. Collective.
   World(const Place& place, c10::intrusive_ptr<c10d::Store> store,
         const WorldOptions& options = {});
+
+  // One rank of a world without any other, for figures: tensors have sizes and no values
+  // (comm/simulated_communicator.h), what ranks are about to do agrees, and every rank's text is
+  // this one's.
+  static World simulated(const SimulationOptions& options);
 
   int rank() const;
   int size() const;
@@ -68,13 +76,15 @@ class World {
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
 
  private:
+  struct State;
+  explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
+
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   std::string judge(const std::string& topic, const std::string& round,
                     const std::string& text) const;
   std::string ask_for_verdict(const std::string& topic, const std::string& round,
                               const std::string& text) const;
 
-  struct State;
   std::shared_ptr<State> state_;
 };
 

@@ -14,8 +14,8 @@ void release_address(void* address);
 // that never changes, while the pointer may under the eyes of another thread that starts an
 // operator.
 struct Address final : c10::Allocator {
-  Address(std::weak_ptr<Pager> of_pager, size_t of_page)
-      : pager(std::move(of_pager)), page(of_page) {}
+  Address(std::weak_ptr<Pager> of_pager, size_t of_page, c10::Device of_page_device)
+      : pager(std::move(of_pager)), page(of_page), device(of_page_device) {}
 
   // For an operator whose result does not fit.
   c10::DataPtr allocate(size_t bytes) override {
@@ -31,6 +31,7 @@ struct Address final : c10::Allocator {
 
   const std::weak_ptr<Pager> pager;
   const size_t page;
+  const c10::Device device;  // where the storage lies while its page is resident
 };
 
 void release_address(void* address) {
@@ -51,8 +52,8 @@ void Page::settle_in(const std::weak_ptr<Pager>& pager, size_t index) {
   TORCH_INTERNAL_ASSERT(state_ == State::kEvicted);
   for (Tenant& tenant : tenants_) {
     c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
-    auto* address = new Address(pager, index);
-    storage->set_data_ptr_noswap({nullptr, address, &release_address, c10::DeviceType::CPU});
+    auto* address = new Address(pager, index, storage->device());
+    storage->set_data_ptr_noswap({nullptr, address, &release_address, address->device});
     storage->set_allocator(address);
   }
   point_tenants();
@@ -108,16 +109,16 @@ void Page::end_view() {
 
 // Keeps the context: only the pointer and the device change.
 void Page::point_tenants() {
-  const bool seen_on_host = resident() || views_ > 0;
-  const c10::Device device(seen_on_host ? c10::DeviceType::CPU : c10::DeviceType::Meta);
+  const bool is_seen = resident() || views_ > 0;
   char* buffer = resident() ? static_cast<char*>(fetch_.buffer.data_ptr()) : nullptr;
   for (Tenant& tenant : tenants_) {
     c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
     c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
     if (data.get_deleter() != &release_address) continue;
-    void* address = data.move_context().release();
+    auto* address = static_cast<Address*>(data.move_context().release());
     storage->set_data_ptr_noswap({buffer == nullptr ? nullptr : buffer + tenant.offset_bytes,
-                                  address, &release_address, device});
+                                  address, &release_address,
+                                  is_seen ? address->device : c10::Device(c10::kMeta)});
   }
 }
 

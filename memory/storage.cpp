@@ -14,10 +14,11 @@ namespace {
 
 // The bytes of `flat` from element `offset` on; keeps `flat` alive.
 c10::DataPtr data_within(const at::Tensor& flat, int64_t offset, int64_t bytes) {
-  TORCH_INTERNAL_ASSERT(flat.dim() == 1 && flat.is_contiguous() && flat.device().is_cpu());
+  TORCH_INTERNAL_ASSERT(flat.dim() == 1 && flat.is_contiguous());
   const int64_t first = offset * narrow<int64_t>(flat.element_size());
   TORCH_INTERNAL_ASSERT(first >= 0 && first + bytes <= narrow<int64_t>(flat.nbytes()));
-  return {static_cast<char*>(flat.data_ptr()) + first, new at::Tensor(flat),
+  auto* data = static_cast<char*>(flat.data_ptr());
+  return {data == nullptr ? nullptr : data + first, new at::Tensor(flat),
           [](void* kept) { delete static_cast<at::Tensor*>(kept); }, flat.device()};
 }
 
@@ -34,7 +35,9 @@ void move_storage_into(const at::Tensor& tensor, const at::Tensor& flat, int64_t
   c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
   const auto bytes = narrow<int64_t>(storage->nbytes());
   c10::DataPtr target = data_within(flat, offset, bytes);
-  if (bytes > 0) std::memcpy(target.get(), storage->data(), static_cast<size_t>(bytes));
+  // One on the meta device has nowhere to copy to.
+  if (bytes > 0 && target.get() != nullptr)
+    std::memcpy(target.get(), storage->data(), static_cast<size_t>(bytes));
   storage->set_data_ptr_noswap(std::move(target));
 }
 
@@ -49,25 +52,32 @@ c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t nume
                                                /*allocator=*/nullptr, /*resizable=*/false);
 }
 
-c10::Storage storage_without_memory(int64_t bytes) {
-  return c10::make_intrusive<c10::StorageImpl>(
-      c10::StorageImpl::use_byte_size_t(), bytes,
-      c10::DataPtr(nullptr, c10::Device(c10::DeviceType::CPU)), /*allocator=*/nullptr,
-      /*resizable=*/false);
+c10::Storage storage_without_memory(int64_t bytes, c10::Device device) {
+  return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
+                                               c10::DataPtr(nullptr, device),
+                                               /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset) {
+  at::Tensor tensor = at::empty({0}, like.options().device(storage.device()).requires_grad(false));
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(storage);
+  impl->set_sizes_and_strides(like.sizes(), like.strides(), offset);
+  return tensor;
 }
 
 void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage) {
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;
-  const at::Tensor there =
-      at::empty({0}, tensor.options().device(storage.device()).requires_grad(false))
-          .set_(storage, tensor.storage_offset(), tensor.sizes(), tensor.strides());
+  const at::Tensor there = tensor_in(storage, tensor, tensor.storage_offset());
   tensor.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
 }
 
 at::Tensor whole_storage(const at::Tensor& tensor) {
-  return at::empty({0}, tensor.options().requires_grad(false))
-      .set_(tensor.storage(), 0, {storage_numel(tensor)});
+  at::Tensor whole = at::empty({0}, tensor.options().requires_grad(false));
+  whole.unsafeGetTensorImpl()->set_storage_keep_dtype(tensor.storage());
+  whole.unsafeGetTensorImpl()->set_sizes_contiguous({storage_numel(tensor)});
+  return whole;
 }
 
 }  // namespace zeropage::memory

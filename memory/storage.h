@@ -21,8 +21,12 @@ void drop_memory(c10::StorageImpl& storage);
 
 // A storage of numel elements in `flat`, from element `offset` on; it keeps `flat` alive.
 c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t numel);
-// A storage of that many bytes on the host, with a null pointer.
-c10::Storage storage_without_memory(int64_t bytes);
+// A storage of that many bytes with a null pointer.
+c10::Storage storage_without_memory(int64_t bytes, c10::Device device);
+
+// A tensor of the dtype, sizes and strides of `like` over `storage`, from element `offset` on.
+// Where set_() would do, but on the meta device: there it resizes the storage.
+at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset);
 
 // Makes `tensor` live in `storage`, on the storage's device, with the sizes and strides it has. The
 // TensorImpl stays the same object; other tensors over its former storage stay there.

@@ -28,8 +28,7 @@ Range reach(const at::Tensor& tensor) {
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
   const at::Tensor& tensor = placed.parameter.tensor;
-  return at::empty({0}, flat.options())
-      .set_(flat.storage(), placed.offset, tensor.sizes(), tensor.strides());
+  return memory::tensor_in(flat.storage(), tensor, placed.offset);
 }
 
 bool same_elements(const at::Tensor& left, const at::Tensor& right) {
@@ -65,9 +64,12 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
 void ParameterPages::check(const NamedParameter& named, const DeferredValues* deferred) const {
   const at::Tensor& tensor = named.tensor;
   const bool is_deferred = deferred != nullptr && tensor.is_meta();
-  ZP_CHECK(tensor.device().is_cpu() || is_deferred, "parameter \"", named.name(),
-           "\": expected it on cpu, got ", tensor.device(),
-           "; this version trains on the host: move the module with ->to(torch::kCPU)");
+  const c10::DeviceType device = world_.communicator().device();
+  ZP_CHECK(tensor.device().type() == device || is_deferred, "parameter \"", named.name(),
+           "\": expected it on ", device, ", got ", tensor.device(),
+           device == c10::DeviceType::Meta
+               ? "; a simulated world has no values: construct the module as a DeferredModule"
+               : "; this version trains on the host: move the module with ->to(torch::kCPU)");
   ZP_CHECK(!tensor.has_storage() || !memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
            "parameter \"", named.name(),
            "\" is sharded by another DataParallel, which is alive or has taken its values along; "
@@ -196,7 +198,7 @@ void ParameterPages::fill(const DeferredValues* deferred) {
     for (const Slot& slot : layout.slots) {
       const auto& sharing = storages_[slot.storage].parameters;
       const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
-      if (!first.is_meta()) {
+      if (first.device().type() == world_.communicator().device()) {
         take_over(slot.storage, memory::whole_storage(first));
         continue;
       }
@@ -259,17 +261,19 @@ void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
   live_in_page(storage);
 }
 
-// Gives the storage its place in a whole page, or no memory for the time being. A storage of the
-// meta device is replaced by one of the host.
+// Gives the storage its place in a whole page, or no memory for the time being. A deferred one, of
+// the meta device, is replaced by one of the page's.
 void ParameterPages::live_in_page(size_t storage) {
   const PlacedStorage& placed = storages_[storage];
   const at::Tensor& whole = memory_[placed.page].whole;
   const at::Tensor& first = parameters_[placed.parameters.front()].parameter.tensor;
   const auto element_bytes = static_cast<int64_t>(first.element_size());
-  if (first.is_meta()) {
+  const c10::DeviceType device = world_.communicator().device();
+  if (first.device().type() != device) {
     const c10::Storage there =
-        whole.defined() ? memory::storage_within(whole, placed.range.begin, placed.range.numel())
-                        : memory::storage_without_memory(placed.range.numel() * element_bytes);
+        whole.defined()
+            ? memory::storage_within(whole, placed.range.begin, placed.range.numel())
+            : memory::storage_without_memory(placed.range.numel() * element_bytes, device);
     for (const size_t index : placed.parameters) {
       memory::adopt_storage(parameters_[index].parameter.tensor, there);
     }
@@ -345,7 +349,8 @@ comm::Pending ParameterPages::start_gather(size_t page) const {
 bool ParameterPages::is_in_place(const PlacedParameter& placed) const {
   const at::Tensor& tensor = placed.parameter.tensor;
   if (tensor.storage().unsafeGetStorageImpl() != placed.storage) return false;
-  if (is_sharded(placed.page) || tensor.numel() == 0) return true;
+  // Without memory there is no address either.
+  if (is_sharded(placed.page) || tensor.numel() == 0 || tensor.is_meta()) return true;
   const auto* whole = static_cast<const char*>(memory_[placed.page].whole.const_data_ptr());
   return tensor.const_data_ptr() ==
          whole + placed.offset * static_cast<int64_t>(tensor.element_size());

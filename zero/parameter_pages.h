@@ -9,7 +9,7 @@
 //
 // Lifetime: a whole page's buffer lives as long as this object or any parameter in it; parameters of
 // sharded pages have no values once this object is gone. Throws on parameters that cannot be placed:
-// off the host, overlapping, or with repeated elements.
+// off the communicator's device, overlapping, or with repeated elements.
 #pragma once
 
 #include <limits>

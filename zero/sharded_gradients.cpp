@@ -14,9 +14,9 @@ namespace {
 at::Tensor make_sharded_like(const PlacedParameter& placed) {
   const at::Tensor& parameter = placed.parameter.tensor;
   const auto bytes = placed.range.numel() * static_cast<int64_t>(parameter.element_size());
-  at::Tensor sharded = at::empty({0}, parameter.options().requires_grad(false));
-  sharded.set_(memory::storage_without_memory(bytes), placed.offset - placed.range.begin,
-               parameter.sizes(), parameter.strides());
+  const at::Tensor sharded =
+      memory::tensor_in(memory::storage_without_memory(bytes, parameter.device()), parameter,
+                        placed.offset - placed.range.begin);
   memory::set_trap(sharded);
   return sharded;
 }

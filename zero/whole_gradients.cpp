@@ -122,6 +122,7 @@ void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins&
 uint64_t OwnedGradients::sample_of(size_t parameter) const {
   const PlacedParameter& placed = pages().parameters()[parameter];
   const at::Tensor& slot = reduced_gradient(parameter);
+  if (slot.is_meta()) return 0;  // has no bits
   const auto element_bytes = static_cast<int64_t>(slot.element_size());
   const auto* page = static_cast<const char*>(slot.storage().data());
   const int64_t stride = std::max<int64_t>(1, placed.range.numel() / kSampledElements);

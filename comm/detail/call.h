@@ -11,29 +11,21 @@
 #include <c10/util/StringUtil.h>
 
 #include "comm/communicator.h"
+#include "comm/operation.h"
 #include "memory/bytes.h"
 #include "memory/exact.h"
 
 namespace zeropage::comm::detail {
 
-enum class Operation : uint8_t {
-  kAllGather,
-  kReduceScatter,
-  kAllReduce,
-  kBroadcast,
-  kPair,  // send or recv
-  kBarrier,
-};
-inline constexpr size_t kOperationCount = 6;
-
-constexpr const char* name(Operation operation) {
-  constexpr std::array<const char*, kOperationCount> kNames = {
-      "all_gather", "reduce_scatter", "all_reduce", "broadcast", "send/recv", "barrier"};
-  return kNames[static_cast<size_t>(operation)];
-}
+using comm::kOperationCount;
+using comm::name;
+using comm::Operation;
 
 // Up to here an all_reduce is one round of whole tensors: quicker than two rounds of slices.
 inline constexpr int64_t kSmallBytes = memory::operator""_KiB(32);
+// A slice to be reduced is sent in segments: long enough to amortise a message's handshake, short
+// enough that adding one hides behind receiving the next.
+inline constexpr int64_t kSegmentBytes = memory::operator""_KiB(512);
 
 inline int64_t bytes_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(tensor.nbytes());

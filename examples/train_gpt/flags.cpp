@@ -131,6 +131,44 @@ void check_values(const Flags& flags) {
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }
 
+// Flags of what a simulated run does not have, and of what only it has.
+void add_simulation(CLI::App& app, Flags& flags) {
+  const std::string group = "With --communicator simulated";
+  app.add_option("--ranks-per-host", flags.simulation.ranks_per_host,
+                 "1: as gloo sends; --ranks: as shared memory does; else both")
+      ->check(CLI::Range(1, 4096))
+      ->group(group);
+  app.add_option("--within-host", flags.simulation.within_host,
+                 "A rank's link to ranks of its host: latency in us and GB/s")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+  app.add_option("--between-hosts", flags.simulation.between_hosts,
+                 "A rank's link to ranks of other hosts: latency in us and GB/s")
+      ->check(CLI::PositiveNumber)
+      ->group(group);
+}
+
+void check_simulation(const CLI::App& app, const Flags& flags) {
+  const auto refuse = [&](const char* flag, const std::string& why) {
+    if (app.get_option(flag)->count() > 0) throw CLI::ValidationError(flag + (": " + why));
+  };
+  if (!flags.simulates()) {
+    for (const char* flag : {"--ranks-per-host", "--within-host", "--between-hosts"}) {
+      refuse(flag, "only a simulated run has it; leave it out or use --communicator simulated");
+    }
+    return;
+  }
+  const std::string without_values = " a simulated run computes no values; leave it out";
+  refuse("--data", "reads text, but" + without_values);
+  refuse("--sample", "writes text, but" + without_values);
+  refuse("--deadline", "waits for ranks, but a simulated run has no others; leave it out");
+  if (flags.deferred == "off") refuse("--deferred", "off: fills the model, but" + without_values);
+  if (zeropage::comm::launched_by_environment()) {
+    throw CLI::ValidationError(
+        "--communicator simulated: runs all ranks in one process; start it without a launcher");
+  }
+}
+
 void check_launcher(const Flags& flags, bool ranks_given) {
   const auto place = zeropage::comm::read_place();
   if (!zeropage::comm::launched_by_environment() || !ranks_given) return;
@@ -170,6 +208,11 @@ nlohmann::json Flags::to_json() const {
     if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
   }
   json["world-invariant"] = false;
+  if (simulates()) {
+    json["ranks-per-host"] = simulation.ranks_per_host;
+    json["within-host"] = simulation.within_host;
+    json["between-hosts"] = simulation.between_hosts;
+  }
   return json;
 }
 
@@ -212,21 +255,24 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       ->option_text("{auto,on,off}=auto");
   app.add_option(
          "--communicator", flags.communicator,
-         "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where it can "
-         "be had; the same bits")
-      ->check(CLI::IsMember({"auto", "gloo", "shared", "nccl"}))
-      ->option_text("{auto,gloo,shared,nccl}=auto");
+         "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where it can be "
+         "had; the same bits. simulated: nothing, the steps run without values, rank after rank, "
+         "and what they would send is counted")
+      ->check(CLI::IsMember({"auto", "gloo", "shared", "nccl", "simulated"}))
+      ->option_text("{auto,gloo,shared,nccl,simulated}=auto");
   app.add_option("--deadline", flags.deadline_seconds,
                  "Seconds a rank waits for another before it gives up");
   app.add_option("--sample", flags.sample, "Characters to write at the end")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--json", flags.json_path, "Where to write every figure")->option_text("FILE");
+  add_simulation(app, flags);
   std::map<std::string, std::string> given;
   add_missing(app, given);
   try {
     app.parse(argc, argv);
     refuse_missing(given);
     check_values(flags);
+    check_simulation(app, flags);
     check_launcher(flags, ranks->count() > 0);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();

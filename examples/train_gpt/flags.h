@@ -4,12 +4,21 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "examples/train_gpt/gpt.h"
 
 namespace train_gpt {
+
+// Of --communicator simulated.
+struct SimulationFlags {
+  int ranks_per_host = 1;
+  // Latency in microseconds, GB (10^9 bytes) a second.
+  std::pair<double, double> within_host{1, 10};
+  std::pair<double, double> between_hosts{25, 12.5};
+};
 
 struct Flags {
   std::string data = "auto";
@@ -28,12 +37,15 @@ struct Flags {
   std::string deferred = "auto";
   std::string communicator = "auto";
   double deadline_seconds = 60;
+  SimulationFlags simulation;
   int64_t sample = 0;
   std::string json_path;
 
+  bool simulates() const { return communicator == "simulated"; }
+
   // Whether the model is constructed without memory for its parameters.
   bool constructs_deferred() const {
-    return deferred == "on" || (deferred == "auto" && stage == 3);
+    return deferred == "on" || (deferred == "auto" && (stage == 3 || simulates()));
   }
 
   // Every flag with its value, by its name on the command line.

@@ -120,9 +120,10 @@ nlohmann::json to_json(const PagingStatistics& statistics) {
           {"wait_seconds", statistics.wait_seconds}};
 }
 
-// What a rank sent, by operation, in bytes or in messages.
-nlohmann::json to_json(size_t rank, const zeropage::comm::WireTraffic& sent,
-                       int64_t Traffic::*figure) {
+}  // namespace
+
+nlohmann::json wire_json(int rank, const zeropage::comm::WireTraffic& sent,
+                         int64_t Traffic::*figure) {
   return {{"rank", rank},
           {"all_gather", sent.all_gather.*figure},
           {"reduce_scatter", sent.reduce_scatter.*figure},
@@ -130,7 +131,13 @@ nlohmann::json to_json(size_t rank, const zeropage::comm::WireTraffic& sent,
           {"broadcast", sent.broadcast.*figure}};
 }
 
-}  // namespace
+void write_json_file(const Flags& flags, const nlohmann::json& json) {
+  std::ofstream out(flags.json_path);
+  out << json.dump(1) << '\n';
+  out.close();
+  ZP_CHECK(out.good(), "--json ", flags.json_path,
+           ": cannot be written; is the folder there and writable?");
+}
 
 std::string table(const Flags& flags, const RunFigures& run,
                   const std::vector<RankFigures>& ranks) {
@@ -178,8 +185,9 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                       {"at_peak", at_peak},
                       {"rss_base_bytes", figures.rss_base_bytes},
                       {"rss_peak_bytes", figures.rss_peak_bytes}});
-    bytes_sent.push_back(to_json(rank, ranks[rank].wire, &Traffic::bytes));
-    messages_sent.push_back(to_json(rank, ranks[rank].wire, &Traffic::messages));
+    bytes_sent.push_back(wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::bytes));
+    messages_sent.push_back(
+        wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::messages));
   }
   nlohmann::json json = {{"flags", flags.to_json()},
                          {"parameters", run.parameters},
@@ -201,11 +209,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
     json["paging"] = to_json(sum);
     json["paging_by_step"] = by_step;
   }
-  std::ofstream out(flags.json_path);
-  out << json.dump(1) << '\n';
-  out.close();
-  ZP_CHECK(out.good(), "--json ", flags.json_path,
-           ": cannot be written; is the folder there and writable?");
+  write_json_file(flags, json);
 }
 
 }  // namespace train_gpt

@@ -40,7 +40,12 @@ std::vector<RankFigures> gather_figures(const zeropage::comm::World& world, cons
 
 std::string table(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
 
-// Throws if the file cannot be written.
+// A rank's entry in "wire_bytes" or "wire_messages".
+nlohmann::json wire_json(int rank, const zeropage::comm::WireTraffic& sent,
+                         int64_t zeropage::comm::Traffic::*figure);
+
+// Throw if the file cannot be written.
+void write_json_file(const Flags& flags, const nlohmann::json& json);
 void write_json(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
 
 }  // namespace train_gpt

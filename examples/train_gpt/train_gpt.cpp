@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "examples/train_gpt/flags.h"
+#include "examples/train_gpt/simulation.h"
 #include "examples/train_gpt/text_data.h"
 #include "examples/train_gpt/training.h"
 #include "memory/check.h"
@@ -39,6 +40,9 @@ int main(int argc, char** argv) {
   train_gpt::Flags flags;
   if (const auto exit_code = train_gpt::parse_flags(argc, argv, flags)) return *exit_code;
 
+  if (flags.simulates()) {
+    return reporting(kRuntimeError, [&] { train_gpt::simulate(flags); });
+  }
   // Before there are ranks: a bad path is said once, and local ranks share the text's memory.
   std::optional<train_gpt::TextData> data;
   if (const int failed =

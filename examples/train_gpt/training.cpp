@@ -8,6 +8,7 @@
 #include <memory>
 #include <sched.h>
 
+#include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
 #include "examples/train_gpt/text_sample.h"
@@ -18,9 +19,6 @@
 namespace train_gpt {
 namespace {
 
-using zeropage::Optimizer;
-using Model = zeropage::DataParallel<Gpt>;
-
 // More would take longer than it tells.
 constexpr int64_t kMostHeldOutWindows = 64;
 
@@ -29,33 +27,6 @@ int default_threads(const zeropage::comm::World& world) {
   CPU_ZERO(&allowed);
   sched_getaffinity(0, sizeof(allowed), &allowed);
   return std::max(1, CPU_COUNT(&allowed) / world.local_size());
-}
-
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Model& model) {
-  using namespace torch::optim;
-  if (flags.optimizer == "adamw") {
-    return std::make_unique<Optimizer<AdamW>>(model, AdamWOptions(flags.lr));
-  }
-  if (flags.optimizer == "adam") {
-    return std::make_unique<Optimizer<Adam>>(model, AdamOptions(flags.lr));
-  }
-  if (flags.optimizer == "sgd") {
-    return std::make_unique<Optimizer<SGD>>(model, SGDOptions(flags.lr));
-  }
-  TORCH_INTERNAL_ASSERT(flags.optimizer == "adagrad");
-  return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));
-}
-
-torch::Tensor loss_of(Model& model, const Batch& batch) {
-  const auto logits = model(batch.inputs);
-  return torch::nn::functional::cross_entropy(logits.view({-1, kVocabulary}),
-                                              batch.targets.view({-1}));
-}
-
-double mean_over_ranks(const zeropage::comm::World& world, double value) {
-  const auto tensor = torch::full({1}, value, torch::kFloat64);
-  world.communicator().all_reduce(tensor, zeropage::comm::ReduceOp::kMean, "the loss").wait();
-  return tensor.item<double>();
 }
 
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
@@ -69,10 +40,7 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
         static_cast<uint64_t>((step * world.size() + world.rank()) * flags.batch);
     const Batch batch = data.training_batch(flags.seed, first_sample, flags.batch);
     const auto start = std::chrono::steady_clock::now();
-    optimizer.zero_grad();
-    const auto loss = loss_of(model, batch);
-    loss.backward();
-    optimizer.step();
+    const auto loss = train_on(batch, model, optimizer);
     const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
     run.step_seconds.push_back(seconds.count());
     run.paging.push_back(model.paging() - paged);
@@ -120,15 +88,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   ledger.reset_peak();
   own.memory.rss_base_bytes = zeropage::memory::resident_bytes();
 
-  zeropage::Options options;
-  options.stage = zeropage::stage_of(flags.stage);
-  options.page_bytes = flags.page_bytes;
-  options.parameter_budget_bytes = flags.parameter_budget_bytes;
-  if (!flags.prefetch) options.prefetch_bytes = 0;
-  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
-  Model model = flags.constructs_deferred()
-                    ? Model(zeropage::DeferredModule<Gpt>(construct), world, options)
-                    : Model(construct(), world, options);
+  Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   if (world.rank() == 0) {

@@ -100,5 +100,21 @@ TEST(ReductionDtypeTest, RefusesWhatCannotBeAdded) {
                c10::Error);
 }
 
+TEST(MaximalSubtreesTest, AreWholeWhereTheRanksArePowersOfTwoInARow) {
+  EXPECT_EQ(maximal_subtrees(std::vector<int>{4, 5, 6, 7}, 8), (std::vector<RankRange>{{4, 8}}));
+  EXPECT_EQ(maximal_subtrees(std::vector<int>{0, 1, 2, 3, 4, 5, 6}, 7),
+            (std::vector<RankRange>{{0, 7}}));
+}
+
+TEST(MaximalSubtreesTest, PartWhereTheTreeDoes) {
+  // ((0 1)(2 3))((4 5) 6)
+  EXPECT_EQ(maximal_subtrees(std::vector<int>{1, 2, 3, 4}, 7),
+            (std::vector<RankRange>{{1, 2}, {2, 4}, {4, 5}}));
+  EXPECT_EQ(maximal_subtrees(std::vector<int>{4, 5, 6}, 7), (std::vector<RankRange>{{4, 7}}));
+  EXPECT_EQ(maximal_subtrees(std::vector<int>{0, 2, 4, 6}, 7),
+            (std::vector<RankRange>{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  EXPECT_TRUE(maximal_subtrees(std::vector<int>{}, 7).empty());
+}
+
 }  // namespace
 }  // namespace zeropage::comm

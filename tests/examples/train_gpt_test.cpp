@@ -179,6 +179,53 @@ TEST_F(TrainGptTest, SendsTheFormulasBytes) {
   }
 }
 
+TEST_F(TrainGptTest, SimulatesWhatGlooSends) {
+  for (const char* stage : {"0", "3"}) {
+    const std::string flags = tiny(std::string("--ranks 2 --page-bytes 16KiB --stage ") + stage);
+    ASSERT_EQ(train_gpt(flags + " --communicator gloo").exit_code, 0);
+    const nlohmann::json real = json();
+    const Outcome outcome = train_gpt(flags + " --communicator simulated");
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    EXPECT_EQ(json()["wire_bytes"], real["wire_bytes"]) << stage;
+    EXPECT_EQ(json()["wire_messages"], real["wire_messages"]) << stage;
+    EXPECT_EQ(json()["parameters"], real["parameters"]);
+    for (const size_t rank : {0, 1}) {
+      for (const char* figure : {"formula_bytes", "persistent_bytes"}) {
+        EXPECT_EQ(json()["memory"][rank][figure], real["memory"][rank][figure]) << stage << figure;
+      }
+    }
+  }
+}
+
+TEST_F(TrainGptTest, SimulatesTheEndsOfALargeWorld) {
+  const Outcome outcome = train_gpt(
+      tiny("--communicator simulated --ranks 1024 --ranks-per-host 8 --between-hosts 50 100"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("sent a step by rank 1023"));
+  EXPECT_THAT(outcome.output, HasSubstr("reduce_scatter"));
+  const nlohmann::json simulated = json()["simulated"];
+  ASSERT_EQ(simulated.size(), 2U);
+  EXPECT_EQ(simulated[1]["rank"], 1023);
+  EXPECT_GT(simulated[1]["all_gather"]["seconds"], 0);
+  // Of 1023 foreign slices, 7 come from this host; on each of 127 others one rank gets ours.
+  EXPECT_EQ(simulated[1]["all_gather"]["between_hosts"]["messages"], 3 * 127);
+  EXPECT_EQ(simulated[1]["all_gather"]["within_host"]["messages"], 3 * 7 * 128);
+}
+
+TEST_F(TrainGptTest, RefusesToSimulateWhatNeedsValuesOrOtherRanks) {
+  const std::string simulated = "--communicator simulated ";
+  expect_refused(train_gpt(simulated + "--sample 10"), "--sample: writes text");
+  expect_refused(train_gpt(simulated + "--data some.txt"), "--data: reads text");
+  expect_refused(train_gpt(simulated + "--deadline 1"), "--deadline: waits for ranks");
+  expect_refused(train_gpt(simulated + "--deferred off"), "--deferred: off");
+  expect_refused(train_gpt("--ranks-per-host 2"), "only a simulated run has it");
+  expect_refused(train_gpt("--communicator pigeon"), "--communicator");
+  expect_refused(
+      shell("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29999 " TRAIN_GPT " " +
+            simulated),
+      "start it without a launcher");
+}
+
 TEST_F(TrainGptTest, EndsWithOneLineWhenTheLossIsNoLongerANumber) {
   const Outcome outcome = train_gpt(tiny("--lr 1e30 --optimizer sgd --steps 20"));
   EXPECT_EQ(outcome.exit_code, 1);

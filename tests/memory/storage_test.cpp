@@ -37,6 +37,20 @@ TEST(StorageTest, CountsTheWholeStorageOfAView) {
   EXPECT_EQ(storage_numel(torch::zeros({4, 5}).narrow(0, 1, 2)), 20);
 }
 
+TEST(StorageTest, MovesATensorWithoutMemoryAndKeepsEverySize) {
+  const auto on_meta = torch::TensorOptions().device(torch::kMeta);
+  const auto tensor = torch::empty({2, 3}, on_meta);
+  const auto flat = torch::empty({32}, on_meta);
+  move_storage_into(tensor, flat, 16);
+  EXPECT_EQ(tensor.data_ptr(), nullptr);
+  EXPECT_EQ(storage_numel(tensor), 6);
+  const auto slot = tensor_in(flat.storage(), tensor, 16);
+  EXPECT_EQ(slot.storage_offset(), 16);
+  EXPECT_EQ(slot.sizes(), tensor.sizes());
+  EXPECT_TRUE(slot.is_meta() && slot.is_alias_of(flat));
+  EXPECT_EQ(storage_numel(flat), 32);
+}
+
 TEST(StorageTest, RefusesToWritePastTheEnd) {
   EXPECT_THROW(move_storage_into(torch::zeros({10}), torch::zeros({16}), 7), c10::Error);
 }

@@ -1,4 +1,4 @@
-#include "comm/transport.h"
+#include "comm/communicator_choice.h"
 
 #include <algorithm>
 #include <array>
@@ -47,7 +47,7 @@ struct SharedMemory {
 };
 
 // Collective. Every rank learns of every failure, so all come to the same end.
-SharedMemory meet_in_shared_memory(const TransportOptions& options) {
+SharedMemory meet_in_shared_memory(const CommunicatorOptions& options) {
   SharedSegment segment;
   const std::vector<std::string> made = options.gather_text(
       "shared memory", attempt([&] {
@@ -79,18 +79,6 @@ SharedMemory meet_in_shared_memory(const TransportOptions& options) {
 
 }  // namespace
 
-const char* name(Transport transport) {
-  switch (transport) {
-    case Transport::kAuto:
-      return "auto";
-    case Transport::kGloo:
-      return "gloo";
-    case Transport::kShared:
-      return "shared";
-  }
-  return "?";
-}
-
 std::string host_identity() {
   std::array<char, 256> host{};
   gethostname(host.data(), host.size() - 1);
@@ -101,7 +89,7 @@ std::string host_identity() {
   return c10::str(host.data(), "/", boot, "/", processes.st_ino);
 }
 
-std::unique_ptr<Communicator> make_communicator(const TransportOptions& options) {
+std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
   const bool one_host = std::all_of(options.hosts.begin(), options.hosts.end(),
                                     [&](const auto& host) { return host == options.hosts[0]; });
   ZP_CHECK(options.transport != Transport::kShared || one_host,

@@ -1,0 +1,37 @@
+// Chooses and makes the communicator of a world.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/communicator.h"
+#include "comm/transport.h"
+
+namespace zeropage::comm {
+
+// Two processes with the same identity can share memory: the host, its boot, the process namespace.
+std::string host_identity();
+
+struct CommunicatorOptions {
+  Transport transport = Transport::kAuto;
+  int rank = 0;
+  int size = 1;
+  std::vector<std::string> hosts;  // identities, by rank
+  std::chrono::milliseconds deadline;
+  c10::intrusive_ptr<c10d::Store> store;
+  std::string bind_address;
+  // World::gather_text.
+  std::function<std::vector<std::string>(const std::string& topic, const std::string& text)>
+      gather_text;
+};
+
+// Collective: all ranks get the same kind. Where kAuto would take shared memory and cannot have it,
+// rank 0 says so once on stderr.
+std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
+
+}  // namespace zeropage::comm

@@ -1,0 +1,199 @@
+#include "comm/simulated_communicator.h"
+
+#include <algorithm>
+#include <bit>
+#include <future>
+#include <utility>
+
+#include "comm/detail/call.h"
+#include "memory/check.h"
+#include "memory/meta_operators.h"
+
+namespace zeropage::comm {
+namespace {
+
+double seconds_over(const Link& link, const Traffic& traffic) {
+  return static_cast<double>(traffic.messages) * link.latency_seconds +
+         static_cast<double>(traffic.bytes) / link.bytes_per_second;
+}
+
+// Rounds in which something reaches all of `size` when each passes it on.
+int64_t rounds_to_reach(int size) {
+  return std::bit_width(static_cast<unsigned>(size - 1));
+}
+
+void check_link(const Link& link, const char* which) {
+  ZP_CHECK(link.latency_seconds >= 0 && link.bytes_per_second > 0, "SimulationOptions::", which,
+           ": expected a latency of 0 s or more and more than 0 bytes a second, got ",
+           link.latency_seconds, " s and ", link.bytes_per_second);
+}
+
+SimulationOptions checked(const SimulationOptions& options) {
+  const int size = options.topology.size();
+  ZP_CHECK(size <= kMostSimulatedRanks, "a simulated world of ", size, " ranks: expected at most ",
+           kMostSimulatedRanks);
+  ZP_CHECK(options.rank >= 0 && options.rank < size, "SimulationOptions::rank: there is no rank ",
+           options.rank, " in a world of ", size);
+  check_link(options.within_host, "within_host");
+  check_link(options.between_hosts, "between_hosts");
+  for (const ScriptedFailure& failure : options.failures) {
+    ZP_CHECK(
+        failure.lost_rank >= 0 && failure.lost_rank < size && failure.lost_rank != options.rank,
+        "ScriptedFailure::lost_rank: expected another rank of a world of ", size, ", got ",
+        failure.lost_rank);
+  }
+  return options;
+}
+
+}  // namespace
+
+struct SimulatedCommunicator::Occurrence {
+  Operation operation;
+  uint64_t sequence;
+  at::Tensor tensor;  // undefined for a barrier
+  std::string what;
+
+  std::string describe() const {
+    const int64_t bytes = tensor.defined() ? detail::bytes_of(tensor) : 0;
+    return detail::Call{operation, sequence, bytes, what}.describe();
+  }
+};
+
+SimulatedCommunicator::SimulatedCommunicator(const SimulationOptions& options)
+    : Communicator(options.rank, options.topology.size()),
+      options_(checked(options)),
+      model_(options.topology, options.transport) {
+  memory::provide_meta_operators();
+}
+
+const SimulatedCommunicator& SimulatedCommunicator::of(const Communicator& communicator) {
+  const auto* simulated = dynamic_cast<const SimulatedCommunicator*>(&communicator);
+  ZP_CHECK(simulated != nullptr, "expected the communicator of World::simulated(), got a ",
+           communicator.transport(), " one, whose operations take real time");
+  return *simulated;
+}
+
+Pending SimulatedCommunicator::start_all_gather(const at::Tensor& whole, std::string what) {
+  const LinkTraffic sent = model_.all_gather(rank(), whole.numel(), whole.scalar_type());
+  return count({Operation::kAllGather, next_sequence_++, whole, std::move(what)}, sent,
+               seconds_for(sent));
+}
+
+Pending SimulatedCommunicator::start_reduce_scatter(const at::Tensor& whole, ReduceOp op,
+                                                    std::string what) {
+  const LinkTraffic sent = model_.reduce_scatter(rank(), whole.numel(), whole.scalar_type());
+  Pending pending = count({Operation::kReduceScatter, next_sequence_++, whole, std::move(what)},
+                          sent, seconds_for(sent));
+  reduce(detail::Slices::even(whole.numel(), size()).of(whole, rank()), op);
+  return pending;
+}
+
+Pending SimulatedCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op,
+                                                std::string what) {
+  const LinkTraffic sent = model_.all_reduce(rank(), tensor.numel(), tensor.scalar_type());
+  Pending pending = count({Operation::kAllReduce, next_sequence_++, tensor, std::move(what)}, sent,
+                          seconds_for(sent));
+  reduce(tensor, op);
+  return pending;
+}
+
+Pending SimulatedCommunicator::start_broadcast(const at::Tensor& tensor, int root,
+                                               std::string what) {
+  const LinkTraffic sent = model_.broadcast(rank(), root, tensor.numel(), tensor.scalar_type());
+  return count({Operation::kBroadcast, next_sequence_++, tensor, std::move(what)}, sent,
+               seconds_of_broadcast(detail::bytes_of(tensor)));
+}
+
+Pending SimulatedCommunicator::start_barrier(std::string what) {
+  return count({Operation::kBarrier, next_sequence_++, {}, std::move(what)}, model_.barrier(rank()),
+               seconds_of_barrier());
+}
+
+Pending SimulatedCommunicator::start_send(const at::Tensor& tensor, int to_rank, std::string what) {
+  const LinkTraffic sent = model_.send(rank(), to_rank, tensor.numel(), tensor.scalar_type());
+  return count({Operation::kPair, next_sequence_++, tensor, std::move(what)}, sent,
+               seconds_for(sent));
+}
+
+// Takes as long as the other rank's send.
+Pending SimulatedCommunicator::start_recv(const at::Tensor& tensor, int from_rank,
+                                          std::string what) {
+  const LinkTraffic arriving = model_.send(from_rank, rank(), tensor.numel(), tensor.scalar_type());
+  return count({Operation::kPair, next_sequence_++, tensor, std::move(what)}, {},
+               seconds_for(arriving));
+}
+
+WireTraffic SimulatedCommunicator::sent() const {
+  const auto of = [this](Operation operation) { return figures_[operation].sent.total(); };
+  return {of(Operation::kAllGather), of(Operation::kReduceScatter), of(Operation::kAllReduce),
+          of(Operation::kBroadcast), of(Operation::kPair),          of(Operation::kBarrier)};
+}
+
+// As if every rank held what this one holds: a mean or a maximum of equals is any of them.
+void SimulatedCommunicator::reduce(const at::Tensor& tensor, ReduceOp op) const {
+  if (op == ReduceOp::kSum && !first_error_) tensor.mul_(size());
+}
+
+Pending SimulatedCommunicator::count(const Occurrence& occurrence, const LinkTraffic& sent,
+                                     double seconds) {
+  SimulatedCost& cost = figures_.by_operation[static_cast<size_t>(occurrence.operation)];
+  const int64_t call = cost.calls;
+  for (const ScriptedFailure& failure : options_.failures) {
+    if (first_error_ || failure.operation != occurrence.operation || failure.call != call) continue;
+    try {
+      ZP_THROW(occurrence.describe(), ": lost rank ", failure.lost_rank,
+               " (scripted); it has ended or was killed. See the last lines of rank ",
+               failure.lost_rank);
+    } catch (...) {
+      first_error_ = std::current_exception();
+    }
+  }
+  if (first_error_) {
+    std::promise<void> failed;
+    failed.set_exception(first_error_);
+    return {failed.get_future().share(), {occurrence.tensor}};
+  }
+  ++cost.calls;
+  cost.sent += sent;
+  cost.seconds += seconds;
+  return {};
+}
+
+// ---- time ----
+
+double SimulatedCommunicator::seconds_for(const LinkTraffic& traffic) const {
+  return seconds_over(options_.within_host, traffic.within_host) +
+         seconds_over(options_.between_hosts, traffic.between_hosts);
+}
+
+double SimulatedCommunicator::seconds_of_broadcast(int64_t bytes) const {
+  const Topology& topology = model_.topology();
+  const auto in_a_row = [bytes](const Link& link, int64_t messages) {
+    return seconds_over(link, {bytes * messages, messages});
+  };
+  if (model_.algorithms() == TrafficModel::Algorithms::kMessages) {
+    return in_a_row(topology.hosts() > 1 ? options_.between_hosts : options_.within_host,
+                    rounds_to_reach(size()));
+  }
+  size_t most_beside = 0;
+  for (int host = 0; host < topology.hosts(); ++host) {
+    most_beside = std::max(most_beside, topology.ranks_of(host).size() - 1);
+  }
+  return in_a_row(options_.between_hosts, rounds_to_reach(topology.hosts())) +
+         in_a_row(options_.within_host, static_cast<int64_t>(most_beside));
+}
+
+double SimulatedCommunicator::seconds_of_barrier() const {
+  const Topology& topology = model_.topology();
+  const auto rounds = [](const Link& link, int64_t count) {
+    return seconds_over(link, {0, count});
+  };
+  if (model_.algorithms() == TrafficModel::Algorithms::kMessages) {
+    return rounds(topology.hosts() > 1 ? options_.between_hosts : options_.within_host,
+                  rounds_to_reach(size()));
+  }
+  return rounds(options_.within_host, 1) +
+         rounds(options_.between_hosts, rounds_to_reach(topology.hosts()));
+}
+
+}  // namespace zeropage::comm

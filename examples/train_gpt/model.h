@@ -1,0 +1,26 @@
+// The wrapped model, its optimizer and a step of it, as a real and a simulated run have them.
+#pragma once
+
+#include <memory>
+
+#include <torch/torch.h>
+
+#include "examples/train_gpt/flags.h"
+#include "examples/train_gpt/gpt.h"
+#include "examples/train_gpt/text_data.h"
+#include "zero/zeropage.h"
+
+namespace train_gpt {
+
+using Model = zeropage::DataParallel<Gpt>;
+
+// Collective.
+Model make_model(const zeropage::comm::World& world, const Flags& flags);
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Model& model);
+
+torch::Tensor loss_of(Model& model, const Batch& batch);
+// One optimizer step; returns this rank's loss before it. Collective.
+torch::Tensor train_on(const Batch& batch, Model& model, torch::optim::Optimizer& optimizer);
+double mean_over_ranks(const zeropage::comm::World& world, double value);
+
+}  // namespace train_gpt

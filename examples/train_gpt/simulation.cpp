@@ -1,0 +1,195 @@
+#include "examples/train_gpt/simulation.h"
+
+#include <cstdio>
+#include <iomanip>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "comm/simulated_communicator.h"
+#include "examples/train_gpt/model.h"
+#include "examples/train_gpt/run_report.h"
+#include "memory/bytes.h"
+
+namespace train_gpt {
+namespace {
+
+using zeropage::comm::kOperationCount;
+using zeropage::comm::Operation;
+using zeropage::comm::SimulatedCommunicator;
+using zeropage::comm::SimulatedCost;
+using zeropage::comm::SimulationFigures;
+using zeropage::comm::SimulationOptions;
+using zeropage::comm::Traffic;
+
+// Ranks differ in what they broadcast and, with ragged slices, reduce; beyond this many, the ends
+// show it.
+constexpr int kMostRanksInFull = 16;
+
+struct SimulatedRank {
+  int rank = 0;
+  int64_t parameters = 0;
+  int64_t persistent_bytes = 0;
+  SimulationFigures wrapping;   // wrapping the model
+  SimulationFigures all_steps;  // and all steps
+  zeropage::comm::WireTraffic wire;
+};
+
+zeropage::comm::Link link_of(const std::pair<double, double>& flag) {
+  return {.latency_seconds = flag.first * 1e-6, .bytes_per_second = flag.second * 1e9};
+}
+
+Batch batch_without_values(const Flags& flags) {
+  const auto options = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
+  const std::vector<int64_t> sizes = {flags.batch, flags.model.sequence};
+  return {torch::empty(sizes, options), torch::empty(sizes, options)};
+}
+
+// What a real rank would hold from step to step, padding included.
+int64_t persistent_bytes(const Flags& flags, const zeropage::ParameterPages& pages) {
+  constexpr int64_t kElementBytes = 4;
+  using zeropage::memory::Kind;
+  const int64_t state_bytes =
+      formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kOptimizerState];
+  const zeropage::Stage stage = zeropage::stage_of(flags.stage);
+  int64_t bytes = 0;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const int64_t whole_bytes = pages.layouts()[page].padded_numel(flags.ranks) * kElementBytes;
+    const int64_t shard_bytes = pages.layouts()[page].shard_numel * kElementBytes;
+    bytes += (pages.is_sharded(page) ? shard_bytes : whole_bytes) +
+             (stage.gradients ? shard_bytes : whole_bytes);
+  }
+  // Padding has no state.
+  for (const zeropage::PlacedParameter& placed : pages.parameters()) {
+    bytes += intersection(placed.range, pages.owned(placed.page)).numel() * state_bytes;
+  }
+  return bytes;
+}
+
+SimulatedRank run_rank(const Flags& flags, int rank) {
+  const zeropage::memory::LedgerScope ledger(
+      std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks)));
+  const auto world = zeropage::comm::World::simulated(
+      {.rank = rank,
+       .topology = zeropage::comm::Topology::even(flags.ranks, flags.simulation.ranks_per_host),
+       .within_host = link_of(flags.simulation.within_host),
+       .between_hosts = link_of(flags.simulation.between_hosts)});
+  const auto& communicator = SimulatedCommunicator::of(world.communicator());
+  SimulatedRank run{.rank = rank};
+  Model model = make_model(world, flags);
+  const auto optimizer = make_optimizer(flags, model);
+  for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
+  run.persistent_bytes = persistent_bytes(flags, *model.sharded_parameters().pages);
+  run.wrapping = communicator.figures();
+  const Batch batch = batch_without_values(flags);
+  for (int64_t step = 0; step < flags.steps; ++step) {
+    train_on(batch, model, *optimizer);
+    // As a real run reports its loss; there is none here.
+    mean_over_ranks(world, 0.0);
+  }
+  run.all_steps = communicator.figures();
+  run.wire = communicator.wire_traffic();
+  return run;
+}
+
+std::vector<SimulatedRank> run_ranks(const Flags& flags) {
+  std::vector<SimulatedRank> ranks;
+  for (int rank = 0; rank < flags.ranks; ++rank) {
+    const bool at_an_end = rank == 0 || rank == flags.ranks - 1;
+    if (flags.ranks <= kMostRanksInFull || at_an_end) ranks.push_back(run_rank(flags, rank));
+  }
+  return ranks;
+}
+
+std::string row(const std::string& label, const SimulatedCost& cost, double per) {
+  const auto share = [per](int64_t figure) { return static_cast<double>(figure) / per; };
+  const auto bytes = [&](int64_t figure) {
+    return zeropage::memory::format_bytes(static_cast<int64_t>(share(figure)));
+  };
+  std::ostringstream out;
+  out << std::left << std::setw(16) << label << std::right << std::fixed << std::setprecision(1)
+      << std::setw(8) << share(cost.calls) << std::setw(12) << bytes(cost.sent.within_host.bytes)
+      << std::setw(12) << bytes(cost.sent.between_hosts.bytes) << std::setw(12)
+      << share(cost.sent.total().messages) << std::setw(14) << std::setprecision(3)
+      << cost.seconds * 1000 / per << " ms\n";
+  return out.str();
+}
+
+void add(SimulatedCost& sum, const SimulatedCost& cost) {
+  sum.calls += cost.calls;
+  sum.sent += cost.sent;
+  sum.seconds += cost.seconds;
+}
+
+// What the steps cost by operation, a step; wrapping apart, once.
+std::string table(const Flags& flags, const SimulatedRank& run) {
+  std::ostringstream out;
+  out << "rank " << std::left << std::setw(11) << run.rank
+      << "   calls within host     between    messages     modelled\n";
+  SimulatedCost wrapping, steps;
+  for (size_t index = 0; index < kOperationCount; ++index) {
+    const auto operation = static_cast<Operation>(index);
+    SimulatedCost cost = run.all_steps[operation];
+    const SimulatedCost& before = run.wrapping[operation];
+    cost.calls -= before.calls;
+    cost.sent -= before.sent;
+    cost.seconds -= before.seconds;
+    add(wrapping, before);
+    add(steps, cost);
+    if (cost.calls > 0) {
+      out << row(name(operation), cost, static_cast<double>(flags.steps));
+    }
+  }
+  out << row("a step", steps, static_cast<double>(flags.steps))
+      << row("wrapping, once", wrapping, 1);
+  return out.str();
+}
+
+nlohmann::json to_json(const Traffic& traffic) {
+  return {{"bytes", traffic.bytes}, {"messages", traffic.messages}};
+}
+
+// Wrapping and all steps.
+nlohmann::json to_json(const SimulatedRank& run) {
+  nlohmann::json json = {{"rank", run.rank}};
+  for (size_t index = 0; index < kOperationCount; ++index) {
+    const auto operation = static_cast<Operation>(index);
+    const SimulatedCost& cost = run.all_steps[operation];
+    json[name(operation)] = {{"calls", cost.calls},
+                             {"within_host", to_json(cost.sent.within_host)},
+                             {"between_hosts", to_json(cost.sent.between_hosts)},
+                             {"seconds", cost.seconds}};
+  }
+  return json;
+}
+
+}  // namespace
+
+void simulate(const Flags& flags) {
+  const std::vector<SimulatedRank> ranks = run_ranks(flags);
+  const int64_t parameters = ranks.front().parameters;
+  const int64_t formula_bytes = formula(flags, parameters, flags.ranks).persistent();
+  std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
+            << flags.simulation.ranks_per_host << " a host, stage " << flags.stage << ", "
+            << flags.steps << " step(s)\npersistent bytes a rank: "
+            << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
+            << zeropage::memory::format_bytes(formula_bytes) << ")\n\nsent a step by "
+            << table(flags, ranks.front());
+  if (ranks.size() > 1) std::cout << "\nsent a step by " << table(flags, ranks.back());
+  if (flags.json_path.empty()) return;
+  nlohmann::json simulated = nlohmann::json::array();
+  nlohmann::json json = {{"flags", flags.to_json()}, {"parameters", parameters}};
+  for (const SimulatedRank& run : ranks) {
+    json["wire_bytes"].push_back(wire_json(run.rank, run.wire, &Traffic::bytes));
+    json["wire_messages"].push_back(wire_json(run.rank, run.wire, &Traffic::messages));
+    json["memory"].push_back({{"rank", run.rank},
+                              {"persistent_bytes", run.persistent_bytes},
+                              {"formula_bytes", formula_bytes}});
+    simulated.push_back(to_json(run));
+  }
+  json["simulated"] = simulated;
+  write_json_file(flags, json);
+}
+
+}  // namespace train_gpt

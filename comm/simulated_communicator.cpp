@@ -111,16 +111,18 @@ Pending SimulatedCommunicator::start_barrier(std::string what) {
 
 Pending SimulatedCommunicator::start_send(const at::Tensor& tensor, int to_rank, std::string what) {
   const LinkTraffic sent = model_.send(rank(), to_rank, tensor.numel(), tensor.scalar_type());
-  return count({Operation::kPair, next_sequence_++, tensor, std::move(what)}, sent,
-               seconds_for(sent));
+  return count(
+      {Operation::kPair, pairs_sent_[static_cast<size_t>(to_rank)]++, tensor, std::move(what)},
+      sent, seconds_for(sent));
 }
 
 // Takes as long as the other rank's send.
 Pending SimulatedCommunicator::start_recv(const at::Tensor& tensor, int from_rank,
                                           std::string what) {
   const LinkTraffic arriving = model_.send(from_rank, rank(), tensor.numel(), tensor.scalar_type());
-  return count({Operation::kPair, next_sequence_++, tensor, std::move(what)}, {},
-               seconds_for(arriving));
+  return count({Operation::kPair, pairs_received_[static_cast<size_t>(from_rank)]++, tensor,
+                std::move(what)},
+               {}, seconds_for(arriving));
 }
 
 WireTraffic SimulatedCommunicator::sent() const {

@@ -115,6 +115,8 @@ class SimulatedCommunicator final : public Communicator {
 
   // Owned by the calling thread.
   uint64_t next_sequence_ = 0;
+  std::vector<uint64_t> pairs_sent_ = std::vector<uint64_t>(static_cast<size_t>(size()));
+  std::vector<uint64_t> pairs_received_ = std::vector<uint64_t>(static_cast<size_t>(size()));
   SimulationFigures figures_;
   std::exception_ptr first_error_;
 };

@@ -167,6 +167,7 @@ nlohmann::json to_json(const SimulatedRank& run) {
 }  // namespace
 
 void simulate(const Flags& flags) {
+  if (flags.threads > 0) torch::set_num_threads(flags.threads);
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
   const int64_t parameters = ranks.front().parameters;
   const int64_t formula_bytes = formula(flags, parameters, flags.ranks).persistent();

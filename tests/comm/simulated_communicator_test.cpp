@@ -128,6 +128,17 @@ TEST(SimulatedCommunicatorTest, LosesARankWhereTheScriptSaysAndIsBrokenThen) {
   EXPECT_EQ(communicator.wire_traffic(), before);
 }
 
+TEST(SimulatedCommunicatorTest, NumbersMessagesOfAPairApartFromCollectives) {
+  SimulatedCommunicator communicator(
+      {.topology = Topology::even(8, 1),
+       .failures = {{.operation = Operation::kPair, .call = 2, .lost_rank = 5}}});
+  communicator.barrier("a test").wait();
+  communicator.send(meta(1), 5, "a test").wait();
+  communicator.send(meta(1), 6, "a test").wait();
+  const Pending lost = communicator.send(meta(1), 5, "a test");
+  EXPECT_THAT(error_of([&] { lost.wait(); }), HasSubstr("send/recv #1 of a test"));
+}
+
 TEST(SimulatedWorldTest, IsARankAmongOthersThatAgree) {
   const World world = World::simulated({.rank = 5, .topology = Topology::even(12, 4)});
   EXPECT_EQ(world.rank(), 5);

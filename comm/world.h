@@ -74,6 +74,7 @@ class World {
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
 
  private:
+  [[noreturn]] void fail_to_connect(const std::exception& error) const;
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   std::string judge(const std::string& topic, const std::string& round,
                     const std::string& text) const;

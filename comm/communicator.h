@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <ATen/core/TensorBody.h>
 
@@ -74,6 +75,9 @@ class Communicator {
   // One rank's tensor to another's, both [numel]; the calls match in order for each pair of ranks.
   Pending send(const at::Tensor& tensor, int to_rank, std::string_view what);
   Pending recv(const at::Tensor& tensor, int from_rank, std::string_view what);
+
+  // The ranks whose connection to this one has broken. For those who wait for them elsewhere.
+  virtual std::vector<int> lost_ranks() { return {}; }
 
   // Where the tensors must be: parameters, gradients and what else is long.
   virtual c10::DeviceType device() const { return c10::DeviceType::CPU; }

@@ -106,13 +106,19 @@ std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
                 << "); they use Gloo over TCP, which is slower" << std::endl;
     }
   }
-  return make_gloo_communicator({
-      .store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.store),
-      .rank = options.rank,
-      .size = options.size,
-      .bind_address = options.bind_address,
-      .deadline = options.deadline,
-  });
+  try {
+    return make_gloo_communicator({
+        .store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.store),
+        .rank = options.rank,
+        .size = options.size,
+        .bind_address = options.bind_address,
+        .store_server = options.store_server,
+        .deadline = options.deadline,
+    });
+  } catch (const std::exception& error) {
+    options.fail_to_connect(error);
+    throw;
+  }
 }
 
 }  // namespace zeropage::comm

@@ -24,10 +24,13 @@ struct CommunicatorOptions {
   std::vector<std::string> hosts;  // identities, by rank
   std::chrono::milliseconds deadline;
   c10::intrusive_ptr<c10d::Store> store;
+  int store_server = -1;  // the rank that serves the store; -1: none of them
   std::string bind_address;
   // World::gather_text.
   std::function<std::vector<std::string>(const std::string& topic, const std::string& text)>
       gather_text;
+  // Throws, naming who is missing.
+  std::function<void(const std::exception& error)> fail_to_connect;
 };
 
 // Collective: all ranks get the same kind. Where kAuto would take shared memory and cannot have it,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,10 @@ using Exchange = detail::GlooLink::Exchange;
 
 // A timed-out rank waits this long for the others' account of where they stand.
 constexpr auto kPostMortem = std::chrono::seconds(1);
+// From the first connection that a killed process loses to its last.
+constexpr auto kLastClose = std::chrono::milliseconds(20);
+// The rank that serves the store waits this long for the others to end as well.
+constexpr auto kFarewell = std::chrono::milliseconds(500);
 
 class GlooCommunicator final : public Communicator {
  public:
@@ -37,16 +42,19 @@ class GlooCommunicator final : public Communicator {
       : Communicator(options.rank, options.size),
         store_(options.store->clone()),
         deadline_(options.deadline),
+        store_server_(options.store_server),
         link_({options.store, options.rank, options.size, options.bind_address, options.deadline}),
         watch_({.store = store_,
                 .rank = options.rank,
                 .size = options.size,
                 .patience = detail::Watch::patience_for(options.deadline),
-                .interrupt = [this] { link_.abort(); }}) {}
+                .interrupt = [this] { link_.abort(); },
+                .lost_ranks = [this] { return link_.lost_peers(); }}) {}
 
   ~GlooCommunicator() override { link_.abort(); }
 
   std::string_view transport() const override { return "gloo"; }
+  std::vector<int> lost_ranks() override { return link_.lost_peers(); }
 
  private:
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {
@@ -288,46 +296,92 @@ class GlooCommunicator final : public Communicator {
     if (const auto verdict = watch_.verdict()) {
       const std::string ours = c10::str(call.describe(), ": ", verdict->words);
       account_of(verdict->other, ours, std::chrono::seconds(0));
-      ZP_THROW(ours);
+      part(ours, /*silent=*/rank());
+    }
+    if (const auto lost = watch_.lost_rank(); lost && error.aborted) {
+      fail_without(*lost, call, "its connection broke in the middle of a message");
     }
     ZP_CHECK(
         !error.aborted, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
+    if (!error.timed_out) fail_without(error.peer, call, error.what());
     const std::string ours =
-        c10::str(call.describe(), ": ",
-                 error.timed_out ? c10::str("rank ", error.peer, " did not answer within ",
-                                            static_cast<double>(deadline_.count()) / 1000.0, " s")
-                                 : c10::str("lost rank ", error.peer, " (", error.what(),
-                                            "); it has ended or was killed"));
-    const auto theirs =
-        account_of(error.peer, ours, error.timed_out ? kPostMortem : std::chrono::seconds(0));
-    if (theirs && !theirs->empty())
-      ZP_THROW(ours, ". Rank ", error.peer, " had failed in ", *theirs);
-    if (!error.timed_out) ZP_THROW(ours, ". See the last lines of rank ", error.peer);
-    ZP_THROW(ours, "; it hangs, was stopped, or is busy elsewhere. ", watch_.describe_others());
+        c10::str(call.describe(), ": rank ", error.peer, " did not answer within ",
+                 static_cast<double>(deadline_.count()) / 1000.0, " s");
+    const auto theirs = account_of(error.peer, ours, kPostMortem);
+    if (theirs && !theirs->empty()) {
+      part(c10::str(ours, ". Rank ", error.peer, " had failed in ", *theirs), error.peer);
+    }
+    part(
+        c10::str(ours, "; it hangs, was stopped, or is busy elsewhere. ", watch_.describe_others()),
+        error.peer);
   }
 
-  // Publishes our account and returns the peer's if it has one within `patience`. Where the store
-  // died with the rank that served it there is nobody to tell or to ask.
+  [[noreturn]] void fail_without(int peer, const Call& call, const std::string& reason) {
+    const auto lost = [&call](int rank, const std::string& words) {
+      return c10::str(call.describe(), ": lost rank ", rank, " (", words,
+                      "); it has ended or was killed");
+    };
+    const std::string ours = lost(peer, reason);
+    const std::string end = c10::str(". See the last lines of rank ", peer);
+    // The kernel closes what a dead process had one after the other.
+    if (peer == store_server_) std::this_thread::sleep_for(kLastClose);
+    const bool served = store_server_ == rank() || detail::is_served(store_);
+    if (!served && peer == store_server_) ZP_THROW(ours, end);
+    if (!served && store_server_ >= 0) {
+      // It would have waited for our account, had it ended because of the other.
+      ZP_THROW(lost(store_server_, "it served the store, which has ended"), ". Rank ", peer,
+               " has ended too");
+    }
+    const auto theirs = account_of(peer, ours, std::chrono::seconds(0));
+    if (theirs && !theirs->empty()) {
+      part(c10::str(ours, ". Rank ", peer, " had failed in ", *theirs), peer);
+    }
+    part(ours + end, peer);
+  }
+
+  // Publishes our account and returns the peer's if it has one within `patience`.
   std::optional<std::string> account_of(int peer, const std::string& ours,
                                         std::chrono::seconds patience) const {
-    const auto failure_key = [](int rank) { return c10::str("failed/", rank); };
-    return detail::ask_within(
-        patience + kPostMortem, [store = store_, own_key = failure_key(rank()),
-                                 peer_key = failure_key(peer), ours, patience] {
-          if (!detail::is_served(store)) return std::string();
-          detail::write_key(*store, own_key, ours);
-          if (patience.count() == 0 && !store->check({peer_key})) return std::string();
-          store->wait({peer_key},
-                      std::max<std::chrono::milliseconds>(patience, std::chrono::milliseconds(1)));
-          const std::vector<uint8_t> account = store->get(peer_key);
-          return std::string(account.begin(), account.end());
-        });
+    return detail::ask_within(patience + kPostMortem,
+                              [store = store_, own_key = failure_key(rank()),
+                               peer_key = failure_key(peer), ours, patience] {
+                                if (!detail::is_served(store)) return std::string();
+                                detail::write_key(*store, own_key, ours);
+                                return detail::read_key(store, peer_key, patience).value_or("");
+                              });
   }
+
+  // The rank that serves the store lets the others say and read why they end before it ends itself.
+  // A rank that is lost or hangs will not.
+  [[noreturn]] void part(const std::string& words, int silent) {
+    // The whole account, with what the peer said, before those who wait for us hear that we go.
+    detail::ask_within(kPostMortem, [store = store_, own_key = failure_key(rank()),
+                                     last_key = last_key(rank()), words] {
+      if (!detail::is_served(store)) return std::string();
+      detail::write_key(*store, own_key, words);
+      detail::write_key(*store, last_key, "");
+      return std::string();
+    });
+    link_.close();
+    const auto leave_at = std::chrono::steady_clock::now() + kFarewell;
+    for (int other = 0; rank() == store_server_ && other < size(); ++other) {
+      if (other == silent || other == rank()) continue;
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          leave_at - std::chrono::steady_clock::now());
+      if (left.count() > 0) detail::read_key(store_, last_key(other), left);
+    }
+    ZP_THROW(words);
+  }
+
+  static std::string failure_key(int rank) { return c10::str("failed/", rank); }
+  // There once a rank asks nothing more of the store.
+  static std::string last_key(int rank) { return c10::str("parted/", rank); }
 
   // Constant after construction.
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::chrono::milliseconds deadline_;
+  const int store_server_;
 
   // Owned by the calling thread.
   uint64_t next_sequence_ = 0;

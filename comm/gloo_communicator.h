@@ -26,6 +26,8 @@ struct GlooOptions {
   int size = 1;
   // This host's name or address as its peers reach it.
   std::string bind_address = "127.0.0.1";
+  // The rank whose process serves the store; -1: none of them.
+  int store_server = -1;
   // How long an operation may wait for a peer.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
 };

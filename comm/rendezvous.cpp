@@ -171,6 +171,14 @@ bool launched_by_environment(const Variables& variables) {
   return read_place(variables).launcher != kNoLauncher;
 }
 
+namespace {
+
+bool is_loopback(std::string_view address) {
+  return address.starts_with("127.") || address == "::1" || address == "localhost";
+}
+
+}  // namespace
+
 c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::milliseconds deadline) {
   if (!place.rendezvous_file.empty()) {
     return c10::make_intrusive<c10d::FileStore>(place.rendezvous_file, place.world_size);
@@ -184,8 +192,8 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
   // c10d asks the name service about each address that refuses it, for a message: seconds, where
   // that does not answer. So it is not let try before somebody listens.
   const auto give_up_at = std::chrono::steady_clock::now() + deadline;
-  while (!options.isServer &&
-         !detail::accepts_connections(place.master_address, place.master_port)) {
+  while (!options.isServer && is_loopback(place.master_address) &&
+         !detail::is_listened_to(place.master_port)) {
     ZP_CHECK(std::chrono::steady_clock::now() < give_up_at, "rank ", place.rank, " of ",
              place.world_size, " cannot reach the store at ", place.master_address, ":",
              place.master_port, " (MASTER_ADDR:MASTER_PORT): nothing has listened there for ",
@@ -224,10 +232,6 @@ std::string first_host(const std::string& slurm_node_list) {
 }
 
 namespace {
-
-bool is_loopback(std::string_view address) {
-  return address.starts_with("127.") || address == "::1";
-}
 
 // Of the interfaces that are up, the first with an IPv4 address that other hosts can reach; "" if
 // there is none.

@@ -21,17 +21,28 @@ using Clock = std::chrono::steady_clock;
 
 // The other ranks wait a little longer than rank 0, so that it can tell them who is missing.
 constexpr auto kVerdictMargin = std::chrono::seconds(5);
+// Ranks that cannot connect find out at about the same time.
+constexpr auto kRollCall = std::chrono::seconds(2);
 constexpr size_t kMostDifferences = 5;
+// While rank 0 waits for what a rank has to say, it looks whether there still is one.
+constexpr auto kBetweenProbes = std::chrono::milliseconds(200);
+constexpr auto kNoWait = std::chrono::milliseconds(1);
 
 std::chrono::milliseconds left_until(Clock::time_point moment) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment - Clock::now());
   return std::max(left, std::chrono::milliseconds(1));
 }
 
+std::string were_lost(const std::vector<int>& ranks) {
+  std::string list;
+  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+  return c10::str("lost rank ", list, "; it has ended or was killed. See its last lines");
+}
+
 std::string did_not_come(const std::string& ranks, std::chrono::milliseconds deadline) {
   return c10::str("rank ", ranks, " did not come within ",
                   static_cast<double>(deadline.count()) / 1000.0,
-                  " s, or the store ended; see its output, or raise the deadline");
+                  " s; see its output, or raise the deadline");
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -69,6 +80,23 @@ struct World::State {
   c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
   uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
   std::unique_ptr<Communicator> communicator;
+
+  // -1: none of the ranks.
+  int store_server() const {
+    return place.launcher_serves_store || !place.rendezvous_file.empty() ? -1 : 0;
+  }
+  bool has_lost_store() const {
+    return store_server() >= 0 && store_server() != place.rank && !detail::is_served(store);
+  }
+  // Ranks that nobody needs to wait for any longer.
+  std::vector<int> lost_ranks() const {
+    std::vector<int> lost = communicator ? communicator->lost_ranks() : std::vector<int>();
+    if (lost.empty()) return lost;
+    if (has_lost_store()) return {store_server()};
+    // While the store is served its rank is only about to end, because of another.
+    if (lost.size() > 1) std::erase(lost, store_server());
+    return lost;
+  }
 };
 
 World World::from_environment(const WorldOptions& options) {
@@ -127,10 +155,33 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
              .hosts = hosts,
              .deadline = options.deadline,
              .store = state_->store,
+             .store_server = state_->store_server(),
              .bind_address = address_for_peers(state_->place),
              .gather_text = [this](const auto& topic,
-                                   const auto& text) { return gather_text(topic, text); }}),
+                                   const auto& text) { return gather_text(topic, text); },
+             .fail_to_connect = [this](const std::exception& error) { fail_to_connect(error); }}),
         options);
+}
+
+// Gloo does not say whom it misses. Who still lives says so in the store.
+void World::fail_to_connect(const std::exception& error) const {
+  const std::string reason = memory::message_of(error);
+  if (state_->has_lost_store()) {
+    ZP_THROW("connecting: ", were_lost({state_->store_server()}));
+  }
+  const auto key = [](int rank) { return c10::str("unconnected/", rank); };
+  const auto leave_at = Clock::now() + kRollCall;
+  std::vector<int> missing;
+  detail::ask_within(kRollCall, [store = state_->store, own = key(rank())] {
+    detail::write_key(*store, own, "");
+    return std::string();
+  });
+  for (int other = 0; other < size(); ++other) {
+    if (!detail::read_key(state_->store, key(other), left_until(leave_at)))
+      missing.push_back(other);
+  }
+  ZP_CHECK(missing.empty(), "connecting: ", were_lost(missing));
+  ZP_THROW("connecting: ", reason.substr(0, reason.find('\n')));
 }
 
 World World::simulated(const SimulationOptions& options) {
@@ -187,6 +238,8 @@ std::vector<std::string> World::gather_text(const std::string& topic,
     if (!found) missing += (missing.empty() ? "" : ", ") + std::to_string(other);
     texts.push_back(std::move(found).value_or(""));
   }
+  ZP_CHECK(missing.empty() || !state_->has_lost_store(), topic, ": ",
+           were_lost({state_->store_server()}));
   ZP_CHECK(missing.empty(), topic, ": ", did_not_come(missing, state_->deadline));
   return texts;
 }
@@ -207,10 +260,16 @@ std::string World::judge(const std::string& topic, const std::string& round,
   const auto give_up_at = Clock::now() + state_->deadline;
   std::string missing;
   std::string differing;
+  std::vector<int> lost;
   std::vector<int> present;
   for (int other = 1; other < size(); ++other) {
-    const auto found =
-        detail::read_key(state_->store, round + std::to_string(other), left_until(give_up_at));
+    const std::string key = round + std::to_string(other);
+    std::optional<std::string> found;
+    do {
+      const auto slice = std::min(left_until(give_up_at), lost.empty() ? kBetweenProbes : kNoWait);
+      found = detail::read_key(state_->store, key, slice);
+      if (!found && lost.empty()) lost = state_->lost_ranks();
+    } while (!found && lost.empty() && Clock::now() < give_up_at);
     if (!found) {
       missing += (missing.empty() ? "" : ", ") + std::to_string(other);
       continue;
@@ -219,7 +278,9 @@ std::string World::judge(const std::string& topic, const std::string& round,
     if (differing.empty()) differing = difference(text, *found, other);
   }
   std::string verdict;
-  if (!missing.empty()) {
+  if (!lost.empty()) {
+    verdict = topic + ": " + were_lost(lost);
+  } else if (!missing.empty()) {
     verdict = topic + ": " + did_not_come(missing, state_->deadline);
   } else if (!differing.empty()) {
     verdict = topic + " differs between ranks; make it the same on all:" + differing;
@@ -238,8 +299,17 @@ std::string World::judge(const std::string& topic, const std::string& round,
 std::string World::ask_for_verdict(const std::string& topic, const std::string& round,
                                    const std::string& text) const {
   detail::write_key(*state_->store, round + std::to_string(rank()), text);
-  auto verdict =
-      detail::read_key(state_->store, round + "verdict", state_->deadline + kVerdictMargin);
+  const auto give_up_at = Clock::now() + state_->deadline + kVerdictMargin;
+  std::optional<std::string> verdict;
+  std::vector<int> lost;
+  // Once more after a rank was lost: rank 0 may have found out first.
+  for (bool last = false; !verdict && !last;) {
+    last = !lost.empty() || Clock::now() >= give_up_at;
+    verdict = detail::read_key(state_->store, round + "verdict", kBetweenProbes);
+    if (!verdict && lost.empty()) lost = state_->lost_ranks();
+    if (!verdict && lost.empty() && state_->has_lost_store()) lost = {state_->store_server()};
+  }
+  if (!verdict && !lost.empty()) return topic + ": " + were_lost(lost);
   if (!verdict) return topic + ": " + did_not_come("0", state_->deadline);
   verdict->pop_back();
   if (!verdict->empty()) detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");

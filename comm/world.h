@@ -78,7 +78,7 @@ class World {
  private:
   struct State;
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
-
+  [[noreturn]] void fail_to_connect(const std::exception& error) const;
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   std::string judge(const std::string& topic, const std::string& round,
                     const std::string& text) const;

@@ -20,6 +20,9 @@ int gloo_tag(uint64_t tag) {
   return static_cast<int>((tag ^ (tag >> 31)) & 0x7fffffff);
 }
 
+// Of no message: no operation's hash is likely to be it.
+constexpr int kSentinelTag = 0x7fffffff;
+
 std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
@@ -31,7 +34,9 @@ struct GlooLink::Impl {
   std::chrono::milliseconds deadline;
   std::mutex mutex;
   std::vector<WorkPointer> in_flight;  // guarded by mutex
-  bool aborted = false;                // guarded by mutex
+  // A message from each peer that never comes; guarded by mutex.
+  std::vector<std::pair<int, WorkPointer>> sentinels;
+  bool aborted = false;  // guarded by mutex
 };
 
 struct GlooLink::Exchange::Message {
@@ -49,12 +54,19 @@ GlooLink::GlooLink(const Options& options) : impl_(std::make_unique<Impl>()) {
   impl_->deadline = options.deadline;
   // For Gloo's thread, which is started here.
   const BrokenPipeScope broken_pipe;
-  auto gloo = c10d::ProcessGroupGloo::Options::create(options.deadline);
+  // Gloo tries a peer five times over; messages are waited for with limits of their own.
+  auto gloo = c10d::ProcessGroupGloo::Options::create(
+      std::max<std::chrono::milliseconds>(options.deadline / 5, std::chrono::seconds(1)));
   gloo->devices = {c10d::ProcessGroupGloo::createDeviceForHostname(options.bind_address)};
   // Its worker threads serve its collectives, of which we use none.
   gloo->threads = 1;
   impl_->group =
       c10::make_intrusive<c10d::ProcessGroupGloo>(options.store, options.rank, options.size, gloo);
+  for (int peer = 0; peer < options.size; ++peer) {
+    if (peer == options.rank) continue;
+    std::vector<at::Tensor> nothing = {at::empty({1}, at::kByte)};
+    impl_->sentinels.emplace_back(peer, impl_->group->recv(nothing, peer, kSentinelTag));
+  }
 }
 
 GlooLink::~GlooLink() = default;
@@ -63,6 +75,30 @@ void GlooLink::abort() {
   std::lock_guard lock(impl_->mutex);
   impl_->aborted = true;
   for (const WorkPointer& work : impl_->in_flight) work->abort();
+}
+
+void GlooLink::close() {
+  std::lock_guard lock(impl_->mutex);
+  impl_->aborted = true;
+  impl_->sentinels.clear();
+  impl_->group.reset();
+}
+
+// Gloo does not tell who waits for a message that was under way when its connection broke. It does
+// tell who waits for one that has not begun.
+std::vector<int> GlooLink::lost_peers() {
+  std::lock_guard lock(impl_->mutex);
+  std::vector<int> lost;
+  for (const auto& [peer, sentinel] : impl_->sentinels) {
+    try {
+      // Aborted beforehand, it does not block.
+      sentinel->abort();
+      sentinel->wait(impl_->deadline);
+    } catch (const std::exception&) {
+      lost.push_back(peer);
+    }
+  }
+  return lost;
 }
 
 GlooLink::Exchange::Exchange(GlooLink& link)

@@ -4,13 +4,14 @@
 // operation and its size in the tag, so that ranks which went out of step never take each other's
 // bytes for their own.
 //
-// Threads: one thread exchanges; abort() may come from another.
+// Threads: one thread exchanges; abort() and lost_peers() may come from another.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <ATen/core/TensorBody.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -60,6 +61,10 @@ class GlooLink {
 
   // Ends the exchange in progress, and all later ones, with an error. For destruction.
   void abort();
+  // Lets go of all connections, so that the peers notice. No exchange may be in progress.
+  void close();
+  // Those whose connection has broken.
+  std::vector<int> lost_peers();
 
  private:
   struct Impl;

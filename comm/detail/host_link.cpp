@@ -515,6 +515,18 @@ void HostLink::receive(int place, const Call& call, void* data) {
 
 // ---- ending ----
 
+std::vector<int> HostLink::lost_ranks() const {
+  std::vector<int> lost;
+  for (int place = 0; place < size(); ++place) {
+    const auto condition = static_cast<Condition>(board(place).condition.load());
+    if (place == own() || condition == Condition::kLeft) continue;
+    if (condition == Condition::kFailed || peers_[static_cast<size_t>(place)].has_ended()) {
+      lost.push_back(rank_of(place));
+    }
+  }
+  return lost;
+}
+
 void HostLink::fail(const std::string& account) {
   Board& ours = board(own());
   copy_text(ours.account, account);

@@ -93,6 +93,8 @@ class HostLink {
   void send(int place, const Call& call, const void* data);
   void receive(int place, const Call& call, void* data);
 
+  // The ranks whose process has ended, or that ended with an error.
+  std::vector<int> lost_ranks() const;
   // Leaves this rank's account for the others, who end with it.
   void fail(const std::string& account);
   // Ends what waits, and all later waits, with an error. For destruction.

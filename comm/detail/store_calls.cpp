@@ -1,9 +1,13 @@
 #include "comm/detail/store_calls.h"
 
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+#include <fstream>
 #include <future>
-#include <memory>
-#include <netdb.h>
-#include <poll.h>
+#include <netinet/in.h>
+#include <sstream>
+#include <string>
 #include <sys/socket.h>
 #include <thread>
 #include <utility>
@@ -13,27 +17,27 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/detail/broken_pipe.h"
-#include "comm/detail/file_descriptor.h"
 
 namespace zeropage::comm::detail {
 namespace {
 
 // The store's own limit comes first; ours is for when it does not come at all.
 constexpr auto kMargin = std::chrono::seconds(1);
-// A host that lives accepts or refuses in a round trip.
-constexpr auto kKnock = std::chrono::milliseconds(500);
+// Between looks for a key that is not there yet.
+constexpr auto kShortestPause = std::chrono::microseconds(100);
+constexpr auto kLongestPause = std::chrono::microseconds(102'400);
 
-bool accepts(const addrinfo& address) {
-  const FileDescriptor knock(::socket(
-      address.ai_family, address.ai_socktype | SOCK_NONBLOCK | SOCK_CLOEXEC, address.ai_protocol));
-  if (knock.get() < 0) return false;
-  if (::connect(knock.get(), address.ai_addr, address.ai_addrlen) == 0) return true;
-  if (errno != EINPROGRESS) return false;
-  pollfd writable{knock.get(), POLLOUT, 0};
-  int error = 0;
-  socklen_t length = sizeof(error);
-  return ::poll(&writable, 1, static_cast<int>(kKnock.count())) == 1 &&
-         ::getsockopt(knock.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+// Whether this descriptor is a connection to that port which the other end has closed.
+bool is_closed_connection_to(uint16_t port, int fd) {
+  sockaddr_in6 peer{};
+  socklen_t length = sizeof(peer);
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) return false;
+  // The port lies at the same place in an address of either version of IP.
+  if (peer.sin6_family != AF_INET6 && peer.sin6_family != AF_INET) return false;
+  if (ntohs(peer.sin6_port) != port) return false;
+  char byte = 0;
+  const ssize_t count = ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
 }
 
 }  // namespace
@@ -57,22 +61,18 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::string& key, std::chrono::milliseconds limit) {
   return ask_within(limit + kMargin, [store, key, limit] {
-    store->wait({key}, limit);
+    // The store's own wait prints a stack trace when it ends in vain.
+    const auto give_up_at = std::chrono::steady_clock::now() + limit;
+    auto pause = kShortestPause;
+    while (!store->check({key})) {
+      if (std::chrono::steady_clock::now() >= give_up_at) throw std::runtime_error(key);
+      std::this_thread::sleep_for(pause);
+      pause = std::min(2 * pause, kLongestPause);
+      if (pause == kLongestPause && !is_served(store)) throw std::runtime_error(key);
+    }
     const std::vector<uint8_t> bytes = store->get(key);
     return std::string(bytes.begin(), bytes.end());
   });
-}
-
-bool accepts_connections(const std::string& host, uint16_t port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return false;
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(found, &::freeaddrinfo);
-  for (const addrinfo* address = found; address != nullptr; address = address->ai_next) {
-    if (accepts(*address)) return true;
-  }
-  return false;
 }
 
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store) {
@@ -81,7 +81,33 @@ bool is_served(const c10::intrusive_ptr<c10d::Store>& store) {
     innermost = prefixed->getUnderlyingNonPrefixStore();
   }
   const auto* over_tcp = dynamic_cast<c10d::TCPStore*>(innermost.get());
-  return over_tcp == nullptr || accepts_connections(over_tcp->getHost(), over_tcp->getPort());
+  if (over_tcp == nullptr) return true;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    if (is_closed_connection_to(over_tcp->getPort(), std::stoi(entry.path().filename()))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool is_listened_to(uint16_t port) {
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);
+    while (std::getline(in, line)) {
+      // sl local_address:port remote_address:port state ...; 0A is LISTEN.
+      std::istringstream fields(line);
+      std::string slot;
+      std::string local;
+      std::string remote;
+      std::string state;
+      fields >> slot >> local >> remote >> state;
+      if (state != "0A") continue;
+      if (std::stoul(local.substr(local.rfind(':') + 1), nullptr, 16) == port) return true;
+    }
+  }
+  return false;
 }
 
 void write_key(c10d::Store& store, const std::string& key, const std::string& text) {

@@ -22,11 +22,13 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
                                     const std::string& key, std::chrono::milliseconds limit);
 
-// Whether something listens there, now.
-bool accepts_connections(const std::string& host, uint16_t port);
+// Whether something of this host listens at that port. Asked of the kernel: c10d's store looks up
+// the name of whoever knocks, which takes seconds where no name service answers.
+bool is_listened_to(uint16_t port);
 
-// Whether anybody serves the store, as far as a knock at its port tells. A call to a store that is
-// gone throws, but c10d prints a stack trace before.
+// Whether the connections of this process to the store still stand. A call to a store that is gone
+// throws, but c10d prints a stack trace before; a knock at its port would make it look up our name,
+// for seconds where nobody answers such questions.
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store);
 
 void write_key(c10d::Store& store, const std::string& key, const std::string& text);

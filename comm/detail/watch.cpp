@@ -79,6 +79,12 @@ void Watch::work() {
   while (!stopping_) {
     wake_.wait_for(lock, pace);
     const auto now = Clock::now();
+    if (stopping_ || !current_ || now < began_ + pace) continue;
+    const Call call = *current_;
+    lock.unlock();
+    const bool lost = find_lost(call);
+    lock.lock();
+    if (lost) return;
     if (stopping_ || !current_ || now < began_ + options_.patience || now < next_look) continue;
     // After the first few looks there is little hope of news.
     next_look = now < began_ + 4 * options_.patience ? now : now + kSlowPace;
@@ -88,6 +94,21 @@ void Watch::work() {
     lock.lock();
     if (ended) return;
   }
+}
+
+// An operation that waits for bytes of a rank that is lost would wait until the deadline.
+bool Watch::find_lost(const Call& call) {
+  const std::vector<int> lost = options_.lost_ranks();
+  const bool needed = call.operation == Operation::kPair
+                          ? std::find(lost.begin(), lost.end(), call.peer) != lost.end()
+                          : !lost.empty();
+  if (!needed) return false;
+  {
+    std::lock_guard lock(mutex_);
+    lost_rank_ = call.operation == Operation::kPair ? call.peer : lost.front();
+  }
+  options_.interrupt();
+  return true;
 }
 
 bool Watch::look(Standing ours) {
@@ -188,6 +209,11 @@ void Watch::wait_until_others_know(const Standing& ours) {
       wake_.wait_for(lock, options_.patience / 8);
     }
   }
+}
+
+std::optional<int> Watch::lost_rank() const {
+  std::lock_guard lock(mutex_);
+  return lost_rank_;
 }
 
 std::optional<Watch::Verdict> Watch::verdict() const {

@@ -36,6 +36,8 @@ class Watch {
     // Must end the operation in progress, and all later ones, with an error; verdict() has its
     // words.
     std::function<void()> interrupt;
+    // The ranks whose connection to this one has broken.
+    std::function<std::vector<int>()> lost_ranks;
   };
 
   // Why the operation in progress cannot end.
@@ -64,6 +66,8 @@ class Watch {
     end(call, /*completed=*/true);
   }
 
+  // A rank that was lost while the operation waited, if that is why it was interrupted.
+  std::optional<int> lost_rank() const;
   // Once there is one, every error of an operation follows from it.
   std::optional<Verdict> verdict() const;
 
@@ -85,6 +89,7 @@ class Watch {
   void work();
   // Returns whether it has ended the operation.
   bool look(Standing ours);
+  bool find_lost(const Call& call);
   bool tell_and_listen(const Standing& ours);
   void listen(int other, const std::string& text);
   std::optional<Verdict> judge(const Standing& ours) const;
@@ -109,6 +114,7 @@ class Watch {
   Clock::time_point last_shared_at_;
   std::vector<Heard> heard_;
   std::optional<Verdict> verdict_;
+  std::optional<int> lost_rank_;
 
   std::thread thread_;  // last: uses everything above
 };

@@ -72,6 +72,13 @@ class LaunchedProcess {
 
   void signal(int number) const { ::kill(pid_, number); }
 
+  // Does not wait.
+  bool has_ended() const {
+    siginfo_t info{};
+    return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+           info.si_pid == pid_;
+  }
+
   // The exit code, or minus the signal that killed the launcher.
   int wait() {
     int status = 0;

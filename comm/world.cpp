@@ -78,6 +78,7 @@ struct World::State {
   Place place;
   std::chrono::milliseconds deadline{};
   c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
+  bool store_is_gone = false;
   uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
   std::unique_ptr<Communicator> communicator;
 
@@ -86,7 +87,11 @@ struct World::State {
     return place.launcher_serves_store || !place.rendezvous_file.empty() ? -1 : 0;
   }
   bool has_lost_store() const {
-    return store_server() >= 0 && store_server() != place.rank && !detail::is_served(store);
+    return store_server() >= 0 && store_server() != place.rank &&
+           (store_is_gone || !detail::is_served(store));
+  }
+  std::optional<std::string> read(const std::string& key, std::chrono::milliseconds limit) {
+    return detail::read_key(store, key, limit, &store_is_gone);
   }
   // Ranks that nobody needs to wait for any longer.
   std::vector<int> lost_ranks() const {
@@ -177,8 +182,7 @@ void World::fail_to_connect(const std::exception& error) const {
     return std::string();
   });
   for (int other = 0; other < size(); ++other) {
-    if (!detail::read_key(state_->store, key(other), left_until(leave_at)))
-      missing.push_back(other);
+    if (!state_->read(key(other), left_until(leave_at))) missing.push_back(other);
   }
   ZP_CHECK(missing.empty(), "connecting: ", were_lost(missing));
   ZP_THROW("connecting: ", reason.substr(0, reason.find('\n')));
@@ -233,8 +237,9 @@ std::vector<std::string> World::gather_text(const std::string& topic,
   std::vector<std::string> texts;
   std::string missing;
   for (int other = 0; other < size(); ++other) {
-    auto found =
-        detail::read_key(state_->store, round + std::to_string(other), left_until(give_up_at));
+    auto found = other == rank()
+                     ? text
+                     : state_->read(round + std::to_string(other), left_until(give_up_at));
     if (!found) missing += (missing.empty() ? "" : ", ") + std::to_string(other);
     texts.push_back(std::move(found).value_or(""));
   }
@@ -267,7 +272,7 @@ std::string World::judge(const std::string& topic, const std::string& round,
     std::optional<std::string> found;
     do {
       const auto slice = std::min(left_until(give_up_at), lost.empty() ? kBetweenProbes : kNoWait);
-      found = detail::read_key(state_->store, key, slice);
+      found = state_->read(key, slice);
       if (!found && lost.empty()) lost = state_->lost_ranks();
     } while (!found && lost.empty() && Clock::now() < give_up_at);
     if (!found) {
@@ -290,7 +295,7 @@ std::string World::judge(const std::string& topic, const std::string& round,
     // We are about to throw, and the store may end with us: let the others read first.
     const auto leave_at = Clock::now() + kVerdictMargin;
     for (const int other : present) {
-      detail::read_key(state_->store, c10::str(round, "seen/", other), left_until(leave_at));
+      state_->read(c10::str(round, "seen/", other), left_until(leave_at));
     }
   }
   return verdict;
@@ -305,7 +310,7 @@ std::string World::ask_for_verdict(const std::string& topic, const std::string& 
   // Once more after a rank was lost: rank 0 may have found out first.
   for (bool last = false; !verdict && !last;) {
     last = !lost.empty() || Clock::now() >= give_up_at;
-    verdict = detail::read_key(state_->store, round + "verdict", kBetweenProbes);
+    verdict = state_->read(round + "verdict", kBetweenProbes);
     if (!verdict && lost.empty()) lost = state_->lost_ranks();
     if (!verdict && lost.empty() && state_->has_lost_store()) lost = {state_->store_server()};
   }

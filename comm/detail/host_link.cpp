@@ -1,7 +1,6 @@
 #include "comm/detail/host_link.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <fstream>
 #include <new>
@@ -10,14 +9,18 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "memory/exact.h"
 
 namespace zeropage::comm::detail {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Announcement = HostSegment::Announcement;
+using Board = HostSegment::Board;
+using Condition = HostSegment::Condition;
+using Header = HostSegment::Header;
+using Lane = HostSegment::Lane;
+using PairRecord = HostSegment::PairRecord;
 
-constexpr size_t kCacheLine = 64;
 // About two microseconds awake; with more ranks than cores a longer look would keep the awaited rank
 // from its core.
 constexpr int kLooksAwake = 64;
@@ -31,19 +34,6 @@ constexpr const char* kSameOrder =
 // A rank waits this long before it asks itself whether the others wait for it in something else.
 std::chrono::milliseconds patience_for(std::chrono::milliseconds deadline) {
   return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), deadline / 4);
-}
-
-template <size_t capacity>
-void copy_text(std::array<char, capacity>& to, const std::string& from) {
-  const size_t length = std::min(from.size(), capacity - 1);
-  std::memcpy(to.data(), from.data(), length);
-  to[length] = '\0';
-}
-
-// The other side may be writing.
-template <size_t capacity>
-std::string text_of(const std::array<char, capacity>& text) {
-  return {text.data(), strnlen(text.data(), capacity)};
 }
 
 void pause_briefly() {
@@ -62,93 +52,10 @@ void let_siblings_read() {
 
 }  // namespace
 
-enum class Condition : uint32_t { kPresent, kFailed, kLeft };
-
-struct HostLink::Announcement {
-  Operation operation;
-  ReduceOp op;
-  at::ScalarType dtype;
-  int root;
-  uint64_t sequence;
-  int64_t bytes;
-  uint64_t address;
-  std::array<char, 160> what;
-
-  Call call() const {
-    return {.operation = operation, .sequence = sequence, .bytes = bytes, .what = text_of(what)};
-  }
-
-  bool agrees_with(const Announcement& other) const {
-    return operation == other.operation && op == other.op && dtype == other.dtype &&
-           root == other.root && sequence == other.sequence && bytes == other.bytes &&
-           what == other.what;
-  }
-
-  // What differs where the descriptions are the same.
-  std::string difference_from(const Announcement& other) const {
-    if (bytes != other.bytes) return c10::str(" of ", bytes, " bytes against ", other.bytes);
-    if (dtype != other.dtype) return c10::str(" in ", dtype, " against ", other.dtype);
-    if (root != other.root) return c10::str(" from rank ", root, " against rank ", other.root);
-    return " with another reduction or a longer name";
-  }
-};
-
-// A send or recv that a rank is in.
-struct HostLink::PairRecord {
-  std::atomic<bool> open{false};
-  uint64_t sequence = 0;
-  int64_t bytes = 0;
-  int peer = -1;
-  Call::End end = Call::End::kNone;
-  std::array<char, 160> what{};
-};
-
-struct HostLink::Header {
-  alignas(kCacheLine) FutexWord arrivals{0};
-  // The number of meetings that have taken place: what sleepers watch.
-  alignas(kCacheLine) FutexWord meetings{0};
-  FutexWord sleepers{0};
-};
-
-// What a rank says of itself. Written by it alone.
-struct HostLink::Board {
-  alignas(kCacheLine) std::atomic<pid_t> pid{0};
-  std::atomic<uint32_t> condition{0};
-  std::atomic<uint64_t> arrivals{0};            // meetings it has come to
-  std::atomic<uint64_t> sessions{0};            // begun
-  std::atomic<uint64_t> ended{0};               // sessions of which it has seen the last meeting
-  std::array<Announcement, 2> announcements{};  // of the sessions with that parity
-  PairRecord pair;
-  std::array<char, 1024> account{};  // before condition is kFailed
-};
-
-// From one rank to another. `posted` is the sender's, `taken` the receiver's.
-struct HostLink::Lane {
-  alignas(kCacheLine) FutexWord posted{0};
-  FutexWord taken{0};
-  int64_t bytes = 0;     // of the whole message
-  uint64_t address = 0;  // of the message in the sender's memory; 0: it comes through the outbox
-};
-
-namespace {
-
-constexpr size_t kOutboxBytes = size_t{64} << 10;  // a chunk; there are two
-
-size_t whole_lines(size_t bytes) {
-  return memory::round_up(bytes, kCacheLine);
-}
-
-}  // namespace
-
-size_t HostLink::segment_bytes(size_t ranks) {
-  const size_t control = whole_lines(sizeof(Header)) + ranks * whole_lines(sizeof(Board)) +
-                         ranks * ranks * whole_lines(sizeof(Lane));
-  return memory::round_up<size_t>(control, 4096) +
-         ranks * (2 * static_cast<size_t>(kSlotBytes) + 2 * kOutboxBytes);
-}
-
 HostLink::HostLink(SharedSegment segment, const Options& options)
-    : segment_(std::move(segment)), options_(options), peers_(options.ranks.size()) {
+    : segment_(std::move(segment), static_cast<int>(options.ranks.size())),
+      options_(options),
+      peers_(options.ranks.size()) {
   if (own() == 0) {
     new (&header()) Header;
     for (int from = 0; from < size(); ++from) {
@@ -179,40 +86,9 @@ std::string HostLink::find_peers() {
 }
 
 HostLink::~HostLink() {
-  uint32_t present = static_cast<uint32_t>(Condition::kPresent);
-  board(own()).condition.compare_exchange_strong(present, static_cast<uint32_t>(Condition::kLeft));
+  Condition present = Condition::kPresent;
+  board(own()).condition.compare_exchange_strong(present, Condition::kLeft);
   futex_wake_all(header().meetings);
-}
-
-HostLink::Header& HostLink::header() const {
-  return *reinterpret_cast<Header*>(segment_.data());
-}
-
-HostLink::Board& HostLink::board(int place) const {
-  std::byte* boards = segment_.data() + whole_lines(sizeof(Header));
-  return *reinterpret_cast<Board*>(boards +
-                                   static_cast<size_t>(place) * whole_lines(sizeof(Board)));
-}
-
-HostLink::Lane& HostLink::lane(int from, int to) const {
-  const auto ranks = static_cast<size_t>(size());
-  std::byte* lanes =
-      segment_.data() + whole_lines(sizeof(Header)) + ranks * whole_lines(sizeof(Board));
-  const size_t index = static_cast<size_t>(from) * ranks + static_cast<size_t>(to);
-  return *reinterpret_cast<Lane*>(lanes + index * whole_lines(sizeof(Lane)));
-}
-
-std::byte* HostLink::slot(int place, uint64_t round) const {
-  const auto from_end = 2 * static_cast<size_t>(size() - place);
-  std::byte* slots = segment_.data() + segment_.bytes() -
-                     static_cast<size_t>(size()) * 2 * kOutboxBytes -
-                     from_end * static_cast<size_t>(kSlotBytes);
-  return slots + (round % 2) * static_cast<size_t>(kSlotBytes);
-}
-
-std::byte* HostLink::outbox(int place, uint32_t chunk) const {
-  const auto from_end = 2 * static_cast<size_t>(size() - place);
-  return segment_.data() + segment_.bytes() - from_end * kOutboxBytes + (chunk % 2) * kOutboxBytes;
 }
 
 // ---- waiting ----
@@ -242,24 +118,24 @@ void HostLink::wait(const FutexWord& word, Ready ready, Awaited awaited, Moment 
 void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) const {
   for (int place = 0; place < size(); ++place) {
     const int rank = rank_of(place);
-    const auto condition = static_cast<Condition>(board(place).condition.load());
+    const auto condition = board(place).condition.load();
     if (condition == Condition::kFailed && place != own()) {
       throw PeerError(
-          rank, "rank " + std::to_string(rank) + " had failed in " + text_of(board(place).account));
+          rank, "rank " + std::to_string(rank) + " had failed in " + board(place).account.str());
     }
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     if (peer.has_ended() && condition != Condition::kLeft) {
       throw PeerError(rank, c10::str("lost rank ", rank, " (process ", peer.pid(),
                                      "); it has ended or was killed. Rank ", rank, " ",
-                                     describe_standing(place), "; see its last lines"));
+                                     segment_.describe_standing(place), "; see its last lines"));
     }
   }
   for (const int place : awaited) {
-    if (static_cast<Condition>(board(place).condition.load()) == Condition::kLeft) {
-      throw PeerError(
-          rank_of(place),
-          c10::str("lost rank ", rank_of(place), ": it let its world go. Rank ", rank_of(place),
-                   " ", describe_standing(place), "; all ranks must call the same operations"));
+    if (board(place).condition.load() == Condition::kLeft) {
+      throw PeerError(rank_of(place),
+                      c10::str("lost rank ", rank_of(place), ": it let its world go. Rank ",
+                               rank_of(place), " ", segment_.describe_standing(place),
+                               "; all ranks must call the same operations"));
     }
   }
   if (awaited.empty()) return;
@@ -271,7 +147,7 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
   std::string standings;
   for (const int place : awaited) {
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
-    standings += c10::str(". Rank ", rank_of(place), " ", describe_standing(place),
+    standings += c10::str(". Rank ", rank_of(place), " ", segment_.describe_standing(place),
                           "; its process ", peer.pid(), " ", peer.state());
   }
   throw PeerError(
@@ -283,9 +159,9 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
 
 // Ranks in different collectives meet and see for themselves; a pair of ranks does not.
 void HostLink::look_for_ranks_out_of_step() const {
-  const auto ours = standing_of(own());
+  const auto ours = segment_.standing_of(own());
   for (int place = 0; place < size() && ours; ++place) {
-    const auto theirs = standing_of(place);
+    const auto theirs = segment_.standing_of(place);
     if (place == own() || !theirs) continue;
     if (ours->call.operation != Operation::kPair && theirs->call.operation != Operation::kPair) {
       continue;
@@ -297,31 +173,6 @@ void HostLink::look_for_ranks_out_of_step() const {
                     c10::str("rank ", rank_of(place), " is out of step: it waits in ",
                              theirs->call.describe(), kSameOrder));
   }
-}
-
-// The operation that a rank is in; nothing between two. The rank may be going on meanwhile.
-std::optional<Standing> HostLink::standing_of(int place) const {
-  const Board& of_peer = board(place);
-  const uint64_t begun = of_peer.sessions.load(std::memory_order_acquire);
-  if (of_peer.pair.open.load(std::memory_order_acquire)) {
-    const PairRecord& pair = of_peer.pair;
-    return Standing{.begun = begun,
-                    .call = {.operation = Operation::kPair,
-                             .sequence = pair.sequence,
-                             .bytes = pair.bytes,
-                             .what = text_of(pair.what),
-                             .peer = pair.peer,
-                             .end = pair.end}};
-  }
-  if (of_peer.ended.load(std::memory_order_acquire) >= begun) return std::nullopt;
-  return Standing{.begun = begun, .call = of_peer.announcements[(begun - 1) % 2].call()};
-}
-
-std::string HostLink::describe_standing(int place) const {
-  if (const auto standing = standing_of(place)) return "stands at " + standing->call.describe();
-  const uint64_t begun = board(place).sessions.load(std::memory_order_acquire);
-  if (begun == 0) return "has called nothing yet";
-  return "was last in " + board(place).announcements[(begun - 1) % 2].call().describe();
 }
 
 void HostLink::meet(Moment give_up_at) {
@@ -369,16 +220,16 @@ HostLink::Session::Session(HostLink& link, const Call& call, const Details& deta
                   .bytes = call.bytes,
                   .address = reinterpret_cast<uint64_t>(address),
                   .what = {}};
-  copy_text(announcement.what, call.what);
+  announcement.what.assign(call.what);
   own.sessions.store(number_ + 1, std::memory_order_release);
 }
 
 std::byte* HostLink::Session::own_slot() {
-  return link_.slot(link_.own(), link_.rounds_ + 1);
+  return link_.segment_.slot(link_.own(), link_.rounds_ + 1);
 }
 
 const std::byte* HostLink::Session::slot(int place) const {
-  return link_.slot(place, link_.rounds_);
+  return link_.segment_.slot(place, link_.rounds_);
 }
 
 void HostLink::Session::meet() {
@@ -424,7 +275,7 @@ class HostLink::PairScope {
     record_.bytes = call.bytes;
     record_.peer = call.peer;
     record_.end = call.end;
-    copy_text(record_.what, call.what);
+    record_.what.assign(call.what);
     record_.open.store(true, std::memory_order_release);
   }
   ~PairScope() { record_.open.store(false, std::memory_order_release); }
@@ -460,10 +311,11 @@ void HostLink::send(int place, const Call& call, const void* data) {
     post();
   } else {
     const auto* from = static_cast<const std::byte*>(data);
-    for (int64_t first = 0; first < call.bytes; first += static_cast<int64_t>(kOutboxBytes)) {
+    for (int64_t first = 0; first < call.bytes; first += HostSegment::kOutboxBytes) {
       wait_until_untaken_is(1);
-      const int64_t count = std::min(static_cast<int64_t>(kOutboxBytes), call.bytes - first);
-      std::memcpy(outbox(own(), there.posted.load()), from + first, static_cast<size_t>(count));
+      const int64_t count = std::min(HostSegment::kOutboxBytes, call.bytes - first);
+      std::memcpy(segment_.outbox(own(), there.posted.load()), from + first,
+                  static_cast<size_t>(count));
       post();
     }
   }
@@ -504,10 +356,10 @@ void HostLink::receive(int place, const Call& call, void* data) {
     return;
   }
   auto* to = static_cast<std::byte*>(data);
-  for (int64_t first = 0; first < call.bytes; first += static_cast<int64_t>(kOutboxBytes)) {
+  for (int64_t first = 0; first < call.bytes; first += HostSegment::kOutboxBytes) {
     wait_for_post();
-    const int64_t count = std::min(static_cast<int64_t>(kOutboxBytes), call.bytes - first);
-    std::memcpy(to + first, outbox(place, there.taken.load()), static_cast<size_t>(count));
+    const int64_t count = std::min(HostSegment::kOutboxBytes, call.bytes - first);
+    std::memcpy(to + first, segment_.outbox(place, there.taken.load()), static_cast<size_t>(count));
     take();
   }
   if (call.bytes == 0) take();
@@ -518,9 +370,9 @@ void HostLink::receive(int place, const Call& call, void* data) {
 std::vector<int> HostLink::lost_ranks() const {
   std::vector<int> lost;
   for (int place = 0; place < size(); ++place) {
-    const auto condition = static_cast<Condition>(board(place).condition.load());
-    if (place == own() || condition == Condition::kLeft) continue;
-    if (condition == Condition::kFailed || peers_[static_cast<size_t>(place)].has_ended()) {
+    const auto condition = board(place).condition.load();
+    if (place == own()) continue;
+    if (condition != Condition::kPresent || peers_[static_cast<size_t>(place)].has_ended()) {
       lost.push_back(rank_of(place));
     }
   }
@@ -529,8 +381,8 @@ std::vector<int> HostLink::lost_ranks() const {
 
 void HostLink::fail(const std::string& account) {
   Board& ours = board(own());
-  copy_text(ours.account, account);
-  ours.condition.store(static_cast<uint32_t>(Condition::kFailed), std::memory_order_release);
+  ours.account.assign(account);
+  ours.condition.store(Condition::kFailed, std::memory_order_release);
   futex_wake_all(header().meetings);
 }
 

@@ -21,23 +21,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/detail/call.h"
 #include "comm/detail/futex.h"
+#include "comm/detail/host_segment.h"
 #include "comm/detail/peer_error.h"
 #include "comm/detail/peer_process.h"
-#include "comm/detail/shared_segment.h"
-#include "comm/detail/standing.h"
 
 namespace zeropage::comm::detail {
 
 class HostLink {
  public:
-  // Enough to amortise a meeting, little enough to stay in the second-level cache.
-  static constexpr int64_t kSlotBytes = int64_t{256} << 10;
+  static constexpr int64_t kSlotBytes = HostSegment::kSlotBytes;
 
   struct Options {
     std::vector<int> ranks;  // of this host, in the order that all of them use
@@ -46,7 +43,7 @@ class HostLink {
   };
 
   // The segment that the host's first rank makes for so many ranks.
-  static size_t segment_bytes(size_t ranks);
+  static size_t segment_bytes(size_t ranks) { return HostSegment::bytes_for(ranks); }
   // Writes this rank's place in the segment. The others find it after the caller has let all come.
   HostLink(SharedSegment segment, const Options& options);
   // REQUIRES: all ranks have constructed theirs. Whether the kernel lets this rank read the others'
@@ -60,7 +57,7 @@ class HostLink {
   int own() const { return options_.own; }
   int rank_of(int place) const { return options_.ranks[static_cast<size_t>(place)]; }
   bool reads_peers() const { return reads_peers_; }
-  int64_t bytes() const { return static_cast<int64_t>(segment_.bytes()); }
+  int64_t bytes() const { return segment_.bytes(); }
 
   // What must be the same on all ranks beside the call itself.
   struct Details {
@@ -93,29 +90,19 @@ class HostLink {
   void send(int place, const Call& call, const void* data);
   void receive(int place, const Call& call, void* data);
 
-  // The ranks whose process has ended, or that ended with an error.
+  // The ranks that left, ended with an error, or whose process has ended.
   std::vector<int> lost_ranks() const;
   // Leaves this rank's account for the others, who end with it.
   void fail(const std::string& account);
   // Ends what waits, and all later waits, with an error. For destruction.
   void abort();
-  // Where a rank stands, for errors: "in all_gather #12 of ...", "after ...".
-  std::string describe_standing(int place) const;
 
  private:
-  struct Header;
-  struct Announcement;
-  struct PairRecord;
-  struct Board;
-  struct Lane;
-
   using Moment = std::chrono::steady_clock::time_point;
 
-  Header& header() const;
-  Board& board(int place) const;
-  Lane& lane(int from, int to) const;
-  std::byte* slot(int place, uint64_t round) const;
-  std::byte* outbox(int place, uint32_t chunk) const;
+  HostSegment::Header& header() const { return segment_.header(); }
+  HostSegment::Board& board(int place) const { return segment_.board(place); }
+  HostSegment::Lane& lane(int from, int to) const { return segment_.lane(from, to); }
 
   void meet(Moment give_up_at);
   // Sleeps until `ready`, which changes with `word`. awaited: places that have to do something yet.
@@ -123,10 +110,9 @@ class HostLink {
   void wait(const FutexWord& word, Ready ready, Awaited awaited, Moment give_up_at);
   void look_around(const std::vector<int>& awaited, Moment give_up_at) const;
   void look_for_ranks_out_of_step() const;
-  std::optional<Standing> standing_of(int place) const;
   class PairScope;
 
-  SharedSegment segment_;
+  const HostSegment segment_;
   const Options options_;
   std::vector<PeerProcess> peers_;  // by place
   bool reads_peers_ = false;

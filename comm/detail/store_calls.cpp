@@ -40,10 +40,14 @@ bool is_closed_connection_to(uint16_t port, int fd) {
   return count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR);
 }
 
+struct StoreGone : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 }  // namespace
 
 std::optional<std::string> ask_within(std::chrono::milliseconds limit,
-                                      std::function<std::string()> ask) {
+                                      std::function<std::string()> ask, bool* store_is_gone) {
   std::packaged_task<std::string()> task(std::move(ask));
   std::future<std::string> answer = task.get_future();
   std::thread([task = std::move(task)]() mutable {
@@ -53,14 +57,21 @@ std::optional<std::string> ask_within(std::chrono::milliseconds limit,
   if (answer.wait_for(limit) != std::future_status::ready) return std::nullopt;
   try {
     return answer.get();
+  } catch (const StoreGone&) {
+    if (store_is_gone != nullptr) *store_is_gone = true;
+    return std::nullopt;
+  } catch (const c10::DistNetworkError&) {
+    if (store_is_gone != nullptr) *store_is_gone = true;
+    return std::nullopt;
   } catch (const std::exception&) {
     return std::nullopt;
   }
 }
 
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
-                                    const std::string& key, std::chrono::milliseconds limit) {
-  return ask_within(limit + kMargin, [store, key, limit] {
+                                    const std::string& key, std::chrono::milliseconds limit,
+                                    bool* store_is_gone) {
+  const auto look = [store, key, limit] {
     // The store's own wait prints a stack trace when it ends in vain.
     const auto give_up_at = std::chrono::steady_clock::now() + limit;
     auto pause = kShortestPause;
@@ -68,11 +79,12 @@ std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store
       if (std::chrono::steady_clock::now() >= give_up_at) throw std::runtime_error(key);
       std::this_thread::sleep_for(pause);
       pause = std::min(2 * pause, kLongestPause);
-      if (pause == kLongestPause && !is_served(store)) throw std::runtime_error(key);
+      if (pause == kLongestPause && !is_served(store)) throw StoreGone(key);
     }
     const std::vector<uint8_t> bytes = store->get(key);
     return std::string(bytes.begin(), bytes.end());
-  });
+  };
+  return ask_within(limit + kMargin, look, store_is_gone);
 }
 
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store) {

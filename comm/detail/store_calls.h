@@ -15,12 +15,15 @@
 namespace zeropage::comm::detail {
 
 // What `ask` returns; nothing if it throws or takes longer. `ask` must own all that it uses.
+// store_is_gone: becomes true where the connection to the store broke.
 std::optional<std::string> ask_within(std::chrono::milliseconds limit,
-                                      std::function<std::string()> ask);
+                                      std::function<std::string()> ask,
+                                      bool* store_is_gone = nullptr);
 
 // The text under `key` once it is there; nothing if it does not come within `limit`.
 std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store,
-                                    const std::string& key, std::chrono::milliseconds limit);
+                                    const std::string& key, std::chrono::milliseconds limit,
+                                    bool* store_is_gone = nullptr);
 
 // Whether something of this host listens at that port. Asked of the kernel: c10d's store looks up
 // the name of whoever knocks, which takes seconds where no name service answers.

@@ -122,6 +122,18 @@ TEST_P(CommunicatorTest, SendsMatchReceivesInOrder) {
   });
 }
 
+TEST_P(CommunicatorTest, SendsLongTensorsWhole) {
+  run([&](World& world) {
+    if (size() == 1) return;
+    const auto tensor = contribution(world.rank(), 300'001);
+    if (world.rank() == 0) world.communicator().send(tensor, size() - 1, "a test").wait();
+    if (world.rank() == size() - 1) {
+      world.communicator().recv(tensor, 0, "a test").wait();
+      EXPECT_TRUE(torch::equal(tensor, contribution(0, 300'001)));
+    }
+  });
+}
+
 TEST_P(CommunicatorTest, ManyOperationsInFlightEndInOrder) {
   run([&](World& world) {
     std::vector<torch::Tensor> tensors;

@@ -92,6 +92,23 @@ TEST_P(ReductionTest, MayWriteIntoAContribution) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest, ::testing::Values(1, 2, 3, 4, 5, 7, 8));
 
+TEST(ReductionDtypeTest, AddsEightRanksOfBfloat16ToHalfAUnitInTheLastPlace) {
+  constexpr int64_t kNumel = 1 << 20;
+  auto generator = at::detail::createCPUGenerator(/*seed=*/8);
+  std::vector<torch::Tensor> values;
+  std::vector<const void*> pointers;
+  for (int rank = 0; rank < 8; ++rank) {
+    values.push_back(torch::randn({kNumel}, generator).to(torch::kBFloat16));
+    pointers.push_back(values.back().const_data_ptr());
+  }
+  const auto sum = torch::empty({kNumel}, torch::kBFloat16);
+  reduce_in_rank_order(pointers, sum.mutable_data_ptr(), kNumel, torch::kBFloat16, ReduceOp::kSum);
+  const auto exact = torch::stack(values).to(torch::kFloat64).sum(0);
+  // bfloat16 has 8 significant bits: its unit in the last place at [2^e, 2^(e+1)) is 2^(e-7).
+  const auto ulp = torch::exp2(torch::floor(torch::log2(exact.abs().clamp_min(1e-30))) - 7);
+  EXPECT_LE(((sum.to(torch::kFloat64) - exact).abs() / ulp).max().item<double>(), 0.5);
+}
+
 TEST(ReductionDtypeTest, RefusesWhatCannotBeAdded) {
   const bool value = true;
   const void* pointer = &value;

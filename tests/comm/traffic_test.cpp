@@ -22,51 +22,55 @@ TrafficModel one_host(int ranks) {
   return {Topology::even(ranks, ranks), Transport::kAuto};
 }
 
-class GlooTrafficTest : public ::testing::TestWithParam<int> {};
+class RealTrafficTest : public ::testing::TestWithParam<std::tuple<Transport, int>> {};
 
 // From nothing over what is small to ragged slices of several segments.
-TEST_P(GlooTrafficTest, IsWhatTheCommunicatorSends) {
-  const int size = GetParam();
-  const TrafficModel model = one_rank_a_host(size);
-  run_ranks(size, [&](World& world) {
-    Communicator& communicator = world.communicator();
-    const int rank = world.rank();
-    WireTraffic expected;
-    const auto expect = [](Traffic& sum, const LinkTraffic& sent) {
-      sum.bytes += sent.total().bytes;
-      sum.messages += sent.total().messages;
-    };
-    for (const auto dtype : {at::kFloat, at::kBFloat16}) {
-      for (const int64_t numel : {0, 1, 5, 1000, 16'384, 16'385, 100'003, 700'001}) {
-        const at::Tensor tensor = at::zeros({numel}, dtype);
-        communicator.all_reduce(tensor, ReduceOp::kSum, "a test").wait();
-        expect(expected.all_reduce, model.all_reduce(rank, numel, dtype));
-        const int root = static_cast<int>(numel % size);
-        communicator.broadcast(tensor, root, "a test").wait();
-        expect(expected.broadcast, model.broadcast(rank, root, numel, dtype));
-        const at::Tensor whole = at::zeros({numel * size}, dtype);
-        communicator.reduce_scatter(whole, ReduceOp::kMean, "a test").wait();
-        expect(expected.reduce_scatter, model.reduce_scatter(rank, whole.numel(), dtype));
-        communicator.all_gather(whole, "a test").wait();
-        expect(expected.all_gather, model.all_gather(rank, whole.numel(), dtype));
-        communicator.barrier("a test").wait();
-        expect(expected.barrier, model.barrier(rank));
-      }
-    }
-    if (size > 1 && rank < 2) {
-      const at::Tensor tensor = at::zeros({100});
-      if (rank == 0) {
-        communicator.send(tensor, 1, "a test").wait();
-        expect(expected.pair, model.send(0, 1, 100, at::kFloat));
-      } else {
-        communicator.recv(tensor, 0, "a test").wait();
-      }
-    }
-    EXPECT_EQ(communicator.wire_traffic(), expected) << "rank " << rank;
-  });
+TEST_P(RealTrafficTest, IsWhatTheCommunicatorSends) {
+  const auto [transport, size] = GetParam();
+  const TrafficModel model = transport == Transport::kGloo ? one_rank_a_host(size) : one_host(size);
+  run_ranks(size,
+            [&, size = size](World& world) {
+              Communicator& communicator = world.communicator();
+              const int rank = world.rank();
+              WireTraffic expected;
+              const auto expect = [](Traffic& sum, const LinkTraffic& sent) {
+                sum.bytes += sent.total().bytes;
+                sum.messages += sent.total().messages;
+              };
+              for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+                for (const int64_t numel : {0, 1, 5, 1000, 16'384, 16'385, 100'003, 700'001}) {
+                  const at::Tensor tensor = at::zeros({numel}, dtype);
+                  communicator.all_reduce(tensor, ReduceOp::kSum, "a test").wait();
+                  expect(expected.all_reduce, model.all_reduce(rank, numel, dtype));
+                  const int root = static_cast<int>(numel % size);
+                  communicator.broadcast(tensor, root, "a test").wait();
+                  expect(expected.broadcast, model.broadcast(rank, root, numel, dtype));
+                  const at::Tensor whole = at::zeros({numel * size}, dtype);
+                  communicator.reduce_scatter(whole, ReduceOp::kMean, "a test").wait();
+                  expect(expected.reduce_scatter, model.reduce_scatter(rank, whole.numel(), dtype));
+                  communicator.all_gather(whole, "a test").wait();
+                  expect(expected.all_gather, model.all_gather(rank, whole.numel(), dtype));
+                  communicator.barrier("a test").wait();
+                  expect(expected.barrier, model.barrier(rank));
+                }
+              }
+              if (size > 1 && rank < 2) {
+                const at::Tensor tensor = at::zeros({100});
+                if (rank == 0) {
+                  communicator.send(tensor, 1, "a test").wait();
+                  expect(expected.pair, model.send(0, 1, 100, at::kFloat));
+                } else {
+                  communicator.recv(tensor, 0, "a test").wait();
+                }
+              }
+              EXPECT_EQ(communicator.wire_traffic(), expected) << "rank " << rank;
+            },
+            {.transport = transport});
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, GlooTrafficTest, ::testing::Values(1, 2, 3, 4, 7, 8));
+INSTANTIATE_TEST_SUITE_P(Worlds, RealTrafficTest,
+                         ::testing::Combine(::testing::Values(Transport::kGloo, Transport::kShared),
+                                            ::testing::Values(1, 2, 3, 4, 7, 8)));
 
 TEST(TrafficTest, IsAllBetweenHostsWhereEachHoldsOneRank) {
   const TrafficModel model = one_rank_a_host(1024);

@@ -33,20 +33,24 @@ MakeOptimizer plain(const typename OptimizerTraits<A>::Options& options) {
 
 template <typename Module, typename A>
 void expect_parity(int ranks, const Options& options,
-                   const typename OptimizerTraits<A>::Options& algorithm) {
+                   const typename OptimizerTraits<A>::Options& algorithm,
+                   const RankOptions& world_options = {}) {
   at::set_num_threads(1);
   const auto expected = train_reference<Module>(ranks, kSteps, make<Module>, plain<A>(algorithm));
-  run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<Module> model(make<Module>(), world, options);
-    Optimizer<A> optimizer(model, algorithm);
-    for (int step = 0; step < kSteps; ++step) {
-      const Samples samples = samples_of(world.rank(), step);
-      optimizer.zero_grad();
-      loss_of(model(samples.inputs), samples).backward();
-      optimizer.step();
-    }
-    EXPECT_TRUE(same_bits(expected, model.parameters())) << "rank " << world.rank();
-  });
+  run_ranks(
+      ranks,
+      [&](comm::World& world) {
+        DataParallel<Module> model(make<Module>(), world, options);
+        Optimizer<A> optimizer(model, algorithm);
+        for (int step = 0; step < kSteps; ++step) {
+          const Samples samples = samples_of(world.rank(), step);
+          optimizer.zero_grad();
+          loss_of(model(samples.inputs), samples).backward();
+          optimizer.step();
+        }
+        EXPECT_TRUE(same_bits(expected, model.parameters())) << "rank " << world.rank();
+      },
+      world_options);
 }
 
 class ParityTest : public ::testing::TestWithParam<std::tuple<int, int, int64_t>> {
@@ -101,6 +105,23 @@ struct WideImpl : torch::nn::Module {
   torch::nn::Linear up{nullptr}, down{nullptr};
 };
 TORCH_MODULE(Wide);
+
+class TransportParityTest : public ::testing::TestWithParam<std::tuple<comm::Transport, int, int>> {
+};
+
+TEST_P(TransportParityTest, GivesPlainLibTorchsBits) {
+  const auto [transport, ranks, stage] = GetParam();
+  Options options;
+  options.stage = stage_of(stage);
+  options.page_bytes = 4_KiB;
+  expect_parity<Transformer, torch::optim::AdamW>(ranks, options, torch::optim::AdamWOptions(0.01),
+                                                  {.transport = transport});
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    TransportsRanksStages, TransportParityTest,
+    ::testing::Combine(::testing::Values(comm::Transport::kGloo, comm::Transport::kShared),
+                       ::testing::Values(2, 3, 8), ::testing::Values(0, 1, 2, 3)));
 
 TEST(WideParityTest, HoldsWhereShardsAndSlicesEndInsideAParameter) {
   for (const int stage : {0, 1, 2, 3}) {

@@ -17,6 +17,7 @@ namespace {
 
 using comm::Topology;
 using comm::Traffic;
+using comm::Transport;
 using comm::WireTraffic;
 using comm::World;
 using ::testing::HasSubstr;
@@ -69,16 +70,19 @@ void train(DataParallel<M>& model, torch::Device device) {
 }
 
 template <typename M>
-WireTraffic simulated(int rank, int size, const Options& options) {
-  const World world = World::simulated({.rank = rank, .topology = Topology::even(size, 1)});
+WireTraffic simulated(int rank, int size, Transport transport, const Options& options) {
+  const int ranks_per_host = transport == Transport::kGloo ? 1 : size;
+  const World world =
+      World::simulated({.rank = rank, .topology = Topology::even(size, ranks_per_host)});
   DataParallel<M> model(DeferredModule<M>([] { return M(); }), world, options);
   train(model, torch::kMeta);
   return world.communicator().wire_traffic();
 }
 
 // All parts of a step differ with the stage, so it is named.
-class SimulatedFiguresTest : public ::testing::TestWithParam<std::tuple<int, int>> {
+class SimulatedFiguresTest : public ::testing::TestWithParam<std::tuple<int, int, Transport>> {
  protected:
+  Transport transport() const { return std::get<2>(GetParam()); }
   int size() const { return std::get<0>(GetParam()); }
 
   Options options() const {
@@ -92,19 +96,22 @@ class SimulatedFiguresTest : public ::testing::TestWithParam<std::tuple<int, int
   void expect_same_figures() const {
     std::vector<WireTraffic> sent(static_cast<size_t>(size()));
     std::mutex random;
-    testing::run_ranks(size(), [&](World& world) {
-      M module{nullptr};
-      {
-        const std::lock_guard lock(random);
-        module = M();
-      }
-      DataParallel<M> model(module, world, options());
-      train(model, torch::kCPU);
-      sent[static_cast<size_t>(world.rank())] = world.communicator().wire_traffic();
-    });
+    testing::run_ranks(size(),
+                       [&](World& world) {
+                         M module{nullptr};
+                         {
+                           const std::lock_guard lock(random);
+                           module = M();
+                         }
+                         DataParallel<M> model(module, world, options());
+                         train(model, torch::kCPU);
+                         sent[static_cast<size_t>(world.rank())] =
+                             world.communicator().wire_traffic();
+                       },
+                       {.transport = transport()});
     for (int rank = 0; rank < size(); ++rank) {
       const WireTraffic real = sent[static_cast<size_t>(rank)];
-      const WireTraffic counted = simulated<M>(rank, size(), options());
+      const WireTraffic counted = simulated<M>(rank, size(), transport(), options());
       EXPECT_EQ(counted.all_gather, real.all_gather) << "rank " << rank;
       EXPECT_EQ(counted.reduce_scatter, real.reduce_scatter) << "rank " << rank;
       EXPECT_EQ(counted.all_reduce, real.all_reduce) << "rank " << rank;
@@ -124,9 +131,10 @@ TEST_P(SimulatedFiguresTest, AreTheRealOnesOfAModuleWithBuffers) {
   expect_same_figures<testing::ConvNet>();
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, SimulatedFiguresTest,
-                         ::testing::Combine(::testing::Values(2, 4, 8),
-                                            ::testing::Values(0, 1, 2, 3)));
+INSTANTIATE_TEST_SUITE_P(
+    Worlds, SimulatedFiguresTest,
+    ::testing::Combine(::testing::Values(2, 4, 8), ::testing::Values(0, 1, 2, 3),
+                       ::testing::Values(Transport::kGloo, Transport::kShared)));
 
 class ThousandRanksTest : public ::testing::TestWithParam<int> {};
 

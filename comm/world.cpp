@@ -236,17 +236,31 @@ std::vector<std::string> World::gather_text(const std::string& topic,
   const auto give_up_at = Clock::now() + state_->deadline;
   std::vector<std::string> texts;
   std::string missing;
+  std::vector<int> present;
   for (int other = 0; other < size(); ++other) {
     auto found = other == rank()
                      ? text
                      : state_->read(round + std::to_string(other), left_until(give_up_at));
-    if (!found) missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+    if (found) {
+      present.push_back(other);
+    } else {
+      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+    }
     texts.push_back(std::move(found).value_or(""));
   }
-  ZP_CHECK(missing.empty() || !state_->has_lost_store(), topic, ": ",
-           were_lost({state_->store_server()}));
-  ZP_CHECK(missing.empty(), topic, ": ", did_not_come(missing, state_->deadline));
-  return texts;
+  if (missing.empty()) return texts;
+  ZP_CHECK(!state_->has_lost_store(), topic, ": ", were_lost({state_->store_server()}));
+  detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");
+  if (rank() == state_->store_server()) wait_until_seen(round, present);
+  ZP_THROW(topic, ": ", did_not_come(missing, state_->deadline));
+}
+
+// We are about to throw, and the store may end with us: lets the others read first.
+void World::wait_until_seen(const std::string& round, const std::vector<int>& by) const {
+  const auto leave_at = Clock::now() + kVerdictMargin;
+  for (const int other : by) {
+    if (other != rank()) state_->read(c10::str(round, "seen/", other), left_until(leave_at));
+  }
 }
 
 void World::check_agreement(const std::string& topic, const std::vector<std::string>& lines) const {
@@ -291,13 +305,7 @@ std::string World::judge(const std::string& topic, const std::string& round,
     verdict = topic + " differs between ranks; make it the same on all:" + differing;
   }
   detail::write_key(*state_->store, round + "verdict", verdict + "\n");
-  if (!verdict.empty()) {
-    // We are about to throw, and the store may end with us: let the others read first.
-    const auto leave_at = Clock::now() + kVerdictMargin;
-    for (const int other : present) {
-      state_->read(c10::str(round, "seen/", other), left_until(leave_at));
-    }
-  }
+  if (!verdict.empty()) wait_until_seen(round, present);
   return verdict;
 }
 

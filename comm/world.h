@@ -80,6 +80,7 @@ class World {
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
   [[noreturn]] void fail_to_connect(const std::exception& error) const;
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
+  void wait_until_seen(const std::string& round, const std::vector<int>& by) const;
   std::string judge(const std::string& topic, const std::string& round,
                     const std::string& text) const;
   std::string ask_for_verdict(const std::string& topic, const std::string& round,

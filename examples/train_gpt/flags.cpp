@@ -135,7 +135,7 @@ void check_values(const Flags& flags) {
 void add_simulation(CLI::App& app, Flags& flags) {
   const std::string group = "With --communicator simulated";
   app.add_option("--ranks-per-host", flags.simulation.ranks_per_host,
-                 "1: as gloo sends; --ranks: as shared memory does; else both")
+                 "Up to 8 ranks are thus on one host, as auto has them; 1: as gloo sends")
       ->check(CLI::Range(1, 4096))
       ->group(group);
   app.add_option("--within-host", flags.simulation.within_host,

@@ -14,7 +14,7 @@ namespace train_gpt {
 
 // Of --communicator simulated.
 struct SimulationFlags {
-  int ranks_per_host = 1;
+  int ranks_per_host = 8;
   // Latency in microseconds, GB (10^9 bytes) a second.
   std::pair<double, double> within_host{1, 10};
   std::pair<double, double> between_hosts{25, 12.5};

@@ -198,6 +198,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                          {"memory", memory},
                          {"wire_bytes", bytes_sent},
                          {"wire_messages", messages_sent},
+                         {"communicator", run.communicator},
                          {"weights_sha256", run.weights_sha256}};
   if (flags.stage == 3) {
     PagingStatistics sum;

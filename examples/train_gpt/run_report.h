@@ -18,6 +18,7 @@ struct RunFigures {
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
   std::string weights_sha256;
+  std::string communicator;  // what carried the bytes
 };
 
 struct RankMemory {

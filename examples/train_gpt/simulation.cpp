@@ -172,8 +172,8 @@ void simulate(const Flags& flags) {
   const int64_t parameters = ranks.front().parameters;
   const int64_t formula_bytes = formula(flags, parameters, flags.ranks).persistent();
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
-            << flags.simulation.ranks_per_host << " a host, stage " << flags.stage << ", "
-            << flags.steps << " step(s)\npersistent bytes a rank: "
+            << std::min(flags.ranks, flags.simulation.ranks_per_host) << " a host, stage "
+            << flags.stage << ", " << flags.steps << " step(s)\npersistent bytes a rank: "
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
             << zeropage::memory::format_bytes(formula_bytes) << ")\n\nsent a step by "
             << table(flags, ranks.front());

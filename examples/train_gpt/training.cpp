@@ -108,6 +108,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
                           median(run.step_seconds);
   run.held_out_loss = held_out_loss(world, data, model);
   run.weights_sha256 = weights_sha256(model);
+  run.communicator = world.communicator().transport();
   const std::vector<RankFigures> ranks = gather_figures(world, own);
   const std::string text =
       flags.sample > 0 ? sample_text(model, data, flags.sample, flags.seed) : std::string();

@@ -179,12 +179,16 @@ TEST_F(TrainGptTest, SendsTheFormulasBytes) {
   }
 }
 
-TEST_F(TrainGptTest, SimulatesWhatGlooSends) {
+class SimulationTest : public TrainGptTest,
+                       public ::testing::WithParamInterface<std::pair<const char*, const char*>> {};
+
+TEST_P(SimulationTest, TellsWhatTheRealRanksSend) {
+  const auto [real_world, simulated_world] = GetParam();
   for (const char* stage : {"0", "3"}) {
     const std::string flags = tiny(std::string("--ranks 2 --page-bytes 16KiB --stage ") + stage);
-    ASSERT_EQ(train_gpt(flags + " --communicator gloo").exit_code, 0);
+    ASSERT_EQ(train_gpt(flags + real_world).exit_code, 0);
     const nlohmann::json real = json();
-    const Outcome outcome = train_gpt(flags + " --communicator simulated");
+    const Outcome outcome = train_gpt(flags + " --communicator simulated" + simulated_world);
     ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
     EXPECT_EQ(json()["wire_bytes"], real["wire_bytes"]) << stage;
     EXPECT_EQ(json()["wire_messages"], real["wire_messages"]) << stage;
@@ -195,6 +199,21 @@ TEST_F(TrainGptTest, SimulatesWhatGlooSends) {
       }
     }
   }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, SimulationTest,
+                         ::testing::Values(std::pair(" --communicator gloo", " --ranks-per-host 1"),
+                                           std::pair(" --communicator shared", ""),
+                                           std::pair("", "")));
+
+TEST_F(TrainGptTest, SaysWhatCarriedTheBytes) {
+  for (const auto& [flag, carrier] :
+       {std::pair("auto", "shared"), std::pair("shared", "shared"), std::pair("gloo", "gloo")}) {
+    const Outcome outcome = train_gpt(tiny(std::string("--ranks 2 --communicator ") + flag));
+    EXPECT_THAT(outcome.output, HasSubstr(std::string("on 2 ranks (") + carrier + ")"));
+    EXPECT_EQ(json()["communicator"], carrier);
+  }
+  expect_refused(train_gpt("--communicator nccl"), "use auto, gloo or shared");
 }
 
 TEST_F(TrainGptTest, SimulatesTheEndsOfALargeWorld) {

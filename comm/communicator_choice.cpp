@@ -4,7 +4,6 @@
 #include <array>
 #include <fstream>
 #include <iostream>
-#include <numeric>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -12,6 +11,8 @@
 
 #include "comm/gloo_communicator.h"
 #include "comm/shared_memory_communicator.h"
+#include "comm/topology.h"
+#include "comm/two_level_communicator.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -41,31 +42,44 @@ std::string first_failure(const std::vector<std::string>& outcomes) {
   return "";
 }
 
+Topology topology_of(const std::vector<std::string>& hosts) {
+  std::vector<int> numbers;
+  for (const std::string& host : hosts) {
+    const auto first = std::find(hosts.begin(), hosts.end(), host);
+    numbers.push_back(static_cast<int>(first - hosts.begin()));
+  }
+  return Topology(numbers);
+}
+
 struct SharedMemory {
   std::unique_ptr<HostLink> link;  // null: cannot be had
   std::string reason;
 };
 
-// Collective. Every rank learns of every failure, so all come to the same end.
-SharedMemory meet_in_shared_memory(const CommunicatorOptions& options) {
+// Collective over the ranks of all hosts, each of which gets its own. Every rank learns of every
+// failure, so all come to the same end.
+SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Topology& topology) {
+  const std::vector<int>& here = topology.ranks_of(topology.host_of(options.rank));
+  const int maker = here.front();
   SharedSegment segment;
-  const std::vector<std::string> made = options.gather_text(
-      "shared memory", attempt([&] {
-        if (options.rank != 0) return std::string();
-        segment = SharedSegment::create(HostLink::segment_bytes(static_cast<size_t>(options.size)));
-        return segment.ticket();
-      }));
+  const std::vector<std::string> made =
+      options.gather_text("shared memory", attempt([&] {
+                            if (options.rank != maker) return std::string();
+                            segment = SharedSegment::create(HostLink::segment_bytes(here.size()));
+                            return segment.ticket();
+                          }));
   if (std::string reason = first_failure(made); !reason.empty()) return {nullptr, reason};
 
   SharedMemory shared;
   const std::vector<std::string> opened = options.gather_text(
       "shared memory", attempt([&] {
-        if (options.rank != 0) segment = SharedSegment::open(made[0].substr(1));
-        HostLink::Options here{.ranks = std::vector<int>(static_cast<size_t>(options.size)),
-                               .own = options.rank,
-                               .deadline = options.deadline};
-        std::iota(here.ranks.begin(), here.ranks.end(), 0);
-        shared.link = std::make_unique<HostLink>(std::move(segment), here);
+        if (options.rank != maker) {
+          segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1));
+        }
+        shared.link = std::make_unique<HostLink>(
+            std::move(segment), HostLink::Options{.ranks = here,
+                                                  .own = topology.index_in_host(options.rank),
+                                                  .deadline = options.deadline});
         return std::string();
       }));
   if (std::string reason = first_failure(opened); !reason.empty()) return {nullptr, reason};
@@ -90,31 +104,36 @@ std::string host_identity() {
 }
 
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
-  const bool one_host = std::all_of(options.hosts.begin(), options.hosts.end(),
-                                    [&](const auto& host) { return host == options.hosts[0]; });
+  const Topology topology = topology_of(options.hosts);
+  const bool one_host = topology.hosts() == 1;
   ZP_CHECK(options.transport != Transport::kShared || one_host,
            "the shared-memory communicator was asked for, but the ranks are on several hosts; use "
            "auto or gloo");
-  if (options.transport != Transport::kGloo && one_host) {
-    SharedMemory shared = meet_in_shared_memory(options);
-    if (shared.link) return make_shared_memory_communicator(std::move(shared.link));
-    ZP_CHECK(options.transport != Transport::kShared,
+  SharedMemory shared;
+  if (options.transport != Transport::kGloo && topology.hosts() < topology.size()) {
+    shared = meet_in_shared_memory(options, topology);
+    if (shared.link && one_host) return make_shared_memory_communicator(std::move(shared.link));
+    ZP_CHECK(shared.link || options.transport != Transport::kShared,
              "the shared-memory communicator was asked for, but cannot be had: ", shared.reason,
              "; make room, or use gloo");
-    if (options.rank == 0) {
-      std::cerr << "zeropage: no shared memory between the ranks of this host (" << shared.reason
-                << "); they use Gloo over TCP, which is slower" << std::endl;
+    if (!shared.link && options.rank == 0) {
+      std::cerr << "zeropage: no shared memory between the ranks of a host (" << shared.reason
+                << "); all use Gloo over TCP, which is slower" << std::endl;
     }
   }
+  const detail::WatchedLink::Options messages{
+      .store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.store),
+      .rank = options.rank,
+      .size = options.size,
+      .bind_address = options.bind_address,
+      .store_server = options.store_server,
+      .deadline = options.deadline,
+  };
   try {
-    return make_gloo_communicator({
-        .store = c10::make_intrusive<c10d::PrefixStore>("gloo", options.store),
-        .rank = options.rank,
-        .size = options.size,
-        .bind_address = options.bind_address,
-        .store_server = options.store_server,
-        .deadline = options.deadline,
-    });
+    if (shared.link) {
+      return make_two_level_communicator(topology, std::move(shared.link), messages);
+    }
+    return make_gloo_communicator(messages);
   } catch (const std::exception& error) {
     options.fail_to_connect(error);
     throw;

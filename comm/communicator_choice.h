@@ -33,8 +33,9 @@ struct CommunicatorOptions {
   std::function<void(const std::exception& error)> fail_to_connect;
 };
 
-// Collective: all ranks get the same kind. Where kAuto would take shared memory and cannot have it,
-// rank 0 says so once on stderr.
+// Collective: all ranks get the same kind. kAuto: shared memory on one host, two levels on several of
+// which one has several ranks, Gloo otherwise. Where it would take shared memory and a host cannot
+// have it, all take Gloo, and rank 0 says so once on stderr.
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
 
 }  // namespace zeropage::comm

@@ -10,29 +10,14 @@
 // temporary, and an order of summation that depends on the position in the tensor.
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <string>
-
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/communicator.h"
+#include "comm/detail/watched_link.h"
 
 namespace zeropage::comm {
 
-struct GlooOptions {
-  c10::intrusive_ptr<c10d::Store> store;  // ranks meet here; keys are prefixed by the caller
-  int rank = 0;
-  int size = 1;
-  // This host's name or address as its peers reach it.
-  std::string bind_address = "127.0.0.1";
-  // The rank whose process serves the store; -1: none of them.
-  int store_server = -1;
-  // How long an operation may wait for a peer.
-  std::chrono::milliseconds deadline = std::chrono::seconds(60);
-};
-
 // Connects to all peers; throws if one does not come within the deadline.
-std::unique_ptr<Communicator> make_gloo_communicator(const GlooOptions& options);
+std::unique_ptr<Communicator> make_gloo_communicator(const detail::WatchedLink::Options& options);
 
 }  // namespace zeropage::comm

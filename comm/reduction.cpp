@@ -56,22 +56,35 @@ struct Max {
   }
 };
 
+// What is reduced, by rank. Where ranks [r, ends[r]) of more than one are known together, data[r] has
+// their accumulators, and the others of them have nothing.
+struct Known {
+  std::span<const void* const> data;
+  std::span<const int> ends;  // empty: each rank is known by itself
+
+  bool has(size_t low, size_t high) const {
+    return !ends.empty() && ends[low] == static_cast<int>(high);
+  }
+};
+
 template <typename T, typename Combine>
 class BlockReducer {
  public:
   using A = Accumulator<T>;
 
-  BlockReducer(std::span<const void* const> contributions, int64_t first, int64_t numel)
-      : contributions_(contributions), first_(first), numel_(numel) {}
+  BlockReducer(const Known& known, int64_t first, int64_t numel)
+      : known_(known), first_(first), numel_(numel) {}
 
   // Reduces ranks [low, high) of the block into `out`.
   void reduce(size_t low, size_t high, A* __restrict out) const {
     if (high - low == 1) {
-      const T* __restrict only = block_of(low);
+      const T* __restrict only = block_of<T>(low);
       for (int64_t i = 0; i < numel_; ++i) out[i] = static_cast<A>(only[i]);
+    } else if (known_.has(low, high)) {
+      std::copy_n(block_of<A>(low), numel_, out);
     } else if (high - low == 2) {
-      const T* __restrict left = block_of(low);
-      const T* __restrict right = block_of(low + 1);
+      const T* __restrict left = block_of<T>(low);
+      const T* __restrict right = block_of<T>(low + 1);
       for (int64_t i = 0; i < numel_; ++i) {
         out[i] = Combine::apply(static_cast<A>(left[i]), static_cast<A>(right[i]));
       }
@@ -85,24 +98,31 @@ class BlockReducer {
   }
 
  private:
-  const T* block_of(size_t rank) const {
-    return static_cast<const T*>(contributions_[rank]) + first_;
+  template <typename Element>
+  const Element* block_of(size_t rank) const {
+    return static_cast<const Element*>(known_.data[rank]) + first_;
   }
 
-  const std::span<const void* const> contributions_;
+  const Known known_;
   const int64_t first_;
   const int64_t numel_;
 };
 
-template <typename T, typename Combine>
-void reduce_blocks(std::span<const void* const> contributions, T* out, int64_t numel,
-                   int64_t divisor) {
-  using A = Accumulator<T>;
-  std::array<A, kBlockNumel> reduced;
+// Calls use(reduced, first, count) with each block's accumulators.
+template <typename T, typename Combine, typename Use>
+void for_each_block(const Known& known, int64_t numel, Use use) {
+  std::array<Accumulator<T>, kBlockNumel> reduced;
   for (int64_t first = 0; first < numel; first += kBlockNumel) {
     const int64_t count = std::min(kBlockNumel, numel - first);
-    BlockReducer<T, Combine>(contributions, first, count)
-        .reduce(0, contributions.size(), reduced.data());
+    BlockReducer<T, Combine>(known, first, count).reduce(0, known.data.size(), reduced.data());
+    use(reduced.data(), first, count);
+  }
+}
+
+template <typename T, typename Combine>
+void reduce_blocks(const Known& known, T* out, int64_t numel, int64_t divisor) {
+  using A = Accumulator<T>;
+  for_each_block<T, Combine>(known, numel, [&](const A* reduced, int64_t first, int64_t count) {
     T* block = out + first;
     if (divisor == 1) {
       for (int64_t i = 0; i < count; ++i) block[i] = static_cast<T>(reduced[i]);
@@ -110,19 +130,56 @@ void reduce_blocks(std::span<const void* const> contributions, T* out, int64_t n
       const A by = static_cast<A>(divisor);
       for (int64_t i = 0; i < count; ++i) block[i] = static_cast<T>(reduced[i] / by);
     }
+  });
+}
+
+template <typename T>
+void reduce_typed(const Known& known, void* out, int64_t numel, ReduceOp op) {
+  auto* typed_out = static_cast<T*>(out);
+  if (op == ReduceOp::kMax) {
+    reduce_blocks<T, Max>(known, typed_out, numel, /*divisor=*/1);
+  } else {
+    const auto divisor =
+        op == ReduceOp::kMean ? static_cast<int64_t>(known.data.size()) : int64_t{1};
+    reduce_blocks<T, Add>(known, typed_out, numel, divisor);
   }
 }
 
 template <typename T>
-void reduce_typed(std::span<const void* const> contributions, void* out, int64_t numel,
-                  ReduceOp op) {
-  auto* typed_out = static_cast<T*>(out);
+void accumulate_typed(const Known& known, void* out, int64_t numel, ReduceOp op) {
+  using A = Accumulator<T>;
+  const auto store = [out](const A* reduced, int64_t first, int64_t count) {
+    std::copy_n(reduced, count, static_cast<A*>(out) + first);
+  };
   if (op == ReduceOp::kMax) {
-    reduce_blocks<T, Max>(contributions, typed_out, numel, /*divisor=*/1);
+    for_each_block<T, Max>(known, numel, store);
   } else {
-    const auto divisor =
-        op == ReduceOp::kMean ? static_cast<int64_t>(contributions.size()) : int64_t{1};
-    reduce_blocks<T, Add>(contributions, typed_out, numel, divisor);
+    for_each_block<T, Add>(known, numel, store);
+  }
+}
+
+// Calls visit with a value of the C++ type of `dtype`.
+template <typename Visit>
+void visit_dtype(c10::ScalarType dtype, Visit visit) {
+  switch (dtype) {
+    case c10::ScalarType::Float:
+      return visit(float());
+    case c10::ScalarType::Double:
+      return visit(double());
+    case c10::ScalarType::BFloat16:
+      return visit(c10::BFloat16());
+    case c10::ScalarType::Half:
+      return visit(c10::Half());
+    case c10::ScalarType::Long:
+      return visit(int64_t());
+    case c10::ScalarType::Int:
+      return visit(int32_t());
+    case c10::ScalarType::Byte:
+      return visit(uint8_t());
+    default:
+      ZP_THROW(
+          "reduction: dtype ", dtype,
+          " is not reduced over ranks; use float, double, bfloat16, half, int32, int64 or uint8");
   }
 }
 
@@ -141,26 +198,29 @@ std::vector<RankRange> maximal_subtrees(std::span<const int> ranks, int size) {
 
 void reduce_in_rank_order(std::span<const void* const> contributions, void* out, int64_t numel,
                           c10::ScalarType dtype, ReduceOp op) {
-  switch (dtype) {
-    case c10::ScalarType::Float:
-      return reduce_typed<float>(contributions, out, numel, op);
-    case c10::ScalarType::Double:
-      return reduce_typed<double>(contributions, out, numel, op);
-    case c10::ScalarType::BFloat16:
-      return reduce_typed<c10::BFloat16>(contributions, out, numel, op);
-    case c10::ScalarType::Half:
-      return reduce_typed<c10::Half>(contributions, out, numel, op);
-    case c10::ScalarType::Long:
-      return reduce_typed<int64_t>(contributions, out, numel, op);
-    case c10::ScalarType::Int:
-      return reduce_typed<int32_t>(contributions, out, numel, op);
-    case c10::ScalarType::Byte:
-      return reduce_typed<uint8_t>(contributions, out, numel, op);
-    default:
-      ZP_THROW(
-          "reduction: dtype ", dtype,
-          " is not reduced over ranks; use float, double, bfloat16, half, int32, int64 or uint8");
+  visit_dtype(dtype, [&]<typename T>(T) {
+    reduce_typed<T>({.data = contributions, .ends = {}}, out, numel, op);
+  });
+}
+
+void reduce_to_accumulators(std::span<const void* const> contributions, void* out, int64_t numel,
+                            c10::ScalarType dtype, ReduceOp op) {
+  visit_dtype(dtype, [&]<typename T>(T) {
+    accumulate_typed<T>({.data = contributions, .ends = {}}, out, numel, op);
+  });
+}
+
+void combine_in_rank_order(std::span<const Partial> partials, void* out, int64_t numel,
+                           c10::ScalarType dtype, ReduceOp op) {
+  const auto ranks = static_cast<size_t>(partials.back().ranks.end);
+  std::vector<const void*> data(ranks);
+  std::vector<int> ends(ranks);
+  for (const Partial& partial : partials) {
+    data[static_cast<size_t>(partial.ranks.begin)] = partial.data;
+    ends[static_cast<size_t>(partial.ranks.begin)] = partial.ranks.end;
   }
+  visit_dtype(
+      dtype, [&]<typename T>(T) { reduce_typed<T>({.data = data, .ends = ends}, out, numel, op); });
 }
 
 }  // namespace zeropage::comm

@@ -38,4 +38,21 @@ std::vector<RankRange> maximal_subtrees(std::span<const int> ranks, int size);
 void reduce_in_rank_order(std::span<const void* const> contributions, void* out, int64_t numel,
                           c10::ScalarType dtype, ReduceOp op);
 
+// The same without the division and the rounding, for consecutive ranks that are a subtree: `out` is
+// of accumulator_of(dtype).
+void reduce_to_accumulators(std::span<const void* const> contributions, void* out, int64_t numel,
+                            c10::ScalarType dtype, ReduceOp op);
+
+// What is known of a subtree: the contribution of one rank, of the reduction's dtype, or the
+// accumulators of several.
+struct Partial {
+  RankRange ranks;
+  const void* data = nullptr;
+};
+
+// reduce_in_rank_order over all ranks from what is known of subtrees, bit for bit. partials: in rank
+// order, together all ranks. `out` may be a contribution.
+void combine_in_rank_order(std::span<const Partial> partials, void* out, int64_t numel,
+                           c10::ScalarType dtype, ReduceOp op);
+
 }  // namespace zeropage::comm

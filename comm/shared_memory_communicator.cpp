@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "comm/detail/call.h"
+#include "comm/detail/host_copies.h"
+#include "comm/detail/places.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/reduction.h"
 #include "memory/bytes.h"
@@ -18,6 +20,7 @@ namespace {
 
 using detail::bytes_of;
 using detail::Call;
+using detail::for_each_other;
 using detail::HostLink;
 using detail::Operation;
 using detail::Slices;
@@ -40,6 +43,7 @@ class SharedMemoryCommunicator final : public Communicator {
  public:
   explicit SharedMemoryCommunicator(std::unique_ptr<HostLink> link)
       : Communicator(link->own(), link->size()), link_(std::move(link)) {
+    for (int place = 0; place < size(); ++place) own_slices_.push_back({place});
     memory::Ledger::current()->charge(memory::Kind::kStaging, segment_share());
   }
 
@@ -57,11 +61,11 @@ class SharedMemoryCommunicator final : public Communicator {
                  [this, whole](const Call& call, Session& session) {
                    const Slices slices = even_slices(whole);
                    count_gather(call, whole, slices);
-                   if (call.bytes <= size() * HostLink::kSlotBytes || !link_->reads_peers()) {
-                     gather_through_slots(session, whole, slices);
+                   if (copies_.gathers_through_slots(whole, slices, own_slices_)) {
+                     copies_.gather_through_slots(session, whole, slices, own_slices_);
                    } else {
                      session.meet();
-                     gather_from_peers(session, whole, slices);
+                     copies_.gather_from_peers(session, whole, slices, own_slices_);
                      session.meet();
                    }
                  });
@@ -99,7 +103,7 @@ class SharedMemoryCommunicator final : public Communicator {
                      session.meet();
                      reduce_from_peers(session, tensor, slices, op);
                      session.meet();
-                     gather_from_peers(session, tensor, slices);
+                     copies_.gather_from_peers(session, tensor, slices, own_slices_);
                      session.meet();
                    }
                  });
@@ -111,13 +115,7 @@ class SharedMemoryCommunicator final : public Communicator {
                    if (rank() == root) {
                      sent_.add(call.operation, call.bytes * (size() - 1), size() - 1);
                    }
-                   if (call.bytes <= HostLink::kSlotBytes || !link_->reads_peers()) {
-                     broadcast_through_slots(session, tensor, root);
-                   } else {
-                     session.meet();
-                     if (rank() != root) session.read(root, 0, tensor.data_ptr(), call.bytes);
-                     session.meet();
-                   }
+                   copies_.broadcast(session, tensor, root);
                  });
   }
 
@@ -204,21 +202,6 @@ class SharedMemoryCommunicator final : public Communicator {
 
   // ---- straight from the peers' memory ----
 
-  // Every rank begins with its right neighbour, so that not all read the same one.
-  template <typename Visit>
-  void for_each_peer(Visit visit) const {
-    for (int distance = 1; distance < size(); ++distance) visit((rank() + distance) % size());
-  }
-
-  void gather_from_peers(const Session& session, const at::Tensor& whole,
-                         const Slices& slices) const {
-    const auto element_bytes = static_cast<int64_t>(whole.element_size());
-    for_each_peer([&](int peer) {
-      const int64_t offset = slices.first(peer) * element_bytes;
-      session.read(peer, offset, bytes_in(whole) + offset, slices.count(peer) * element_bytes);
-    });
-  }
-
   void reduce_from_peers(const Session& session, const at::Tensor& whole, const Slices& slices,
                          ReduceOp op) {
     const auto element_bytes = static_cast<int64_t>(whole.element_size());
@@ -231,7 +214,7 @@ class SharedMemoryCommunicator final : public Communicator {
       std::byte* own = bytes_in(whole) + first * element_bytes;
       contributions[static_cast<size_t>(rank())] = own;
       std::byte* next = staging;
-      for_each_peer([&](int peer) {
+      for_each_other(rank(), size(), [&](int peer) {
         session.read(peer, first * element_bytes, next, numel * element_bytes);
         contributions[static_cast<size_t>(peer)] = std::exchange(next, next + kSegmentBytes);
       });
@@ -240,26 +223,6 @@ class SharedMemoryCommunicator final : public Communicator {
   }
 
   // ---- through slots ----
-
-  void gather_through_slots(Session& session, const at::Tensor& whole, const Slices& slices) const {
-    const auto element_bytes = static_cast<int64_t>(whole.element_size());
-    const int64_t round_numel = HostLink::kSlotBytes / element_bytes;
-    int64_t first = 0;
-    do {
-      const auto piece_of = [&](int place) {
-        return std::clamp<int64_t>(slices.count(place) - first, 0, round_numel) * element_bytes;
-      };
-      const auto place_of = [&](int place) {
-        return bytes_in(whole) + (slices.first(place) + first) * element_bytes;
-      };
-      if (piece_of(rank()) > 0) copy_bytes(session.own_slot(), place_of(rank()), piece_of(rank()));
-      session.meet();
-      for_each_peer([&](int peer) {
-        if (piece_of(peer) > 0) copy_bytes(place_of(peer), session.slot(peer), piece_of(peer));
-      });
-      first += round_numel;
-    } while (first < slices.slice_numel);
-  }
 
   // A round takes a piece of every slice: the ranks put theirs down, each reduces its own slice's,
   // and puts the result down if all want it.
@@ -276,7 +239,7 @@ class SharedMemoryCommunicator final : public Communicator {
       const auto place_of = [&](int place) {
         return bytes_in(whole) + (slices.first(place) + first) * element_bytes;
       };
-      for_each_peer([&](int peer) {
+      for_each_other(rank(), size(), [&](int peer) {
         if (numel_of(peer) == 0) return;
         copy_bytes(session.own_slot() + peer * round_numel * element_bytes, place_of(peer),
                    numel_of(peer) * element_bytes);
@@ -296,7 +259,7 @@ class SharedMemoryCommunicator final : public Communicator {
           copy_bytes(session.own_slot(), place_of(rank()), numel_of(rank()) * element_bytes);
         }
         session.meet();
-        for_each_peer([&](int peer) {
+        for_each_other(rank(), size(), [&](int peer) {
           if (numel_of(peer) == 0) return;
           copy_bytes(place_of(peer), session.slot(peer), numel_of(peer) * element_bytes);
         });
@@ -314,20 +277,6 @@ class SharedMemoryCommunicator final : public Communicator {
                          op);
   }
 
-  void broadcast_through_slots(Session& session, const at::Tensor& tensor, int root) const {
-    const int64_t bytes = bytes_of(tensor);
-    int64_t first = 0;
-    do {
-      const int64_t count = std::min(HostLink::kSlotBytes, bytes - first);
-      if (rank() == root && count > 0)
-        copy_bytes(session.own_slot(), bytes_in(tensor) + first, count);
-      session.meet();
-      if (rank() != root && count > 0)
-        copy_bytes(bytes_in(tensor) + first, session.slot(root), count);
-      first += HostLink::kSlotBytes;
-    } while (first < bytes);
-  }
-
   // One segment a peer.
   std::byte* staging() {
     if (!staging_.defined()) {
@@ -340,7 +289,9 @@ class SharedMemoryCommunicator final : public Communicator {
   // The segment is counted once a host, in equal parts.
   int64_t segment_share() const { return link_->bytes() / size(); }
 
+  // Constant after construction.
   const std::shared_ptr<memory::Ledger> ledger_ = memory::Ledger::current();
+  detail::HostCopies::Held own_slices_;  // a rank holds its own
 
   // Owned by the calling thread.
   uint64_t next_sequence_ = 0;
@@ -351,6 +302,7 @@ class SharedMemoryCommunicator final : public Communicator {
   at::Tensor staging_;
   detail::TrafficCounter sent_;
   const std::unique_ptr<HostLink> link_;
+  const detail::HostCopies copies_{*link_};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

@@ -1,9 +1,9 @@
 #include "comm/traffic.h"
 
-#include <bit>
 #include <utility>
 
 #include "comm/detail/call.h"
+#include "comm/detail/places.h"
 #include "comm/reduction.h"
 #include "memory/check.h"
 
@@ -19,21 +19,6 @@ TrafficModel::Algorithms algorithms_for(const Topology& topology, Transport tran
     return Algorithms::kMessages;
   }
   return topology.hosts() == 1 ? Algorithms::kSharedMemory : Algorithms::kTwoLevels;
-}
-
-// Calls visit(child) for each child of `place` in the binomial tree over [0, size) from 0.
-template <typename Visit>
-void for_each_child(int place, int size, Visit visit) {
-  const int span = static_cast<int>(std::bit_ceil(static_cast<unsigned>(size)));
-  for (int step = (place == 0 ? span : place & -place) / 2; step > 0; step /= 2) {
-    if (place + step < size) visit(place + step);
-  }
-}
-
-// Calls visit(peer) for whom a rank at `place` of [0, size) tells that it has come.
-template <typename Visit>
-void for_each_round(int place, int size, Visit visit) {
-  for (int distance = 1; distance < size; distance *= 2) visit((place + distance) % size);
 }
 
 }  // namespace
@@ -173,8 +158,8 @@ LinkTraffic TrafficModel::broadcast(int rank, int root, int64_t numel,
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   const int size = topology_.size();
   if (algorithms_ == Algorithms::kMessages) {
-    for_each_child((rank - root + size) % size, size,
-                   [&](int child) { add(traffic, rank, (child + root) % size, bytes); });
+    detail::for_each_child((rank - root + size) % size, size,
+                           [&](int child) { add(traffic, rank, (child + root) % size, bytes); });
     return traffic;
   }
   const int root_host = topology_.host_of(root);
@@ -184,7 +169,7 @@ LinkTraffic TrafficModel::broadcast(int rank, int root, int64_t numel,
   };
   if (rank != receiver_on(host)) return traffic;
   const int hosts = topology_.hosts();
-  for_each_child((host - root_host + hosts) % hosts, hosts, [&](int child) {
+  detail::for_each_child((host - root_host + hosts) % hosts, hosts, [&](int child) {
     add(traffic, rank, receiver_on((child + root_host) % hosts), bytes);
   });
   for (const int peer : topology_.ranks_of(host)) {
@@ -198,10 +183,10 @@ LinkTraffic TrafficModel::barrier(int rank) const {
   LinkTraffic traffic;
   const auto tell = [&](int peer) { add(traffic, rank, peer, 0); };
   if (algorithms_ == Algorithms::kMessages) {
-    for_each_round(rank, topology_.size(), tell);
+    detail::for_each_round(rank, topology_.size(), [&](int told, int, int) { tell(told); });
   } else if (topology_.index_in_host(rank) == 0) {
-    for_each_round(topology_.host_of(rank), topology_.hosts(),
-                   [&](int host) { tell(topology_.ranks_of(host).front()); });
+    detail::for_each_round(topology_.host_of(rank), topology_.hosts(),
+                           [&](int host, int, int) { tell(topology_.ranks_of(host).front()); });
   }
   return traffic;
 }

@@ -6,7 +6,7 @@
 namespace zeropage::comm {
 
 enum class Transport : uint8_t {
-  kAuto,    // shared memory between the ranks of a host where it can be had, Gloo otherwise
+  kAuto,    // shared memory between the ranks of a host where it can be had, Gloo between others
   kGloo,    // TCP between all ranks
   kShared,  // shared memory; throws where it cannot be had
 };

@@ -111,7 +111,7 @@ GlooLink::Exchange::~Exchange() {
   link_.impl_->in_flight.clear();
 }
 
-void GlooLink::Exchange::send(const at::Tensor& tensor, int peer, uint64_t tag) {
+size_t GlooLink::Exchange::send(const at::Tensor& tensor, int peer, uint64_t tag) {
   std::vector<at::Tensor> tensors = {tensor};
   std::lock_guard lock(link_.impl_->mutex);
   if (link_.impl_->aborted) throw PeerError::of_abort(peer);
@@ -121,6 +121,7 @@ void GlooLink::Exchange::send(const at::Tensor& tensor, int peer, uint64_t tag) 
     throw PeerError(peer, first_line(error.what()));
   }
   link_.impl_->in_flight.push_back(state_->sends.back().work);
+  return state_->sends.size() - 1;
 }
 
 size_t GlooLink::Exchange::recv(const at::Tensor& tensor, int peer, uint64_t tag) {
@@ -134,6 +135,10 @@ size_t GlooLink::Exchange::recv(const at::Tensor& tensor, int peer, uint64_t tag
   }
   link_.impl_->in_flight.push_back(state_->recvs.back().work);
   return state_->recvs.size() - 1;
+}
+
+void GlooLink::Exchange::wait_send(size_t ticket) {
+  wait(state_->sends[ticket]);
 }
 
 void GlooLink::Exchange::wait_recv(size_t ticket) {

@@ -42,10 +42,10 @@ class GlooLink {
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;
 
-    // tensor: contiguous, alive until waited for.
-    void send(const at::Tensor& tensor, int peer, uint64_t tag);
-    // Returns a ticket for wait_recv.
+    // tensor: contiguous, alive until waited for. Both return a ticket to wait with.
+    size_t send(const at::Tensor& tensor, int peer, uint64_t tag);
     size_t recv(const at::Tensor& tensor, int peer, uint64_t tag);
+    void wait_send(size_t ticket);
     void wait_recv(size_t ticket);
     void wait_sends();
 

@@ -120,22 +120,23 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     const int rank = rank_of(place);
     const auto condition = board(place).condition.load();
     if (condition == Condition::kFailed && place != own()) {
-      throw PeerError(
+      throw PeerError::explain(
           rank, "rank " + std::to_string(rank) + " had failed in " + board(place).account.str());
     }
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     if (peer.has_ended() && condition != Condition::kLeft) {
-      throw PeerError(rank, c10::str("lost rank ", rank, " (process ", peer.pid(),
-                                     "); it has ended or was killed. Rank ", rank, " ",
-                                     segment_.describe_standing(place), "; see its last lines"));
+      throw PeerError::explain(rank,
+                               c10::str("lost rank ", rank, " (process ", peer.pid(),
+                                        "); it has ended or was killed. Rank ", rank, " ",
+                                        segment_.describe_standing(place), "; see its last lines"));
     }
   }
   for (const int place : awaited) {
     if (board(place).condition.load() == Condition::kLeft) {
-      throw PeerError(rank_of(place),
-                      c10::str("lost rank ", rank_of(place), ": it let its world go. Rank ",
-                               rank_of(place), " ", segment_.describe_standing(place),
-                               "; all ranks must call the same operations"));
+      throw PeerError::explain(
+          rank_of(place), c10::str("lost rank ", rank_of(place), ": it let its world go. Rank ",
+                                   rank_of(place), " ", segment_.describe_standing(place),
+                                   "; all ranks must call the same operations"));
     }
   }
   if (awaited.empty()) return;
@@ -150,7 +151,7 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     standings += c10::str(". Rank ", rank_of(place), " ", segment_.describe_standing(place),
                           "; its process ", peer.pid(), " ", peer.state());
   }
-  throw PeerError(
+  throw PeerError::explain(
       rank_of(awaited.front()),
       c10::str("rank ", rank_of(awaited.front()), " did not answer within ",
                static_cast<double>(options_.deadline.count()) / 1000.0, " s", standings),
@@ -169,9 +170,9 @@ void HostLink::look_for_ranks_out_of_step() const {
     if (!never_meet(rank_of(own()), *ours, rank_of(place), *theirs, /*broadcasts_wait=*/true)) {
       continue;
     }
-    throw PeerError(rank_of(place),
-                    c10::str("rank ", rank_of(place), " is out of step: it waits in ",
-                             theirs->call.describe(), kSameOrder));
+    throw PeerError::explain(rank_of(place),
+                             c10::str("rank ", rank_of(place), " is out of step: it waits in ",
+                                      theirs->call.describe(), kSameOrder));
   }
 }
 
@@ -246,9 +247,9 @@ void HostLink::Session::check_announcements() const {
     const int rank = link_.rank_of(place);
     const std::string there = theirs.call().describe();
     const bool alike = there == ours.call().describe();
-    throw PeerError(rank,
-                    c10::str("rank ", rank, " is out of step: it waits in ", there,
-                             alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
+    throw PeerError::explain(
+        rank, c10::str("rank ", rank, " is out of step: it waits in ", there,
+                       alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
   }
 }
 
@@ -258,12 +259,13 @@ void HostLink::Session::read(int place, int64_t offset, void* into, int64_t byte
   const int error =
       peer.read(address + static_cast<uint64_t>(offset), into, static_cast<size_t>(bytes));
   if (error == 0) return;
-  throw PeerError(link_.rank_of(place),
-                  c10::str("lost rank ", link_.rank_of(place), " (process ", peer.pid(), ", ",
-                           std::strerror(error),
-                           " reading its memory); it has ended or was killed. See the last lines "
-                           "of rank ",
-                           link_.rank_of(place)));
+  throw PeerError::explain(
+      link_.rank_of(place),
+      c10::str("lost rank ", link_.rank_of(place), " (process ", peer.pid(), ", ",
+               std::strerror(error),
+               " reading its memory); it has ended or was killed. See the last lines "
+               "of rank ",
+               link_.rank_of(place)));
 }
 
 // ---- pairs ----
@@ -341,16 +343,17 @@ void HostLink::receive(int place, const Call& call, void* data) {
   };
   wait_for_post();
   if (there.bytes != call.bytes) {
-    throw PeerError(rank_of(place),
-                    c10::str("rank ", rank_of(place), " is out of step: it sends ", there.bytes,
-                             " bytes, this rank expects ", call.bytes, kSameOrder));
+    throw PeerError::explain(
+        rank_of(place), c10::str("rank ", rank_of(place), " is out of step: it sends ", there.bytes,
+                                 " bytes, this rank expects ", call.bytes, kSameOrder));
   }
   if (there.address != 0 && call.bytes > 0) {
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     const int error = peer.read(there.address, data, static_cast<size_t>(call.bytes));
     if (error != 0) {
-      throw PeerError(rank_of(place), c10::str("lost rank ", rank_of(place), " (process ",
-                                               peer.pid(), ", ", std::strerror(error), ")"));
+      throw PeerError::explain(
+          rank_of(place), c10::str("lost rank ", rank_of(place), " (process ", peer.pid(), ", ",
+                                   std::strerror(error), ")"));
     }
     take();
     return;

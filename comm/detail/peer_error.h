@@ -10,6 +10,13 @@ struct PeerError : std::runtime_error {
   PeerError(int peer, const std::string& reason, bool timed_out = false)
       : std::runtime_error(reason), peer(peer), timed_out(timed_out) {}
 
+  // reason: the whole account, which names the peer and says what became of it.
+  static PeerError explain(int peer, const std::string& reason, bool timed_out = false) {
+    PeerError error(peer, reason, timed_out);
+    error.explained = true;
+    return error;
+  }
+
   static PeerError of_abort(int peer) {
     PeerError error(peer, "aborted");
     error.aborted = true;
@@ -18,6 +25,7 @@ struct PeerError : std::runtime_error {
 
   int peer;
   bool timed_out;
+  bool explained = false;
   bool aborted = false;  // by abort(): the peer did nothing wrong
 };
 

@@ -221,6 +221,137 @@ TEST(StandingTest, IsReadAsItWasWritten) {
   EXPECT_FALSE(detail::Standing::parse("").has_value());
 }
 
+// Ranks of two hosts; the ranks that are told apart share one, or not.
+class OutOfStepOnTwoLevelsTest : public ::testing::TestWithParam<std::vector<int>> {
+ protected:
+  testing::RankOptions options() const { return {.hosts = testing::host_labels(GetParam())}; }
+  int size() const { return static_cast<int>(GetParam().size()); }
+
+  std::vector<std::string> errors_of(const testing::RankFunction& calls) const {
+    const auto start = std::chrono::steady_clock::now();
+    std::vector<std::string> messages;
+    for (const auto& error : try_ranks(size(), calls, options())) {
+      messages.push_back(message_of(error));
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, 6s) << "found out within 3 s";
+    return messages;
+  }
+};
+
+TEST_P(OutOfStepOnTwoLevelsTest, OneRankInAnotherOperationIsNamedOnAll) {
+  for (const int64_t numel : {100, 1'000'000}) {
+    for (const int odd : {0, size() - 1}) {
+      const auto errors = errors_of([&](World& world) {
+        const auto tensor = torch::zeros({numel * size()});
+        world.communicator().barrier("the start").wait();
+        if (world.rank() == odd) {
+          world.communicator().all_gather(tensor, "page \"b\"").wait();
+        } else {
+          world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
+        }
+      });
+      for (int rank = 0; rank < size(); ++rank) {
+        EXPECT_THAT(errors[rank], AllOf(HasSubstr("all_reduce #1 of page \"a\""),
+                                        HasSubstr("all_gather #1 of page \"b\""),
+                                        HasSubstr(" is out of step: it waits in ")))
+            << rank << " with rank " << odd << " out of step";
+      }
+    }
+  }
+}
+
+TEST_P(OutOfStepOnTwoLevelsTest, AHostThatIsABroadcastAheadIsNamedOnAll) {
+  const auto errors = errors_of([&](World& world) {
+    const auto tensor = torch::zeros({100'000});
+    if (GetParam()[static_cast<size_t>(world.rank())] == 0) {
+      world.communicator().broadcast(tensor, 0, "page \"a\"").wait();
+    }
+    world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"b\"").wait();
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, HasSubstr(" is out of step: it waits in "));
+    EXPECT_THAT(error, HasSubstr("of page \"b\""));
+  }
+}
+
+TEST_P(OutOfStepOnTwoLevelsTest, AReceiverWhosePeerIsInACollectiveIsNamedOnBothRanks) {
+  for (int sender = 1; sender < size(); ++sender) {
+    const auto errors = errors_of([&](World& world) {
+      world.communicator().all_reduce(torch::zeros({64}), ReduceOp::kSum, "the start").wait();
+      if (world.rank() == 0) {
+        world.communicator().recv(torch::zeros({64}), sender, "a message").wait();
+      } else {
+        world.communicator().barrier("the end of the step").wait();
+      }
+    });
+    for (const int rank : {0, sender}) {
+      EXPECT_THAT(errors[rank],
+                  AllOf(HasSubstr("barrier #1 of the end of the step"),
+                        HasSubstr(c10::str("recv #0 from rank ", sender, " of a message"))))
+          << rank;
+    }
+  }
+}
+
+TEST_P(OutOfStepOnTwoLevelsTest, ASlowRankIsLeftAlone) {
+  run_ranks(
+      size(),
+      [&](World& world) {
+        const auto tensor = torch::full({100'000}, world.rank(), torch::kFloat32);
+        const auto small = torch::zeros({10});
+        for (int round = 0; round < 3; ++round) {
+          if (world.rank() == round) std::this_thread::sleep_for(1500ms);
+          world.communicator().broadcast(tensor, (round + 1) % size(), "a page").wait();
+          world.communicator().all_reduce(tensor, ReduceOp::kMax, "a page").wait();
+          world.communicator().all_reduce(small, ReduceOp::kMax, "a loss").wait();
+          if (world.rank() == round) std::this_thread::sleep_for(1500ms);
+          const int next = (round + 1) % size();
+          if (world.rank() == round) world.communicator().send(small, next, "a message").wait();
+          if (world.rank() == next) world.communicator().recv(small, round, "a message").wait();
+          world.communicator().barrier("a round").wait();
+        }
+      },
+      options());
+}
+
+TEST_P(OutOfStepOnTwoLevelsTest, ARankThatStoppedCallingIsNamedAtTheDeadline) {
+  for (const int silent : {0, size() - 1}) {
+    std::atomic<int> waiting{size() - 1};
+    const auto errors = try_ranks(
+        size(),
+        [&](World& world) {
+          world.communicator().barrier("the start").wait();
+          if (world.rank() == silent) {
+            while (waiting > 0) std::this_thread::sleep_for(10ms);
+            return;
+          }
+          try {
+            world.communicator().all_reduce(torch::zeros({64}), ReduceOp::kSum, "a page").wait();
+          } catch (...) {
+            --waiting;
+            throw;
+          }
+        },
+        {.deadline = 2s, .hosts = testing::host_labels(GetParam())});
+    std::string all;
+    for (int rank = 0; rank < size(); ++rank) {
+      if (rank == silent) continue;
+      EXPECT_THAT(message_of(errors[rank]), HasSubstr("all_reduce #1 of a page")) << rank;
+      all += message_of(errors[rank]);
+    }
+    EXPECT_THAT(all, HasSubstr(c10::str("rank ", silent, " did not answer within 2 s")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, OutOfStepOnTwoLevelsTest,
+                         ::testing::Values(std::vector<int>{0, 0, 1}, std::vector<int>{0, 1, 0, 1},
+                                           std::vector<int>{0, 0, 1, 1}),
+                         [](const auto& info) {
+                           std::string name = "Ranks";
+                           for (const int host : info.param) name += std::to_string(host);
+                           return name;
+                         });
+
 INSTANTIATE_TEST_SUITE_P(Transports, OutOfStepTest,
                          ::testing::Values(Transport::kGloo, Transport::kShared),
                          [](const auto& info) { return std::string(name(info.param)); });

@@ -90,6 +90,41 @@ TEST_P(ReductionTest, MayWriteIntoAContribution) {
   EXPECT_TRUE(torch::equal(values.back(), expected));
 }
 
+// The ranks of two hosts each bring together what they can; the whole has the bits of one reduction.
+TEST_P(ReductionTest, CombinesPartialsOfSubtreesToTheSameBits) {
+  const int size = GetParam();
+  for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
+      const auto values = random(dtype);
+      for (int split = 0; split <= size; ++split) {
+        std::vector<std::vector<int>> hosts(2);
+        for (int rank = 0; rank < size; ++rank) hosts[rank < split ? 0 : 1].push_back(rank);
+        std::vector<torch::Tensor> accumulators;
+        std::vector<Partial> partials;
+        for (const auto& ranks : hosts) {
+          for (const RankRange& subtree : maximal_subtrees(ranks, size)) {
+            std::vector<const void*> pointers;
+            for (int rank = subtree.begin; rank < subtree.end; ++rank) {
+              pointers.push_back(values[static_cast<size_t>(rank)].const_data_ptr());
+            }
+            if (subtree.size() == 1) {
+              partials.push_back({subtree, pointers.front()});
+              continue;
+            }
+            accumulators.push_back(torch::empty({values[0].numel()}, accumulator_of(dtype)));
+            reduce_to_accumulators(pointers, accumulators.back().mutable_data_ptr(),
+                                   values[0].numel(), dtype, op);
+            partials.push_back({subtree, accumulators.back().const_data_ptr()});
+          }
+        }
+        auto out = torch::empty_like(values[0]);
+        combine_in_rank_order(partials, out.mutable_data_ptr(), out.numel(), dtype, op);
+        EXPECT_TRUE(torch::equal(out, reduce(values, op))) << split << " of " << size;
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ReductionTest, ::testing::Values(1, 2, 3, 4, 5, 7, 8));
 
 TEST(ReductionDtypeTest, AddsEightRanksOfBfloat16ToHalfAUnitInTheLastPlace) {

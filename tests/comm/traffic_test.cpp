@@ -22,14 +22,20 @@ TrafficModel one_host(int ranks) {
   return {Topology::even(ranks, ranks), Transport::kAuto};
 }
 
-class RealTrafficTest : public ::testing::TestWithParam<std::tuple<Transport, int>> {};
+struct Arrangement {
+  std::string name;
+  Transport transport;
+  std::vector<int> hosts;  // by rank
+};
+
+class CommunicatorTrafficTest : public ::testing::TestWithParam<Arrangement> {};
 
 // From nothing over what is small to ragged slices of several segments.
-TEST_P(RealTrafficTest, IsWhatTheCommunicatorSends) {
-  const auto [transport, size] = GetParam();
-  const TrafficModel model = transport == Transport::kGloo ? one_rank_a_host(size) : one_host(size);
+TEST_P(CommunicatorTrafficTest, IsWhatTheModelSays) {
+  const int size = static_cast<int>(GetParam().hosts.size());
+  const TrafficModel model(Topology(GetParam().hosts), GetParam().transport);
   run_ranks(size,
-            [&, size = size](World& world) {
+            [&](World& world) {
               Communicator& communicator = world.communicator();
               const int rank = world.rank();
               WireTraffic expected;
@@ -54,23 +60,38 @@ TEST_P(RealTrafficTest, IsWhatTheCommunicatorSends) {
                   expect(expected.barrier, model.barrier(rank));
                 }
               }
-              if (size > 1 && rank < 2) {
+              for (int receiver = 1; receiver < size; ++receiver) {
                 const at::Tensor tensor = at::zeros({100});
                 if (rank == 0) {
-                  communicator.send(tensor, 1, "a test").wait();
-                  expect(expected.pair, model.send(0, 1, 100, at::kFloat));
-                } else {
+                  communicator.send(tensor, receiver, "a test").wait();
+                  expect(expected.pair, model.send(0, receiver, 100, at::kFloat));
+                } else if (rank == receiver) {
                   communicator.recv(tensor, 0, "a test").wait();
                 }
               }
               EXPECT_EQ(communicator.wire_traffic(), expected) << "rank " << rank;
             },
-            {.transport = transport});
+            {.transport = GetParam().transport, .hosts = testing::host_labels(GetParam().hosts)});
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, RealTrafficTest,
-                         ::testing::Combine(::testing::Values(Transport::kGloo, Transport::kShared),
-                                            ::testing::Values(1, 2, 3, 4, 7, 8)));
+std::vector<Arrangement> arrangements() {
+  std::vector<Arrangement> all = {
+      {"Halves4", Transport::kAuto, {0, 0, 1, 1}},
+      {"Halves7", Transport::kAuto, {0, 0, 0, 1, 1, 1, 1}},
+      {"ThreeAndOnes6", Transport::kAuto, {0, 0, 0, 1, 2, 3}},
+      {"RoundRobin8", Transport::kAuto, {0, 1, 2, 0, 1, 2, 0, 1}},
+      {"Mixed7", Transport::kAuto, {0, 1, 1, 0, 2, 0, 1}},
+      {"GlooOnTwoHosts4", Transport::kGloo, {0, 0, 1, 1}},
+  };
+  for (const int size : {1, 2, 3, 4, 7, 8}) {
+    all.push_back({c10::str("Gloo", size), Transport::kGloo, std::vector<int>(size)});
+    all.push_back({c10::str("Shared", size), Transport::kShared, std::vector<int>(size)});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, CommunicatorTrafficTest, ::testing::ValuesIn(arrangements()),
+                         [](const auto& info) { return info.param.name; });
 
 TEST(TrafficTest, IsAllBetweenHostsWhereEachHoldsOneRank) {
   const TrafficModel model = one_rank_a_host(1024);

@@ -180,7 +180,7 @@ TEST_F(TrainGptTest, SendsTheFormulasBytes) {
 }
 
 class SimulationTest : public TrainGptTest,
-                       public ::testing::WithParamInterface<std::pair<const char*, const char*>> {};
+                       public ::testing::WithParamInterface<std::pair<std::string, std::string>> {};
 
 TEST_P(SimulationTest, TellsWhatTheRealRanksSend) {
   const auto [real_world, simulated_world] = GetParam();
@@ -201,10 +201,11 @@ TEST_P(SimulationTest, TellsWhatTheRealRanksSend) {
   }
 }
 
+using Worlds = std::pair<std::string, std::string>;
+
 INSTANTIATE_TEST_SUITE_P(Worlds, SimulationTest,
-                         ::testing::Values(std::pair(" --communicator gloo", " --ranks-per-host 1"),
-                                           std::pair(" --communicator shared", ""),
-                                           std::pair("", "")));
+                         ::testing::Values(Worlds(" --communicator gloo", " --ranks-per-host 1"),
+                                           Worlds(" --communicator shared", ""), Worlds("", "")));
 
 TEST_F(TrainGptTest, SaysWhatCarriedTheBytes) {
   for (const auto& [flag, carrier] :

@@ -6,6 +6,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -25,6 +26,13 @@ struct RankOptions {
   comm::Transport transport = comm::Transport::kAuto;
   std::vector<std::string> hosts = {};  // by rank; none: all on this one
 };
+
+// Labels of hosts for RankOptions::hosts, from any numbers that tell them apart.
+inline std::vector<std::string> host_labels(const std::vector<int>& hosts) {
+  std::vector<std::string> labels;
+  for (const int host : hosts) labels.push_back(c10::str("host ", host));
+  return labels;
+}
 
 // Runs fn on `size` ranks and returns what each threw (null: nothing), by rank.
 inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& fn,

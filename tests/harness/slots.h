@@ -1,38 +1,56 @@
-// The shared-memory communicator where the kernel does not let ranks read each other's memory: all
-// bytes pass through the slots of the segment.
+// Communicators where the kernel does not let ranks read each other's memory: all bytes within a
+// host pass through the slots of its segment.
 #pragma once
 
 #include <cstring>
-#include <numeric>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/shared_memory_communicator.h"
+#include "comm/two_level_communicator.h"
 
 namespace zeropage::testing {
 
-// Collective over `inner`, which only carries the segment's ticket.
-inline std::unique_ptr<comm::Communicator> without_peer_memory(
-    std::unique_ptr<comm::Communicator> inner) {
+// Collective over `inner`, which only carries the segments' tickets.
+inline std::unique_ptr<comm::detail::HostLink> link_through_slots(comm::Communicator& inner,
+                                                                  const comm::Topology& topology) {
   using comm::detail::HostLink;
   using comm::detail::SharedSegment;
+  constexpr int64_t kTicketBytes = 256;
+  const std::vector<int>& here = topology.ranks_of(topology.host_of(inner.rank()));
   SharedSegment segment;
-  const auto ticket = at::zeros({256}, at::kByte);
-  if (inner->rank() == 0) {
-    segment = SharedSegment::create(HostLink::segment_bytes(static_cast<size_t>(inner->size())));
-    std::strncpy(static_cast<char*>(ticket.data_ptr()), segment.ticket().c_str(), 255);
+  const auto tickets = at::zeros({inner.size() * kTicketBytes}, at::kByte);
+  auto* texts = static_cast<char*>(tickets.data_ptr());
+  const bool is_maker = inner.rank() == here.front();
+  if (is_maker) {
+    segment = SharedSegment::create(HostLink::segment_bytes(here.size()));
+    std::strncpy(texts + inner.rank() * kTicketBytes, segment.ticket().c_str(), kTicketBytes - 1);
   }
-  inner->broadcast(ticket, /*root=*/0, "the ticket").wait();
-  if (inner->rank() != 0) {
-    segment = SharedSegment::open(static_cast<const char*>(ticket.data_ptr()));
-  }
-  HostLink::Options options{.ranks = std::vector<int>(static_cast<size_t>(inner->size())),
-                            .own = inner->rank(),
-                            .deadline = std::chrono::seconds(30)};
-  std::iota(options.ranks.begin(), options.ranks.end(), 0);
-  auto link = std::make_unique<HostLink>(std::move(segment), options);
-  inner->barrier("all have come").wait();
+  inner.all_gather(tickets, "the tickets").wait();
+  if (!is_maker) segment = SharedSegment::open(texts + here.front() * kTicketBytes);
+  auto link = std::make_unique<HostLink>(
+      std::move(segment), HostLink::Options{.ranks = here,
+                                            .own = topology.index_in_host(inner.rank()),
+                                            .deadline = std::chrono::seconds(30)});
+  inner.barrier("all have come").wait();
   link->find_peers();
   link->use_peer_memory(false);
-  return comm::make_shared_memory_communicator(std::move(link));
+  return link;
+}
+
+inline std::unique_ptr<comm::Communicator> without_peer_memory(
+    std::unique_ptr<comm::Communicator> inner) {
+  return comm::make_shared_memory_communicator(
+      link_through_slots(*inner, comm::Topology::even(inner->size(), inner->size())));
+}
+
+// store: for these ranks alone.
+inline std::unique_ptr<comm::Communicator> two_levels_without_peer_memory(
+    std::unique_ptr<comm::Communicator> inner, const comm::Topology& topology,
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  return comm::make_two_level_communicator(
+      topology, link_through_slots(*inner, topology),
+      {.store = store, .rank = inner->rank(), .size = inner->size()});
 }
 
 }  // namespace zeropage::testing

@@ -67,6 +67,44 @@ INSTANTIATE_TEST_SUITE_P(RanksVictimsStages, RankLostTest,
                                            std::make_tuple(2, 1, 3, Transport::kShared),
                                            std::make_tuple(4, 2, 3, Transport::kShared)));
 
+// Ranks of this host that take each other for ranks of two; rank % 2 is the host.
+int launch_on_two_hosts(int ranks, const std::function<int(comm::World&)>& function,
+                        const comm::WorldOptions& options, comm::LaunchOptions launch = {}) {
+  launch.ranks = ranks;
+  return comm::launch_function(
+      [&] {
+        comm::Place place = comm::read_place();
+        place.host = c10::str("host ", place.rank % 2);
+        comm::World world(place, comm::open_store(place, options.deadline), options);
+        return function(world);
+      },
+      launch);
+}
+
+class RankOfTwoHostsLostTest : public ::testing::TestWithParam<std::tuple<int, int>> {};
+
+TEST_P(RankOfTwoHostsLostTest, TheOthersEndWithItsNameInSeconds) {
+  const auto [victim, stage] = GetParam();
+  constexpr int kRanks = 4;
+  LaunchedProcess launched([victim = victim, stage = stage] {
+    return launch_on_two_hosts(
+        kRanks,
+        [=](comm::World& world) { return train_until_signal(world, victim, stage, SIGKILL); }, {});
+  });
+  EXPECT_EQ(launched.wait(), 128 + SIGKILL);
+  EXPECT_LT(launched.seconds(), 15.0) << "start-up included; the deadline is 60 s";
+  const std::string errors = launched.err();
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_THAT(errors,
+                ::testing::ContainsRegex(c10::str(
+                    "\\[rank ", rank, "\\] error: [^\n]* #[0-9]+ of [^\n]*lost rank ", victim)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(VictimsStages, RankOfTwoHostsLostTest,
+                         ::testing::Combine(::testing::Values(0, 1, 2), ::testing::Values(1, 3)));
+
 class RankStoppedTest : public ::testing::TestWithParam<std::tuple<int, Transport>> {};
 
 TEST_P(RankStoppedTest, TheOthersSayAtTheDeadlineWhereItWasLastHeard) {

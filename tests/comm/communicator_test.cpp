@@ -380,6 +380,34 @@ TEST(CommunicatorFailureTest, ARankOfOneOfSeveralHostsIsNamedByAllInSeconds) {
   }
 }
 
+TEST(CommunicatorFailureTest, ARankThatWaitsForItsNeighbourHearsOfALostRankElsewhere) {
+  using Clock = std::chrono::steady_clock;
+  std::atomic<bool> over{false};
+  const auto errors = try_ranks(
+      3,
+      [&](World& world) {
+        world.communicator().barrier("the start").wait();
+        if (world.rank() == 2) throw std::runtime_error("gone");
+        const auto start = Clock::now();
+        while (world.rank() == 1 && !over && Clock::now() < start + std::chrono::seconds(10)) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        }
+        try {
+          world.communicator().barrier("a test").wait();
+        } catch (...) {
+          over = true;
+          EXPECT_LT(Clock::now() - start, std::chrono::seconds(4)) << world.rank();
+          throw;
+        }
+      },
+      {.hosts = testing::host_labels({0, 0, 1})});
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_THAT(
+        testing::message_of(errors[rank]),
+        AllOf(::testing::HasSubstr("barrier #1 of a test"), ::testing::HasSubstr("lost rank 2")));
+  }
+}
+
 TEST(CommunicatorFailureTest, ABrokenCommunicatorRefusesWhatFollows) {
   const auto errors = try_ranks(2, [](World& world) {
     if (world.rank() == 1) throw std::runtime_error("gone");

@@ -233,7 +233,7 @@ KillResult run_kill_trial(const KillPlan& plan) {
     return std::uniform_int_distribution<int>(from, to)(random);
   };
   const int victim = draw(0, plan.ranks - 1);
-  const bool early = draw(0, 4) == 0;
+  const bool early = draw(0, 4) == 0 && !plan.only_working;
   const auto wait = std::chrono::microseconds(draw(0, early ? 60'000 : 400'000));
   Work work{.stage = draw(-1, 3), .seed = plan.seed, .options = {}};
   work.options.transport = plan.transport;

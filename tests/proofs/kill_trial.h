@@ -16,7 +16,8 @@ namespace zeropage {
 struct KillPlan {
   comm::Transport transport = comm::Transport::kGloo;
   int ranks = 2;
-  uint64_t seed = 1;  // draws the victim, the moment and the work
+  uint64_t seed = 1;          // draws the victim, the moment and the work
+  bool only_working = false;  // not while the ranks meet
 };
 
 struct KillResult {

@@ -30,6 +30,7 @@ Options:
   --trials N             over all ranks and communicators together (200)
   --ranks LIST           sizes of the worlds, 2 to 16 (2,4)
   --communicators LIST   gloo, shared, auto (gloo)
+  --while WHEN           any, or working: only once all ranks have a world (any)
   --seed S               the same seed draws the same trials, though not the same microseconds (1)
   --verbose              a line for each trial
   --help                 this text
@@ -42,6 +43,7 @@ struct CommandLine {
   std::vector<int> ranks = {2, 4};
   std::vector<std::string> communicators = {"gloo"};
   uint64_t seed = 1;
+  bool only_working = false;
   bool verbose = false;
 };
 
@@ -73,6 +75,10 @@ CommandLine parse(const std::vector<std::string>& arguments) {
       line.trials = std::stoi(value);
     } else if (name == "--seed") {
       line.seed = std::stoull(value);
+    } else if (name == "--while") {
+      ZP_CHECK(value == "any" || value == "working", "--while ", value,
+               ": expected any or working");
+      line.only_working = value == "working";
     } else if (name == "--communicators") {
       line.communicators = split(value);
       for (const std::string& communicator : line.communicators) transport_of(communicator);
@@ -121,7 +127,8 @@ int run(const CommandLine& line) {
     const std::string& communicator = line.communicators[index % line.communicators.size()];
     const KillPlan plan{.transport = transport_of(communicator),
                         .ranks = line.ranks[index / line.communicators.size() % line.ranks.size()],
-                        .seed = line.seed * 1'000'003 + index};
+                        .seed = line.seed * 1'000'003 + index,
+                        .only_working = line.only_working};
     const KillResult result = run_kill_trial(plan);
     Row& row = rows[c10::str(communicator, ", ", plan.ranks, " ranks, ",
                              result.meeting ? "meeting" : "working")];

@@ -79,31 +79,21 @@ class GlooCommunicator final : public Communicator {
   }
 
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
-    const Call call{.operation = Operation::kPair,
-                    .sequence = pairs_sent_[to_rank]++,
-                    .bytes = bytes_of(tensor),
-                    .what = std::move(what),
-                    .peer = to_rank,
-                    .end = Call::End::kSends};
-    return launch(call, tensor, [this, tensor, to_rank](const Call& made) {
-      Exchange exchange(link_.messages());
-      exchange.send(tensor, to_rank, made.tag(0));
-      sent_.add(made.operation, made.bytes);
-      exchange.wait_sends();
-    });
+    return launch(calls_.send(tensor, to_rank, std::move(what)), tensor,
+                  [this, tensor, to_rank](const Call& made) {
+                    Exchange exchange(link_.messages());
+                    exchange.send(tensor, to_rank, made.tag(0));
+                    sent_.add(made.operation, made.bytes);
+                    exchange.wait_sends();
+                  });
   }
 
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
-    const Call call{.operation = Operation::kPair,
-                    .sequence = pairs_received_[from_rank]++,
-                    .bytes = bytes_of(tensor),
-                    .what = std::move(what),
-                    .peer = from_rank,
-                    .end = Call::End::kReceives};
-    return launch(call, tensor, [this, tensor, from_rank](const Call& made) {
-      Exchange exchange(link_.messages());
-      exchange.wait_recv(exchange.recv(tensor, from_rank, made.tag(0)));
-    });
+    return launch(calls_.recv(tensor, from_rank, std::move(what)), tensor,
+                  [this, tensor, from_rank](const Call& made) {
+                    Exchange exchange(link_.messages());
+                    exchange.wait_recv(exchange.recv(tensor, from_rank, made.tag(0)));
+                  });
   }
 
   WireTraffic sent() const override { return sent_.total(); }
@@ -112,8 +102,7 @@ class GlooCommunicator final : public Communicator {
 
   template <typename Body>
   Pending start(Operation operation, const at::Tensor& tensor, std::string what, Body body) {
-    return launch({operation, next_sequence_++, bytes_of(tensor), std::move(what)}, tensor,
-                  std::move(body));
+    return launch(calls_.collective(operation, tensor, std::move(what)), tensor, std::move(body));
   }
 
   template <typename Body>
@@ -214,9 +203,7 @@ class GlooCommunicator final : public Communicator {
   std::vector<int> ranks_ = std::vector<int>(static_cast<size_t>(size()));  // all of them
 
   // Owned by the calling thread.
-  uint64_t next_sequence_ = 0;
-  std::vector<uint64_t> pairs_sent_ = std::vector<uint64_t>(static_cast<size_t>(size()));
-  std::vector<uint64_t> pairs_received_ = std::vector<uint64_t>(static_cast<size_t>(size()));
+  detail::CallNumbers calls_{size()};
 
   // Owned by the progress thread.
   std::vector<at::Tensor> staging_;  // 2 x (size - 1) segments

@@ -125,28 +125,18 @@ class SharedMemoryCommunicator final : public Communicator {
   }
 
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
-    const Call call{.operation = Operation::kPair,
-                    .sequence = pairs_sent_[to_rank]++,
-                    .bytes = bytes_of(tensor),
-                    .what = std::move(what),
-                    .peer = to_rank,
-                    .end = Call::End::kSends};
-    return launch(call, tensor, [this, tensor, to_rank](const Call& made) {
-      link_->send(to_rank, made, tensor.data_ptr());
-      sent_.add(made.operation, made.bytes);
-    });
+    return launch(calls_.send(tensor, to_rank, std::move(what)), tensor,
+                  [this, tensor, to_rank](const Call& made) {
+                    link_->send(to_rank, made, tensor.data_ptr());
+                    sent_.add(made.operation, made.bytes);
+                  });
   }
 
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
-    const Call call{.operation = Operation::kPair,
-                    .sequence = pairs_received_[from_rank]++,
-                    .bytes = bytes_of(tensor),
-                    .what = std::move(what),
-                    .peer = from_rank,
-                    .end = Call::End::kReceives};
-    return launch(call, tensor, [this, tensor, from_rank](const Call& made) {
-      link_->receive(from_rank, made, tensor.data_ptr());
-    });
+    return launch(calls_.recv(tensor, from_rank, std::move(what)), tensor,
+                  [this, tensor, from_rank](const Call& made) {
+                    link_->receive(from_rank, made, tensor.data_ptr());
+                  });
   }
 
   WireTraffic sent() const override { return sent_.total(); }
@@ -156,7 +146,7 @@ class SharedMemoryCommunicator final : public Communicator {
   template <typename Body>
   Pending start(Operation operation, const at::Tensor& tensor, const HostLink::Details& details,
                 std::string what, Body body) {
-    const Call call{operation, next_sequence_++, bytes_of(tensor), std::move(what)};
+    const Call call = calls_.collective(operation, tensor, std::move(what));
     return launch(call, tensor, [this, tensor, details, body = std::move(body)](const Call& made) {
       Session session(*link_, made, details, tensor.data_ptr());
       body(made, session);
@@ -294,9 +284,7 @@ class SharedMemoryCommunicator final : public Communicator {
   detail::HostCopies::Held own_slices_;  // a rank holds its own
 
   // Owned by the calling thread.
-  uint64_t next_sequence_ = 0;
-  std::vector<uint64_t> pairs_sent_ = std::vector<uint64_t>(static_cast<size_t>(size()));
-  std::vector<uint64_t> pairs_received_ = std::vector<uint64_t>(static_cast<size_t>(size()));
+  detail::CallNumbers calls_{size()};
 
   // Owned by the thread that performs.
   at::Tensor staging_;

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <ATen/core/TensorBody.h>
 #include <c10/util/StringUtil.h>
@@ -82,6 +84,39 @@ struct Slices {
   at::Tensor of(const at::Tensor& whole, int rank) const {
     return whole.narrow(0, first(rank), count(rank));
   }
+};
+
+// Makes the calls of one communicator and numbers them. Owned by the thread that calls.
+class CallNumbers {
+ public:
+  explicit CallNumbers(int size)
+      : sent_(static_cast<size_t>(size)), received_(static_cast<size_t>(size)) {}
+
+  Call collective(Operation operation, const at::Tensor& tensor, std::string what) {
+    return {operation, next_++, bytes_of(tensor), std::move(what)};
+  }
+  Call send(const at::Tensor& tensor, int to_rank, std::string what) {
+    return pair(tensor, std::move(what), to_rank, Call::End::kSends, sent_);
+  }
+  Call recv(const at::Tensor& tensor, int from_rank, std::string what) {
+    return pair(tensor, std::move(what), from_rank, Call::End::kReceives, received_);
+  }
+
+ private:
+  static Call pair(const at::Tensor& tensor, std::string what, int peer, Call::End end,
+                   std::vector<uint64_t>& numbers) {
+    return {.operation = Operation::kPair,
+            .sequence = numbers[static_cast<size_t>(peer)]++,
+            .bytes = bytes_of(tensor),
+            .what = std::move(what),
+            .peer = peer,
+            .end = end};
+  }
+
+  uint64_t next_ = 0;  // of collectives
+  // Send and recv are not collective, so they are counted for each pair of ranks.
+  std::vector<uint64_t> sent_;
+  std::vector<uint64_t> received_;
 };
 
 // Counts on one thread, is read from any.

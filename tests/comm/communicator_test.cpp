@@ -218,22 +218,6 @@ TEST_P(CommunicatorTest, ManyOperationsInFlightEndInOrder) {
   });
 }
 
-TEST_P(CommunicatorTest, CountsTheBytesItSends) {
-  if (has_two_levels()) GTEST_SKIP() << "other figures, in traffic_test.cpp";
-  run([&](World& world) {
-    const int64_t slice = 100'000;
-    const auto whole = torch::zeros({slice * size()});
-    Communicator& communicator = world.communicator();
-    communicator.all_gather(whole, "a test").wait();
-    communicator.reduce_scatter(whole, ReduceOp::kSum, "a test").wait();
-    communicator.all_reduce(whole, ReduceOp::kSum, "a test").wait();
-    const int64_t one_pass = 4 * slice * (size() - 1);
-    EXPECT_EQ(communicator.wire_traffic().all_gather.bytes, one_pass);
-    EXPECT_EQ(communicator.wire_traffic().reduce_scatter.bytes, one_pass);
-    EXPECT_EQ(communicator.wire_traffic().all_reduce.bytes, 2 * one_pass);
-  });
-}
-
 TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
   run([&](World& world) {
     Communicator& communicator = world.communicator();
@@ -250,11 +234,35 @@ TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
   });
 }
 
+// Of one level; traffic_test.cpp has all.
+class OneLevelTest : public CommunicatorTest {};
+
+TEST_P(OneLevelTest, CountsTheBytesItSends) {
+  run([&](World& world) {
+    const int64_t slice = 100'000;
+    const auto whole = torch::zeros({slice * size()});
+    Communicator& communicator = world.communicator();
+    communicator.all_gather(whole, "a test").wait();
+    communicator.reduce_scatter(whole, ReduceOp::kSum, "a test").wait();
+    communicator.all_reduce(whole, ReduceOp::kSum, "a test").wait();
+    const int64_t one_pass = 4 * slice * (size() - 1);
+    EXPECT_EQ(communicator.wire_traffic().all_gather.bytes, one_pass);
+    EXPECT_EQ(communicator.wire_traffic().reduce_scatter.bytes, one_pass);
+    EXPECT_EQ(communicator.wire_traffic().all_reduce.bytes, 2 * one_pass);
+  });
+}
+
 std::string case_name(const ::testing::TestParamInfo<std::tuple<Way, int>>& info) {
   constexpr const char* kNames[] = {"Gloo",         "Shared",     "Slots",          "Halves",
                                     "ThreeAndOnes", "RoundRobin", "RoundRobinSlots"};
   return c10::str(kNames[static_cast<size_t>(std::get<0>(info.param))], std::get<1>(info.param));
 }
+
+INSTANTIATE_TEST_SUITE_P(WaysAndRanks, OneLevelTest,
+                         ::testing::Combine(::testing::Values(Way::kGloo, Way::kShared,
+                                                              Way::kSlots),
+                                            ::testing::Values(1, 2, 3, 4, 7, 8)),
+                         case_name);
 
 INSTANTIATE_TEST_SUITE_P(WaysAndRanks, CommunicatorTest,
                          ::testing::Combine(::testing::Values(Way::kGloo, Way::kShared, Way::kSlots,

@@ -18,6 +18,7 @@
 #include "memory/check.h"
 #include "memory/pins.h"
 #include "memory/testing.h"
+#include "tests/harness/errors.h"
 #include "tests/harness/fake_page_source.h"
 
 namespace zeropage::memory {
@@ -29,21 +30,12 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
+using zeropage::testing::error_of;
 using zeropage::testing::FakePages;
 using zeropage::testing::FakePaging;
 
 constexpr int64_t kPageBytes = 4_KiB;
 constexpr int64_t kAnyBudget = 0;
-
-template <typename Run>
-std::string error_of(const Run& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
-}
 
 // Page p is called "p<p>" and holds floats of value p, until something is written.
 class PagerTest : public ::testing::Test {

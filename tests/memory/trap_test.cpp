@@ -16,6 +16,7 @@
 #include "memory/check.h"
 #include "memory/dispatch_keys.h"
 #include "memory/pins.h"
+#include "tests/harness/errors.h"
 #include "tests/harness/fake_page_source.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
@@ -27,19 +28,10 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using zeropage::testing::distinct_parameters;
+using zeropage::testing::error_of;
 using zeropage::testing::EvictBeforeEveryOperator;
 using zeropage::testing::FakePaging;
 using zeropage::testing::same_bits;
-
-template <typename Run>
-std::string error_of(const Run& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
-}
 
 bool is_trapped(const at::Tensor& tensor) {
   return tensor.key_set().has(kTrapKey);

@@ -14,6 +14,7 @@
 
 #include "memory/check.h"
 #include "tests/comm/launched_process.h"
+#include "tests/harness/endless_training.h"
 #include "zero/zeropage.h"
 
 namespace zeropage {
@@ -59,21 +60,6 @@ int64_t now_ns() {
 }
 
 // ---- what the ranks do ----
-
-void train(comm::World& world, int stage) {
-  torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(),
-                            torch::nn::Linear(512, 64));
-  Options options;
-  options.stage = stage_of(stage);
-  options.page_bytes = memory::operator""_KiB(64);
-  DataParallel<torch::nn::Sequential> model(net, world, options);
-  Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
-  for (;;) {
-    optimizer.zero_grad();
-    model(torch::randn({4, 64})).pow(2).sum().backward();
-    optimizer.step();
-  }
-}
 
 // Every operation, of any size, sometimes several in flight.
 void call_collectives(comm::World& world, uint64_t seed) {
@@ -133,7 +119,7 @@ int be_a_rank(Board& board, const Work& work) {
     comm::World world = comm::World::from_environment(work.options);
     self.has_world = true;
     if (work.stage >= 0) {
-      train(world, work.stage);
+      testing::train_endlessly(world, work.stage);
     } else {
       call_collectives(world, work.seed);
     }

@@ -7,6 +7,7 @@
 
 #include "memory/check.h"
 #include "tests/comm/launched_process.h"
+#include "tests/harness/endless_training.h"
 #include "zero/zeropage.h"
 
 namespace zeropage {
@@ -17,20 +18,9 @@ using comm::LaunchedProcess;
 int train_until_signal(comm::World& world, int victim, int stage, int signal) {
   try {
     at::set_num_threads(1);
-    torch::nn::Sequential net(torch::nn::Linear(64, 512), torch::nn::Tanh(),
-                              torch::nn::Linear(512, 64));
-    Options options;
-    options.stage = stage_of(stage);
-    options.page_bytes = memory::operator""_KiB(64);
-    DataParallel<torch::nn::Sequential> model(net, world, options);
-    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
-    for (int step = 0; step < 1'000'000; ++step) {
+    testing::train_endlessly(world, stage, [&](int step) {
       if (step == 3 && world.rank() == victim) ::raise(signal);
-      optimizer.zero_grad();
-      model(torch::randn({4, 64})).pow(2).sum().backward();
-      optimizer.step();
-    }
-    return 0;
+    });
   } catch (const std::exception& error) {
     std::fprintf(stderr, "error: %s\n", memory::message_of(error).c_str());
     return 1;

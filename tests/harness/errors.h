@@ -1,0 +1,22 @@
+// What code under test says when it refuses.
+#pragma once
+
+#include <exception>
+#include <string>
+
+#include "memory/check.h"
+
+namespace zeropage::testing {
+
+// What `run` throws, in words; "" if nothing.
+template <typename Run>
+std::string error_of(const Run& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    return memory::message_of(error);
+  }
+  return "";
+}
+
+}  // namespace zeropage::testing

@@ -46,19 +46,6 @@ SimulationOptions checked(const SimulationOptions& options) {
 }
 
 }  // namespace
-
-struct SimulatedCommunicator::Occurrence {
-  Operation operation;
-  uint64_t sequence;
-  at::Tensor tensor;  // undefined for a barrier
-  std::string what;
-
-  std::string describe() const {
-    const int64_t bytes = tensor.defined() ? detail::bytes_of(tensor) : 0;
-    return detail::Call{operation, sequence, bytes, what}.describe();
-  }
-};
-
 SimulatedCommunicator::SimulatedCommunicator(const SimulationOptions& options)
     : Communicator(options.rank, options.topology.size()),
       options_(checked(options)),
@@ -75,14 +62,14 @@ const SimulatedCommunicator& SimulatedCommunicator::of(const Communicator& commu
 
 Pending SimulatedCommunicator::start_all_gather(const at::Tensor& whole, std::string what) {
   const LinkTraffic sent = model_.all_gather(rank(), whole.numel(), whole.scalar_type());
-  return count({Operation::kAllGather, next_sequence_++, whole, std::move(what)}, sent,
+  return count(calls_.collective(Operation::kAllGather, whole, std::move(what)), sent,
                seconds_for(sent));
 }
 
 Pending SimulatedCommunicator::start_reduce_scatter(const at::Tensor& whole, ReduceOp op,
                                                     std::string what) {
   const LinkTraffic sent = model_.reduce_scatter(rank(), whole.numel(), whole.scalar_type());
-  Pending pending = count({Operation::kReduceScatter, next_sequence_++, whole, std::move(what)},
+  Pending pending = count(calls_.collective(Operation::kReduceScatter, whole, std::move(what)),
                           sent, seconds_for(sent));
   reduce(detail::Slices::even(whole.numel(), size()).of(whole, rank()), op);
   return pending;
@@ -91,7 +78,7 @@ Pending SimulatedCommunicator::start_reduce_scatter(const at::Tensor& whole, Red
 Pending SimulatedCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op,
                                                 std::string what) {
   const LinkTraffic sent = model_.all_reduce(rank(), tensor.numel(), tensor.scalar_type());
-  Pending pending = count({Operation::kAllReduce, next_sequence_++, tensor, std::move(what)}, sent,
+  Pending pending = count(calls_.collective(Operation::kAllReduce, tensor, std::move(what)), sent,
                           seconds_for(sent));
   reduce(tensor, op);
   return pending;
@@ -100,29 +87,25 @@ Pending SimulatedCommunicator::start_all_reduce(const at::Tensor& tensor, Reduce
 Pending SimulatedCommunicator::start_broadcast(const at::Tensor& tensor, int root,
                                                std::string what) {
   const LinkTraffic sent = model_.broadcast(rank(), root, tensor.numel(), tensor.scalar_type());
-  return count({Operation::kBroadcast, next_sequence_++, tensor, std::move(what)}, sent,
+  return count(calls_.collective(Operation::kBroadcast, tensor, std::move(what)), sent,
                seconds_of_broadcast(detail::bytes_of(tensor)));
 }
 
 Pending SimulatedCommunicator::start_barrier(std::string what) {
-  return count({Operation::kBarrier, next_sequence_++, {}, std::move(what)}, model_.barrier(rank()),
-               seconds_of_barrier());
+  return count(calls_.collective(Operation::kBarrier, at::empty({0}, at::kByte), std::move(what)),
+               model_.barrier(rank()), seconds_of_barrier());
 }
 
 Pending SimulatedCommunicator::start_send(const at::Tensor& tensor, int to_rank, std::string what) {
   const LinkTraffic sent = model_.send(rank(), to_rank, tensor.numel(), tensor.scalar_type());
-  return count(
-      {Operation::kPair, pairs_sent_[static_cast<size_t>(to_rank)]++, tensor, std::move(what)},
-      sent, seconds_for(sent));
+  return count(calls_.send(tensor, to_rank, std::move(what)), sent, seconds_for(sent));
 }
 
 // Takes as long as the other rank's send.
 Pending SimulatedCommunicator::start_recv(const at::Tensor& tensor, int from_rank,
                                           std::string what) {
   const LinkTraffic arriving = model_.send(from_rank, rank(), tensor.numel(), tensor.scalar_type());
-  return count({Operation::kPair, pairs_received_[static_cast<size_t>(from_rank)]++, tensor,
-                std::move(what)},
-               {}, seconds_for(arriving));
+  return count(calls_.recv(tensor, from_rank, std::move(what)), {}, seconds_for(arriving));
 }
 
 WireTraffic SimulatedCommunicator::sent() const {
@@ -136,14 +119,13 @@ void SimulatedCommunicator::reduce(const at::Tensor& tensor, ReduceOp op) const 
   if (op == ReduceOp::kSum && !first_error_) tensor.mul_(size());
 }
 
-Pending SimulatedCommunicator::count(const Occurrence& occurrence, const LinkTraffic& sent,
+Pending SimulatedCommunicator::count(const detail::Call& call, const LinkTraffic& sent,
                                      double seconds) {
-  SimulatedCost& cost = figures_.by_operation[static_cast<size_t>(occurrence.operation)];
-  const int64_t call = cost.calls;
+  SimulatedCost& cost = figures_.by_operation[static_cast<size_t>(call.operation)];
   for (const ScriptedFailure& failure : options_.failures) {
-    if (first_error_ || failure.operation != occurrence.operation || failure.call != call) continue;
+    if (first_error_ || failure.operation != call.operation || failure.call != cost.calls) continue;
     try {
-      ZP_THROW(occurrence.describe(), ": lost rank ", failure.lost_rank,
+      ZP_THROW(call.describe(), ": lost rank ", failure.lost_rank,
                " (scripted); it has ended or was killed. See the last lines of rank ",
                failure.lost_rank);
     } catch (...) {
@@ -153,7 +135,7 @@ Pending SimulatedCommunicator::count(const Occurrence& occurrence, const LinkTra
   if (first_error_) {
     std::promise<void> failed;
     failed.set_exception(first_error_);
-    return {failed.get_future().share(), {occurrence.tensor}};
+    return {failed.get_future().share(), {}};
   }
   ++cost.calls;
   cost.sent += sent;

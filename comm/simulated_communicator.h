@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/detail/call.h"
 #include "comm/operation.h"
 #include "comm/topology.h"
 #include "comm/traffic.h"
@@ -102,8 +103,7 @@ class SimulatedCommunicator final : public Communicator {
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override;
   WireTraffic sent() const override;
 
-  struct Occurrence;
-  Pending count(const Occurrence& occurrence, const LinkTraffic& sent, double seconds);
+  Pending count(const detail::Call& call, const LinkTraffic& sent, double seconds);
   void reduce(const at::Tensor& tensor, ReduceOp op) const;
   double seconds_for(const LinkTraffic& traffic) const;
   double seconds_of_broadcast(int64_t bytes) const;
@@ -114,9 +114,7 @@ class SimulatedCommunicator final : public Communicator {
   const TrafficModel model_;
 
   // Owned by the calling thread.
-  uint64_t next_sequence_ = 0;
-  std::vector<uint64_t> pairs_sent_ = std::vector<uint64_t>(static_cast<size_t>(size()));
-  std::vector<uint64_t> pairs_received_ = std::vector<uint64_t>(static_cast<size_t>(size()));
+  detail::CallNumbers calls_{size()};
   SimulationFigures figures_;
   std::exception_ptr first_error_;
 };

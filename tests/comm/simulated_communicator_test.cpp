@@ -136,7 +136,7 @@ TEST(SimulatedCommunicatorTest, NumbersMessagesOfAPairApartFromCollectives) {
   communicator.send(meta(1), 5, "a test").wait();
   communicator.send(meta(1), 6, "a test").wait();
   const Pending lost = communicator.send(meta(1), 5, "a test");
-  EXPECT_THAT(error_of([&] { lost.wait(); }), HasSubstr("send/recv #1 of a test"));
+  EXPECT_THAT(error_of([&] { lost.wait(); }), HasSubstr("send #1 to rank 5 of a test"));
 }
 
 TEST(SimulatedWorldTest, IsARankAmongOthersThatAgree) {

@@ -8,18 +8,13 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 # The library's precompiled header serves executables too only if both are compiled alike.
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 
-if(ZEROPAGE_CUDA)
-  message(FATAL_ERROR "ZEROPAGE_CUDA: there is no CUDA runtime in this version of Zeropage. "
-                      "Build the CPU runtime: cmake --preset release")
-endif()
-
 find_program(ZEROPAGE_CCACHE ccache)
 if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   # A precompiled header is cached only under these sloppiness flags; the base folder makes clones share hits.
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ZEROPAGE_CCACHE})
-  add_compile_options(-fpch-preprocess)
+  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
 endif()
 
 if(ZEROPAGE_SANITIZER)
@@ -34,8 +29,13 @@ endif()
 # Our own targets link this privately: warnings are ours to mend, never a user's or a dependency's.
 add_library(zeropage_warnings INTERFACE)
 # Designated initializers leave the rest at their defaults on purpose.
-target_compile_options(zeropage_warnings INTERFACE -Wall -Wextra -Werror -Wno-missing-field-initializers)
+target_compile_options(zeropage_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers>)
 if(ZEROPAGE_SANITIZER)
   # g++ takes LibTorch's defaulted optional arguments for uninitialised once they are instrumented.
-  target_compile_options(zeropage_warnings INTERFACE -Wno-maybe-uninitialized)
+  target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
+endif()
+
+if(ZEROPAGE_CUDA)
+  include(cuda_language)
 endif()

@@ -49,3 +49,10 @@ endif()
 if(ZEROPAGE_TESTS)
   zeropage_import(zeropage::gtest HEADER gtest/gtest.h LIBRARY gtest)
 endif()
+
+# zeropage_cuda_sources(<sources>...): sources of the library that see CUDA's headers, of the folder that calls. The others are
+# compiled alike with and without CUDA, so that ccache serves both builds.
+function(zeropage_cuda_sources)
+  target_sources(zeropage PRIVATE ${ARGN})
+  set_property(SOURCE ${ARGN} TARGET_DIRECTORY zeropage APPEND PROPERTY INCLUDE_DIRECTORIES ${ZEROPAGE_CUDA_INCLUDES})
+endfunction()

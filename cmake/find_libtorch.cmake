@@ -3,6 +3,8 @@
 #
 # ZEROPAGE_TORCH_DIR names the folder of the torch package. Unset, it is looked for in the project's
 # .venv, then in the python3 on PATH (found, not imported: a slim wheel cannot be imported).
+#
+# With ZEROPAGE_CUDA it is the whole wheel's: torch_cuda, c10_cuda and the nvidia-* wheels beside it.
 if(TARGET zeropage::torch)
   return()
 endif()
@@ -47,3 +49,31 @@ set_target_properties(zeropage::torch PROPERTIES
   INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
   INTERFACE_LINK_LIBRARIES "zeropage::torch_cpu;zeropage::c10;Threads::Threads")
 find_package(Threads REQUIRED)
+
+if(ZEROPAGE_CUDA)
+  # The toolkit's headers for LibTorch's own; its libraries at run time are those of the nvidia-* wheels, as LibTorch's are.
+  find_package(CUDAToolkit 13 REQUIRED)
+  get_filename_component(zeropage_site_packages "${ZEROPAGE_TORCH_DIR}" DIRECTORY)
+  file(GLOB zeropage_nvidia_libraries ${zeropage_site_packages}/nvidia/*/lib)
+  find_path(ZEROPAGE_NCCL_INCLUDE nccl.h HINTS ${zeropage_site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(ZEROPAGE_CUDART NAMES libcudart.so.13 HINTS ${zeropage_nvidia_libraries} ${CUDAToolkit_LIBRARY_DIR})
+  foreach(needed IN ITEMS "${ZEROPAGE_TORCH_DIR}/lib/libtorch_cuda.so" "${ZEROPAGE_NCCL_INCLUDE}/nccl.h" "${ZEROPAGE_CUDART}")
+    if(NOT EXISTS "${needed}")
+      message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs '${needed}', which is not there. "
+                          "Call `scripts/setup.sh --cuda`, or install torch==${zeropage_torch_version} with all it requires")
+    endif()
+  endforeach()
+  foreach(library c10_cuda torch_cuda)
+    add_library(zeropage::${library} SHARED IMPORTED)
+    set_target_properties(zeropage::${library} PROPERTIES
+      IMPORTED_LOCATION "${ZEROPAGE_TORCH_DIR}/lib/lib${library}.so"
+      IMPORTED_NO_SONAME TRUE)
+  endforeach()
+  set(ZEROPAGE_CUDA_INCLUDES ${CUDAToolkit_INCLUDE_DIRS} ${ZEROPAGE_NCCL_INCLUDE})
+  # Nothing of ours names a symbol of torch_cuda where it registers its operators, so the linker must not drop it.
+  set(link_cuda -Wl,--no-as-needed zeropage::torch_cuda zeropage::c10_cuda ${ZEROPAGE_CUDART} -Wl,--as-needed)
+  foreach(folder IN LISTS zeropage_nvidia_libraries)
+    list(APPEND link_cuda -Wl,-rpath,${folder} -Wl,-rpath-link,${folder})
+  endforeach()
+  set_property(TARGET zeropage::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES "${link_cuda}")
+endif()

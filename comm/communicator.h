@@ -8,7 +8,9 @@
 // (comm/reduction.h), whatever the transport and wherever the element lies in the tensor.
 //
 // Tensors: 1-D, contiguous, on the communicator's device(). They are worked on in place; nothing may
-// touch them until the Pending has ended.
+// touch them until the Pending has ended. On an accelerator an operation begins after what is
+// enqueued to the calling thread's current stream, and nothing that is enqueued after Pending::wait()
+// begins before its end (memory/stream.h); the host does not wait unless the transport needs it.
 // Errors: c10::Error naming the rank, the operation, its sequence number and `what` (say, the
 // page). After the first error the communicator is broken and refuses further operations with the
 // same message.
@@ -80,9 +82,9 @@ class Communicator {
   virtual std::vector<int> lost_ranks() { return {}; }
 
   // Where the tensors must be: parameters, gradients and what else is long.
-  virtual c10::DeviceType device() const { return c10::DeviceType::CPU; }
+  virtual c10::Device device() const { return c10::kCPU; }
   // Whether tensors there are moved too.
-  virtual bool moves(c10::DeviceType there) const { return there == device(); }
+  virtual bool moves(c10::Device there) const { return there == device(); }
   // [numel] elements there, not initialised.
   at::Tensor buffer(int64_t numel, at::ScalarType dtype) const;
   // "gloo", for reports.

@@ -87,10 +87,8 @@ class SimulatedCommunicator final : public Communicator {
 
   const SimulationFigures& figures() const { return figures_; }
 
-  c10::DeviceType device() const override { return c10::DeviceType::Meta; }
-  bool moves(c10::DeviceType there) const override {
-    return there == c10::DeviceType::Meta || there == c10::DeviceType::CPU;
-  }
+  c10::Device device() const override { return c10::kMeta; }
+  bool moves(c10::Device there) const override { return there.is_meta() || there.is_cpu(); }
   std::string_view transport() const override { return "simulated"; }
 
  private:

@@ -4,17 +4,30 @@
 #
 #   scripts/setup.sh            what the build and the tests need
 #   scripts/setup.sh --lint     the formatter and the linter too
+#   scripts/setup.sh --cuda     the CUDA libraries too (2.5 GB), to build the preset `cuda`; nvcc 13 must be there
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(cmake ninja-build ccache python3-venv libgtest-dev libcli11-dev nlohmann-json3-dev
           libhwloc-dev libssl-dev libbenchmark-dev)
-[ "${1:-}" = --lint ] && packages+=(clang-format clang-tidy)
+with_cuda=
+for flag in "$@"; do
+  case $flag in
+    --lint) packages+=(clang-format clang-tidy) ;;
+    --cuda) with_cuda=yes ;;
+    *) printf 'setup: %s: expected --lint or --cuda\n' "$flag" >&2; exit 2 ;;
+  esac
+done
 
 # LibTorch as PyPI ships it, without the 3 GB of CUDA libraries that only a GPU build loads.
 # libtorch_cpu.so needs libcudart and libcupti to start, and nothing else of CUDA.
 wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
         tbb-devel==2023.2.0 tbb==2023.2.0)
+
+# What torch==2.11.0 itself requires of CUDA.
+cuda_wheels=('cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2'
+             nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9
+             nvidia-nvshmem-cu13==3.4.5)
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -41,6 +54,10 @@ then call make again."
   "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 }
 
+pip_install() {
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --progress-bar on "$@"
+}
+
 install_wheels() {
   python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
     fail "Python 3.11 or newer is needed, found $(python3 --version)"
@@ -48,10 +65,21 @@ install_wheels() {
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
   say "installing LibTorch 2.11.0 and oneTBB into .venv (1.3 GB, about a minute)"
   python3 -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
-    --progress-bar on "${wheels[@]}"
+  pip_install --no-deps "${wheels[@]}"
+  printf '%s' "$wanted" >"$stamp"
+}
+
+install_cuda_wheels() {
+  command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ] ||
+    fail "no nvcc on PATH or in /usr/local/cuda/bin; install NVIDIA's CUDA 13.0 toolkit (not in Debian's registry), then rerun"
+  local stamp=.venv/.zeropage-cuda-wheels wanted="${cuda_wheels[*]}"
+  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+  say "installing the CUDA libraries of LibTorch 2.11.0 into .venv (2.5 GB, about a minute)"
+  # pip warns of what torch's Python side misses; nothing of it is used.
+  pip_install "${cuda_wheels[@]}" 2> >(grep -v 'torch 2.11.0 requires\|dependency resolver' >&2)
   printf '%s' "$wanted" >"$stamp"
 }
 
 install_debian_packages
 install_wheels
+[ -z "$with_cuda" ] || install_cuda_wheels

@@ -64,12 +64,13 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
 void ParameterPages::check(const NamedParameter& named, const DeferredValues* deferred) const {
   const at::Tensor& tensor = named.tensor;
   const bool is_deferred = deferred != nullptr && tensor.is_meta();
-  const c10::DeviceType device = world_.communicator().device();
-  ZP_CHECK(tensor.device().type() == device || is_deferred, "parameter \"", named.name(),
+  const c10::Device device = world_.communicator().device();
+  ZP_CHECK(tensor.device() == device || is_deferred, "parameter \"", named.name(),
            "\": expected it on ", device, ", got ", tensor.device(),
-           device == c10::DeviceType::Meta
+           device.is_meta()
                ? "; a simulated world has no values: construct the module as a DeferredModule"
-               : "; this version trains on the host: move the module with ->to(torch::kCPU)");
+               : "; move the whole module there with ->to(world.device()), or make the world on "
+                 "that device (WorldOptions::device)");
   ZP_CHECK(!tensor.has_storage() || !memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
            "parameter \"", named.name(),
            "\" is sharded by another DataParallel, which is alive or has taken its values along; "
@@ -198,7 +199,7 @@ void ParameterPages::fill(const DeferredValues* deferred) {
     for (const Slot& slot : layout.slots) {
       const auto& sharing = storages_[slot.storage].parameters;
       const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
-      if (first.device().type() == world_.communicator().device()) {
+      if (first.device() == world_.communicator().device()) {
         take_over(slot.storage, memory::whole_storage(first));
         continue;
       }
@@ -268,8 +269,8 @@ void ParameterPages::live_in_page(size_t storage) {
   const at::Tensor& whole = memory_[placed.page].whole;
   const at::Tensor& first = parameters_[placed.parameters.front()].parameter.tensor;
   const auto element_bytes = static_cast<int64_t>(first.element_size());
-  const c10::DeviceType device = world_.communicator().device();
-  if (first.device().type() != device) {
+  const c10::Device device = world_.communicator().device();
+  if (first.device() != device) {
     const c10::Storage there =
         whole.defined()
             ? memory::storage_within(whole, placed.range.begin, placed.range.numel())

@@ -51,7 +51,7 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
   lines.push_back(c10::str("deferred construction: ", tape != nullptr));
   world.check_agreement("the wrapped model", lines);
   // In a simulated world there are no values to compute.
-  const bool stays_without = world.communicator().device() == c10::DeviceType::Meta;
+  const bool stays_without = world.communicator().device().is_meta();
   if (tape == nullptr || stays_without) {
     return shard(std::move(parameters), world, options, ReduceWhen::kInBackward);
   }

@@ -18,7 +18,7 @@ class DelayedCommunicator final : public comm::Communicator {
         random_(static_cast<unsigned>(rank())),
         milliseconds_(0, static_cast<int>(longest.count())) {}
 
-  c10::DeviceType device() const override { return inner_->device(); }
+  c10::Device device() const override { return inner_->device(); }
   std::vector<int> lost_ranks() override { return inner_->lost_ranks(); }
   std::string_view transport() const override { return inner_->transport(); }
 

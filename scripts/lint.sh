@@ -7,7 +7,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-mapfile -t sources < <(git ls-files '*.h' '*.cpp')
+mapfile -t sources < <(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 clang-format --dry-run --Werror "${sources[@]}"
 echo "format: ${#sources[@]} files are clean"
 scripts/check_structure.py
@@ -17,6 +17,6 @@ scripts/paging_picture.py --check
 # Without a precompiled header: clang cannot read g++'s.
 cmake -S . -B build/tidy -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_CXX_COMPILER_LAUNCHER= -DZEROPAGE_TESTS=OFF >/dev/null
-mapfile -t checked < <(git ls-files 'memory/*.cpp' 'comm/*.cpp' 'zero/*.cpp' 'tools/*.cpp' 'examples/*.cpp' 'bench/*.cpp' | grep -v '^examples/consumer/')
+mapfile -t checked < <(git ls-files 'memory/*.cpp' 'comm/*.cpp' 'offload/*.cpp' 'zero/*.cpp' 'tools/*.cpp' 'examples/*.cpp' 'bench/*.cpp' | grep -v '^examples/consumer/')
 printf '%s\n' "${checked[@]}" |
   xargs -P "$(nproc)" -I{} sh -c 'clang-tidy --quiet -p build/tidy "$1" 2>/dev/null && echo "tidy: $1"' _ {}

@@ -1,0 +1,79 @@
+#include "offload/cpu/fused_step.h"
+
+#include <type_traits>
+#include <variant>
+
+namespace zeropage::offload::cpu {
+namespace {
+
+template <typename Rule, typename Gradient, typename Copy>
+ZEROPAGE_ELEMENT void update(const Rule& shared_rule, const FlatStretch& stretch, int64_t begin,
+                             int64_t end) {
+  // Copies: a store through a float pointer could change what is reached through references.
+  const Rule rule = shared_rule;
+  const float scale = stretch.gradient_scale;
+  float* const values = stretch.values;
+  const auto* const gradients = static_cast<const Gradient*>(stretch.gradient);
+  auto* const copies = static_cast<Copy*>(stretch.copy_out);
+  float* const first = stretch.states[0];
+  float* const second = stretch.states[1];
+  float* const third = stretch.states[2];
+// The pointers do not overlap, and g++ asks for no more than that to make vectors of it.
+#pragma GCC ivdep
+  for (int64_t i = begin; i < end; ++i) {
+    float states[kMostStates] = {};
+    if constexpr (Rule::kStates > 0) states[0] = first[i];
+    if constexpr (Rule::kStates > 1) states[1] = second[i];
+    if constexpr (Rule::kStates > 2) states[2] = third[i];
+    const float gradient = rounded::multiply(to_float(gradients[i]), scale);
+    const float value = rule.apply(values[i], gradient, states);
+    values[i] = value;
+    if constexpr (Rule::kStates > 0) first[i] = states[0];
+    if constexpr (Rule::kStates > 1) second[i] = states[1];
+    if constexpr (Rule::kStates > 2) third[i] = states[2];
+    if constexpr (!std::is_same_v<Copy, NoCopy>) assign(copies[i], value);
+  }
+}
+
+template <typename Rule, typename Gradient, typename Copy>
+void update_on_any_processor(const Rule& rule, const FlatStretch& stretch, int64_t begin,
+                             int64_t end) {
+  update<Rule, Gradient, Copy>(rule, stretch, begin, end);
+}
+
+#if defined(__x86_64__)
+template <typename Rule, typename Gradient, typename Copy>
+__attribute__((target("avx2,fma,f16c"))) void update_with_vectors(const Rule& rule,
+                                                                  const FlatStretch& stretch,
+                                                                  int64_t begin, int64_t end) {
+  update<Rule, Gradient, Copy>(rule, stretch, begin, end);
+}
+
+bool has_vectors() {
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                          __builtin_cpu_supports("f16c");
+  return has;
+}
+#endif
+
+}  // namespace
+
+void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
+                [[maybe_unused]] Instructions instructions) {
+  if (stretch.found_inf != nullptr && *stretch.found_inf != 0.0F) return;
+  std::visit(
+      [&]<typename Rule>(const Rule& of_class) {
+        visit_types(stretch, [&]<typename Gradient, typename Copy>() {
+#if defined(__x86_64__)
+          if (instructions == Instructions::kVectors && has_vectors()) {
+            update_with_vectors<Rule, Gradient, Copy>(of_class, stretch, begin, end);
+            return;
+          }
+#endif
+          update_on_any_processor<Rule, Gradient, Copy>(of_class, stretch, begin, end);
+        });
+      },
+      rule);
+}
+
+}  // namespace zeropage::offload::cpu

@@ -1,0 +1,36 @@
+// What the kernels here share: how many blocks, and what a launch that failed says.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cuda_runtime.h>
+#include <stdexcept>
+#include <string>
+
+namespace zeropage::offload::cuda {
+
+inline constexpr int kThreads = 256;
+// Enough waves that the last one, which fills the device in part, counts for little; few enough
+// that what a block does once does not count either.
+inline constexpr int64_t kBlocksPerProcessor = 64;
+
+inline void check(cudaError_t error, const char* what) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(std::string("offload on CUDA: ") + what + " failed with " +
+                           cudaGetErrorName(error) + ", " + cudaGetErrorString(error) +
+                           "; an earlier kernel may be the cause: set CUDA_LAUNCH_BLOCKING=1 to "
+                           "learn which");
+}
+
+// Blocks of a grid-stride loop in which each block takes `per_block` of `count` at a time.
+inline unsigned blocks_for(int64_t count, int64_t per_block) {
+  int device = 0;
+  int processors = 0;
+  check(cudaGetDevice(&device), "asking for the current device");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+        "asking for the number of multiprocessors");
+  const int64_t needed = (count + per_block - 1) / per_block;
+  return static_cast<unsigned>(std::clamp<int64_t>(needed, 1, processors * kBlocksPerProcessor));
+}
+
+}  // namespace zeropage::offload::cuda

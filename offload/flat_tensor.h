@@ -1,0 +1,30 @@
+// Flat tensors as the loops and kernels see them, checked in words.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "offload/flat_stretch.h"
+
+namespace zeropage::offload {
+
+// Who asks, and what the tensor is to them: {"fused_step", "gradient"}.
+struct Role {
+  const char* who;
+  const char* what;
+};
+
+// Throws unless the tensor is defined, flat, contiguous and on the CPU, CUDA or the meta device.
+void check_flat(const Role& role, const at::Tensor& tensor);
+
+// Throws unless the tensor is flat and has `like`'s numel and device.
+void check_alike(const Role& role, const at::Tensor& tensor, const at::Tensor& like);
+
+void check_fp32(const Role& role, const at::Tensor& tensor);
+
+// fp32, bf16 or fp16; throws on others.
+Precision precision_of(const Role& role, const at::Tensor& tensor);
+
+// The current stream of a CUDA device, as a cudaStream_t.
+void* current_stream(const at::Device& device);
+
+}  // namespace zeropage::offload

@@ -1,0 +1,108 @@
+#include "offload/fused_step.h"
+
+#include <algorithm>
+#include <variant>
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+
+#include "memory/check.h"
+#include "offload/cpu/fused_step.h"
+#include "offload/cuda/fused_step.h"
+#include "offload/flat_tensor.h"
+
+namespace zeropage::offload::detail {
+namespace {
+
+constexpr const char* kWho = "fused_step";
+
+// The least that is worth a thread of its own.
+constexpr int64_t kNumelPerThread = 32768;
+
+size_t states_of(const UpdateRule& rule) {
+  return std::visit(
+      []<typename Rule>(const Rule& /*rule*/) { return static_cast<size_t>(Rule::kStates); }, rule);
+}
+
+void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors& factors) {
+  const at::Tensor& values = stretch.values;
+  check_flat({kWho, "values"}, values);
+  check_fp32({kWho, "values"}, values);
+  check_alike({kWho, "gradient"}, stretch.gradient, values);
+  const size_t expected = states_of(rule);
+  ZP_CHECK(stretch.states.size() == expected, kWho, ": states: expected ", expected,
+           " with these options, got ", stretch.states.size(),
+           "; make them with make_states(options, values)");
+  for (const at::Tensor& state : stretch.states) {
+    check_alike({kWho, "a state"}, state, values);
+    check_fp32({kWho, "a state"}, state);
+  }
+  if (stretch.copy_out.defined()) {
+    check_alike({kWho, "copy_out"}, stretch.copy_out, values);
+    const at::ScalarType dtype = stretch.copy_out.scalar_type();
+    ZP_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, kWho,
+             ": copy_out: expected bf16 or fp16, got ", dtype,
+             "; leave it undefined where the parameters themselves are fp32");
+  }
+  const at::Tensor& flag = factors.found_inf;
+  if (flag.defined()) {
+    ZP_CHECK(
+        flag.numel() == 1 && flag.scalar_type() == at::kFloat && flag.device() == values.device(),
+        kWho, ": found_inf: expected one fp32 number on ", values.device(), ", got ",
+        flag.scalar_type(), " of sizes ", flag.sizes(), " on ", flag.device(),
+        "; offload::found_inf(gradient) makes it");
+  }
+}
+
+FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
+  FlatStretch flat;
+  flat.values = stretch.values.mutable_data_ptr<float>();
+  flat.gradient = stretch.gradient.const_data_ptr();
+  flat.gradient_precision = precision_of({kWho, "gradient"}, stretch.gradient);
+  if (stretch.copy_out.defined()) {
+    flat.copy_out = stretch.copy_out.mutable_data_ptr();
+    flat.copy_precision = precision_of({kWho, "copy_out"}, stretch.copy_out);
+  }
+  for (size_t i = 0; i < stretch.states.size(); ++i) {
+    flat.states[i] = stretch.states[i].mutable_data_ptr<float>();
+  }
+  flat.numel = stretch.values.numel();
+  flat.gradient_scale = static_cast<float>(factors.scale);
+  if (factors.found_inf.defined()) flat.found_inf = factors.found_inf.const_data_ptr<float>();
+  return flat;
+}
+
+// Autograd then refuses a backward that would read the new values as if they were the old ones.
+void bump_versions(const Stretch& stretch) {
+  stretch.values.unsafeGetTensorImpl()->bump_version();
+  if (stretch.copy_out.defined()) stretch.copy_out.unsafeGetTensorImpl()->bump_version();
+  for (const at::Tensor& state : stretch.states) state.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace
+
+std::vector<at::Tensor> make_states(size_t count, double initial, const at::Tensor& values) {
+  check_flat({"make_states", "values"}, values);
+  std::vector<at::Tensor> states;
+  for (size_t i = 0; i < count; ++i) {
+    states.push_back(at::full({values.numel()}, initial, values.options().dtype(at::kFloat)));
+  }
+  return states;
+}
+
+void fused_step(const UpdateRule& rule, const Stretch& stretch, const GradientFactors& factors) {
+  check(rule, stretch, factors);
+  precision_of({kWho, "gradient"}, stretch.gradient);
+  if (stretch.values.is_meta() || stretch.values.numel() == 0) return;
+  const FlatStretch flat = flat_of(stretch, factors);
+  if (stretch.values.is_cpu()) {
+    at::parallel_for(0, flat.numel, kNumelPerThread,
+                     [&](int64_t begin, int64_t end) { cpu::fused_step(rule, flat, begin, end); });
+  } else {
+    const c10::DeviceGuard guard(stretch.values.device());
+    cuda::fused_step(rule, flat, current_stream(stretch.values.device()));
+  }
+  bump_versions(stretch);
+}
+
+}  // namespace zeropage::offload::detail

@@ -1,0 +1,39 @@
+// The CUDA functions of builds without CUDA.
+#include "memory/check.h"
+#include "offload/cuda/flat_norm.h"
+#include "offload/cuda/fused_step.h"
+
+namespace zeropage::offload::cuda {
+namespace {
+
+[[noreturn]] void refuse(const char* what) {
+  ZP_THROW(what,
+           ": its tensors are on a CUDA device, but this Zeropage was built without CUDA; build it "
+           "with -DZEROPAGE_CUDA=ON (cmake --preset cuda), or keep the tensors on the CPU");
+}
+
+}  // namespace
+
+bool is_built() {
+  return false;
+}
+
+void fused_step(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/, void* /*stream*/) {
+  refuse("fused_step");
+}
+
+void block_sums_of_squares(const void* /*flat*/, Precision /*precision*/, int64_t /*numel*/,
+                           double* /*sums*/, void* /*stream*/) {
+  refuse("block_sums_of_squares");
+}
+
+void sum_chunks(const double* /*terms*/, int64_t /*numel*/, double* /*sums*/, void* /*stream*/) {
+  refuse("sum_in_order");
+}
+
+void look_for_not_finite(const void* /*flat*/, Precision /*precision*/, int64_t /*numel*/,
+                         float* /*found*/, void* /*stream*/) {
+  refuse("found_inf");
+}
+
+}  // namespace zeropage::offload::cuda

@@ -1,0 +1,176 @@
+// The kernels of CUDA against the loops of the CPU: the same bits.
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "offload/cuda/fused_step.h"
+#include "offload/flat_norm.h"
+#include "offload/fused_step.h"
+#include "tests/harness/errors.h"
+#include "tests/offload/step_cases.h"
+
+namespace zeropage::offload {
+namespace {
+
+using namespace zeropage::testing;
+
+Stretch on_cuda(const Stretch& stretch) {
+  return map(stretch, [](const torch::Tensor& tensor) { return tensor.to(at::kCUDA); });
+}
+
+// The same elements at an address that no vector load can take: each buffer begins `shift`
+// elements into another.
+torch::Tensor shifted(const torch::Tensor& tensor, int64_t shift) {
+  const auto all = torch::zeros({tensor.numel() + shift}, tensor.options());
+  const auto part = all.narrow(0, shift, tensor.numel());
+  part.copy_(tensor);
+  return part;
+}
+
+// Skips a test where there is nothing to run it on.
+template <typename Base>
+class NeedsCuda : public Base {
+ protected:
+  void SetUp() override {
+    if (!cuda::is_built()) GTEST_SKIP() << "built without CUDA";
+    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device: LibTorch finds none";
+  }
+};
+
+class CudaFusedStepTest : public NeedsCuda<::testing::TestWithParam<StepCase>> {
+ protected:
+  const AnyOptions& options() const { return GetParam().options; }
+
+  // Three steps on the CPU and on CUDA from the same beginning.
+  void expect_the_same_bits(const Stretch& before, const Stretch& at_device,
+                            const GradientFactors& factors = {}) {
+    const auto expected = copy_of(before);
+    for (int64_t number = 1; number <= 3; ++number) {
+      step(options(), number, expected, factors);
+      step(options(), number, at_device, factors);
+    }
+    EXPECT_TRUE(same_bits_of(expected, at_device));
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Options, CudaFusedStepTest, ::testing::ValuesIn(all_step_cases()),
+                         name_of);
+
+TEST_P(CudaFusedStepTest, HasTheCpusBitsInEveryDtype) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const auto copy : {at::ScalarType::Undefined, at::kBFloat16, at::kHalf}) {
+      SCOPED_TRACE(c10::str(dtype, " ", copy));
+      const auto before = random_stretch(options(), 1 << 16, dtype, copy);
+      expect_the_same_bits(before, on_cuda(before), {.scale = 0.7});
+    }
+  }
+}
+
+TEST_P(CudaFusedStepTest, HasThemAtAnyNumel) {
+  for (const int64_t numel : {0, 1, 3, 4, 5, 1023, 2048, 2049, 100003}) {
+    SCOPED_TRACE(numel);
+    const auto before = random_stretch(options(), numel, at::kBFloat16, at::kBFloat16);
+    expect_the_same_bits(before, on_cuda(before));
+  }
+}
+
+TEST_P(CudaFusedStepTest, HasThemAtAnyAlignment) {
+  const auto before = random_stretch(options(), 5003, at::kHalf, at::kBFloat16);
+  for (int64_t shift = 1; shift < 8; ++shift) {
+    SCOPED_TRACE(shift);
+    const auto device = on_cuda(before);
+    expect_the_same_bits(
+        before, map(device, [&](const torch::Tensor& tensor) { return shifted(tensor, shift); }));
+    auto uneven = on_cuda(before);
+    uneven.gradient = shifted(uneven.gradient, shift);
+    expect_the_same_bits(before, uneven);
+  }
+}
+
+TEST_P(CudaFusedStepTest, HasThemOnASliceAndLeavesItsNeighbours) {
+  const auto before = random_stretch(options(), 3000);
+  const auto device = on_cuda(before);
+  const auto expected = copy_of(before);
+  step(options(), 2, narrow(expected, 1, 2001));
+  const auto part = [](const torch::Tensor& tensor) { return tensor.narrow(0, 1, 2001); };
+  step(options(), 2, map(device, part));
+  EXPECT_TRUE(same_bits_of(expected, device));
+}
+
+TEST_P(CudaFusedStepTest, ChangesNothingWhenAnInfinityWasFound) {
+  const auto before = random_stretch(options(), 5000, at::kHalf, at::kBFloat16);
+  const auto device = on_cuda(before);
+  step(options(), 2, device, {.found_inf = torch::ones({1}, at::kCUDA)});
+  EXPECT_TRUE(same_bits_of(before, device));
+  step(options(), 2, device, {.found_inf = torch::zeros({1}, at::kCUDA)});
+  EXPECT_FALSE(same_bits_of(before, device));
+}
+
+class CudaFlatNormTest : public NeedsCuda<::testing::TestWithParam<at::ScalarType>> {};
+INSTANTIATE_TEST_SUITE_P(Dtypes, CudaFlatNormTest,
+                         ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         [](const auto& info) { return std::string(c10::toString(info.param)); });
+
+TEST_P(CudaFlatNormTest, HasTheCpusBits) {
+  for (const int64_t numel : {0, 1, 255, 256, 257, 5000, 3000001}) {
+    const auto flat = random_numbers(numel, 1).to(GetParam());
+    const auto expected = block_sums_of_squares(flat);
+    for (const int64_t shift : {0, 1}) {
+      const auto sums = block_sums_of_squares(shifted(flat.to(at::kCUDA), shift));
+      EXPECT_TRUE(same_bits_of(expected, sums)) << numel << " shifted by " << shift;
+      EXPECT_TRUE(same_bits_of(sum_in_order(expected), sum_in_order(sums))) << numel;
+    }
+  }
+}
+
+TEST_P(CudaFlatNormTest, FindsAnInfinityOrNanWhereverItIs) {
+  const auto flat = random_numbers(67, 1).to(GetParam()).to(at::kCUDA);
+  EXPECT_EQ(found_inf(flat).item<float>(), 0);
+  for (int64_t i = 0; i < flat.numel(); ++i) {
+    for (const float bad : {INFINITY, -INFINITY, NAN}) {
+      auto spoiled = flat.clone();
+      spoiled[i] = bad;
+      EXPECT_EQ(found_inf(spoiled).item<float>(), 1) << bad << " at " << i;
+      EXPECT_EQ(found_inf(shifted(spoiled, 1)).item<float>(), 1) << bad << " at " << i;
+      EXPECT_EQ(found_inf(spoiled.narrow(0, 0, i)).item<float>(), 0);
+    }
+  }
+}
+
+class CudaSumInOrderTest : public NeedsCuda<::testing::Test> {};
+
+TEST_F(CudaSumInOrderTest, HasTheCpusBits) {
+  for (const int64_t numel : {0, 1, 2, 3, 1000, 2047, 2048, 2049, 100001, 5000000}) {
+    const auto terms = random_numbers(numel, 4).to(at::kDouble) / 3;
+    EXPECT_TRUE(same_bits_of(sum_in_order(terms), sum_in_order(terms.to(at::kCUDA)))) << numel;
+  }
+}
+
+class CudaCopyOutTest : public NeedsCuda<::testing::Test> {};
+
+TEST_F(CudaCopyOutTest, RoundsEveryBitPatternAsTheCpuDoes) {
+  // Every upper half of fp32, with a lower half that is a tie, is next to one, or is neither.
+  const auto high = torch::arange(-32768, 32768, at::kInt).mul(65536);
+  for (const int64_t low : {0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x7fff, 0x8000, 0x8001}) {
+    for (const auto dtype : {at::kBFloat16, at::kHalf}) {
+      Stretch stretch{.values = high.add(low).view(at::kFloat)};
+      stretch.gradient = torch::zeros_like(stretch.values);
+      stretch.copy_out = torch::empty_like(stretch.values, dtype);
+      const auto device = on_cuda(stretch);
+      fused_step(torch::optim::SGDOptions(0.0), 1, stretch);
+      fused_step(torch::optim::SGDOptions(0.0), 1, device);
+      EXPECT_TRUE(same_bits_of(stretch.copy_out, device.copy_out)) << low;
+    }
+  }
+}
+
+TEST(WithoutCudaTest, TensorsOnCudaAreRefusedInWords) {
+  if (cuda::is_built()) GTEST_SKIP() << "built with CUDA";
+  EXPECT_EQ(error_of([] { cuda::fused_step(LionRule(), FlatStretch(), nullptr); }),
+            "fused_step: its tensors are on a CUDA device, but this Zeropage was built without "
+            "CUDA; build it with -DZEROPAGE_CUDA=ON (cmake --preset cuda), or keep the tensors on "
+            "the CPU");
+}
+
+}  // namespace
+}  // namespace zeropage::offload

@@ -1,6 +1,5 @@
 #include "memory/storage.h"
 
-#include <cstring>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -36,8 +35,10 @@ void move_storage_into(const at::Tensor& tensor, const at::Tensor& flat, int64_t
   const auto bytes = narrow<int64_t>(storage->nbytes());
   c10::DataPtr target = data_within(flat, offset, bytes);
   // One on the meta device has nowhere to copy to.
-  if (bytes > 0 && target.get() != nullptr)
-    std::memcpy(target.get(), storage->data(), static_cast<size_t>(bytes));
+  if (bytes > 0 && target.get() != nullptr) {
+    const at::NoGradGuard no_grad;
+    flat.narrow(0, offset, storage_numel(tensor)).copy_(whole_storage(tensor));
+  }
   storage->set_data_ptr_noswap(std::move(target));
 }
 

@@ -19,6 +19,7 @@
 #include <c10/util/Type.h>
 
 #include "zero/data_parallel.h"
+#include "zero/fused_update.h"
 #include "zero/optimizer_traits.h"
 #include "zero/sharded_optimizer.h"
 
@@ -60,10 +61,20 @@ class Optimizer final : public ShardedOptimizer {
 
  private:
   Optimizer(ShardedParameters parameters, const Groups& groups, AlgorithmOptions defaults)
-      : ShardedOptimizer(
-            std::move(parameters), groups, std::make_unique<AlgorithmOptions>(defaults),
-            [defaults](Groups slices) { return std::make_unique<A>(std::move(slices), defaults); },
-            c10::demangle_type<A>()) {}
+      : ShardedOptimizer(std::move(parameters), groups,
+                         std::make_unique<AlgorithmOptions>(defaults), algorithm(defaults)) {}
+
+  static Algorithm algorithm(const AlgorithmOptions& defaults) {
+    Algorithm algorithm{c10::demangle_type<A>(), [defaults](Groups slices) {
+                          return std::make_unique<A>(std::move(slices), defaults);
+                        }};
+    if constexpr (kHasFusedForm<A>) {
+      algorithm.make_fused = [](OwnedPart part) {
+        return std::make_unique<FusedUpdate<AlgorithmOptions>>(std::move(part));
+      };
+    }
+    return algorithm;
+  }
 
   static std::vector<at::Tensor> all_of(const Groups& groups) {
     std::vector<at::Tensor> tensors;

@@ -20,6 +20,8 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "offload/lion.h"
+
 namespace zeropage {
 
 template <typename A>
@@ -48,11 +50,28 @@ struct OptimizerTraits<torch::optim::Adagrad> : detail::ElementWise<torch::optim
 template <>
 struct OptimizerTraits<torch::optim::RMSprop> : detail::ElementWise<torch::optim::RMSpropOptions> {
 };
+template <>
+struct OptimizerTraits<Lion> : detail::ElementWise<LionOptions> {};
 // Its update searches along a line through all parameters at once: a slice of it has no meaning.
 template <>
 struct OptimizerTraits<torch::optim::LBFGS> {
   using Options = torch::optim::LBFGSOptions;
   static constexpr bool kElementWise = false;
 };
+
+// Whether offload/fused_step has A's update too. By class, not by its options: a class of yours may
+// share them.
+template <typename A>
+inline constexpr bool kHasFusedForm = false;
+template <>
+inline constexpr bool kHasFusedForm<torch::optim::AdamW> = true;
+template <>
+inline constexpr bool kHasFusedForm<torch::optim::Adam> = true;
+template <>
+inline constexpr bool kHasFusedForm<torch::optim::SGD> = true;
+template <>
+inline constexpr bool kHasFusedForm<torch::optim::Adagrad> = true;
+template <>
+inline constexpr bool kHasFusedForm<Lion> = true;
 
 }  // namespace zeropage

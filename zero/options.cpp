@@ -62,6 +62,8 @@ void validate(const Options& options) {
 
 std::vector<std::string> describe(const Options& options) {
   return {c10::str("options.stage: ", name(options.stage)),
+          c10::str("options.master_weights: ", options.master_weights),
+          c10::str("options.update_by: ", static_cast<int>(options.update_by)),
           c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
           c10::str("options.page_bytes: ", options.page_bytes),
           c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),

@@ -46,10 +46,27 @@ enum class Reshard : uint8_t {
   kAfterStep,      // stays through all micro-batches: one gather a step
 };
 
+// What computes the optimizer's update.
+enum class UpdateBy : uint8_t {
+  kAuto,   // on CUDA kFused where the class has such a form, else kClass
+  kClass,  // the torch::optim class itself: its bits
+  kFused,  // one pass over memory: the same formulas, rounded otherwise. For AdamW, Adam, SGD,
+           // Adagrad and Lion; the same bits on the host and on CUDA
+};
+
 struct Options {
   // ---- what is computed where ----
 
   Stage stage = Stage::kOptimizerState;
+
+  // For parameters in bfloat16 or half, the optimizer updates an fp32 copy of what this rank owns
+  // and rounds it into them (Micikevicius et al. 2018, "Mixed Precision Training", section 3.1).
+  // Costs 4 bytes an owned parameter, and keeps updates that are too small for the parameter's
+  // precision. What is written to parameters by operators is taken over; past them, through
+  // .data(), it is not seen.
+  bool master_weights = false;
+
+  UpdateBy update_by = UpdateBy::kAuto;
 
   // In training mode, forward begins by taking rank 0's buffers (running means), as PyTorch's DDP
   // does. Costs a broadcast of all buffers a forward; nothing for a module without buffers.

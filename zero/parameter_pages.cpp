@@ -51,6 +51,7 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   lay_out(group_by_storage());
   check_before_sharding();
   fill(deferred);
+  if (options_.master_weights) make_master_weights();
   if (options_.shard_from_bytes == PageOptions::kNever) return;
   memory::check_dispatcher();
   auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
@@ -240,6 +241,31 @@ void ParameterPages::make_memory(size_t page) {
   memory.owned = memory.whole.narrow(0, own.begin, own.numel());
 }
 
+void ParameterPages::make_master_weights() {
+  for (size_t page = 0; page < layouts_.size(); ++page) {
+    const bool is_lower = c10::elementSize(layouts_[page].dtype) < c10::elementSize(at::kFloat);
+    if (!layouts_[page].requires_grad || !is_lower) continue;
+    const memory::KindScope kind(memory::Kind::kMasterWeights);
+    memory_[page].master = memory_[page].owned.to(at::kFloat);
+  }
+  for (PlacedParameter& placed : parameters_) placed.version = placed.parameter.tensor._version();
+}
+
+// What the user wrote to parameters since the last update.
+void ParameterPages::take_over_written() {
+  for (const PlacedParameter& placed : parameters_) {
+    const PageMemory& memory = memory_[placed.page];
+    if (!memory.master.defined() || placed.parameter.tensor._version() == placed.version) continue;
+    const Range own = owned(placed.page);
+    const Range written = intersection(own, placed.range);
+    if (written.empty()) continue;
+    const auto part = [&](const at::Tensor& of_owned) {
+      return of_owned.narrow(0, written.begin - own.begin, written.numel());
+    };
+    part(memory.master).copy_(part(memory.owned));
+  }
+}
+
 // values: [numel of the storage]; become rank 0's, and are let go.
 void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
   const PlacedStorage& placed = storages_[storage];
@@ -325,10 +351,17 @@ void ParameterPages::end_backward() {
 
 void ParameterPages::begin_update() {
   if (pager_) pager_->release_all("step()");
+  take_over_written();
 }
 
-void ParameterPages::end_update() {
+// The update went through the pages, behind autograd's back.
+void ParameterPages::end_update(const std::vector<bool>& updated) {
   if (pager_) pager_->end_pass(memory::Pass::kTraining);
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    PlacedParameter& placed = parameters_[index];
+    if (updated[index]) placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
+    if (options_.master_weights) placed.version = placed.parameter.tensor._version();
+  }
 }
 
 void ParameterPages::add_to(memory::Pins& pins, size_t parameter, bool writes) const {

@@ -45,6 +45,8 @@ struct PlacedParameter {
   int64_t offset = 0;
   // Where it lived when it was placed.
   const c10::StorageImpl* storage = nullptr;
+  // Of the tensor when the master weights last had its values.
+  int64_t version = 0;
 };
 
 // The parameter's place in a flat buffer that is laid out as its page; shaped as the parameter.
@@ -62,6 +64,8 @@ class ParameterPages {
     // Shard pages of at least this many bytes. kNever: none.
     static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
     int64_t shard_from_bytes = kNever;
+    // An fp32 copy of what this rank owns of pages in a lower precision.
+    bool master_weights = false;
     memory::PagerOptions paging;
     Reshard reshard = Reshard::kAfterUse;
   };
@@ -81,6 +85,8 @@ class ParameterPages {
   // Elements of the page that this rank updates, and their values: [owned numel].
   Range owned(size_t page) const;
   const at::Tensor& owned_values(size_t page) const { return memory_[page].owned; }
+  // Their fp32 copy, which the optimizer updates; undefined where there is none.
+  const at::Tensor& master_weights(size_t page) const { return memory_[page].master; }
   bool is_sharded(size_t page) const { return !memory_[page].whole.defined(); }
 
   // Of the sharded pages; null if there is none.
@@ -88,10 +94,11 @@ class ParameterPages {
 
   // Gives back what need not stay between backward and step.
   void end_backward();
-  // Around an update of owned_values(). begin: from here on no sharded page is resident. Throws if
-  // one is in use.
+  // Around an update of owned_values(). begin: from here on no sharded page is resident, and master
+  // weights have what was written to parameters. Throws if one is in use.
+  // updated: by parameter. A backward over a graph from before is refused from here on.
   void begin_update();
-  void end_update();
+  void end_update(const std::vector<bool>& updated);
   // Adds the parameter's page, if it is sharded.
   void add_to(memory::Pins& pins, size_t parameter, bool writes) const;
   // Every rank takes the values that `root` has in the page, which is whole or pinned. Collective.
@@ -114,6 +121,8 @@ class ParameterPages {
   void take_over(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);
   void hand_to_pager(size_t page);
+  void make_master_weights();
+  void take_over_written();
   void check_before_sharding() const;
   bool shards(size_t page) const;
   int64_t whole_bytes(size_t page) const;
@@ -127,8 +136,9 @@ class ParameterPages {
   };
 
   struct PageMemory {
-    at::Tensor whole;  // [padded_numel]; undefined for a sharded page
-    at::Tensor owned;  // [owned numel], in `whole` or on its own
+    at::Tensor whole;   // [padded_numel]; undefined for a sharded page
+    at::Tensor owned;   // [owned numel], in `whole` or on its own
+    at::Tensor master;  // [owned numel] fp32, or undefined
     size_t pager_index = 0;
   };
 

@@ -105,6 +105,13 @@ Range intersection(const Range& left, const Range& right) {
   return {begin, std::max(begin, std::min(left.end, right.end))};
 }
 
+Range PageLayout::padding_after(int64_t end) const {
+  const auto next = std::find_if(slots.begin(), slots.end(),
+                                 [end](const Slot& slot) { return slot.range.end >= end; });
+  if (next == slots.end() || next->range.end != end) return {end, end};
+  return {end, next + 1 == slots.end() ? numel : (next + 1)->range.begin};
+}
+
 std::vector<PageLayout> lay_out_pages(const std::vector<StorageSpec>& storages,
                                       const LayoutOptions& options) {
   TORCH_INTERNAL_ASSERT(options.world_size > 0 && options.page_bytes > 0);

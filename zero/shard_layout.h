@@ -61,6 +61,8 @@ struct PageLayout {
   int64_t shard_numel = 0;  // a rank's share, a multiple of kShardBlockNumel
 
   int64_t padded_numel(int world_size) const { return shard_numel * world_size; }
+  // From `end`, where a slot ends, to where the next begins or the page ends; empty within a slot.
+  Range padding_after(int64_t end) const;
   Range shard(int rank) const { return {rank * shard_numel, (rank + 1) * shard_numel}; }
 };
 

@@ -7,7 +7,10 @@
 namespace zeropage {
 
 ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
-    : world_(std::move(world)), what_(std::move(what)), kind_(kind) {}
+    : world_(std::move(world)),
+      what_(std::move(what)),
+      kind_(kind),
+      gathers_(memory::Stream::another(world_.communicator().device())) {}
 
 int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard) {
   entries_.push_back(
@@ -19,6 +22,9 @@ int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard) {
 memory::Fetch ShardSource::start_fetch(size_t page) {
   const Entry& entry = entries_[page];
   if (world_.size() == 1) return {entry.shard, {}};
+  // Compute may still read the memory that the buffer gets, and write to the shard.
+  gathers_.wait_for(memory::Stream::current(world_.communicator().device()));
+  const memory::StreamScope on_gathers(gathers_);
   at::Tensor whole;  // [world size * shard_numel]
   {
     const memory::KindScope kind(kind_);

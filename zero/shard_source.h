@@ -2,8 +2,14 @@
 //
 // On one rank a page is its shard: nothing is copied, and a page costs no bytes.
 //
+// On an accelerator gathers have a stream of their own, and whole pages have their memory from it. A
+// gather begins after what compute has been given so far, so an evicted page's memory is free for
+// the next one at once: all its readers come before. With two pages at a time that order costs
+// nothing: the page that is gathered takes the place of the one that compute has just left.
+//
 // Lifetime: owned by a pager. Collective: start_fetch.
-// Threads: under the pager's mutex; add_shard before the first fetch of that page.
+// Threads: under the pager's mutex; add_shard before the first fetch of that page. Streams: pages are
+// used on the stream that was current when they were fetched.
 #pragma once
 
 #include <string>
@@ -12,6 +18,7 @@
 #include "comm/world.h"
 #include "memory/ledger.h"
 #include "memory/pager.h"
+#include "memory/stream.h"
 #include "zero/shard_layout.h"
 
 namespace zeropage {
@@ -38,6 +45,7 @@ class ShardSource final : public memory::PageSource {
   const comm::World world_;
   const std::string what_;
   const memory::Kind kind_;
+  const memory::Stream gathers_;
   std::vector<Entry> entries_;
 };
 

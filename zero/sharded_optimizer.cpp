@@ -14,10 +14,6 @@ namespace {
 
 using torch::optim::OptimizerParamGroup;
 
-// Values, gradient, two states and two temporaries of that many fp32 elements fit a second-level
-// cache of 2 MiB, and a state of them is a whole number of pages with the allocator's header.
-constexpr int64_t kSliceNumelPerThread = 65536 - 16;
-
 // The options as the class itself would save them; a user's class need not know how.
 std::string options_digest(const torch::optim::OptimizerOptions& options) {
   try {
@@ -48,28 +44,59 @@ std::unique_ptr<torch::optim::OptimizerOptions> options_of(
 
 ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
                                    std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-                                   Factory factory, std::string class_name)
+                                   Algorithm algorithm)
     : Optimizer(groups, std::move(defaults)),
       parameters_(std::move(parameters)),
-      factory_(std::move(factory)),
-      class_name_(std::move(class_name)),
+      algorithm_(std::move(algorithm)),
       grouped_(parameters_.pages->parameters().size()) {
   // A checks its options when it is made, also on a rank that owns nothing.
   for (const OptimizerParamGroup& group : param_groups_) {
     Groups empty;
     empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
-    factory_(std::move(empty));
+    algorithm_.make_optimizer(std::move(empty));
   }
-  for (size_t page = 0; page < parameters_.pages->layouts().size(); ++page) {
-    if (!parameters_.pages->layouts()[page].requires_grad) continue;
-    page_optimizers_.push_back({page, {}, nullptr});
-  }
+  make_updates();
   adopt_groups();
   check_agreement();
 }
 
+bool ShardedOptimizer::updates_fused() const {
+  const bool has_fused = static_cast<bool>(algorithm_.make_fused);
+  switch (parameters_.update_by) {
+    case UpdateBy::kClass:
+      return false;
+    case UpdateBy::kFused:
+      ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name,
+               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use kAuto or kClass");
+      return true;
+    case UpdateBy::kAuto:
+      break;
+  }
+  return has_fused && parameters_.pages->world().communicator().device().is_cuda();
+}
+
+void ShardedOptimizer::make_updates() {
+  const bool fused = updates_fused();
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (!pages.layouts()[page].requires_grad) continue;
+    OwnedPart part{pages.owned_values(page), parameters_.reducer->owned_gradient(page)};
+    if (pages.master_weights(page).defined()) {
+      part.copy_out = std::exchange(part.values, pages.master_weights(page));
+    }
+    const bool is_fp32 = part.values.scalar_type() == at::kFloat;
+    ZP_CHECK(is_fp32 || parameters_.update_by != UpdateBy::kFused,
+             "options.update_by: kFused updates fp32 values, but page \"",
+             pages.layouts()[page].name, "\" has ", part.values.scalar_type(),
+             " and no master weights; set options.master_weights, or use kAuto");
+    updates_.push_back({page, fused && is_fp32 ? algorithm_.make_fused(std::move(part))
+                                               : std::make_unique<ClassUpdate>(
+                                                     std::move(part), algorithm_.make_optimizer)});
+  }
+}
+
 void ShardedOptimizer::check_agreement() const {
-  std::vector<std::string> lines = {c10::str("optimizer: ", class_name_),
+  std::vector<std::string> lines = {c10::str("optimizer: ", algorithm_.class_name),
                                     c10::str("parameter groups: ", param_groups_.size())};
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     const torch::optim::OptimizerOptions& options = param_groups_[group].options();
@@ -114,49 +141,32 @@ void ShardedOptimizer::adopt_groups() {
       grouped_[index] = true;
     }
   }
-  // Some classes (Adagrad) make their state at once, and only for the groups they are made with.
-  const memory::SurvivorScope state(memory::Kind::kOptimizerState);
-  for (PageOptimizer& of_page : page_optimizers_) {
-    Groups mirrors;
+  for (const OfPage& of_page : updates_) {
+    std::vector<OwnedGroup> groups;
     for (size_t i = 0; i < by_group.size(); ++i) {
-      mirrors.push_back(mirror(of_page, adopted_groups_ + i, by_group[i]));
+      groups.push_back(owned_group(of_page.page, adopted_groups_ + i, by_group[i]));
     }
-    if (!of_page.optimizer) {
-      of_page.optimizer = factory_(std::move(mirrors));
-    } else {
-      for (const OptimizerParamGroup& added : mirrors) of_page.optimizer->add_param_group(added);
-    }
+    of_page.update->add_groups(std::move(groups));
   }
   adopted_groups_ = param_groups_.size();
 }
 
-// The group as the page's optimizer sees it: slices instead of parameters.
-OptimizerParamGroup ShardedOptimizer::mirror(PageOptimizer& of_page, size_t group,
-                                             const std::vector<size_t>& parameters) {
-  const Range owned = parameters_.pages->owned(of_page.page);
-  const at::Tensor& owned_values = parameters_.pages->owned_values(of_page.page);
-  const at::Tensor& owned_gradient = parameters_.reducer->owned_gradient(of_page.page);
-  const int64_t slice_numel = kSliceNumelPerThread * at::get_num_threads();
-  std::vector<at::Tensor> values;
+// The group as far as this rank owns it in that page.
+OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
+                                         const std::vector<size_t>& parameters) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const Range owned = pages.owned(page);
+  OwnedGroup result{{}, param_groups_[group].options().clone()};
   for (const size_t index : parameters) {
-    const PlacedParameter& placed = parameters_.pages->parameters()[index];
-    if (placed.page != of_page.page || !placed.parameter.tensor.requires_grad()) continue;
+    const PlacedParameter& placed = pages.parameters()[index];
+    if (placed.page != page || !placed.parameter.tensor.requires_grad()) continue;
     const Range range = intersection(owned, placed.range);
-    for (int64_t begin = range.begin; begin < range.end; begin += slice_numel) {
-      const int64_t numel = std::min(slice_numel, range.end - begin);
-      of_page.slices.push_back({index, owned_values.narrow(0, begin - owned.begin, numel),
-                                owned_gradient.narrow(0, begin - owned.begin, numel)});
-      values.push_back(of_page.slices.back().values);
-    }
+    if (range.empty()) continue;
+    const Range padding = intersection(owned, pages.layouts()[page].padding_after(range.end));
+    result.slices.push_back(
+        {index, {range.begin - owned.begin, range.end - owned.begin}, padding.numel()});
   }
-  return {std::move(values), param_groups_[group].options().clone()};
-}
-
-void ShardedOptimizer::take_over_options(PageOptimizer& of_page) const {
-  auto& mirrors = of_page.optimizer->param_groups();
-  for (size_t group = 0; group < mirrors.size(); ++group) {
-    mirrors[group].set_options(param_groups_[group].options().clone());
-  }
+  return result;
 }
 
 torch::Tensor ShardedOptimizer::step(LossClosure closure) {
@@ -171,35 +181,29 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   GradientReducer& reducer = *parameters_.reducer;
   reducer.finish();
   parameters_.pages->begin_update();
+  const auto has_gradient = [&](size_t parameter) { return reducer.has_gradient(parameter); };
   std::vector<comm::Pending> in_flight;
-  for (PageOptimizer& of_page : page_optimizers_) {
-    for (Slice& slice : of_page.slices) {
-      if (reducer.has_gradient(slice.parameter)) slice.values.mutable_grad() = slice.gradient;
+  for (const OfPage& of_page : updates_) {
+    for (size_t group = 0; group < param_groups_.size(); ++group) {
+      of_page.update->set_options(group, param_groups_[group].options());
     }
-    if (!of_page.slices.empty()) {
-      take_over_options(of_page);
-      // The first step makes the state; later ones only temporaries.
-      const memory::SurvivorScope state(memory::Kind::kOptimizerState);
-      of_page.optimizer->step();
-    }
-    for (Slice& slice : of_page.slices) slice.values.mutable_grad().reset();
+    of_page.update->step(has_gradient);
     in_flight.push_back(parameters_.pages->start_gather(of_page.page));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
-  parameters_.pages->end_update();
-  note_changes();
-  reducer.begin_cycle();
+  end_step();
   return loss;
 }
 
-// We write through the pages, behind autograd's back: a backward over a graph from before the step
-// must still be refused.
-void ShardedOptimizer::note_changes() const {
-  const auto& parameters = parameters_.pages->parameters();
-  for (size_t index = 0; index < parameters.size(); ++index) {
-    if (!grouped_[index] || !parameters_.reducer->has_gradient(index)) continue;
-    parameters[index].parameter.tensor.unsafeGetTensorImpl()->bump_version();
+void ShardedOptimizer::end_step() {
+  std::vector<bool> updated = grouped_;
+  for (size_t index = 0; index < updated.size(); ++index) {
+    updated[index] = updated[index] && parameters_.reducer->has_gradient(index);
   }
+  parameters_.pages->end_update(updated);
+  parameters_.reducer->begin_cycle();
+  last_step_.synchronize();
+  last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {

@@ -1,10 +1,12 @@
 // Runs a torch::optim class on what this rank owns of each page, then shares the result.
 //
 // It is a torch::optim::Optimizer whose parameters and options are the user's: schedulers,
-// per-group options and add_param_group work on it as on any other. Inside, each page has an
-// optimizer of class A over the slices of its parameters that this rank owns, one slice a
-// parameter, so that state exists once over all ranks. While page k + 1 is stepped, page k's new
-// values travel.
+// per-group options and add_param_group work on it as on any other. Inside, each page has an update
+// of what this rank owns of it (zero/page_update.h): by the class itself, or by the fused form of
+// it; so state exists once over all ranks. While page k + 1 is stepped, page k's new values travel.
+//
+// On an accelerator step() enqueues, and returns at once; only the step before must have ended, so
+// the host is never more than one ahead.
 //
 // Lifetime: shares the pages and the reducer with the DataParallel that made them; either may go
 // first.
@@ -18,6 +20,9 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "memory/stream.h"
+#include "zero/class_update.h"
+#include "zero/page_update.h"
 #include "zero/sharded_parameters.h"
 
 namespace zeropage {
@@ -36,41 +41,37 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  using Factory = std::function<std::unique_ptr<torch::optim::Optimizer>(Groups)>;
+  // What is particular to A.
+  struct Algorithm {
+    std::string class_name;  // for errors and for comparing ranks
+    MakeOptimizer make_optimizer;
+    MakePageUpdate make_fused;  // empty: A has no fused form
+  };
 
-  // class_name: of A, for errors and for comparing ranks.
   // Collective: ranks must agree on groups and options.
   ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
-                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, Factory factory,
-                   std::string class_name);
+                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, Algorithm algorithm);
 
  private:
-  // A stretch of what this rank owns of one parameter.
-  struct Slice {
-    size_t parameter;
-    at::Tensor values;    // [numel], of what this rank owns of the page
-    at::Tensor gradient;  // [numel], the same of its gradient
-  };
-  struct PageOptimizer {
+  struct OfPage {
     size_t page;
-    std::vector<Slice> slices;
-    std::unique_ptr<torch::optim::Optimizer> optimizer;  // of class A; its groups mirror ours
+    std::unique_ptr<PageUpdate> update;
   };
 
+  bool updates_fused() const;
+  void make_updates();
   void check_agreement() const;
   void adopt_groups();
   std::vector<size_t> parameters_of_group(size_t group) const;
-  torch::optim::OptimizerParamGroup mirror(PageOptimizer& of_page, size_t group,
-                                           const std::vector<size_t>& parameters);
-  void take_over_options(PageOptimizer& of_page) const;
-  void note_changes() const;
+  OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
+  void end_step();
 
   const ShardedParameters parameters_;
-  const Factory factory_;
-  const std::string class_name_;
-  std::vector<PageOptimizer> page_optimizers_;
+  const Algorithm algorithm_;
+  std::vector<OfPage> updates_;
   std::vector<bool> grouped_;  // by parameter: is in a group
   size_t adopted_groups_ = 0;
+  memory::Event last_step_;  // its end
 };
 
 }  // namespace zeropage

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "memory/cpu_allocator.h"
 
 namespace zeropage {
 namespace {
@@ -12,6 +11,7 @@ ParameterPages::PageOptions page_options(const Options& options) {
   ParameterPages::PageOptions pages;
   pages.page_bytes = options.page_bytes;
   pages.ownership = ownership_of(options.stage);
+  pages.master_weights = options.master_weights;
   pages.reshard = options.reshard;
   if (!options.stage.parameters) return pages;
   pages.shard_from_bytes = options.whole_below_bytes;
@@ -32,7 +32,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
                                                 deferred);
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options.stage, pages), when);
-  return {std::move(pages), std::move(reducer)};
+  return {std::move(pages), std::move(reducer), options.update_by};
 }
 
 }  // namespace

@@ -18,6 +18,7 @@ namespace zeropage {
 struct ShardedParameters {
   std::shared_ptr<ParameterPages> pages;
   std::shared_ptr<GradientReducer> reducer;
+  UpdateBy update_by = UpdateBy::kAuto;
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed

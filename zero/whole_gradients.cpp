@@ -1,17 +1,18 @@
 #include "zero/whole_gradients.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <set>
 #include <utility>
 
 #include "memory/check.h"
 #include "memory/ledger.h"
+#include "memory/storage.h"
 
 namespace zeropage {
 namespace {
 
-// Enough that a change of all elements does not hide behind a few zeros.
+// Of a parameter: enough that a change of all elements does not hide behind a few zeros.
 constexpr int64_t kSampledElements = 16;
 
 }  // namespace
@@ -87,7 +88,7 @@ void ReplicatedGradients::replace(size_t parameter, const at::Tensor& gradient) 
 // ---- owned ----
 
 OwnedGradients::OwnedGradients(std::shared_ptr<ParameterPages> pages)
-    : WholeGradients(std::move(pages)), sample_when_reduced_(this->pages().parameters().size()) {}
+    : WholeGradients(std::move(pages)) {}
 
 comm::Pending OwnedGradients::start_reduction(size_t page) {
   return pages().world().communicator().reduce_scatter(open(page), comm::ReduceOp::kMean,
@@ -102,6 +103,8 @@ void OwnedGradients::replace(size_t parameter, const at::Tensor&) {
 }
 
 void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins&) {
+  // Whole pages are about to change, not only what was asked for.
+  take_over_changes(when_reduced_.parameters);
   std::set<size_t> of_pages;
   for (const size_t index : parameters) of_pages.insert(pages().parameters()[index].page);
   std::vector<comm::Pending> in_flight;
@@ -109,42 +112,49 @@ void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins&
     in_flight.push_back(pages().world().communicator().all_gather(open(page), describe(page)));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
-  // The whole page has changed, not only what was asked for.
-  for (size_t index = 0; index < sample_when_reduced_.size(); ++index) {
-    if (of_pages.contains(pages().parameters()[index].page)) {
-      sample_when_reduced_[index] = sample_of(index);
-    }
-  }
+  when_reduced_ = sample_of(when_reduced_.parameters);
 }
 
-// A few elements of the slot. Version counters would not do: clip_grad_norm_ changes gradients
-// behind .data().
-uint64_t OwnedGradients::sample_of(size_t parameter) const {
-  const PlacedParameter& placed = pages().parameters()[parameter];
-  const at::Tensor& slot = reduced_gradient(parameter);
-  if (slot.is_meta()) return 0;  // has no bits
-  const auto element_bytes = static_cast<int64_t>(slot.element_size());
-  const auto* page = static_cast<const char*>(slot.storage().data());
-  const int64_t stride = std::max<int64_t>(1, placed.range.numel() / kSampledElements);
-  uint64_t hash = 0;
-  for (int64_t at = placed.range.begin; at < placed.range.end; at += stride) {
-    uint64_t bits = 0;
-    std::memcpy(&bits, page + at * element_bytes, static_cast<size_t>(element_bytes));
-    hash = (hash ^ bits) * 0x9E3779B97F4A7C15ULL;
+// Version counters would not do: clip_grad_norm_ changes gradients behind .data().
+OwnedGradients::Sample OwnedGradients::sample_of(const std::vector<size_t>& parameters) const {
+  Sample sample{.parameters = parameters, .begins = {0}};
+  std::vector<at::Tensor> bits;
+  for (const size_t index : parameters) {
+    const PlacedParameter& placed = pages().parameters()[index];
+    const int64_t stride = std::max<int64_t>(1, placed.range.numel() / kSampledElements);
+    const at::Tensor elements = memory::whole_storage(reduced_gradient(index))
+                                    .slice(0, placed.range.begin, placed.range.end, stride);
+    bits.push_back(elements.clone(at::MemoryFormat::Contiguous).view(at::kByte));
+    sample.begins.push_back(sample.begins.back() + bits.back().numel());
   }
-  return hash;
+  if (!bits.empty()) sample.bits = at::cat(bits);
+  return sample;
 }
 
 void OwnedGradients::note_reduced(const std::vector<size_t>& parameters) {
-  for (const size_t index : parameters) sample_when_reduced_[index] = sample_of(index);
+  when_reduced_ = sample_of(parameters);
 }
 
+// On an accelerator this waits for backward: what the check finds must not reach the optimizer.
 void OwnedGradients::take_over_changes(const std::vector<size_t>& parameters) {
-  for (const size_t index : parameters) {
-    ZP_CHECK(sample_of(index) == sample_when_reduced_[index], "parameter \"", name_of(index),
-             "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this "
-             "stage it is the mean gradient only in this rank's shard, so every rank would scale "
-             "differently; use stage 0, 2 or 3 to change gradients by hand");
+  std::vector<size_t> both;
+  std::set_intersection(when_reduced_.parameters.begin(), when_reduced_.parameters.end(),
+                        parameters.begin(), parameters.end(), std::back_inserter(both));
+  // On the meta device there are no bits.
+  if (both.empty() || when_reduced_.bits.is_meta()) return;
+  const Sample now = sample_of(when_reduced_.parameters);
+  if (now.bits.equal(when_reduced_.bits)) return;
+  for (size_t position = 0; position < now.parameters.size(); ++position) {
+    const auto of = [&](const Sample& sample) {
+      return sample.bits.slice(0, now.begins[position], now.begins[position + 1]);
+    };
+    const size_t index = now.parameters[position];
+    ZP_CHECK(
+        !std::binary_search(both.begin(), both.end(), index) || of(now).equal(of(when_reduced_)),
+        "parameter \"", name_of(index),
+        "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this "
+        "stage it is the mean gradient only in this rank's shard, so every rank would scale "
+        "differently; use stage 0, 2 or 3 to change gradients by hand");
   }
 }
 

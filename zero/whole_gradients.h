@@ -64,9 +64,15 @@ class OwnedGradients final : public WholeGradients {
   void take_over_changes(const std::vector<size_t>& parameters) override;
 
  private:
-  uint64_t sample_of(size_t parameter) const;
+  // A few elements of some parameters' slots, as bits.
+  struct Sample {
+    std::vector<size_t> parameters;
+    at::Tensor bits;              // [of all, one after the other], bytes
+    std::vector<int64_t> begins;  // by position in `parameters`, and the end
+  };
+  Sample sample_of(const std::vector<size_t>& parameters) const;
 
-  std::vector<uint64_t> sample_when_reduced_;  // by parameter: of the slot's bits
+  Sample when_reduced_;
 };
 
 }  // namespace zeropage

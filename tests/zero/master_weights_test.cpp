@@ -1,0 +1,201 @@
+// fp32 master weights behind parameters in a lower precision.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/testing.h"
+#include "tests/harness/errors.h"
+#include "tests/harness/ranks.h"
+#include "tests/harness/reference.h"
+#include "tests/harness/tiny_models.h"
+#include "zero/zeropage.h"
+
+namespace zeropage {
+namespace {
+
+using namespace zeropage::testing;
+using memory::Kind;
+using memory::operator""_KiB;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+constexpr int kSteps = 4;
+
+template <typename Module>
+Module make_low(torch::ScalarType dtype) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(7);
+  Module module;
+  module->to(dtype);
+  return module;
+}
+
+Samples low_samples(int rank, int step, torch::ScalarType dtype) {
+  const Samples samples = samples_of(rank, step);
+  return {samples.inputs.to(dtype), samples.targets.to(dtype)};
+}
+
+// The mean of gradients in a low precision: added in fp32 in the tree's order, rounded once,
+// divided once.
+torch::Tensor low_mean(const std::vector<torch::Tensor>& by_rank) {
+  if (by_rank.size() == 1) return by_rank.front();
+  std::vector<torch::Tensor> wide;
+  for (const torch::Tensor& gradient : by_rank) wide.push_back(gradient.to(torch::kFloat));
+  std::function<torch::Tensor(size_t, size_t)> sum = [&](size_t low, size_t high) {
+    if (high - low == 1) return wide[low];
+    size_t half = 1;
+    while (half * 2 < high - low) half *= 2;
+    return sum(low, low + half) + sum(low + half, high);
+  };
+  return (sum(0, wide.size()) / static_cast<int64_t>(wide.size()))
+      .to(by_rank.front().scalar_type());
+}
+
+// N copies of the module and of fp32 masters, each master stepped by the plain class.
+template <typename Module>
+std::vector<torch::Tensor> train_masters(int ranks, torch::ScalarType dtype) {
+  std::vector<Module> modules;
+  for (int rank = 0; rank < ranks; ++rank) modules.push_back(make_low<Module>(dtype));
+  std::vector<torch::Tensor> masters;
+  for (const auto& parameter : distinct_parameters(modules[0])) {
+    masters.push_back(parameter.detach().to(torch::kFloat).requires_grad_());
+  }
+  AdamW optimizer(masters, AdamWOptions(0.01));
+  for (int step = 0; step < kSteps; ++step) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      Module& module = modules[static_cast<size_t>(rank)];
+      module->zero_grad();
+      const Samples samples = low_samples(rank, step, dtype);
+      loss_of(module->forward(samples.inputs), samples).backward();
+    }
+    for (size_t index = 0; index < masters.size(); ++index) {
+      std::vector<torch::Tensor> gradients;
+      for (Module& module : modules) {
+        const auto& gradient = distinct_parameters(module)[index].grad();
+        if (gradient.defined()) gradients.push_back(gradient);
+      }
+      if (gradients.empty()) continue;
+      masters[index].mutable_grad() = low_mean(gradients).to(torch::kFloat);
+    }
+    optimizer.step();
+    const torch::NoGradGuard no_grad;
+    for (Module& module : modules) {
+      const auto parameters = distinct_parameters(module);
+      for (size_t index = 0; index < masters.size(); ++index) {
+        if (parameters[index].requires_grad()) parameters[index].copy_(masters[index]);
+      }
+    }
+  }
+  std::vector<torch::Tensor> result;
+  for (const auto& parameter : modules[0]->parameters()) result.push_back(parameter.detach());
+  return result;
+}
+
+class MasterWeightsTest : public ::testing::TestWithParam<std::tuple<int, int, torch::ScalarType>> {
+ protected:
+  int ranks() const { return std::get<0>(GetParam()); }
+  torch::ScalarType dtype() const { return std::get<2>(GetParam()); }
+  Options options() const {
+    Options options;
+    options.stage = stage_of(std::get<1>(GetParam()));
+    options.page_bytes = 4_KiB;
+    options.master_weights = true;
+    return options;
+  }
+  void train(DataParallelBase& model, torch::optim::Optimizer& optimizer,
+             const std::function<torch::Tensor(const torch::Tensor&)>& forward, int step) const {
+    const Samples samples = low_samples(model.world().rank(), step, dtype());
+    optimizer.zero_grad();
+    loss_of(forward(samples.inputs), samples).backward();
+    optimizer.step();
+  }
+};
+
+TEST_P(MasterWeightsTest, AreWhatTheClassUpdatesAndRoundIntoTheParameters) {
+  at::set_num_threads(1);
+  const auto expected = train_masters<Oddball>(ranks(), dtype());
+  run_ranks(ranks(), [&](comm::World& world) {
+    DataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    for (int step = 0; step < kSteps; ++step) {
+      train(
+          model, optimizer, [&](const auto& x) { return model(x); }, step);
+    }
+    EXPECT_TRUE(same_bits(expected, model.parameters())) << "rank " << world.rank();
+  });
+}
+
+TEST_P(MasterWeightsTest, KeepUpdatesThatAreTooSmallForTheParameters) {
+  run_ranks(ranks(), [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_low<Oddball>(dtype())->first, world, options());
+    {
+      const torch::NoGradGuard no_grad;
+      model->weight.fill_(1.0);
+    }
+    // 1 - 2^-11 is 1 in both low precisions, rounded; after eight steps it is less.
+    Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(1.0 / 2048));
+    for (int step = 0; step < 8; ++step) {
+      optimizer.zero_grad();
+      model->weight.sum().backward();
+      optimizer.step();
+      if (step == 0) {
+        EXPECT_TRUE(model->weight.eq(1.0).all().item<bool>() || dtype() == torch::kHalf);
+      }
+    }
+    const float expected =
+        torch::full({}, 1.0 - 8.0 / 2048).to(dtype()).to(torch::kFloat).item<float>();
+    EXPECT_TRUE(model->weight.to(torch::kFloat).eq(expected).all().item<bool>());
+  });
+}
+
+TEST_P(MasterWeightsTest, TakeOverWhatIsWrittenToParameters) {
+  run_ranks(ranks(), [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_low<Oddball>(dtype())->first, world, options());
+    Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.5));
+    const auto step = [&] {
+      optimizer.zero_grad();
+      model->weight.sum().backward();
+      optimizer.step();
+    };
+    step();
+    {
+      const torch::NoGradGuard no_grad;
+      model->weight.fill_(4.0);
+    }
+    step();
+    EXPECT_TRUE(model->weight.eq(3.5).all().item<bool>()) << model->weight;
+  });
+}
+
+TEST_P(MasterWeightsTest, CostFourBytesForEachElementThatThisRankOwns) {
+  run_ranks(ranks(), [&](comm::World& world) {
+    DataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
+    const ParameterPages& pages = *model.sharded_parameters().pages;
+    int64_t expected = 0;
+    for (size_t page = 0; page < pages.layouts().size(); ++page) {
+      if (pages.layouts()[page].requires_grad) expected += 4 * pages.owned(page).numel();
+    }
+    EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, expected);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(RanksStagesDtypes, MasterWeightsTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(0, 1, 2, 3),
+                                            ::testing::Values(torch::kBFloat16, torch::kHalf)),
+                         [](const auto& info) {
+                           return c10::str("Ranks", std::get<0>(info.param), "Stage",
+                                           std::get<1>(info.param), std::get<2>(info.param));
+                         });
+
+TEST(MasterWeightsTest, AreNotMadeForParametersInFullPrecision) {
+  run_ranks(1, [](comm::World& world) {
+    Options options;
+    options.master_weights = true;
+    const DataParallel<torch::nn::Linear> model(torch::nn::Linear(7, 7), world, options);
+    EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, 0);
+  });
+}
+
+}  // namespace
+}  // namespace zeropage

@@ -1,0 +1,59 @@
+// What updates the part of a page that this rank owns, once its gradient is there.
+//
+// Threads: the training thread. On an accelerator updates are enqueued to its current stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/optim/optimizer.h>
+
+#include "zero/shard_layout.h"
+
+namespace zeropage {
+
+// The part of a page that this rank owns. Always the same memory.
+struct OwnedPart {
+  at::Tensor values;    // [owned numel]: the parameters', or their fp32 master weights
+  at::Tensor gradient;  // [owned numel], of the page's dtype
+  at::Tensor
+      copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
+                 // undefined where there are none
+};
+
+// What of it is one parameter's.
+struct OwnedSlice {
+  size_t parameter = 0;
+  Range range;  // in the owned part
+  // Elements after it that belong to nothing and are zero, in values and gradient.
+  int64_t padding = 0;
+};
+
+// A parameter group of the user, as far as it lies in the owned part.
+struct OwnedGroup {
+  std::vector<OwnedSlice> slices;
+  std::unique_ptr<torch::optim::OptimizerOptions> options;
+};
+
+class PageUpdate {
+ public:
+  virtual ~PageUpdate() = default;
+  PageUpdate(const PageUpdate&) = delete;
+  PageUpdate& operator=(const PageUpdate&) = delete;
+
+  virtual void add_groups(std::vector<OwnedGroup> groups) = 0;
+  // The options of a group from the next step on; groups are counted as they were added.
+  virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
+  // Leaves parameters without a gradient alone, and their state.
+  virtual void step(const std::function<bool(size_t parameter)>& has_gradient) = 0;
+
+ protected:
+  PageUpdate() = default;
+};
+
+using MakePageUpdate = std::function<std::unique_ptr<PageUpdate>(OwnedPart)>;
+
+}  // namespace zeropage

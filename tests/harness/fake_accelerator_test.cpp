@@ -1,7 +1,10 @@
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 
-#include <atomic>
+#include <algorithm>
+#include <chrono>
 #include <functional>
+#include <limits>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -73,6 +76,8 @@ MakeOptimizer adamw() {
   };
 }
 
+constexpr int kSteps = 3;
+
 // The losses and then the parameters, on the host.
 template <typename Module>
 Tensors train(const Training<Module>& training, const MakeOptimizer& make_optimizer,
@@ -81,10 +86,11 @@ Tensors train(const Training<Module>& training, const MakeOptimizer& make_optimi
   module->to(device);
   const auto optimizer = make_optimizer(distinct_parameters(module));
   Tensors results;
-  for (int step = 0; step < 3; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     optimizer->zero_grad();
     const Tensor loss = training.loss(module, step, device);
     loss.backward();
+    torch::nn::utils::clip_grad_norm_(module->parameters(), 0.5);
     optimizer->step();
     results.push_back(loss.detach());
   }
@@ -108,11 +114,16 @@ class FakeAcceleratorTest : public ::testing::Test {
 
   template <typename Module>
   static void expect_bits_of_cpu(const Training<Module>& training,
-                                 const MakeOptimizer& make_optimizer) {
+                                 const MakeOptimizer& make_optimizer, int64_t other_syncs = 0) {
     const Tensors expected = train(training, make_optimizer, torch::kCPU);
     reset_fake_counters();
     EXPECT_TRUE(same_bits(expected, train(training, make_optimizer, fake_device())));
     EXPECT_EQ(fake_counters().not_async, 0);
+    // One stream needs no event; the host waits to read the results, and the gradients' norm.
+    EXPECT_EQ(fake_counters().record_stream, 0);
+    const auto read_back = std::count_if(expected.begin(), expected.end(),
+                                         [](const Tensor& one) { return one.numel() > 0; });
+    EXPECT_EQ(fake_counters().host_syncs, read_back + kSteps + other_syncs);
     for (const uint64_t seed : {1, 2}) {
       set_fake_delays(seed, std::chrono::microseconds(100));
       EXPECT_TRUE(same_bits(expected, train(training, make_optimizer, fake_device(3))));
@@ -167,7 +178,12 @@ TEST_F(FakeAcceleratorTest, TrainsOddParametersToTheBitsOfTheCpu) {
 }
 
 TEST_F(FakeAcceleratorTest, TrainsMultiheadAttentionToTheBitsOfTheCpu) {
-  expect_bits_of_cpu(regression<Transformer>(), adamw());
+  // Each of three layers compares query, key and value by torch::equal().
+  expect_bits_of_cpu(regression<Transformer>(), adamw(), /*other_syncs=*/kSteps * 3 * 2);
+}
+
+TEST_F(FakeAcceleratorTest, TrainsAConvolutionNetToTheBitsOfTheCpu) {
+  expect_bits_of_cpu(regression<ConvNet>(), sgd());
 }
 
 TEST_F(FakeAcceleratorTest, TrainsAGptToTheBitsOfTheCpu) {
@@ -176,6 +192,66 @@ TEST_F(FakeAcceleratorTest, TrainsAGptToTheBitsOfTheCpu) {
 
 TEST_F(FakeAcceleratorTest, TrainsAGptWithAdamWToTheBitsOfTheCpu) {
   expect_bits_of_cpu(language(), adamw());
+}
+
+// Operators of several kinds: out=, in place, of lists, of indices, with and without meta kernels.
+Tensors mixture(torch::Device device) {
+  torch::manual_seed(3);
+  const Tensor x = torch::randn({4, 6}).to(device);
+  const Tensor rows = torch::tensor({2, 0}).to(device);
+  Tensor y = x.t().contiguous();
+  y.select(0, 1).mul_(2).add_(x.select(1, 0));
+  y.index_put_({rows}, torch::ones({2, 4}, device));
+  y.masked_fill_(y > 1, 0.5);
+  Tensor out = torch::empty({0}, device);
+  torch::matmul_out(out, x, y);
+  const auto [values, indices] = out.topk(2);
+  Tensor positive = torch::empty({0}, device);
+  at::masked_select_out(positive, x, x > 0);
+  Tensor logits = torch::empty({0}, device);
+  at::hardswish_out(logits, x);
+  Tensors list = {x.clone(), y.clone()};
+  at::_foreach_add_(list, 1.5);
+  at::_foreach_mul_(list, at::_foreach_sqrt(at::_foreach_abs(list)));
+  return {y,
+          out,
+          values,
+          indices,
+          positive,
+          logits,
+          list[0],
+          list[1],
+          torch::cat({x, x.flip(0)}),
+          torch::stack({x, x.roll(1, 0)}, 1),
+          torch::where(x > 0, x, torch::zeros({1}, device)),
+          x.var(1),
+          x.std(),
+          x.max(),
+          std::get<1>(x.sort(1, /*descending=*/true)),
+          x.masked_select(x > 0),
+          x.index({rows, torch::indexing::Slice(1, 4)}),
+          x.index({x > 0}),
+          torch::einsum("ij,kj->ik", {x, x}),
+          x.cumsum(0).to(torch::kDouble),
+          torch::addr(torch::zeros({6, 6}, device), x[0], x[1]),
+          torch::one_hot(rows, 4),
+          x.floor_divide(0.3),
+          torch::linspace(0, 1, 5, device),
+          torch::arange(7, device),
+          torch::eye(3, device).tril()};
+}
+
+TEST_F(FakeAcceleratorTest, RunsOperatorsOfEveryKind) {
+  set_fake_delays(8, std::chrono::microseconds(50));
+  Tensors found = mixture(fake_device());
+  for (Tensor& tensor : found) tensor = tensor.cpu();
+  EXPECT_TRUE(same_bits(mixture(torch::kCPU), found));
+}
+
+TEST_F(FakeAcceleratorTest, DropsOut) {
+  const Tensor dropped = torch::dropout(torch::ones({1000}, fake_device()), 0.5, /*train=*/true);
+  EXPECT_TRUE(dropped.eq(0).logical_or(dropped.eq(2)).all().item<bool>());
+  EXPECT_GT(dropped.sum().item<float>(), 0);
 }
 
 TEST_F(FakeAcceleratorTest, MultipliesInBfloat16) {

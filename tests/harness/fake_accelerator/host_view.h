@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <unordered_map>
 
 #include <ATen/core/ivalue.h>
@@ -17,6 +18,19 @@ at::Tensor meta_view(const at::Tensor& tensor);
 
 // A copy of a CPU tensor that no ledger of a rank sees.
 at::Tensor host_snapshot(const at::Tensor& tensor);
+
+// Visits the defined tensors of an argument.
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) visit(tensor);
+  } else if (value.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor> tensor : value.toOptionalTensorList())
+      if (tensor && tensor->defined()) visit(*tensor);
+  }
+}
 
 // Maps tensors, one and the same to one and the same; undefined ones to themselves.
 class TensorMap {

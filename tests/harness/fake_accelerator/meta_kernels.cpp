@@ -53,10 +53,26 @@ Tensor floor_divide(const Tensor& self, const Tensor& other) {
                    self.options().dtype(at::result_type(self, other)));
 }
 
+Tensor& like_out(const Tensor& self, Tensor& out) {
+  out.resize_(self.sizes());
+  return out;
+}
+
+Tensor& broadcast_out(const Tensor& self, const Tensor& other, Tensor& out) {
+  out.resize_(at::infer_size(self.sizes(), other.sizes()));
+  return out;
+}
+
 }  // namespace
 
 void add_meta_kernels(torch::Library& aten_meta) {
   aten_meta.impl("isnan", &isnan);
+  aten_meta.impl("abs.out", &like_out);
+  aten_meta.impl("logical_not.out", &like_out);
+  aten_meta.impl("logical_and.out", &broadcast_out);
+  aten_meta.impl("logical_or.out", &broadcast_out);
+  aten_meta.impl("logical_xor.out", &broadcast_out);
+  aten_meta.impl("floor_divide.out", &broadcast_out);
   aten_meta.impl("dot", &dot);
   aten_meta.impl("max", &scalar_like);
   aten_meta.impl("min", &scalar_like);

@@ -4,7 +4,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -15,6 +14,7 @@
 #include "tests/harness/fake_accelerator/counters.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/fake_accelerator/host_view.h"
+#include "tests/harness/fake_accelerator/operator_manner.h"
 #include "tests/harness/fake_accelerator/stream.h"
 
 namespace zeropage::testing {
@@ -23,43 +23,6 @@ namespace {
 using at::Tensor;
 using c10::IValue;
 using torch::jit::Stack;
-
-template <typename Visit>
-void for_each_tensor(const IValue& value, Visit visit) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) visit(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const Tensor& tensor : value.toTensorList()) visit(tensor);
-  } else if (value.isOptionalTensorList()) {
-    for (const std::optional<Tensor> tensor : value.toOptionalTensorList())
-      if (tensor && tensor->defined()) visit(*tensor);
-  }
-}
-
-// Where the operator runs. As on a GPU, tensors of several devices do not mix, but for numbers and
-// indices on the host.
-c10::Device device_of(const c10::FunctionSchema& schema, const Stack& arguments) {
-  const std::string_view name = schema.name();
-  const bool indexes = name.find("index") != std::string_view::npos;
-  std::optional<c10::Device> device;
-  const auto see = [&](const Tensor& tensor) {
-    if (tensor.is_cpu()) return;
-    if (!device) device = tensor.device();
-    TORCH_CHECK(*device == tensor.device(), name, ": tensors on ", *device, " and on ",
-                tensor.device());
-  };
-  for (const IValue& argument : arguments) for_each_tensor(argument, see);
-  for (const IValue& argument : arguments)
-    if (!device && argument.isDevice()) device = argument.toDevice();
-  TORCH_CHECK(device && device->is_privateuseone(), name, ": no argument is on a fake device");
-  for (const IValue& argument : arguments) {
-    for_each_tensor(argument, [&](const Tensor& tensor) {
-      TORCH_CHECK(!tensor.is_cpu() || tensor.dim() == 0 || indexes, name, ": tensors on ", *device,
-                  " and on cpu");
-    });
-  }
-  return *device;
-}
 
 Tensor for_host(const Tensor& tensor) {
   return tensor.is_cpu() ? host_snapshot(tensor) : host_view(tensor);
@@ -80,29 +43,6 @@ class Quiet {
   }
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
-
-enum class Manner { kAsync, kReadsValues, kCannotBeAsync };
-
-// An operator that may drop out, but is told not to, draws no numbers.
-bool draws_numbers(const c10::OperatorHandle& op, const Stack& arguments) {
-  if (!op.hasTag(at::Tag::nondeterministic_seeded)) return false;
-  const std::optional<int> dropout = op.schema().argumentIndexWithName("dropout_p");
-  return !dropout || arguments[static_cast<size_t>(*dropout)].toDouble() > 0;
-}
-
-Manner manner_of(const c10::OperatorHandle& op, const Stack& arguments) {
-  const auto& returns = op.schema().returns();
-  const bool returns_values = std::any_of(returns.begin(), returns.end(), [](const auto& one) {
-    return !one.type()->isSubtypeOf(*c10::OptionalType::ofTensor()) &&
-           !one.type()->isSubtypeOf(*c10::ListType::ofTensors());
-  });
-  if (returns_values || op.hasTag(at::Tag::dynamic_output_shape) ||
-      op.hasTag(at::Tag::data_dependent_output))
-    return Manner::kReadsValues;
-  // One generator serves all, so draws keep the host's order.
-  if (draws_numbers(op, arguments)) return Manner::kCannotBeAsync;
-  return Manner::kAsync;
-}
 
 class Call {
  public:
@@ -212,9 +152,10 @@ class Call {
     for_each_tensor(to, [&](const Tensor& tensor) { tensor.copy_(sources.at(next++)); });
   }
 
-  // An out= argument as the kernel sees it, and the memory that its values belong to: some kernels
-  // resize the argument on the way (mse_loss).
+  // A written argument as the kernel sees it, and the memory that its values belong to: some
+  // kernels resize an out= argument on the way (mse_loss).
   struct Written {
+    Tensor argument;
     Tensor seen;
     Tensor home;
   };
@@ -224,20 +165,23 @@ class Call {
     for (size_t index = 0; index < arguments_.size(); ++index) {
       const at::AliasInfo* alias = op_.schema().arguments()[index].alias_info();
       if (alias == nullptr || !alias->isWrite() || !arguments_[index].isTensor()) continue;
-      found.push_back({host_arguments[index].toTensor(), host_view(arguments_[index].toTensor())});
+      const Tensor& argument = arguments_[index].toTensor();
+      found.push_back({argument, host_arguments[index].toTensor(), host_view(argument)});
     }
     return found;
   }
 
   static void bring_home(const std::vector<Written>& written) {
-    for (const auto& [seen, home] : written)
-      if (seen.const_data_ptr() != home.const_data_ptr()) home.copy_(seen);
+    for (const Written& one : written)
+      if (one.seen.const_data_ptr() != one.home.const_data_ptr()) one.home.copy_(one.seen);
   }
 
   void start(const Stack& results) const {
     TensorMap to_host(c10::DeviceType::CPU, &for_host);
     Stack arguments = to_host.all(arguments_);
     std::vector<Written> outs = written(arguments);
+    // What is queued keeps no memory alive.
+    for (Written& one : outs) one.argument = Tensor();
     enqueue([op = op_, arguments = std::move(arguments), outs = std::move(outs),
              to = host_results(results)] {
       const Quiet quiet;
@@ -256,6 +200,7 @@ class Call {
     const auto outcome = std::make_shared<Outcome>();
     TensorMap to_host(c10::DeviceType::CPU, &for_host);
     outcome->stack = to_host.all(arguments_);
+    std::vector<Written> outs = written(outcome->stack);
     enqueue([op = op_, outcome] {
       try {
         op.callBoxed(&outcome->stack);
@@ -267,7 +212,13 @@ class Call {
     rethrow_task_error(device_.index());
     if (outcome->error) std::rethrow_exception(outcome->error);
     Stack results = make_results(outcome->stack);
-    stream().enqueue("a result", [outcome, to = host_results(results)] {
+    for (Written& one : outs) {
+      if (one.seen.sizes() != one.argument.sizes()) one.argument.resize_(one.seen.sizes());
+      one.home = host_view(one.argument);
+      one.argument = Tensor();
+    }
+    stream().enqueue("a result", [outcome, outs = std::move(outs), to = host_results(results)] {
+      bring_home(outs);
       for (size_t index = 0; index < to.size(); ++index) copy(to[index], outcome->stack[index]);
     });
     return results;

@@ -64,8 +64,10 @@ bool makes_views(const c10::FunctionSchema& schema) {
 }
 
 // Where the CPU has a kernel of its own and others compose the operator of several, the bits may
-// differ: layer norm, group norm.
+// differ: layer norm, group norm. Convolutions choose their kernel by the device.
 void prefer_cpu_kernels(Library& aten) {
+  aten.impl("convolution", on_stream());
+  aten.impl("convolution_backward", on_stream());
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);

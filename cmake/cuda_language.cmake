@@ -8,10 +8,11 @@ if(NOT ZEROPAGE_NVCC)
                       "or build the CPU runtime: cmake --preset release")
 endif()
 set(CMAKE_CUDA_COMPILER ${ZEROPAGE_NVCC})
-# CMake 3.25 does not know that nvcc 13 has it.
-string(APPEND CMAKE_CUDA_FLAGS " -std=c++20")
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()
 enable_language(CUDA)
+# CMake 3.25 does not know that nvcc 13 has it.
+set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)

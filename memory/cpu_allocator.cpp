@@ -3,7 +3,6 @@
 #include <atomic>
 #include <malloc.h>
 #include <new>
-#include <unordered_set>
 #include <utility>
 
 #include <c10/core/Allocator.h>
@@ -11,21 +10,16 @@
 #include <c10/core/impl/alloc_cpu.h>
 
 #include "memory/bytes.h"
+#include "memory/charged_block.h"
 #include "memory/check.h"
 #include "memory/mapping_pool.h"
 
 namespace zeropage::memory {
 namespace {
 
-struct BlockHeader;
-using BlockSet = std::unordered_set<BlockHeader*>;
-
 struct BlockHeader {
-  size_t bytes;
   size_t mapped_bytes;  // 0 for a block of the heap
-  Kind kind;
-  std::shared_ptr<Ledger> ledger;
-  std::atomic<BlockSet*> survivors;  // the SurvivorScope's set that this block is in, or null
+  ChargedBlock charge;
 };
 
 // Keeps the data behind the header as aligned as LibTorch's own blocks.
@@ -42,13 +36,6 @@ MappingPool& mappings() {
 }
 
 std::atomic<int64_t> allocated_bytes{0};
-thread_local BlockSet* survivors_of_thread = nullptr;
-
-// Guards every BlockSet: a block may be freed on another thread than the scope's.
-std::mutex& survivors_mutex() {
-  static auto* const instance = new std::mutex;
-  return *instance;
-}
 
 BlockHeader* header_of(void* data) {
   return reinterpret_cast<BlockHeader*>(static_cast<char*>(data) - kHeaderBytes);
@@ -57,12 +44,7 @@ BlockHeader* header_of(void* data) {
 void release(void* data) {
   if (data == nullptr) return;
   BlockHeader* header = header_of(data);
-  if (header->survivors.load(std::memory_order_acquire) != nullptr) {
-    std::lock_guard lock(survivors_mutex());
-    if (BlockSet* set = header->survivors.load(std::memory_order_relaxed)) set->erase(header);
-  }
-  header->ledger->discharge(header->kind, static_cast<int64_t>(header->bytes));
-  allocated_bytes.fetch_sub(static_cast<int64_t>(header->bytes), std::memory_order_relaxed);
+  allocated_bytes.fetch_sub(header->charge.bytes(), std::memory_order_relaxed);
   c10::profiledCPUMemoryReporter().Delete(data);
   const size_t mapped_bytes = header->mapped_bytes;
   header->~BlockHeader();
@@ -91,13 +73,7 @@ class LedgerCpuAllocator final : public c10::Allocator {
     const c10::Device host(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, host};
     const MappingPool::Block block = take(bytes + kHeaderBytes);
-    auto* header = new (block.data)
-        BlockHeader{bytes, block.bytes, current_kind(), Ledger::current(), survivors_of_thread};
-    if (survivors_of_thread != nullptr) {
-      std::lock_guard lock(survivors_mutex());
-      survivors_of_thread->insert(header);
-    }
-    header->ledger->charge(header->kind, static_cast<int64_t>(bytes));
+    new (block.data) BlockHeader{block.bytes, {static_cast<int64_t>(bytes), host.type()}};
     allocated_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     void* data = static_cast<char*>(block.data) + kHeaderBytes;
     c10::profiledCPUMemoryReporter().New(data, bytes);
@@ -130,37 +106,8 @@ void return_idle_memory() {
   malloc_trim(/*pad=*/0);
 }
 
-bool assign(const at::Tensor& tensor, Kind kind) {
-  const c10::DataPtr& data = tensor.storage().data_ptr();
-  if (data.get() == nullptr || data.get_deleter() != &release) return false;
-  BlockHeader* header = header_of(data.get_context());
-  const auto bytes = static_cast<int64_t>(header->bytes);
-  const std::shared_ptr<Ledger>& target = Ledger::current();
-  if (header->ledger == target) {
-    target->rename(header->kind, kind, bytes);
-  } else {
-    header->ledger->discharge(header->kind, bytes);
-    target->charge(kind, bytes);
-    header->ledger = target;
-  }
-  header->kind = kind;
-  return true;
-}
-
-SurvivorScope::SurvivorScope(Kind survivors)
-    : survivors_(survivors), temporaries_(Kind::kStaging), before_(survivors_of_thread) {
-  blocks_ = survivors_of_thread = new BlockSet;
-}
-
-SurvivorScope::~SurvivorScope() {
-  std::unique_ptr<BlockSet> blocks(static_cast<BlockSet*>(blocks_));
-  std::lock_guard lock(survivors_mutex());
-  for (BlockHeader* header : *blocks) {
-    header->ledger->rename(header->kind, survivors_, static_cast<int64_t>(header->bytes));
-    header->kind = survivors_;
-    header->survivors.store(nullptr, std::memory_order_release);
-  }
-  survivors_of_thread = static_cast<BlockSet*>(before_);
+ChargedBlock* host_block_of(const c10::DataPtr& data) {
+  return data.get_deleter() == &release ? &header_of(data.get_context())->charge : nullptr;
 }
 
 }  // namespace zeropage::memory

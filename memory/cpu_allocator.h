@@ -8,7 +8,9 @@
 
 #include <cstdint>
 
-#include "memory/ledger.h"
+#include <c10/core/Allocator.h>
+
+#include "memory/charged_block.h"
 
 namespace zeropage::memory {
 
@@ -20,21 +22,8 @@ int64_t host_allocated_bytes();
 // that holds much less than before.
 void return_idle_memory();
 
-// What the calling thread allocates while it lives is kStaging; what outlives the scope then
-// becomes `survivors`. For code of others that makes state and temporaries in one go, such as an
-// optimizer's first step.
-class SurvivorScope {
- public:
-  explicit SurvivorScope(Kind survivors);
-  ~SurvivorScope();
-  SurvivorScope(const SurvivorScope&) = delete;
-  SurvivorScope& operator=(const SurvivorScope&) = delete;
-
- private:
-  Kind survivors_;
-  KindScope temporaries_;
-  void* before_;  // the enclosing scope's set of blocks
-  void* blocks_;  // this scope's set of blocks
-};
+// The block that LibTorch's CPU allocator handed out, or null for memory from elsewhere (from_blob,
+// a page).
+ChargedBlock* host_block_of(const c10::DataPtr& data);
 
 }  // namespace zeropage::memory

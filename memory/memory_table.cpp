@@ -21,17 +21,18 @@ void write_row(std::ostream& out, std::string_view label, const std::vector<std:
 
 }  // namespace
 
-std::string memory_table(std::span<const MemoryColumn> columns, const MemoryColumn& formula) {
+std::string memory_table(std::span<const MemoryColumn> columns,
+                         const std::optional<MemoryColumn>& formula) {
   std::ostringstream out;
   std::vector<std::string> cells;
   for (const MemoryColumn& column : columns) cells.push_back(column.title);
-  cells.push_back(formula.title);
+  if (formula) cells.push_back(formula->title);
   write_row(out, "", cells);
 
   const auto add_row = [&](std::string_view label, auto&& value_of, bool has_formula) {
     cells.clear();
     for (const MemoryColumn& column : columns) cells.push_back(format_bytes(value_of(column)));
-    cells.push_back(has_formula ? format_bytes(value_of(formula)) : "-");
+    if (formula) cells.push_back(has_formula ? format_bytes(value_of(*formula)) : "-");
     write_row(out, label, cells);
   };
   for (size_t index = 0; index < kKindCount; ++index) {
@@ -40,7 +41,7 @@ std::string memory_table(std::span<const MemoryColumn> columns, const MemoryColu
     const bool empty = std::all_of(columns.begin(), columns.end(), [&](const MemoryColumn& column) {
       return column.breakdown[kind] == 0;
     });
-    if (empty && formula.breakdown[kind] == 0) continue;
+    if (empty && (!formula || formula->breakdown[kind] == 0)) continue;
     Breakdown only_this_kind;
     only_this_kind[kind] = 1;
     add_row(name(kind), value_of, only_this_kind.persistent() == 1);

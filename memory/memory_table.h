@@ -1,6 +1,7 @@
 // The ledger's table, for people: a row a kind, a column a rank, the formula beside it.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -18,7 +19,8 @@ struct MemoryColumn {
 
 // Rows of kinds that no column has are left out; "persistent" and "total" close the table.
 // `formula` is the last column, with "-" where no formula speaks: of activations, and so of the
-// total.
-std::string memory_table(std::span<const MemoryColumn> columns, const MemoryColumn& formula);
+// total. None: no such column.
+std::string memory_table(std::span<const MemoryColumn> columns,
+                         const std::optional<MemoryColumn>& formula = std::nullopt);
 
 }  // namespace zeropage::memory

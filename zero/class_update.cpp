@@ -6,7 +6,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "memory/cpu_allocator.h"
+#include "memory/charged_block.h"
 
 namespace zeropage {
 namespace {

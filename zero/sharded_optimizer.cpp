@@ -7,7 +7,6 @@
 #include <torch/serialize/archive.h>
 
 #include "memory/check.h"
-#include "memory/cpu_allocator.h"
 
 namespace zeropage {
 namespace {

@@ -151,7 +151,8 @@ std::string table(const Flags& flags, const RunFigures& run,
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage " << flags.stage
       << ", " << ranks.size() << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
-      << zeropage::memory::memory_table(columns, {"formula", expected, expected.persistent()});
+      << zeropage::memory::memory_table(
+             columns, zeropage::memory::MemoryColumn{"formula", expected, expected.persistent()});
   out << "resident over base      ";
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     const RankMemory& memory = ranks[rank].memory;

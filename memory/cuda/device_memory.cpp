@@ -1,0 +1,66 @@
+#include "memory/device_memory.h"
+
+#include <fstream>
+#include <iostream>
+#include <mutex>
+
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <torch/csrc/cuda/memory_snapshot.h>
+
+#include "memory/check.h"
+
+namespace zeropage::memory {
+namespace {
+
+namespace allocator = c10::cuda::CUDACachingAllocator;
+
+// Called under the allocator's lock: allocates nothing there.
+void track(const allocator::TraceEntry& entry) {
+  const auto* data = reinterpret_cast<const void*>(entry.addr_);
+  if (entry.action_ == allocator::TraceEntry::ALLOC) {
+    note_device_block(data, static_cast<int64_t>(entry.size_), c10::DeviceType::CUDA);
+  } else if (entry.action_ == allocator::TraceEntry::FREE_COMPLETED) {
+    forget_device_block(data);
+  }
+}
+
+void report_out_of_memory(int64_t /*device*/, size_t asked_bytes, size_t /*total_bytes*/,
+                          size_t free_bytes) {
+  std::cerr << out_of_memory_report(c10::DeviceType::CUDA, static_cast<int64_t>(asked_bytes),
+                                    static_cast<int64_t>(free_bytes))
+            << std::endl;
+}
+
+}  // namespace
+
+void observe_cuda_memory() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // The allocator of a device takes observers only once it is there.
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+    allocator::attachAllocatorTraceTracker(&track);
+    allocator::attachOutOfMemoryObserver(&report_out_of_memory);
+  });
+}
+
+int64_t cuda_reserved_bytes(c10::Device device) {
+  using Stats = c10::CachingAllocator::StatType;
+  return allocator::getDeviceStats(device.index())
+      .reserved_bytes[static_cast<size_t>(Stats::AGGREGATE)]
+      .current;
+}
+
+void record_cuda_memory_history(int64_t most_events) {
+  torch::cuda::_record_memory_history(/*enabled=*/true, /*record_context=*/true, most_events,
+                                      /*trace_alloc_record_context=*/true);
+}
+
+void write_cuda_memory_snapshot(const std::string& path) {
+  std::ofstream out(path, std::ios::binary);
+  out << torch::cuda::_memory_snapshot_pickled();
+  out.close();
+  ZP_CHECK(out.good(), "the memory snapshot ", path,
+           " cannot be written; is the folder there and writable?");
+}
+
+}  // namespace zeropage::memory

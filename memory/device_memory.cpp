@@ -1,0 +1,89 @@
+#include "memory/device_memory.h"
+
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+
+#include "memory/bytes.h"
+#include "memory/charged_block.h"
+#include "memory/check.h"
+#include "memory/cpu_allocator.h"
+#include "memory/memory_table.h"
+
+namespace zeropage::memory {
+namespace {
+
+struct NotedBlock {
+  NotedBlock(int64_t bytes, c10::DeviceType on_device)
+      : charge(bytes, on_device), device(on_device) {}
+  ChargedBlock charge;
+  const c10::DeviceType device;
+};
+
+// Never destroyed: blocks are freed during static destruction too.
+struct Table {
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::unordered_map<const void*, std::unique_ptr<NotedBlock>> blocks;
+};
+
+Table& table() {
+  static auto* const instance = new Table;
+  return *instance;
+}
+
+}  // namespace
+
+void note_device_block(const void* data, int64_t bytes, c10::DeviceType device) {
+  auto block = std::make_unique<NotedBlock>(bytes, device);
+  const std::lock_guard lock(table().mutex);
+  table().blocks[data] = std::move(block);
+}
+
+void forget_device_block(const void* data) {
+  std::unique_ptr<NotedBlock> forgotten;
+  const std::lock_guard lock(table().mutex);
+  const auto known = table().blocks.find(data);
+  if (known == table().blocks.end()) return;
+  forgotten = std::move(known->second);
+  table().blocks.erase(known);
+}
+
+int64_t device_allocated_bytes(c10::DeviceType device) {
+  const std::lock_guard lock(table().mutex);
+  int64_t bytes = 0;
+  for (const auto& [data, block] : table().blocks) {
+    if (block->device == device) bytes += block->charge.bytes();
+  }
+  return bytes;
+}
+
+std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, int64_t free_bytes) {
+  const Ledger& ledger = *Ledger::current();
+  const Breakdown now = ledger.now(device);
+  const Breakdown at_peak = ledger.at_peak(device);
+  std::ostringstream out;
+  out << owner_prefix() << "out of " << c10::DeviceTypeName(device, /*lower_case=*/true)
+      << " memory: " << format_bytes(asked_bytes) << " asked for, " << format_bytes(free_bytes)
+      << " free on the device; use more ranks, a higher stage, smaller pages or a smaller batch\n"
+      << memory_table(std::vector<MemoryColumn>{{"now", now, now.persistent()},
+                                                {"at the peak", at_peak, at_peak.persistent()}});
+  return out.str();
+}
+
+bool assign(const at::Tensor& tensor, Kind kind) {
+  const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (data.get() == nullptr) return false;
+  if (ChargedBlock* block = host_block_of(data)) {
+    block->take_over(kind);
+    return true;
+  }
+  const std::lock_guard lock(table().mutex);
+  const auto known = table().blocks.find(data.get());
+  if (known == table().blocks.end()) return false;
+  known->second->charge.take_over(kind);
+  return true;
+}
+
+}  // namespace zeropage::memory

@@ -1,0 +1,42 @@
+// The memory of accelerators on the ledgers (memory/ledger.h).
+//
+// An accelerator's memory cannot carry a header, so blocks are kept in a table by address. LibTorch's
+// caching allocator reports each block that it hands out and gets back; the bytes are those that
+// were asked for. A block is charged where a host block would be: to the ledger and kind of the
+// thread that allocates.
+//
+// Threads: any.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <c10/core/Device.h>
+
+namespace zeropage::memory {
+
+// For who observes an allocator. A block that is not known is forgotten in silence: it was there
+// before the observer.
+void note_device_block(const void* data, int64_t bytes, c10::DeviceType device);
+void forget_device_block(const void* data);
+
+// Bytes of all blocks that are noted and not forgotten.
+int64_t device_allocated_bytes(c10::DeviceType device);
+
+// What the calling thread's ledger holds on the device, now and at the peak, as the table that is
+// printed when its memory runs out.
+std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, int64_t free_bytes);
+
+// From here on LibTorch's CUDA allocator is observed, and out_of_memory_report() is printed on stderr before
+// it throws. Once a process; later calls do nothing. Throws in a build without CUDA.
+void observe_cuda_memory();
+// Bytes that LibTorch's CUDA allocator has from the device, in use or cached.
+int64_t cuda_reserved_bytes(c10::Device device);
+
+// PyTorch's memory_viz (docs.pytorch.org/memory_viz) reads what write_cuda_memory_snapshot() writes: every
+// segment and block, and the last `most_events` allocations and frees since recording began.
+// Recording costs about a microsecond an allocation.
+void record_cuda_memory_history(int64_t most_events = 100000);
+void write_cuda_memory_snapshot(const std::string& path);
+
+}  // namespace zeropage::memory

@@ -1,0 +1,26 @@
+#include "memory/check.h"
+#include "memory/device_memory.h"
+
+namespace zeropage::memory {
+namespace {
+
+[[noreturn]] void refuse() {
+  ZP_THROW("this build of Zeropage has no CUDA runtime; build the preset cuda");
+}
+
+}  // namespace
+
+void observe_cuda_memory() {
+  refuse();
+}
+int64_t cuda_reserved_bytes(c10::Device /*device*/) {
+  refuse();
+}
+void record_cuda_memory_history(int64_t /*most_events*/) {
+  refuse();
+}
+void write_cuda_memory_snapshot(const std::string& /*path*/) {
+  refuse();
+}
+
+}  // namespace zeropage::memory

@@ -12,13 +12,14 @@ namespace zeropage {
 BufferSync::BufferSync(comm::World world, std::vector<at::Tensor> buffers)
     : world_(std::move(world)) {
   for (at::Tensor& buffer : buffers) {
-    const auto same_dtype = std::find_if(
-        by_dtype_.begin(), by_dtype_.end(),
-        [&](const auto& group) { return group.front().scalar_type() == buffer.scalar_type(); });
-    if (same_dtype != by_dtype_.end()) {
-      same_dtype->push_back(std::move(buffer));
+    const auto alike = std::find_if(alike_.begin(), alike_.end(), [&](const auto& group) {
+      return group.front().scalar_type() == buffer.scalar_type() &&
+             group.front().device() == buffer.device();
+    });
+    if (alike != alike_.end()) {
+      alike->push_back(std::move(buffer));
     } else {
-      by_dtype_.push_back({std::move(buffer)});
+      alike_.push_back({std::move(buffer)});
     }
   }
 }
@@ -26,7 +27,7 @@ BufferSync::BufferSync(comm::World world, std::vector<at::Tensor> buffers)
 void BufferSync::broadcast_from_rank_zero() const {
   if (world_.size() == 1) return;
   const at::NoGradGuard no_grad;
-  for (const auto& buffers : by_dtype_) {
+  for (const auto& buffers : alike_) {
     const memory::KindScope kind(memory::Kind::kStaging);
     std::vector<at::Tensor> flattened;
     for (const at::Tensor& buffer : buffers) flattened.push_back(buffer.reshape({-1}));

@@ -19,7 +19,7 @@ class BufferSync {
 
  private:
   const comm::World world_;
-  std::vector<std::vector<at::Tensor>> by_dtype_;
+  std::vector<std::vector<at::Tensor>> alike_;  // in dtype and device
 };
 
 }  // namespace zeropage

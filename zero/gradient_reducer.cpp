@@ -42,6 +42,7 @@ GradientReducer::GradientReducer(std::shared_ptr<ParameterPages> pages,
     : pages_(std::move(pages)),
       buckets_(std::move(buckets)),
       when_(when),
+      ledger_(memory::Ledger::current()),
       states_(pages_->layouts().size()),
       hooked_(pages_->parameters().size()) {
   for (size_t index = 0; index < hooked_.size(); ++index) {
@@ -92,7 +93,9 @@ const std::string& GradientReducer::name_of(size_t parameter) const {
   return pages_->parameters()[parameter].parameter.name();
 }
 
+// Of an accelerator, backward runs on a thread of autograd's, which charges no rank.
 void GradientReducer::before_accumulate(size_t parameter) {
+  const memory::LedgerScope ledger(ledger_);
   enter_backward();
   const PageState& state = page_of(parameter);
   if (state.bucket == BucketState::kReduced) {
@@ -103,6 +106,7 @@ void GradientReducer::before_accumulate(size_t parameter) {
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {
+  const memory::LedgerScope ledger(ledger_);
   const torch::NoGradGuard no_grad;
   PageState& state = page_of(parameter);
   TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting, "parameter \"",

@@ -32,6 +32,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "memory/ledger.h"
 #include "zero/gradient_buckets.h"
 #include "zero/parameter_pages.h"
 
@@ -119,7 +120,8 @@ class GradientReducer {
   const std::shared_ptr<ParameterPages> pages_;
   const std::unique_ptr<GradientBuckets> buckets_;
   const ReduceWhen when_;
-  std::vector<size_t> launch_order_;  // pages that train, the last of the module first
+  const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
+  std::vector<size_t> launch_order_;              // pages that train, the last of the module first
 
   // Owned by the thread that runs backward.
   std::vector<PageState> states_;  // by page

@@ -10,6 +10,7 @@ ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
     : world_(std::move(world)),
       what_(std::move(what)),
       kind_(kind),
+      ledger_(memory::Ledger::current()),
       gathers_(memory::Stream::another(world_.communicator().device())) {}
 
 int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard) {
@@ -25,6 +26,8 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
   // Compute may still read the memory that the buffer gets, and write to the shard.
   gathers_.wait_for(memory::Stream::current(world_.communicator().device()));
   const memory::StreamScope on_gathers(gathers_);
+  // In the backward of an accelerator the thread is autograd's.
+  const memory::LedgerScope ledger(ledger_);
   at::Tensor whole;  // [world size * shard_numel]
   {
     const memory::KindScope kind(kind_);

@@ -12,6 +12,7 @@
 // used on the stream that was current when they were fetched.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -45,6 +46,7 @@ class ShardSource final : public memory::PageSource {
   const comm::World world_;
   const std::string what_;
   const memory::Kind kind_;
+  const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
   const memory::Stream gathers_;
   std::vector<Entry> entries_;
 };

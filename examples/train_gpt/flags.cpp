@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iostream>
-#include <set>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +10,7 @@
 #include "comm/rendezvous.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/device.h"
 
 namespace train_gpt {
 namespace {
@@ -28,7 +28,6 @@ struct Missing {
 
 const std::vector<Missing>& missing_features() {
   static const std::vector<Missing> features = {
-      {"--compute-dtype", "{fp32,bf16,fp16}", {"fp32"}, "mixed precision"},
       {"--accumulate", "K", {"1"}, "micro-batches"},
       {"--clip-norm", "X", {}, "gradient clipping over shards"},
       {"--checkpoint-activations",
@@ -39,7 +38,6 @@ const std::vector<Missing>& missing_features() {
       {"--offload-parameters", "{none,host,nvme:DIR}", {"none"}, "parameter offload"},
       {"--offload-activations", "{none,host,nvme:DIR}", {"none"}, "activation offload"},
       {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
-      {"--device", "{auto,cpu,cuda}", {"auto", "cpu"}, "the CUDA runtime"},
       {"--world-invariant", "", {"false"}, "the world-invariant mode"},
       {"--save", "DIR", {}, "training state on disk"},
       {"--save-every", "K", {}, "training state on disk"},
@@ -120,13 +118,19 @@ void check_values(const Flags& flags) {
           "--parameter-budget: only stage 3 shards parameters; leave it out or use --stage 3");
   require(flags.prefetch || flags.stage == 3,
           "--prefetch off: only stage 3 fetches parameters; leave it out or use --stage 3");
-  require(
-      std::set<std::string>{"adamw", "adam", "sgd", "adagrad"}.contains(flags.optimizer),
-      flags.optimizer == "lion"
-          ? std::string("--optimizer lion: is not in this version; use adamw, adam, sgd or adagrad")
-          : "--optimizer " + flags.optimizer + ": expected adamw, adam, sgd, lion or adagrad");
-  require(flags.communicator != "nccl",
-          "--communicator nccl: the CUDA runtime is not in this version; use auto, gloo or shared");
+  require(flags.compute_dtype != "fp16",
+          "--compute-dtype fp16: gradients in half overflow without loss scaling, which is not in "
+          "this version; use bf16");
+  const bool on_cuda = flags.device_type() == torch::kCUDA;
+  require(flags.communicator != "nccl" || on_cuda,
+          "--communicator nccl: moves tensors between CUDA devices; use --device cuda, or auto, "
+          "gloo or shared");
+  require(!flags.simulates() || flags.device != "cuda",
+          "--device cuda: a simulated run computes no values; leave it out");
+  require(flags.memory_snapshot_path.empty() || on_cuda,
+          "--memory-snapshot: is of CUDA's allocator; use --device cuda or leave it out");
+  require(flags.peak_tflops >= 0,
+          c10::str("--peak-tflops ", flags.peak_tflops, ": expected a number > 0"));
   require(flags.deadline_seconds > 0,
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }
@@ -181,6 +185,17 @@ void check_launcher(const Flags& flags, bool ranks_given) {
 
 }  // namespace
 
+torch::DeviceType Flags::device_type() const {
+  // Asking CUDA itself would initialise it, and then no rank could be forked.
+  const bool has_cuda = zeropage::memory::has_cuda_driver();
+  return device == "cuda" || (device == "auto" && has_cuda && !simulates()) ? torch::kCUDA
+                                                                            : torch::kCPU;
+}
+
+torch::ScalarType Flags::dtype() const {
+  return compute_dtype == "bf16" ? torch::kBFloat16 : torch::kFloat32;
+}
+
 nlohmann::json Flags::to_json() const {
   nlohmann::json json = {{"data", data},
                          {"d-model", model.d_model},
@@ -195,6 +210,10 @@ nlohmann::json Flags::to_json() const {
                          {"ranks", ranks},
                          {"threads", threads},
                          {"stage", stage},
+                         {"device", device},
+                         {"compute-dtype", compute_dtype},
+                         {"deterministic", deterministic},
+                         {"peak-tflops", peak_tflops},
                          {"page-bytes", page_bytes},
                          {"parameter-budget", parameter_budget_bytes},
                          {"prefetch", prefetch ? "on" : "off"},
@@ -202,7 +221,8 @@ nlohmann::json Flags::to_json() const {
                          {"communicator", communicator},
                          {"deadline", deadline_seconds},
                          {"sample", sample},
-                         {"json", json_path}};
+                         {"json", json_path},
+                         {"memory-snapshot", memory_snapshot_path}};
   // What cannot be chosen yet still has a value.
   for (const Missing& missing : missing_features()) {
     if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
@@ -235,7 +255,17 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option("--seed", flags.seed, "Of weights, samples and the continuation");
   app.add_option("--lr", flags.lr, "Learning rate");
   app.add_option("--optimizer", flags.optimizer, "Algorithm")
-      ->option_text("{adamw,adam,sgd,lion,adagrad}");
+      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
+      ->option_text("{adamw,adam,sgd,lion,adagrad}=adamw");
+  app.add_option("--device", flags.device, "Where ranks train; auto: cuda where there is a device")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
+      ->option_text("{auto,cpu,cuda}=auto");
+  app.add_option("--compute-dtype", flags.compute_dtype,
+                 "Of parameters, gradients and activations; bf16 has fp32 master weights")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->option_text("{fp32,bf16,fp16}=fp32");
+  app.add_flag("--deterministic", flags.deterministic,
+               "The same bits at every stage and run on cuda too, where it costs time");
   CLI::Option* ranks =
       app.add_option("--ranks", flags.ranks, "Local ranks to start")->check(CLI::Range(1, 4096));
   app.add_option("--threads", flags.threads, "Threads a rank; 0 shares the cores among local ranks")
@@ -256,7 +286,8 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option(
          "--communicator", flags.communicator,
          "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where it can be "
-         "had; the same bits. simulated: nothing, the steps run without values, rank after rank, "
+         "had; the same bits. nccl (between CUDA devices): what auto takes there. simulated: "
+         "nothing, the steps run without values, rank after rank, "
          "and what they would send is counted")
       ->check(CLI::IsMember({"auto", "gloo", "shared", "nccl", "simulated"}))
       ->option_text("{auto,gloo,shared,nccl,simulated}=auto");
@@ -265,6 +296,11 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option("--sample", flags.sample, "Characters to write at the end")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--json", flags.json_path, "Where to write every figure")->option_text("FILE");
+  app.add_option("--peak-tflops", flags.peak_tflops,
+                 "A rank's peak, for the model FLOPs utilisation; 0: the device's where known");
+  app.add_option("--memory-snapshot", flags.memory_snapshot_path,
+                 "Where to write rank 0's CUDA allocator, for PyTorch's memory_viz")
+      ->option_text("FILE");
   add_simulation(app, flags);
   std::map<std::string, std::string> given;
   add_missing(app, given);

@@ -31,6 +31,10 @@ struct Flags {
   int ranks = 1;
   int threads = 0;  // 0: the cores of this host shared among its ranks
   int stage = 1;
+  std::string device = "auto";
+  std::string compute_dtype = "fp32";
+  bool deterministic = false;
+  double peak_tflops = 0;  // 0: the device's, where it is known
   int64_t page_bytes = int64_t{16} << 20;
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
@@ -40,6 +44,12 @@ struct Flags {
   SimulationFlags simulation;
   int64_t sample = 0;
   std::string json_path;
+  std::string memory_snapshot_path;
+
+  // Where ranks train.
+  torch::DeviceType device_type() const;
+  // Of parameters and activations.
+  torch::ScalarType dtype() const;
 
   bool simulates() const { return communicator == "simulated"; }
 

@@ -1,6 +1,14 @@
 #include "examples/train_gpt/model.h"
 
 namespace train_gpt {
+namespace {
+
+Gpt moved(Gpt gpt, torch::Device device) {
+  gpt->to(device);
+  return gpt;
+}
+
+}  // namespace
 
 Model make_model(const zeropage::comm::World& world, const Flags& flags) {
   zeropage::Options options;
@@ -8,10 +16,15 @@ Model make_model(const zeropage::comm::World& world, const Flags& flags) {
   options.page_bytes = flags.page_bytes;
   options.parameter_budget_bytes = flags.parameter_budget_bytes;
   if (!flags.prefetch) options.prefetch_bytes = 0;
-  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
+  options.master_weights = flags.dtype() != torch::kFloat32;
+  const auto construct = [&] {
+    Gpt gpt(flags.model, flags.seed);
+    gpt->to(flags.dtype());
+    return gpt;
+  };
   return flags.constructs_deferred()
              ? Model(zeropage::DeferredModule<Gpt>(construct), world, options)
-             : Model(construct(), world, options);
+             : Model(moved(construct(), world.device()), world, options);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Model& model) {
@@ -26,12 +39,20 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Mode
   if (flags.optimizer == "sgd") {
     return std::make_unique<Optimizer<SGD>>(model, SGDOptions(flags.lr));
   }
+  if (flags.optimizer == "lion") {
+    return std::make_unique<Optimizer<zeropage::Lion>>(model, zeropage::LionOptions(flags.lr));
+  }
   TORCH_INTERNAL_ASSERT(flags.optimizer == "adagrad");
   return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));
 }
 
+Batch to_device(const Batch& batch, torch::Device device) {
+  return {batch.inputs.to(device, /*non_blocking=*/true),
+          batch.targets.to(device, /*non_blocking=*/true)};
+}
+
 torch::Tensor loss_of(Model& model, const Batch& batch) {
-  const auto logits = model(batch.inputs);
+  const auto logits = model(batch.inputs).to(torch::kFloat32);
   return torch::nn::functional::cross_entropy(logits.view({-1, kVocabulary}),
                                               batch.targets.view({-1}));
 }

@@ -1,6 +1,7 @@
 #include "examples/train_gpt/progress.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <string>
 #include <unistd.h>
@@ -21,28 +22,30 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-Progress::Progress(int64_t steps, int64_t tokens_per_step, bool quiet)
-    : steps_(steps),
-      tokens_per_step_(tokens_per_step),
-      quiet_(quiet),
-      moving_(isatty(STDOUT_FILENO) != 0) {}
+Progress::Progress(const ProgressOptions& options)
+    : options_(options), moving_(isatty(STDOUT_FILENO) != 0) {}
 
 void Progress::show(int64_t step, double loss, double seconds) {
   smoothed_seconds_ =
       step < 2 ? seconds : (1 - kSmoothing) * smoothed_seconds_ + kSmoothing * seconds;
-  const bool last = step + 1 == steps_;
-  const int64_t every = std::max<int64_t>(1, steps_ / kPlainLines);
+  const bool last = step + 1 == options_.steps;
+  const int64_t every = std::max<int64_t>(1, options_.steps / kPlainLines);
   const auto now = std::chrono::steady_clock::now();
   const bool due =
       step == 0 || last || (step + 1) % every == 0 || now - last_line_ >= kPlainSilence;
-  if (quiet_ || (!moving_ && !due)) return;
+  if (options_.quiet || (!moving_ && !due)) return;
   last_line_ = now;
-  const double left = smoothed_seconds_ * static_cast<double>(steps_ - step - 1);
-  std::printf("%sstep %*lld/%lld  loss %.4f  %.0f tokens/s  %s left%s", moving_ ? "\r" : "",
-              static_cast<int>(std::to_string(steps_).size()), static_cast<long long>(step + 1),
-              static_cast<long long>(steps_), loss,
-              static_cast<double>(tokens_per_step_) / smoothed_seconds_, duration(left).c_str(),
-              moving_ && !last ? "\033[K" : "\n");
+  const double rate = static_cast<double>(options_.tokens_per_step) / smoothed_seconds_;
+  std::array<char, 16> utilisation{};
+  if (options_.utilisation_per_token_rate) {
+    std::snprintf(utilisation.data(), utilisation.size(), "MFU %.1f %%  ",
+                  100 * rate * *options_.utilisation_per_token_rate);
+  }
+  const double left = smoothed_seconds_ * static_cast<double>(options_.steps - step - 1);
+  std::printf("%sstep %*lld/%lld  loss %.4f  %.0f tokens/s  %s%s left%s", moving_ ? "\r" : "",
+              static_cast<int>(std::to_string(options_.steps).size()),
+              static_cast<long long>(step + 1), static_cast<long long>(options_.steps), loss, rate,
+              utilisation.data(), duration(left).c_str(), moving_ && !last ? "\033[K" : "\n");
   std::fflush(stdout);
 }
 

@@ -3,21 +3,27 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 namespace train_gpt {
 
+struct ProgressOptions {
+  int64_t steps = 0;
+  int64_t tokens_per_step = 0;  // over all ranks
+  // Model FLOPs utilisation at one token a second; none: not shown.
+  std::optional<double> utilisation_per_token_rate;
+  bool quiet = false;  // print nothing (ranks other than 0)
+};
+
 class Progress {
  public:
-  // tokens_per_step: over all ranks. quiet: print nothing (ranks other than 0).
-  Progress(int64_t steps, int64_t tokens_per_step, bool quiet);
+  explicit Progress(const ProgressOptions& options);
 
   // After step `step` (from 0), which took `seconds`.
   void show(int64_t step, double loss, double seconds);
 
  private:
-  const int64_t steps_;
-  const int64_t tokens_per_step_;
-  const bool quiet_;
+  const ProgressOptions options_;
   const bool moving_;
   double smoothed_seconds_ = 0;
   std::chrono::steady_clock::time_point last_line_;

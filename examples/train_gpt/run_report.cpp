@@ -21,12 +21,13 @@ using zeropage::memory::PagingStatistics;
 constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
-constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 2 + 2 * 4;
+constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 4 + 2 * 4;
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row(figures.memory.now.bytes.begin(), figures.memory.now.bytes.end());
   row.insert(row.end(), figures.memory.at_peak.bytes.begin(), figures.memory.at_peak.bytes.end());
-  row.insert(row.end(), {figures.memory.rss_base_bytes, figures.memory.rss_peak_bytes});
+  row.insert(row.end(), {figures.memory.rss_base_bytes, figures.memory.rss_peak_bytes,
+                         figures.memory.reserved_bytes, figures.memory.host_bytes});
   for (const Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
                               &figures.wire.all_reduce, &figures.wire.broadcast}) {
     row.insert(row.end(), {sent->bytes, sent->messages});
@@ -41,7 +42,9 @@ RankFigures from_row(const int64_t* row) {
   row += 2 * kKindCount;
   figures.memory.rss_base_bytes = row[0];
   figures.memory.rss_peak_bytes = row[1];
-  row += 2;
+  figures.memory.reserved_bytes = row[2];
+  figures.memory.host_bytes = row[3];
+  row += 4;
   for (Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
                         &figures.wire.all_reduce, &figures.wire.broadcast}) {
     *sent = {row[0], row[1]};
@@ -53,18 +56,20 @@ RankFigures from_row(const int64_t* row) {
 // State tensors of the parameter's size that an optimizer keeps.
 int64_t state_tensors(const std::string& optimizer) {
   if (optimizer == "sgd") return 0;
-  return optimizer == "adagrad" ? 1 : 2;
+  return optimizer == "adagrad" || optimizer == "lion" ? 1 : 2;
 }
 
 }  // namespace
 
 Breakdown formula(const Flags& flags, int64_t parameters, int world_size) {
   const int64_t fp32_bytes = 4 * parameters;
+  const int64_t bytes_of_dtype = static_cast<int64_t>(c10::elementSize(flags.dtype())) * parameters;
   const auto share = [&](int sharded_from) { return flags.stage >= sharded_from ? world_size : 1; };
   Breakdown bytes;
   bytes[Kind::kOptimizerState] = fp32_bytes * state_tensors(flags.optimizer) / share(1);
-  bytes[Kind::kGradient] = fp32_bytes / share(2);
-  bytes[Kind::kParameter] = fp32_bytes / share(3);
+  if (flags.dtype() != torch::kFloat32) bytes[Kind::kMasterWeights] = fp32_bytes / share(1);
+  bytes[Kind::kGradient] = bytes_of_dtype / share(2);
+  bytes[Kind::kParameter] = bytes_of_dtype / share(3);
   return bytes;
 }
 
@@ -186,6 +191,10 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                       {"at_peak", at_peak},
                       {"rss_base_bytes", figures.rss_base_bytes},
                       {"rss_peak_bytes", figures.rss_peak_bytes}});
+    if (figures.reserved_bytes > 0) {
+      memory.back()["reserved_bytes"] = figures.reserved_bytes;
+      memory.back()["host_bytes"] = figures.host_bytes;
+    }
     bytes_sent.push_back(wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::bytes));
     messages_sent.push_back(
         wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::messages));
@@ -201,6 +210,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                          {"wire_messages", messages_sent},
                          {"communicator", run.communicator},
                          {"weights_sha256", run.weights_sha256}};
+  if (run.utilisation) json["mfu"] = *run.utilisation;
   if (flags.stage == 3) {
     PagingStatistics sum;
     nlohmann::json by_step = nlohmann::json::array();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,15 +18,23 @@ struct RunFigures {
   std::vector<zeropage::memory::PagingStatistics> paging;  // by step, of rank 0
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
+  // Model FLOPs utilisation, from 0 to 1, and the same at one token a second; none where the
+  // device's peak is not known.
+  std::optional<double> utilisation;
+  std::optional<double> utilisation_per_token_rate;
   std::string weights_sha256;
   std::string communicator;  // what carried the bytes
 };
 
+// Of the device that trains.
 struct RankMemory {
   zeropage::memory::Breakdown now;      // after the last step, before evaluation
   zeropage::memory::Breakdown at_peak;  // over the whole training
   int64_t rss_base_bytes = 0;           // before the model was built
   int64_t rss_peak_bytes = 0;
+  // Of an accelerator; 0 where the host trains.
+  int64_t reserved_bytes = 0;  // that the caching allocator has from the device
+  int64_t host_bytes = 0;      // on the host, at its peak
 };
 
 struct RankFigures {
@@ -33,7 +42,7 @@ struct RankFigures {
   zeropage::comm::WireTraffic wire;
 };
 
-// ZeRO's formula for fp32 parameters and the chosen optimizer, a rank.
+// ZeRO's formula for the chosen dtype and optimizer, a rank.
 zeropage::memory::Breakdown formula(const Flags& flags, int64_t parameters, int world_size);
 
 // Every rank's figures, by rank. Collective.

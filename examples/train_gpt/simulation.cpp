@@ -48,17 +48,20 @@ Batch batch_without_values(const Flags& flags) {
 
 // What a real rank would hold from step to step, padding included.
 int64_t persistent_bytes(const Flags& flags, const zeropage::ParameterPages& pages) {
-  constexpr int64_t kElementBytes = 4;
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(flags.dtype()));
   using zeropage::memory::Kind;
   const int64_t state_bytes =
       formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kOptimizerState];
+  const int64_t master_bytes =
+      formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kMasterWeights];
   const zeropage::Stage stage = zeropage::stage_of(flags.stage);
   int64_t bytes = 0;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    const int64_t whole_bytes = pages.layouts()[page].padded_numel(flags.ranks) * kElementBytes;
-    const int64_t shard_bytes = pages.layouts()[page].shard_numel * kElementBytes;
+    const int64_t whole_bytes = pages.layouts()[page].padded_numel(flags.ranks) * element_bytes;
+    const int64_t shard_bytes = pages.layouts()[page].shard_numel * element_bytes;
     bytes += (pages.is_sharded(page) ? shard_bytes : whole_bytes) +
-             (stage.gradients ? shard_bytes : whole_bytes);
+             (stage.gradients ? shard_bytes : whole_bytes) +
+             pages.owned(page).numel() * master_bytes;
   }
   // Padding has no state.
   for (const zeropage::PlacedParameter& placed : pages.parameters()) {

@@ -23,6 +23,7 @@ std::string sample_text(zeropage::DataParallel<Gpt>& model, const TextData& data
   const torch::NoGradGuard no_grad;
   model.eval();
   auto generator = at::detail::createCPUGenerator(seed);
+  const torch::Device device = model.world().device();
   const torch::Tensor window = data.held_out_window(0).inputs;
   const int64_t sequence = window.size(1);
   torch::Tensor context = window.narrow(1, 0, std::min(kPromptBytes, sequence));
@@ -31,7 +32,8 @@ std::string sample_text(zeropage::DataParallel<Gpt>& model, const TextData& data
     append_readable(text, context[0][i].item<int64_t>());
   text += "|";
   for (int64_t drawn = 0; drawn < count; ++drawn) {
-    const auto logits = model(context).select(1, -1) / kTemperature;
+    const auto logits =
+        model(context.to(device)).select(1, -1).to(torch::kCPU, torch::kFloat32) / kTemperature;
     const auto next = torch::multinomial(torch::softmax(logits, -1), 1, false, generator);
     append_readable(text, next.item<int64_t>());
     context = torch::cat({context, next}, 1);

@@ -31,6 +31,7 @@ int reporting(int exit_code, Action action) {
 zeropage::comm::Transport transport_of(const std::string& flag) {
   using zeropage::comm::Transport;
   if (flag == "gloo") return Transport::kGloo;
+  if (flag == "nccl") return Transport::kNccl;
   return flag == "shared" ? Transport::kShared : Transport::kAuto;
 }
 
@@ -51,7 +52,12 @@ int main(int argc, char** argv) {
   }
   const zeropage::comm::WorldOptions options{
       .deadline = std::chrono::milliseconds(static_cast<int64_t>(flags.deadline_seconds * 1000)),
-      .transport = transport_of(flags.communicator)};
+      .device = flags.device_type(),
+      .transport = transport_of(flags.communicator),
+      .reduction_order = flags.deterministic ? zeropage::comm::ReductionOrder::kFixed
+                                             : zeropage::comm::ReductionOrder::kFast};
+  // cuBLAS reads it when the first rank uses it.
+  if (flags.deterministic) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
   const auto run_rank = [&](zeropage::comm::World& world) {
     flags.ranks = world.size();
     return reporting(kRuntimeError, [&] { train_gpt::train(world, flags, *data); });

@@ -6,15 +6,20 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <sched.h>
 
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
 #include "examples/train_gpt/text_sample.h"
+#include "examples/train_gpt/utilisation.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
+#include "memory/device.h"
+#include "memory/device_memory.h"
 #include "memory/process_memory.h"
+#include "memory/stream.h"
 
 namespace train_gpt {
 namespace {
@@ -29,27 +34,77 @@ int default_threads(const zeropage::comm::World& world) {
   return std::max(1, CPU_COUNT(&allowed) / world.local_size());
 }
 
+using Clock = std::chrono::steady_clock;
+
+// A step whose work may still be on its way on the device.
+class StepInFlight {
+ public:
+  StepInFlight(const torch::Tensor& loss, Clock::time_point start)
+      : start_(start), loss_(loss.detach()) {
+    const torch::Device device = loss.device();
+    if (zeropage::memory::has_streams(device.type())) {
+      loss_ = torch::empty(loss.sizes(), torch::TensorOptions(loss.dtype()).pinned_memory(true));
+      loss_.copy_(loss.detach(), /*non_blocking=*/true);
+    }
+    passed_ = zeropage::memory::Stream::current(device).record();
+    enqueued_ = Clock::now();
+  }
+
+  // Waits for its end, and returns when that was, as the host saw it.
+  Clock::time_point wait() const {
+    if (loss_.is_pinned()) passed_.synchronize();
+    return loss_.is_pinned() ? Clock::now() : enqueued_;
+  }
+  Clock::time_point start() const { return start_; }
+  double loss() const { return loss_.item<double>(); }  // after wait()
+
+ private:
+  Clock::time_point start_;
+  torch::Tensor loss_;  // on the host
+  zeropage::memory::Event passed_;
+  Clock::time_point enqueued_;
+};
+
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
                Model& model, torch::optim::Optimizer& optimizer, RunFigures& run) {
-  Progress progress(flags.steps, flags.batch * flags.model.sequence * world.size(),
-                    /*quiet=*/world.rank() != 0);
+  Progress progress({.steps = flags.steps,
+                     .tokens_per_step = flags.batch * flags.model.sequence * world.size(),
+                     .utilisation_per_token_rate = run.utilisation_per_token_rate,
+                     .quiet = world.rank() != 0});
   model.train();
   auto paged = model.paging();
+  Clock::time_point last_end;
+  // A device begins a step once it has ended the one before.
+  const auto finish = [&](const StepInFlight& step) {
+    const Clock::time_point end = step.wait();
+    const std::chrono::duration<double> seconds = end - std::max(step.start(), last_end);
+    last_end = end;
+    run.step_seconds.push_back(seconds.count());
+    run.loss.push_back(mean_over_ranks(world, step.loss()));
+    const auto index = static_cast<int64_t>(run.loss.size()) - 1;
+    ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
+             "; training cannot go on, lower --lr (now ", flags.lr, ")");
+    progress.show(index, run.loss.back(), seconds.count());
+  };
+  const torch::Device device = world.device();
+  std::optional<StepInFlight> before;
   for (int64_t step = 0; step < flags.steps; ++step) {
     const auto first_sample =
         static_cast<uint64_t>((step * world.size() + world.rank()) * flags.batch);
     const Batch batch = data.training_batch(flags.seed, first_sample, flags.batch);
-    const auto start = std::chrono::steady_clock::now();
-    const auto loss = train_on(batch, model, optimizer);
-    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-    run.step_seconds.push_back(seconds.count());
+    const auto start = Clock::now();
+    StepInFlight enqueued(train_on(to_device(batch, device), model, optimizer), start);
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
-    run.loss.push_back(mean_over_ranks(world, loss.item<double>()));
-    ZP_CHECK(std::isfinite(run.loss.back()), "step ", step + 1, ": the loss is ", run.loss.back(),
-             "; training cannot go on, lower --lr (now ", flags.lr, ")");
-    progress.show(step, run.loss.back(), seconds.count());
+    // While a device works at this step, the loss of the one before is shown.
+    if (zeropage::memory::has_streams(device.type())) {
+      if (before) finish(*before);
+      before = std::move(enqueued);
+    } else {
+      finish(enqueued);
+    }
   }
+  if (before) finish(*before);
 }
 
 // Ranks take turns over the windows, and all run forward as often: at stage 3 it is collective.
@@ -60,7 +115,8 @@ double held_out_loss(const zeropage::comm::World& world, const TextData& data, M
   const auto sum_and_count = torch::zeros({2}, torch::kFloat64);
   for (int64_t first = 0; first < windows; first += world.size()) {
     const int64_t window = first + world.rank();
-    const auto loss = loss_of(model, data.held_out_window(std::min(window, windows - 1)));
+    const auto loss = loss_of(
+        model, to_device(data.held_out_window(std::min(window, windows - 1)), world.device()));
     if (window >= windows) continue;
     sum_and_count[0] += loss.item<double>();
     sum_and_count[1] += 1;
@@ -84,6 +140,10 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   zeropage::memory::Ledger& ledger = *zeropage::memory::Ledger::process();
   RankFigures own;
   RunFigures run;
+  const torch::Device device = world.device();
+  if (flags.deterministic)
+    at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  if (!flags.memory_snapshot_path.empty()) zeropage::memory::record_cuda_memory_history();
   zeropage::memory::reset_peak_resident_bytes();
   ledger.reset_peak();
   own.memory.rss_base_bytes = zeropage::memory::resident_bytes();
@@ -91,21 +151,33 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
+  if (const auto peak = peak_flops(flags, device)) {
+    run.utilisation_per_token_rate =
+        flops_per_token(flags.model, run.parameters) / (*peak * world.size());
+  }
   if (world.rank() == 0) {
     std::cout << run.parameters << " parameters on " << world.size()
               << (world.size() == 1 ? " rank" : " ranks") << " ("
-              << world.communicator().transport() << "), stage " << flags.stage << ", "
+              << world.communicator().transport() << ") on "
+              << zeropage::memory::device_name(device) << ", stage " << flags.stage << ", "
               << torch::get_num_threads() << " thread(s) a rank, text: " << data.description()
               << std::endl;
   }
 
   run_steps(world, flags, data, model, *optimizer, run);
-  own.memory.now = ledger.now();
-  own.memory.at_peak = ledger.at_peak();
+  own.memory.now = ledger.now(device.type());
+  own.memory.at_peak = ledger.at_peak(device.type());
+  if (device.is_cuda()) {
+    own.memory.reserved_bytes = zeropage::memory::cuda_reserved_bytes(device);
+    own.memory.host_bytes = ledger.at_peak().total();
+  }
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
   own.wire = world.communicator().wire_traffic();
   run.tokens_per_second = static_cast<double>(flags.batch * flags.model.sequence * world.size()) /
                           median(run.step_seconds);
+  if (run.utilisation_per_token_rate) {
+    run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
+  }
   run.held_out_loss = held_out_loss(world, data, model);
   run.weights_sha256 = weights_sha256(model);
   run.communicator = world.communicator().transport();
@@ -113,6 +185,9 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   const std::string text =
       flags.sample > 0 ? sample_text(model, data, flags.sample, flags.seed) : std::string();
   if (world.rank() != 0) return;
+  if (!flags.memory_snapshot_path.empty()) {
+    zeropage::memory::write_cuda_memory_snapshot(flags.memory_snapshot_path);
+  }
   std::printf("held-out loss %.4f (first training loss %.4f)\n\n%s", run.held_out_loss,
               run.loss.front(), table(flags, run, ranks).c_str());
   if (!text.empty()) std::printf("\nsample, after the |:\n%s\n", text.c_str());

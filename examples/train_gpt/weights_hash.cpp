@@ -17,7 +17,7 @@ std::string weights_sha256(const zeropage::DataParallelBase& model) {
                                                                         &EVP_MD_CTX_free);
   bool ok = context && EVP_DigestInit_ex(context.get(), EVP_sha256(), nullptr) == 1;
   zeropage::visit_parameters(model, [&](const std::string&, const torch::Tensor& values) {
-    const auto weights = values.to(torch::kFloat32).contiguous();
+    const auto weights = values.to(torch::kCPU, torch::kFloat32).contiguous();
     ok = ok && EVP_DigestUpdate(context.get(), weights.const_data_ptr(), weights.nbytes()) == 1;
   });
   std::array<unsigned char, EVP_MAX_MD_SIZE> digest{};

@@ -159,7 +159,8 @@ TEST(MemoryTableTest, ShowsKindsRanksAndTheFormula) {
   Breakdown formula;
   formula[Kind::kParameter] = 2_MiB;
   const std::vector<MemoryColumn> columns = {{"rank 0", held, held.persistent()}};
-  const std::string text = memory_table(columns, MemoryColumn{"formula", formula, formula.persistent()});
+  const std::string text =
+      memory_table(columns, MemoryColumn{"formula", formula, formula.persistent()});
   EXPECT_EQ(text,
             "                              rank 0     formula\n"
             "parameter                    2.0 MiB     2.0 MiB\n"

@@ -15,6 +15,7 @@
 #include "tests/harness/fake_accelerator/kernels.h"
 #include "tests/harness/fake_accelerator/meta_kernels.h"
 #include "tests/harness/fake_accelerator/operators.h"
+#include "tests/harness/fake_accelerator/recurrence.h"
 
 namespace zeropage::testing {
 namespace {
@@ -98,7 +99,10 @@ void register_once() {
   add_storage_kernels(*aten);
   add_copy_kernels(*aten);
   choose_attention_as_cpu(*aten);
+  add_recurrent_kernels(*aten);
   prefer_cpu_kernels(*aten);
+  constexpr auto kAutograd = DispatchKey::AutogradPrivateUse1;
+  add_recurrent_kernels(*new Library(kKind, "aten", kAutograd, __FILE__, __LINE__));
 }
 
 }  // namespace

@@ -46,7 +46,6 @@ void touch_on_cpu(const SameMix& mix) {
   constexpr int64_t kNumelPerThread = 32768;
   at::parallel_for(0, mix.numel, kNumelPerThread, [&](int64_t begin, int64_t end) {
     const SameMix own = mix;
-#pragma GCC ivdep
     for (int64_t i = begin; i < end; ++i) {
       own.values[i] = own.values[i] * own.one + own.gradient[i] * own.zero;
       own.states[0][i] *= own.one;

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "memory/check.h"

@@ -3,6 +3,13 @@
 #include <type_traits>
 #include <variant>
 
+// The pointers of the next loop do not overlap: all that a compiler asks to make vectors of it.
+#if defined(__clang__)
+#define ZEROPAGE_NO_OVERLAP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define ZEROPAGE_NO_OVERLAP _Pragma("GCC ivdep")
+#endif
+
 namespace zeropage::offload::cpu {
 namespace {
 
@@ -18,8 +25,7 @@ ZEROPAGE_ELEMENT void update(const Rule& shared_rule, const FlatStretch& stretch
   float* const first = stretch.states[0];
   float* const second = stretch.states[1];
   float* const third = stretch.states[2];
-// The pointers do not overlap, and g++ asks for no more than that to make vectors of it.
-#pragma GCC ivdep
+  ZEROPAGE_NO_OVERLAP
   for (int64_t i = begin; i < end; ++i) {
     float states[kMostStates] = {};
     if constexpr (Rule::kStates > 0) states[0] = first[i];
@@ -43,15 +49,14 @@ void update_on_any_processor(const Rule& rule, const FlatStretch& stretch, int64
 
 #if defined(__x86_64__)
 template <typename Rule, typename Gradient, typename Copy>
-__attribute__((target("avx2,fma,f16c"))) void update_with_vectors(const Rule& rule,
-                                                                  const FlatStretch& stretch,
-                                                                  int64_t begin, int64_t end) {
+__attribute__((target("avx2,fma"))) void update_with_vectors(const Rule& rule,
+                                                             const FlatStretch& stretch,
+                                                             int64_t begin, int64_t end) {
   update<Rule, Gradient, Copy>(rule, stretch, begin, end);
 }
 
 bool has_vectors() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                          __builtin_cpu_supports("f16c");
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   return has;
 }
 #endif

@@ -11,7 +11,7 @@ namespace zeropage::offload::cpu {
 // What the loops may use of the processor; the bits are the same.
 enum class Instructions : uint8_t {
   kAnyProcessor,
-  kVectors,  // AVX2, FMA and F16C; any processor's where it lacks them
+  kVectors,  // AVX2 and FMA; any processor's where it lacks them
 };
 
 // Updates elements [begin, end) of the stretch, unless its found_inf is set.

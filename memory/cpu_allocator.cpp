@@ -87,15 +87,16 @@ class LedgerCpuAllocator final : public c10::Allocator {
   }
 };
 
-// Before main(), so that no tensor of the program escapes; LibTorch is initialised before us
-// because we link to it.
-const bool installed = [] {
-  static auto* const allocator = new LedgerCpuAllocator;
-  c10::SetCPUAllocator(allocator, /*priority=*/100);
-  return true;
-}();
-
 }  // namespace
+
+bool observe_host_memory() {
+  static const bool installed = [] {
+    static auto* const allocator = new LedgerCpuAllocator;
+    c10::SetCPUAllocator(allocator, /*priority=*/100);
+    return true;
+  }();
+  return installed;
+}
 
 int64_t host_allocated_bytes() {
   return allocated_bytes.load(std::memory_order_relaxed);

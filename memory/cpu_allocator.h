@@ -1,7 +1,7 @@
 // LibTorch's CPU allocator, wrapped so that every block is on a ledger (memory/ledger.h).
 //
-// Installed before main() by linking this library: `c10::SetCPUAllocator` with a priority above the
-// default's. Each block carries a 64-byte header in front of its data (which stays 64-byte
+// Installed before main() in every program that has a ledger: `c10::SetCPUAllocator` with a priority
+// above the default's. Each block carries a 64-byte header in front of its data (which stays 64-byte
 // aligned): size, kind, ledger. The ledger counts the bytes that were asked for, as PyTorch's
 // profiler does; headers are not counted.
 #pragma once
@@ -13,6 +13,9 @@
 #include "memory/charged_block.h"
 
 namespace zeropage::memory {
+
+// Installs it; later calls do nothing.
+bool observe_host_memory();
 
 // Bytes that LibTorch's CPU allocator has handed out and not got back, counted apart from any
 // ledger.

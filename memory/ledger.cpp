@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "memory/cpu_allocator.h"
 
 namespace zeropage::memory {
 namespace {
@@ -25,6 +26,10 @@ std::shared_ptr<Ledger>& current_slot() {
   thread_local std::shared_ptr<Ledger> current = Ledger::process();
   return current;
 }
+
+// Before main(), so that no tensor of the program escapes; LibTorch is initialised before us because we
+// link to it.
+const bool host_is_observed = observe_host_memory();
 
 thread_local Kind kind_of_thread = Kind::kActivationAndOther;
 

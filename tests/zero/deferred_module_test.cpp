@@ -105,12 +105,15 @@ TEST(DeferredModuleErrorTest, NamesAConstructorThatReadsValues) {
 }
 
 TEST(DeferredModuleErrorTest, RanksMustAgreeOnHowTheyConstruct) {
-  const auto errors = try_ranks(2, [](comm::World& world) {
+  const auto make = [] { return torch::nn::Linear(3, 3); };
+  // A recording notices when another rank of this process draws from the one generator.
+  torch::nn::Linear plain = make();
+  DeferredModule<torch::nn::Linear> deferred(make);
+  const auto errors = try_ranks(2, [&](comm::World& world) {
     if (world.rank() == 0) {
-      DataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world);
+      DataParallel<torch::nn::Linear> model(plain, world);
     } else {
-      DataParallel<torch::nn::Linear> model(
-          DeferredModule<torch::nn::Linear>([] { return torch::nn::Linear(3, 3); }), world);
+      DataParallel<torch::nn::Linear> model(std::move(deferred), world);
     }
   });
   EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("deferred construction"));

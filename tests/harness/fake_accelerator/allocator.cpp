@@ -1,0 +1,273 @@
+#include "tests/harness/fake_accelerator/allocator.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+#include "memory/bytes.h"
+#include "tests/harness/fake_accelerator/counters.h"
+#include "tests/harness/fake_accelerator/fake_accelerator.h"
+#include "tests/harness/fake_accelerator/stream.h"
+
+namespace zeropage::testing {
+namespace {
+
+using c10::DeviceIndex;
+using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
+
+constexpr size_t kRounding = 512;
+constexpr int kGarbage = 0xFF;  // NaN in every floating type
+
+struct Block {
+  void* data;
+  size_t bytes;
+  c10::Stream stream;  // the owner
+  // Guarded by the allocator's mutex.
+  std::vector<c10::Stream> also_used_on;
+};
+
+// Freed after record_stream(): free once the events are reached.
+struct Recorded {
+  Block* block;
+  std::vector<std::shared_ptr<FakeEvent>> events;
+};
+
+struct Account {
+  FakeMemory memory;
+  int64_t limit_bytes = 0;
+};
+
+void fill_with_garbage(const Block& block) {
+  fake_stream(block.stream).enqueue("a fill", [data = block.data, bytes = block.bytes] {
+    std::memset(data, kGarbage, bytes);
+  });
+}
+
+class FakeAllocator final : public c10::DeviceAllocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    const c10::Stream stream = current_fake_stream(-1);
+    if (bytes == 0) return {nullptr, stream.device()};
+    Block* block = take(round_up(bytes), stream);
+    fill_with_garbage(*block);
+    observe(true, *block);
+    return {block->data, block, &give_back, stream.device()};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    fake_stream(current_fake_stream(-1)).enqueue("a copy", [to, from, bytes] {
+      std::memcpy(to, from, bytes);
+    });
+  }
+  bool initialized() override { return true; }
+  void emptyCache(c10::MempoolId_t) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    ++live_counters().record_stream;
+    if (data.get_deleter() != &give_back) return;
+    auto* block = static_cast<Block*>(data.get_context());
+    if (block == nullptr || block->stream == stream) return;
+    const std::lock_guard lock(mutex_);
+    block->also_used_on.push_back(stream);
+  }
+  DeviceStats getDeviceStats(DeviceIndex device) override {
+    const FakeMemory held = memory(device);
+    DeviceStats stats;
+    stats.allocated_bytes[0].current = held.current_bytes;
+    stats.allocated_bytes[0].peak = held.peak_bytes;
+    return stats;
+  }
+  void resetAccumulatedStats(DeviceIndex) override {}
+  void resetPeakStats(DeviceIndex device) override {
+    const std::lock_guard lock(mutex_);
+    FakeMemory& held = account(device).memory;
+    held.peak_bytes = held.current_bytes;
+  }
+
+  FakeMemory memory(DeviceIndex device) {
+    const std::lock_guard lock(mutex_);
+    return account(device).memory;
+  }
+  void limit(DeviceIndex device, int64_t most_bytes) {
+    const std::lock_guard lock(mutex_);
+    account(device).limit_bytes = most_bytes;
+  }
+  void set_observer(FakeMemoryObserver observer) {
+    const std::lock_guard lock(mutex_);
+    observer_ = std::move(observer);
+  }
+  c10::Device device_of(const void* data) {
+    const std::lock_guard lock(mutex_);
+    const auto after = by_address_.upper_bound(data);
+    const Block* block = after == by_address_.begin() ? nullptr : std::prev(after)->second;
+    TORCH_CHECK(block && data < static_cast<char*>(block->data) + block->bytes,
+                "no fake device handed out the address ", data);
+    return block->stream.device();
+  }
+
+ private:
+  using Place = std::tuple<DeviceIndex, c10::StreamId, size_t>;  // size: of the block
+
+  static size_t round_up(size_t bytes) { return (bytes + kRounding - 1) / kRounding * kRounding; }
+  static Place place_of(size_t bytes, c10::Stream stream) {
+    return {stream.device_index(), stream.id(), bytes};
+  }
+  static void give_back(void* context);
+
+  Account& account(DeviceIndex device) { return accounts_.at(static_cast<size_t>(device)); }
+
+  Block* take(size_t bytes, c10::Stream stream) {
+    const std::lock_guard lock(mutex_);
+    auto& [held, limit_bytes] = account(stream.device_index());
+    const auto more = static_cast<int64_t>(bytes);
+    TORCH_CHECK_WITH(OutOfMemoryError, limit_bytes == 0 || held.current_bytes + more <= limit_bytes,
+                     stream.device(), " is out of memory: ", memory::format_bytes(more),
+                     " were asked for, ", memory::format_bytes(held.current_bytes), " of ",
+                     memory::format_bytes(limit_bytes), " are held");
+    held.current_bytes += more;
+    held.peak_bytes = std::max(held.peak_bytes, held.current_bytes);
+    collect_recorded();
+    auto& free = free_[place_of(bytes, stream)];
+    if (!free.empty()) {
+      Block* block = free.back();
+      free.pop_back();
+      return block;
+    }
+    auto* block = new Block{std::aligned_alloc(kRounding, bytes), bytes, stream, {}};
+    by_address_[block->data] = block;
+    return block;
+  }
+
+  void free(Block* block) {
+    observe(false, *block);
+    const std::lock_guard lock(mutex_);
+    account(block->stream.device_index()).memory.current_bytes -=
+        static_cast<int64_t>(block->bytes);
+    if (block->also_used_on.empty()) {
+      fill_with_garbage(*block);
+      free_[place_of(block->bytes, block->stream)].push_back(block);
+      return;
+    }
+    Recorded recorded{block, {}};
+    for (const c10::Stream& stream : std::exchange(block->also_used_on, {})) {
+      auto event = recorded.events.emplace_back(std::make_shared<FakeEvent>());
+      const uint64_t version = event->begin_record(stream.device_index());
+      fake_stream(stream).enqueue("an event", [event, version] { event->reach(version); });
+    }
+    recorded_.push_back(std::move(recorded));
+  }
+
+  void collect_recorded() {
+    std::erase_if(recorded_, [this](const Recorded& one) {
+      const bool reached = std::all_of(one.events.begin(), one.events.end(),
+                                       [](const auto& event) { return event->has_reached(1); });
+      if (reached) free_[place_of(one.block->bytes, one.block->stream)].push_back(one.block);
+      return reached;
+    });
+  }
+
+  void observe(bool allocated, const Block& block) {
+    FakeMemoryObserver observer;
+    {
+      const std::lock_guard lock(mutex_);
+      observer = observer_;
+    }
+    if (observer) observer(allocated, block.data, block.bytes, block.stream.device_index());
+  }
+
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  std::array<Account, kFakeDevices> accounts_;
+  std::map<Place, std::vector<Block*>> free_;
+  std::vector<Recorded> recorded_;
+  std::map<const void*, Block*> by_address_;
+  FakeMemoryObserver observer_;
+};
+
+// Never destroyed: tensors of static lifetime may be freed after main().
+FakeAllocator& allocator() {
+  static auto* const allocator = new FakeAllocator;
+  return *allocator;
+}
+
+void FakeAllocator::give_back(void* context) {
+  allocator().free(static_cast<Block*>(context));
+}
+
+class PinnedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    if (bytes == 0) return {nullptr, c10::DeviceType::CPU};
+    const size_t rounded = (bytes + kRounding - 1) / kRounding * kRounding;
+    auto* data = static_cast<char*>(std::aligned_alloc(kRounding, rounded));
+    const std::lock_guard lock(mutex_);
+    ends_[data] = data + bytes;
+    // Queued copies may outlive the tensor, so its memory stays.
+    return {data, data, [](void*) {}, c10::DeviceType::CPU};
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  bool holds(const void* data) {
+    const std::lock_guard lock(mutex_);
+    const auto after = ends_.upper_bound(data);
+    return after != ends_.begin() && data < std::prev(after)->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const void*, const void*> ends_;  // guarded by mutex_
+};
+
+PinnedAllocator& pinned_allocator() {
+  static auto* const allocator = new PinnedAllocator;
+  return *allocator;
+}
+
+}  // namespace
+
+c10::Allocator* fake_allocator() {
+  return &allocator();
+}
+
+c10::Allocator* fake_pinned_allocator() {
+  return &pinned_allocator();
+}
+
+bool is_fake_pinned(const void* data) {
+  return pinned_allocator().holds(data);
+}
+
+c10::Device fake_device_of(const void* data) {
+  return allocator().device_of(data);
+}
+
+void record_on_fake_stream(const c10::DataPtr& data, c10::Stream stream) {
+  allocator().recordStream(data, stream);
+}
+
+FakeMemory fake_memory(DeviceIndex device) {
+  return allocator().memory(device);
+}
+
+void reset_fake_peak(DeviceIndex device) {
+  allocator().resetPeakStats(device);
+}
+
+void set_fake_memory_limit(DeviceIndex device, int64_t most_bytes) {
+  allocator().limit(device, most_bytes);
+}
+
+void set_fake_memory_observer(FakeMemoryObserver observer) {
+  allocator().set_observer(std::move(observer));
+}
+
+}  // namespace zeropage::testing

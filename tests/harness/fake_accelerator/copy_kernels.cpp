@@ -1,0 +1,90 @@
+// Copies between the host and fake devices, and values that the host reads.
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+
+#include "tests/harness/fake_accelerator/allocator.h"
+#include "tests/harness/fake_accelerator/counters.h"
+#include "tests/harness/fake_accelerator/fake_accelerator.h"
+#include "tests/harness/fake_accelerator/host_view.h"
+#include "tests/harness/fake_accelerator/kernels.h"
+#include "tests/harness/fake_accelerator/stream.h"
+
+namespace zeropage::testing {
+namespace {
+
+using at::Tensor;
+
+void enqueue_copy(c10::Stream stream, const Tensor& to, const Tensor& from) {
+  ++live_counters().tasks;
+  fake_stream(stream).enqueue("aten::copy_", [to, from] { to.copy_(from); });
+}
+
+void let_wait(c10::Stream later, c10::Stream earlier) {
+  c10::Event event(c10::DeviceType::PrivateUse1);
+  event.record(earlier);
+  event.block(later);
+}
+
+void wait_for_values(c10::Stream stream) {
+  ++live_counters().host_syncs;
+  fake_stream(stream).wait();
+  rethrow_task_error(stream.device_index());
+}
+
+// As CUDA does it: on the source's stream, in order with the target's.
+void copy_between_devices(const Tensor& from, const Tensor& to) {
+  const c10::Stream its = current_fake_stream(from.device().index());
+  const c10::Stream other = current_fake_stream(to.device().index());
+  if (its != other) let_wait(its, other);
+  enqueue_copy(its, host_view(to), host_view(from));
+  if (its != other) let_wait(other, its);
+}
+
+// Memory that is not page-locked is read before the call returns, blocking or not.
+void copy_to_device(const Tensor& from, const Tensor& to, bool non_blocking) {
+  const bool is_read_later = non_blocking && is_fake_pinned(from.const_data_ptr());
+  enqueue_copy(current_fake_stream(to.device().index()), host_view(to),
+               is_read_later ? from : host_snapshot(from));
+}
+
+void copy_to_host(const Tensor& from, const Tensor& to, bool non_blocking) {
+  const c10::Stream stream = current_fake_stream(from.device().index());
+  enqueue_copy(stream, to, host_view(from));
+  if (!non_blocking) wait_for_values(stream);
+}
+
+Tensor copy_from(const Tensor& source, const Tensor& to, bool non_blocking) {
+  const Tensor from = source.expand(to.sizes());
+  if (to.numel() == 0) return to;
+  TORCH_CHECK(from.is_cpu() || from.is_privateuseone(), "a copy from ", from.device(), " to ",
+              to.device());
+  if (from.is_cpu()) {
+    copy_to_device(from, to, non_blocking);
+  } else if (to.is_cpu()) {
+    copy_to_host(from, to, non_blocking);
+  } else {
+    copy_between_devices(from, to);
+  }
+  return to;
+}
+
+Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
+  to.resize_(from.sizes());
+  return copy_from(from, to, /*non_blocking=*/false);
+}
+
+at::Scalar local_scalar_dense(const Tensor& self) {
+  wait_for_values(current_fake_stream(self.device().index()));
+  return at::_local_scalar_dense(host_view(self));
+}
+
+}  // namespace
+
+void add_copy_kernels(torch::Library& aten) {
+  aten.impl("_copy_from", &copy_from);
+  aten.impl("_copy_from_and_resize", &copy_from_and_resize);
+  aten.impl("_local_scalar_dense", &local_scalar_dense);
+}
+
+}  // namespace zeropage::testing

@@ -13,8 +13,8 @@ void Communicator::check(const at::Tensor& tensor, const char* operation,
            tensor.defined() ? c10::str("sizes ", tensor.sizes(), ", strides ", tensor.strides())
                             : std::string("an undefined one"),
            "; pass a flat buffer");
-  ZP_CHECK(moves(tensor.device()), operation, " of ", what, ": the tensor is on ",
-           tensor.device(), ", but the ", transport(), " communicator moves tensors on ", device(),
+  ZP_CHECK(moves(tensor.device()), operation, " of ", what, ": the tensor is on ", tensor.device(),
+           ", but the ", transport(), " communicator moves tensors on ", device(),
            "; copy it there first");
 }
 

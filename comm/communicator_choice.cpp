@@ -10,10 +10,14 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "comm/gloo_communicator.h"
+#include "comm/nccl_communicator.h"
 #include "comm/shared_memory_communicator.h"
+#include "comm/staged_communicator.h"
 #include "comm/topology.h"
 #include "comm/two_level_communicator.h"
 #include "memory/check.h"
+#include "memory/device.h"
+#include "memory/stream.h"
 
 namespace zeropage::comm {
 namespace {
@@ -91,19 +95,7 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   return shared;
 }
 
-}  // namespace
-
-std::string host_identity() {
-  std::array<char, 256> host{};
-  gethostname(host.data(), host.size() - 1);
-  std::string boot;
-  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-  struct stat processes {};
-  stat("/proc/self/ns/pid", &processes);
-  return c10::str(host.data(), "/", boot, "/", processes.st_ino);
-}
-
-std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
+std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& options) {
   const Topology topology = topology_of(options.hosts);
   const bool one_host = topology.hosts() == 1;
   ZP_CHECK(options.transport != Transport::kShared || one_host,
@@ -138,6 +130,75 @@ std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
     options.fail_to_connect(error);
     throw;
   }
+}
+
+// The first two ranks that compute on one device; "" if none do. devices: "+" and a device's name.
+std::string shared_device(const std::vector<std::string>& devices) {
+  for (size_t rank = 0; rank < devices.size(); ++rank) {
+    for (size_t earlier = 0; earlier < rank; ++earlier) {
+      if (devices[earlier] != devices[rank]) continue;
+      return c10::str("ranks ", earlier, " and ", rank, " share the device ",
+                      devices[rank].substr(1));
+    }
+  }
+  return "";
+}
+
+// Collective. Why the ranks cannot have NCCL between their devices; "" if they can.
+std::string why_no_nccl(const CommunicatorOptions& options) {
+  const auto own = [&]() -> std::string {
+    if (!options.device.is_cuda()) {
+      return c10::str("-NCCL moves tensors of CUDA devices, not of ", options.device.str());
+    }
+    if (!has_nccl()) return "-its build of Zeropage has no NCCL";
+    return c10::str('+', memory::device_name(options.device), " (",
+                    memory::device_identity(options.device), ")");
+  };
+  const std::vector<std::string> devices = options.gather_text("devices", own());
+  const std::string failure = first_failure(devices);
+  return failure.empty() ? shared_device(devices) : failure;
+}
+
+}  // namespace
+
+std::string host_identity() {
+  std::array<char, 256> host{};
+  gethostname(host.data(), host.size() - 1);
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat processes {};
+  stat("/proc/self/ns/pid", &processes);
+  return c10::str(host.data(), "/", boot, "/", processes.st_ino);
+}
+
+std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options) {
+  const bool on_host = !memory::has_streams(options.device.type());
+  ZP_CHECK(
+      !on_host || options.transport != Transport::kNccl,
+      "NCCL was asked for, but this world is on ", options.device,
+      " and NCCL moves tensors of CUDA devices; set WorldOptions::device to c10::kCUDA, or use "
+      "auto, gloo or shared");
+  if (on_host) return make_host_communicator(options);
+  const bool wants_nccl = options.transport == Transport::kNccl;
+  const bool may_have_nccl = wants_nccl || options.transport == Transport::kAuto;
+  const std::string obstacle = may_have_nccl ? why_no_nccl(options) : "";
+  ZP_CHECK(!wants_nccl || obstacle.empty(), "NCCL was asked for, but cannot be had: ", obstacle,
+           "; use auto or shared, which pass through the host, or give every rank a device");
+  CommunicatorOptions for_host = options;
+  if (wants_nccl) for_host.transport = Transport::kAuto;
+  std::unique_ptr<Communicator> host = make_host_communicator(for_host);
+  if (may_have_nccl && obstacle.empty()) {
+    return make_nccl_communicator(
+        std::move(host), {.store = c10::make_intrusive<c10d::PrefixStore>("nccl", options.store),
+                          .device = options.device,
+                          .order = options.reduction_order,
+                          .deadline = options.deadline});
+  }
+  if (may_have_nccl && options.rank == 0) {
+    std::cerr << "zeropage: no NCCL between the ranks (" << obstacle
+              << "); tensors pass through the host, which is slower" << std::endl;
+  }
+  return make_staged_communicator(std::move(host), options.device);
 }
 
 }  // namespace zeropage::comm

@@ -19,6 +19,8 @@ std::string host_identity();
 
 struct CommunicatorOptions {
   Transport transport = Transport::kAuto;
+  ReductionOrder reduction_order = ReductionOrder::kFast;
+  c10::Device device = c10::kCPU;  // with its index, unless it is the host
   int rank = 0;
   int size = 1;
   std::vector<std::string> hosts;  // identities, by rank
@@ -36,6 +38,9 @@ struct CommunicatorOptions {
 // Collective: all ranks get the same kind. kAuto: shared memory on one host, two levels on several of
 // which one has several ranks, Gloo otherwise. Where it would take shared memory and a host cannot
 // have it, all take Gloo, and rank 0 says so once on stderr.
+//
+// On accelerators kAuto takes NCCL. Where it cannot be had, and for other transports, tensors pass
+// through the host, by what carries the host's tensors; for kAuto rank 0 says so once on stderr.
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
 
 }  // namespace zeropage::comm

@@ -8,8 +8,11 @@ namespace zeropage::comm {
 
 class SoloCommunicator final : public Communicator {
  public:
-  SoloCommunicator() : Communicator(/*rank=*/0, /*size=*/1) {}
+  explicit SoloCommunicator(c10::Device device = c10::kCPU)
+      : Communicator(/*rank=*/0, /*size=*/1), device_(device) {}
 
+  c10::Device device() const override { return device_; }
+  bool moves(c10::Device there) const override { return there == device_ || there.is_cpu(); }
   std::string_view transport() const override { return "solo"; }
 
  private:
@@ -22,6 +25,8 @@ class SoloCommunicator final : public Communicator {
   Pending start_send(const at::Tensor&, int, std::string) override { return {}; }
   Pending start_recv(const at::Tensor&, int, std::string) override { return {}; }
   WireTraffic sent() const override { return {}; }
+
+  const c10::Device device_;
 };
 
 }  // namespace zeropage::comm

@@ -12,6 +12,9 @@ namespace {
 
 TrafficModel::Algorithms algorithms_for(const Topology& topology, Transport transport) {
   using Algorithms = TrafficModel::Algorithms;
+  ZP_CHECK(
+      transport != Transport::kNccl,
+      "the traffic of NCCL is not modelled; use Transport::kAuto, whose slices take as many bytes");
   ZP_CHECK(transport != Transport::kShared || topology.hosts() == 1, "shared memory between ",
            topology.hosts(), " hosts; use Transport::kAuto or Transport::kGloo");
   if (transport == Transport::kShared) return Algorithms::kSharedMemory;

@@ -1,4 +1,5 @@
-// What carries the bytes between ranks. All give the same bits.
+// What carries the bytes between ranks, and in which order they are added. All but kNccl with kFast
+// give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -6,14 +7,29 @@
 namespace zeropage::comm {
 
 enum class Transport : uint8_t {
-  kAuto,    // shared memory between the ranks of a host where it can be had, Gloo between others
+  // Between accelerators NCCL where it can be had. Otherwise shared memory between the ranks of a
+  // host where it can be had, Gloo between others.
+  kAuto,
   kGloo,    // TCP between all ranks
   kShared,  // shared memory; throws where it cannot be had
+  kNccl,    // from CUDA device to CUDA device; throws where it cannot be had
 };
 
 constexpr const char* name(Transport transport) {
-  constexpr const char* kNames[] = {"auto", "gloo", "shared"};
+  constexpr const char* kNames[] = {"auto", "gloo", "shared", "nccl"};
   return kNames[static_cast<size_t>(transport)];
+}
+
+// Of a sum over ranks, where NCCL carries the bytes; the others' is always fixed.
+enum class ReductionOrder : uint8_t {
+  // NCCL's, which depends on sizes, ranks and links, in the precision of the tensor.
+  kFast,
+  // comm/reduction.h's. Costs a buffer as large as the largest tensor.
+  kFixed,
+};
+
+constexpr const char* name(ReductionOrder order) {
+  return order == ReductionOrder::kFast ? "fast" : "fixed";
 }
 
 }  // namespace zeropage::comm

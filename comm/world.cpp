@@ -12,7 +12,10 @@
 #include "comm/simulated_communicator.h"
 #include "comm/solo_communicator.h"
 #include "memory/check.h"
+#include "memory/device.h"
+#include "memory/device_memory.h"
 #include "memory/ledger.h"
+#include "memory/stream.h"
 
 namespace zeropage::comm {
 namespace {
@@ -138,13 +141,18 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
   if (size() == 1) {
     state_->place.local_rank = 0;
     state_->place.local_world_size = 1;
-    adopt(std::make_unique<SoloCommunicator>(), options);
+    ZP_CHECK(options.transport != Transport::kNccl || options.device == c10::kCUDA,
+             "NCCL was asked for, but this world is on ", c10::Device(options.device),
+             "; set WorldOptions::device to c10::kCUDA");
+    adopt(std::make_unique<SoloCommunicator>(choose_device(options.device)), options);
     return;
   }
   check_agreement("the world",
                   {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
                    c10::str("deadline: ", options.deadline.count(), " ms"),
-                   c10::str("communicator: ", name(options.transport))});
+                   c10::str("device: ", c10::Device(options.device)),
+                   c10::str("communicator: ", name(options.transport)),
+                   c10::str("order of reductions: ", name(options.reduction_order))});
   const std::string own_host = place.host.empty() ? host_identity() : place.host;
   const std::vector<std::string> hosts = gather_text("hosts", own_host);
   if (place.local_rank < 0 || place.local_world_size < 0) {
@@ -155,6 +163,8 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
   }
   adopt(make_communicator(
             {.transport = options.transport,
+             .reduction_order = options.reduction_order,
+             .device = choose_device(options.device),
              .rank = rank(),
              .size = size(),
              .hosts = hosts,
@@ -166,6 +176,32 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
                                    const auto& text) { return gather_text(topic, text); },
              .fail_to_connect = [this](const std::exception& error) { fail_to_connect(error); }}),
         options);
+}
+
+// Collective: where one rank has no such device, all end with its reason.
+c10::Device World::choose_device(c10::DeviceType type) const {
+  if (!memory::has_streams(type)) {
+    ZP_CHECK(type == c10::kCPU, "a world cannot be on ", c10::Device(type),
+             "; set WorldOptions::device to c10::kCUDA or c10::kCPU");
+    return type;
+  }
+  const int count = memory::device_count(type);
+  const c10::Device device(type, static_cast<c10::DeviceIndex>(local_rank() % std::max(count, 1)));
+  std::string obstacle = memory::obstacle_to(device);
+  try {
+    if (obstacle.empty()) {
+      memory::set_current_device(device);
+      if (type == c10::kCUDA) memory::observe_cuda_memory();
+    }
+  } catch (const std::exception& error) {
+    obstacle = c10::str(device, ": ", memory::message_of(error));
+  }
+  const std::vector<std::string> obstacles = gather_text("devices", obstacle);
+  ZP_CHECK(obstacle.empty(), obstacle);
+  for (size_t other = 0; other < obstacles.size(); ++other) {
+    ZP_CHECK(obstacles[other].empty(), "rank ", other, " has no device: ", obstacles[other]);
+  }
+  return device;
 }
 
 // Gloo does not say whom it misses. Who still lives says so in the store.
@@ -222,6 +258,9 @@ int World::local_size() const {
 }
 std::chrono::milliseconds World::deadline() const {
   return state_->deadline;
+}
+c10::Device World::device() const {
+  return state_->communicator->device();
 }
 Communicator& World::communicator() const {
   return *state_->communicator;

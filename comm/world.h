@@ -26,7 +26,13 @@ struct WorldOptions {
   // error.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
 
+  // Where tensors are: the host, or the accelerator of this type whose index is the local rank,
+  // modulo those that the process sees. It becomes the calling thread's current device.
+  c10::DeviceType device = c10::kCPU;
+
   Transport transport = Transport::kAuto;
+  // kFixed gives the host's bits with NCCL, at the cost of a staging buffer and of time.
+  ReductionOrder reduction_order = ReductionOrder::kFast;
 
   // Given the world's communicator, returns the one to use: to measure, delay or count what passes.
   // Unset: as it is.
@@ -63,6 +69,8 @@ class World {
   int local_rank() const;
   int local_size() const;
   std::chrono::milliseconds deadline() const;
+  // The communicator's: with an index, unless it is the host.
+  c10::Device device() const;
 
   Communicator& communicator() const;
 
@@ -79,6 +87,7 @@ class World {
   struct State;
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
   [[noreturn]] void fail_to_connect(const std::exception& error) const;
+  c10::Device choose_device(c10::DeviceType type) const;
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   void wait_until_seen(const std::string& round, const std::vector<int>& by) const;
   std::string judge(const std::string& topic, const std::string& round,

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/topology.h"
+#include "tests/harness/contributions.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/slots.h"
 
@@ -11,22 +12,10 @@ namespace zeropage::comm {
 namespace {
 
 using ::testing::AllOf;
+using testing::contribution;
 using testing::run_ranks;
+using testing::tree_sum;
 using testing::try_ranks;
-
-// What rank r contributes; the same on whichever rank asks.
-torch::Tensor contribution(int rank, int64_t numel, torch::ScalarType dtype = torch::kFloat32) {
-  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + rank));
-  return torch::randn({numel}, generator).to(dtype);
-}
-
-torch::Tensor tree_sum(int low, int high, int64_t numel,
-                       torch::ScalarType dtype = torch::kFloat32) {
-  if (high - low == 1) return contribution(low, numel, dtype).to(torch::kFloat32);
-  int half = 1;
-  while (half * 2 < high - low) half *= 2;
-  return tree_sum(low, low + half, numel, dtype) + tree_sum(low + half, high, numel, dtype);
-}
 
 enum class Way : uint8_t {
   kGloo,

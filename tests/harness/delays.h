@@ -19,6 +19,7 @@ class DelayedCommunicator final : public comm::Communicator {
         milliseconds_(0, static_cast<int>(longest.count())) {}
 
   c10::Device device() const override { return inner_->device(); }
+  bool moves(c10::Device there) const override { return inner_->moves(there); }
   std::vector<int> lost_ranks() override { return inner_->lost_ranks(); }
   std::string_view transport() const override { return inner_->transport(); }
 
@@ -27,15 +28,22 @@ class DelayedCommunicator final : public comm::Communicator {
   using ReduceOp = comm::ReduceOp;
   using Pending = comm::Pending;
 
+  // On a device the delay is between what was enqueued before the call and the operation.
   template <typename Operation>
   Pending late(const Tensor& tensor, Operation operation) {
     const auto delay = std::chrono::milliseconds(milliseconds_(random_));
-    return thread_.run(
-        [delay, operation] {
+    auto on_device = std::make_shared<Pending::OnDevice>(
+        Pending::OnDevice{.device = device(), .end = {}, .check = {}});
+    const Pending on_host = thread_.run(
+        [this, delay, operation, on_device, begun = memory::Stream::current(device()).record()] {
           std::this_thread::sleep_for(delay);
+          const memory::StreamScope scope(stream_);
+          stream_.wait(begun);
           operation().wait();
+          on_device->end = stream_.record();
         },
         {tensor});
+    return {on_host, on_device};
   }
 
   Pending start_all_gather(const Tensor& t, std::string what) override {
@@ -62,6 +70,7 @@ class DelayedCommunicator final : public comm::Communicator {
   comm::WireTraffic sent() const override { return inner_->wire_traffic(); }
 
   const std::unique_ptr<comm::Communicator> inner_;
+  const memory::Stream stream_ = memory::Stream::another(device());
   std::mt19937 random_;
   std::uniform_int_distribution<int> milliseconds_;
   comm::detail::ProgressThread thread_;  // last: its tasks use everything above

@@ -25,6 +25,8 @@ struct RankOptions {
   std::function<std::unique_ptr<comm::Communicator>(std::unique_ptr<comm::Communicator>)> decorate;
   comm::Transport transport = comm::Transport::kAuto;
   std::vector<std::string> hosts = {};  // by rank; none: all on this one
+  c10::DeviceType device = c10::kCPU;
+  comm::ReductionOrder reduction_order = comm::ReductionOrder::kFast;
 };
 
 // Labels of hosts for RankOptions::hosts, from any numbers that tell them apart.
@@ -55,7 +57,9 @@ inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& f
                            .launcher = "test"},
                           store,
                           {.deadline = options.deadline,
+                           .device = options.device,
                            .transport = options.transport,
+                           .reduction_order = options.reduction_order,
                            .decorate = options.decorate});
         fn(world);
         // Leaving early would look like a lost rank to the others.

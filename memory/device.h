@@ -1,0 +1,42 @@
+// The accelerators of this machine, as errors and agreements name them.
+//
+// Written over LibTorch's device-generic guards; what only CUDA knows comes from memory/cuda, or,
+// in a build without it, from memory/no_cuda.cpp.
+// Threads: any.
+#pragma once
+
+#include <string>
+
+#include <c10/core/Device.h>
+
+namespace zeropage::memory {
+
+// How many this process sees; 0 where there are none, or none that work. 1 for the host.
+int device_count(c10::DeviceType type);
+
+// Whether this build has CUDA and this machine its driver. Unlike device_count() it leaves CUDA
+// alone: a process that has asked CUDA cannot fork ranks.
+bool has_cuda_driver();
+
+// Why tensors cannot be made there, and what to do; "" if they can. device: with an index, unless it
+// is the host.
+std::string obstacle_to(c10::Device device);
+// Throws it.
+void check_device(c10::Device device);
+
+// Processes that see the same name compute on the same device, on whichever host. This and what
+// follows: REQUIRES a device without an obstacle.
+std::string device_identity(c10::Device device);
+// "NVIDIA H200"
+std::string device_name(c10::Device device);
+
+struct DeviceMemory {
+  int64_t total_bytes = 0;
+  int64_t free_bytes = 0;  // now, for all processes
+};
+DeviceMemory device_memory(c10::Device device);
+
+// The calling thread's from here on: factories that are told "cuda" use it.
+void set_current_device(c10::Device device);
+
+}  // namespace zeropage::memory

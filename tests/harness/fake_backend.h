@@ -1,0 +1,155 @@
+// A c10d backend for the fake accelerator that works as NCCL does: operations run on a stream of its
+// own, which waits for the caller's at the call; Work::wait() makes the then-current stream wait.
+// A communicator of the host carries the bytes, on the stream's thread.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "comm/communicator.h"
+#include "memory/stream.h"
+#include "tests/harness/fake_accelerator/host_view.h"
+#include "tests/harness/fake_accelerator/stream.h"
+
+namespace zeropage::testing {
+
+class FakeBackend final : public c10d::Backend {
+ public:
+  FakeBackend(std::unique_ptr<comm::Communicator> host, c10::Device device)
+      : c10d::Backend(host->rank(), host->size()),
+        device_(device),
+        stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)),
+        host_(std::move(host)) {}
+
+  // What is under way ends.
+  void abort() override {
+    std::unique_ptr<comm::Communicator> host;
+    {
+      const std::lock_guard lock(mutex_);
+      host = std::move(host_);
+    }
+    aborted_.notify_all();
+  }
+  void shutdown() override { abort(); }
+
+  using Work = c10::intrusive_ptr<c10d::Work>;
+
+  Work _allgather_base(at::Tensor& whole, at::Tensor& own, const c10d::AllgatherOptions&) override {
+    TORCH_CHECK(whole.numel() == own.numel() * getSize());
+    return enqueue([this, whole = host_view(whole), own = host_view(own)] {
+      slice(whole, getRank()).copy_(own);
+      run([&](comm::Communicator& host) { return host.all_gather(whole, "a fake gather"); });
+    });
+  }
+
+  Work _reduce_scatter_base(at::Tensor& own, at::Tensor& whole,
+                            const c10d::ReduceScatterOptions& options) override {
+    TORCH_CHECK(whole.numel() == own.numel() * getSize());
+    return enqueue([this, own = host_view(own), whole = host_view(whole), op = options.reduceOp] {
+      const at::Tensor copy = whole.clone();
+      run([&](comm::Communicator& host) {
+        return host.reduce_scatter(copy, op_of(op), "a fake reduction");
+      });
+      own.copy_(slice(copy, getRank()));
+    });
+  }
+
+  Work alltoall_base(at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_sizes,
+                     std::vector<int64_t>& from_sizes, const c10d::AllToAllOptions&) override {
+    TORCH_CHECK(to_sizes.empty() && from_sizes.empty() && to.numel() == from.numel());
+    return enqueue([this, to = host_view(to), from = host_view(from)] {
+      const at::Tensor all = at::empty({getSize() * from.numel()}, from.options());
+      slice(all, getRank()).copy_(from);
+      run([&](comm::Communicator& host) { return host.all_gather(all, "a fake exchange"); });
+      for (int rank = 0; rank < getSize(); ++rank) {
+        slice(to, rank).copy_(slice(slice(all, rank), getRank()));
+      }
+    });
+  }
+
+  Work allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
+    return enqueue([this, tensor = host_view(tensors.at(0)), op = options.reduceOp] {
+      run([&](comm::Communicator& host) {
+        return host.all_reduce(tensor, op_of(op), "a fake reduction");
+      });
+    });
+  }
+
+  Work broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
+    const int root = static_cast<int>(options.rootRank);
+    return enqueue([this, tensor = host_view(tensors.at(0)), root] {
+      run([&](comm::Communicator& host) { return host.broadcast(tensor, root, "a fake one"); });
+    });
+  }
+
+  Work send(std::vector<at::Tensor>& tensors, int to, int) override {
+    return enqueue([this, tensor = host_view(tensors.at(0)), to] {
+      run([&](comm::Communicator& host) { return host.send(tensor, to, "a fake one"); });
+    });
+  }
+
+  Work recv(std::vector<at::Tensor>& tensors, int from, int) override {
+    return enqueue([this, tensor = host_view(tensors.at(0)), from] {
+      run([&](comm::Communicator& host) { return host.recv(tensor, from, "a fake one"); });
+    });
+  }
+
+ private:
+  struct FakeWork final : c10d::Work {
+    explicit FakeWork(c10::Device device, memory::Event end)
+        : device_(device), end_(std::move(end)) {}
+    bool wait(std::chrono::milliseconds) override {
+      memory::Stream::current(device_).wait(end_);
+      return true;
+    }
+    const c10::Device device_;
+    const memory::Event end_;
+  };
+
+  Work enqueue(std::function<void()> task) {
+    const memory::Event begun = memory::Stream::current(device_).record();
+    const c10::StreamGuard guard(stream_);
+    memory::Stream::current(device_).wait(begun);
+    fake_stream(stream_).enqueue("a collective", std::move(task));
+    return c10::make_intrusive<FakeWork>(device_, memory::Stream::current(device_).record());
+  }
+
+  // On the stream's thread. Without a peer it does not end, as on a device, until it is aborted.
+  template <typename Start>
+  void run(const Start& start) {
+    comm::Pending pending;
+    {
+      const std::lock_guard lock(mutex_);
+      if (!host_) return;
+      pending = start(*host_);
+    }
+    try {
+      pending.wait();
+    } catch (const std::exception&) {
+      std::unique_lock lock(mutex_);
+      aborted_.wait(lock, [this] { return !host_; });
+    }
+  }
+
+  static comm::ReduceOp op_of(const c10d::ReduceOp& op) {
+    if (op == c10d::ReduceOp::MAX) return comm::ReduceOp::kMax;
+    return op == c10d::ReduceOp::AVG ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
+  }
+  at::Tensor slice(const at::Tensor& whole, int rank) const {
+    const int64_t numel = whole.numel() / getSize();
+    return whole.narrow(0, rank * numel, numel);
+  }
+
+  const c10::Device device_;
+  const c10::Stream stream_;
+  std::mutex mutex_;
+  std::condition_variable aborted_;
+  std::unique_ptr<comm::Communicator> host_;  // guarded by mutex_
+};
+
+}  // namespace zeropage::testing

@@ -135,7 +135,7 @@ class StagedCommunicator final : public Communicator {
     // Its end is written before the part on the host has ended, and read after that.
     auto on_device = std::make_shared<Pending::OnDevice>(
         Pending::OnDevice{.device = device_, .end = {}, .check = {}});
-    const Pending on_host = progress_.run(
+    Pending on_host = progress_.run(
         [this, tensor, moves = std::move(moves), operation = std::move(operation), on_device,
          begun = Stream::current(device_).record()] {
           on_device->end = perform(tensor, moves, begun, operation);

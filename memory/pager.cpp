@@ -349,6 +349,7 @@ void Pager::drop(size_t index) {
     source_->write_back(index, page.buffer());
     page.mark_clean();
   }
+  source_->end_use(index);
   page.evict();
   resident_bytes_ -= page.bytes();
   ++statistics_.evictions;
@@ -356,6 +357,7 @@ void Pager::drop(size_t index) {
 
 void Pager::abandon(size_t index) {
   Page& page = *pages_[index];
+  source_->end_use(index);
   page.abandon_fetch();
   resident_bytes_ -= page.bytes();
 }

@@ -38,8 +38,11 @@ class PageSource {
  public:
   virtual ~PageSource() = default;
   virtual Fetch start_fetch(size_t page) = 0;
-  // buffer: of the page, written to since it came. Ends before it returns.
+  // buffer: of the page, written to since it came. Has ended, or is enqueued, before it returns.
   virtual void write_back(size_t page, const at::Tensor& buffer) = 0;
+  // The page's buffer is about to be let go: what was enqueued to the calling thread's current stream
+  // still uses it.
+  virtual void end_use(size_t /*page*/) {}
 };
 
 enum class Retention : uint8_t {

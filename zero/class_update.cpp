@@ -30,7 +30,7 @@ void ClassUpdate::add_groups(std::vector<OwnedGroup> groups) {
   std::vector<OptimizerParamGroup> mirrors;
   for (OwnedGroup& group : groups) mirrors.push_back(mirror(std::move(group)));
   if (!optimizer_) {
-    optimizer_ = make_optimizer_(std::move(mirrors));
+    optimizer_ = make_class_optimizer_(std::move(mirrors));
   } else {
     for (const OptimizerParamGroup& added : mirrors) optimizer_->add_param_group(added);
   }

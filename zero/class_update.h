@@ -12,13 +12,13 @@
 
 namespace zeropage {
 
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+using MakeClassOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<torch::optim::OptimizerParamGroup>)>;
 
 class ClassUpdate final : public PageUpdate {
  public:
-  ClassUpdate(OwnedPart part, MakeOptimizer make_optimizer)
-      : part_(std::move(part)), make_optimizer_(std::move(make_optimizer)) {}
+  ClassUpdate(OwnedPart part, MakeClassOptimizer make_class_optimizer)
+      : part_(std::move(part)), make_class_optimizer_(std::move(make_class_optimizer)) {}
 
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
@@ -35,7 +35,7 @@ class ClassUpdate final : public PageUpdate {
   torch::optim::OptimizerParamGroup mirror(OwnedGroup group);
 
   const OwnedPart part_;
-  const MakeOptimizer make_optimizer_;
+  const MakeClassOptimizer make_class_optimizer_;
   std::vector<Slice> slices_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;  // its groups mirror those that were added
 };

@@ -23,8 +23,7 @@ int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard) {
 memory::Fetch ShardSource::start_fetch(size_t page) {
   const Entry& entry = entries_[page];
   if (world_.size() == 1) return {entry.shard, {}};
-  // Compute may still read the memory that the buffer gets, and write to the shard.
-  gathers_.wait_for(memory::Stream::current(world_.communicator().device()));
+  wait_for_compute();
   const memory::StreamScope on_gathers(gathers_);
   // In the backward of an accelerator the thread is autograd's.
   const memory::LedgerScope ledger(ledger_);
@@ -36,6 +35,14 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
   }
   whole.narrow(0, entry.range.begin, entry.range.numel()).copy_(entry.shard);
   return {whole, world_.communicator().all_gather(whole, entry.what)};
+}
+
+void ShardSource::end_use(size_t) {
+  if (world_.size() > 1) wait_for_compute();
+}
+
+void ShardSource::wait_for_compute() const {
+  gathers_.wait_for(memory::Stream::current(world_.communicator().device()));
 }
 
 void ShardSource::write_back(size_t page, const at::Tensor& buffer) {

@@ -2,10 +2,11 @@
 //
 // On one rank a page is its shard: nothing is copied, and a page costs no bytes.
 //
-// On an accelerator gathers have a stream of their own, and whole pages have their memory from it. A
-// gather begins after what compute has been given so far, so an evicted page's memory is free for
-// the next one at once: all its readers come before. With two pages at a time that order costs
-// nothing: the page that is gathered takes the place of the one that compute has just left.
+// On an accelerator gathers have a stream of their own, and whole pages have their memory from it. That
+// stream waits for what compute has been given so far, when a page is let go, whose memory the next
+// one may get at once, and when one is fetched, whose shard may just have been written. With two
+// pages at a time this costs nothing: the page that is gathered takes the place of the one that
+// compute has just left.
 //
 // Lifetime: owned by a pager. Collective: start_fetch.
 // Threads: under the pager's mutex; add_shard before the first fetch of that page. Streams: pages are
@@ -35,8 +36,11 @@ class ShardSource final : public memory::PageSource {
 
   memory::Fetch start_fetch(size_t page) override;
   void write_back(size_t page, const at::Tensor& buffer) override;
+  void end_use(size_t page) override;
 
  private:
+  void wait_for_compute() const;
+
   struct Entry {
     std::string what;
     Range range;       // of the shard in the page

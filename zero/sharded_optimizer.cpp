@@ -52,7 +52,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
   for (const OptimizerParamGroup& group : param_groups_) {
     Groups empty;
     empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
-    algorithm_.make_optimizer(std::move(empty));
+    algorithm_.make_class_optimizer(std::move(empty));
   }
   make_updates();
   adopt_groups();
@@ -88,9 +88,10 @@ void ShardedOptimizer::make_updates() {
              "options.update_by: kFused updates fp32 values, but page \"",
              pages.layouts()[page].name, "\" has ", part.values.scalar_type(),
              " and no master weights; set options.master_weights, or use kAuto");
-    updates_.push_back({page, fused && is_fp32 ? algorithm_.make_fused(std::move(part))
-                                               : std::make_unique<ClassUpdate>(
-                                                     std::move(part), algorithm_.make_optimizer)});
+    updates_.push_back({page, fused && is_fp32
+                                  ? algorithm_.make_fused(std::move(part))
+                                  : std::make_unique<ClassUpdate>(
+                                        std::move(part), algorithm_.make_class_optimizer)});
   }
 }
 

@@ -44,7 +44,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // What is particular to A.
   struct Algorithm {
     std::string class_name;  // for errors and for comparing ranks
-    MakeOptimizer make_optimizer;
+    MakeClassOptimizer make_class_optimizer;
     MakePageUpdate make_fused;  // empty: A has no fused form
   };
 

@@ -26,11 +26,13 @@ void DeviceWatch::stop() {
 }
 
 void DeviceWatch::add(Call call, memory::Event begun, memory::Event end) {
+  bool was_asleep = false;
   {
     const std::lock_guard lock(mutex_);
+    was_asleep = entries_.empty();
     entries_.push_back({std::move(call), std::move(begun), std::move(end)});
   }
-  changed_.notify_all();
+  if (was_asleep) changed_.notify_all();
 }
 
 void DeviceWatch::check() const {

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "comm/detail/device_reduction.h"
+
 namespace zeropage::comm {
 namespace {
 
@@ -91,6 +93,21 @@ TEST_P(ReductionTest, MayWriteIntoAContribution) {
 }
 
 // The ranks of two hosts each bring together what they can; the whole has the bits of one reduction.
+TEST_P(ReductionTest, OperatorsOnADeviceGiveTheSameBits) {
+  const detail::Divisor divisor(GetParam(), torch::kCPU);
+  for (const auto dtype : {torch::kFloat32, torch::kFloat64, torch::kBFloat16, torch::kHalf,
+                           torch::kInt64, torch::kInt32}) {
+    std::vector<torch::Tensor> values;
+    for (const auto& value : random(torch::kFloat32)) values.push_back((value * 1000).to(dtype));
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
+      const auto contributions = torch::cat(values);
+      const auto out = contributions.narrow(0, 0, values.front().numel());
+      detail::reduce_in_rank_order(contributions, GetParam(), out, op, divisor);
+      EXPECT_TRUE(torch::equal(out, reduce(values, op))) << dtype << static_cast<int>(op);
+    }
+  }
+}
+
 TEST_P(ReductionTest, CombinesPartialsOfSubtreesToTheSameBits) {
   const int size = GetParam();
   for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64}) {

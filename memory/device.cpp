@@ -51,9 +51,14 @@ std::string device_name(c10::Device device) {
 }
 
 DeviceMemory device_memory(c10::Device device) {
-  if (is_cuda(device.type())) return cuda::memory(device.index());
-  const auto [free, total] = c10::getDeviceAllocator(device.type())->getMemoryInfo(device.index());
-  return {.total_bytes = static_cast<int64_t>(total), .free_bytes = static_cast<int64_t>(free)};
+  using c10::CachingAllocator::StatType;
+  constexpr auto kAll = static_cast<size_t>(StatType::AGGREGATE);
+  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(device.type());
+  const auto [free, total] = allocator.getMemoryInfo(device.index());
+  const auto stats = allocator.getDeviceStats(device.index());
+  return {.total_bytes = static_cast<int64_t>(total),
+          .free_bytes = static_cast<int64_t>(free),
+          .cached_bytes = stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current};
 }
 
 void set_current_device(c10::Device device) {

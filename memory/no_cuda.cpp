@@ -1,5 +1,6 @@
 #include "memory/check.h"
 #include "memory/detail/cuda_device.h"
+#include "memory/detail/nvtx.h"
 #include "memory/device_memory.h"
 
 namespace zeropage::memory::cuda {
@@ -22,11 +23,14 @@ std::string name(int /*index*/) {
   ZP_THROW(why_none());
 }
 
-DeviceMemory memory(int /*index*/) {
-  ZP_THROW(why_none());
-}
-
 }  // namespace zeropage::memory::cuda
+
+namespace zeropage::memory::nvtx {
+
+void push(const char* /*name*/) {}
+void pop() {}
+
+}  // namespace zeropage::memory::nvtx
 
 namespace zeropage::memory {
 

@@ -5,12 +5,12 @@
 #include <limits>
 #include <utility>
 
-#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/named_range.h"
 
 namespace zeropage::memory {
 namespace {
@@ -299,13 +299,22 @@ void Pager::prefetch(const std::vector<size_t>& upcoming, std::span<const PageUs
 
 // ---- coming and going ----
 
+std::string Pager::in_words(const char* verb, const Page& page) const {
+  return c10::str(owner_prefix(), verb, " ", options_.what, " page \"", page.name(), "\"");
+}
+
 void Pager::start_fetch(size_t index) {
-  RECORD_USER_SCOPE("Pager::start_fetch");
+  const NamedRange range("Pager::start_fetch");
   // The buffer serves operators of any mode.
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
-  page.begin_fetch(source_->start_fetch(index));
+  try {
+    page.begin_fetch(source_->start_fetch(index));
+  } catch (c10::Error& error) {
+    error.add_context(in_words("fetching", page));
+    throw;
+  }
   resident_bytes_ += page.bytes();
   statistics_.bytes_gathered += page.bytes();
 }
@@ -313,7 +322,7 @@ void Pager::start_fetch(size_t index) {
 void Pager::await(Lock& lock, size_t index) {
   Page& page = *pages_[index];
   if (page.state() != Page::State::kFetching) return;
-  RECORD_USER_SCOPE("Pager::await");
+  const NamedRange range("Pager::await");
   const Pending arrival = page.arrival();
   const auto start = std::chrono::steady_clock::now();
   lock.unlock();
@@ -332,7 +341,7 @@ void Pager::await(Lock& lock, size_t index) {
 }
 
 void Pager::drop(size_t index) {
-  RECORD_USER_SCOPE("Pager::drop");
+  const NamedRange range("Pager::drop");
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   if (page.state() == Page::State::kFetching) {

@@ -140,6 +140,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void drop_surplus(std::span<const PageUse> unpinned);
   void drop_all_but(const std::vector<size_t>& upcoming, std::span<const PageUse> uses);
   void prefetch(const std::vector<size_t>& upcoming, std::span<const PageUse> uses);
+  std::string in_words(const char* verb, const Page& page) const;
   void start_fetch(size_t page);
   void await(Lock& lock, size_t page);
   void drop(size_t page);

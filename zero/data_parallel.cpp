@@ -14,6 +14,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, co
 }
 
 void DataParallelBase::before_forward() {
+  sharded_.pages->check_stream("forward()");
   check_module();
   // An evaluation has no step that ends its pass.
   if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {

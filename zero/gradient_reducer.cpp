@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "memory/check.h"
+#include "memory/named_range.h"
 
 namespace zeropage {
 namespace {
@@ -256,6 +257,7 @@ void GradientReducer::launch_complete() {
 }
 
 void GradientReducer::launch(size_t page) {
+  const memory::NamedRange range("GradientReducer::launch");
   PageState& state = states_[page];
   TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting);
   for (const size_t index : state.parameters) collect(index);
@@ -292,6 +294,7 @@ void GradientReducer::reduce_rest() {
 }
 
 void GradientReducer::settle(size_t page) {
+  const memory::NamedRange range("GradientReducer::settle");
   PageState& state = states_[page];
   state.reduction.wait();
   state.reduction = {};

@@ -69,6 +69,7 @@ class Optimizer final : public ShardedOptimizer {
                           return std::make_unique<A>(std::move(slices), defaults);
                         }};
     if constexpr (kHasFusedForm<A>) {
+      algorithm.states = static_cast<int64_t>(offload::state_names(defaults).size());
       algorithm.make_fused = [](OwnedPart part) {
         return std::make_unique<FusedUpdate<AlgorithmOptions>>(std::move(part));
       };

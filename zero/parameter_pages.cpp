@@ -39,17 +39,21 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 }
 
 ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
-                               const PageOptions& options, const DeferredValues* deferred)
-    : world_(std::move(world)), options_(options) {
+                               const PageOptions& options, const DeferredValues* deferred,
+                               const CheckLayouts& check)
+    : world_(std::move(world)),
+      options_(options),
+      compute_(memory::Stream::current(world_.communicator().device())) {
   TORCH_INTERNAL_ASSERT(
       options_.ownership == Ownership::kShard || options_.shard_from_bytes == PageOptions::kNever,
       "a rank that updates whole pages holds them");
   for (NamedParameter& named : parameters) {
-    check(named, deferred);
+    check_can_be_placed(named, deferred);
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
   check_before_sharding();
+  if (check) check(layouts_);
   fill(deferred);
   if (options_.master_weights) make_master_weights();
   if (options_.shard_from_bytes == PageOptions::kNever) return;
@@ -62,7 +66,8 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   }
 }
 
-void ParameterPages::check(const NamedParameter& named, const DeferredValues* deferred) const {
+void ParameterPages::check_can_be_placed(const NamedParameter& named,
+                                         const DeferredValues* deferred) const {
   const at::Tensor& tensor = named.tensor;
   const bool is_deferred = deferred != nullptr && tensor.is_meta();
   const c10::Device device = world_.communicator().device();
@@ -390,7 +395,16 @@ bool ParameterPages::is_in_place(const PlacedParameter& placed) const {
          whole + placed.offset * static_cast<int64_t>(tensor.element_size());
 }
 
-void ParameterPages::check_parameters_are_in_place() const {
+void ParameterPages::check_stream(const char* who) const {
+  ZP_CHECK(
+      memory::Stream::current(world_.communicator().device()) == compute_, who,
+      ": the current stream of ", world_.communicator().device(),
+      " is another than when the module was wrapped, in whose order its memory is reused; make "
+      "that one current, or wrap under this one");
+}
+
+void ParameterPages::check_can_update() const {
+  check_stream("step()");
   for (const PlacedParameter& placed : parameters_) {
     const at::Tensor& tensor = placed.parameter.tensor;
     ZP_CHECK(

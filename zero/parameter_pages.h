@@ -12,6 +12,7 @@
 // off the communicator's device, overlapping, or with repeated elements.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -70,10 +71,13 @@ class ParameterPages {
     Reshard reshard = Reshard::kAfterUse;
   };
 
+  using CheckLayouts = std::function<void(const std::vector<PageLayout>&)>;
+
   // deferred: of a module that was constructed without memory, whose parameters get their values
-  // now. Collective.
+  // now. check: called when pages are laid out and nothing has moved yet. Collective.
   ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
-                 const PageOptions& options, const DeferredValues* deferred = nullptr);
+                 const PageOptions& options, const DeferredValues* deferred = nullptr,
+                 const CheckLayouts& check = nullptr);
 
   const comm::World& world() const { return world_; }
   const std::vector<PageLayout>& layouts() const { return layouts_; }
@@ -107,12 +111,15 @@ class ParameterPages {
   // rank updates whole pages, nor for a sharded page, which is gathered when it is used. Collective.
   comm::Pending start_gather(size_t page) const;
 
-  // Throws if a parameter no longer lives in its page or changed requires_grad since: who replaced
-  // it must wrap anew.
-  void check_parameters_are_in_place() const;
+  // Throws if the calling thread's current stream is another than where the pages were made: pages
+  // come and go in that one's order. who: "forward()".
+  void check_stream(const char* who) const;
+  // The same, and if a parameter no longer lives in its page or changed requires_grad since: who
+  // replaced it must wrap anew.
+  void check_can_update() const;
 
  private:
-  void check(const NamedParameter& named, const DeferredValues* deferred) const;
+  void check_can_be_placed(const NamedParameter& named, const DeferredValues* deferred) const;
   std::vector<StorageSpec> group_by_storage();
   void check_no_overlap(const std::vector<size_t>& sharing) const;
   void lay_out(const std::vector<StorageSpec>& storages);
@@ -145,6 +152,7 @@ class ParameterPages {
   // Constant after construction.
   const comm::World world_;
   const PageOptions options_;
+  const memory::Stream compute_;
   std::vector<PageLayout> layouts_;
   std::vector<PlacedParameter> parameters_;
   std::vector<PlacedStorage> storages_;  // by index of StorageSpec

@@ -7,6 +7,7 @@
 #include <torch/serialize/archive.h>
 
 #include "memory/check.h"
+#include "memory/named_range.h"
 
 namespace zeropage {
 namespace {
@@ -54,6 +55,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
     empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
     algorithm_.make_class_optimizer(std::move(empty));
   }
+  check_device_holds_states();
   make_updates();
   adopt_groups();
   check_agreement();
@@ -72,6 +74,20 @@ bool ShardedOptimizer::updates_fused() const {
       break;
   }
   return has_fused && parameters_.pages->world().communicator().device().is_cuda();
+}
+
+void ShardedOptimizer::check_device_holds_states() const {
+  const ParameterPages& pages = *parameters_.pages;
+  MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (!pages.layouts()[page].requires_grad) continue;
+    const bool masters = pages.master_weights(page).defined();
+    const auto element_bytes = static_cast<int64_t>(
+        masters ? sizeof(float) : c10::elementSize(pages.layouts()[page].dtype));
+    need.persistent[memory::Kind::kOptimizerState] +=
+        pages.owned(page).numel() * element_bytes * algorithm_.states;
+  }
+  check_device_holds(pages.world(), "the optimizer", need, /*held_bytes=*/0);
 }
 
 void ShardedOptimizer::make_updates() {
@@ -176,23 +192,44 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const torch::NoGradGuard no_grad;
+  ZP_CHECK(error_.empty(),
+           "step() after one that did not end, with parameters of this rank half "
+           "updated: restart from the last saved state. It said: ",
+           error_);
   adopt_groups();
-  parameters_.pages->check_parameters_are_in_place();
-  GradientReducer& reducer = *parameters_.reducer;
-  reducer.finish();
+  parameters_.pages->check_can_update();
+  parameters_.reducer->finish();
   parameters_.pages->begin_update();
-  const auto has_gradient = [&](size_t parameter) { return reducer.has_gradient(parameter); };
+  try {
+    update();
+    end_step();
+  } catch (const std::exception& error) {
+    error_ = memory::message_of(error);
+    throw;
+  }
+  return loss;
+}
+
+void ShardedOptimizer::update() {
+  const memory::NamedRange range("ShardedOptimizer::update");
+  const auto has_gradient = [this](size_t parameter) {
+    return parameters_.reducer->has_gradient(parameter);
+  };
   std::vector<comm::Pending> in_flight;
   for (const OfPage& of_page : updates_) {
     for (size_t group = 0; group < param_groups_.size(); ++group) {
       of_page.update->set_options(group, param_groups_[group].options());
     }
-    of_page.update->step(has_gradient);
+    try {
+      of_page.update->step(has_gradient);
+    } catch (c10::Error& error) {
+      error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
+                                 parameters_.pages->layouts()[of_page.page].name, "\""));
+      throw;
+    }
     in_flight.push_back(parameters_.pages->start_gather(of_page.page));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
-  end_step();
-  return loss;
 }
 
 void ShardedOptimizer::end_step() {

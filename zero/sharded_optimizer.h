@@ -46,6 +46,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     std::string class_name;  // for errors and for comparing ranks
     MakeClassOptimizer make_class_optimizer;
     MakePageUpdate make_fused;  // empty: A has no fused form
+    int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
   };
 
   // Collective: ranks must agree on groups and options.
@@ -60,10 +61,12 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 
   bool updates_fused() const;
   void make_updates();
+  void check_device_holds_states() const;
   void check_agreement() const;
   void adopt_groups();
   std::vector<size_t> parameters_of_group(size_t group) const;
   OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
+  void update();
   void end_step();
 
   const ShardedParameters parameters_;
@@ -72,6 +75,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::vector<bool> grouped_;  // by parameter: is in a group
   size_t adopted_groups_ = 0;
   memory::Event last_step_;  // its end
+  std::string error_;        // of a step that was begun and did not end
 };
 
 }  // namespace zeropage

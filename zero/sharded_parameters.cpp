@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "zero/memory_need.h"
 
 namespace zeropage {
 namespace {
@@ -28,11 +29,20 @@ ParameterPages::PageOptions page_options(const Options& options) {
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
                         const Options& options, ReduceWhen when,
                         const DeferredValues* deferred = nullptr) {
-  auto pages = std::make_shared<ParameterPages>(world, std::move(parameters), page_options(options),
-                                                deferred);
+  int64_t held_bytes = 0;
+  for (const NamedParameter& parameter : parameters) {
+    if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
+  }
+  MemoryNeed need;
+  auto pages =
+      std::make_shared<ParameterPages>(world, std::move(parameters), page_options(options),
+                                       deferred, [&](const std::vector<PageLayout>& layouts) {
+                                         need = need_of_pages(layouts, options, world.size());
+                                         check_device_holds(world, "the model", need, held_bytes);
+                                       });
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options.stage, pages), when);
-  return {std::move(pages), std::move(reducer), options.update_by};
+  return {std::move(pages), std::move(reducer), options.update_by, need};
 }
 
 }  // namespace

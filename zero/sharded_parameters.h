@@ -9,6 +9,7 @@
 #include "comm/world.h"
 #include "memory/construction_tape.h"
 #include "zero/gradient_reducer.h"
+#include "zero/memory_need.h"
 #include "zero/module_parameters.h"
 #include "zero/options.h"
 #include "zero/parameter_pages.h"
@@ -19,6 +20,7 @@ struct ShardedParameters {
   std::shared_ptr<ParameterPages> pages;
   std::shared_ptr<GradientReducer> reducer;
   UpdateBy update_by = UpdateBy::kAuto;
+  MemoryNeed need;
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed

@@ -47,25 +47,14 @@ Batch batch_without_values(const Flags& flags) {
 }
 
 // What a real rank would hold from step to step, padding included.
-int64_t persistent_bytes(const Flags& flags, const zeropage::ParameterPages& pages) {
-  const auto element_bytes = static_cast<int64_t>(c10::elementSize(flags.dtype()));
+int64_t persistent_bytes(const Flags& flags, const zeropage::ShardedParameters& sharded) {
   using zeropage::memory::Kind;
   const int64_t state_bytes =
       formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kOptimizerState];
-  const int64_t master_bytes =
-      formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kMasterWeights];
-  const zeropage::Stage stage = zeropage::stage_of(flags.stage);
-  int64_t bytes = 0;
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    const int64_t whole_bytes = pages.layouts()[page].padded_numel(flags.ranks) * element_bytes;
-    const int64_t shard_bytes = pages.layouts()[page].shard_numel * element_bytes;
-    bytes += (pages.is_sharded(page) ? shard_bytes : whole_bytes) +
-             (stage.gradients ? shard_bytes : whole_bytes) +
-             pages.owned(page).numel() * master_bytes;
-  }
+  int64_t bytes = sharded.need.persistent.total();
   // Padding has no state.
-  for (const zeropage::PlacedParameter& placed : pages.parameters()) {
-    bytes += intersection(placed.range, pages.owned(placed.page)).numel() * state_bytes;
+  for (const zeropage::PlacedParameter& placed : sharded.pages->parameters()) {
+    bytes += intersection(placed.range, sharded.pages->owned(placed.page)).numel() * state_bytes;
   }
   return bytes;
 }
@@ -83,7 +72,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
-  run.persistent_bytes = persistent_bytes(flags, *model.sharded_parameters().pages);
+  run.persistent_bytes = persistent_bytes(flags, model.sharded_parameters());
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {

@@ -5,8 +5,6 @@
 #include <filesystem>
 #include <string>
 
-#include <c10/cuda/CUDAGuard.h>
-
 #include "memory/check.h"
 #include "memory/detail/cuda_device.h"
 
@@ -81,14 +79,6 @@ std::string uuid(int index) {
 
 std::string name(int index) {
   return properties(index).name;
-}
-
-DeviceMemory memory(int index) {
-  const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(index));
-  size_t free = 0;
-  size_t total = 0;
-  check(cudaMemGetInfo(&free, &total), index, "its memory");
-  return {.total_bytes = static_cast<int64_t>(total), .free_bytes = static_cast<int64_t>(free)};
 }
 
 }  // namespace zeropage::memory::cuda

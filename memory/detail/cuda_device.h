@@ -3,8 +3,6 @@
 
 #include <string>
 
-#include "memory/device.h"
-
 namespace zeropage::memory::cuda {
 
 int device_count();
@@ -14,6 +12,5 @@ std::string why_none();
 // index: below device_count().
 std::string uuid(int index);
 std::string name(int index);
-DeviceMemory memory(int index);
 
 }  // namespace zeropage::memory::cuda

@@ -271,6 +271,57 @@ INSTANTIATE_TEST_SUITE_P(RanksStages, DeviceMemoryFormulaTest,
                          ::testing::Combine(::testing::Values(2, 4),
                                             ::testing::Values(0, 1, 2, 3)));
 
+// While it lives, the first fake device has no more memory.
+class MemoryLimit {
+ public:
+  explicit MemoryLimit(int64_t bytes) { set_fake_memory_limit(0, bytes); }
+  ~MemoryLimit() { set_fake_memory_limit(0, 0); }
+};
+
+TEST_F(DeviceStepTest, ModelsThatDoNotFitTheDeviceAreRefusedWithTheFiguresOnAllRanks) {
+  const MemoryLimit limit(fake_memory(0).current_bytes + 1000_KiB);
+  const auto errors = try_ranks(
+      2,
+      [](comm::World& world) {
+        // 256 KiB, and as much of gradients, twice.
+        torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
+        net->to(world.device());
+        DataParallel<torch::nn::Sequential> model(net, world, options_of(0));
+      },
+      on_fake_devices(Carrier::kStaged, 2));
+  EXPECT_THAT(message_of(errors[0]),
+              HasSubstr("[rank 0/2] the model needs 1.0 MiB on fake:0 before any activation"));
+  EXPECT_THAT(message_of(errors[0]), HasSubstr("gradient                   516.0 KiB"));
+  EXPECT_THAT(message_of(errors[1]), HasSubstr("[rank 1/2] rank 0: the model needs 1.0 MiB"));
+}
+
+TEST_F(DeviceStepTest, OptimizersWhoseStateDoesNotFitAreRefusedBeforeTheFirstStep) {
+  const MemoryLimit limit(fake_memory(0).current_bytes + 1500_KiB);
+  const auto errors = try_ranks(
+      1,
+      [](comm::World& world) {
+        torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
+        net->to(world.device());
+        DataParallel<torch::nn::Sequential> model(net, world, options_of(0));
+        Optimizer<AdamW> optimizer(model);
+      },
+      on_fake_devices(Carrier::kStaged, 1));
+  EXPECT_THAT(message_of(errors[0]), HasSubstr("the optimizer needs 1.0 MiB on fake:0"));
+}
+
+TEST_F(DeviceStepTest, ForwardOnAnotherStreamIsRefused) {
+  const auto errors = try_ranks(
+      1,
+      [](comm::World& world) {
+        DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(3));
+        const memory::StreamScope other(memory::Stream::another(world.device()));
+        model(samples_on(world.device(), 0, 0).inputs);
+      },
+      on_fake_devices(Carrier::kStaged, 1));
+  EXPECT_THAT(message_of(errors[0]),
+              HasSubstr("forward(): the current stream of fake:0 is another"));
+}
+
 TEST_F(DeviceStepTest, ModulesOnAnotherDeviceAreRefusedByParameter) {
   const auto errors = try_ranks(
       1,

@@ -1,5 +1,6 @@
 #include "zero/optimizer.h"
 
+#include <atomic>
 #include <sstream>
 
 #include <gmock/gmock.h>
@@ -7,6 +8,7 @@
 #include <torch/optim/schedulers/reduce_on_plateau_scheduler.h>
 #include <torch/optim/schedulers/step_lr.h>
 
+#include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
@@ -21,11 +23,15 @@ struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
   void set_lr(double value) override { lr(value); }
 };
 
+// As if the device had failed.
+std::atomic<bool> sign_fails{false};
+
 struct Sign : torch::optim::Optimizer {
   Sign(const std::vector<torch::optim::OptimizerParamGroup>& groups, SignOptions options)
       : Optimizer(groups, std::make_unique<SignOptions>(options)) {}
   torch::Tensor step(LossClosure) override {
     const torch::NoGradGuard no_grad;
+    TORCH_CHECK(!sign_fails, "the device failed");
     for (auto& group : param_groups_) {
       const double lr = static_cast<SignOptions&>(group.options()).lr();
       for (auto& p : group.params()) {
@@ -77,6 +83,21 @@ class OptimizerTest : public ::testing::TestWithParam<int> {
     return options;
   }
 };
+
+TEST_P(OptimizerTest, RefusesToGoOnAfterAStepThatFailed) {
+  run_ranks(1, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<Sign> optimizer(model, SignOptions(0.5));
+    backward(model.module(), 1.0);
+    sign_fails = true;
+    const std::string first = error_of([&] { optimizer.step(); });
+    sign_fails = false;
+    EXPECT_THAT(first, ::testing::AllOf(::testing::HasSubstr("the device failed"),
+                                        ::testing::HasSubstr("updating page \"")));
+    EXPECT_THAT(error_of([&] { optimizer.step(); }),
+                ::testing::HasSubstr("restart from the last saved state. It said: the device"));
+  });
+}
 
 TEST_P(OptimizerTest, GivesEveryGroupItsOwnOptions) {
   run_ranks(3, [&](comm::World& world) {

@@ -25,6 +25,7 @@ using c10::DeviceIndex;
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 
 constexpr size_t kRounding = 512;
+constexpr int64_t kUnlimitedBytes = int64_t{1} << 40;
 constexpr int kGarbage = 0xFF;  // NaN in every floating type
 
 struct Block {
@@ -83,9 +84,16 @@ class FakeAllocator final : public c10::DeviceAllocator {
     DeviceStats stats;
     stats.allocated_bytes[0].current = held.current_bytes;
     stats.allocated_bytes[0].peak = held.peak_bytes;
+    stats.reserved_bytes = stats.allocated_bytes;
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {}
+  std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
+    const std::lock_guard lock(mutex_);
+    const auto& [held, limit_bytes] = account(device);
+    const int64_t total = limit_bytes > 0 ? limit_bytes : kUnlimitedBytes;
+    return {static_cast<size_t>(total - held.current_bytes), static_cast<size_t>(total)};
+  }
   void resetPeakStats(DeviceIndex device) override {
     const std::lock_guard lock(mutex_);
     FakeMemory& held = account(device).memory;

@@ -1,0 +1,21 @@
+// A stretch of the host's time with a name of the code's, for profilers: LibTorch's own, and, in a
+// build with CUDA, Nsight Systems by NVTX. Costs some 10 ns where none is attached.
+#pragma once
+
+#include <ATen/record_function.h>
+
+namespace zeropage::memory {
+
+class NamedRange {
+ public:
+  // name: lives as long as the range.
+  explicit NamedRange(const char* name);
+  ~NamedRange();
+  NamedRange(const NamedRange&) = delete;
+  NamedRange& operator=(const NamedRange&) = delete;
+
+ private:
+  at::RecordFunction for_libtorch_{at::RecordScope::USER_SCOPE};
+};
+
+}  // namespace zeropage::memory

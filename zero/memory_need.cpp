@@ -1,0 +1,78 @@
+#include "zero/memory_need.h"
+
+#include <algorithm>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "memory/device.h"
+#include "memory/memory_table.h"
+#include "memory/stream.h"
+
+namespace zeropage {
+namespace {
+
+using memory::format_bytes;
+using memory::Kind;
+
+// "" if it fits.
+std::string shortage(const comm::World& world, const std::string& what, const MemoryNeed& need,
+                     int64_t held_bytes) {
+  const memory::DeviceMemory device = memory::device_memory(world.device());
+  const int64_t needed = need.persistent.total() + need.transient_bytes;
+  const int64_t available = device.free_bytes + device.cached_bytes;
+  if (needed - held_bytes <= available) return "";
+  memory::Breakdown shown = need.persistent;
+  shown[Kind::kStaging] += need.transient_bytes;
+  return c10::str(what, " needs ", format_bytes(needed), " on ", world.device(),
+                  " before any activation, but of its ", format_bytes(device.total_bytes), " only ",
+                  format_bytes(available + held_bytes),
+                  " are for this process; use more ranks, a higher stage, smaller pages or a lower "
+                  "precision\n",
+                  memory::memory_table(std::vector<memory::MemoryColumn>{
+                      {"needed", shown, need.persistent.total()}}));
+}
+
+}  // namespace
+
+MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
+                         int world_size) {
+  MemoryNeed need;
+  int64_t largest_page_bytes = 0;
+  int64_t largest_bucket_bytes = 0;
+  for (const PageLayout& page : layouts) {
+    const auto element_bytes = static_cast<int64_t>(c10::elementSize(page.dtype));
+    const int64_t whole_bytes = page.padded_numel(world_size) * element_bytes;
+    const int64_t shard_bytes = page.shard_numel * element_bytes;
+    const bool sharded = options.stage.parameters && whole_bytes >= options.whole_below_bytes;
+    need.persistent[Kind::kParameter] += sharded ? shard_bytes : whole_bytes;
+    if (sharded) largest_page_bytes = std::max(largest_page_bytes, whole_bytes);
+    if (!page.requires_grad) continue;
+    need.persistent[Kind::kGradient] += options.stage.gradients ? shard_bytes : whole_bytes;
+    if (options.stage.gradients) largest_bucket_bytes = std::max(largest_bucket_bytes, whole_bytes);
+    const bool is_lower = page.dtype == c10::kBFloat16 || page.dtype == c10::kHalf;
+    if (!options.master_weights || !is_lower) continue;
+    need.persistent[Kind::kMasterWeights] +=
+        (options.stage.optimizer_state ? page.shard_numel : page.padded_numel(world_size)) *
+        static_cast<int64_t>(sizeof(float));
+  }
+  // On one rank a page is its shard.
+  if (world_size > 1) {
+    need.transient_bytes = options.parameter_budget_bytes > 0 ? options.parameter_budget_bytes
+                                                              : 2 * largest_page_bytes;
+  }
+  need.transient_bytes += largest_bucket_bytes;
+  return need;
+}
+
+void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need,
+                        int64_t held_bytes) {
+  if (!memory::has_streams(world.device().type())) return;
+  const std::string own = shortage(world, what, need, held_bytes);
+  const std::vector<std::string> of_ranks = world.gather_text("the memory of devices", own);
+  ZP_CHECK(own.empty(), own);
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
+    ZP_CHECK(of_ranks[rank].empty(), "rank ", rank, ": ", of_ranks[rank]);
+  }
+}
+
+}  // namespace zeropage

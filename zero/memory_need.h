@@ -1,0 +1,30 @@
+// What a rank will hold, known before it is allocated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "memory/ledger.h"
+#include "zero/options.h"
+#include "zero/shard_layout.h"
+
+namespace zeropage {
+
+struct MemoryNeed {
+  memory::Breakdown persistent;
+  // While a step runs: two largest pages (or the budget), and a bucket. Activations come on top.
+  int64_t transient_bytes = 0;
+};
+
+// Of pages, their gradients and master weights; padding included.
+MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
+                         int world_size);
+
+// Throws, on all ranks alike, if a rank's accelerator has less: with the figures as a table. what:
+// "the model". held_bytes: of the need, on the device already. Nothing on the host. Collective.
+void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need,
+                        int64_t held_bytes);
+
+}  // namespace zeropage

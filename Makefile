@@ -4,7 +4,7 @@ JOBS := $(shell nproc)
 NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test bench lint bundle consumer clean
+.PHONY: help setup build train test cuda bench lint bundle consumer clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
@@ -25,6 +25,11 @@ train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks wit
 
 test: build ## run all tests
 	@ctest --preset release -j $(JOBS)
+
+cuda: ## build everything with the CUDA runtime, for sm_80 and sm_90, in build/cuda; its tests need a GPU
+	@scripts/setup.sh --cuda
+	@cmake --preset cuda
+	@$(NINJA_PROGRESS) cmake --build --preset cuda -j $(JOBS)
 
 bench: setup $(BUILD)/build.ninja ## time collectives against c10d's Gloo, on an idle machine
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target collectives

@@ -1,11 +1,13 @@
 #include "zero/options.h"
 
 #include "memory/check.h"
+#include "memory/stream.h"
 
 namespace zeropage {
 namespace {
 
 using memory::operator""_KiB;
+using memory::operator""_MiB;
 
 std::string name(const Stage& stage) {
   for (const int number : {0, 1, 2, 3}) {
@@ -32,14 +34,20 @@ Stage stage_of(int number) {
   }
 }
 
+int64_t page_bytes_on(c10::Device device, const Options& options) {
+  if (options.page_bytes != Options::kPageBytesOfDevice) return options.page_bytes;
+  return memory::has_streams(device.type()) ? 64_MiB : 16_MiB;
+}
+
 void validate(const Options& options) {
   ZP_CHECK(
       options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
       "options.stage: ", name(options.stage),
       " leaves the optimizer state whole, but a rank that has a shard of a gradient or parameter "
       "can only update that; set optimizer_state too");
-  ZP_CHECK(options.page_bytes >= 4_KiB, "options.page_bytes: expected at least 4 KiB, got ",
-           options.page_bytes, " bytes; smaller pages are all messages");
+  ZP_CHECK(options.page_bytes == Options::kPageBytesOfDevice || options.page_bytes >= 4_KiB,
+           "options.page_bytes: expected at least 4 KiB, got ", options.page_bytes,
+           " bytes; smaller pages are all messages");
   ZP_CHECK(options.parameter_budget_bytes >= 0,
            "options.parameter_budget_bytes: expected 0 (unset) or more, got ",
            options.parameter_budget_bytes);

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/Device.h>
+
 #include "memory/bytes.h"
 #include "memory/pager.h"
 
@@ -76,8 +78,9 @@ struct Options {
 
   // Parameters are grouped into pages of about this size; a gradient is reduced as soon as its page
   // is complete. Smaller pages overlap more of backward and cost more messages. A parameter is
-  // never split.
-  int64_t page_bytes = memory::operator""_MiB(16);
+  // never split. Unset: 16 MiB on the host, 64 MiB on an accelerator, whose links want more at once.
+  static constexpr int64_t kPageBytesOfDevice = 0;
+  int64_t page_bytes = kPageBytesOfDevice;
 
   // ---- memory and speed of sharded parameters ----
 
@@ -94,6 +97,9 @@ struct Options {
   // Pages smaller than this are not sharded: their parameters stay whole on every rank.
   int64_t whole_below_bytes = 0;
 };
+
+// options.page_bytes, or the device's.
+int64_t page_bytes_on(c10::Device device, const Options& options = {});
 
 // Throws for a value, or a set, that cannot be done.
 void validate(const Options& options);

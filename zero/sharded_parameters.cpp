@@ -8,9 +8,9 @@
 namespace zeropage {
 namespace {
 
-ParameterPages::PageOptions page_options(const Options& options) {
+ParameterPages::PageOptions page_options(const Options& options, c10::Device device) {
   ParameterPages::PageOptions pages;
-  pages.page_bytes = options.page_bytes;
+  pages.page_bytes = page_bytes_on(device, options);
   pages.ownership = ownership_of(options.stage);
   pages.master_weights = options.master_weights;
   pages.reshard = options.reshard;
@@ -34,12 +34,12 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   MemoryNeed need;
-  auto pages =
-      std::make_shared<ParameterPages>(world, std::move(parameters), page_options(options),
-                                       deferred, [&](const std::vector<PageLayout>& layouts) {
-                                         need = need_of_pages(layouts, options, world.size());
-                                         check_device_holds(world, "the model", need, held_bytes);
-                                       });
+  auto pages = std::make_shared<ParameterPages>(
+      world, std::move(parameters), page_options(options, world.device()), deferred,
+      [&](const std::vector<PageLayout>& layouts) {
+        need = need_of_pages(layouts, options, world.size());
+        check_device_holds(world, "the model", need, held_bytes);
+      });
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options.stage, pages), when);
   return {std::move(pages), std::move(reducer), options.update_by, need};

@@ -11,6 +11,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "memory/device.h"
+#include "zero/options.h"
 
 namespace train_gpt {
 namespace {
@@ -121,6 +122,8 @@ void check_values(const Flags& flags) {
   require(flags.compute_dtype != "fp16",
           "--compute-dtype fp16: gradients in half overflow without loss scaling, which is not in "
           "this version; use bf16");
+  require(flags.device != "cuda" || zeropage::memory::has_cuda_driver(),
+          "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
   const bool on_cuda = flags.device_type() == torch::kCUDA;
   require(flags.communicator != "nccl" || on_cuda,
           "--communicator nccl: moves tensors between CUDA devices; use --device cuda, or auto, "
@@ -197,32 +200,33 @@ torch::ScalarType Flags::dtype() const {
 }
 
 nlohmann::json Flags::to_json() const {
-  nlohmann::json json = {{"data", data},
-                         {"d-model", model.d_model},
-                         {"layers", model.layers},
-                         {"heads", model.heads},
-                         {"sequence", model.sequence},
-                         {"batch", batch},
-                         {"steps", steps},
-                         {"seed", seed},
-                         {"lr", lr},
-                         {"optimizer", optimizer},
-                         {"ranks", ranks},
-                         {"threads", threads},
-                         {"stage", stage},
-                         {"device", device},
-                         {"compute-dtype", compute_dtype},
-                         {"deterministic", deterministic},
-                         {"peak-tflops", peak_tflops},
-                         {"page-bytes", page_bytes},
-                         {"parameter-budget", parameter_budget_bytes},
-                         {"prefetch", prefetch ? "on" : "off"},
-                         {"deferred", deferred},
-                         {"communicator", communicator},
-                         {"deadline", deadline_seconds},
-                         {"sample", sample},
-                         {"json", json_path},
-                         {"memory-snapshot", memory_snapshot_path}};
+  nlohmann::json json = {
+      {"data", data},
+      {"d-model", model.d_model},
+      {"layers", model.layers},
+      {"heads", model.heads},
+      {"sequence", model.sequence},
+      {"batch", batch},
+      {"steps", steps},
+      {"seed", seed},
+      {"lr", lr},
+      {"optimizer", optimizer},
+      {"ranks", ranks},
+      {"threads", threads},
+      {"stage", stage},
+      {"device", device},
+      {"compute-dtype", compute_dtype},
+      {"deterministic", deterministic},
+      {"peak-tflops", peak_tflops},
+      {"page-bytes", page_bytes > 0 ? page_bytes : zeropage::page_bytes_on(device_type())},
+      {"parameter-budget", parameter_budget_bytes},
+      {"prefetch", prefetch ? "on" : "off"},
+      {"deferred", deferred},
+      {"communicator", communicator},
+      {"deadline", deadline_seconds},
+      {"sample", sample},
+      {"json", json_path},
+      {"memory-snapshot", memory_snapshot_path}};
   // What cannot be chosen yet still has a value.
   for (const Missing& missing : missing_features()) {
     if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
@@ -274,7 +278,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
                  "What is sharded: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters");
   add_bytes(app, "--page-bytes", flags.page_bytes, 4096,
             "Size of a page, the unit of communication")
-      ->option_text("BYTES=16MiB");
+      ->option_text("BYTES=16MiB, on cuda 64MiB");
   add_bytes(app, "--parameter-budget", flags.parameter_budget_bytes, 1,
             "Most bytes of whole parameters a rank holds at stage 3; unset: two largest pages")
       ->option_text("BYTES");

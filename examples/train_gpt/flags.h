@@ -35,7 +35,7 @@ struct Flags {
   std::string compute_dtype = "fp32";
   bool deterministic = false;
   double peak_tflops = 0;  // 0: the device's, where it is known
-  int64_t page_bytes = int64_t{16} << 20;
+  int64_t page_bytes = 0;  // 0: the device's
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
   std::string deferred = "auto";

@@ -141,8 +141,11 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   RankFigures own;
   RunFigures run;
   const torch::Device device = world.device();
-  if (flags.deterministic)
+  if (flags.deterministic) {
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+    // Nothing here reads what it has not written.
+    at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
   if (!flags.memory_snapshot_path.empty()) zeropage::memory::record_cuda_memory_history();
   zeropage::memory::reset_peak_resident_bytes();
   ledger.reset_peak();

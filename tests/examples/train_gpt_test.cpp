@@ -68,7 +68,8 @@ TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
   expect_refused(train_gpt("--lr nan"), "--lr nan");
   expect_refused(train_gpt("--ranks 0"), "--ranks");
   expect_refused(train_gpt("--heads 3 --d-model 32"), "does not divide --d-model 32");
-  expect_refused(train_gpt("--optimizer lion"), "--optimizer lion: is not in this version");
+  expect_refused(train_gpt("--optimizer muon"), "--optimizer");
+  expect_refused(train_gpt("--peak-tflops -1"), "--peak-tflops -1: expected a number > 0");
   expect_refused(train_gpt("--page-bytes 3"), "expected 4.0 KiB or more");
   expect_refused(train_gpt("--stage 3 --parameter-budget some"), "--parameter-budget");
   expect_refused(train_gpt("--stage 2 --parameter-budget 1MiB"), "only stage 3 shards parameters");
@@ -78,12 +79,86 @@ TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
 }
 
 TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
-  expect_refused(train_gpt("--compute-dtype bf16"), "mixed precision is not in this version");
+  expect_refused(train_gpt("--compute-dtype fp16"), "loss scaling, which is not in this version");
   expect_refused(train_gpt("--offload-optimizer host"), "optimizer offload is not in this version");
   expect_refused(train_gpt("--save somewhere"), "training state on disk is not in this version");
   expect_refused(train_gpt("--accumulate 4"), "micro-batches is not in this version");
   expect_refused(train_gpt("--world-invariant"), "is not in this version");
-  expect_refused(train_gpt("--device cuda"), "CUDA");
+}
+
+TEST_F(TrainGptTest, RefusesCudaWithTheReasonWhereThereIsNone) {
+  const Outcome outcome = train_gpt("--device cuda --ranks 2 --steps 1");
+  if (outcome.exit_code == 0) GTEST_SKIP() << "there is a CUDA device";
+  expect_refused(outcome, "CUDA");
+  expect_refused(train_gpt("--memory-snapshot x"), "--memory-snapshot: is of CUDA's allocator");
+  expect_refused(train_gpt("--communicator nccl"), "moves tensors between CUDA devices");
+}
+
+class TrainGptCudaTest : public TrainGptTest {
+ protected:
+  void SetUp() override {
+    TrainGptTest::SetUp();
+    const Outcome outcome = train_gpt(tiny("--device cuda"));
+    if (outcome.exit_code != 0) GTEST_SKIP() << outcome.output;
+  }
+  void expect_the_same_bits(const std::string& flags) const {
+    std::string first;
+    for (const int stage : {0, 1, 2, 3}) {
+      const Outcome outcome = train_gpt(
+          tiny("--device cuda --deterministic --stage " + std::to_string(stage) + " " + flags));
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+      if (first.empty()) first = json()["weights_sha256"];
+      EXPECT_EQ(json()["weights_sha256"], first) << "stage " << stage;
+    }
+  }
+};
+
+TEST_F(TrainGptCudaTest, GivesTheSameBitsAtEveryStageOnOneRank) {
+  expect_the_same_bits("--page-bytes 16KiB");
+  expect_the_same_bits("--page-bytes 16KiB --compute-dtype bf16");
+}
+
+// Through the host, where the ranks share a device.
+TEST_F(TrainGptCudaTest, GivesTheSameBitsAtEveryStageOnTwoRanks) {
+  expect_the_same_bits("--page-bytes 16KiB --ranks 2");
+  expect_the_same_bits("--page-bytes 16KiB --ranks 2 --compute-dtype bf16 --optimizer lion");
+}
+
+TEST_F(TrainGptCudaTest, WritesASnapshotOfTheAllocator) {
+  const Outcome outcome =
+      train_gpt(tiny("--device cuda --memory-snapshot " + path("snapshot.pickle")));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_GT(std::filesystem::file_size(path("snapshot.pickle")), 1000U);
+  EXPECT_GT(json()["memory"][0]["reserved_bytes"], 0);
+}
+
+TEST_F(TrainGptTest, TrainsInBfloat16WithMasterWeightsToTheSameBitsAtEveryStage) {
+  std::string first;
+  for (const int stage : {0, 1, 2, 3}) {
+    const Outcome outcome =
+        train_gpt(tiny("--ranks 2 --compute-dtype bf16 --stage " + std::to_string(stage)));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    const auto run = json();
+    if (first.empty()) first = run["weights_sha256"];
+    EXPECT_EQ(run["weights_sha256"], first) << "stage " << stage;
+    const auto& memory = run["memory"][0];
+    EXPECT_GT(memory["at_peak"]["master_weights"], 0);
+    // Slots of 64 bytes and shards of 256 elements weigh on so small a model.
+    EXPECT_NEAR(memory["persistent_bytes"].get<double>(), memory["formula_bytes"].get<double>(),
+                0.1 * memory["formula_bytes"].get<double>());
+  }
+}
+
+TEST_F(TrainGptTest, TellsTheUtilisationOfAPeakThatIsKnown) {
+  const Outcome outcome = train_gpt(tiny("--peak-tflops 0.5 --optimizer lion"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("MFU "));
+  const auto run = json();
+  const double flops = 6 * run["parameters"].get<double>() + 12 * 2 * 32 * 32;
+  EXPECT_NEAR(run["mfu"].get<double>(), run["tokens_per_second"].get<double>() * flops / 0.5e12,
+              1e-9);
+  ASSERT_EQ(train_gpt(tiny("")).exit_code, 0);
+  EXPECT_FALSE(json().contains("mfu")) << "a CPU's peak is not known";
 }
 
 TEST_F(TrainGptTest, RefusesDataThatItCannotTrainOn) {
@@ -214,7 +289,6 @@ TEST_F(TrainGptTest, SaysWhatCarriedTheBytes) {
     EXPECT_THAT(outcome.output, HasSubstr(std::string("on 2 ranks (") + carrier + ")"));
     EXPECT_EQ(json()["communicator"], carrier);
   }
-  expect_refused(train_gpt("--communicator nccl"), "use auto, gloo or shared");
 }
 
 TEST_F(TrainGptTest, SimulatesTheEndsOfALargeWorld) {

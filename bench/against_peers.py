@@ -54,6 +54,7 @@ class Run:
     rss_base_bytes: int  # the largest of all ranks
     device_bytes: int  # at the peak on an accelerator, the largest of all ranks; 0 on the host
     loss: list  # per step, mean over ranks
+    weights_sha256: str  # of the final weights; "" where the side does not say
 
 
 def parse_arguments(words):
@@ -194,6 +195,7 @@ def read_run(result, arguments):
             m["peak_bytes"] if arguments.device == "cuda" else 0 for m in result["memory"]
         ),
         loss=result["loss"],
+        weights_sha256=result.get("weights_sha256", ""),
     )
 
 
@@ -235,6 +237,8 @@ def compare(ours, peer, tolerance):
         for mine, theirs in zip(ours, peer)
         for step, (a, b) in enumerate(zip(mine.loss, theirs.loss))
     ]
+    if all(run.weights_sha256 for run in peer):
+        figures["same_weights"] = len({run.weights_sha256 for run in [*ours, *peer]}) == 1
     worst, step = max(differences)
     figures["worst_loss_difference"] = {
         "relative": worst,
@@ -273,7 +277,8 @@ def write_json(path, arguments, runs, figures):
     result = {
         "flags": {name: getattr(arguments, name) for name in names},
         "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
-        "requirements": requirements_of(arguments.peers),
+        "requirements": requirements_of([p for p in arguments.peers if PEERS[p].script]),
+        "python": arguments.python,
         "cpu_count": os.cpu_count(),
         "warm_up_steps": WARM_UP_STEPS,
         "loss_tolerance": LOSS_TOLERANCE[arguments.compute_dtype],

@@ -24,6 +24,10 @@ def print_report(arguments, figures, loss_tolerance):
     print("\nmedians over rounds; the largest of all ranks; RSS: peak over base; device: peak of "
           "what was asked for")
     print("ours/it: the ratio within a round: median, min, max")
+    for peer, of_peer in figures.items():
+        if "same_weights" in of_peer:
+            bits = "the same bits" if of_peer["same_weights"] else "not the same bits"
+            print(f"final weights of {peer}: {bits} as ours, in all rounds")
     print(f"losses {_verdict(figures)} (tolerance {loss_tolerance:g}, relative, at every step)")
 
 

@@ -40,6 +40,7 @@ def launch(arguments, build):
         OMP_NUM_THREADS=str(arguments.threads),
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if arguments.options["malloc"] == "mmap":
         # glibc raises its threshold to 32 MiB otherwise, and freed tensors fragment its heaps.
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)

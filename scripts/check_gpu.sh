@@ -13,7 +13,7 @@
 # Without PART: all, in this order. Ends with every figure beside its goal; logs and JSON are in FOLDER
 # (build/check_gpu). Exit status: 0 all goals are met; 1 some are not; 2 no device, or the command line is wrong.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 
 all_parts=(build tests sanitizer kernels training)
 out=build/check_gpu

@@ -4,6 +4,7 @@ optimizer, on this machine, in interleaved runs. Exit status: 0 measured and the
 1 a run failed or the losses differ; 2 the command line is wrong; 128 + n stopped by signal n."""
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -18,9 +19,11 @@ from peers import flags
 from report import print_report
 
 PEERS_FOLDER = Path(__file__).resolve().parent / "peers"
-BASE_REQUIREMENTS = ("torch==2.11.0", "numpy")
+BASE_REQUIREMENTS = (f"torch=={peer_venv.TORCH_VERSION}", "numpy")
 WARM_UP_STEPS = 2
-LOSS_TOLERANCE = 1e-3  # relative
+# Relative. In bf16 the sides round elsewhere: FSDP2 and DDP keep fp32 weights that ours never had, and autocast
+# leaves norms in fp32.
+LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
 TAIL_LINES = 20
 
 
@@ -28,12 +31,13 @@ TAIL_LINES = 20
 class Peer:
     """What it takes to start a peer; its options are in flags.PEER_OPTIONS."""
 
-    script: str  # in bench/peers; takes the run flags, --data, --json and --peer-option
+    script: str  # in bench/peers, or "" for bare_loop; takes the run flags, --data, --json and --peer-option
     requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
     install_environment: dict = field(default_factory=dict)  # for pip: name -> value
 
 
 PEERS = {
+    "bare": Peer(""),
     "ddp": Peer("ddp.py"),
     "fsdp2": Peer("fsdp2.py"),
     # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
@@ -48,7 +52,9 @@ class Run:
     step_seconds: float  # median over the steps after the warm-up
     rss_bytes: int  # peak minus base, the largest of all ranks
     rss_base_bytes: int  # the largest of all ranks
+    device_bytes: int  # at the peak on an accelerator, the largest of all ranks; 0 on the host
     loss: list  # per step, mean over ranks
+    weights_sha256: str  # of the final weights; "" where the side does not say
 
 
 def parse_arguments(words):
@@ -60,9 +66,12 @@ def parse_arguments(words):
     parser.add_argument("--stage", type=int, choices=range(4), default=0,
                         help="ZeRO stage of ours (default 0)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
-    parser.add_argument(
-        "--train-gpt", type=Path, default=peer_venv.ROOT / "build/release/examples/train_gpt"
-    )
+    parser.add_argument("--build", type=Path, help="folder with examples/train_gpt and "
+                        "bench/bare_loop (default: build/release; on cuda build/cuda)")
+    parser.add_argument("--train-gpt", type=Path, help="ours, where it is not that of --build")
+    parser.add_argument("--python", choices=["venv", "current"], help="of the peers: .venv-peers, "
+                        "made where missing, or the python3 that runs this (default: venv; on "
+                        "cuda current)")
     parser.add_argument("--data", type=Path, help="file whose bytes are the tokens (default: "
                         "LibTorch's headers in include/ATen/core)")
     parser.add_argument("--json", type=Path, help="file for the figures of all rounds")
@@ -75,8 +84,17 @@ def parse_arguments(words):
                         "(default 900)")
     arguments = parser.parse_args(words)
     flags.check_run_flags(parser, arguments)
+    fill_defaults(arguments)
     check_arguments(parser, arguments)
     return arguments
+
+
+def fill_defaults(arguments):
+    on_cuda = arguments.device == "cuda"
+    arguments.build = arguments.build or peer_venv.ROOT / "build" / ("cuda" if on_cuda else "release")
+    arguments.train_gpt = arguments.train_gpt or arguments.build / "examples/train_gpt"
+    arguments.bare_loop = arguments.build / "bench/bare_loop"
+    arguments.python = arguments.python or ("current" if on_cuda else "venv")
 
 
 def check_arguments(parser, arguments):
@@ -84,6 +102,13 @@ def check_arguments(parser, arguments):
     for name in arguments.peers:
         if name not in PEERS:
             parser.error(f'unknown peer "{name}" in --peers; known: {", ".join(PEERS)}')
+    if "bare" in arguments.peers and arguments.ranks != 1:
+        parser.error(
+            f"the peer bare is a loop without communication: it has one rank, got --ranks "
+            f"{arguments.ranks}; use --ranks 1 or another peer"
+        )
+    if "deepspeed" in arguments.peers and (arguments.device, arguments.compute_dtype) != ("cpu", "fp32"):
+        parser.error("the peer deepspeed is set up for --device cpu and --compute-dtype fp32 only")
     for option in arguments.peer_option:
         name, _, value = option.partition("=")
         if not any(value in flags.PEER_OPTIONS[p].get(name, ()) for p in arguments.peers):
@@ -102,8 +127,11 @@ def check_arguments(parser, arguments):
 def default_data(folder):
     """Real text that is on every machine that can build train_gpt."""
     found = sorted(peer_venv.ROOT.glob(".venv*/lib/python3*/site-packages/torch/include/ATen/core"))
+    spec = importlib.util.find_spec("torch")
+    if not found and spec is not None:
+        found = [Path(spec.submodule_search_locations[0]) / "include/ATen/core"]
     if not found:
-        raise SystemExit("error: no LibTorch headers under .venv*; give --data FILE")
+        raise SystemExit("error: no LibTorch headers under .venv* nor in python3; give --data FILE")
     # One installation only: the bytes must not depend on how many there are.
     headers = sorted(found[0].rglob("*.h"))
     path = folder / "headers.txt"
@@ -118,6 +146,8 @@ def side_commands(arguments, python, data, folder):
     for name in arguments.peers:
         # What its libraries leave in TMPDIR goes with the folder.
         program = ["env", f"TMPDIR={folder}", python, PEERS_FOLDER / PEERS[name].script]
+        if name == "bare":
+            program = [arguments.bare_loop.resolve()]
         sides[name] = [*program, *shared]
         for option in arguments.peer_option:
             if option.split("=")[0] in flags.PEER_OPTIONS[name]:
@@ -161,7 +191,11 @@ def read_run(result, arguments):
         step_seconds=statistics.median(result["step_seconds"][WARM_UP_STEPS:]),
         rss_bytes=max(m["rss_peak_bytes"] - m["rss_base_bytes"] for m in result["memory"]),
         rss_base_bytes=max(m["rss_base_bytes"] for m in result["memory"]),
+        device_bytes=max(
+            m["peak_bytes"] if arguments.device == "cuda" else 0 for m in result["memory"]
+        ),
         loss=result["loss"],
+        weights_sha256=result.get("weights_sha256", ""),
     )
 
 
@@ -175,7 +209,7 @@ def run_rounds(sides, folder, arguments):
             runs[side].append(run)
             print(
                 f"round {number}/{arguments.rounds} {side}: {run.step_seconds:.4f} s a step, "
-                f"{run.rss_bytes / 2**20:.1f} MiB over base, last loss {run.loss[-1]:.4f}",
+                f"{(run.device_bytes or run.rss_bytes) / 2**20:.1f} MiB, last loss {run.loss[-1]:.4f}",
                 file=sys.stderr,
                 flush=True,
             )
@@ -186,10 +220,10 @@ def spread(values):
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def compare(ours, peer):
+def compare(ours, peer, tolerance):
     """Figures of one peer, from pairs of runs of the same round."""
     figures = {}
-    for quantity in ("step_seconds", "rss_bytes", "rss_base_bytes"):
+    for quantity in ("step_seconds", "rss_bytes", "rss_base_bytes", "device_bytes"):
         mine = [getattr(run, quantity) for run in ours]
         theirs = [getattr(run, quantity) for run in peer]
         figures[quantity] = {
@@ -203,11 +237,13 @@ def compare(ours, peer):
         for mine, theirs in zip(ours, peer)
         for step, (a, b) in enumerate(zip(mine.loss, theirs.loss))
     ]
+    if all(run.weights_sha256 for run in peer):
+        figures["same_weights"] = len({run.weights_sha256 for run in [*ours, *peer]}) == 1
     worst, step = max(differences)
     figures["worst_loss_difference"] = {
         "relative": worst,
         "step": step,
-        "agrees": worst <= LOSS_TOLERANCE,
+        "agrees": worst <= tolerance,
     }
     return figures
 
@@ -222,16 +258,30 @@ def requirements_of(peers):
     return list(dict.fromkeys([*BASE_REQUIREMENTS, *of_peers]))
 
 
+def python_of_peers(arguments):
+    """The interpreter that runs the peers' scripts; None where none of them has one."""
+    with_script = [peer for peer in arguments.peers if PEERS[peer].script]
+    if not with_script:
+        return None
+    if arguments.python == "current":
+        return peer_venv.current(arguments.device == "cuda")
+    environment = {}
+    for peer in with_script:
+        environment |= PEERS[peer].install_environment
+    return peer_venv.ensure(requirements_of(with_script), environment)
+
+
 def write_json(path, arguments, runs, figures):
     of_run = (name.replace("-", "_") for name in flags.RUN_FLAGS)
     names = ["peers", "rounds", "peer_option", "stage", *of_run]
     result = {
         "flags": {name: getattr(arguments, name) for name in names},
         "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
-        "requirements": requirements_of(arguments.peers),
+        "requirements": requirements_of([p for p in arguments.peers if PEERS[p].script]),
+        "python": arguments.python,
         "cpu_count": os.cpu_count(),
         "warm_up_steps": WARM_UP_STEPS,
-        "loss_tolerance": LOSS_TOLERANCE,
+        "loss_tolerance": LOSS_TOLERANCE[arguments.compute_dtype],
         "against": figures,
         "runs": {side: [vars(run) for run in of_side] for side, of_side in runs.items()},
     }
@@ -240,21 +290,22 @@ def write_json(path, arguments, runs, figures):
 
 def main(words=None):
     arguments = parse_arguments(words)
-    if not os.access(arguments.train_gpt, os.X_OK):
-        raise SystemExit(f"error: no program at {arguments.train_gpt}; run `make build`")
+    programs = [arguments.train_gpt] + [arguments.bare_loop] * ("bare" in arguments.peers)
+    for program in programs:
+        if not os.access(program, os.X_OK):
+            raise SystemExit(f"error: no program at {program}; run `make build`, for cuda "
+                             "`cmake --preset cuda && cmake --build --preset cuda`")
     if arguments.data is not None and not arguments.data.is_file():
         raise SystemExit(f"error: no file at --data {arguments.data}")
-    environment = {}
-    for peer in arguments.peers:
-        environment |= PEERS[peer].install_environment
-    python = peer_venv.ensure(requirements_of(arguments.peers), environment)
+    python = python_of_peers(arguments)
     with tempfile.TemporaryDirectory(prefix="against-peers-") as name:
         folder = Path(name)
         data = arguments.data.resolve() if arguments.data else default_data(folder)
         sides = side_commands(arguments, python, data, folder)
         runs = run_rounds(sides, folder, arguments)
-    figures = {peer: compare(runs["ours"], runs[peer]) for peer in arguments.peers}
-    print_report(arguments, figures, LOSS_TOLERANCE)
+    tolerance = LOSS_TOLERANCE[arguments.compute_dtype]
+    figures = {peer: compare(runs["ours"], runs[peer], tolerance) for peer in arguments.peers}
+    print_report(arguments, figures, tolerance)
     if arguments.json is not None:
         write_json(arguments.json, arguments, runs, figures)
     return 0 if all(f["worst_loss_difference"]["agrees"] for f in figures.values()) else 1

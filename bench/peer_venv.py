@@ -1,12 +1,15 @@
-"""The virtual environment of the peers: `.venv-peers` in the root of the repository."""
+"""The interpreter of the peers: of the virtual environment `.venv-peers` in the root of the repository, or the one
+that runs this."""
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from children import run_child
 
+TORCH_VERSION = "2.11.0"
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv-peers"
 PYTHON = VENV / "bin" / "python"
@@ -42,6 +45,25 @@ def ensure(requirements, environment):
     partial.write_text("\n".join(installed + missing) + "\n")
     os.replace(partial, STAMP)
     return PYTHON
+
+
+def current(with_cuda):
+    """The interpreter that runs this, which must have PyTorch 2.11.0, with a CUDA device if
+    `with_cuda`. SystemExit with a message where it has not."""
+    code = "import torch; print(torch.__version__.split('+')[0], torch.cuda.is_available())"
+    # Asked in a process of its own: this one stays free of torch.
+    asked = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    version, _, has_cuda = asked.stdout.strip().partition(" ")
+    if version != TORCH_VERSION or (with_cuda and has_cuda != "True"):
+        wanted = f"PyTorch {TORCH_VERSION}" + (" and a CUDA device" if with_cuda else "")
+        found = f"PyTorch {version}, CUDA device: {has_cuda}" if version else "no PyTorch"
+        raise SystemExit(
+            f"error: {sys.executable} needs {wanted} to run the peers, found {found}; start this "
+            "with another python3"
+        )
+    return sys.executable
 
 
 def _run(command):

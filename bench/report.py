@@ -2,7 +2,6 @@
 
 MIB = 2**20
 RATIO = ("ours/it", "min", "max")
-COLUMNS = ("", "step, s", *RATIO, "RSS, MiB", *RATIO, "base, MiB", "losses differ by")
 
 
 def print_report(arguments, figures, loss_tolerance):
@@ -12,19 +11,29 @@ def print_report(arguments, figures, loss_tolerance):
     words += [f"batch a rank {arguments.batch}", f"steps {arguments.steps}"]
     print(f"\n{', '.join(words)}, rounds {arguments.rounds}")
     options = " ".join(arguments.peer_option) or "the defaults"
-    print(f"ours at stage {arguments.stage}; peer options: {options}\n")
+    print(f"on {arguments.device} in {arguments.compute_dtype}, ours at stage {arguments.stage}; "
+          f"peer options: {options}\n")
     first = next(iter(figures.values()))
-    rows = [COLUMNS, _row("ours", first, "ours")]
-    rows += [_row(peer, of_peer, "peer") for peer, of_peer in figures.items()]
+    on_cuda = arguments.device == "cuda"
+    memory = "device_bytes" if on_cuda else "rss_bytes"
+    heading = "device, MiB" if on_cuda else "RSS, MiB"
+    rows = [("", "step, s", *RATIO, heading, *RATIO, "base, MiB", "losses differ by")]
+    rows += [_row("ours", first, "ours", memory)]
+    rows += [_row(peer, of_peer, "peer", memory) for peer, of_peer in figures.items()]
     print_table(rows)
-    print("\nmedians over rounds; RSS: peak over base, the largest of all ranks")
+    print("\nmedians over rounds; the largest of all ranks; RSS: peak over base; device: peak of "
+          "what was asked for")
     print("ours/it: the ratio within a round: median, min, max")
+    for peer, of_peer in figures.items():
+        if "same_weights" in of_peer:
+            bits = "the same bits" if of_peer["same_weights"] else "not the same bits"
+            print(f"final weights of {peer}: {bits} as ours, in all rounds")
     print(f"losses {_verdict(figures)} (tolerance {loss_tolerance:g}, relative, at every step)")
 
 
-def _row(name, figures, side):
+def _row(name, figures, side, memory):
     """A line of the table: `side` of the figures of one peer; ratios and losses for a peer only."""
-    step, rss, base = (figures[key] for key in ("step_seconds", "rss_bytes", "rss_base_bytes"))
+    step, rss, base = (figures[key] for key in ("step_seconds", memory, "rss_base_bytes"))
     worst = figures["worst_loss_difference"]
     is_peer = side == "peer"
     return (

@@ -4,7 +4,8 @@
 # ZEROPAGE_TORCH_DIR names the folder of the torch package. Unset, it is looked for in the project's
 # .venv, then in the python3 on PATH (found, not imported: a slim wheel cannot be imported).
 #
-# With ZEROPAGE_CUDA it is the whole wheel's: torch_cuda, c10_cuda and the nvidia-* wheels beside it.
+# With ZEROPAGE_CUDA it is the whole wheel's: torch_cuda, c10_cuda and the nvidia-* wheels beside it, or elsewhere on
+# python3's path. What those lack comes from the CUDA toolkit: cudart, nccl.h.
 if(TARGET zeropage::torch)
   return()
 endif()
@@ -53,16 +54,36 @@ find_package(Threads REQUIRED)
 if(ZEROPAGE_CUDA)
   # The toolkit's headers for LibTorch's own; its libraries at run time are those of the nvidia-* wheels, as LibTorch's are.
   find_package(CUDAToolkit 13 REQUIRED)
-  get_filename_component(zeropage_site_packages "${ZEROPAGE_TORCH_DIR}" DIRECTORY)
-  file(GLOB zeropage_nvidia_libraries ${zeropage_site_packages}/nvidia/*/lib)
-  find_path(ZEROPAGE_NCCL_INCLUDE nccl.h HINTS ${zeropage_site_packages}/nvidia/nccl/include ${CUDAToolkit_INCLUDE_DIRS})
-  find_library(ZEROPAGE_CUDART NAMES libcudart.so.13 HINTS ${zeropage_nvidia_libraries} ${CUDAToolkit_LIBRARY_DIR})
-  foreach(needed IN ITEMS "${ZEROPAGE_TORCH_DIR}/lib/libtorch_cuda.so" "${ZEROPAGE_NCCL_INCLUDE}/nccl.h" "${ZEROPAGE_CUDART}")
-    if(NOT EXISTS "${needed}")
-      message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs '${needed}', which is not there. "
-                          "Call `scripts/setup.sh --cuda`, or install torch==${zeropage_torch_version} with all it requires")
-    endif()
-  endforeach()
+  get_filename_component(site_packages "${ZEROPAGE_TORCH_DIR}" DIRECTORY)  # or dist-packages
+  set(nvidia_folders ${site_packages}/nvidia)
+  if(NOT IS_DIRECTORY ${site_packages}/nvidia)
+    execute_process(
+      COMMAND python3 -c
+              "import importlib.util as u; s = u.find_spec('nvidia'); print(';'.join(s.submodule_search_locations if s else []))"
+      OUTPUT_VARIABLE nvidia_folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  endif()
+  list(TRANSFORM nvidia_folders APPEND "/*/lib" OUTPUT_VARIABLE nvidia_library_globs)
+  file(GLOB zeropage_nvidia_libraries ${nvidia_library_globs})
+  list(TRANSFORM nvidia_folders APPEND "/nccl/include" OUTPUT_VARIABLE nccl_includes)
+  # First where NCCL's own wheel has it, which is of the version that libtorch_cuda.so loads.
+  find_path(ZEROPAGE_NCCL_INCLUDE nccl.h HINTS ${nccl_includes} ${CUDAToolkit_INCLUDE_DIRS} PATHS ${ZEROPAGE_BUNDLE}/include)
+  find_library(ZEROPAGE_CUDART NAMES libcudart.so.13 HINTS ${zeropage_nvidia_libraries}
+               PATHS ${CUDAToolkit_LIBRARY_DIR} /usr/local/cuda/lib64)
+  if(NOT EXISTS "${ZEROPAGE_TORCH_DIR}/lib/libtorch_cuda.so")
+    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs a LibTorch with CUDA, and ${ZEROPAGE_TORCH_DIR}/lib has no "
+                        "libtorch_cuda.so. Install torch==${zeropage_torch_version} from PyPI, not its CPU variant")
+  endif()
+  if(NOT ZEROPAGE_NCCL_INCLUDE)
+    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs NCCL's header nccl.h, and none is in an nvidia-nccl wheel "
+                        "(${nccl_includes}), the CUDA toolkit (${CUDAToolkit_INCLUDE_DIRS}), /usr/include or bundle/include. Call `scripts/setup.sh --cuda`, install "
+                        "nvidia-nccl-cu13 or libnccl-dev, or pass -DZEROPAGE_NCCL_INCLUDE=<folder>")
+  endif()
+  if(NOT ZEROPAGE_CUDART)
+    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs libcudart.so.13, and none is in an nvidia wheel "
+                        "(${nvidia_library_globs}) or the CUDA toolkit (${CUDAToolkit_LIBRARY_DIR}). Call `scripts/setup.sh --cuda`, or install "
+                        "torch==${zeropage_torch_version} with all it requires")
+  endif()
+  message(STATUS "Zeropage: CUDA ${CUDAToolkit_VERSION}, cudart ${ZEROPAGE_CUDART}, nccl.h in ${ZEROPAGE_NCCL_INCLUDE}")
   foreach(library c10_cuda torch_cuda)
     add_library(zeropage::${library} SHARED IMPORTED)
     set_target_properties(zeropage::${library} PROPERTIES
@@ -70,10 +91,14 @@ if(ZEROPAGE_CUDA)
       IMPORTED_NO_SONAME TRUE)
   endforeach()
   set(ZEROPAGE_CUDA_INCLUDES ${CUDAToolkit_INCLUDE_DIRS} ${ZEROPAGE_NCCL_INCLUDE})
+  # The compiler has it already, and naming it again breaks #include_next.
+  list(REMOVE_ITEM ZEROPAGE_CUDA_INCLUDES /usr/include)
   # Nothing of ours names a symbol of torch_cuda where it registers its operators, so the linker must not drop it.
   set(link_cuda -Wl,--no-as-needed zeropage::torch_cuda zeropage::c10_cuda ${ZEROPAGE_CUDART} -Wl,--as-needed)
   foreach(folder IN LISTS zeropage_nvidia_libraries)
     list(APPEND link_cuda -Wl,-rpath,${folder} -Wl,-rpath-link,${folder})
   endforeach()
+  # For what torch_cuda needs and no wheel brought.
+  list(APPEND link_cuda -Wl,-rpath-link,${CUDAToolkit_LIBRARY_DIR})
   set_property(TARGET zeropage::torch APPEND PROPERTY INTERFACE_LINK_LIBRARIES "${link_cuda}")
 endif()

@@ -9,7 +9,7 @@ libdir=/usr/lib/${arch:-$(uname -m)-linux-gnu}
 rm -rf bundle
 mkdir -p bundle/include bundle/lib
 
-headers=(gtest gmock CLI nlohmann hwloc hwloc.h openssl)
+headers=(gtest gmock CLI nlohmann hwloc hwloc.h openssl benchmark)
 for header in "${headers[@]}"; do cp -rL "/usr/include/$header" bundle/include/; done
 # Debian keeps what depends on the architecture apart.
 for header in openssl hwloc; do
@@ -18,6 +18,13 @@ done
 cp -rL .venv/include/tbb .venv/include/oneapi bundle/include/
 
 cp -L "$libdir"/lib{gtest,gtest_main,gmock,crypto}.a bundle/lib/
+# The header of the NCCL that libtorch_cuda.so loads: an installed torch may come without it.
+nccl=$(ls .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h 2>/dev/null || true)
+if [ -n "$nccl" ]; then cp -L $nccl bundle/include/; fi
+
+# Debian has Google Benchmark as a shared library only, under a soname of its own.
+cp -L "$libdir"/libbenchmark.so.1debian bundle/lib/
+ln -sf libbenchmark.so.1debian bundle/lib/libbenchmark.so
 cp -L "$libdir"/libhwloc.so.15 bundle/lib/
 ln -sf libhwloc.so.15 bundle/lib/libhwloc.so
 for library in libtbb.so.12 libtbbmalloc.so.2; do

@@ -15,7 +15,7 @@ ALLOWED = {
     "zero": {"memory", *LEAVES},
     "tools": {"memory", "comm", "zero"},
     "examples": {"memory", "comm", "offload", "zero"},
-    "bench": {"memory", "zero", *LEAVES},
+    "bench": {"memory", "zero", "examples", *LEAVES},
     "tests": {"memory", "zero", "examples", *LEAVES},
 }
 MOST_LINES = 500

@@ -1,5 +1,6 @@
-"""PyTorch DistributedDataParallel over Gloo, as a careful user writes it."""
+"""PyTorch DistributedDataParallel, as a careful user writes it; in bf16 by autocast, over fp32 parameters."""
 
+import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import gpt
@@ -9,10 +10,11 @@ import trainer
 
 def build(arguments):
     model = DistributedDataParallel(
-        gpt.build(arguments),
+        gpt.build(arguments).to(ranks.device_of(arguments)),
         gradient_as_bucket_view=arguments.options["gradient_as_bucket_view"] == "on",
     )
-    return trainer.train_step(model, trainer.adamw(model, arguments))
+    low = torch.autocast(arguments.device, torch.bfloat16, arguments.compute_dtype == "bf16")
+    return trainer.train_step(model, trainer.adamw(model, arguments), low)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,15 @@ def _learning_rate(text):
     return value
 
 
+def _one_of(*choices):
+    def choice(text):
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(choices)}, got {text}")
+        return text
+
+    return choice
+
+
 RUN_FLAGS = {
     "ranks": (_at_least(1), 2, "processes, all on this machine"),
     "d-model": (_at_least(1), 512, "width of the residual stream"),
@@ -32,13 +41,22 @@ RUN_FLAGS = {
     "threads": (_at_least(1), 1, "threads per rank"),
     "seed": (_at_least(0), 0, "of the initial weights and of the order of the data"),
     "lr": (_learning_rate, 3e-4, "learning rate of AdamW"),
+    "device": (_one_of("cpu", "cuda"), "cpu", "cpu or cuda: where ranks train"),
+    "compute-dtype": (
+        _one_of("fp32", "bf16"), "fp32", "fp32 or bf16: of forward and backward; AdamW is in fp32"
+    ),
 }
 
 # peer -> option -> values, the default first
 _EVERY_PEER = {"adamw": ("default", "fused"), "malloc": ("default", "mmap")}
 PEER_OPTIONS = {
+    "bare": {},
     "ddp": {"gradient_as_bucket_view": ("on", "off"), **_EVERY_PEER},
-    "fsdp2": {"reshard_after_forward": ("on", "off"), **_EVERY_PEER},
+    "fsdp2": {
+        "reshard_after_forward": ("on", "off"),
+        "reduce": ("bf16", "fp32"),
+        **_EVERY_PEER,
+    },
     "deepspeed": {
         "stage": ("3", "2", "1", "0"),
         "buckets": ("block", "default"),

@@ -82,7 +82,7 @@ def build(arguments):
 
 
 def loss(logits, targets):
-    return F.cross_entropy(logits.view(-1, VOCABULARY), targets.view(-1))
+    return F.cross_entropy(logits.float().view(-1, VOCABULARY), targets.view(-1))
 
 
 def splitmix64(x):

@@ -40,6 +40,7 @@ def launch(arguments, build):
         OMP_NUM_THREADS=str(arguments.threads),
     )
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if arguments.options["malloc"] == "mmap":
         # glibc raises its threshold to 32 MiB otherwise, and freed tensors fragment its heaps.
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
@@ -48,22 +49,90 @@ def launch(arguments, build):
     torch.multiprocessing.spawn(_run_rank, (arguments, build, all_done), nprocs=arguments.ranks)
 
 
+def device_of(arguments):
+    """Where the calling rank trains."""
+    if arguments.device == "cpu":
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ["RANK"]) % torch.cuda.device_count())
+
+
+def _meet(arguments):
+    """NCCL where every rank has a device of its own, Gloo elsewhere and for what is on the host."""
+    backend = "gloo"
+    if arguments.device == "cuda":
+        torch.cuda.set_device(device_of(arguments))
+        if arguments.ranks <= torch.cuda.device_count():
+            backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend)
+
+
+class StepInFlight:
+    """A step that is enqueued, and may still be on its way on the device: as train_gpt times it."""
+
+    def __init__(self, loss, start):
+        self.start = start
+        self.passed = None
+        self.on_host = loss
+        if loss.is_cuda:
+            self.on_host = torch.empty_like(loss, device="cpu", pin_memory=True)
+            self.on_host.copy_(loss, non_blocking=True)
+            self.passed = torch.cuda.Event()
+            self.passed.record()
+        self.enqueued = time.perf_counter()
+
+    def end(self):
+        """Waits for it, and returns when that was, as the host saw it."""
+        if self.passed is None:
+            return self.enqueued
+        self.passed.synchronize()
+        return time.perf_counter()
+
+
+def _run_steps(arguments, data, step):
+    """The seconds and the losses by step. A device begins a step once it has ended the one before,
+    and that one's loss is read while it works at this one."""
+    device = device_of(arguments)
+    step_seconds, losses = [], []
+    last_end = 0.0
+
+    def finish(flying):
+        nonlocal last_end
+        end = flying.end()
+        step_seconds.append(end - max(flying.start, last_end))
+        losses.append(flying.on_host.item())
+        last_end = end
+
+    before = None
+    for index in range(arguments.steps):
+        inputs, targets = data.step(index)
+        start = time.perf_counter()
+        loss = step(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
+        enqueued = StepInFlight(loss, start)
+        if arguments.device == "cpu":
+            finish(enqueued)
+            continue
+        if before is not None:
+            finish(before)
+        before = enqueued
+    if before is not None:
+        finish(before)
+    return step_seconds, losses
+
+
 def _run_rank(rank, arguments, build, all_done):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(arguments.threads)
-    dist.init_process_group("gloo")
+    _meet(arguments)
     data = gpt.TrainingData(arguments.data, arguments, rank)
 
     base_bytes = reset_rss_peak()
     step = build(arguments)
-    step_seconds, losses = [], []
-    for index in range(arguments.steps):
-        inputs, targets = data.step(index)
-        start = time.perf_counter()
-        loss = step(inputs, targets)
-        step_seconds.append(time.perf_counter() - start)
-        losses.append(loss.item())
+    step_seconds, losses = _run_steps(arguments, data, step)
     memory = {"rank": rank, "rss_base_bytes": base_bytes, "rss_peak_bytes": rss_peak()}
+    if arguments.device == "cuda":
+        # Of the requested sizes, as our ledger counts; max_memory_allocated rounds each up to 512.
+        memory["peak_bytes"] = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+        memory["allocated_peak_bytes"] = torch.cuda.max_memory_allocated()
 
     mean_losses = torch.tensor(losses, dtype=torch.float64)
     dist.all_reduce(mean_losses)

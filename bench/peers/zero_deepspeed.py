@@ -51,6 +51,8 @@ def sharded_model(arguments, config):
 
 
 def build(arguments):
+    if arguments.device != "cpu" or arguments.compute_dtype != "fp32":
+        raise ValueError("this peer is set up for --device cpu and --compute-dtype fp32 only")
     # Without a compiler: of its native operators, only one of inference would be built here.
     deepspeed.ops.__compatible_ops__ = {}
     config = configuration(arguments)

@@ -77,4 +77,9 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   return torch::nn::functional::linear(final_norm(x), token_embedding->weight);
 }
 
+torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
+  return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32).view({-1, kVocabulary}),
+                                              targets.view({-1}));
+}
+
 }  // namespace train_gpt

@@ -46,15 +46,8 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Mode
   return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));
 }
 
-Batch to_device(const Batch& batch, torch::Device device) {
-  return {batch.inputs.to(device, /*non_blocking=*/true),
-          batch.targets.to(device, /*non_blocking=*/true)};
-}
-
 torch::Tensor loss_of(Model& model, const Batch& batch) {
-  const auto logits = model(batch.inputs).to(torch::kFloat32);
-  return torch::nn::functional::cross_entropy(logits.view({-1, kVocabulary}),
-                                              batch.targets.view({-1}));
+  return next_token_loss(model(batch.inputs), batch.targets);
 }
 
 torch::Tensor train_on(const Batch& batch, Model& model, torch::optim::Optimizer& optimizer) {

@@ -26,6 +26,11 @@ uint64_t splitmix64(uint64_t x) {
 
 }  // namespace
 
+Batch to_device(const Batch& batch, torch::Device device) {
+  return {batch.inputs.to(device, /*non_blocking=*/true),
+          batch.targets.to(device, /*non_blocking=*/true)};
+}
+
 TextData::TextData(const std::string& path, int64_t sequence) : sequence_(sequence) {
   if (path == "auto") {
     read_headers();

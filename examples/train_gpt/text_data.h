@@ -14,6 +14,8 @@ struct Batch {
   torch::Tensor targets;  // [batch, sequence], int64: the inputs one token later
 };
 
+Batch to_device(const Batch& batch, torch::Device device);
+
 // Tokens 0..255 are bytes and 256 ends a file. The last 5 % are held out from training.
 class TextData {
  public:

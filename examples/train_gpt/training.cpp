@@ -1,7 +1,6 @@
 #include "examples/train_gpt/training.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <iostream>
@@ -12,6 +11,7 @@
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
+#include "examples/train_gpt/step_timing.h"
 #include "examples/train_gpt/text_sample.h"
 #include "examples/train_gpt/utilisation.h"
 #include "examples/train_gpt/weights_hash.h"
@@ -34,37 +34,6 @@ int default_threads(const zeropage::comm::World& world) {
   return std::max(1, CPU_COUNT(&allowed) / world.local_size());
 }
 
-using Clock = std::chrono::steady_clock;
-
-// A step whose work may still be on its way on the device.
-class StepInFlight {
- public:
-  StepInFlight(const torch::Tensor& loss, Clock::time_point start)
-      : start_(start), loss_(loss.detach()) {
-    const torch::Device device = loss.device();
-    if (zeropage::memory::has_streams(device.type())) {
-      loss_ = torch::empty(loss.sizes(), torch::TensorOptions(loss.dtype()).pinned_memory(true));
-      loss_.copy_(loss.detach(), /*non_blocking=*/true);
-    }
-    passed_ = zeropage::memory::Stream::current(device).record();
-    enqueued_ = Clock::now();
-  }
-
-  // Waits for its end, and returns when that was, as the host saw it.
-  Clock::time_point wait() const {
-    if (loss_.is_pinned()) passed_.synchronize();
-    return loss_.is_pinned() ? Clock::now() : enqueued_;
-  }
-  Clock::time_point start() const { return start_; }
-  double loss() const { return loss_.item<double>(); }  // after wait()
-
- private:
-  Clock::time_point start_;
-  torch::Tensor loss_;  // on the host
-  zeropage::memory::Event passed_;
-  Clock::time_point enqueued_;
-};
-
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
                Model& model, torch::optim::Optimizer& optimizer, RunFigures& run) {
   Progress progress({.steps = flags.steps,
@@ -73,18 +42,14 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
                      .quiet = world.rank() != 0});
   model.train();
   auto paged = model.paging();
-  Clock::time_point last_end;
-  // A device begins a step once it has ended the one before.
+  StepTimer timer;
   const auto finish = [&](const StepInFlight& step) {
-    const Clock::time_point end = step.wait();
-    const std::chrono::duration<double> seconds = end - std::max(step.start(), last_end);
-    last_end = end;
-    run.step_seconds.push_back(seconds.count());
+    run.step_seconds.push_back(timer.seconds_of(step));
     run.loss.push_back(mean_over_ranks(world, step.loss()));
     const auto index = static_cast<int64_t>(run.loss.size()) - 1;
     ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
              "; training cannot go on, lower --lr (now ", flags.lr, ")");
-    progress.show(index, run.loss.back(), seconds.count());
+    progress.show(index, run.loss.back(), run.step_seconds.back());
   };
   const torch::Device device = world.device();
   std::optional<StepInFlight> before;
@@ -125,12 +90,6 @@ double held_out_loss(const zeropage::comm::World& world, const TextData& data, M
       .all_reduce(sum_and_count, zeropage::comm::ReduceOp::kSum, "the held-out loss")
       .wait();
   return (sum_and_count[0] / sum_and_count[1]).item<double>();
-}
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2),
-                   values.end());
-  return values[values.size() / 2];
 }
 
 }  // namespace
@@ -182,7 +141,10 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
   run.held_out_loss = held_out_loss(world, data, model);
-  run.weights_sha256 = weights_sha256(model);
+  WeightsHash hash;
+  zeropage::visit_parameters(
+      model, [&](const std::string&, const torch::Tensor& values) { hash.add(values); });
+  run.weights_sha256 = hash.hex();
   run.communicator = world.communicator().transport();
   const std::vector<RankFigures> ranks = gather_figures(world, own);
   const std::string text =

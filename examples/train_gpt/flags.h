@@ -34,8 +34,8 @@ struct Flags {
   std::string device = "auto";
   std::string compute_dtype = "fp32";
   bool deterministic = false;
-  double peak_tflops = 0;  // 0: the device's, where it is known
-  int64_t page_bytes = 0;  // 0: the device's
+  double peak_tflops = 0;              // 0: the device's, where it is known
+  int64_t page_bytes = 0;              // 0: the device's
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
   std::string deferred = "auto";

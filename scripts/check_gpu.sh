@@ -81,7 +81,7 @@ part_build() {
 }
 
 part_tests() {
-  local between=:NcclRanksTest.*
+  local between=':NcclRanksTest.*'
   [ "$(wc -l <<<"$devices")" -lt 2 ] || between=
   tests "kernels against the host's bits" 180 "$built/tests/offload_test" --gtest_filter='*Cuda*-WithoutCuda*'
   tests "NCCL and staging" 120 "$built/tests/comm_test" "--gtest_filter=*Nccl*-NoNccl*$between"

@@ -85,11 +85,14 @@ std::string DeviceWatch::look_at(const Entry& entry) {
   if (!entry.begun.passed()) return "";
   const auto now = Clock::now();
   if (!under_way_since_) under_way_since_ = now;
-  const std::vector<int> lost = options_.lost_ranks ? options_.lost_ranks() : std::vector<int>();
-  if (!lost_since_ && !lost.empty()) lost_since_ = now;
+  // The first are to be named: others end because of them.
+  if (!lost_since_ && options_.lost_ranks) {
+    first_lost_ = options_.lost_ranks();
+    if (!first_lost_.empty()) lost_since_ = now;
+  }
   if (lost_since_ && now - std::max(*lost_since_, *under_way_since_) >= kAfterLoss) {
     std::string list;
-    for (const int rank : lost) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    for (const int rank : first_lost_) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     return c10::str("lost rank ", list, "; it has ended or was killed. See its last lines");
   }
   if (now - *under_way_since_ < options_.deadline) return "";

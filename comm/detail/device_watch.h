@@ -76,6 +76,7 @@ class DeviceWatch {
   // Owned by the watch's thread.
   std::optional<Clock::time_point> under_way_since_;  // of the operation that is next to end
   std::optional<Clock::time_point> lost_since_;
+  std::vector<int> first_lost_;
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

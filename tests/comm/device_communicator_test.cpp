@@ -10,9 +10,9 @@
 #include "memory/ledger.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/delays.h"
+#include "tests/harness/device_ranks.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
-#include "tests/harness/fake_backend.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm {
@@ -32,30 +32,11 @@ using testing::try_ranks;
 
 enum class Way : uint8_t { kStagedGloo, kStagedShared, kStagedTwoLevels, kFast, kFixed, kDelayed };
 
-// For each rank's world on the host: the communicator that is tested.
-auto over_backend(ReductionOrder order, std::chrono::milliseconds deadline) {
-  return [order, deadline,
-          store = c10::make_intrusive<c10d::HashStore>()](std::unique_ptr<Communicator> host) {
-    const int rank = host->rank();
-    const int size = host->size();
-    const c10::Device device = fake_device(static_cast<c10::DeviceIndex>(rank));
-    std::unique_ptr<Communicator> carrier = std::make_unique<SoloCommunicator>();
-    if (size > 1) carrier = make_gloo_communicator({.store = store, .rank = rank, .size = size});
-    return make_device_communicator(
-        std::move(host),
-        {.backend = c10::make_intrusive<testing::FakeBackend>(std::move(carrier), device),
-         .device = device,
-         .order = order,
-         .deadline = deadline,
-         .transport = "fake"});
-  };
-}
-
 RankOptions options_for(Way way, int size) {
   testing::register_fake_accelerator();
   RankOptions options;
   if (way >= Way::kFast) {
-    options.decorate = over_backend(
+    options.decorate = testing::over_fake_backend(
         way == Way::kFast ? ReductionOrder::kFast : ReductionOrder::kFixed, options.deadline);
     if (way == Way::kDelayed) {
       options.decorate = [make = options.decorate](std::unique_ptr<Communicator> host) {
@@ -328,22 +309,22 @@ TEST(DeviceCommunicatorFailureTest, TheDeadlineEndsWhatARankDoesNotJoin) {
         EXPECT_EQ(error_of([&] { pending.wait(); }), error);
         EXPECT_EQ(error_of([&] { communicator.all_gather(tensor, "page \"c\""); }), error);
       },
-      {.decorate = over_backend(ReductionOrder::kFast, std::chrono::seconds(1))});
+      {.decorate = testing::over_fake_backend(ReductionOrder::kFast, std::chrono::seconds(1))});
   EXPECT_EQ(message_of(errors[0]), "");
 }
 
 TEST(DeviceCommunicatorFailureTest, ALostRankIsNamedLongBeforeTheDeadline) {
   testing::register_fake_accelerator();
   const auto begun = std::chrono::steady_clock::now();
-  const auto errors =
-      try_ranks(3,
-                [](World& world) {
-                  const auto tensor = torch::ones({999}, torch::TensorOptions(world.device()));
-                  world.communicator().all_gather(tensor, "page \"a\"").synchronize();
-                  if (world.rank() == 1) throw std::runtime_error("rank 1 has had enough");
-                  world.communicator().all_gather(tensor, "page \"b\"").synchronize();
-                },
-                {.decorate = over_backend(ReductionOrder::kFast, std::chrono::seconds(600))});
+  const auto errors = try_ranks(
+      3,
+      [](World& world) {
+        const auto tensor = torch::ones({999}, torch::TensorOptions(world.device()));
+        world.communicator().all_gather(tensor, "page \"a\"").synchronize();
+        if (world.rank() == 1) throw std::runtime_error("rank 1 has had enough");
+        world.communicator().all_gather(tensor, "page \"b\"").synchronize();
+      },
+      {.decorate = testing::over_fake_backend(ReductionOrder::kFast, std::chrono::seconds(600))});
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
   EXPECT_THAT(message_of(errors[0]),
               HasSubstr("all_gather #1 of page \"b\" (3.9 KiB): lost rank 1"));

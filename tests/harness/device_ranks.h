@@ -7,6 +7,7 @@
 #include "comm/staged_communicator.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/fake_backend.h"
+#include "tests/harness/fake_environment.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::testing {

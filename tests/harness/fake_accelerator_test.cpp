@@ -17,6 +17,7 @@
 
 #include "examples/train_gpt/gpt.h"
 #include "tests/harness/errors.h"
+#include "tests/harness/fake_environment.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 

@@ -27,6 +27,10 @@ inline constexpr c10::DeviceIndex kFakeDevices = 8;
 // starts its device threads with the first.
 void register_fake_accelerator();
 
+// Waits for everything that is enqueued. Before the process ends: kernels use what LibTorch then
+// destroys.
+void finish_fake_work();
+
 inline c10::Device fake_device(c10::DeviceIndex index = 0) {
   return {c10::DeviceType::PrivateUse1, index};
 }

@@ -16,6 +16,7 @@
 #include "tests/harness/fake_accelerator/meta_kernels.h"
 #include "tests/harness/fake_accelerator/operators.h"
 #include "tests/harness/fake_accelerator/recurrence.h"
+#include "tests/harness/fake_accelerator/stream.h"
 
 namespace zeropage::testing {
 namespace {
@@ -131,6 +132,10 @@ void reset_fake_counters() {
 void register_fake_accelerator() {
   static std::once_flag once;
   std::call_once(once, &register_once);
+}
+
+void finish_fake_work() {
+  for (DeviceIndex index = 0; index < kFakeDevices; ++index) wait_for_fake_device(index);
 }
 
 }  // namespace zeropage::testing

@@ -36,12 +36,15 @@ if(NOT version_line MATCHES "'${zeropage_torch_version}([+][^']*)?'")
                       "in ${ZEROPAGE_TORCH_DIR}. Install torch==${zeropage_torch_version}")
 endif()
 
-foreach(library c10 torch_cpu)
-  add_library(zeropage::${library} SHARED IMPORTED)
-  set_target_properties(zeropage::${library} PROPERTIES
-    IMPORTED_LOCATION "${ZEROPAGE_TORCH_DIR}/lib/lib${library}.so"
-    IMPORTED_NO_SONAME TRUE)
-endforeach()
+function(zeropage_import_torch)
+  foreach(library IN LISTS ARGN)
+    add_library(zeropage::${library} SHARED IMPORTED)
+    set_target_properties(zeropage::${library} PROPERTIES
+      IMPORTED_LOCATION "${ZEROPAGE_TORCH_DIR}/lib/lib${library}.so"
+      IMPORTED_NO_SONAME TRUE)
+  endforeach()
+endfunction()
+zeropage_import_torch(c10 torch_cpu)
 
 add_library(zeropage::torch INTERFACE IMPORTED)
 set_target_properties(zeropage::torch PROPERTIES
@@ -84,12 +87,7 @@ if(ZEROPAGE_CUDA)
                         "torch==${zeropage_torch_version} with all it requires")
   endif()
   message(STATUS "Zeropage: CUDA ${CUDAToolkit_VERSION}, cudart ${ZEROPAGE_CUDART}, nccl.h in ${ZEROPAGE_NCCL_INCLUDE}")
-  foreach(library c10_cuda torch_cuda)
-    add_library(zeropage::${library} SHARED IMPORTED)
-    set_target_properties(zeropage::${library} PROPERTIES
-      IMPORTED_LOCATION "${ZEROPAGE_TORCH_DIR}/lib/lib${library}.so"
-      IMPORTED_NO_SONAME TRUE)
-  endforeach()
+  zeropage_import_torch(c10_cuda torch_cuda)
   set(ZEROPAGE_CUDA_INCLUDES ${CUDAToolkit_INCLUDE_DIRS} ${ZEROPAGE_NCCL_INCLUDE})
   # The compiler has it already, and naming it again breaks #include_next.
   list(REMOVE_ITEM ZEROPAGE_CUDA_INCLUDES /usr/include)

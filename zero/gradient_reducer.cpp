@@ -121,13 +121,16 @@ void GradientReducer::after_accumulate(size_t parameter) {
 }
 
 // Opening a transient bucket waits for the one before it. While that is on its way, autograd's own
-// gradients may stay where they are, up to half a page of them.
+// gradients may stay where they are, up to half a page of them. How far a device has come is not
+// asked: what memory a step takes must not depend on timing.
 bool GradientReducer::may_wait(size_t parameter) const {
   const size_t page = pages_->parameters()[parameter].page;
   if (!buckets_->are_transient() || hooked_[parameter].slot.defined()) return false;
+  const bool asks = !memory::has_streams(pages_->world().communicator().device().type());
   const bool would_block =
       std::any_of(launch_order_.begin(), launch_order_.end(), [&](size_t other) {
-        return states_[other].bucket == BucketState::kReducing && !states_[other].reduction.done();
+        const PageState& state = states_[other];
+        return state.bucket == BucketState::kReducing && !(asks && state.reduction.done());
       });
   if (!would_block) return false;
   int64_t waiting_numel = 0;

@@ -8,7 +8,6 @@
 #include "comm/solo_communicator.h"
 #include "memory/device.h"
 #include "tests/harness/contributions.h"
-#include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm {
@@ -16,7 +15,6 @@ namespace {
 
 using ::testing::AllOf;
 using testing::contribution;
-using testing::error_of;
 using ::testing::HasSubstr;
 using testing::message_of;
 using testing::run_ranks;
@@ -134,12 +132,6 @@ TEST_F(NcclRanksTest, TheFixedOrderGivesTheHostsBits) {
               }
             },
             {.device = c10::kCUDA, .reduction_order = ReductionOrder::kFixed});
-}
-
-TEST(NoNcclTest, SaysSoWhereTheBuildHasNone) {
-  if (has_nccl()) GTEST_SKIP() << "this build has NCCL";
-  EXPECT_THAT(error_of([] { make_nccl_communicator(nullptr, {}); }),
-              HasSubstr("this build of Zeropage has no NCCL; build the preset cuda"));
 }
 
 }  // namespace

@@ -87,11 +87,11 @@ TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
 }
 
 TEST_F(TrainGptTest, RefusesCudaWithTheReasonWhereThereIsNone) {
-  const Outcome outcome = train_gpt("--device cuda --ranks 2 --steps 1");
-  if (outcome.exit_code == 0) GTEST_SKIP() << "there is a CUDA device";
-  expect_refused(outcome, "CUDA");
-  expect_refused(train_gpt("--memory-snapshot x"), "--memory-snapshot: is of CUDA's allocator");
-  expect_refused(train_gpt("--communicator nccl"), "moves tensors between CUDA devices");
+  const std::string hidden = "CUDA_VISIBLE_DEVICES= " TRAIN_GPT " ";
+  expect_refused(shell(hidden + "--device cuda --ranks 2 --steps 1"), "CUDA");
+  expect_refused(shell(hidden + "--memory-snapshot x"),
+                 "--memory-snapshot: is of CUDA's allocator");
+  expect_refused(shell(hidden + "--communicator nccl"), "moves tensors between CUDA devices");
 }
 
 class TrainGptCudaTest : public TrainGptTest {

@@ -1,0 +1,17 @@
+// A build without NCCL.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/nccl_communicator.h"
+#include "tests/harness/errors.h"
+
+namespace zeropage::comm {
+namespace {
+
+TEST(NoNcclTest, SaysSoAndWhichBuildHasIt) {
+  EXPECT_THAT(testing::error_of([] { make_nccl_communicator(nullptr, {}); }),
+              ::testing::HasSubstr("this build of Zeropage has no NCCL; build the preset cuda"));
+}
+
+}  // namespace
+}  // namespace zeropage::comm

@@ -1,0 +1,18 @@
+// A build without CUDA.
+#include <gtest/gtest.h>
+
+#include "offload/cuda/fused_step.h"
+#include "tests/harness/errors.h"
+
+namespace zeropage::offload {
+namespace {
+
+TEST(WithoutCudaTest, TensorsOnCudaAreRefusedInWords) {
+  EXPECT_EQ(testing::error_of([] { cuda::fused_step(LionRule(), FlatStretch(), nullptr); }),
+            "fused_step: its tensors are on a CUDA device, but this Zeropage was built without "
+            "CUDA; build it with -DZEROPAGE_CUDA=ON (cmake --preset cuda), or keep the tensors on "
+            "the CPU");
+}
+
+}  // namespace
+}  // namespace zeropage::offload

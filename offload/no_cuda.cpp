@@ -2,6 +2,7 @@
 #include "memory/check.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/cuda/fused_step.h"
+#include "offload/cuda/stochastic_rounding.h"
 
 namespace zeropage::offload::cuda {
 namespace {
@@ -22,18 +23,19 @@ void fused_step(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/, void
   refuse("fused_step");
 }
 
-void block_sums_of_squares(const void* /*flat*/, Precision /*precision*/, int64_t /*numel*/,
-                           double* /*sums*/, void* /*stream*/) {
+void block_sums_of_squares(const FlatElements& /*flat*/, int64_t /*numel*/, double* /*sums*/,
+                           void* /*stream*/) {
   refuse("block_sums_of_squares");
 }
 
-void sum_chunks(const double* /*terms*/, int64_t /*numel*/, double* /*sums*/, void* /*stream*/) {
-  refuse("sum_in_order");
+void look_for_not_finite(const FlatElements& /*flat*/, int64_t /*numel*/, float* /*found*/,
+                         void* /*stream*/) {
+  refuse("found_inf");
 }
 
-void look_for_not_finite(const void* /*flat*/, Precision /*precision*/, int64_t /*numel*/,
-                         float* /*found*/, void* /*stream*/) {
-  refuse("found_inf");
+void round_stochastically(const float* /*from*/, BFloat16Bits* /*to*/, int64_t /*numel*/,
+                          const RoundingPlace& /*place*/, void* /*stream*/) {
+  refuse("round_stochastically");
 }
 
 }  // namespace zeropage::offload::cuda

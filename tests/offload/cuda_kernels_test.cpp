@@ -6,6 +6,7 @@
 #include "offload/cuda/fused_step.h"
 #include "offload/flat_norm.h"
 #include "offload/fused_step.h"
+#include "offload/stochastic_rounding.h"
 #include "tests/offload/step_cases.h"
 
 namespace zeropage::offload {
@@ -126,7 +127,7 @@ TEST_F(CudaFusedStepTest, ChangesNothingWhenAnInfinityWasFound) {
 
 class CudaFlatNormTest : public NeedsCuda<::testing::TestWithParam<at::ScalarType>> {};
 INSTANTIATE_TEST_SUITE_P(Dtypes, CudaFlatNormTest,
-                         ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST_P(CudaFlatNormTest, HasTheCpusBits) {
@@ -136,7 +137,6 @@ TEST_P(CudaFlatNormTest, HasTheCpusBits) {
     for (const int64_t shift : {0, 1}) {
       const auto sums = block_sums_of_squares(shifted(flat.to(at::kCUDA), shift));
       EXPECT_TRUE(same_bits_of(expected, sums)) << numel << " shifted by " << shift;
-      EXPECT_TRUE(same_bits_of(sum_in_order(expected), sum_in_order(sums))) << numel;
     }
   }
 }
@@ -155,12 +155,42 @@ TEST_P(CudaFlatNormTest, FindsAnInfinityOrNanWhereverItIs) {
   }
 }
 
-class CudaSumInOrderTest : public NeedsCuda<::testing::Test> {};
+class CudaStochasticRoundingTest : public NeedsCuda<::testing::Test> {
+ protected:
+  // `shift` elements into buffers of their own.
+  static void expect_the_cpus_bits(const torch::Tensor& from, const RoundingPlace& place,
+                                   int64_t from_shift = 0, int64_t to_shift = 0) {
+    const auto expected = torch::empty_like(from, at::kBFloat16);
+    round_stochastically(from, expected, place);
+    const auto to = shifted(torch::empty_like(expected, at::kCUDA), to_shift);
+    round_stochastically(shifted(from.to(at::kCUDA), from_shift), to, place);
+    EXPECT_TRUE(same_bits_of(expected, to)) << place.first_element;
+  }
+};
 
-TEST_F(CudaSumInOrderTest, HasTheCpusBits) {
-  for (const int64_t numel : {0, 1, 2, 3, 1000, 2047, 2048, 2049, 100001, 5000000}) {
-    const auto terms = random_numbers(numel, 4).to(at::kDouble) / 3;
-    EXPECT_TRUE(same_bits_of(sum_in_order(terms), sum_in_order(terms.to(at::kCUDA)))) << numel;
+TEST_F(CudaStochasticRoundingTest, HasTheCpusBitsAtAnyNumelAndPlace) {
+  for (const int64_t numel : {0, 1, 7, 8, 9, 2048, 100003}) {
+    for (const int64_t first : {0L, 3L, 8L, (8L << 32) - 12, (1L << 51) - 100003}) {
+      expect_the_cpus_bits(
+          random_numbers(numel, 1),
+          {.seed = ~0ULL, .step = (1ULL << 48) - 1, .tensor = 0xffffffff, .first_element = first});
+    }
+  }
+}
+
+TEST_F(CudaStochasticRoundingTest, HasThemAtAnyAlignment) {
+  const auto from = random_numbers(5003, 1);
+  for (int64_t shift = 0; shift < 8; ++shift) {
+    expect_the_cpus_bits(from, {.seed = 1, .first_element = shift}, shift, shift);
+    expect_the_cpus_bits(from, {.seed = 1, .first_element = 3}, shift, 0);
+    expect_the_cpus_bits(from, {.seed = 1, .first_element = 3}, 1, shift);
+  }
+}
+
+TEST_F(CudaStochasticRoundingTest, HasThemForEveryUpperHalf) {
+  const auto high = torch::arange(-32768, 32768, at::kInt).mul(65536);
+  for (const int64_t low : {0x0000, 0x0001, 0x8000, 0xffff}) {
+    expect_the_cpus_bits(high.add(low).view(at::kFloat), {.seed = 2});
   }
 }
 

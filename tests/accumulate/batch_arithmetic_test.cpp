@@ -96,6 +96,9 @@ TEST(BatchArithmeticTest, NamesOnlyWhatIsThere) {
   EXPECT_EQ(refusal({.global_batch = 3, .ranks = 4}),
             "solve_batch: global_batch 3 with ranks 4: expected a multiple of 4; nearest are "
             "global_batch 4, or ranks 3");
+  EXPECT_EQ(refusal({.global_batch = 7, .accumulation = 4}),
+            "solve_batch: global_batch 7 with accumulation 4: expected a multiple of 4; nearest "
+            "are global_batch 4 or 8, or accumulation 1 or 7");
 }
 
 TEST(BatchArithmeticTest, RefusesFourThatContradict) {

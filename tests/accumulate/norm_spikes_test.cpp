@@ -111,7 +111,9 @@ TEST(NormSpikesTest, TakesManySpikesInARowForANewLevel) {
   EXPECT_EQ(spikes.spikes_in_a_row(), 0);
   // The window is its own again after the warm-up.
   for (const double norm : {100., 101., 101.}) {
-    EXPECT_EQ(spikes.look(norm).kind, Verdict::kAccepted);
+    const Verdict unjudged = spikes.look(norm);
+    EXPECT_EQ(unjudged.kind, Verdict::kAccepted);
+    EXPECT_EQ(unjudged.mean, 0);
   }
   EXPECT_DOUBLE_EQ(spikes.look(101).mean, 101);
   EXPECT_EQ(spikes.look(200).kind, Verdict::kSpike);

@@ -44,7 +44,7 @@ TEST(StorageTest, MovesATensorWithoutMemoryAndKeepsEverySize) {
   move_storage_into(tensor, flat, 16);
   EXPECT_EQ(tensor.data_ptr(), nullptr);
   EXPECT_EQ(storage_numel(tensor), 6);
-  const auto slot = tensor_in(flat.storage(), tensor, 16);
+  const auto slot = tensor_in(flat.storage(), tensor, 16, tensor.scalar_type());
   EXPECT_EQ(slot.storage_offset(), 16);
   EXPECT_EQ(slot.sizes(), tensor.sizes());
   EXPECT_TRUE(slot.is_meta() && slot.is_alias_of(flat));

@@ -167,7 +167,7 @@ TEST(FusedUpdateTest, IsRefusedForLowPrecisionWithoutMasterWeights) {
     module->to(torch::kBFloat16);
     DataParallel<Oddball> model(module, world, fused(1));
     EXPECT_THAT(error_of([&] { Optimizer<torch::optim::AdamW> optimizer(model); }),
-                HasSubstr("set options.master_weights"));
+                HasSubstr("set options.low_precision_update"));
   });
 }
 

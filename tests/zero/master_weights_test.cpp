@@ -99,7 +99,7 @@ class MasterWeightsTest : public ::testing::TestWithParam<std::tuple<int, int, t
     Options options;
     options.stage = stage_of(std::get<1>(GetParam()));
     options.page_bytes = 4_KiB;
-    options.master_weights = true;
+    options.low_precision_update = LowPrecisionUpdate::kMasterWeights;
     return options;
   }
   void train(DataParallelBase& model, torch::optim::Optimizer& optimizer,
@@ -191,7 +191,7 @@ INSTANTIATE_TEST_SUITE_P(RanksStagesDtypes, MasterWeightsTest,
 TEST(MasterWeightsTest, AreNotMadeForParametersInFullPrecision) {
   run_ranks(1, [](comm::World& world) {
     Options options;
-    options.master_weights = true;
+    options.low_precision_update = LowPrecisionUpdate::kMasterWeights;
     const DataParallel<torch::nn::Linear> model(torch::nn::Linear(7, 7), world, options);
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, 0);
   });

@@ -87,6 +87,8 @@ class Communicator {
   virtual bool moves(c10::Device there) const { return there == device(); }
   // [numel] elements there, not initialised.
   at::Tensor buffer(int64_t numel, at::ScalarType dtype) const;
+  // Whether reductions add in comm/reduction.h's order.
+  virtual bool has_fixed_order() const { return true; }
   // "gloo", for reports.
   virtual std::string_view transport() const = 0;
   WireTraffic wire_traffic() const { return sent(); }

@@ -46,6 +46,11 @@ void drop_memory(c10::StorageImpl& storage) {
   storage.set_data_ptr_noswap({nullptr, storage.device()});
 }
 
+void give_memory(c10::StorageImpl& storage, const at::Tensor& flat) {
+  TORCH_INTERNAL_ASSERT(flat.device() == storage.device());
+  storage.set_data_ptr_noswap(data_within(flat, 0, narrow<int64_t>(storage.nbytes())));
+}
+
 c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t numel) {
   const int64_t bytes = numel * narrow<int64_t>(flat.element_size());
   return c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), bytes,
@@ -59,18 +64,20 @@ c10::Storage storage_without_memory(int64_t bytes, c10::Device device) {
                                                /*allocator=*/nullptr, /*resizable=*/false);
 }
 
-at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset) {
-  at::Tensor tensor = at::empty({0}, like.options().device(storage.device()).requires_grad(false));
+at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset,
+                     at::ScalarType dtype) {
+  at::Tensor tensor =
+      at::empty({0}, like.options().dtype(dtype).device(storage.device()).requires_grad(false));
   c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
   impl->set_storage_keep_dtype(storage);
   impl->set_sizes_and_strides(like.sizes(), like.strides(), offset);
   return tensor;
 }
 
-void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage) {
+void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage, at::ScalarType dtype) {
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;
-  const at::Tensor there = tensor_in(storage, tensor, tensor.storage_offset());
+  const at::Tensor there = tensor_in(storage, tensor, tensor.storage_offset(), dtype);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(there.getIntrusivePtr());
 }
 

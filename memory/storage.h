@@ -19,18 +19,23 @@ void move_storage_into(const at::Tensor& tensor, const at::Tensor& flat, int64_t
 // Lets go of the storage's memory; it keeps its size. Its pointer is null until it gets other memory.
 void drop_memory(c10::StorageImpl& storage);
 
+// Makes the storage, which has as many bytes, live in `flat`, without a copy of what it had.
+void give_memory(c10::StorageImpl& storage, const at::Tensor& flat);
+
 // A storage of numel elements in `flat`, from element `offset` on; it keeps `flat` alive.
 c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t numel);
 // A storage of that many bytes with a null pointer.
 c10::Storage storage_without_memory(int64_t bytes, c10::Device device);
 
-// A tensor of the dtype, sizes and strides of `like` over `storage`, from element `offset` on.
+// A tensor of the sizes and strides of `like` over `storage`, from element `offset` on.
 // Where set_() would do, but on the meta device: there it resizes the storage.
-at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset);
+at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset,
+                     at::ScalarType dtype);
 
-// Makes `tensor` live in `storage`, on the storage's device, with the sizes and strides it has. The
-// TensorImpl stays the same object; other tensors over its former storage stay there.
-void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage);
+// Makes `tensor` live in `storage`, of elements of that dtype, on the storage's device, with the
+// sizes and strides it has. The TensorImpl stays the same object; other tensors over its former
+// storage stay there.
+void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage, at::ScalarType dtype);
 
 // The tensor's whole storage. [storage_numel(tensor)]
 at::Tensor whole_storage(const at::Tensor& tensor);

@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 
 #include "memory/charged_block.h"
+#include "zero/options.h"
 
 namespace zeropage {
 namespace {
@@ -20,6 +21,13 @@ constexpr int64_t kSliceNumelPerThread = 65536 - 16;
 int64_t longest_slice(const at::Tensor& values) {
   return values.is_cpu() ? kSliceNumelPerThread * at::get_num_threads()
                          : std::numeric_limits<int64_t>::max();
+}
+
+// In place, unless the gradient is of a lower precision than the product.
+at::Tensor multiplied(const at::Tensor& gradient, double factor) {
+  if (factor == 1) return gradient;
+  return is_low_precision(gradient.scalar_type()) ? gradient.to(at::kFloat).mul_(factor)
+                                                  : gradient.mul_(factor);
 }
 
 }  // namespace
@@ -59,13 +67,13 @@ void ClassUpdate::set_options(size_t group, const torch::optim::OptimizerOptions
   optimizer_->param_groups()[group].set_options(options.clone());
 }
 
-void ClassUpdate::step(const std::function<bool(size_t)>& has_gradient) {
+void ClassUpdate::step(const HasGradient& has_gradient, double factor) {
   if (slices_.empty()) return;
   // The first step makes the state; later ones only temporaries.
   const memory::SurvivorScope state(memory::Kind::kOptimizerState);
   for (Slice& slice : slices_) {
     if (!has_gradient(slice.parameter)) continue;
-    slice.values.mutable_grad() = slice.gradient.to(slice.values.scalar_type());
+    slice.values.mutable_grad() = multiplied(slice.gradient, factor).to(slice.values.scalar_type());
   }
   optimizer_->step();
   for (Slice& slice : slices_) {

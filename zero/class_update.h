@@ -22,7 +22,7 @@ class ClassUpdate final : public PageUpdate {
 
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
-  void step(const std::function<bool(size_t)>& has_gradient) override;
+  void step(const HasGradient& has_gradient, double factor) override;
 
  private:
   struct Slice {

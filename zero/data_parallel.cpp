@@ -24,6 +24,19 @@ void DataParallelBase::before_forward() {
   if (options_.broadcast_buffers && base_->is_training()) buffers_.broadcast_from_rank_zero();
 }
 
+NoSync DataParallelBase::no_sync() {
+  ZP_CHECK(!options_.world_invariant,
+           "no_sync(): adds up this rank's micro-batches before the ranks', but "
+           "options.world_invariant adds up the ranks' first, for bits that do not depend on the "
+           "split; run backward() without it");
+  return NoSync(sharded_.reducer);
+}
+
+at::Tensor DataParallelBase::cast_input(const at::Tensor& tensor) const {
+  const bool casts = options_.compute_dtype && tensor.defined() && tensor.is_floating_point();
+  return casts ? tensor.to(*options_.compute_dtype) : tensor;
+}
+
 // A parameter that was registered anew would train on this rank alone.
 void DataParallelBase::check_module() const {
   const auto& known = sharded_.pages->parameters();

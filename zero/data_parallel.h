@@ -18,6 +18,7 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -54,8 +55,9 @@ class DataParallelBase {
   const ShardedParameters& sharded_parameters() const { return sharded_; }
 
   // Gradients accumulate on this rank until the first backward outside the guard. Call the same on
-  // all ranks.
-  [[nodiscard]] NoSync no_sync() { return NoSync(sharded_.reducer); }
+  // all ranks. At stages 2 and 3 it holds whole gradients meanwhile; zero/accumulator.h has both
+  // ways. Refused where world_invariant, which adds up the ranks first.
+  [[nodiscard]] NoSync no_sync();
 
   // What sharded parameters cost since wrapping; all zero where none is.
   memory::PagingStatistics paging() const;
@@ -80,6 +82,17 @@ class DataParallelBase {
 
   void before_forward();
   void check_module() const;
+
+  // Tensors of floating point in options.compute_dtype; all else as it is.
+  template <typename Argument>
+  decltype(auto) input(Argument&& argument) const {
+    if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>) {
+      return cast_input(argument);
+    } else {
+      return std::forward<Argument>(argument);
+    }
+  }
+  at::Tensor cast_input(const at::Tensor& tensor) const;
 
  private:
   const std::shared_ptr<torch::nn::Module> base_;
@@ -111,7 +124,7 @@ class DataParallel final : public DataParallelBase {
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
-    return module_->forward(std::forward<Arguments>(arguments)...);
+    return module_->forward(input(std::forward<Arguments>(arguments))...);
   }
 
   M& module() { return module_; }

@@ -40,7 +40,7 @@ class FusedUpdate final : public PageUpdate {
     group_options_[group] = static_cast<const AlgorithmOptions&>(options);
   }
 
-  void step(const std::function<bool(size_t)>& has_gradient) override {
+  void step(const HasGradient& has_gradient, double factor) override {
     for (Run& run : runs_) {
       make_states(run);
       for (size_t first = 0; first < run.slices.size();) {
@@ -54,7 +54,8 @@ class FusedUpdate final : public PageUpdate {
                has_gradient(run.slices[end].parameter)) {
           ++run.slices[end++].steps;
         }
-        update(run, {run.slices[first].range.begin, run.slices[end - 1].range.end}, steps + 1);
+        update(run, {run.slices[first].range.begin, run.slices[end - 1].range.end}, steps + 1,
+               factor);
         first = end;
       }
     }
@@ -87,7 +88,7 @@ class FusedUpdate final : public PageUpdate {
     run.states = std::move(states);
   }
 
-  void update(const Run& run, const Range& range, int64_t step) const {
+  void update(const Run& run, const Range& range, int64_t step, double factor) const {
     offload::Stretch stretch{within(part_.values, range), within(part_.gradient, range),
                              within(part_.copy_out, range)};
     for (size_t index = 0; index < offload::state_names(group_options_[run.group]).size();
@@ -95,7 +96,7 @@ class FusedUpdate final : public PageUpdate {
       stretch.states.push_back(
           run.states[index].narrow(0, range.begin - run.range.begin, range.numel()));
     }
-    offload::fused_step(group_options_[run.group], step, stretch);
+    offload::fused_step(group_options_[run.group], step, stretch, {.scale = factor});
   }
 
   const OwnedPart part_;

@@ -11,14 +11,16 @@ Ownership ownership_of(const Stage& stage) {
   return stage.optimizer_state ? Ownership::kShard : Ownership::kWholePage;
 }
 
-std::unique_ptr<GradientBuckets> make_gradient_buckets(const Stage& stage,
+std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
                                                        std::shared_ptr<ParameterPages> pages) {
   // On one rank the shard is the page, and whole gradients cost no more.
-  if (!stage.optimizer_state || pages->world().size() == 1) {
-    return std::make_unique<ReplicatedGradients>(std::move(pages));
+  if (!options.stage.optimizer_state || pages->world().size() == 1) {
+    return std::make_unique<ReplicatedGradients>(std::move(pages), options);
   }
-  if (!stage.gradients) return std::make_unique<OwnedGradients>(std::move(pages));
-  return std::make_unique<ShardedGradients>(std::move(pages));
+  if (!options.stage.gradients) {
+    return std::make_unique<OwnedGradients>(std::move(pages), options);
+  }
+  return std::make_unique<ShardedGradients>(std::move(pages), options);
 }
 
 }  // namespace zeropage

@@ -19,12 +19,10 @@ using torch::autograd::variable_list;
 constexpr int kNoBackward = -1;
 
 struct PreHook final : torch::autograd::FunctionPreHook {
-  explicit PreHook(std::function<void()> call) : call(std::move(call)) {}
-  variable_list operator()(const variable_list& gradients) override {
-    call();
-    return gradients;
-  }
-  std::function<void()> call;
+  using Call = std::function<variable_list(const variable_list&)>;
+  explicit PreHook(Call call) : call(std::move(call)) {}
+  variable_list operator()(const variable_list& gradients) override { return call(gradients); }
+  Call call;
 };
 
 struct PostHook final : torch::autograd::FunctionPostHook {
@@ -75,7 +73,9 @@ void GradientReducer::hook(size_t parameter) {
   hooked.accumulator =
       torch::autograd::impl::grad_accumulator(pages_->parameters()[parameter].parameter.tensor);
   TORCH_INTERNAL_ASSERT(hooked.accumulator, "a leaf that requires grad has an accumulator");
-  auto pre_hook = std::make_unique<PreHook>([this, parameter] { before_accumulate(parameter); });
+  auto pre_hook = std::make_unique<PreHook>([this, parameter](const variable_list& gradients) {
+    return before_accumulate(parameter, gradients);
+  });
   hooked.pre_hook = pre_hook.get();
   hooked.accumulator->add_pre_hook(std::move(pre_hook));
   hooked.post_hook = hooked.accumulator->add_post_hook(
@@ -95,7 +95,7 @@ const std::string& GradientReducer::name_of(size_t parameter) const {
 }
 
 // Of an accelerator, backward runs on a thread of autograd's, which charges no rank.
-void GradientReducer::before_accumulate(size_t parameter) {
+variable_list GradientReducer::before_accumulate(size_t parameter, const variable_list& gradients) {
   const memory::LedgerScope ledger(ledger_);
   enter_backward();
   const PageState& state = page_of(parameter);
@@ -104,6 +104,13 @@ void GradientReducer::before_accumulate(size_t parameter) {
   } else if (state.reopened_in != backward_) {
     forget_if_zeroed(parameter);
   }
+  if (!discards_) return gradients;
+  // A product with zero would keep what is not finite.
+  variable_list zeros;
+  for (const at::Tensor& gradient : gradients) {
+    zeros.push_back(gradient.defined() ? at::zeros_like(gradient) : gradient);
+  }
+  return zeros;
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {
@@ -168,7 +175,8 @@ void GradientReducer::open(size_t page) {
       if (states_[other].bucket == BucketState::kReducing) settle(other);
     }
   }
-  const at::Tensor& bucket = buckets_->open(page);
+  const at::Tensor& bucket =
+      buckets_->open(page, synchronizes_ ? Collect::kForReduction : Collect::kLocally);
   for (const size_t index : state.parameters) {
     hooked_[index].slot = slot_in(bucket, pages_->parameters()[index]);
   }
@@ -335,11 +343,20 @@ std::vector<size_t> GradientReducer::with_gradient() const {
 
 void GradientReducer::finish() {
   ZP_CHECK(
+      accumulation_ != Accumulation::kOpen,
+      "step() in the middle of an accumulation, whose gradients are sums so far: run the other "
+      "micro-batches and call accumulator.step(optimizer), or accumulator.abandon()");
+  prepare();
+}
+
+void GradientReducer::prepare() {
+  ZP_CHECK(
       backward_ == kNoBackward,
       "step() after a backward that ended by an exception: its gradients are incomplete; zero them "
       "and run backward again first");
   if (!reduced_in_cycle_) reduce_rest();
   const torch::NoGradGuard no_grad;
+  for (const size_t page : launch_order_) buckets_->complete(page);
   for (const size_t index : with_gradient()) {
     at::Tensor& gradient = gradient_of(index);
     const at::Tensor& reduced = buckets_->reduced_gradient(index);
@@ -358,6 +375,41 @@ void GradientReducer::gather(const std::vector<size_t>& parameters, memory::Pins
     if (has_gradient(index)) reduced.push_back(index);
   }
   if (!reduced.empty()) buckets_->gather(reduced, pins);
+}
+
+void GradientReducer::begin_accumulation(comm::ReduceOp op) {
+  const std::vector<size_t> left = with_gradient();
+  ZP_CHECK(
+      left.empty(), "parameter \"", left.empty() ? "" : name_of(left.front()),
+      "\" has a gradient before the first micro-batch of an accumulation, from a backward() of "
+      "your own; call zero_grad() first, and backward() through the accumulator");
+  ZP_CHECK(accumulation_ == Accumulation::kNone,
+           "accumulator.backward(): another accumulator of this model is in the middle of a step; "
+           "step() or abandon() it first");
+  buckets_->set_op(op);
+  accumulation_ = Accumulation::kOpen;
+}
+
+void GradientReducer::finish_accumulation() {
+  TORCH_INTERNAL_ASSERT(accumulation_ == Accumulation::kOpen);
+  prepare();
+  accumulation_ = Accumulation::kFinished;
+}
+
+void GradientReducer::end_accumulation() {
+  for (size_t index = 0; index < hooked_.size(); ++index) {
+    if (trains(index)) gradient_of(index).reset();
+  }
+  buckets_->set_op(comm::ReduceOp::kMean);
+  accumulation_ = Accumulation::kNone;
+  factor_ = 1;
+  begin_cycle();
+}
+
+void GradientReducer::change_owned(const std::function<void(const at::Tensor& owned)>& change) {
+  const torch::NoGradGuard no_grad;
+  for (const size_t page : launch_order_) change(buckets_->owned(page));
+  buckets_->note_reduced(with_gradient());
 }
 
 bool GradientReducer::has_gradient(size_t parameter) const {

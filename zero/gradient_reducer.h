@@ -18,6 +18,8 @@
 //   leaves it alone.
 // * A reduced gradient that was not zeroed is set aside when the next backward reaches its page, and
 //   added to the next mean: what was averaged is never averaged again.
+// * An accumulation (zero/accumulator.h) takes over what the backwards of one step mean: they are
+//   summed, and multiplied by one factor in the step.
 //
 // p.grad() decides what exists: zero_grad() of a module, of an optimizer or by hand all do what they
 // say.
@@ -26,6 +28,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -63,6 +66,22 @@ class GradientReducer {
   // After a step: the next finish() is about new gradients.
   void begin_cycle() { reduced_in_cycle_ = false; }
 
+  // From here on gradients are what reductions with `op` give, and no step may be made before the
+  // accumulation is ready for it. Throws if there are gradients already.
+  void begin_accumulation(comm::ReduceOp op);
+  // The next backward's gradients count as zeros, whatever they are; its collectives take place.
+  void set_discards(bool discards) { discards_ = discards; }
+  // finish(), of which the factor is then known that makes the mean of the gradients. Collective.
+  void finish_accumulation();
+  void set_factor(double factor) { factor_ = factor; }
+  // Drops all gradients; backwards are averaged again.
+  void end_accumulation();
+  // What the step multiplies gradients by.
+  double factor() const { return factor_; }
+
+  // Calls change(page, owned gradient) for every page that trains; REQUIRES: finish().
+  void change_owned(const std::function<void(const at::Tensor& owned)>& change);
+
   // Whether the parameter has a gradient, on any rank, that finish() made ready and nobody has
   // zeroed since.
   bool has_gradient(size_t parameter) const;
@@ -99,11 +118,13 @@ class GradientReducer {
   const std::string& name_of(size_t parameter) const;
 
   // Called by the hooks.
-  void before_accumulate(size_t parameter);
+  torch::autograd::variable_list before_accumulate(size_t parameter,
+                                                   const torch::autograd::variable_list& gradients);
   void after_accumulate(size_t parameter);
   void enter_backward();
 
   bool may_wait(size_t parameter) const;
+  void prepare();
   void open(size_t page);
   void collect(size_t parameter);
   void reopen(size_t page);
@@ -131,6 +152,10 @@ class GradientReducer {
   int backward_ = -1;              // autograd's id of the backward in progress, -1 for none
   bool synchronizes_ = true;
   bool reduced_in_cycle_ = false;
+  enum class Accumulation : uint8_t { kNone, kOpen, kFinished };
+  Accumulation accumulation_ = Accumulation::kNone;
+  bool discards_ = false;
+  double factor_ = 1;
 };
 
 }  // namespace zeropage

@@ -47,10 +47,22 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     need.persistent[Kind::kParameter] += sharded ? shard_bytes : whole_bytes;
     if (sharded) largest_page_bytes = std::max(largest_page_bytes, whole_bytes);
     if (!page.requires_grad) continue;
-    need.persistent[Kind::kGradient] += options.stage.gradients ? shard_bytes : whole_bytes;
-    if (options.stage.gradients) largest_bucket_bytes = std::max(largest_bucket_bytes, whole_bytes);
-    const bool is_lower = page.dtype == c10::kBFloat16 || page.dtype == c10::kHalf;
-    if (!options.master_weights || !is_lower) continue;
+    const auto bytes_in = [](c10::ScalarType dtype, int64_t numel) {
+      return numel * static_cast<int64_t>(c10::elementSize(dtype));
+    };
+    const c10::ScalarType reduced = reduce_dtype_of(options, page.dtype);
+    const c10::ScalarType accumulated = accumulate_dtype_of(options, page.dtype);
+    const int64_t whole_numel = page.padded_numel(world_size);
+    need.persistent[Kind::kGradient] +=
+        bytes_in(accumulated, options.stage.gradients ? page.shard_numel : whole_numel);
+    // Whole gradients travel as they lie, or as a copy in another dtype.
+    if (options.stage.gradients || reduced != accumulated) {
+      largest_bucket_bytes = std::max(largest_bucket_bytes, bytes_in(reduced, whole_numel));
+    }
+    if (options.low_precision_update != LowPrecisionUpdate::kMasterWeights ||
+        !is_low_precision(page.dtype)) {
+      continue;
+    }
     need.persistent[Kind::kMasterWeights] +=
         (options.stage.optimizer_state ? page.shard_numel : page.padded_numel(world_size)) *
         static_cast<int64_t>(sizeof(float));

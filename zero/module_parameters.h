@@ -7,6 +7,8 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/nn/module.h>
 
+#include "zero/options.h"
+
 namespace zeropage {
 
 struct NamedParameter {
@@ -14,6 +16,8 @@ struct NamedParameter {
   std::vector<std::string> names;
   at::Tensor tensor;
   int unit = 0;  // see StorageSpec::unit
+  // Of its page, which it gets when it moves there.
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
 
   const std::string& name() const { return names.front(); }
 };
@@ -22,6 +26,9 @@ struct NamedParameter {
 std::string describe(const NamedParameter& parameter);
 
 std::vector<NamedParameter> parameters_of(const torch::nn::Module& module);
+// The same, fp32 ones in options.compute_dtype unless a module that registers them stays fp32. Throws
+// for others that train.
+std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const Options& options);
 
 // For a script that has only the tensors: names are "parameter 0", "parameter 1", ...
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors);

@@ -39,7 +39,62 @@ int64_t page_bytes_on(c10::Device device, const Options& options) {
   return memory::has_streams(device.type()) ? 64_MiB : 16_MiB;
 }
 
+bool is_low_precision(c10::ScalarType dtype) {
+  return dtype == c10::kBFloat16 || dtype == c10::kHalf;
+}
+
+c10::ScalarType reduce_dtype_of(const Options& options, c10::ScalarType parameters) {
+  if (parameters != c10::kFloat && !is_low_precision(parameters)) return parameters;
+  return options.reduce_dtype.value_or(options.world_invariant ? c10::kFloat : parameters);
+}
+
+c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType parameters) {
+  if (!is_low_precision(parameters)) return parameters;
+  return options.accumulate_dtype.value_or(c10::kFloat) == c10::kFloat ? c10::kFloat : parameters;
+}
+
+accumulate::SumOrder sum_order_of(const Options& options) {
+  return options.world_invariant ? accumulate::SumOrder::kTree : accumulate::SumOrder::kRunning;
+}
+
+namespace {
+
+void validate_precision(const Options& options) {
+  const auto is_low_or_fp32 = [](const std::optional<c10::ScalarType>& dtype) {
+    return !dtype || *dtype == c10::kFloat || is_low_precision(*dtype);
+  };
+  ZP_CHECK(!options.compute_dtype || is_low_precision(*options.compute_dtype),
+           "options.compute_dtype: expected bfloat16, half or unset, got ", *options.compute_dtype,
+           "; unset leaves the module as it is");
+  ZP_CHECK(is_low_or_fp32(options.reduce_dtype),
+           "options.reduce_dtype: expected float, bfloat16, half or unset, got ",
+           *options.reduce_dtype);
+  ZP_CHECK(!options.accumulate_dtype || *options.accumulate_dtype == c10::kFloat ||
+               !options.compute_dtype || options.accumulate_dtype == options.compute_dtype,
+           "options.accumulate_dtype: expected float or compute_dtype, got ",
+           *options.accumulate_dtype);
+  ZP_CHECK(is_low_or_fp32(options.accumulate_dtype),
+           "options.accumulate_dtype: expected float, bfloat16, half or unset, got ",
+           *options.accumulate_dtype);
+  ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kStochasticRounding ||
+               options.compute_dtype != c10::kHalf,
+           "options.low_precision_update: kStochasticRounding is for bfloat16, but compute_dtype "
+           "is half; use kMasterWeights, or bfloat16");
+  ZP_CHECK(
+      !options.world_invariant || (options.reduce_dtype.value_or(c10::kFloat) == c10::kFloat &&
+                                   options.accumulate_dtype.value_or(c10::kFloat) == c10::kFloat),
+      "options.world_invariant: sums in fp32, since what is rounded on the way from rank to "
+      "rank would show the split; leave reduce_dtype and accumulate_dtype unset");
+}
+
+std::string name(const std::optional<c10::ScalarType>& dtype) {
+  return dtype ? c10::toString(*dtype) : "unset";
+}
+
+}  // namespace
+
 void validate(const Options& options) {
+  validate_precision(options);
   ZP_CHECK(
       options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
       "options.stage: ", name(options.stage),
@@ -69,15 +124,21 @@ void validate(const Options& options) {
 }
 
 std::vector<std::string> describe(const Options& options) {
-  return {c10::str("options.stage: ", name(options.stage)),
-          c10::str("options.master_weights: ", options.master_weights),
-          c10::str("options.update_by: ", static_cast<int>(options.update_by)),
-          c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
-          c10::str("options.page_bytes: ", options.page_bytes),
-          c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
-          c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
-          c10::str("options.reshard: ", static_cast<int>(options.reshard)),
-          c10::str("options.whole_below_bytes: ", options.whole_below_bytes)};
+  return {
+      c10::str("options.stage: ", name(options.stage)),
+      c10::str("options.update_by: ", static_cast<int>(options.update_by)),
+      c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
+      c10::str("options.world_invariant: ", options.world_invariant),
+      c10::str("options.compute_dtype: ", name(options.compute_dtype)),
+      c10::str("options.low_precision_update: ", static_cast<int>(options.low_precision_update)),
+      c10::str("options.rounding_seed: ", options.rounding_seed),
+      c10::str("options.reduce_dtype: ", name(options.reduce_dtype)),
+      c10::str("options.accumulate_dtype: ", name(options.accumulate_dtype)),
+      c10::str("options.page_bytes: ", options.page_bytes),
+      c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
+      c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
+      c10::str("options.reshard: ", static_cast<int>(options.reshard)),
+      c10::str("options.whole_below_bytes: ", options.whole_below_bytes)};
 }
 
 }  // namespace zeropage

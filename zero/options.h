@@ -2,13 +2,17 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
+#include "accumulate/micro_step_sums.h"
 #include "memory/bytes.h"
 #include "memory/pager.h"
+#include "zero/module_selection.h"
 
 namespace zeropage {
 
@@ -56,23 +60,63 @@ enum class UpdateBy : uint8_t {
            // Adagrad and Lion; the same bits on the host and on CUDA
 };
 
+// How parameters in bfloat16 or half are updated.
+enum class LowPrecisionUpdate : uint8_t {
+  // The optimizer updates an fp32 copy of what this rank owns and rounds it into them (Micikevicius
+  // et al. 2018, "Mixed Precision Training", section 3.1). Costs 4 bytes an owned parameter, and
+  // keeps updates that are too small for the parameter's precision. What is written to parameters
+  // by operators is taken over; past them, through .data(), it is not seen.
+  kMasterWeights,
+  // No copy: the update is computed in fp32 and rounded up or down at random, so that small updates
+  // count on average (Zamirai et al. 2020, "Revisiting BFloat16 Training", section 4). For bfloat16.
+  // While a page is updated it costs 4 bytes an owned element of it.
+  kStochasticRounding,
+  // As torch::optim does on such parameters: updates below half a unit in the last place are lost.
+  kNearest,
+};
+
 struct Options {
   // ---- what is computed where ----
 
   Stage stage = Stage::kOptimizerState;
-
-  // For parameters in bfloat16 or half, the optimizer updates an fp32 copy of what this rank owns
-  // and rounds it into them (Micikevicius et al. 2018, "Mixed Precision Training", section 3.1).
-  // Costs 4 bytes an owned parameter, and keeps updates that are too small for the parameter's
-  // precision. What is written to parameters by operators is taken over; past them, through
-  // .data(), it is not seen.
-  bool master_weights = false;
 
   UpdateBy update_by = UpdateBy::kAuto;
 
   // In training mode, forward begins by taking rank 0's buffers (running means), as PyTorch's DDP
   // does. Costs a broadcast of all buffers a forward; nothing for a module without buffers.
   bool broadcast_buffers = true;
+
+  // The same bits for any power-of-two split of the same micro-batches over ranks and micro-steps:
+  // gradients are summed as one pairwise tree over all of them, numbered micro-step times ranks plus
+  // rank, in fp32. Needs a power of two of ranks, a fixed order of reductions, and as many threads a
+  // rank. Costs a reduction a micro-step and up to log2(micro-steps) gradients of the owned part.
+  bool world_invariant = false;
+
+  // ---- precision ----
+
+  // bfloat16 or half: wrapping an fp32 module makes its parameters so, and with them gathers,
+  // gradients and activations; buffers keep theirs. Tensors of floating point among forward's
+  // arguments are cast to it. Master weights begin with the fp32 values. Unset: as the module is.
+  std::optional<c10::ScalarType> compute_dtype;
+
+  // Modules whose own parameters keep fp32. Their forward meets compute_dtype's activations; on the
+  // host LibTorch's norms take both, on CUDA batch norm does.
+  ModuleSelection stays_fp32 =
+      ModuleSelection::of_type<torch::nn::BatchNorm1d, torch::nn::BatchNorm2d,
+                               torch::nn::BatchNorm3d>();
+
+  LowPrecisionUpdate low_precision_update = LowPrecisionUpdate::kMasterWeights;
+
+  // Of kStochasticRounding.
+  uint64_t rounding_seed = 0;
+
+  // In what gradients travel between ranks; sums over ranks are fp32 in between. Unset: the
+  // parameter's dtype, or fp32 where world_invariant. fp64 stays fp64.
+  std::optional<c10::ScalarType> reduce_dtype;
+
+  // In what gradients of parameters in a lower precision are kept and micro-steps added up: fp32, or
+  // theirs, which saves 2 bytes an element and is enough where nothing accumulates.
+  std::optional<c10::ScalarType> accumulate_dtype;
 
   // ---- memory and speed, never results ----
 
@@ -100,6 +144,14 @@ struct Options {
 
 // options.page_bytes, or the device's.
 int64_t page_bytes_on(c10::Device device, const Options& options = {});
+
+// What Options say of gradients of parameters in that dtype.
+c10::ScalarType reduce_dtype_of(const Options& options, c10::ScalarType parameters);
+c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType parameters);
+accumulate::SumOrder sum_order_of(const Options& options);
+
+// bfloat16 and half.
+bool is_low_precision(c10::ScalarType dtype);
 
 // Throws for a value, or a set, that cannot be done.
 void validate(const Options& options);

@@ -18,7 +18,7 @@ namespace zeropage {
 // The part of a page that this rank owns. Always the same memory.
 struct OwnedPart {
   at::Tensor values;    // [owned numel]: the parameters', or their fp32 master weights
-  at::Tensor gradient;  // [owned numel], of the page's dtype
+  at::Tensor gradient;  // [owned numel]
   at::Tensor
       copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
                  // undefined where there are none
@@ -28,6 +28,8 @@ struct OwnedPart {
 struct OwnedSlice {
   size_t parameter = 0;
   Range range;  // in the owned part
+  // Its first element's place in the parameter, as it lies in memory.
+  int64_t first_element = 0;
   // Elements after it that belong to nothing and are zero, in values and gradient.
   int64_t padding = 0;
 };
@@ -38,6 +40,8 @@ struct OwnedGroup {
   std::unique_ptr<torch::optim::OptimizerOptions> options;
 };
 
+using HasGradient = std::function<bool(size_t parameter)>;
+
 class PageUpdate {
  public:
   virtual ~PageUpdate() = default;
@@ -47,8 +51,9 @@ class PageUpdate {
   virtual void add_groups(std::vector<OwnedGroup> groups) = 0;
   // The options of a group from the next step on; groups are counted as they were added.
   virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
-  // Leaves parameters without a gradient alone, and their state.
-  virtual void step(const std::function<bool(size_t parameter)>& has_gradient) = 0;
+  // Leaves parameters without a gradient alone, and their state. Gradients are multiplied by the
+  // factor, in fp32, first of all; in place or not.
+  virtual void step(const HasGradient& has_gradient, double factor) = 0;
 
  protected:
   PageUpdate() = default;

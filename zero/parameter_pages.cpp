@@ -4,6 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include <torch/csrc/autograd/variable.h>
+
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
@@ -28,7 +30,7 @@ Range reach(const at::Tensor& tensor) {
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
   const at::Tensor& tensor = placed.parameter.tensor;
-  return memory::tensor_in(flat.storage(), tensor, placed.offset);
+  return memory::tensor_in(flat.storage(), tensor, placed.offset, flat.scalar_type());
 }
 
 bool same_elements(const at::Tensor& left, const at::Tensor& right) {
@@ -52,10 +54,10 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
-  check_before_sharding();
+  check_before_moving();
   if (check) check(layouts_);
   fill(deferred);
-  if (options_.master_weights) make_master_weights();
+  for (PlacedParameter& placed : parameters_) placed.version = placed.parameter.tensor._version();
   if (options_.shard_from_bytes == PageOptions::kNever) return;
   memory::check_dispatcher();
   auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
@@ -106,15 +108,15 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
     if (is_new) {
       storages.push_back({.name = named.name(),
                           .numel = memory::storage_numel(named.tensor),
-                          .dtype = named.tensor.scalar_type(),
+                          .dtype = named.dtype,
                           .requires_grad = named.tensor.requires_grad(),
                           .unit = named.unit});
       storages_.emplace_back();
     }
     StorageSpec& storage = storages[at->second];
-    ZP_CHECK(storage.dtype == named.tensor.scalar_type(), "parameters \"", storage.name,
-             "\" and \"", named.name(), "\" share memory as ", storage.dtype, " and ",
-             named.tensor.scalar_type(), "; give them memory of their own");
+    ZP_CHECK(storage.dtype == named.dtype, "parameters \"", storage.name, "\" and \"", named.name(),
+             "\" share memory as ", storage.dtype, " and ", named.dtype,
+             "; give them memory of their own");
     storage.requires_grad |= named.tensor.requires_grad();
     storages_[at->second].parameters.push_back(index);
   }
@@ -165,30 +167,41 @@ bool ParameterPages::shards(size_t page) const {
 }
 
 // Refuses before anything is moved.
-void ParameterPages::check_before_sharding() const {
+void ParameterPages::check_before_moving() const {
   for (size_t page = 0; page < layouts_.size(); ++page) {
-    if (!shards(page)) continue;
-    const int64_t bytes = whole_bytes(page);
-    const int64_t budget = options_.paging.budget_bytes;
-    ZP_CHECK(budget == 0 || bytes <= budget || world_.size() == 1, describe(page), " has ",
-             memory::format_bytes(bytes), ", but ", options_.paging.budget_option, " is ",
-             memory::format_bytes(budget), ": no operator could use it; raise it to at least ",
-             bytes, " bytes, or use smaller pages if the page has several parameters");
+    if (shards(page)) check_fits_budget(page);
     for (const Slot& slot : layouts_[page].slots) {
       const auto& sharing = storages_[slot.storage].parameters;
-      const at::Tensor& first = parameters_[sharing.front()].parameter.tensor;
+      const NamedParameter& first = parameters_[sharing.front()].parameter;
+      const bool is_cast = first.dtype != first.tensor.scalar_type();
+      if (!shards(page) && !is_cast) continue;
       size_t holders = sharing.size();
       for (const size_t index : sharing) {
         // A parameter that was made as a view keeps what it is a view of.
         if (parameters_[index].parameter.tensor.is_view()) ++holders;
       }
       // A deferred module's storages are on its tape too.
-      ZP_CHECK(first.is_meta() || first.storage().use_count() <= holders, "parameter \"",
-               parameters_[sharing.front()].parameter.name(),
+      ZP_CHECK(first.tensor.is_meta() || first.tensor.storage().use_count() <= holders,
+               "parameter \"", first.name(),
                "\": something else holds its memory, such as a view of it or a graph that used it, "
-               "and would not notice when the parameter is sharded; let that go before wrapping");
+               "and would not notice when the parameter is ",
+               is_cast ? "cast to options.compute_dtype" : "sharded",
+               "; let that go before wrapping");
+      ZP_CHECK(!is_cast || !torch::autograd::impl::try_get_grad_accumulator(first.tensor),
+               "parameter \"", first.name(), "\": a graph that used it in ",
+               first.tensor.scalar_type(), " is alive, and options.compute_dtype is to make it ",
+               first.dtype, "; let the loss and its outputs go before wrapping");
     }
   }
+}
+
+void ParameterPages::check_fits_budget(size_t page) const {
+  const int64_t bytes = whole_bytes(page);
+  const int64_t budget = options_.paging.budget_bytes;
+  ZP_CHECK(budget == 0 || bytes <= budget || world_.size() == 1, describe(page), " has ",
+           memory::format_bytes(bytes), ", but ", options_.paging.budget_option, " is ",
+           memory::format_bytes(budget), ": no operator could use it; raise it to at least ", bytes,
+           " bytes, or use smaller pages if the page has several parameters");
 }
 
 int64_t ParameterPages::whole_bytes(size_t page) const {
@@ -225,7 +238,7 @@ void ParameterPages::fill(const DeferredValues* deferred) {
     }
     for (const at::Tensor& buffer : deferred->buffers) {
       if (buffer.storage().unsafeGetStorageImpl() == &storage) {
-        memory::adopt_storage(buffer, values.storage());
+        memory::adopt_storage(buffer, values.storage(), values.scalar_type());
       }
     }
   });
@@ -235,6 +248,10 @@ void ParameterPages::make_memory(size_t page) {
   PageMemory& memory = memory_[page];
   if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
+  if (options_.master_weights && layout.requires_grad && is_low_precision(layout.dtype)) {
+    const memory::KindScope kind(memory::Kind::kMasterWeights);
+    memory.master = world_.communicator().buffer(owned(page).numel(), at::kFloat).zero_();
+  }
   const memory::KindScope kind(memory::Kind::kParameter);
   if (shards(page)) {
     memory.owned = world_.communicator().buffer(layout.shard_numel, layout.dtype).zero_();
@@ -244,16 +261,6 @@ void ParameterPages::make_memory(size_t page) {
   memory.whole =
       world_.communicator().buffer(layout.padded_numel(world_.size()), layout.dtype).zero_();
   memory.owned = memory.whole.narrow(0, own.begin, own.numel());
-}
-
-void ParameterPages::make_master_weights() {
-  for (size_t page = 0; page < layouts_.size(); ++page) {
-    const bool is_lower = c10::elementSize(layouts_[page].dtype) < c10::elementSize(at::kFloat);
-    if (!layouts_[page].requires_grad || !is_lower) continue;
-    const memory::KindScope kind(memory::Kind::kMasterWeights);
-    memory_[page].master = memory_[page].owned.to(at::kFloat);
-  }
-  for (PlacedParameter& placed : parameters_) placed.version = placed.parameter.tensor._version();
 }
 
 // What the user wrote to parameters since the last update.
@@ -282,32 +289,35 @@ void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
         .wait();
   }
   const PageMemory& memory = memory_[placed.page];
-  // What of the page is kept, and where it begins.
-  const at::Tensor& kept = memory.whole.defined() ? memory.whole : memory.owned;
-  const int64_t begin = memory.whole.defined() ? 0 : owned(placed.page).begin;
-  const Range range = intersection(placed.range, {begin, begin + kept.numel()});
-  if (!range.empty()) {
+  // The part of `values` that a buffer keeps which begins at an element of the page.
+  const auto copy_into = [&](const at::Tensor& kept, int64_t begin) {
+    const Range range = intersection(placed.range, {begin, begin + kept.numel()});
+    if (range.empty()) return;
     kept.narrow(0, range.begin - begin, range.numel())
         .copy_(values.narrow(0, range.begin - placed.range.begin, range.numel()));
-  }
+  };
+  const int64_t own = owned(placed.page).begin;
+  copy_into(memory.whole.defined() ? memory.whole : memory.owned, memory.whole.defined() ? 0 : own);
+  if (memory.master.defined()) copy_into(memory.master, own);
   live_in_page(storage);
 }
 
 // Gives the storage its place in a whole page, or no memory for the time being. A deferred one, of
-// the meta device, is replaced by one of the page's.
+// the meta device, and one of another dtype are replaced by one of the page's.
 void ParameterPages::live_in_page(size_t storage) {
   const PlacedStorage& placed = storages_[storage];
   const at::Tensor& whole = memory_[placed.page].whole;
   const at::Tensor& first = parameters_[placed.parameters.front()].parameter.tensor;
-  const auto element_bytes = static_cast<int64_t>(first.element_size());
+  const c10::ScalarType dtype = layouts_[placed.page].dtype;
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   const c10::Device device = world_.communicator().device();
-  if (first.device() != device) {
+  if (first.device() != device || first.scalar_type() != dtype) {
     const c10::Storage there =
         whole.defined()
             ? memory::storage_within(whole, placed.range.begin, placed.range.numel())
             : memory::storage_without_memory(placed.range.numel() * element_bytes, device);
     for (const size_t index : placed.parameters) {
-      memory::adopt_storage(parameters_[index].parameter.tensor, there);
+      memory::adopt_storage(parameters_[index].parameter.tensor, there, dtype);
     }
   } else if (whole.defined()) {
     memory::move_storage_into(first, whole, placed.range.begin);
@@ -367,6 +377,12 @@ void ParameterPages::end_update(const std::vector<bool>& updated) {
     if (updated[index]) placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
     if (options_.master_weights) placed.version = placed.parameter.tensor._version();
   }
+}
+
+void ParameterPages::skip_update() {
+  if (!pager_) return;
+  pager_->release_all("step()");
+  pager_->end_pass(memory::Pass::kTraining);
 }
 
 void ParameterPages::add_to(memory::Pins& pins, size_t parameter, bool writes) const {

@@ -103,6 +103,8 @@ class ParameterPages {
   // updated: by parameter. A backward over a graph from before is refused from here on.
   void begin_update();
   void end_update(const std::vector<bool>& updated);
+  // Instead of both, where a step changes nothing: ends its pass.
+  void skip_update();
   // Adds the parameter's page, if it is sharded.
   void add_to(memory::Pins& pins, size_t parameter, bool writes) const;
   // Every rank takes the values that `root` has in the page, which is whole or pinned. Collective.
@@ -128,9 +130,9 @@ class ParameterPages {
   void take_over(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);
   void hand_to_pager(size_t page);
-  void make_master_weights();
   void take_over_written();
-  void check_before_sharding() const;
+  void check_before_moving() const;
+  void check_fits_budget(size_t page) const;
   bool shards(size_t page) const;
   int64_t whole_bytes(size_t page) const;
   std::string describe(size_t page) const;

@@ -11,21 +11,23 @@ namespace zeropage {
 namespace {
 
 // Of the parameter's sizes, on a storage of its own that has no memory.
-at::Tensor make_sharded_like(const PlacedParameter& placed) {
+at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype) {
   const at::Tensor& parameter = placed.parameter.tensor;
-  const auto bytes = placed.range.numel() * static_cast<int64_t>(parameter.element_size());
+  const auto bytes = placed.range.numel() * static_cast<int64_t>(c10::elementSize(dtype));
   const at::Tensor sharded =
       memory::tensor_in(memory::storage_without_memory(bytes, parameter.device()), parameter,
-                        placed.offset - placed.range.begin);
+                        placed.offset - placed.range.begin, dtype);
   memory::set_trap(sharded);
   return sharded;
 }
 
 }  // namespace
 
-ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages)
+ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
-      pages_of_gradients_(pages_->layouts().size()),
+      options_(options),
+      pages_of_gradients_(pages_->layouts().size(),
+                          {{}, {}, 0, {}, false, accumulate::MicroStepSums(sum_order_of(options))}),
       sharded_(pages_->parameters().size()) {
   memory::check_dispatcher();
   auto source = std::make_unique<ShardSource>(pages_->world(), "the gradient of page",
@@ -58,13 +60,16 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
   at::Tensor& owned = pages_of_gradients_[page].owned;
   {
     const memory::KindScope kind(memory::Kind::kGradient);
-    owned = pages_->world().communicator().buffer(layout.shard_numel, layout.dtype).zero_();
+    owned = pages_->world()
+                .communicator()
+                .buffer(layout.shard_numel, accumulate_dtype_of(options_, layout.dtype))
+                .zero_();
   }
   pages_of_gradients_[page].gaps = gaps_between(page, parameters);
   std::vector<memory::Page::Tenant> tenants;
   for (const size_t index : parameters) {
     const PlacedParameter& placed = pages_->parameters()[index];
-    sharded_[index] = make_sharded_like(placed);
+    sharded_[index] = make_sharded_like(placed, owned.scalar_type());
     tenants.push_back({sharded_[index].storage(),
                        placed.range.begin * static_cast<int64_t>(owned.element_size())});
   }
@@ -89,13 +94,15 @@ std::vector<Range> ShardedGradients::gaps_between(size_t page,
   return gaps;
 }
 
-const at::Tensor& ShardedGradients::open(size_t page) {
+const at::Tensor& ShardedGradients::open(size_t page, Collect collect) {
   at::Tensor& bucket = pages_of_gradients_[page].bucket;
   if (!bucket.defined()) {
     const PageLayout& layout = pages_->layouts()[page];
     const memory::KindScope kind(memory::Kind::kBucket);
     bucket = pages_->world().communicator().buffer(layout.padded_numel(pages_->world().size()),
-                                                   layout.dtype);
+                                                   collect == Collect::kLocally
+                                                       ? accumulate_dtype_of(options_, layout.dtype)
+                                                       : reduce_dtype_of(options_, layout.dtype));
     // They are reduced too.
     for (const Range& gap : pages_of_gradients_[page].gaps) {
       bucket.narrow(0, gap.begin, gap.numel()).zero_();
@@ -105,9 +112,14 @@ const at::Tensor& ShardedGradients::open(size_t page) {
 }
 
 comm::Pending ShardedGradients::start_reduction(size_t page) {
+  const PageLayout& layout = pages_->layouts()[page];
+  at::Tensor& bucket = pages_of_gradients_[page].bucket;
+  {
+    const memory::KindScope kind(memory::Kind::kBucket);
+    bucket = open(page, Collect::kForReduction).to(reduce_dtype_of(options_, layout.dtype));
+  }
   return pages_->world().communicator().reduce_scatter(
-      open(page), comm::ReduceOp::kMean,
-      "the gradient of page \"" + pages_->layouts()[page].name + "\"");
+      bucket, op(), "the gradient of page \"" + layout.name + "\"");
 }
 
 void ShardedGradients::close(size_t page) {
@@ -122,22 +134,36 @@ void ShardedGradients::close(size_t page) {
   of_page.bucket.reset();
 }
 
+void ShardedGradients::complete(size_t page) {
+  PageOfGradients& of_page = pages_of_gradients_[page];
+  if (of_page.sums.empty()) return;
+  pager_->release_all("step()");
+  of_page.sums.add_to(of_page.owned);
+}
+
 void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
   pager_->release_all("backward()");
-  pages_of_gradients_[page].kept = true;
+  PageOfGradients& of_page = pages_of_gradients_[page];
   for (const Range& range : forgotten) forget(page, range);
+  of_page.kept = of_page.sums.order() == accumulate::SumOrder::kRunning;
+  if (of_page.kept) return;
+  const memory::KindScope kind(memory::Kind::kGradient);
+  of_page.sums.push(of_page.owned);
 }
 
 void ShardedGradients::forget(size_t page) {
   pager_->release_all("backward()");
   pages_of_gradients_[page].kept = false;
+  pages_of_gradients_[page].sums.clear();
 }
 
 void ShardedGradients::forget(size_t page, const Range& range) {
   const Range own = pages_->owned(page);
   const Range zeroed = intersection(own, range);
   if (zeroed.empty()) return;
-  pages_of_gradients_[page].owned.narrow(0, zeroed.begin - own.begin, zeroed.numel()).zero_();
+  PageOfGradients& of_page = pages_of_gradients_[page];
+  of_page.owned.narrow(0, zeroed.begin - own.begin, zeroed.numel()).zero_();
+  of_page.sums.zero(zeroed.begin - own.begin, zeroed.numel());
 }
 
 void ShardedGradients::replace(size_t parameter, const at::Tensor& gradient) {

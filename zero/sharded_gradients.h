@@ -18,14 +18,15 @@ namespace zeropage {
 
 class ShardedGradients final : public GradientBuckets {
  public:
-  explicit ShardedGradients(std::shared_ptr<ParameterPages> pages);
+  ShardedGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
   // Sharded p.grad() become undefined.
   ~ShardedGradients() override;
 
-  const at::Tensor& open(size_t page) override;
+  const at::Tensor& open(size_t page, Collect collect) override;
   bool are_transient() const override { return true; }
   comm::Pending start_reduction(size_t page) override;
   void close(size_t page) override;
+  void complete(size_t page) override;
   const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
   const at::Tensor& reduced_gradient(size_t parameter) const override {
     return sharded_[parameter];
@@ -42,14 +43,16 @@ class ShardedGradients final : public GradientBuckets {
     at::Tensor bucket;  // [padded_numel]; undefined while closed
     at::Tensor owned;   // [shard_numel]; undefined for a page that does not train
     size_t pager_index = 0;
-    std::vector<Range> gaps;  // of the page: where no parameter that trains lies
-    bool kept = false;        // `owned` is added to the next mean
+    std::vector<Range> gaps;         // of the page: where no parameter that trains lies
+    bool kept = false;               // `owned` is added to the next, in running order
+    accumulate::MicroStepSums sums;  // [shard_numel]: of earlier backwards, in tree order
   };
 
   void make_page(size_t page, const std::vector<size_t>& parameters);
   std::vector<Range> gaps_between(size_t page, const std::vector<size_t>& parameters) const;
 
   const std::shared_ptr<ParameterPages> pages_;
+  const Options options_;
   std::vector<PageOfGradients> pages_of_gradients_;
   std::vector<at::Tensor> sharded_;  // by parameter, shaped as it; undefined if it does not train
   ShardSource* source_ = nullptr;    // owned by pager_

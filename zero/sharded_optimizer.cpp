@@ -8,6 +8,7 @@
 
 #include "memory/check.h"
 #include "memory/named_range.h"
+#include "zero/stochastic_update.h"
 
 namespace zeropage {
 namespace {
@@ -63,7 +64,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
 
 bool ShardedOptimizer::updates_fused() const {
   const bool has_fused = static_cast<bool>(algorithm_.make_fused);
-  switch (parameters_.update_by) {
+  switch (parameters_.options.update_by) {
     case UpdateBy::kClass:
       return false;
     case UpdateBy::kFused:
@@ -81,9 +82,10 @@ void ShardedOptimizer::check_device_holds_states() const {
   MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
-    const bool masters = pages.master_weights(page).defined();
-    const auto element_bytes = static_cast<int64_t>(
-        masters ? sizeof(float) : c10::elementSize(pages.layouts()[page].dtype));
+    const PageLayout& layout = pages.layouts()[page];
+    const bool in_fp32 = pages.master_weights(page).defined() || rounds_stochastically(layout);
+    const auto element_bytes =
+        static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
     need.persistent[memory::Kind::kOptimizerState] +=
         pages.owned(page).numel() * element_bytes * algorithm_.states;
   }
@@ -93,22 +95,43 @@ void ShardedOptimizer::check_device_holds_states() const {
 void ShardedOptimizer::make_updates() {
   const bool fused = updates_fused();
   const ParameterPages& pages = *parameters_.pages;
+  const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
+    if (fused && part.values.scalar_type() == at::kFloat) {
+      return algorithm_.make_fused(std::move(part));
+    }
+    return std::make_unique<ClassUpdate>(std::move(part), algorithm_.make_class_optimizer);
+  };
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    if (!pages.layouts()[page].requires_grad) continue;
+    const PageLayout& layout = pages.layouts()[page];
+    if (!layout.requires_grad) continue;
     OwnedPart part{pages.owned_values(page), parameters_.reducer->owned_gradient(page)};
+    if (rounds_stochastically(layout)) {
+      updates_.push_back({page, std::make_unique<StochasticUpdate>(
+                                    part, parameters_.options.rounding_seed, make_update)});
+      continue;
+    }
     if (pages.master_weights(page).defined()) {
       part.copy_out = std::exchange(part.values, pages.master_weights(page));
     }
-    const bool is_fp32 = part.values.scalar_type() == at::kFloat;
-    ZP_CHECK(is_fp32 || parameters_.update_by != UpdateBy::kFused,
-             "options.update_by: kFused updates fp32 values, but page \"",
-             pages.layouts()[page].name, "\" has ", part.values.scalar_type(),
-             " and no master weights; set options.master_weights, or use kAuto");
-    updates_.push_back({page, fused && is_fp32
-                                  ? algorithm_.make_fused(std::move(part))
-                                  : std::make_unique<ClassUpdate>(
-                                        std::move(part), algorithm_.make_class_optimizer)});
+    ZP_CHECK(part.values.scalar_type() == at::kFloat ||
+                 parameters_.options.update_by != UpdateBy::kFused,
+             "options.update_by: kFused updates fp32 values, but page \"", layout.name, "\" has ",
+             part.values.scalar_type(),
+             " and is rounded to nearest without master weights; set options.low_precision_update "
+             "to kMasterWeights or kStochasticRounding, or use kAuto");
+    updates_.push_back({page, make_update(std::move(part))});
   }
+}
+
+bool ShardedOptimizer::rounds_stochastically(const PageLayout& layout) const {
+  if (parameters_.options.low_precision_update != LowPrecisionUpdate::kStochasticRounding) {
+    return false;
+  }
+  ZP_CHECK(layout.dtype != at::kHalf,
+           "options.low_precision_update: kStochasticRounding is for "
+           "bfloat16, but page \"",
+           layout.name, "\" is half; use kMasterWeights");
+  return layout.dtype == at::kBFloat16;
 }
 
 void ShardedOptimizer::check_agreement() const {
@@ -179,8 +202,10 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
     const Range range = intersection(owned, placed.range);
     if (range.empty()) continue;
     const Range padding = intersection(owned, pages.layouts()[page].padding_after(range.end));
-    result.slices.push_back(
-        {index, {range.begin - owned.begin, range.end - owned.begin}, padding.numel()});
+    result.slices.push_back({index,
+                             {range.begin - owned.begin, range.end - owned.begin},
+                             range.begin - placed.range.begin,
+                             padding.numel()});
   }
   return result;
 }
@@ -221,7 +246,7 @@ void ShardedOptimizer::update() {
       of_page.update->set_options(group, param_groups_[group].options());
     }
     try {
-      of_page.update->step(has_gradient);
+      of_page.update->step(has_gradient, parameters_.reducer->factor());
     } catch (c10::Error& error) {
       error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
                                  parameters_.pages->layouts()[of_page.page].name, "\""));

@@ -61,6 +61,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 
   bool updates_fused() const;
   void make_updates();
+  bool rounds_stochastically(const PageLayout& layout) const;
   void check_device_holds_states() const;
   void check_agreement() const;
   void adopt_groups();

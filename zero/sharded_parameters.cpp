@@ -1,5 +1,6 @@
 #include "zero/sharded_parameters.h"
 
+#include <bit>
 #include <utility>
 
 #include "memory/check.h"
@@ -12,7 +13,7 @@ ParameterPages::PageOptions page_options(const Options& options, c10::Device dev
   ParameterPages::PageOptions pages;
   pages.page_bytes = page_bytes_on(device, options);
   pages.ownership = ownership_of(options.stage);
-  pages.master_weights = options.master_weights;
+  pages.master_weights = options.low_precision_update == LowPrecisionUpdate::kMasterWeights;
   pages.reshard = options.reshard;
   if (!options.stage.parameters) return pages;
   pages.shard_from_bytes = options.whole_below_bytes;
@@ -24,6 +25,19 @@ ParameterPages::PageOptions page_options(const Options& options, c10::Device dev
                                    ? memory::Retention::kUntilUnused
                                    : memory::Retention::kUntilReleased};
   return pages;
+}
+
+void check_world_invariant(const comm::World& world, const Options& options) {
+  if (!options.world_invariant) return;
+  const auto ranks = static_cast<uint64_t>(world.size());
+  ZP_CHECK(std::has_single_bit(ranks),
+           "options.world_invariant: expected a power of two of ranks, ", "got ", ranks,
+           ", whose tree is no part of the tree over micro-batches; use ", std::bit_floor(ranks),
+           " or ", std::bit_ceil(ranks));
+  ZP_CHECK(world.communicator().has_fixed_order(),
+           "options.world_invariant: ", world.communicator().transport(),
+           " adds in an order that depends on the number of ranks; make the world with "
+           "WorldOptions::reduction_order = ReductionOrder::kFixed");
 }
 
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
@@ -41,8 +55,8 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
         check_device_holds(world, "the model", need, held_bytes);
       });
   auto reducer =
-      std::make_shared<GradientReducer>(pages, make_gradient_buckets(options.stage, pages), when);
-  return {std::move(pages), std::move(reducer), options.update_by, need};
+      std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);
+  return {std::move(pages), std::move(reducer), options, need};
 }
 
 }  // namespace
@@ -51,7 +65,8 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
                                           const Options& options,
                                           const memory::ConstructionTape* tape) {
   validate(options);
-  auto parameters = parameters_of(module);
+  check_world_invariant(world, options);
+  auto parameters = parameters_of(module, options);
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
   for (const auto& buffer : module.named_buffers()) {
@@ -76,6 +91,9 @@ ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
            "an optimizer over bare parameters averages gradients in step(), so it has them whole, "
            "and it does not see forward: stages 2 and 3 need zeropage::DataParallel around the "
            "module; wrap it, or use stage 0 or 1");
+  ZP_CHECK(!options.compute_dtype,
+           "options.compute_dtype: an optimizer over bare parameters does not see the module that "
+           "would be cast; wrap it in zeropage::DataParallel, or leave it out");
   auto parameters = parameters_of(tensors);
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));

@@ -19,7 +19,7 @@ namespace zeropage {
 struct ShardedParameters {
   std::shared_ptr<ParameterPages> pages;
   std::shared_ptr<GradientReducer> reducer;
-  UpdateBy update_by = UpdateBy::kAuto;
+  Options options;
   MemoryNeed need;
 };
 

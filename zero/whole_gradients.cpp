@@ -17,9 +17,11 @@ constexpr int64_t kSampledElements = 16;
 
 }  // namespace
 
-WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages)
+WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
-      pages_of_gradients_(pages_->layouts().size()),
+      options_(options),
+      pages_of_gradients_(pages_->layouts().size(),
+                          {{}, {}, {}, accumulate::MicroStepSums(sum_order_of(options))}),
       slots_(pages_->parameters().size()) {
   for (size_t index = 0; index < slots_.size(); ++index) {
     const PlacedParameter& placed = pages_->parameters()[index];
@@ -31,7 +33,8 @@ WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages)
       // Zeros: the gaps between slots are reduced too and must stay zero.
       of_page.bucket = pages_->world()
                            .communicator()
-                           .buffer(layout.padded_numel(pages_->world().size()), layout.dtype)
+                           .buffer(layout.padded_numel(pages_->world().size()),
+                                   accumulate_dtype_of(options_, layout.dtype))
                            .zero_();
       const Range owned = pages_->owned(placed.page);
       of_page.owned = of_page.bucket.narrow(0, owned.begin, owned.numel());
@@ -40,30 +43,49 @@ WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages)
   }
 }
 
+const at::Tensor& WholeGradients::wire(size_t page) {
+  PageOfGradients& of_page = pages_of_gradients_[page];
+  const at::ScalarType dtype = reduce_dtype_of(options_, pages_->layouts()[page].dtype);
+  if (dtype == of_page.bucket.scalar_type()) return of_page.bucket;
+  const memory::KindScope kind(memory::Kind::kBucket);
+  of_page.wire = pages_->world().communicator().buffer(of_page.bucket.numel(), dtype);
+  of_page.wire.copy_(of_page.bucket);
+  return of_page.wire;
+}
+
 void WholeGradients::close(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
-  if (of_page.kept.defined()) of_page.owned.add_(of_page.kept);
-  of_page.kept.reset();
+  if (of_page.wire.defined()) {
+    const Range own = pages_->owned(page);
+    of_page.owned.copy_(of_page.wire.narrow(0, own.begin, own.numel()));
+    of_page.wire.reset();
+  }
+  if (of_page.kept.order() == accumulate::SumOrder::kRunning) complete(page);
+}
+
+void WholeGradients::complete(size_t page) {
+  PageOfGradients& of_page = pages_of_gradients_[page];
+  of_page.kept.add_to(of_page.owned);
 }
 
 void WholeGradients::keep(size_t page, const std::vector<Range>& forgotten) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   {
     const memory::KindScope kind(memory::Kind::kGradient);
-    of_page.kept = of_page.owned.clone();
+    of_page.kept.push(of_page.owned);
   }
   for (const Range& range : forgotten) forget(page, range);
 }
 
 void WholeGradients::forget(size_t page) {
-  pages_of_gradients_[page].kept.reset();
+  pages_of_gradients_[page].kept.clear();
 }
 
 void WholeGradients::forget(size_t page, const Range& range) {
   const Range owned = pages_->owned(page);
   const Range zeroed = intersection(owned, range);
   if (zeroed.empty()) return;
-  pages_of_gradients_[page].kept.narrow(0, zeroed.begin - owned.begin, zeroed.numel()).zero_();
+  pages_of_gradients_[page].kept.zero(zeroed.begin - owned.begin, zeroed.numel());
 }
 
 std::string WholeGradients::describe(size_t page) const {
@@ -77,8 +99,7 @@ const std::string& WholeGradients::name_of(size_t parameter) const {
 // ---- replicated ----
 
 comm::Pending ReplicatedGradients::start_reduction(size_t page) {
-  return pages().world().communicator().all_reduce(open(page), comm::ReduceOp::kMean,
-                                                   describe(page));
+  return pages().world().communicator().all_reduce(wire(page), op(), describe(page));
 }
 
 void ReplicatedGradients::replace(size_t parameter, const at::Tensor& gradient) {
@@ -87,12 +108,8 @@ void ReplicatedGradients::replace(size_t parameter, const at::Tensor& gradient) 
 
 // ---- owned ----
 
-OwnedGradients::OwnedGradients(std::shared_ptr<ParameterPages> pages)
-    : WholeGradients(std::move(pages)) {}
-
 comm::Pending OwnedGradients::start_reduction(size_t page) {
-  return pages().world().communicator().reduce_scatter(open(page), comm::ReduceOp::kMean,
-                                                       describe(page));
+  return pages().world().communicator().reduce_scatter(wire(page), op(), describe(page));
 }
 
 void OwnedGradients::replace(size_t parameter, const at::Tensor&) {
@@ -109,7 +126,8 @@ void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins&
   for (const size_t index : parameters) of_pages.insert(pages().parameters()[index].page);
   std::vector<comm::Pending> in_flight;
   for (const size_t page : of_pages) {
-    in_flight.push_back(pages().world().communicator().all_gather(open(page), describe(page)));
+    in_flight.push_back(
+        pages().world().communicator().all_gather(open(page, Collect::kLocally), describe(page)));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
   when_reduced_ = sample_of(when_reduced_.parameters);

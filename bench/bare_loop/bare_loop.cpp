@@ -35,12 +35,8 @@ struct Flags {
 // where the parameters are bf16.
 class AdamW {
  public:
-  AdamW(std::vector<Tensor> parameters, double lr) : parameters_(std::move(parameters)), lr_(lr) {
-    const torch::NoGradGuard no_grad;
-    for (const Tensor& parameter : parameters_) {
-      masters_.push_back(low() ? parameter.detach().to(torch::kFloat32).requires_grad_()
-                               : parameter);
-    }
+  AdamW(std::vector<Tensor> parameters, std::vector<Tensor> masters, double lr)
+      : parameters_(std::move(parameters)), masters_(std::move(masters)), lr_(lr) {
     if (!fused()) {
       on_host_.emplace(masters_, torch::optim::AdamWOptions(lr));
       return;
@@ -139,9 +135,13 @@ void train(const Flags& flags) {
   const int64_t base_bytes = zeropage::memory::resident_bytes();
 
   train_gpt::Gpt gpt(flags.model, flags.seed);
-  gpt->to(flags.compute_dtype == "bf16" ? torch::kBFloat16 : torch::kFloat32);
   gpt->to(device);
-  AdamW optimizer(gpt->parameters(), flags.lr);
+  std::vector<Tensor> masters = gpt->parameters();
+  if (flags.compute_dtype == "bf16") {
+    for (Tensor& master : masters) master = master.detach().clone().requires_grad_();
+    gpt->to(torch::kBFloat16);
+  }
+  AdamW optimizer(gpt->parameters(), std::move(masters), flags.lr);
   const Figures figures = run_steps(flags, data, device, gpt, optimizer);
 
   nlohmann::json memory = {{"rank", 0},

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "accumulate/batch_arithmetic.h"
 #include "comm/rendezvous.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -29,8 +32,6 @@ struct Missing {
 
 const std::vector<Missing>& missing_features() {
   static const std::vector<Missing> features = {
-      {"--accumulate", "K", {"1"}, "micro-batches"},
-      {"--clip-norm", "X", {}, "gradient clipping over shards"},
       {"--checkpoint-activations",
        "{none,blocks,every:K,budget:BYTES}",
        {"none"},
@@ -39,7 +40,6 @@ const std::vector<Missing>& missing_features() {
       {"--offload-parameters", "{none,host,nvme:DIR}", {"none"}, "parameter offload"},
       {"--offload-activations", "{none,host,nvme:DIR}", {"none"}, "activation offload"},
       {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
-      {"--world-invariant", "", {"false"}, "the world-invariant mode"},
       {"--save", "DIR", {}, "training state on disk"},
       {"--save-every", "K", {}, "training state on disk"},
       {"--resume", "DIR", {}, "training state on disk"},
@@ -104,6 +104,37 @@ CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const 
       ->option_text(on ? "{on,off}=on" : "{on,off}=off");
 }
 
+void check_accumulation(const Flags& flags,
+                        const std::function<void(bool, const std::string&)>& require) {
+  const PrecisionFlags& precision = flags.precision;
+  const bool low = flags.compute_dtype != "fp32";
+  require(std::isfinite(flags.clip_norm) && flags.clip_norm >= 0,
+          c10::str("--clip-norm ", flags.clip_norm, ": expected a finite number > 0"));
+  require(std::isfinite(flags.spike_z) && flags.spike_z >= 0,
+          c10::str("--spike-z ", flags.spike_z, ": expected standard deviations > 0, such as 6"));
+  const std::string of_low =
+      " is about parameters in a lower precision; use --compute-dtype bf16 or fp16, or leave it "
+      "out";
+  require(low || precision.accumulate_dtype != "compute", "--accumulate-dtype compute" + of_low);
+  require(low || precision.update == "master", "--low-precision-update" + of_low);
+  require(low || precision.keep_fp32.empty(), "--keep-fp32" + of_low);
+  require(flags.compute_dtype != "fp16" || precision.update != "stochastic",
+          "--low-precision-update stochastic: is for bf16; use master");
+  require(!flags.world_invariant || (precision.reduce_dtype != "compute" || !low),
+          "--world-invariant: sums in fp32; use --reduce-dtype fp32");
+  require(!flags.world_invariant || precision.accumulate_dtype != "compute",
+          "--world-invariant: sums in fp32; leave --accumulate-dtype out");
+  require(!flags.world_invariant || flags.reduce_micro_steps != "once",
+          "--world-invariant: adds up the ranks at each micro-step; use --reduce-micro-steps each "
+          "or auto");
+  if (precision.loss_scale == "auto") return;
+  char* end = nullptr;
+  const double scale = std::strtod(precision.loss_scale.c_str(), &end);
+  int exponent = 0;
+  require(*end == '\0' && scale > 0 && std::isfinite(scale) && std::frexp(scale, &exponent) == 0.5,
+          "--loss-scale " + precision.loss_scale + ": expected auto or a power of two");
+}
+
 void check_values(const Flags& flags) {
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw CLI::ValidationError(message);
@@ -115,13 +146,19 @@ void check_values(const Flags& flags) {
       c10::str("--heads ", flags.model.heads, ": does not divide --d-model ", flags.model.d_model));
   require(flags.stage >= 0 && flags.stage <= 3,
           c10::str("--stage ", flags.stage, ": expected 0, 1, 2 or 3"));
+  if (flags.injection) {
+    require(flags.injection->layer < flags.model.layers &&
+                flags.injection->micro_step < flags.accumulate &&
+                flags.injection->step < flags.steps,
+            "--inject-inf: no such layer, micro-step or step");
+  }
   require(flags.parameter_budget_bytes == 0 || flags.stage == 3,
           "--parameter-budget: only stage 3 shards parameters; leave it out or use --stage 3");
   require(flags.prefetch || flags.stage == 3,
           "--prefetch off: only stage 3 fetches parameters; leave it out or use --stage 3");
-  require(flags.compute_dtype != "fp16",
-          "--compute-dtype fp16: gradients in half overflow without loss scaling, which is not in "
-          "this version; use bf16");
+  require(flags.reshard == "use" || flags.stage == 3,
+          "--reshard: only stage 3 shards parameters; leave it out or use --stage 3");
+  check_accumulation(flags, require);
   require(flags.device != "cuda" || zeropage::memory::has_cuda_driver(),
           "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
   const bool on_cuda = flags.device_type() == torch::kCUDA;
@@ -136,6 +173,60 @@ void check_values(const Flags& flags) {
           c10::str("--peak-tflops ", flags.peak_tflops, ": expected a number > 0"));
   require(flags.deadline_seconds > 0,
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
+}
+
+void add_precision(CLI::App& app, PrecisionFlags& flags) {
+  app.add_option("--reduce-dtype", flags.reduce_dtype, "In what gradients travel between ranks")
+      ->check(CLI::IsMember({"compute", "fp32"}))
+      ->option_text("{compute,fp32}=compute");
+  app.add_option("--accumulate-dtype", flags.accumulate_dtype,
+                 "In what gradients are kept and added up; auto: fp32 with --accumulate above 1")
+      ->check(CLI::IsMember({"auto", "compute", "fp32"}))
+      ->option_text("{auto,compute,fp32}=auto");
+  app.add_option("--low-precision-update", flags.update,
+                 "Of bf16 and fp16 parameters: fp32 master weights; none, and rounded "
+                 "stochastically (bf16) or to nearest")
+      ->check(CLI::IsMember({"master", "stochastic", "nearest"}))
+      ->option_text("{master,stochastic,nearest}=master");
+  app.add_option("--keep-fp32", flags.keep_fp32,
+                 "Modules whose parameters stay fp32, such as '*norm'; on cuda the model's norms "
+                 "refuse to mix")
+      ->option_text("PATTERN");
+  app.add_option("--loss-scale", flags.loss_scale,
+                 "Factor on the loss, a power of two; auto: 1, for fp16 dynamic from 65536")
+      ->option_text("{auto,X}=auto");
+}
+
+void add_accumulation(CLI::App& app, Flags& flags) {
+  app.add_option("--reduce-micro-steps", flags.reduce_micro_steps,
+                 "Gradients go over the wire at each micro-step, or are kept whole and go once; "
+                 "auto: once where they fit --gradient-budget")
+      ->check(CLI::IsMember({"auto", "each", "once"}))
+      ->option_text("{auto,each,once}=auto");
+  add_bytes(app, "--gradient-budget", flags.gradient_budget_bytes, 1,
+            "Most bytes of whole gradients that a rank keeps over micro-steps")
+      ->option_text("BYTES");
+  app.add_option("--clip-norm", flags.clip_norm, "Largest norm of all gradients; 0: any")
+      ->option_text("X");
+  app.add_option("--spike-z", flags.spike_z,
+                 "Skip steps whose norm is so many standard deviations above the last 128; 0: none")
+      ->option_text("Z");
+  app.add_flag("--world-invariant", flags.world_invariant,
+               "The same bits for any power-of-two split of the micro-batches over ranks and "
+               "--accumulate; one thread a rank unless --threads says more");
+  app.add_option_function<std::vector<int64_t>>(
+         "--inject-inf",
+         [&flags](const std::vector<int64_t>& at) {
+           flags.injection =
+               Injection{static_cast<int>(at[0]), at[1], at[2], at.size() > 3 ? at[3] : 0};
+         },
+         "For tests: an infinity in a gradient of that rank and layer at that micro-step of a step "
+         "(0), all from 0")
+      ->expected(3, 4)
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->option_text("RANK,LAYER,MICRO_STEP[,STEP]")
+      ->group("For tests");
 }
 
 // Flags of what a simulated run does not have, and of what only it has.
@@ -186,6 +277,28 @@ void check_launcher(const Flags& flags, bool ranks_given) {
   }
 }
 
+// The batch's sizes of which the command line tells some.
+void solve_batch(const CLI::App& app, Flags& flags) {
+  if (flags.global_batch == 0) return;
+  const auto given = [&](const char* flag, int64_t value) {
+    return app.get_option(flag)->count() > 0 ? std::optional<int64_t>(value) : std::nullopt;
+  };
+  const bool launched = zeropage::comm::launched_by_environment();
+  zeropage::accumulate::BatchSizes sizes{
+      .global_batch = flags.global_batch,
+      .micro_batch = given("--batch", flags.batch),
+      .accumulation = given("--accumulate", flags.accumulate),
+      .ranks = launched ? zeropage::comm::read_place().world_size : flags.ranks};
+  if (!sizes.micro_batch && !sizes.accumulation) sizes.micro_batch = flags.batch;
+  try {
+    const auto solved = zeropage::accumulate::solve_batch(sizes);
+    flags.batch = solved.micro_batch;
+    flags.accumulate = solved.accumulation;
+  } catch (const std::exception& error) {
+    throw CLI::ValidationError("--global-batch: " + zeropage::memory::message_of(error));
+  }
+}
+
 }  // namespace
 
 torch::DeviceType Flags::device_type() const {
@@ -196,7 +309,23 @@ torch::DeviceType Flags::device_type() const {
 }
 
 torch::ScalarType Flags::dtype() const {
-  return compute_dtype == "bf16" ? torch::kBFloat16 : torch::kFloat32;
+  if (compute_dtype == "bf16") return torch::kBFloat16;
+  return compute_dtype == "fp16" ? torch::kHalf : torch::kFloat32;
+}
+
+torch::ScalarType Flags::reduce_dtype() const {
+  return precision.reduce_dtype == "fp32" ? torch::kFloat32 : dtype();
+}
+
+torch::ScalarType Flags::accumulate_dtype() const {
+  const bool sums_up = accumulate > 1 || world_invariant;
+  const bool fp32 =
+      precision.accumulate_dtype == "fp32" || (precision.accumulate_dtype == "auto" && sums_up);
+  return fp32 ? torch::kFloat32 : dtype();
+}
+
+bool Flags::has_master_weights() const {
+  return dtype() != torch::kFloat32 && precision.update == "master";
 }
 
 nlohmann::json Flags::to_json() const {
@@ -207,6 +336,7 @@ nlohmann::json Flags::to_json() const {
       {"heads", model.heads},
       {"sequence", model.sequence},
       {"batch", batch},
+      {"accumulate", accumulate},
       {"steps", steps},
       {"seed", seed},
       {"lr", lr},
@@ -216,11 +346,22 @@ nlohmann::json Flags::to_json() const {
       {"stage", stage},
       {"device", device},
       {"compute-dtype", compute_dtype},
+      {"reduce-dtype", precision.reduce_dtype},
+      {"accumulate-dtype", precision.accumulate_dtype},
+      {"low-precision-update", precision.update},
+      {"keep-fp32", precision.keep_fp32},
+      {"loss-scale", precision.loss_scale},
+      {"reduce-micro-steps", reduce_micro_steps},
+      {"gradient-budget", gradient_budget_bytes},
+      {"clip-norm", clip_norm},
+      {"spike-z", spike_z},
+      {"world-invariant", world_invariant},
       {"deterministic", deterministic},
       {"peak-tflops", peak_tflops},
       {"page-bytes", page_bytes > 0 ? page_bytes : zeropage::page_bytes_on(device_type())},
       {"parameter-budget", parameter_budget_bytes},
       {"prefetch", prefetch ? "on" : "off"},
+      {"reshard", reshard},
       {"deferred", deferred},
       {"communicator", communicator},
       {"deadline", deadline_seconds},
@@ -231,7 +372,6 @@ nlohmann::json Flags::to_json() const {
   for (const Missing& missing : missing_features()) {
     if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
   }
-  json["world-invariant"] = false;
   if (simulates()) {
     json["ranks-per-host"] = simulation.ranks_per_host;
     json["within-host"] = simulation.within_host;
@@ -254,7 +394,16 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option("--heads", flags.model.heads, "Attention heads a block")
       ->check(CLI::PositiveNumber);
   app.add_option("--sequence", flags.model.sequence, "Tokens a sample")->check(CLI::PositiveNumber);
-  app.add_option("--batch", flags.batch, "Samples a rank and step")->check(CLI::PositiveNumber);
+  app.add_option("--batch", flags.batch, "Samples of a micro-batch")->check(CLI::PositiveNumber);
+  app.add_option("--accumulate", flags.accumulate,
+                 "Micro-batches a rank and step: global batch = batch x accumulate x ranks")
+      ->check(CLI::PositiveNumber)
+      ->option_text("K=1");
+  app.add_option(
+         "--global-batch", flags.global_batch,
+         "Samples a step over all ranks: gives --accumulate, or --batch where that is given")
+      ->check(CLI::PositiveNumber)
+      ->option_text("SAMPLES");
   app.add_option("--steps", flags.steps, "Optimizer steps")->check(CLI::PositiveNumber);
   app.add_option("--seed", flags.seed, "Of weights, samples and the continuation");
   app.add_option("--lr", flags.lr, "Learning rate");
@@ -264,10 +413,11 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option("--device", flags.device, "Where ranks train; auto: cuda where there is a device")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}))
       ->option_text("{auto,cpu,cuda}=auto");
-  app.add_option("--compute-dtype", flags.compute_dtype,
-                 "Of parameters, gradients and activations; bf16 has fp32 master weights")
+  app.add_option("--compute-dtype", flags.compute_dtype, "Of parameters, gradients and activations")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("{fp32,bf16,fp16}=fp32");
+  add_precision(app, flags.precision);
+  add_accumulation(app, flags);
   app.add_flag("--deterministic", flags.deterministic,
                "The same bits at every stage and run on cuda too, where it costs time");
   CLI::Option* ranks =
@@ -283,6 +433,11 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
             "Most bytes of whole parameters a rank holds at stage 3; unset: two largest pages")
       ->option_text("BYTES");
   add_switch(app, "--prefetch", flags.prefetch, "Fetch parameters ahead of their use at stage 3");
+  app.add_option("--reshard", flags.reshard,
+                 "At stage 3 whole parameters go after their use, after backward (one gather less "
+                 "a micro-step) or after the step (one gather a step)")
+      ->check(CLI::IsMember({"use", "backward", "step"}))
+      ->option_text("{use,backward,step}=use");
   app.add_option("--deferred", flags.deferred,
                  "Construct the model without memory for its parameters; auto: at stage 3")
       ->check(CLI::IsMember({"auto", "on", "off"}))
@@ -311,6 +466,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   try {
     app.parse(argc, argv);
     refuse_missing(given);
+    solve_batch(app, flags);
     check_values(flags);
     check_simulation(app, flags);
     check_launcher(flags, ranks->count() > 0);

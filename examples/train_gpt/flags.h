@@ -20,10 +20,29 @@ struct SimulationFlags {
   std::pair<double, double> between_hosts{25, 12.5};
 };
 
+// Beside --compute-dtype.
+struct PrecisionFlags {
+  std::string reduce_dtype = "compute";
+  std::string accumulate_dtype = "auto";
+  std::string update = "master";
+  std::string keep_fp32;  // pattern of module names; "": none
+  std::string loss_scale = "auto";
+};
+
+// An infinity in the gradient of a block's first matrix, for tests; all counted from 0.
+struct Injection {
+  int rank = 0;
+  int64_t layer = 0;
+  int64_t micro_step = 0;
+  int64_t step = 0;
+};
+
 struct Flags {
   std::string data = "auto";
   GptConfig model;
-  int64_t batch = 8;  // samples a rank and step
+  int64_t batch = 8;         // samples of a micro-batch
+  int64_t accumulate = 1;    // micro-batches a rank and step
+  int64_t global_batch = 0;  // samples a step over all ranks; 0: what the others make of it
   int64_t steps = 200;
   uint64_t seed = 0;
   double lr = 1e-3;
@@ -33,11 +52,19 @@ struct Flags {
   int stage = 1;
   std::string device = "auto";
   std::string compute_dtype = "fp32";
+  PrecisionFlags precision;
+  std::string reduce_micro_steps = "auto";
+  int64_t gradient_budget_bytes = 0;  // 0: unset
+  double clip_norm = 0;               // 0: none
+  double spike_z = 0;                 // 0: spikes are not looked for
+  bool world_invariant = false;
+  std::optional<Injection> injection;
   bool deterministic = false;
   double peak_tflops = 0;              // 0: the device's, where it is known
   int64_t page_bytes = 0;              // 0: the device's
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
+  std::string reshard = "use";
   std::string deferred = "auto";
   std::string communicator = "auto";
   double deadline_seconds = 60;
@@ -50,6 +77,12 @@ struct Flags {
   torch::DeviceType device_type() const;
   // Of parameters and activations.
   torch::ScalarType dtype() const;
+  // In what gradients travel, and in what they are kept.
+  torch::ScalarType reduce_dtype() const;
+  torch::ScalarType accumulate_dtype() const;
+  bool has_master_weights() const;
+  // Samples a step over all ranks.
+  int64_t samples_per_step(int world_size) const { return batch * accumulate * world_size; }
 
   bool simulates() const { return communicator == "simulated"; }
 

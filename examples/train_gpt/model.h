@@ -18,9 +18,9 @@ using Model = zeropage::DataParallel<Gpt>;
 Model make_model(const zeropage::comm::World& world, const Flags& flags);
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Model& model);
 
+zeropage::AccumulatorOptions accumulator_options(const Flags& flags);
+
 torch::Tensor loss_of(Model& model, const Batch& batch);
-// One optimizer step; returns this rank's loss before it. Collective.
-torch::Tensor train_on(const Batch& batch, Model& model, torch::optim::Optimizer& optimizer);
 double mean_over_ranks(const zeropage::comm::World& world, double value);
 
 }  // namespace train_gpt

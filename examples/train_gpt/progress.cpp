@@ -49,4 +49,11 @@ void Progress::show(int64_t step, double loss, double seconds) {
   std::fflush(stdout);
 }
 
+void Progress::tell(int64_t step, const std::string& what) const {
+  if (options_.quiet) return;
+  std::printf("%sstep %lld %s\n", moving_ ? "\r\033[K" : "", static_cast<long long>(step + 1),
+              what.c_str());
+  std::fflush(stdout);
+}
+
 }  // namespace train_gpt

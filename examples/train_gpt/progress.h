@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace train_gpt {
 
@@ -21,6 +22,8 @@ class Progress {
 
   // After step `step` (from 0), which took `seconds`.
   void show(int64_t step, double loss, double seconds);
+  // On a line of its own.
+  void tell(int64_t step, const std::string& what) const;
 
  private:
   const ProgressOptions options_;

@@ -67,8 +67,9 @@ Breakdown formula(const Flags& flags, int64_t parameters, int world_size) {
   const auto share = [&](int sharded_from) { return flags.stage >= sharded_from ? world_size : 1; };
   Breakdown bytes;
   bytes[Kind::kOptimizerState] = fp32_bytes * state_tensors(flags.optimizer) / share(1);
-  if (flags.dtype() != torch::kFloat32) bytes[Kind::kMasterWeights] = fp32_bytes / share(1);
-  bytes[Kind::kGradient] = bytes_of_dtype / share(2);
+  if (flags.has_master_weights()) bytes[Kind::kMasterWeights] = fp32_bytes / share(1);
+  bytes[Kind::kGradient] =
+      static_cast<int64_t>(c10::elementSize(flags.accumulate_dtype())) * parameters / share(2);
   bytes[Kind::kParameter] = bytes_of_dtype / share(3);
   return bytes;
 }
@@ -202,6 +203,10 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json json = {{"flags", flags.to_json()},
                          {"parameters", run.parameters},
                          {"loss", run.loss},
+                         {"gradient_norm", run.gradient_norm},
+                         {"clipped_norm", run.clipped_norm},
+                         {"loss_scale", run.loss_scale},
+                         {"skipped_steps", run.skipped_steps},
                          {"step_seconds", run.step_seconds},
                          {"tokens_per_second", run.tokens_per_second},
                          {"held_out_loss", run.held_out_loss},

@@ -14,6 +14,9 @@ namespace train_gpt {
 struct RunFigures {
   int64_t parameters = 0;
   std::vector<double> loss;                                // by step, mean over ranks
+  std::vector<double> gradient_norm, clipped_norm;         // by step
+  std::vector<double> loss_scale;                          // by step, of its gradients
+  std::vector<nlohmann::json> skipped_steps;               // each with its step and the reason
   std::vector<double> step_seconds;                        // by step, of rank 0
   std::vector<zeropage::memory::PagingStatistics> paging;  // by step, of rank 0
   double held_out_loss = 0;

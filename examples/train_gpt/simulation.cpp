@@ -71,12 +71,16 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   SimulatedRank run{.rank = rank};
   Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
+  zeropage::Accumulator accumulator(model, accumulator_options(flags));
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   run.persistent_bytes = persistent_bytes(flags, model.sharded_parameters());
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {
-    train_on(batch, model, *optimizer);
+    for (int64_t micro_step = 0; micro_step < flags.accumulate; ++micro_step) {
+      accumulator.backward(loss_of(model, batch));
+    }
+    accumulator.step(*optimizer);
     // As a real run reports its loss; there is none here.
     mean_over_ranks(world, 0.0);
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <sched.h>
@@ -27,20 +28,59 @@ namespace {
 // More would take longer than it tells.
 constexpr int64_t kMostHeldOutWindows = 64;
 
-int default_threads(const zeropage::comm::World& world) {
+int default_threads(const zeropage::comm::World& world, const Flags& flags) {
+  // Some of LibTorch's sums depend on how many threads share them.
+  if (flags.world_invariant) return 1;
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   sched_getaffinity(0, sizeof(allowed), &allowed);
   return std::max(1, CPU_COUNT(&allowed) / world.local_size());
 }
 
+// What makes one gradient infinite, while it lives.
+class InjectedInfinity {
+ public:
+  InjectedInfinity(const zeropage::comm::World& world, const Flags& flags, Model& model,
+                   int64_t step, int64_t micro_step) {
+    const auto& at = flags.injection;
+    if (!at || at->rank != world.rank() || at->step != step || at->micro_step != micro_step) return;
+    parameter_ = model.named_parameters()[c10::str("blocks.", at->layer, ".attention_qkv.weight")];
+    hook_ = parameter_.register_hook([](const torch::Tensor& gradient) {
+      return torch::full_like(gradient, std::numeric_limits<double>::infinity());
+    });
+  }
+  ~InjectedInfinity() {
+    if (parameter_.defined()) parameter_.remove_hook(hook_);
+  }
+  InjectedInfinity(const InjectedInfinity&) = delete;
+  InjectedInfinity& operator=(const InjectedInfinity&) = delete;
+
+ private:
+  torch::Tensor parameter_;
+  unsigned hook_ = 0;
+};
+
+// This rank's of a step. Micro-batch g of a run, counted over steps, micro-steps and ranks, has the
+// same samples whatever the split.
+std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags& flags,
+                                 const TextData& data, int64_t step) {
+  std::vector<Batch> batches;
+  for (int64_t micro_step = 0; micro_step < flags.accumulate; ++micro_step) {
+    const int64_t index = (step * flags.accumulate + micro_step) * world.size() + world.rank();
+    batches.push_back(
+        data.training_batch(flags.seed, static_cast<uint64_t>(index * flags.batch), flags.batch));
+  }
+  return batches;
+}
+
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
                Model& model, torch::optim::Optimizer& optimizer, RunFigures& run) {
   Progress progress({.steps = flags.steps,
-                     .tokens_per_step = flags.batch * flags.model.sequence * world.size(),
+                     .tokens_per_step = flags.samples_per_step(world.size()) * flags.model.sequence,
                      .utilisation_per_token_rate = run.utilisation_per_token_rate,
                      .quiet = world.rank() != 0});
   model.train();
+  zeropage::Accumulator accumulator(model, accumulator_options(flags));
   auto paged = model.paging();
   StepTimer timer;
   const auto finish = [&](const StepInFlight& step) {
@@ -51,14 +91,25 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
              "; training cannot go on, lower --lr (now ", flags.lr, ")");
     progress.show(index, run.loss.back(), run.step_seconds.back());
   };
+  const auto note = [&](int64_t step, const zeropage::StepReport& report) {
+    run.gradient_norm.push_back(report.norm);
+    run.clipped_norm.push_back(report.clipped_norm);
+    run.loss_scale.push_back(report.loss_scale);
+    if (report.stepped()) return;
+    progress.tell(step, report.to_string());
+    run.skipped_steps.push_back({{"step", step + 1}, {"reason", report.to_string()}});
+  };
   const torch::Device device = world.device();
   std::optional<StepInFlight> before;
   for (int64_t step = 0; step < flags.steps; ++step) {
-    const auto first_sample =
-        static_cast<uint64_t>((step * world.size() + world.rank()) * flags.batch);
-    const Batch batch = data.training_batch(flags.seed, first_sample, flags.batch);
+    const std::vector<Batch> batches = micro_batches(world, flags, data, step);
     const auto start = Clock::now();
-    StepInFlight enqueued(train_on(to_device(batch, device), model, optimizer), start);
+    for (const Batch& batch : batches) {
+      const InjectedInfinity injected(world, flags, model, step, accumulator.micro_step());
+      accumulator.backward(loss_of(model, to_device(batch, device)));
+    }
+    note(step, accumulator.step(optimizer));
+    StepInFlight enqueued(accumulator.loss(), start);
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
     // While a device works at this step, the loss of the one before is shown.
@@ -95,7 +146,7 @@ double held_out_loss(const zeropage::comm::World& world, const TextData& data, M
 }  // namespace
 
 void train(zeropage::comm::World& world, const Flags& flags, const TextData& data) {
-  torch::set_num_threads(flags.threads > 0 ? flags.threads : default_threads(world));
+  torch::set_num_threads(flags.threads > 0 ? flags.threads : default_threads(world, flags));
   zeropage::memory::Ledger& ledger = *zeropage::memory::Ledger::process();
   RankFigures own;
   RunFigures run;
@@ -135,8 +186,9 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   }
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
   own.wire = world.communicator().wire_traffic();
-  run.tokens_per_second = static_cast<double>(flags.batch * flags.model.sequence * world.size()) /
-                          median(run.step_seconds);
+  run.tokens_per_second =
+      static_cast<double>(flags.samples_per_step(world.size()) * flags.model.sequence) /
+      median(run.step_seconds);
   if (run.utilisation_per_token_rate) {
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }

@@ -30,7 +30,7 @@ std::optional<double> peak_flops(const Flags& flags, torch::Device device) {
   const std::string name = zeropage::memory::device_name(device);
   for (const KnownDevice& known : kKnownDevices) {
     if (name.find(known.part_of_name) == std::string::npos) continue;
-    const bool low = flags.dtype() == torch::kBFloat16;
+    const bool low = flags.dtype() != torch::kFloat32;  // fp16 has bf16's rate
     return (low ? known.bf16_tflops : known.fp32_tflops) * kTera;
   }
   return std::nullopt;

@@ -165,7 +165,9 @@ TEST(FusedUpdateTest, IsRefusedForLowPrecisionWithoutMasterWeights) {
   run_ranks(1, [](comm::World& world) {
     Oddball module = make_oddball();
     module->to(torch::kBFloat16);
-    DataParallel<Oddball> model(module, world, fused(1));
+    Options options = fused(1);
+    options.low_precision_update = LowPrecisionUpdate::kNearest;
+    DataParallel<Oddball> model(module, world, options);
     EXPECT_THAT(error_of([&] { Optimizer<torch::optim::AdamW> optimizer(model); }),
                 HasSubstr("set options.low_precision_update"));
   });

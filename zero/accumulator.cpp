@@ -1,0 +1,274 @@
+#include "zero/accumulator.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "zero/gradient_norm.h"
+
+namespace zeropage {
+namespace {
+
+bool any_page(const ParameterPages& pages, const std::function<bool(const PageLayout&)>& holds) {
+  return std::any_of(pages.layouts().begin(), pages.layouts().end(),
+                     [&](const PageLayout& page) { return page.requires_grad && holds(page); });
+}
+
+accumulate::LossScalerOptions scaler_options(const AccumulatorOptions& options,
+                                             const ParameterPages& pages) {
+  if (options.loss_scaler) return *options.loss_scaler;
+  const bool half =
+      any_page(pages, [](const PageLayout& page) { return page.dtype == c10::kHalf; });
+  return half ? accumulate::LossScalerOptions() : accumulate::LossScalerOptions::fixed(1);
+}
+
+// Sums of halves overflow where their mean does not.
+comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
+  const bool half = any_page(pages, [&](const PageLayout& page) {
+    return reduce_dtype_of(options, page.dtype) == c10::kHalf;
+  });
+  return half ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
+}
+
+void validate(const AccumulatorOptions& options) {
+  ZP_CHECK(options.micro_steps > 0, "AccumulatorOptions::micro_steps: expected 1 or more, got ",
+           options.micro_steps);
+  ZP_CHECK(options.gradient_budget_bytes >= 0,
+           "AccumulatorOptions::gradient_budget_bytes: expected 0 (none) or more, got ",
+           options.gradient_budget_bytes);
+  ZP_CHECK(!options.clip_norm || *options.clip_norm > 0,
+           "AccumulatorOptions::clip_norm: expected a norm above 0, got ", *options.clip_norm);
+  ZP_CHECK(!options.clip_value || *options.clip_value > 0,
+           "AccumulatorOptions::clip_value: expected a value above 0, got ", *options.clip_value);
+  ZP_CHECK(!options.clip_norm || !options.clip_value,
+           "AccumulatorOptions: clip_norm and clip_value are both set, and which comes first would "
+           "matter; choose one");
+}
+
+}  // namespace
+
+std::string StepReport::to_string() const {
+  switch (skipped) {
+    case Skipped::kNo:
+      return clipped_norm < norm ? c10::str("stepped, norm ", norm, " clipped to ", clipped_norm)
+                                 : c10::str("stepped, norm ", norm);
+    case Skipped::kNotFinite:
+      return c10::str("skipped: the gradient of parameter \"", not_finite,
+                      "\" is not finite on some rank; loss scale ", loss_scale, ", next ",
+                      next_loss_scale);
+    case Skipped::kNormSpike:
+      return c10::str("skipped: the norm ", norm, " is a spike");
+    case Skipped::kNoWeight:
+      return "skipped: no micro-batch of any rank had weight";
+  }
+  return "";
+}
+
+Accumulator::Accumulator(DataParallelBase& model, const AccumulatorOptions& options)
+    : pages_(model.sharded_parameters().pages),
+      reducer_(model.sharded_parameters().reducer),
+      sharded_(model.sharded_parameters()),
+      op_(op_for(*pages_, sharded_.options)),
+      options_(options),
+      scaler_(scaler_options(options, *pages_)) {
+  validate(options_);
+  if (options_.norm_spikes) spikes_.emplace(*options_.norm_spikes);
+  reduces_each_ = chooses_each();
+  check_agreement();
+}
+
+Accumulator::~Accumulator() {
+  if (micro_step_ > 0) reducer_->end_accumulation();
+}
+
+bool Accumulator::chooses_each() const {
+  const Options& options = sharded_.options;
+  ZP_CHECK(!options.world_invariant || options_.reduce != ReduceMicroSteps::kOnce,
+           "AccumulatorOptions::reduce: kOnce adds up a rank's micro-steps before the ranks', but "
+           "Options::world_invariant adds up the ranks' first; use kEach or kAuto");
+  if (options.world_invariant || options_.reduce == ReduceMicroSteps::kEach) return true;
+  if (options_.reduce == ReduceMicroSteps::kOnce) return false;
+  int64_t whole_bytes = 0;
+  for (const PageLayout& page : pages_->layouts()) {
+    if (!page.requires_grad) continue;
+    whole_bytes += page.numel *
+                   static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, page.dtype)));
+  }
+  return whole_bytes > options_.gradient_budget_bytes;
+}
+
+void Accumulator::check_agreement() const {
+  const auto text = [](const auto& value) { return value ? c10::str(*value) : "none"; };
+  const accumulate::LossScalerOptions& scaler = scaler_.options();
+  std::vector<std::string> lines = {
+      c10::str("micro_steps: ", options_.micro_steps),
+      c10::str("reduce: ", reduces_each_ ? "each" : "once"),
+      c10::str("incomplete: ", static_cast<int>(options_.incomplete)),
+      c10::str("clip_norm: ", text(options_.clip_norm)),
+      c10::str("clip_value: ", text(options_.clip_value)),
+      c10::str("loss scale: ", scaler.initial_scale, " from ", scaler.min_scale, " to ",
+               scaler.max_scale, " by ", scaler.growth_factor, " and ", scaler.backoff_factor,
+               " after ", scaler.growth_interval, " and ", scaler.hysteresis, " stops ",
+               static_cast<int>(scaler.at_minimum))};
+  if (spikes_) {
+    const accumulate::NormSpikeOptions& spikes = spikes_->options();
+    lines.push_back(c10::str("norm spikes: ", spikes.window, " ", spikes.z_score, " ",
+                             spikes.warm_up, " ", spikes.least_deviation, " ",
+                             static_cast<int>(spikes.on_spike), " ", spikes.most_in_a_row));
+  }
+  pages_->world().check_agreement("the accumulator", lines);
+}
+
+void Accumulator::begin() {
+  reducer_->begin_accumulation(op_);
+  weight_ = {};
+  loss_sum_.reset();
+  loss_weight_ = 0;
+}
+
+void Accumulator::backward(const torch::Tensor& loss, double weight) {
+  ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
+           "accumulator.backward(): expected a loss of one element that requires grad, got ",
+           loss.defined() ? c10::str("sizes ", loss.sizes(),
+                                     loss.requires_grad() ? "" : " without requires_grad")
+                          : "an undefined tensor");
+  ZP_CHECK(std::isfinite(weight) && weight >= 0,
+           "accumulator.backward(): expected a finite weight of 0 or more, got ", weight);
+  ZP_CHECK(micro_step_ < options_.micro_steps, "accumulator.backward(): expected step() after ",
+           options_.micro_steps, " micro-batches, got backward() number ", micro_step_ + 1,
+           "; raise micro_steps, or step");
+  if (micro_step_ == 0) begin();
+  // Counted before it has ended: one that throws leaves gradients behind, too.
+  const bool is_last = ++micro_step_ == options_.micro_steps;
+  const bool synchronized = reducer_->synchronizes();
+  struct Restore {
+    GradientReducer& reducer;
+    bool synchronized;
+    ~Restore() {
+      reducer.set_synchronizes(synchronized);
+      reducer.set_discards(false);
+    }
+  } restore{*reducer_, synchronized};
+  reducer_->set_synchronizes(reduces_each_ || is_last);
+  reducer_->set_discards(weight == 0);
+  weight_.add(weight);
+  add_loss(loss, weight);
+  const double factor = weight * scaler_.scale();
+  if (factor == 1 || weight == 0) {
+    loss.backward();
+  } else {
+    loss.backward(torch::full_like(loss.detach(), factor));
+  }
+}
+
+void Accumulator::add_loss(const torch::Tensor& loss, double weight) {
+  if (weight == 0) return;
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor weighted = loss.detach().to(torch::kFloat64).reshape({}) * weight;
+  loss_sum_ = loss_sum_.defined() ? loss_sum_ + weighted : weighted;
+  loss_weight_ += weight;
+}
+
+torch::Tensor Accumulator::loss() const {
+  return loss_sum_.defined() ? loss_sum_ / loss_weight_ : torch::Tensor();
+}
+
+void Accumulator::check_complete() const {
+  if (micro_step_ == options_.micro_steps) return;
+  const std::string found = c10::str("accumulator.step(): expected ", options_.micro_steps,
+                                     " micro-batches, got ", micro_step_);
+  ZP_CHECK(micro_step_ > 0 && options_.incomplete == IncompleteStep::kWarn, found,
+           "; call backward() for the others, set_micro_steps() before a step of fewer, or "
+           "abandon()");
+  TORCH_WARN(memory::owner_prefix(), found, "; this step is the mean of those");
+}
+
+double Accumulator::mean_factor(double weight) const {
+  const double ranks = op_ == comm::ReduceOp::kMean ? pages_->world().size() : 1;
+  return ranks / (weight * scaler_.scale());
+}
+
+// Norms of the mean gradient; skips what no step can be made of.
+StepReport Accumulator::measure() {
+  StepReport report;
+  const GradientSums sums =
+      sum_gradients(sharded_, std::vector<int>(pages_->parameters().size(), 0), 1, weight_);
+  report.weight = sums.weight.value();
+  report.loss_scale = report.next_loss_scale = scaler_.scale();
+  if (sums.first_not_finite >= 0) {
+    const auto index = static_cast<size_t>(sums.first_not_finite);
+    report.not_finite = pages_->parameters()[index].parameter.name();
+    report.skipped = Skipped::kNotFinite;
+  } else if (report.weight == 0) {
+    report.skipped = Skipped::kNoWeight;
+    return report;
+  }
+  report.norm = report.clipped_norm =
+      std::sqrt(sums.squares_of_group.front().value()) * mean_factor(report.weight);
+  return report;
+}
+
+void Accumulator::apply(StepReport& report,
+                        const std::vector<torch::optim::Optimizer*>& optimizers) {
+  double factor = mean_factor(report.weight);
+  if (options_.clip_norm) {
+    const double clip = clip_factor(report.norm, *options_.clip_norm);
+    factor *= clip;
+    report.clipped_norm *= clip;
+  }
+  if (options_.clip_value) {
+    const double bound = *options_.clip_value;
+    reducer_->change_owned(
+        [&](const at::Tensor& owned) { owned.mul_(factor).clamp_(-bound, bound); });
+    factor = 1;
+  }
+  reducer_->set_factor(factor);
+  for (torch::optim::Optimizer* optimizer : optimizers) optimizer->step();
+}
+
+void Accumulator::end() {
+  reducer_->end_accumulation();
+  micro_step_ = 0;
+}
+
+StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  check_complete();
+  reducer_->finish_accumulation();
+  StepReport report = measure();
+  std::exception_ptr stop;
+  if (report.stepped() && spikes_) {
+    try {
+      if (spikes_->look(report.norm).skips()) report.skipped = Skipped::kNormSpike;
+    } catch (...) {
+      report.skipped = Skipped::kNormSpike;
+      stop = std::current_exception();
+    }
+  }
+  if (report.stepped()) {
+    apply(report, optimizers);
+  } else {
+    pages_->skip_update();
+  }
+  end();
+  if (stop) std::rethrow_exception(stop);
+  // Last, since it throws where it is told to stop.
+  if (report.skipped != Skipped::kNoWeight) {
+    report.next_loss_scale = scaler_.update(report.skipped == Skipped::kNotFinite).scale_after;
+  }
+  return report;
+}
+
+void Accumulator::abandon() {
+  if (micro_step_ > 0) end();
+}
+
+void Accumulator::set_micro_steps(int64_t micro_steps) {
+  ZP_CHECK(micro_steps > 0, "accumulator.set_micro_steps(): expected 1 or more, got ", micro_steps);
+  ZP_CHECK(micro_step_ == 0, "accumulator.set_micro_steps(): ", micro_step_,
+           " micro-batches of a step are there already; set it between steps");
+  options_.micro_steps = micro_steps;
+}
+
+}  // namespace zeropage

@@ -1,0 +1,167 @@
+// Makes one optimizer step of several micro-batches: their one mean, in any precision.
+//
+//   zeropage::Accumulator accumulator(model, {.micro_steps = 8, .clip_norm = 1.0});
+//   for (auto& batch : *loader) {
+//     for (auto micro : zeropage::accumulate::micro_batches(batch, 8)) {
+//       accumulator.backward(criterion(model(micro.data), micro.target));
+//     }
+//     accumulator.step(optimizer);  // and zeroes the gradients
+//   }
+//
+// Backwards add up sums over ranks and micro-steps. What makes the mean of them, and undoes the
+// scale of the loss, and clips, is one factor, which the optimizer takes in its pass: 1 / (weight of
+// all micro-batches of all ranks x loss scale) x clip factor. Halves on the wire alone are divided by
+// the number of ranks in the reduction, before they are rounded.
+//
+// In a step all ranks agree first: on the weight, the norm (zero/gradient_norm.h) and whether
+// gradients are finite. A step that is skipped leaves weights and optimizer state as they were, bit
+// for bit.
+//
+// Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
+// Lifetime: within the model's; dropping it drops the gradients of an accumulation that is open.
+// Collective: construction, backward(), step(). Threads: the training thread.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "accumulate/loss_scaler.h"
+#include "accumulate/norm_spikes.h"
+#include "offload/exact_sum.h"
+#include "zero/data_parallel.h"
+
+namespace zeropage {
+
+// When the gradients of micro-steps go over the wire. G: bytes of all gradients.
+enum class ReduceMicroSteps : uint8_t {
+  // kOnce if accumulate_dtype's gradients fit gradient_budget_bytes, whole, whatever the stage; so
+  // the bits do not depend on it. Else, and without a budget, kEach.
+  kAuto,
+  // Each into what this rank owns: k reductions of G. Memory as without accumulation; at stages 0
+  // and 1 what a rank owns once more.
+  kEach,
+  // Whole gradients add up on each rank: one reduction of G, and at stages 2 and 3 G bytes. At
+  // stages 0 and 1, where they are whole anyway, it costs nothing.
+  kOnce,
+};
+
+// What step() does before the last micro-step.
+enum class IncompleteStep : uint8_t {
+  kRefuse,
+  kWarn,  // and makes the step of the micro-batches so far: the same number on all ranks
+};
+
+struct AccumulatorOptions {
+  // Of a step; on all ranks alike.
+  int64_t micro_steps = 1;
+  ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
+  int64_t gradient_budget_bytes = 0;  // 0: none
+  IncompleteStep incomplete = IncompleteStep::kRefuse;
+
+  // The largest norm of the mean gradient, over all parameters. Above 0.
+  std::optional<double> clip_norm;
+  // The largest element of the mean gradient, by magnitude. Above 0; not with clip_norm. Costs a
+  // pass over the gradients.
+  std::optional<double> clip_value;
+
+  // Unset: for half a dynamic one with its defaults, else none.
+  std::optional<accumulate::LossScalerOptions> loss_scaler;
+  // Unset: norms are not judged.
+  std::optional<accumulate::NormSpikeOptions> norm_spikes;
+};
+
+enum class Skipped : uint8_t {
+  kNo,
+  kNotFinite,  // an infinity or NaN in the gradients of some rank
+  kNormSpike,
+  kNoWeight,  // no micro-batch of any rank had weight
+};
+
+struct StepReport {
+  Skipped skipped = Skipped::kNo;
+  double norm = 0;          // of the mean gradient, before clipping
+  double clipped_norm = 0;  // as the optimizer got it; with clip_value as before
+  double weight = 0;        // of all micro-batches of all ranks
+  double loss_scale = 1;    // of these gradients
+  double next_loss_scale = 1;
+  std::string not_finite;  // the first parameter that was not; "" if all were
+
+  bool stepped() const { return skipped == Skipped::kNo; }
+  // "stepped, norm 1.25 clipped to 1", or why not.
+  std::string to_string() const;
+};
+
+class Accumulator {
+ public:
+  // Throws where options contradict each other or the model's, or ranks differ.
+  explicit Accumulator(DataParallelBase& model, const AccumulatorOptions& options = {});
+  ~Accumulator();
+  Accumulator(const Accumulator&) = delete;
+  Accumulator& operator=(const Accumulator&) = delete;
+
+  // The gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch.
+  // weight: what the mean is over, say its number of tokens; at least 0. So micro-batches and ranks
+  // may differ in it, and the step takes the mean over all tokens. With weight 0 the loss and its
+  // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
+  void backward(const torch::Tensor& loss, double weight = 1);
+
+  // One step of these optimizers with the mean gradient, or none; then all gradients are zeroed.
+  template <std::derived_from<torch::optim::Optimizer>... More>
+  StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
+    return step({&optimizer, &more...});
+  }
+
+  // Drops what was accumulated since the last step, on all ranks alike; say after a backward() that
+  // threw before gradients were exchanged.
+  void abandon();
+
+  // For the next steps, such as a last one of an epoch; between steps only.
+  void set_micro_steps(int64_t micro_steps);
+  int64_t micro_steps() const { return options_.micro_steps; }
+  // Backwards since the last step.
+  int64_t micro_step() const { return micro_step_; }
+
+  // This rank's mean loss of the micro-batches since the last step, or of that step; fp64 [],
+  // on the loss's device. Undefined before the first, and where none had weight.
+  torch::Tensor loss() const;
+
+  bool reduces_each() const { return reduces_each_; }
+  // To be saved and loaded with the training state.
+  accumulate::LossScaler& loss_scaler() { return scaler_; }
+  accumulate::NormSpikes* norm_spikes() { return spikes_ ? &*spikes_ : nullptr; }
+
+ private:
+  StepReport step(const std::vector<torch::optim::Optimizer*>& optimizers);
+  void check_agreement() const;
+  bool chooses_each() const;
+  void begin();
+  void add_loss(const torch::Tensor& loss, double weight);
+  void check_complete() const;
+  StepReport measure();
+  double mean_factor(double weight) const;
+  void apply(StepReport& report, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void end();
+
+  // Constant after construction.
+  const std::shared_ptr<ParameterPages> pages_;
+  const std::shared_ptr<GradientReducer> reducer_;
+  const ShardedParameters sharded_;
+  comm::ReduceOp op_ = comm::ReduceOp::kSum;
+  bool reduces_each_ = true;
+
+  AccumulatorOptions options_;
+  accumulate::LossScaler scaler_;
+  std::optional<accumulate::NormSpikes> spikes_;
+  int64_t micro_step_ = 0;
+  offload::ExactSum weight_;  // of this rank
+  torch::Tensor loss_sum_;    // fp64 []
+  double loss_weight_ = 0;
+};
+
+}  // namespace zeropage

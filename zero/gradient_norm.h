@@ -1,0 +1,70 @@
+// The L2 norm of the gradients of all ranks: the same number, bit for bit, at every stage and for any
+// split over ranks.
+//
+// Squares are added in fp64 over blocks of 256 elements of a page, cut where a parameter begins or
+// ends (offload/flat_norm); a shard is a whole number of blocks. The blocks' sums are added exactly
+// (offload/exact_sum), so it does not matter which rank has which. The sum is rounded once, then its
+// root is. With other page sizes blocks lie elsewhere, and the last bits may differ.
+//
+// Costs a read of what this rank owns, and where that is a shard a message of 0.5 KiB a group to
+// each rank. On an accelerator the host waits for the gradients.
+// Collective. Threads: the training thread, after a backward that averages and before the step.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "offload/exact_sum.h"
+#include "zero/data_parallel.h"
+#include "zero/sharded_parameters.h"
+
+namespace zeropage {
+
+struct GradientNorm {
+  double total = 0;
+  std::vector<double> of_group;  // by parameter group of the optimizer that was given
+  // A parameter with an infinity or NaN in its gradient, the first of the module; "" if there is
+  // none.
+  std::string not_finite;
+};
+
+GradientNorm gradient_norm(const DataParallelBase& model);
+GradientNorm gradient_norm(const DataParallelBase& model, const torch::optim::Optimizer& optimizer);
+
+struct ClippedNorm {
+  double before = 0;
+  double after = 0;
+};
+
+// What to do about gradients that are not finite.
+enum class NotFinite : uint8_t {
+  kThrow,   // on all ranks, and change nothing
+  kReturn,  // the norm, and change nothing
+};
+
+// Multiplies all gradients by max_norm / (norm + 1e-6) if that is below 1, as
+// torch::nn::utils::clip_grad_norm_ does, where this rank owns them: nothing is gathered.
+ClippedNorm clip_grad_norm_(const DataParallelBase& model, double max_norm,
+                            NotFinite not_finite = NotFinite::kThrow);
+// Clamps all gradients to [-clip_value, clip_value], where this rank owns them. NaN stays NaN.
+void clip_grad_value_(const DataParallelBase& model, double clip_value);
+
+// The factor of clip_grad_norm_, and its result.
+double clip_factor(double norm, double max_norm);
+
+// The sums behind the norms, over all ranks.
+struct GradientSums {
+  std::vector<offload::ExactSum> squares_of_group;
+  int64_t first_not_finite = -1;  // parameter
+  offload::ExactSum weight;       // of the ranks'
+};
+
+// group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
+// rank. REQUIRES: gradients that are ready for a step. Collective.
+GradientSums sum_gradients(const ShardedParameters& sharded, const std::vector<int>& group_of,
+                           size_t groups, const offload::ExactSum& weight = {});
+
+}  // namespace zeropage

@@ -1,0 +1,21 @@
+#include "zero/module_selection.h"
+
+#include <algorithm>
+#include <fnmatch.h>
+
+namespace zeropage {
+
+ModuleSelection ModuleSelection::named(const std::vector<std::string>& patterns) {
+  return where([patterns](const std::string& name, const torch::nn::Module&) {
+    return std::any_of(patterns.begin(), patterns.end(), [&](const std::string& pattern) {
+      return ::fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+    });
+  });
+}
+
+bool ModuleSelection::contains(const std::string& name, const torch::nn::Module& module) const {
+  return std::any_of(rules_.begin(), rules_.end(),
+                     [&](const Rule& rule) { return rule(name, module); });
+}
+
+}  // namespace zeropage

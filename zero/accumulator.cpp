@@ -55,9 +55,8 @@ std::string StepReport::to_string() const {
       return clipped_norm < norm ? c10::str("stepped, norm ", norm, " clipped to ", clipped_norm)
                                  : c10::str("stepped, norm ", norm);
     case Skipped::kNotFinite:
-      return c10::str("skipped: the gradient of parameter \"", not_finite,
-                      "\" is not finite on some rank; loss scale ", loss_scale, ", next ",
-                      next_loss_scale);
+      return c10::str("skipped: not finite is the gradient of ", in_words(not_finite),
+                      "; loss scale ", loss_scale, ", next ", next_loss_scale);
     case Skipped::kNormSpike:
       return c10::str("skipped: the norm ", norm, " is a spike");
     case Skipped::kNoWeight:
@@ -197,9 +196,8 @@ StepReport Accumulator::measure() {
       sum_gradients(sharded_, std::vector<int>(pages_->parameters().size(), 0), 1, weight_);
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = scaler_.scale();
-  if (sums.first_not_finite >= 0) {
-    const auto index = static_cast<size_t>(sums.first_not_finite);
-    report.not_finite = pages_->parameters()[index].parameter.name();
+  if (!sums.not_finite.empty()) {
+    report.not_finite = names_of(*pages_, sums.not_finite);
     report.skipped = Skipped::kNotFinite;
   } else if (report.weight == 0) {
     report.skipped = Skipped::kNoWeight;

@@ -90,7 +90,7 @@ struct StepReport {
   double weight = 0;        // of all micro-batches of all ranks
   double loss_scale = 1;    // of these gradients
   double next_loss_scale = 1;
-  std::string not_finite;  // the first parameter that was not; "" if all were
+  std::vector<std::string> not_finite;  // parameters, in the module's order
 
   bool stepped() const { return skipped == Skipped::kNo; }
   // "stepped, norm 1.25 clipped to 1", or why not.

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -17,9 +16,9 @@ namespace {
 
 using offload::ExactSum;
 
-// On the wire the first parameter is the largest number, and none is 0, as a rank that is only
-// simulated has it.
-constexpr int64_t kFirst = std::numeric_limits<int64_t>::max();
+// Parameters whose flags share a word on the wire.
+constexpr size_t kFlagsPerWord = 32;
+
 constexpr auto kWords = static_cast<int64_t>(ExactSum::kWords);
 
 // The sums of squares of the blocks of one parameter that this rank owns.
@@ -54,8 +53,8 @@ std::vector<at::Tensor> on_host(const std::vector<Blocks>& blocks) {
   return at::cat(sums).cpu().split_with_sizes(sizes);
 }
 
-// What this rank knows: all groups, the first parameter that is not finite, the weight.
-std::vector<int64_t> row_of(const GradientSums& sums) {
+// What this rank knows: all groups, the weight, which parameters are not finite.
+std::vector<int64_t> row_of(const GradientSums& sums, size_t parameters) {
   std::vector<int64_t> row;
   const auto append = [&row](const ExactSum& sum) {
     const ExactSum::Words words = sum.words();
@@ -63,7 +62,11 @@ std::vector<int64_t> row_of(const GradientSums& sums) {
   };
   for (const ExactSum& squares : sums.squares_of_group) append(squares);
   append(sums.weight);
-  row.push_back(sums.first_not_finite < 0 ? 0 : kFirst - sums.first_not_finite);
+  const size_t flags = row.size();
+  row.resize(flags + memory::div_ceil(parameters, kFlagsPerWord));
+  for (const size_t index : sums.not_finite) {
+    row[flags + index / kFlagsPerWord] |= int64_t{1} << index % kFlagsPerWord;
+  }
   return row;
 }
 
@@ -100,9 +103,8 @@ GradientSums sum_of_own(const ShardedParameters& sharded, const std::vector<int>
                                         static_cast<size_t>(sums[part].numel()));
     const size_t parameter = blocks[part].parameter;
     own.squares_of_group[static_cast<size_t>(group_of[parameter])].add(terms);
-    if (own.first_not_finite >= 0) continue;
     if (!std::all_of(terms.begin(), terms.end(), [](double term) { return std::isfinite(term); })) {
-      own.first_not_finite = static_cast<int64_t>(parameter);
+      own.not_finite.push_back(parameter);
     }
   }
   return own;
@@ -124,10 +126,7 @@ GradientNorm norm_in_groups(const DataParallelBase& model, const std::vector<int
     norm.of_group.push_back(norm_of(squares));
   }
   norm.total = norm_of(total);
-  if (sums.first_not_finite >= 0) {
-    const auto& parameters = sharded.pages->parameters();
-    norm.not_finite = parameters[static_cast<size_t>(sums.first_not_finite)].parameter.name();
-  }
+  norm.not_finite = names_of(*sharded.pages, sums.not_finite);
   return norm;
 }
 
@@ -139,12 +138,13 @@ GradientSums sum_gradients(const ShardedParameters& sharded, const std::vector<i
   const comm::World& world = sharded.pages->world();
   GradientSums own = sum_of_own(sharded, group_of, groups);
   own.weight = weight;
-  const at::Tensor rows = gather_rows(world, row_of(own));
+  const size_t parameters = sharded.pages->parameters().size();
+  const at::Tensor rows = gather_rows(world, row_of(own, parameters));
   // Where ranks own whole pages, each has the whole sum.
   const bool whole = ownership_of(sharded.options.stage) == Ownership::kWholePage;
   GradientSums all{.squares_of_group =
                        whole ? own.squares_of_group : std::vector<ExactSum>(groups)};
-  int64_t first_not_finite = 0;
+  std::vector<bool> not_finite(parameters);
   for (int rank = 0; rank < world.size(); ++rank) {
     const int64_t* words = rows[rank].const_data_ptr<int64_t>();
     for (ExactSum& squares : all.squares_of_group) {
@@ -152,9 +152,15 @@ GradientSums sum_gradients(const ShardedParameters& sharded, const std::vector<i
       words += kWords;
     }
     all.weight.add(sum_at(words));
-    first_not_finite = std::max(first_not_finite, words[kWords]);
+    words += kWords;
+    for (size_t index = 0; index < parameters; ++index) {
+      if ((words[index / kFlagsPerWord] >> index % kFlagsPerWord & 1) != 0)
+        not_finite[index] = true;
+    }
   }
-  if (first_not_finite > 0) all.first_not_finite = kFirst - first_not_finite;
+  for (size_t index = 0; index < parameters; ++index) {
+    if (not_finite[index]) all.not_finite.push_back(index);
+  }
   return all;
 }
 
@@ -183,6 +189,22 @@ GradientNorm gradient_norm(const DataParallelBase& model,
   return norm_in_groups(model, group_of, groups.size());
 }
 
+std::vector<std::string> names_of(const ParameterPages& pages,
+                                  const std::vector<size_t>& parameters) {
+  std::vector<std::string> names;
+  for (const size_t index : parameters) names.push_back(pages.parameters()[index].parameter.name());
+  return names;
+}
+
+std::string in_words(const std::vector<std::string>& names) {
+  constexpr size_t kMost = 3;
+  std::string text = names.size() > 1 ? "parameters " : "parameter ";
+  for (size_t index = 0; index < std::min(names.size(), kMost); ++index) {
+    text += (index > 0 ? ", \"" : "\"") + names[index] + "\"";
+  }
+  return names.size() > kMost ? c10::str(text, " and ", names.size() - kMost, " more") : text;
+}
+
 double clip_factor(double norm, double max_norm) {
   // The torch function's guard against a norm of zero.
   constexpr double kLeast = 1e-6;
@@ -194,8 +216,8 @@ ClippedNorm clip_grad_norm_(const DataParallelBase& model, double max_norm, NotF
   const GradientNorm norm = gradient_norm(model);
   if (!std::isfinite(norm.total)) {
     ZP_CHECK(not_finite == NotFinite::kReturn, "clip_grad_norm_: the norm of the gradients is ",
-             norm.total, ", first in parameter \"", norm.not_finite,
-             "\"; no gradient was changed. Skip this step (zero_grad()), or pass "
+             norm.total, ": ", in_words(norm.not_finite),
+             "; no gradient was changed. Skip this step (zero_grad()), or pass "
              "NotFinite::kReturn and look at the norm");
     return {norm.total, norm.total};
   }

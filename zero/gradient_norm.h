@@ -26,9 +26,8 @@ namespace zeropage {
 struct GradientNorm {
   double total = 0;
   std::vector<double> of_group;  // by parameter group of the optimizer that was given
-  // A parameter with an infinity or NaN in its gradient, the first of the module; "" if there is
-  // none.
-  std::string not_finite;
+  // The parameters with an infinity or NaN in their gradients, in the module's order.
+  std::vector<std::string> not_finite;
 };
 
 GradientNorm gradient_norm(const DataParallelBase& model);
@@ -55,11 +54,16 @@ void clip_grad_value_(const DataParallelBase& model, double clip_value);
 // The factor of clip_grad_norm_, and its result.
 double clip_factor(double norm, double max_norm);
 
+std::vector<std::string> names_of(const ParameterPages& pages,
+                                  const std::vector<size_t>& parameters);
+// "parameters "a", "b", "c" and 2 more".
+std::string in_words(const std::vector<std::string>& names);
+
 // The sums behind the norms, over all ranks.
 struct GradientSums {
   std::vector<offload::ExactSum> squares_of_group;
-  int64_t first_not_finite = -1;  // parameter
-  offload::ExactSum weight;       // of the ranks'
+  std::vector<size_t> not_finite;  // parameters, ascending
+  offload::ExactSum weight;        // of the ranks'
 };
 
 // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this

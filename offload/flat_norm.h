@@ -1,15 +1,18 @@
 // Norms of flat gradients whose bits depend on the elements' places alone: not on the device, the
 // number of threads, or how many ranks or calls share the work.
 //
-//   block_sums_of_squares: sums of 256 squares in fp64. In a block, elements 128 apart are added
-//     first, then 64, ..., 1; what a ragged last block lacks counts as zeros.
-//   sum_in_order: neighbours first, then pairs of them, and so on; an odd one at the end moves up
-//     as it is. It is the tree of comm/'s sums over ranks. So the sum of any aligned stretch of
-//     2^k blocks is one of the tree's partial sums.
+//   offload::ExactSum squares;
+//   const at::Tensor sums = offload::block_sums_of_squares(gradient).cpu();
+//   squares.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
+//   const double norm = std::sqrt(squares.value());    // not finite if an element is not
 //
-// Squares of fp32, bf16 and fp16 are exact in fp64, and cannot overflow. A NaN is a NaN: its bits
-// are the machine's.
-// `flat`: fp32, bf16 or fp16, contiguous, on the CPU or CUDA; there the work is queued on the
+// block_sums_of_squares: sums of 256 squares in fp64. In a block, elements 128 apart are added
+// first, then 64, ..., 1; what a ragged last block lacks counts as zeros.
+//
+// Squares of fp32, bf16 and fp16 are exact in fp64, and cannot overflow. Those of fp64 are rounded
+// once each, and are infinite above the largest fp64's root, 1.3e154. A NaN is a NaN: its bits are
+// the machine's.
+// `flat`: fp64, fp32, bf16 or fp16, contiguous, on the CPU or CUDA; there the work is queued on the
 // current stream. Reads the input once; the sums take 1 / 32 byte an element.
 // Throws c10::Error in words on other tensors.
 #pragma once
@@ -20,9 +23,6 @@ namespace zeropage::offload {
 
 // fp64 [ceil(numel / 256)].
 at::Tensor block_sums_of_squares(const at::Tensor& flat);
-
-// fp64 [1]; 0 for no terms. terms: fp64 [n], contiguous.
-at::Tensor sum_in_order(const at::Tensor& terms);
 
 // fp32 [1]: 1 if an element is infinite or NaN, else 0. For GradientFactors.
 at::Tensor found_inf(const at::Tensor& flat);

@@ -22,17 +22,13 @@ void fused_step(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/, void
   refuse("fused_step");
 }
 
-void block_sums_of_squares(const void* /*flat*/, Precision /*precision*/, int64_t /*numel*/,
-                           double* /*sums*/, void* /*stream*/) {
+void block_sums_of_squares(const FlatElements& /*flat*/, int64_t /*numel*/, double* /*sums*/,
+                           void* /*stream*/) {
   refuse("block_sums_of_squares");
 }
 
-void sum_chunks(const double* /*terms*/, int64_t /*numel*/, double* /*sums*/, void* /*stream*/) {
-  refuse("sum_in_order");
-}
-
-void look_for_not_finite(const void* /*flat*/, Precision /*precision*/, int64_t /*numel*/,
-                         float* /*found*/, void* /*stream*/) {
+void look_for_not_finite(const FlatElements& /*flat*/, int64_t /*numel*/, float* /*found*/,
+                         void* /*stream*/) {
   refuse("found_inf");
 }
 

@@ -81,6 +81,14 @@ ZEROPAGE_ELEMENT uint32_t bits_of(float value) {
 #endif
 }
 
+ZEROPAGE_ELEMENT uint64_t bits_of(double value) {
+#if defined(__CUDA_ARCH__)
+  return static_cast<uint64_t>(__double_as_longlong(value));
+#else
+  return __builtin_bit_cast(uint64_t, value);
+#endif
+}
+
 ZEROPAGE_ELEMENT float float_of(uint32_t bits) {
 #if defined(__CUDA_ARCH__)
   return __uint_as_float(bits);

@@ -19,11 +19,11 @@ __global__ void __launch_bounds__(kThreads)
   for (int64_t block = blockIdx.x * int64_t{kWarps} + threadIdx.x / kWarp; block < blocks;
        block += gridDim.x * int64_t{kWarps}) {
     const int64_t first = block * kBlockNumel + lane;
-    float of_lane[kOfLane];
+    Element of_lane[kOfLane];
 #pragma unroll
     for (int k = 0; k < kOfLane; ++k) {
       const int64_t i = first + k * kWarp;
-      of_lane[k] = i < numel ? to_float(flat[i]) : 0.0F;
+      of_lane[k] = i < numel ? flat[i] : Element{};
     }
     double squares[kOfLane];
 #pragma unroll
@@ -42,31 +42,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block of threads sums a chunk, in place in shared memory: in the round of a stride, what
-// remains lies at its even multiples.
-__global__ void __launch_bounds__(kThreads)
-    chunk_sums(const double* __restrict__ terms, int64_t numel, double* __restrict__ sums) {
-  __shared__ double level[kChunkNumel];
-  const int64_t chunks = parts_of<int64_t>(numel, kChunkNumel);
-  for (int64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
-    const int64_t first = chunk * kChunkNumel;
-    const int count = static_cast<int>(min(int64_t{kChunkNumel}, numel - first));
-    for (int i = threadIdx.x; i < count; i += kThreads) level[i] = terms[first + i];
-    __syncthreads();
-    for (int stride = 1; stride < count; stride *= 2) {
-      for (int i = 2 * stride * threadIdx.x; i + stride < count; i += 2 * stride * kThreads) {
-        level[i] = rounded::add(level[i], level[i + stride]);
-      }
-      __syncthreads();
-    }
-    if (threadIdx.x == 0) sums[chunk] = level[0];
-    __syncthreads();
-  }
-}
-
-// The bits that are all set where the number is infinite or NaN.
+// The bits that are all set where the number is infinite or NaN; of fp64, in its upper half.
 template <typename Element>
 constexpr uint32_t kExponent = detail::kInfinity;
+template <>
+constexpr uint32_t kExponent<double> = 0x7ff00000;
 template <>
 constexpr uint32_t kExponent<BFloat16Bits> = detail::kInfinity >> 16;
 template <>
@@ -77,12 +57,25 @@ __device__ __forceinline__ bool is_not_finite(uint32_t bits) {
   return (bits & kExponent<Element>) == kExponent<Element>;
 }
 
+__device__ __forceinline__ uint32_t bits_of(double element) {
+  return static_cast<uint32_t>(rounded::bits_of(element) >> 32);
+}
 __device__ __forceinline__ uint32_t bits_of(float element) {
   return rounded::bits_of(element);
 }
 template <typename Bits>
 __device__ __forceinline__ uint32_t bits_of(Bits element) {
   return element.bits;
+}
+
+template <typename Element>
+__device__ __forceinline__ bool any_not_finite(const uint4& loaded) {
+  const bool upper = is_not_finite<Element>(loaded.y) || is_not_finite<Element>(loaded.w);
+  if constexpr (sizeof(Element) == 8) return upper;
+  const bool all = upper || is_not_finite<Element>(loaded.x) || is_not_finite<Element>(loaded.z);
+  if constexpr (sizeof(Element) == 4) return all;
+  return all || is_not_finite<Element>(loaded.x >> 16) || is_not_finite<Element>(loaded.y >> 16) ||
+         is_not_finite<Element>(loaded.z >> 16) || is_not_finite<Element>(loaded.w >> 16);
 }
 
 // Elements [head, head + 16-byte words) are read as words; the others one by one.
@@ -97,11 +90,7 @@ __global__ void __launch_bounds__(kThreads)
   bool any = false;
 #pragma unroll 4
   for (int64_t word = thread; word < words; word += threads) {
-    const uint4 loaded = aligned[word];
-    for (const uint32_t bits : {loaded.x, loaded.y, loaded.z, loaded.w}) {
-      any = any || is_not_finite<Element>(bits);
-      if constexpr (sizeof(Element) == 2) any = any || is_not_finite<Element>(bits >> 16);
-    }
+    any = any || any_not_finite<Element>(aligned[word]);
   }
   for (int64_t single = thread; single < numel - words * kOfWord; single += threads) {
     const int64_t i = single < head ? single : single + words * kOfWord;
@@ -112,38 +101,33 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void block_sums_of_squares(const void* flat, Precision precision, int64_t numel, double* sums,
-                           void* stream) {
+void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, void* stream) {
   if (numel == 0) return;
-  visit_precision(precision, [&]<typename Element>() {
-    const unsigned blocks = blocks_for(numel, int64_t{kWarps} * kBlockNumel);
-    block_sums<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const Element*>(flat), numel, sums);
-    check(cudaGetLastError(), "the launch of the sums of squares");
-  });
+  const unsigned blocks = blocks_for(numel, int64_t{kWarps} * kBlockNumel);
+  std::visit(
+      [&](const auto* elements) {
+        block_sums<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(elements, numel,
+                                                                               sums);
+      },
+      flat);
+  check(cudaGetLastError(), "the launch of the sums of squares");
 }
 
-void sum_chunks(const double* terms, int64_t numel, double* sums, void* stream) {
+void look_for_not_finite(const FlatElements& flat, int64_t numel, float* found, void* stream) {
   if (numel == 0) return;
-  const unsigned blocks = blocks_for(numel, kChunkNumel);
-  chunk_sums<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(terms, numel, sums);
-  check(cudaGetLastError(), "the launch of a sum in order");
-}
-
-void look_for_not_finite(const void* flat, Precision precision, int64_t numel, float* found,
-                         void* stream) {
-  if (numel == 0) return;
-  visit_precision(precision, [&]<typename Element>() {
-    constexpr int64_t kOfWord = sizeof(uint4) / sizeof(Element);
-    const auto offset = reinterpret_cast<uintptr_t>(flat) % sizeof(uint4) / sizeof(Element);
-    const int64_t head =
-        std::min<int64_t>((kOfWord - static_cast<int64_t>(offset)) % kOfWord, numel);
-    const int64_t words = (numel - head) / kOfWord;
-    const unsigned blocks = blocks_for(parts_of(numel, kOfWord), kThreads * 4);
-    look<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-        static_cast<const Element*>(flat), numel, head, words, found);
-    check(cudaGetLastError(), "the launch of the look for infinities");
-  });
+  std::visit(
+      [&]<typename Element>(const Element* elements) {
+        constexpr int64_t kOfWord = sizeof(uint4) / sizeof(Element);
+        const auto offset = reinterpret_cast<uintptr_t>(elements) % sizeof(uint4) / sizeof(Element);
+        const int64_t head =
+            std::min<int64_t>((kOfWord - static_cast<int64_t>(offset)) % kOfWord, numel);
+        const int64_t words = (numel - head) / kOfWord;
+        const unsigned blocks = blocks_for(parts_of(numel, kOfWord), kThreads * 4);
+        look<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(elements, numel, head,
+                                                                         words, found);
+      },
+      flat);
+  check(cudaGetLastError(), "the launch of the look for infinities");
 }
 
 }  // namespace zeropage::offload::cuda

@@ -3,22 +3,14 @@
 // cudaStream_t of the current device, and launches that fail throw. Free of torch and of CUDA.
 #pragma once
 
-#include <cstdint>
-
-#include "offload/flat_stretch.h"
 #include "offload/summation_tree.h"
 
 namespace zeropage::offload::cuda {
 
 // sums: one of each kBlockNumel elements.
-void block_sums_of_squares(const void* flat, Precision precision, int64_t numel, double* sums,
-                           void* stream);
-
-// sums: one of each kChunkNumel terms.
-void sum_chunks(const double* terms, int64_t numel, double* sums, void* stream);
+void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, void* stream);
 
 // Sets *found to 1 if an element is infinite or NaN, and leaves it alone else.
-void look_for_not_finite(const void* flat, Precision precision, int64_t numel, float* found,
-                         void* stream);
+void look_for_not_finite(const FlatElements& flat, int64_t numel, float* found, void* stream);
 
 }  // namespace zeropage::offload::cuda

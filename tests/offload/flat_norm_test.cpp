@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "offload/exact_sum.h"
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
@@ -22,16 +23,16 @@ double tree_of_squares(const std::vector<double>& block, size_t low, size_t stri
   return tree_of_squares(block, low, 2 * stride) + tree_of_squares(block, low + stride, 2 * stride);
 }
 
-// The tree over [low, high), parted where the comm/ tree over ranks is.
-double tree_of_terms(const double* terms, size_t low, size_t high) {
-  if (high - low == 1) return terms[low];
-  const size_t middle = low + std::bit_floor(high - low - 1);
-  return tree_of_terms(terms, low, middle) + tree_of_terms(terms, middle, high);
+double sum_of_squares(const torch::Tensor& flat) {
+  const auto sums = block_sums_of_squares(flat);
+  ExactSum squares;
+  squares.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
+  return squares.value();
 }
 
 class FlatNormTest : public ::testing::TestWithParam<at::ScalarType> {};
 INSTANTIATE_TEST_SUITE_P(Dtypes, FlatNormTest,
-                         ::testing::Values(at::kFloat, at::kBFloat16, at::kHalf),
+                         ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
 TEST_P(FlatNormTest, SumsTheSquaresOfEachBlockInItsTree) {
@@ -51,7 +52,7 @@ TEST_P(FlatNormTest, SumsTheSquaresOfEachBlockInItsTree) {
 
 TEST_P(FlatNormTest, IsTheNorm) {
   const auto flat = random_numbers(100003, 1).to(GetParam());
-  const double norm = std::sqrt(sum_in_order(block_sums_of_squares(flat)).item<double>());
+  const double norm = std::sqrt(sum_of_squares(flat));
   EXPECT_NEAR(norm, flat.to(at::kDouble).norm().item<double>(), 1e-12 * norm);
 }
 
@@ -69,9 +70,10 @@ TEST_P(FlatNormTest, FindsAnInfinityOrNanWhereverItIs) {
 }
 
 TEST_P(FlatNormTest, TakesLargestAndDenormalNumbersForFinite) {
-  auto patterns = torch::arange(-32768, 32768, at::kInt);
-  auto flat = GetParam() == at::kFloat ? (patterns * 65536).view(at::kFloat)
-                                       : patterns.to(at::kShort).view(GetParam());
+  const auto patterns = torch::arange(-32768, 32768, at::kLong);
+  const auto elements = torch::empty({0}, at::TensorOptions(GetParam())).element_size();
+  const auto words = elements == 8 ? at::kLong : elements == 4 ? at::kInt : at::kShort;
+  auto flat = (patterns * (int64_t{1} << (8 * elements - 16))).to(words).view(GetParam());
   flat = flat.masked_select(flat.isfinite());
   EXPECT_EQ(found_inf(flat).item<float>(), 0);
 }
@@ -82,52 +84,62 @@ TEST(FlatNormTest, HasTheSameBitsForAnyNumberOfThreads) {
   std::vector<double> sums;
   for (const int threads : {1, 2, 5}) {
     at::set_num_threads(threads);
-    sums.push_back(sum_in_order(block_sums_of_squares(flat)).item<double>());
+    sums.push_back(sum_of_squares(flat));
   }
   at::set_num_threads(threads_before);
   EXPECT_EQ(sums[0], sums[1]);
   EXPECT_EQ(sums[0], sums[2]);
 }
 
+TEST(FlatNormTest, DoesNotDependOnHowBlocksAreShared) {
+  const auto flat = random_numbers(100003, 1);
+  ExactSum parts;
+  for (const auto& [begin, end] : {std::pair{51200, 100003}, {0, 256}, {256, 51200}}) {
+    const auto sums = block_sums_of_squares(flat.slice(0, begin, end));
+    parts.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
+  }
+  EXPECT_EQ(parts.value(), sum_of_squares(flat));
+}
+
 TEST(FlatNormTest, DoesNotOverflow) {
   const auto flat = torch::full({1000}, std::numeric_limits<float>::max());
-  const double sum = sum_in_order(block_sums_of_squares(flat)).item<double>();
+  const double sum = sum_of_squares(flat);
   EXPECT_NEAR(std::sqrt(sum), std::sqrt(1000.0) * std::numeric_limits<float>::max(), 1e30);
 }
 
-TEST(SumInOrderTest, IsTheTreeOfNeighbours) {
-  for (const int64_t numel : {1, 2, 3, 5, 1000, 2047, 2048, 2049, 4097, 100001}) {
-    const auto terms = random_numbers(numel, 4).to(at::kDouble) / 3;
-    EXPECT_EQ(sum_in_order(terms).item<double>(),
-              tree_of_terms(terms.data_ptr<double>(), 0, static_cast<size_t>(numel)))
-        << numel;
-  }
+TEST(FlatNormTest, OfFp64RoundsEachSquareOnceAndMayOverflow) {
+  EXPECT_EQ(sum_of_squares(torch::full({1}, 1 / 3.0, at::kDouble)), (1 / 3.0) * (1 / 3.0));
+  EXPECT_EQ(sum_of_squares(torch::full({1}, 1.3e154, at::kDouble)), 1.3e154 * 1.3e154);
+  EXPECT_EQ(sum_of_squares(torch::full({1}, 1.4e154, at::kDouble)), INFINITY);
 }
 
-TEST(SumInOrderTest, OfAlignedPartsIsASumOfTheTree) {
-  const auto terms = random_numbers(10000, 4).to(at::kDouble) / 3;
-  const auto parts =
-      torch::cat({sum_in_order(terms.narrow(0, 0, 4096)), sum_in_order(terms.narrow(0, 4096, 4096)),
-                  sum_in_order(terms.narrow(0, 8192, 10000 - 8192))});
-  EXPECT_TRUE(same_bits_of(sum_in_order(terms), sum_in_order(parts)));
+TEST(FlatNormTest, IsNotFiniteIfAnElementIsNot) {
+  auto flat = random_numbers(1000, 1);
+  flat[300] = -INFINITY;
+  EXPECT_EQ(sum_of_squares(flat), INFINITY);
+  flat[700] = NAN;
+  EXPECT_TRUE(std::isnan(sum_of_squares(flat)));
 }
 
-TEST(SumInOrderTest, OfNothingIsZero) {
+TEST(FlatNormTest, OfNothingIsZero) {
   EXPECT_EQ(block_sums_of_squares(torch::zeros({0})).numel(), 0);
-  EXPECT_EQ(sum_in_order(torch::zeros({0}, at::kDouble)).item<double>(), 0);
+  EXPECT_EQ(sum_of_squares(torch::zeros({0})), 0);
   EXPECT_EQ(found_inf(torch::zeros({0})).item<float>(), 0);
 }
 
+TEST(FlatNormTest, IsOnlyCheckedOnTheMetaDevice) {
+  EXPECT_EQ(block_sums_of_squares(torch::zeros({257}, at::kMeta)).sizes(), at::IntArrayRef{2});
+  EXPECT_TRUE(found_inf(torch::zeros({257}, at::kMeta)).is_meta());
+}
+
 TEST(FlatNormTest, RefusesOtherTensorsInWords) {
-  EXPECT_EQ(error_of([] { block_sums_of_squares(torch::zeros({3}, at::kDouble)); }),
-            "block_sums_of_squares: flat: expected fp32, bf16 or fp16, got Double; convert it with "
-            ".to()");
+  EXPECT_EQ(error_of([] { block_sums_of_squares(torch::zeros({3}, at::kInt)); }),
+            "block_sums_of_squares: flat: expected fp64, fp32, bf16 or fp16, got Int; convert it "
+            "with .to()");
   EXPECT_THAT(error_of([] {
                 found_inf(torch::zeros({3, 3}));
               }),
               HasSubstr("found_inf: flat: expected a flat, contiguous tensor, got sizes [3, 3]"));
-  EXPECT_EQ(error_of([] { sum_in_order(torch::zeros({3})); }),
-            "sum_in_order: terms: expected fp64, got Float; block_sums_of_squares() makes them");
 }
 
 }  // namespace

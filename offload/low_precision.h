@@ -50,6 +50,13 @@ ZEROPAGE_ELEMENT void assign(BFloat16Bits& to, float value) {
   to.bits = static_cast<uint16_t>((bits & 0x7fffffffU) > detail::kInfinity ? 0x7fc0U : nearest);
 }
 
+// random: less than 2^16. stochastic_rounding.h says what becomes of which number.
+ZEROPAGE_ELEMENT void assign_stochastically(BFloat16Bits& to, float value, uint32_t random) {
+  const uint32_t bits = rounded::bits_of(value);
+  const uint32_t cut = (bits + random) >> 16;
+  to.bits = static_cast<uint16_t>((bits & 0x7fffffffU) > detail::kInfinity ? 0x7fc0U : cut);
+}
+
 ZEROPAGE_ELEMENT void assign(HalfBits& to, float value) {
   using namespace detail;
   const uint32_t bits = rounded::bits_of(value);

@@ -2,6 +2,7 @@
 #include "memory/check.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/cuda/fused_step.h"
+#include "offload/cuda/stochastic_rounding.h"
 
 namespace zeropage::offload::cuda {
 namespace {
@@ -30,6 +31,11 @@ void block_sums_of_squares(const FlatElements& /*flat*/, int64_t /*numel*/, doub
 void look_for_not_finite(const FlatElements& /*flat*/, int64_t /*numel*/, float* /*found*/,
                          void* /*stream*/) {
   refuse("found_inf");
+}
+
+void round_stochastically(const float* /*from*/, BFloat16Bits* /*to*/, int64_t /*numel*/,
+                          const RoundingPlace& /*place*/, void* /*stream*/) {
+  refuse("round_stochastically");
 }
 
 }  // namespace zeropage::offload::cuda

@@ -54,11 +54,6 @@ __attribute__((target("avx2,fma"))) void update_with_vectors(const Rule& rule,
                                                              int64_t begin, int64_t end) {
   update<Rule, Gradient, Copy>(rule, stretch, begin, end);
 }
-
-bool has_vectors() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return has;
-}
 #endif
 
 }  // namespace

@@ -3,16 +3,11 @@
 
 #include <cstdint>
 
+#include "offload/cpu/instructions.h"
 #include "offload/flat_stretch.h"
 #include "offload/update_rule.h"
 
 namespace zeropage::offload::cpu {
-
-// What the loops may use of the processor; the bits are the same.
-enum class Instructions : uint8_t {
-  kAnyProcessor,
-  kVectors,  // AVX2 and FMA; any processor's where it lacks them
-};
 
 // Updates elements [begin, end) of the stretch, unless its found_inf is set.
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,

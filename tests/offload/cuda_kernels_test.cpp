@@ -6,6 +6,7 @@
 #include "offload/cuda/fused_step.h"
 #include "offload/flat_norm.h"
 #include "offload/fused_step.h"
+#include "offload/stochastic_rounding.h"
 #include "tests/offload/step_cases.h"
 
 namespace zeropage::offload {
@@ -151,6 +152,45 @@ TEST_P(CudaFlatNormTest, FindsAnInfinityOrNanWhereverItIs) {
       EXPECT_EQ(found_inf(shifted(spoiled, 1)).item<float>(), 1) << bad << " at " << i;
       EXPECT_EQ(found_inf(spoiled.narrow(0, 0, i)).item<float>(), 0);
     }
+  }
+}
+
+class CudaStochasticRoundingTest : public NeedsCuda<::testing::Test> {
+ protected:
+  // `shift` elements into buffers of their own.
+  static void expect_the_cpus_bits(const torch::Tensor& from, const RoundingPlace& place,
+                                   int64_t from_shift = 0, int64_t to_shift = 0) {
+    const auto expected = torch::empty_like(from, at::kBFloat16);
+    round_stochastically(from, expected, place);
+    const auto to = shifted(torch::empty_like(expected, at::kCUDA), to_shift);
+    round_stochastically(shifted(from.to(at::kCUDA), from_shift), to, place);
+    EXPECT_TRUE(same_bits_of(expected, to)) << place.first_element;
+  }
+};
+
+TEST_F(CudaStochasticRoundingTest, HasTheCpusBitsAtAnyNumelAndPlace) {
+  for (const int64_t numel : {0, 1, 7, 8, 9, 2048, 100003}) {
+    for (const int64_t first : {0L, 3L, 8L, (8L << 32) - 12, (1L << 51) - 100003}) {
+      expect_the_cpus_bits(
+          random_numbers(numel, 1),
+          {.seed = ~0ULL, .step = (1ULL << 48) - 1, .tensor = 0xffffffff, .first_element = first});
+    }
+  }
+}
+
+TEST_F(CudaStochasticRoundingTest, HasThemAtAnyAlignment) {
+  const auto from = random_numbers(5003, 1);
+  for (int64_t shift = 0; shift < 8; ++shift) {
+    expect_the_cpus_bits(from, {.seed = 1, .first_element = shift}, shift, shift);
+    expect_the_cpus_bits(from, {.seed = 1, .first_element = 3}, shift, 0);
+    expect_the_cpus_bits(from, {.seed = 1, .first_element = 3}, 1, shift);
+  }
+}
+
+TEST_F(CudaStochasticRoundingTest, HasThemForEveryUpperHalf) {
+  const auto high = torch::arange(-32768, 32768, at::kInt).mul(65536);
+  for (const int64_t low : {0x0000, 0x0001, 0x8000, 0xffff}) {
+    expect_the_cpus_bits(high.add(low).view(at::kFloat), {.seed = 2});
   }
 }
 

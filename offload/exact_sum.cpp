@@ -13,7 +13,7 @@ namespace {
 constexpr size_t kInfinities = ExactSum::kDigits;
 constexpr size_t kNans = ExactSum::kDigits + 1;
 
-constexpr int kDigitBits = 32;
+constexpr size_t kDigitBits = 32;
 constexpr uint64_t kDigitMask = 0xffffffff;
 constexpr int kMantissaBits = 52;  // that are stored
 constexpr uint64_t kImplicitBit = uint64_t{1} << kMantissaBits;

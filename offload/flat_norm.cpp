@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -38,6 +39,17 @@ FlatElements elements_of(const Role& role, const at::Tensor& flat) {
   }
 }
 
+// Where there is no kernel of ours: the same tree in LibTorch's operators, in 2 fp64 copies.
+at::Tensor sums_by_operators(const at::Tensor& flat, int64_t blocks) {
+  const int64_t missing = blocks * kBlockNumel - flat.numel();
+  const at::Tensor wide = at::constant_pad_nd(flat.to(at::kDouble), {0, missing});
+  at::Tensor sums = (wide * wide).view({blocks, kBlockNumel});
+  for (int64_t half = kBlockNumel / 2; half > 0; half /= 2) {
+    sums = sums.narrow(1, 0, half) + sums.narrow(1, half, half);
+  }
+  return sums.view({blocks});
+}
+
 }  // namespace
 
 at::Tensor block_sums_of_squares(const at::Tensor& flat) {
@@ -45,6 +57,7 @@ at::Tensor block_sums_of_squares(const at::Tensor& flat) {
   const int64_t blocks = parts_of<int64_t>(flat.numel(), kBlockNumel);
   at::Tensor sums = at::empty({blocks}, flat.options().dtype(at::kDouble).requires_grad(false));
   if (flat.is_meta() || blocks == 0) return sums;
+  if (!flat.is_cpu() && !flat.is_cuda()) return sums_by_operators(flat, blocks);
   auto* const to = sums.mutable_data_ptr<double>();
   if (flat.is_cpu()) {
     at::parallel_for(0, blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {

@@ -1,17 +1,14 @@
 // Times the fused AdamW against at::_fused_adamw_ and against copying, interleaved.
 // optimizer_step --help.
 #include <array>
-#include <benchmark/benchmark.h>
-#include <chrono>
 #include <cstdio>
 #include <iostream>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/torch.h>
 
-#include "bench/collectives/figures.h"
+#include "bench/optimizer_step/interleaved.h"
 #include "bench/optimizer_step/same_mix.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
@@ -21,25 +18,17 @@
 namespace {
 
 using collectives::Spread;
+using optimizer_step::Contender;
 using optimizer_step::SameMix;
 
 constexpr int64_t kDefaultNumelOfCpu = int64_t{1} << 26;
 constexpr int64_t kDefaultNumelOfCuda = int64_t{1} << 30;
 constexpr int64_t kStepBytes = 7 * 4;  // an element: 4 buffers read, 3 written
 constexpr int64_t kCopyBytes = 2 * 4;
-// Long against a launch, short against a machine that drifts.
-constexpr double kLeastSeconds = 0.05;
-
 struct Flags {
   std::string device = "cpu";
   int64_t numel = 0;
   int rounds = 9;
-};
-
-struct Contender {
-  std::string name;
-  int64_t bytes_per_element;  // read and written
-  std::function<void()> run;  // once; queued, where the device has a stream
 };
 
 void touch_on_cpu(const SameMix& mix) {
@@ -53,6 +42,10 @@ void touch_on_cpu(const SameMix& mix) {
     }
   });
 }
+
+// What a step of theirs reads and writes an element, in the order of contenders().
+constexpr std::array<int64_t, 4> kBytesPerElement = {kStepBytes, kStepBytes, kStepBytes,
+                                                     kCopyBytes};
 
 // All over the same tensors. Their order is that of report().
 std::vector<Contender> contenders(const at::Device& device, int64_t numel) {
@@ -79,66 +72,10 @@ std::vector<Contender> contenders(const at::Device& device, int64_t numel) {
     touch_on_cuda(mix, zeropage::offload::current_stream(device));
   };
   const auto copy = [=] { at::Tensor(s.values).copy_(s.gradient); };
-  return {{"fused AdamW", kStepBytes, ours},
-          {"at::_fused_adamw_", kStepBytes, libtorchs},
-          {"same mix of bytes", kStepBytes, same_mix},
-          {"plain copy", kCopyBytes, copy}};
-}
-
-void synchronize(const at::Device& device) {
-  if (device.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
-}
-
-// Takes the runs in their order instead of printing them.
-class Collector : public benchmark::BenchmarkReporter {
- public:
-  explicit Collector(std::vector<Spread>& seconds) : seconds_(seconds) {}
-  bool ReportContext(const Context& /*context*/) override { return true; }
-  void ReportRuns(const std::vector<Run>& runs) override {
-    for (const Run& run : runs) {
-      seconds_[count_++ % seconds_.size()].rounds.push_back(run.real_accumulated_time /
-                                                            static_cast<double>(run.iterations));
-    }
-  }
-
- private:
-  std::vector<Spread>& seconds_;
-  size_t count_ = 0;
-};
-
-void time_one(benchmark::State& state, const Contender& contender, const at::Device& device) {
-  synchronize(device);
-  const auto begin = std::chrono::steady_clock::now();
-  for (benchmark::IterationCount i = 0; i < state.max_iterations; ++i) contender.run();
-  synchronize(device);
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
-  for ([[maybe_unused]] const auto iteration : state) {
-    state.SetIterationTime(taken.count() / static_cast<double>(state.max_iterations));
-  }
-}
-
-// Seconds of each contender in every round: one after the other, round by round.
-std::vector<Spread> measure(const std::vector<Contender>& all, const at::Device& device,
-                            int rounds) {
-  for (const Contender& contender : all) contender.run();
-  for (int round = 0; round < rounds; ++round) {
-    for (const Contender& contender : all) {
-      benchmark::RegisterBenchmark(
-          contender.name.c_str(),
-          [&contender, device](benchmark::State& state) { time_one(state, contender, device); })
-          ->UseManualTime()
-          ->MinTime(kLeastSeconds);
-    }
-  }
-  std::vector<Spread> seconds(all.size());
-  Collector collector(seconds);
-  std::string program = "optimizer_step";
-  std::array<char*, 2> arguments = {program.data(), nullptr};
-  int count = 1;
-  benchmark::Initialize(&count, arguments.data());
-  benchmark::RunSpecifiedBenchmarks(&collector, ".");
-  return seconds;
+  return {{"fused AdamW", ours},
+          {"at::_fused_adamw_", libtorchs},
+          {"same mix of bytes", same_mix},
+          {"plain copy", copy}};
 }
 
 void print_ratio(const char* what, const Spread& ratio, const char* goal) {
@@ -147,15 +84,13 @@ void print_ratio(const char* what, const Spread& ratio, const char* goal) {
 
 void report(const std::vector<Contender>& all, const std::vector<Spread>& seconds, int64_t numel) {
   for (size_t i = 0; i < all.size(); ++i) {
-    const double gigabytes = static_cast<double>(all[i].bytes_per_element * numel) * 1e-9;
+    const double gigabytes = static_cast<double>(kBytesPerElement[i] * numel) * 1e-9;
     std::printf("%-18s %9.3f ms  %7.1f GB/s [%.1f, %.1f]\n", all[i].name.c_str(),
                 seconds[i].median() * 1e3, gigabytes / seconds[i].median(),
                 gigabytes / seconds[i].most(), gigabytes / seconds[i].least());
   }
   Spread plain = quotient(seconds[3], seconds[0]);
-  const double bytes_of_both =
-      static_cast<double>(all[0].bytes_per_element) / static_cast<double>(all[3].bytes_per_element);
-  for (double& round : plain.rounds) round *= bytes_of_both;
+  for (double& round : plain.rounds) round *= static_cast<double>(kStepBytes) / kCopyBytes;
   print_ratio("fused AdamW / copy bandwidth", quotient(seconds[2], seconds[0]), " (goal 0.90)");
   print_ratio("fused AdamW / plain copy's bandwidth", plain, "");
   print_ratio("fused AdamW / at::_fused_adamw_", quotient(seconds[1], seconds[0]), " (goal 1.0)");
@@ -173,7 +108,7 @@ void run(const Flags& flags) {
               device.str().c_str(), static_cast<long long>(numel), flags.rounds,
               at::get_num_threads());
   const auto all = contenders(device, numel);
-  report(all, measure(all, device, flags.rounds), numel);
+  report(all, time_interleaved(all, device, flags.rounds), numel);
 }
 
 }  // namespace

@@ -1,20 +1,55 @@
 #include "offload/cpu/flat_norm.h"
 
 #include <algorithm>
-#include <array>
 
 namespace zeropage::offload::cpu {
 namespace {
 
+// As a lane of a warp does it in CUDA: elements kLanes apart in registers, then what the lanes have.
+constexpr int kLanes = 32;
+
 template <typename Element>
-double sum_of_squares(const Element* flat, int64_t count) {
-  std::array<double, kBlockNumel> squares{};
-  for (int64_t i = 0; i < count; ++i) squares[i] = square_of(flat[i]);
-  for (int stride = kBlockNumel / 2; stride > 0; stride /= 2) {
-    for (int i = 0; i < stride; ++i) squares[i] = rounded::add(squares[i], squares[i + stride]);
+ZEROPAGE_ELEMENT double sum_of_block(const Element* block) {
+  static_assert(kBlockNumel == 8 * kLanes);
+  double sums[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    const auto square = [&](int k) { return square_of(block[i + k * kLanes]); };
+    const auto pair = [&](int k) { return rounded::add(square(k), square(k + 4)); };
+    sums[i] = rounded::add(rounded::add(pair(0), pair(2)), rounded::add(pair(1), pair(3)));
   }
-  return squares[0];
+  for (int stride = kLanes / 2; stride > 0; stride /= 2) {
+    for (int i = 0; i < stride; ++i) sums[i] = rounded::add(sums[i], sums[i + stride]);
+  }
+  return sums[0];
 }
+
+template <typename Element>
+ZEROPAGE_ELEMENT void sum_blocks(const Element* elements, int64_t numel, double* sums,
+                                 int64_t begin, int64_t end) {
+  const int64_t whole_end = std::min(end, numel / kBlockNumel);
+  for (int64_t block = begin; block < whole_end; ++block) {
+    sums[block] = sum_of_block(elements + block * kBlockNumel);
+  }
+  if (whole_end >= end) return;
+  Element ragged[kBlockNumel] = {};
+  std::copy(elements + whole_end * kBlockNumel, elements + numel, ragged);
+  sums[whole_end] = sum_of_block(ragged);
+}
+
+template <typename Element>
+void sum_blocks_on_any_processor(const Element* elements, int64_t numel, double* sums,
+                                 int64_t begin, int64_t end) {
+  sum_blocks(elements, numel, sums, begin, end);
+}
+
+#if defined(__x86_64__)
+template <typename Element>
+__attribute__((target("avx2,fma"))) void sum_blocks_with_vectors(const Element* elements,
+                                                                 int64_t numel, double* sums,
+                                                                 int64_t begin, int64_t end) {
+  sum_blocks(elements, numel, sums, begin, end);
+}
+#endif
 
 bool is_finite(double value) {
   constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
@@ -29,14 +64,15 @@ bool is_finite(Element value) {
 }  // namespace
 
 void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, int64_t begin,
-                           int64_t end) {
+                           int64_t end, [[maybe_unused]] Instructions instructions) {
   std::visit(
       [&](const auto* elements) {
-        for (int64_t block = begin; block < end; ++block) {
-          const int64_t first = block * kBlockNumel;
-          sums[block] =
-              sum_of_squares(elements + first, std::min<int64_t>(kBlockNumel, numel - first));
+#if defined(__x86_64__)
+        if (instructions == Instructions::kVectors && has_vectors()) {
+          return sum_blocks_with_vectors(elements, numel, sums, begin, end);
         }
+#endif
+        sum_blocks_on_any_processor(elements, numel, sums, begin, end);
       },
       flat);
 }

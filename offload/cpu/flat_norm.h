@@ -2,13 +2,14 @@
 // in which order is summed. Free of torch.
 #pragma once
 
+#include "offload/cpu/instructions.h"
 #include "offload/summation_tree.h"
 
 namespace zeropage::offload::cpu {
 
 // sums[b] of blocks [begin, end), for a flat buffer of numel elements.
 void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, int64_t begin,
-                           int64_t end);
+                           int64_t end, Instructions instructions = Instructions::kVectors);
 
 // Whether one of elements [begin, end) is infinite or NaN.
 bool any_not_finite(const FlatElements& flat, int64_t begin, int64_t end);

@@ -11,7 +11,7 @@ namespace zeropage::offload::cpu {
 namespace {
 
 // Random bits that are made at once. Its first block is a multiple of kBlocks.
-constexpr int kBlocks = 16;
+constexpr int64_t kBlocks = 16;
 constexpr int64_t kTileNumel = kBlocks * kRoundingLanes;
 struct Tile {
   PhiloxBlock blocks[kBlocks];

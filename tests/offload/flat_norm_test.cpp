@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "offload/cpu/flat_norm.h"
 #include "offload/exact_sum.h"
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
@@ -47,6 +48,24 @@ TEST_P(FlatNormTest, SumsTheSquaresOfEachBlockInItsTree) {
       }
       EXPECT_EQ(sums[block].item<double>(), tree_of_squares(elements, 0, 1)) << block;
     }
+  }
+}
+
+TEST(FlatNormTest, HasTheSameBitsOnAnyProcessor) {
+  const auto flat = random_numbers(5003, 1).to(at::kFloat);
+  const auto bf16 = flat.to(at::kBFloat16);
+  const auto half = flat.to(at::kHalf);
+  const auto wide = flat.to(at::kDouble) / 3;
+  const std::vector<std::pair<torch::Tensor, FlatElements>> all = {
+      {flat, flat.const_data_ptr<float>()},
+      {bf16, static_cast<const BFloat16Bits*>(bf16.const_data_ptr())},
+      {half, static_cast<const HalfBits*>(half.const_data_ptr())},
+      {wide, wide.const_data_ptr<double>()}};
+  for (const auto& [tensor, elements] : all) {
+    const auto expected = torch::empty({20}, at::kDouble);
+    cpu::block_sums_of_squares(elements, 5003, expected.mutable_data_ptr<double>(), 0, 20,
+                               cpu::Instructions::kAnyProcessor);
+    EXPECT_TRUE(same_bits_of(expected, block_sums_of_squares(tensor))) << tensor.scalar_type();
   }
 }
 

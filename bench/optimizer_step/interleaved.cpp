@@ -1,0 +1,74 @@
+#include "bench/optimizer_step/interleaved.h"
+
+#include <array>
+#include <benchmark/benchmark.h>
+#include <chrono>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace optimizer_step {
+namespace {
+
+using collectives::Spread;
+
+// Long against a launch, short against a machine that drifts.
+constexpr double kLeastSeconds = 0.05;
+
+void synchronize(const c10::Device& device) {
+  if (device.is_cpu()) return;
+  c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+}
+
+// Takes the runs in their order instead of printing them.
+class Collector : public benchmark::BenchmarkReporter {
+ public:
+  explicit Collector(std::vector<Spread>& seconds) : seconds_(seconds) {}
+  bool ReportContext(const Context& /*context*/) override { return true; }
+  void ReportRuns(const std::vector<Run>& runs) override {
+    for (const Run& run : runs) {
+      seconds_[count_++ % seconds_.size()].rounds.push_back(run.real_accumulated_time /
+                                                            static_cast<double>(run.iterations));
+    }
+  }
+
+ private:
+  std::vector<Spread>& seconds_;
+  size_t count_ = 0;
+};
+
+void time_one(benchmark::State& state, const Contender& contender, const c10::Device& device) {
+  synchronize(device);
+  const auto begin = std::chrono::steady_clock::now();
+  for (benchmark::IterationCount i = 0; i < state.max_iterations; ++i) contender.run();
+  synchronize(device);
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  for ([[maybe_unused]] const auto iteration : state) {
+    state.SetIterationTime(taken.count() / static_cast<double>(state.max_iterations));
+  }
+}
+
+}  // namespace
+
+std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c10::Device& device,
+                                     int rounds) {
+  for (const Contender& contender : all) contender.run();
+  for (int round = 0; round < rounds; ++round) {
+    for (const Contender& contender : all) {
+      benchmark::RegisterBenchmark(
+          contender.name.c_str(),
+          [&contender, device](benchmark::State& state) { time_one(state, contender, device); })
+          ->UseManualTime()
+          ->MinTime(kLeastSeconds);
+    }
+  }
+  std::vector<Spread> seconds(all.size());
+  Collector collector(seconds);
+  std::string program = "interleaved";
+  std::array<char*, 2> arguments = {program.data(), nullptr};
+  int count = 1;
+  benchmark::Initialize(&count, arguments.data());
+  benchmark::RunSpecifiedBenchmarks(&collector, ".");
+  return seconds;
+}
+
+}  // namespace optimizer_step

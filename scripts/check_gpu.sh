@@ -7,8 +7,9 @@
 #   build      the preset cuda, for the architecture of device 0 only
 #   tests      the kernels, NCCL, worlds and training on a device
 #   sanitizer  compute-sanitizer's memcheck and racecheck over the tests of the kernels
-#   kernels    the fused AdamW against copying and LibTorch's
-#   training   a GPT of 350 M parameters in bf16 against the bare loop and FSDP2; weights and memory of two ranks
+#   kernels    the fused AdamW against copying and LibTorch's; norm and clipping against LibTorch's calls
+#   training   a GPT of 350 M parameters in bf16 against the bare loop and FSDP2; weights and memory of two ranks, with
+#              micro-batches in each precision too
 #
 # Without PART: all, in this order. Ends with every figure beside its goal; logs and JSON are in FOLDER
 # (build/check_gpu). Exit status: 0 all goals are met; 1 some are not; 2 no device, or the command line is wrong.
@@ -76,8 +77,8 @@ part_build() {
   local capability
   capability=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
   passes "configure" 120 cmake --preset cuda "-DCMAKE_CUDA_ARCHITECTURES=${capability:-90}" || return
-  passes "build" 500 cmake --build --preset cuda -j "$(nproc)" --target train_gpt bare_loop optimizer_step offload_test \
-    comm_test comm_device_test device_test
+  passes "build" 500 cmake --build --preset cuda -j "$(nproc)" --target train_gpt bare_loop optimizer_step \
+    gradient_pass offload_test comm_test comm_device_test device_test
 }
 
 part_tests() {
@@ -108,6 +109,7 @@ read_figures() {
 part_kernels() {
   passes "optimizer step" 120 "$built/bench/optimizer_step" --device cuda || return
   read_figures kernels "$out/optimizer_step.log"
+  passes "gradient pass" 120 "$built/bench/gradient_pass" --device cuda
 }
 
 part_training() {
@@ -122,16 +124,27 @@ part_training() {
     read_figures peers "$run"
   done
   for dtype in fp32 bf16; do
-    for stage in 0 1 2 3; do
-      run=$out/two-ranks-$dtype-$stage.json
-      rm -f "$run"
-      passes "two ranks on one device, $dtype, stage $stage" 60 "$built/examples/train_gpt" --device cuda --ranks 2 \
-        --deterministic --stage $stage --compute-dtype $dtype --d-model 512 --layers 8 --heads 8 --sequence 256 \
-        --batch 4 --steps 5 --json "$run"
-    done
-    read_figures weights "$out"/two-ranks-$dtype-{0,1,2,3}.json
+    two_ranks "$dtype" --compute-dtype $dtype
     read_figures memory "$out/two-ranks-$dtype-3.json"
   done
+  for dtype in fp32 bf16 fp16; do
+    two_ranks "$dtype-accumulated" --compute-dtype $dtype --accumulate 4 --clip-norm 1
+  done
+  two_ranks bf16-stochastic --compute-dtype bf16 --low-precision-update stochastic
+}
+
+# two_ranks NAME FLAGS...: short runs on one device, whose weights must be the same at all stages.
+two_ranks() {
+  local name=$1 stage run
+  shift
+  for stage in 0 1 2 3; do
+    run=$out/two-ranks-$name-$stage.json
+    rm -f "$run"
+    passes "two ranks on one device, $name, stage $stage" 60 "$built/examples/train_gpt" --device cuda --ranks 2 \
+      --deterministic --stage $stage --d-model 512 --layers 8 --heads 8 --sequence 256 --batch 4 --steps 5 \
+      --json "$run" "$@"
+  done
+  read_figures weights "$out/two-ranks-$name"-{0,1,2,3}.json
 }
 
 for part in "${parts[@]}"; do

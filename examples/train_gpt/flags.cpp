@@ -120,8 +120,8 @@ void check_accumulation(const Flags& flags,
   require(low || precision.keep_fp32.empty(), "--keep-fp32" + of_low);
   require(flags.compute_dtype != "fp16" || precision.update != "stochastic",
           "--low-precision-update stochastic: is for bf16; use master");
-  require(!flags.world_invariant || (precision.reduce_dtype != "compute" || !low),
-          "--world-invariant: sums in fp32; use --reduce-dtype fp32");
+  require(!flags.world_invariant || precision.reduce_dtype != "compute" || !low,
+          "--world-invariant: sums in fp32; leave --reduce-dtype out");
   require(!flags.world_invariant || precision.accumulate_dtype != "compute",
           "--world-invariant: sums in fp32; leave --accumulate-dtype out");
   require(!flags.world_invariant || flags.reduce_micro_steps != "once",
@@ -176,9 +176,11 @@ void check_values(const Flags& flags) {
 }
 
 void add_precision(CLI::App& app, PrecisionFlags& flags) {
-  app.add_option("--reduce-dtype", flags.reduce_dtype, "In what gradients travel between ranks")
-      ->check(CLI::IsMember({"compute", "fp32"}))
-      ->option_text("{compute,fp32}=compute");
+  app.add_option("--reduce-dtype", flags.reduce_dtype,
+                 "In what gradients travel between ranks; auto: compute's, fp32 where "
+                 "--world-invariant")
+      ->check(CLI::IsMember({"auto", "compute", "fp32"}))
+      ->option_text("{auto,compute,fp32}=auto");
   app.add_option("--accumulate-dtype", flags.accumulate_dtype,
                  "In what gradients are kept and added up; auto: fp32 with --accumulate above 1")
       ->check(CLI::IsMember({"auto", "compute", "fp32"}))
@@ -314,7 +316,9 @@ torch::ScalarType Flags::dtype() const {
 }
 
 torch::ScalarType Flags::reduce_dtype() const {
-  return precision.reduce_dtype == "fp32" ? torch::kFloat32 : dtype();
+  const bool fp32 =
+      precision.reduce_dtype == "fp32" || (precision.reduce_dtype == "auto" && world_invariant);
+  return fp32 ? torch::kFloat32 : dtype();
 }
 
 torch::ScalarType Flags::accumulate_dtype() const {

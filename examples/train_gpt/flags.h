@@ -22,7 +22,7 @@ struct SimulationFlags {
 
 // Beside --compute-dtype.
 struct PrecisionFlags {
-  std::string reduce_dtype = "compute";
+  std::string reduce_dtype = "auto";
   std::string accumulate_dtype = "auto";
   std::string update = "master";
   std::string keep_fp32;  // pattern of module names; "": none

@@ -56,7 +56,7 @@ def weights(*paths):
     hashes = [json.loads(Path(path).read_text())["weights_sha256"] for path in paths]
     different = len(set(hashes))
     name = f"weights of {', '.join(Path(path).stem for path in paths)}"
-    name = re.sub(r"(, )?two-ranks-(\w+)-(\d)", lambda m: f"{'' if m[1] else m[2] + ', stages '}{m[3]} ", name)
+    name = re.sub(r"(, )?two-ranks-([\w-]+)-(\d)", lambda m: f"{'' if m[1] else m[2] + ', stages '}{m[3]} ", name)
     line(name.strip(), f"{different} different", "the same bits", different == 1)
 
 

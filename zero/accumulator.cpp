@@ -56,7 +56,8 @@ std::string StepReport::to_string() const {
                                  : c10::str("stepped, norm ", norm);
     case Skipped::kNotFinite:
       return c10::str("skipped: not finite is the gradient of ", in_words(not_finite),
-                      "; loss scale ", loss_scale, ", next ", next_loss_scale);
+                      "; loss scale ", loss_scale, ", next ", next_loss_scale,
+                      at_lowest_scale ? ", the lowest" : "");
     case Skipped::kNormSpike:
       return c10::str("skipped: the norm ", norm, " is a spike");
     case Skipped::kNoWeight:
@@ -253,7 +254,9 @@ StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimi
   if (stop) std::rethrow_exception(stop);
   // Last, since it throws where it is told to stop.
   if (report.skipped != Skipped::kNoWeight) {
-    report.next_loss_scale = scaler_.update(report.skipped == Skipped::kNotFinite).scale_after;
+    const auto verdict = scaler_.update(report.skipped == Skipped::kNotFinite);
+    report.next_loss_scale = verdict.scale_after;
+    report.at_lowest_scale = verdict.at_minimum && scaler_.options().backoff_factor < 1;
   }
   return report;
 }

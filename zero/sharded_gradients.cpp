@@ -134,11 +134,11 @@ void ShardedGradients::close(size_t page) {
   of_page.bucket.reset();
 }
 
-void ShardedGradients::complete(size_t page) {
+bool ShardedGradients::complete(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
-  if (of_page.sums.empty()) return;
-  pager_->release_all("step()");
+  if (of_page.sums.empty()) return false;
   of_page.sums.add_to(of_page.owned);
+  return true;
 }
 
 void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {

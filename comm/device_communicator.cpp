@@ -66,7 +66,9 @@ class DeviceCommunicator final : public Communicator {
   c10::Device device() const override { return options_.device; }
   bool moves(c10::Device there) const override { return there == device() || there.is_cpu(); }
   std::string_view transport() const override { return options_.transport; }
-  bool has_fixed_order() const override { return options_.order == ReductionOrder::kFixed; }
+  bool has_fixed_order() const override {
+    return size() == 1 || options_.order == ReductionOrder::kFixed;
+  }
   std::vector<int> lost_ranks() override { return host_->lost_ranks(); }
 
  private:

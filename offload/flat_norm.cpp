@@ -40,7 +40,11 @@ FlatElements elements_of(const Role& role, const at::Tensor& flat) {
 }
 
 // Where there is no kernel of ours: the same tree in LibTorch's operators, in 2 fp64 copies.
-at::Tensor sums_by_operators(const at::Tensor& flat, int64_t blocks) {
+at::Tensor sums_by_operators(const at::Tensor& flat) {
+  ZP_CHECK(flat.dim() == 1 && flat.is_floating_point(),
+           "block_sums_of_squares: flat: expected a 1-D tensor of floating point, got sizes ",
+           flat.sizes(), " of ", flat.scalar_type());
+  const int64_t blocks = parts_of<int64_t>(flat.numel(), kBlockNumel);
   const int64_t missing = blocks * kBlockNumel - flat.numel();
   const at::Tensor wide = at::constant_pad_nd(flat.to(at::kDouble), {0, missing});
   at::Tensor sums = (wide * wide).view({blocks, kBlockNumel});
@@ -53,11 +57,11 @@ at::Tensor sums_by_operators(const at::Tensor& flat, int64_t blocks) {
 }  // namespace
 
 at::Tensor block_sums_of_squares(const at::Tensor& flat) {
+  if (!flat.is_cpu() && !flat.is_cuda() && !flat.is_meta()) return sums_by_operators(flat);
   const FlatElements elements = elements_of({"block_sums_of_squares", "flat"}, flat);
   const int64_t blocks = parts_of<int64_t>(flat.numel(), kBlockNumel);
   at::Tensor sums = at::empty({blocks}, flat.options().dtype(at::kDouble).requires_grad(false));
   if (flat.is_meta() || blocks == 0) return sums;
-  if (!flat.is_cpu() && !flat.is_cuda()) return sums_by_operators(flat, blocks);
   auto* const to = sums.mutable_data_ptr<double>();
   if (flat.is_cpu()) {
     at::parallel_for(0, blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {

@@ -13,7 +13,8 @@
 // once each, and are infinite above the largest fp64's root, 1.3e154. A NaN is a NaN: its bits are
 // the machine's.
 // `flat`: fp64, fp32, bf16 or fp16, contiguous, on the CPU or CUDA; there the work is queued on the
-// current stream. Reads the input once; the sums take 1 / 32 byte an element.
+// current stream. Reads the input once; the sums take 1 / 32 byte an element. Other accelerators
+// have block_sums_of_squares by LibTorch's operators.
 // Throws c10::Error in words on other tensors.
 #pragma once
 

@@ -216,6 +216,11 @@ void GradientReducer::reopen(size_t page) {
       state.kept = true;
       gradient.reset();
     } else {
+      ZP_CHECK(
+          accumulation_ == Accumulation::kNone || used_.const_data_ptr<uint8_t>()[index] == 0,
+          "parameter \"", name_of(index),
+          "\": its gradient was zeroed or replaced between two micro-batches of a step, whose "
+          "sum it is part of; the accumulator zeroes gradients in step(), leave zero_grad() out");
       forgotten.push_back(pages_->parameters()[index].range);
     }
   }

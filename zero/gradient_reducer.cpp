@@ -399,6 +399,11 @@ void GradientReducer::finish_accumulation() {
 void GradientReducer::end_accumulation() {
   for (size_t index = 0; index < hooked_.size(); ++index) {
     if (trains(index)) gradient_of(index).reset();
+    hooked_[index].carried = false;
+  }
+  // Of a backward that ended by an exception.
+  for (const size_t page : launch_order_) {
+    if (std::exchange(states_[page].kept, false)) buckets_->forget(page);
   }
   buckets_->set_op(comm::ReduceOp::kMean);
   accumulation_ = Accumulation::kNone;

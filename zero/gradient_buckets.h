@@ -49,8 +49,8 @@ class GradientBuckets {
   virtual comm::Pending start_reduction(size_t page) = 0;
   // REQUIRES: the reduction has ended. Adds what was kept, unless that waits for complete().
   virtual void close(size_t page) = 0;
-  // Makes owned() the sum of all that was kept.
-  virtual void complete(size_t page) = 0;
+  // Makes owned() the sum of all that was kept; false where it was that already.
+  virtual bool complete(size_t page) = 0;
 
   // The reduced gradient of what this rank owns of the page, once closed. Always the same memory.
   // [owned numel], accumulate_dtype_of(options)

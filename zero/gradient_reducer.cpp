@@ -356,14 +356,17 @@ void GradientReducer::prepare() {
       "and run backward again first");
   if (!reduced_in_cycle_) reduce_rest();
   const torch::NoGradGuard no_grad;
-  for (const size_t page : launch_order_) buckets_->complete(page);
+  // Before we change what we look at.
+  buckets_->take_over_changes(with_gradient());
+  bool changed = false;
+  for (const size_t page : launch_order_) changed = buckets_->complete(page) || changed;
+  if (changed) buckets_->note_reduced(with_gradient());
   for (const size_t index : with_gradient()) {
     at::Tensor& gradient = gradient_of(index);
     const at::Tensor& reduced = buckets_->reduced_gradient(index);
     if (!same_elements(gradient, reduced)) buckets_->replace(index, gradient);
     gradient = reduced;
   }
-  buckets_->take_over_changes(with_gradient());
 }
 
 void GradientReducer::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {

@@ -134,11 +134,12 @@ void ShardedGradients::close(size_t page) {
   of_page.bucket.reset();
 }
 
-void ShardedGradients::complete(size_t page) {
+bool ShardedGradients::complete(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
-  if (of_page.sums.empty()) return;
+  if (of_page.sums.empty()) return false;
   pager_->release_all("step()");
   of_page.sums.add_to(of_page.owned);
+  return true;
 }
 
 void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
@@ -168,6 +169,7 @@ void ShardedGradients::forget(size_t page, const Range& range) {
 
 void ShardedGradients::replace(size_t parameter, const at::Tensor& gradient) {
   sharded_[parameter].copy_(gradient);
+  pager_->release_all("step()");
 }
 
 void ShardedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {

@@ -26,7 +26,7 @@ class ShardedGradients final : public GradientBuckets {
   bool are_transient() const override { return true; }
   comm::Pending start_reduction(size_t page) override;
   void close(size_t page) override;
-  void complete(size_t page) override;
+  bool complete(size_t page) override;
   const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
   const at::Tensor& reduced_gradient(size_t parameter) const override {
     return sharded_[parameter];

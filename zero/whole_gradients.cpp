@@ -63,9 +63,11 @@ void WholeGradients::close(size_t page) {
   if (of_page.kept.order() == accumulate::SumOrder::kRunning) complete(page);
 }
 
-void WholeGradients::complete(size_t page) {
+bool WholeGradients::complete(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
+  if (of_page.kept.empty()) return false;
   of_page.kept.add_to(of_page.owned);
+  return true;
 }
 
 void WholeGradients::keep(size_t page, const std::vector<Range>& forgotten) {

@@ -16,7 +16,7 @@ class WholeGradients : public GradientBuckets {
   const at::Tensor& open(size_t page, Collect) override { return pages_of_gradients_[page].bucket; }
   bool are_transient() const override { return false; }
   void close(size_t page) override;
-  void complete(size_t page) override;
+  bool complete(size_t page) override;
   const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
   const at::Tensor& reduced_gradient(size_t parameter) const override { return slots_[parameter]; }
   void keep(size_t page, const std::vector<Range>& forgotten) override;

@@ -221,6 +221,8 @@ void GradientReducer::reopen(size_t page) {
   }
   if (state.kept) {
     buckets_->keep(page, forgotten);
+  } else if (state.accumulates) {
+    buckets_->skip(page);
   } else {
     buckets_->forget(page);
   }
@@ -311,6 +313,7 @@ void GradientReducer::settle(size_t page) {
   state.reduction = {};
   state.arrived = 0;
   state.kept = false;
+  state.accumulates = accumulation_ == Accumulation::kOpen;
   state.bucket = BucketState::kReduced;
   if (buckets_->are_transient()) {
     for (const size_t index : state.parameters) {
@@ -389,6 +392,7 @@ void GradientReducer::begin_accumulation(comm::ReduceOp op) {
   ZP_CHECK(accumulation_ == Accumulation::kNone,
            "accumulator.backward(): another accumulator of this model is in the middle of a step; "
            "step() or abandon() it first");
+  for (const size_t page : launch_order_) states_[page].accumulates = false;
   buckets_->set_op(op);
   accumulation_ = Accumulation::kOpen;
 }

@@ -13,18 +13,34 @@ bool MicroStepSums::empty() const {
 }
 
 void MicroStepSums::push(const at::Tensor& term) {
-  at::Tensor carry;  // undefined: the term itself
-  for (size_t digit = 0;; ++digit) {
-    if (digit == partial_sums_.size()) partial_sums_.emplace_back();
-    at::Tensor& sum = partial_sums_[digit];
-    if (!sum.defined()) {
-      sum = carry.defined() ? carry : term.clone();
-      return;
-    }
-    sum.add_(carry.defined() ? carry : term);
-    if (order_ == SumOrder::kRunning) return;
-    carry = std::exchange(sum, {});
+  // The term itself until it is added to something.
+  at::Tensor carry = term;
+  const uint64_t carries = order_ == SumOrder::kTree ? pushed_ : 0;
+  size_t digit = 0;
+  for (; carries >> digit & 1; ++digit) {
+    const at::Tensor sum = std::exchange(partial_sums_[digit], {});
+    if (!sum.defined()) continue;
+    if (carry.defined()) sum.add_(carry);
+    carry = sum;
   }
+  ++pushed_;
+  if (digit == partial_sums_.size()) partial_sums_.emplace_back();
+  at::Tensor& sum = partial_sums_[digit];
+  if (sum.defined()) {
+    sum.add_(carry);
+  } else {
+    sum = term.defined() && carry.is_same(term) ? term.clone() : carry;
+  }
+}
+
+void MicroStepSums::skip() {
+  for (at::Tensor& sum : partial_sums_) sum.reset();
+  push({});
+}
+
+void MicroStepSums::clear() {
+  partial_sums_.clear();
+  pushed_ = 0;
 }
 
 void MicroStepSums::add_to(const at::Tensor& last) {

@@ -31,15 +31,19 @@ class MicroStepSums {
   // term: [numel], the same for all; may change afterwards. What is set aside is of the calling
   // thread's memory kind.
   void push(const at::Tensor& term);
+  // In place of all that was pushed, and of one term more, zeros: they take no memory, but keep the
+  // places of the terms after them in the tree.
+  void skip();
   // Adds what was pushed to the last term, in place, and forgets it.
   void add_to(const at::Tensor& last);
   // Elements [begin, begin + numel) of what was pushed become zero.
   void zero(int64_t begin, int64_t numel);
-  void clear() { partial_sums_.clear(); }
+  void clear();
 
  private:
   SumOrder order_;
-  std::vector<at::Tensor> partial_sums_;  // by digit; undefined where the digit is 0
+  std::vector<at::Tensor> partial_sums_;  // by digit; undefined where the digit or the sum is 0
+  uint64_t pushed_ = 0;
 };
 
 }  // namespace zeropage::accumulate

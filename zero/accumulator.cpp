@@ -7,6 +7,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/gradient_norm.h"
+#include "zero/sharded_optimizer.h"
 
 namespace zeropage {
 namespace {
@@ -175,6 +176,23 @@ torch::Tensor Accumulator::loss() const {
   return loss_sum_.defined() ? loss_sum_ / loss_weight_ : torch::Tensor();
 }
 
+// Others would step by the sum of the gradients, or by none.
+void Accumulator::check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const {
+  for (const torch::optim::Optimizer* optimizer : optimizers) {
+    ZP_CHECK(dynamic_cast<const ShardedOptimizer*>(optimizer) != nullptr,
+             "accumulator.step(): expected a zeropage::Optimizer of the accumulator's model, got "
+             "another class; gradients are sums here, and only ours takes the factor that makes "
+             "their mean");
+    for (const auto& group : optimizer->param_groups()) {
+      for (const at::Tensor& tensor : group.params()) {
+        ZP_CHECK(pages_->index_of(tensor) >= 0,
+                 "accumulator.step(): expected an optimizer of the accumulator's model, got one of "
+                 "another model");
+      }
+    }
+  }
+}
+
 void Accumulator::check_complete() const {
   if (micro_step_ == options_.micro_steps) return;
   const std::string found = c10::str("accumulator.step(): expected ", options_.micro_steps,
@@ -234,6 +252,7 @@ void Accumulator::end() {
 
 StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimizers) {
   check_complete();
+  check_optimizers(optimizers);
   reducer_->finish_accumulation();
   StepReport report = measure();
   std::exception_ptr stop;

@@ -112,7 +112,8 @@ class Accumulator {
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
   void backward(const torch::Tensor& loss, double weight = 1);
 
-  // One step of these optimizers with the mean gradient, or none; then all gradients are zeroed.
+  // One step of these zeropage::Optimizers of the model with the mean gradient, or none; then all
+  // gradients are zeroed.
   template <std::derived_from<torch::optim::Optimizer>... More>
   StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
     return step({&optimizer, &more...});
@@ -144,6 +145,7 @@ class Accumulator {
   void begin();
   void add_loss(const torch::Tensor& loss, double weight);
   void check_complete() const;
+  void check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const;
   StepReport measure();
   double mean_factor(double weight) const;
   void apply(StepReport& report, const std::vector<torch::optim::Optimizer*>& optimizers);

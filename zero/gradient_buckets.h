@@ -63,7 +63,9 @@ class GradientBuckets {
   virtual void keep(size_t page, const std::vector<Range>& forgotten) = 0;
   // Nothing of what was reduced is added to the next.
   virtual void forget(size_t page) = 0;
-  // The same for a range of a page that is kept.
+  // The same, and zeros are kept: the next is one of several that are summed, at its place.
+  virtual void skip(size_t page) = 0;
+  // As forget(page) for a range of a page that is kept.
   virtual void forget(size_t page, const Range& range) = 0;
 
   // Before a step, for a parameter whose p.grad() the user replaced by another tensor after the

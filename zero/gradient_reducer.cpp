@@ -226,6 +226,8 @@ void GradientReducer::reopen(size_t page) {
   }
   if (state.kept) {
     buckets_->keep(page, forgotten);
+  } else if (state.accumulates) {
+    buckets_->skip(page);
   } else {
     buckets_->forget(page);
   }
@@ -316,6 +318,7 @@ void GradientReducer::settle(size_t page) {
   state.reduction = {};
   state.arrived = 0;
   state.kept = false;
+  state.accumulates = accumulation_ == Accumulation::kOpen;
   state.bucket = BucketState::kReduced;
   if (buckets_->are_transient()) {
     for (const size_t index : state.parameters) {
@@ -393,6 +396,7 @@ void GradientReducer::begin_accumulation(comm::ReduceOp op) {
   ZP_CHECK(accumulation_ == Accumulation::kNone,
            "accumulator.backward(): another accumulator of this model is in the middle of a step; "
            "step() or abandon() it first");
+  for (const size_t page : launch_order_) states_[page].accumulates = false;
   buckets_->set_op(op);
   accumulation_ = Accumulation::kOpen;
 }
@@ -406,6 +410,11 @@ void GradientReducer::finish_accumulation() {
 void GradientReducer::end_accumulation() {
   for (size_t index = 0; index < hooked_.size(); ++index) {
     if (trains(index)) gradient_of(index).reset();
+    hooked_[index].carried = false;
+  }
+  // Of a backward that ended by an exception.
+  for (const size_t page : launch_order_) {
+    if (std::exchange(states_[page].kept, false)) buckets_->forget(page);
   }
   buckets_->set_op(comm::ReduceOp::kMean);
   accumulation_ = Accumulation::kNone;

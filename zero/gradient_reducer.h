@@ -99,8 +99,9 @@ class GradientReducer {
     BucketState bucket = BucketState::kCollecting;
     size_t arrived = 0;  // gradients in this backward
     comm::Pending reduction;
-    int reopened_in = -1;  // the backward that kept the mean, -1 for a step
-    bool kept = false;     // a mean of earlier backwards is to be added to the next
+    int reopened_in = -1;      // the backward that kept the mean, -1 for a step
+    bool kept = false;         // a mean of earlier backwards is to be added to the next
+    bool accumulates = false;  // a backward of the accumulation reduced it
   };
 
   struct Hooked {

@@ -157,6 +157,12 @@ void ShardedGradients::forget(size_t page) {
   pages_of_gradients_[page].sums.clear();
 }
 
+void ShardedGradients::skip(size_t page) {
+  pager_->release_all("backward()");
+  pages_of_gradients_[page].kept = false;
+  pages_of_gradients_[page].sums.skip();
+}
+
 void ShardedGradients::forget(size_t page, const Range& range) {
   const Range own = pages_->owned(page);
   const Range zeroed = intersection(own, range);

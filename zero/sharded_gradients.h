@@ -33,6 +33,7 @@ class ShardedGradients final : public GradientBuckets {
   }
   void keep(size_t page, const std::vector<Range>& forgotten) override;
   void forget(size_t page) override;
+  void skip(size_t page) override;
   void forget(size_t page, const Range& range) override;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;

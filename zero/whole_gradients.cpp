@@ -83,6 +83,10 @@ void WholeGradients::forget(size_t page) {
   pages_of_gradients_[page].kept.clear();
 }
 
+void WholeGradients::skip(size_t page) {
+  pages_of_gradients_[page].kept.skip();
+}
+
 void WholeGradients::forget(size_t page, const Range& range) {
   const Range owned = pages_->owned(page);
   const Range zeroed = intersection(owned, range);

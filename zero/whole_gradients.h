@@ -21,6 +21,7 @@ class WholeGradients : public GradientBuckets {
   const at::Tensor& reduced_gradient(size_t parameter) const override { return slots_[parameter]; }
   void keep(size_t page, const std::vector<Range>& forgotten) override;
   void forget(size_t page) override;
+  void skip(size_t page) override;
   void forget(size_t page, const Range& range) override;
 
  protected:

@@ -41,8 +41,8 @@ std::vector<torch::Tensor> distinct_parameters(const Module& module) {
   return distinct;
 }
 
-// The mean over ranks of their gradients; undefined if no rank has one.
-inline torch::Tensor mean_gradient(const std::vector<torch::Tensor>& by_rank) {
+// The sum over ranks of their gradients, as the pairwise tree; undefined if no rank has one.
+inline torch::Tensor sum_of_gradients(const std::vector<torch::Tensor>& by_rank) {
   const auto like =
       std::find_if(by_rank.begin(), by_rank.end(), [](const auto& g) { return g.defined(); });
   if (like == by_rank.end()) return {};
@@ -52,7 +52,13 @@ inline torch::Tensor mean_gradient(const std::vector<torch::Tensor>& by_rank) {
     while (half * 2 < high - low) half *= 2;
     return sum(low, low + half) + sum(low + half, high);
   };
-  return sum(0, by_rank.size()) / static_cast<int64_t>(by_rank.size());
+  return sum(0, by_rank.size());
+}
+
+// Their mean.
+inline torch::Tensor mean_gradient(const std::vector<torch::Tensor>& by_rank) {
+  const torch::Tensor sum = sum_of_gradients(by_rank);
+  return sum.defined() ? sum / static_cast<int64_t>(by_rank.size()) : sum;
 }
 
 using MakeOptimizer =

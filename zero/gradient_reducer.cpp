@@ -155,7 +155,7 @@ void GradientReducer::enter_backward() {
         next_launch_ == 0,
         "an earlier backward ended by an exception, or this one runs inside another, after some "
         "gradients were exchanged: the ranks are out of step; restart from the last saved state");
-    end_local_backward();
+    forget_unfinished_backward();
   }
   backward_ = task;
   if (when_ == ReduceWhen::kInBackward && synchronizes_) {
@@ -244,6 +244,17 @@ void GradientReducer::end_local_backward() {
       hooked_[index].slot.zero_();
       gradient = hooked_[index].slot;
     }
+  }
+  pages_->end_backward();
+  backward_ = kNoBackward;
+}
+
+// What it set aside to be kept is gone with what it collected: its gradients have been zeroed since.
+void GradientReducer::forget_unfinished_backward() {
+  for (const size_t page : launch_order_) {
+    states_[page].arrived = 0;
+    if (states_[page].bucket != BucketState::kCollecting) continue;
+    for (const size_t index : states_[page].parameters) forget_if_zeroed(index);
   }
   pages_->end_backward();
   backward_ = kNoBackward;

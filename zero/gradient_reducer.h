@@ -129,6 +129,7 @@ class GradientReducer {
   void collect(size_t parameter);
   void reopen(size_t page);
   void end_local_backward();
+  void forget_unfinished_backward();
   void forget_if_zeroed(size_t parameter);
   void launch_complete();
   void launch(size_t page);

@@ -105,12 +105,7 @@ variable_list GradientReducer::before_accumulate(size_t parameter, const variabl
     forget_if_zeroed(parameter);
   }
   if (!discards_) return gradients;
-  // A product with zero would keep what is not finite.
-  variable_list zeros;
-  for (const at::Tensor& gradient : gradients) {
-    zeros.push_back(gradient.defined() ? at::zeros_like(gradient) : gradient);
-  }
-  return zeros;
+  return variable_list(gradients.size());
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {

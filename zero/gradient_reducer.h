@@ -69,7 +69,7 @@ class GradientReducer {
   // From here on gradients are what reductions with `op` give, and no step may be made before the
   // accumulation is ready for it. Throws if there are gradients already.
   void begin_accumulation(comm::ReduceOp op);
-  // The next backward's gradients count as zeros, whatever they are; its collectives take place.
+  // The next backward brings no gradients, whatever they are; its collectives take place.
   void set_discards(bool discards) { discards_ = discards; }
   // finish(), of which the factor is then known that makes the mean of the gradients. Collective.
   void finish_accumulation();

@@ -352,6 +352,8 @@ void GradientReducer::finish() {
       accumulation_ != Accumulation::kOpen,
       "step() in the middle of an accumulation, whose gradients are sums so far: run the other "
       "micro-batches and call accumulator.step(optimizer), or accumulator.abandon()");
+  // The first of several optimizers has begun a cycle, and may have multiplied its gradients.
+  if (accumulation_ == Accumulation::kFinished) return;
   prepare();
 }
 

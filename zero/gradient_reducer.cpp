@@ -386,14 +386,14 @@ void GradientReducer::gather(const std::vector<size_t>& parameters, memory::Pins
 }
 
 void GradientReducer::begin_accumulation(comm::ReduceOp op) {
+  ZP_CHECK(accumulation_ == Accumulation::kNone,
+           "accumulator.backward(): another accumulator of this model is in the middle of a step; "
+           "step() or abandon() it first");
   const std::vector<size_t> left = with_gradient();
   ZP_CHECK(
       left.empty(), "parameter \"", left.empty() ? "" : name_of(left.front()),
       "\" has a gradient before the first micro-batch of an accumulation, from a backward() of "
       "your own; call zero_grad() first, and backward() through the accumulator");
-  ZP_CHECK(accumulation_ == Accumulation::kNone,
-           "accumulator.backward(): another accumulator of this model is in the middle of a step; "
-           "step() or abandon() it first");
   buckets_->set_op(op);
   accumulation_ = Accumulation::kOpen;
 }

@@ -7,6 +7,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/gradient_norm.h"
+#include "zero/sharded_optimizer.h"
 
 namespace zeropage {
 namespace {
@@ -234,6 +235,13 @@ void Accumulator::end() {
 }
 
 StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimizers) {
+  for (const torch::optim::Optimizer* optimizer : optimizers) {
+    const auto* sharded = dynamic_cast<const ShardedOptimizer*>(optimizer);
+    ZP_CHECK(sharded != nullptr && sharded->updates(*pages_),
+             "accumulator.step(): expected a zeropage::Optimizer of the accumulator's model, got ",
+             sharded == nullptr ? "another class" : "one of another model",
+             ", which would step with sums instead of the mean; make it of this model");
+  }
   check_complete();
   reducer_->finish_accumulation();
   StepReport report = measure();

@@ -111,7 +111,8 @@ class Accumulator {
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
   void backward(const torch::Tensor& loss, double weight = 1);
 
-  // One step of these optimizers with the mean gradient, or none; then all gradients are zeroed.
+  // One step of these optimizers, zeropage::Optimizers of the model, with the mean gradient, or none;
+  // then all gradients are zeroed.
   template <std::derived_from<torch::optim::Optimizer>... More>
   StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
     return step({&optimizer, &more...});

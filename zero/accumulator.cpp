@@ -143,17 +143,8 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
   if (micro_step_ == 0) begin();
   // Counted before it has ended: one that throws leaves gradients behind, too.
   const bool is_last = ++micro_step_ == options_.micro_steps;
-  const bool synchronized = reducer_->synchronizes();
-  struct Restore {
-    GradientReducer& reducer;
-    bool synchronized;
-    ~Restore() {
-      reducer.set_synchronizes(synchronized);
-      reducer.set_discards(false);
-    }
-  } restore{*reducer_, synchronized};
-  reducer_->set_synchronizes(reduces_each_ || is_last);
-  reducer_->set_discards(weight == 0);
+  const GradientReducer::MicroStep micro_step(
+      *reducer_, {.reduces = reduces_each_ || is_last, .discards = weight == 0});
   weight_.add(weight);
   add_loss(loss, weight);
   const double factor = weight * scaler_.scale();
@@ -176,20 +167,13 @@ torch::Tensor Accumulator::loss() const {
   return loss_sum_.defined() ? loss_sum_ / loss_weight_ : torch::Tensor();
 }
 
-// Others would step by the sum of the gradients, or by none.
 void Accumulator::check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const {
   for (const torch::optim::Optimizer* optimizer : optimizers) {
-    ZP_CHECK(dynamic_cast<const ShardedOptimizer*>(optimizer) != nullptr,
-             "accumulator.step(): expected a zeropage::Optimizer of the accumulator's model, got "
-             "another class; gradients are sums here, and only ours takes the factor that makes "
-             "their mean");
-    for (const auto& group : optimizer->param_groups()) {
-      for (const at::Tensor& tensor : group.params()) {
-        ZP_CHECK(pages_->index_of(tensor) >= 0,
-                 "accumulator.step(): expected an optimizer of the accumulator's model, got one of "
-                 "another model");
-      }
-    }
+    const auto* sharded = dynamic_cast<const ShardedOptimizer*>(optimizer);
+    ZP_CHECK(sharded != nullptr && sharded->updates(*pages_),
+             "accumulator.step(): expected a zeropage::Optimizer of the accumulator's model, got ",
+             sharded == nullptr ? "another class" : "one of another model",
+             ", which would step with sums instead of the mean; make it of this model");
   }
 }
 
@@ -251,8 +235,8 @@ void Accumulator::end() {
 }
 
 StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimizers) {
-  check_complete();
   check_optimizers(optimizers);
+  check_complete();
   reducer_->finish_accumulation();
   StepReport report = measure();
   std::exception_ptr stop;

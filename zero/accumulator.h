@@ -106,7 +106,8 @@ class Accumulator {
   Accumulator(const Accumulator&) = delete;
   Accumulator& operator=(const Accumulator&) = delete;
 
-  // The gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch.
+  // The gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch,
+  // in fp32: its gradient begins as weight x loss scale, which bf16 would round and half overflow.
   // weight: what the mean is over, say its number of tokens; at least 0. So micro-batches and ranks
   // may differ in it, and the step takes the mean over all tokens. With weight 0 the loss and its
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.

@@ -105,12 +105,7 @@ variable_list GradientReducer::before_accumulate(size_t parameter, const variabl
     forget_if_zeroed(parameter);
   }
   if (!discards_) return gradients;
-  // A product with zero would keep what is not finite.
-  variable_list zeros;
-  for (const at::Tensor& gradient : gradients) {
-    zeros.push_back(gradient.defined() ? at::zeros_like(gradient) : gradient);
-  }
-  return zeros;
+  return variable_list(gradients.size());
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {
@@ -155,8 +150,12 @@ void GradientReducer::enter_backward() {
         next_launch_ == 0,
         "an earlier backward ended by an exception, or this one runs inside another, after some "
         "gradients were exchanged: the ranks are out of step; restart from the last saved state");
-    end_local_backward();
+    forget_unfinished_backward();
   }
+  ZP_CHECK(
+      accumulation_ == Accumulation::kNone || accumulation_ == Accumulation::kInMicroStep,
+      "backward() past the accumulator in the middle of a step, whose gradients it would change: "
+      "call accumulator.backward(loss), or accumulator.abandon() first");
   backward_ = task;
   if (when_ == ReduceWhen::kInBackward && synchronizes_) {
     torch::autograd::Engine::get_default_engine().queue_callback([this] { reduce_rest(); });
@@ -217,8 +216,8 @@ void GradientReducer::reopen(size_t page) {
       gradient.reset();
     } else {
       ZP_CHECK(
-          accumulation_ == Accumulation::kNone || used_.const_data_ptr<uint8_t>()[index] == 0,
-          "parameter \"", name_of(index),
+          !state.accumulates || used_.const_data_ptr<uint8_t>()[index] == 0, "parameter \"",
+          name_of(index),
           "\": its gradient was zeroed or replaced between two micro-batches of a step, whose "
           "sum it is part of; the accumulator zeroes gradients in step(), leave zero_grad() out");
       forgotten.push_back(pages_->parameters()[index].range);
@@ -251,6 +250,17 @@ void GradientReducer::end_local_backward() {
       hooked_[index].slot.zero_();
       gradient = hooked_[index].slot;
     }
+  }
+  pages_->end_backward();
+  backward_ = kNoBackward;
+}
+
+// What it set aside to be kept is gone with what it collected: its gradients have been zeroed since.
+void GradientReducer::forget_unfinished_backward() {
+  for (const size_t page : launch_order_) {
+    states_[page].arrived = 0;
+    if (states_[page].bucket != BucketState::kCollecting) continue;
+    for (const size_t index : states_[page].parameters) forget_if_zeroed(index);
   }
   pages_->end_backward();
   backward_ = kNoBackward;
@@ -318,7 +328,7 @@ void GradientReducer::settle(size_t page) {
   state.reduction = {};
   state.arrived = 0;
   state.kept = false;
-  state.accumulates = accumulation_ == Accumulation::kOpen;
+  state.accumulates = accumulation_ != Accumulation::kNone;
   state.bucket = BucketState::kReduced;
   if (buckets_->are_transient()) {
     for (const size_t index : state.parameters) {
@@ -354,6 +364,8 @@ void GradientReducer::finish() {
       accumulation_ != Accumulation::kOpen,
       "step() in the middle of an accumulation, whose gradients are sums so far: run the other "
       "micro-batches and call accumulator.step(optimizer), or accumulator.abandon()");
+  // The first of several optimizers has begun a cycle, and may have multiplied its gradients.
+  if (accumulation_ == Accumulation::kFinished) return;
   prepare();
 }
 
@@ -388,17 +400,31 @@ void GradientReducer::gather(const std::vector<size_t>& parameters, memory::Pins
 }
 
 void GradientReducer::begin_accumulation(comm::ReduceOp op) {
+  ZP_CHECK(accumulation_ == Accumulation::kNone,
+           "accumulator.backward(): another accumulator of this model is in the middle of a step; "
+           "step() or abandon() it first");
   const std::vector<size_t> left = with_gradient();
   ZP_CHECK(
       left.empty(), "parameter \"", left.empty() ? "" : name_of(left.front()),
       "\" has a gradient before the first micro-batch of an accumulation, from a backward() of "
       "your own; call zero_grad() first, and backward() through the accumulator");
-  ZP_CHECK(accumulation_ == Accumulation::kNone,
-           "accumulator.backward(): another accumulator of this model is in the middle of a step; "
-           "step() or abandon() it first");
   for (const size_t page : launch_order_) states_[page].accumulates = false;
   buckets_->set_op(op);
   accumulation_ = Accumulation::kOpen;
+}
+
+GradientReducer::MicroStep::MicroStep(GradientReducer& reducer, const MicroStepOptions& options)
+    : reducer_(reducer), synchronized_(reducer.synchronizes_) {
+  TORCH_INTERNAL_ASSERT(reducer_.accumulation_ == Accumulation::kOpen);
+  reducer_.accumulation_ = Accumulation::kInMicroStep;
+  reducer_.synchronizes_ = options.reduces;
+  reducer_.discards_ = options.discards;
+}
+
+GradientReducer::MicroStep::~MicroStep() {
+  reducer_.accumulation_ = Accumulation::kOpen;
+  reducer_.synchronizes_ = synchronized_;
+  reducer_.discards_ = false;
 }
 
 void GradientReducer::finish_accumulation() {

@@ -69,8 +69,22 @@ class GradientReducer {
   // From here on gradients are what reductions with `op` give, and no step may be made before the
   // accumulation is ready for it. Throws if there are gradients already.
   void begin_accumulation(comm::ReduceOp op);
-  // The next backward's gradients count as zeros, whatever they are; its collectives take place.
-  void set_discards(bool discards) { discards_ = discards; }
+  struct MicroStepOptions {
+    bool reduces = true;    // false: gradients add up on this rank, as in no_sync()
+    bool discards = false;  // brings no gradients, whatever they are; its collectives take place
+  };
+  // While it lives, the one backward of an accumulation's micro-step may run.
+  class MicroStep {
+   public:
+    MicroStep(GradientReducer& reducer, const MicroStepOptions& options);
+    ~MicroStep();
+    MicroStep(const MicroStep&) = delete;
+    MicroStep& operator=(const MicroStep&) = delete;
+
+   private:
+    GradientReducer& reducer_;
+    const bool synchronized_;
+  };
   // finish(), of which the factor is then known that makes the mean of the gradients. Collective.
   void finish_accumulation();
   void set_factor(double factor) { factor_ = factor; }
@@ -130,6 +144,7 @@ class GradientReducer {
   void collect(size_t parameter);
   void reopen(size_t page);
   void end_local_backward();
+  void forget_unfinished_backward();
   void forget_if_zeroed(size_t parameter);
   void launch_complete();
   void launch(size_t page);
@@ -153,7 +168,7 @@ class GradientReducer {
   int backward_ = -1;              // autograd's id of the backward in progress, -1 for none
   bool synchronizes_ = true;
   bool reduced_in_cycle_ = false;
-  enum class Accumulation : uint8_t { kNone, kOpen, kFinished };
+  enum class Accumulation : uint8_t { kNone, kOpen, kInMicroStep, kFinished };
   Accumulation accumulation_ = Accumulation::kNone;
   bool discards_ = false;
   double factor_ = 1;

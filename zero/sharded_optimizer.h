@@ -36,6 +36,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // used. Returns the closure's loss, or an undefined tensor.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
+  bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
+
   // Sharded state is not one archive; both throw.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

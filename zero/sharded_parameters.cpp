@@ -40,11 +40,20 @@ void check_world_invariant(const comm::World& world, const Options& options) {
            "WorldOptions::reduction_order = ReductionOrder::kFixed");
 }
 
+void check_accumulates(const NamedParameter& parameter, const Options& options) {
+  if (!parameter.tensor.requires_grad() || !is_low_precision(parameter.dtype)) return;
+  const c10::ScalarType asked = options.accumulate_dtype.value_or(c10::kFloat);
+  ZP_CHECK(asked == c10::kFloat || asked == parameter.dtype,
+           "options.accumulate_dtype: expected float or the dtype of parameter \"",
+           parameter.name(), "\", ", parameter.dtype, ", got ", asked);
+}
+
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
                         const Options& options, ReduceWhen when,
                         const DeferredValues* deferred = nullptr) {
   int64_t held_bytes = 0;
   for (const NamedParameter& parameter : parameters) {
+    check_accumulates(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   MemoryNeed need;

@@ -68,7 +68,7 @@ TEST(GradientNormTest, IsOneNumberAtEveryStageAndForAnyRanks) {
     at_every_stage(ranks, [&](DataParallel<Ragged>& model) {
       backward(model);
       const GradientNorm norm = gradient_norm(model);
-      EXPECT_EQ(norm.not_finite, "");
+      EXPECT_TRUE(norm.not_finite.empty());
       EXPECT_TRUE(norm.of_group.empty());
       EXPECT_EQ(gradient_norm(model).total, norm.total) << "looking changes nothing";
       const std::lock_guard lock(mutex);
@@ -241,7 +241,7 @@ TEST(ClipTest, NamesTheParameterThatIsNotFiniteAndChangesNothing) {
       }
       loss.backward();
       const GradientNorm norm = gradient_norm(model);
-      EXPECT_EQ(norm.not_finite, "odd");
+      EXPECT_EQ(norm.not_finite, std::vector<std::string>{"odd"});
       EXPECT_FALSE(std::isfinite(norm.total));
       std::string message;
       try {

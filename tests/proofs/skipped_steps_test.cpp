@@ -108,7 +108,7 @@ AtBadStep faulty_step(const Fault& fault, double loss_scale, double next_loss_sc
     model->strided.remove_hook(hook);
     const StepReport report = accumulator.step(optimizer);
     EXPECT_EQ(report.skipped, Skipped::kNotFinite) << report.to_string();
-    EXPECT_EQ(report.not_finite, "strided");
+    EXPECT_EQ(report.not_finite, std::vector<std::string>{"strided"});
     EXPECT_THAT(report.to_string(),
                 HasSubstr("the gradient of parameter \"strided\" is not finite"));
     EXPECT_EQ(report.loss_scale, loss_scale);

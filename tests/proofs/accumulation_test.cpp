@@ -444,6 +444,24 @@ TEST(AccumulatorTest, RefusesAnOptimizerThatWouldStepByTheSum) {
   });
 }
 
+TEST(AccumulatorTest, LeavesBackwardsOfTheUsersOwnAsTheyAre) {
+  run_ranks(2, [](comm::World& world) {
+    DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(2));
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    Accumulator accumulator(model);
+    const Samples samples = samples_of(world.rank(), 0);
+    const auto backward = [&] { loss_of(model(samples.inputs), samples).backward(); };
+    backward();
+    const double norm = gradient_norm(model).total;
+    EXPECT_GT(norm, 0);
+    model.zero_grad();
+    accumulator.backward(loss_of(model(samples.inputs), samples), /*weight=*/0);
+    EXPECT_FALSE(accumulator.step(optimizer).stepped());
+    backward();
+    EXPECT_EQ(gradient_norm(model).total, norm);
+  });
+}
+
 TEST(AccumulatorTest, MakesAShortStepOfTheMicroBatchesSoFarWhereToldTo) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const auto reduce : {ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce}) {

@@ -104,6 +104,38 @@ TEST(GradientNormTest, IsOneNumberWhereSquaresAreRounded) {
   EXPECT_NEAR(*norms.begin(), norm_of(gradients), 1e-12 * norm_of(gradients));
 }
 
+// Norms of a few blocks whose sums are rounded, where shards begin in the middle of a parameter that
+// does not begin with a block: of 400 elements of "many", further on in each draw.
+std::vector<double> norms_of_random_gradients(int ranks, int stage) {
+  std::vector<double> norms;
+  run_ranks(ranks, [&](comm::World& world) {
+    Options options = options_of(stage);
+    options.page_bytes = 64_KiB;  // all parameters in a page
+    DataParallel<Ragged> model(Ragged(), world, options);
+    const torch::Tensor many = model.named_parameters()["many"];
+    for (int64_t draw = 0; draw < 46; ++draw) {
+      auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(draw + 1));
+      auto gradient = torch::zeros({5003});
+      gradient.narrow(0, 100 * draw, 400).copy_(torch::randn({400}, generator));
+      model.zero_grad();
+      (many * gradient).sum().backward();
+      const double norm = gradient_norm(model).total;
+      if (world.rank() == 0) norms.push_back(norm);
+    }
+  });
+  return norms;
+}
+
+TEST(GradientNormTest, IsOneNumberWhereShardsBeginAnywhere) {
+  const auto expected = norms_of_random_gradients(1, 0);
+  for (const int ranks : {2, 4, 8}) {
+    for (const int stage : {0, 2, 3}) {
+      EXPECT_EQ(norms_of_random_gradients(ranks, stage), expected)
+          << ranks << " ranks, stage " << stage;
+    }
+  }
+}
+
 TEST(GradientNormTest, IsThatOfTheParametersInAGroup) {
   const Ragged plain = plain_after_backward();
   const auto named = plain->named_parameters();

@@ -48,6 +48,15 @@ void validate(const AccumulatorOptions& options) {
            "matter; choose one");
 }
 
+// A loss in fp32 or fp64 rounds it as it does everything, and an infinite one lowers the loss scale.
+bool seed_is_exact(c10::ScalarType dtype, double factor) {
+  if (!is_low_precision(dtype)) return true;
+  const double carried = dtype == c10::kHalf
+                             ? static_cast<double>(c10::Half(static_cast<float>(factor)))
+                             : static_cast<double>(c10::BFloat16(static_cast<float>(factor)));
+  return carried == factor || std::isinf(carried);
+}
+
 }  // namespace
 
 std::string StepReport::to_string() const {
@@ -56,9 +65,8 @@ std::string StepReport::to_string() const {
       return clipped_norm < norm ? c10::str("stepped, norm ", norm, " clipped to ", clipped_norm)
                                  : c10::str("stepped, norm ", norm);
     case Skipped::kNotFinite:
-      return c10::str("skipped: not finite is the gradient of ", in_words(not_finite),
-                      "; loss scale ", loss_scale, ", next ", next_loss_scale,
-                      at_lowest_scale ? ", the lowest" : "");
+      return c10::str("skipped: ", say_not_finite(not_finite), "; loss scale ", loss_scale,
+                      ", next ", next_loss_scale, at_lowest_scale ? ", the lowest" : "");
     case Skipped::kNormSpike:
       return c10::str("skipped: the norm ", norm, " is a spike");
     case Skipped::kNoWeight:
@@ -137,6 +145,13 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
                           : "an undefined tensor");
   ZP_CHECK(std::isfinite(weight) && weight >= 0,
            "accumulator.backward(): expected a finite weight of 0 or more, got ", weight);
+  const double factor = weight * scaler_.scale();
+  const torch::Tensor seed = torch::full_like(loss.detach(), factor);
+  ZP_CHECK(seed_is_exact(loss.scalar_type(), factor), "accumulator.backward(): a loss in ",
+           loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ",
+           scaler_.scale(),
+           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), "
+           "...)");
   ZP_CHECK(micro_step_ < options_.micro_steps, "accumulator.backward(): expected step() after ",
            options_.micro_steps, " micro-batches, got backward() number ", micro_step_ + 1,
            "; raise micro_steps, or step");
@@ -147,12 +162,7 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
       *reducer_, {.reduces = reduces_each_ || is_last, .discards = weight == 0});
   weight_.add(weight);
   add_loss(loss, weight);
-  const double factor = weight * scaler_.scale();
-  if (factor == 1 || weight == 0) {
-    loss.backward();
-  } else {
-    loss.backward(torch::full_like(loss.detach(), factor));
-  }
+  loss.backward(seed);
 }
 
 void Accumulator::add_loss(const torch::Tensor& loss, double weight) {
@@ -226,7 +236,13 @@ void Accumulator::apply(StepReport& report,
     factor = 1;
   }
   reducer_->set_factor(factor);
-  for (torch::optim::Optimizer* optimizer : optimizers) optimizer->step();
+  try {
+    for (torch::optim::Optimizer* optimizer : optimizers) optimizer->step();
+  } catch (...) {
+    // Some may have taken the factor in place.
+    end();
+    throw;
+  }
 }
 
 void Accumulator::end() {

@@ -196,13 +196,15 @@ std::vector<std::string> names_of(const ParameterPages& pages,
   return names;
 }
 
-std::string in_words(const std::vector<std::string>& names) {
+std::string say_not_finite(const std::vector<std::string>& names) {
   constexpr size_t kMost = 3;
-  std::string text = names.size() > 1 ? "parameters " : "parameter ";
+  const bool several = names.size() > 1;
+  std::string text = several ? "the gradients of parameters " : "the gradient of parameter ";
   for (size_t index = 0; index < std::min(names.size(), kMost); ++index) {
     text += (index > 0 ? ", \"" : "\"") + names[index] + "\"";
   }
-  return names.size() > kMost ? c10::str(text, " and ", names.size() - kMost, " more") : text;
+  if (names.size() > kMost) text += c10::str(" and ", names.size() - kMost, " more");
+  return text + (several ? " are not finite" : " is not finite");
 }
 
 double clip_factor(double norm, double max_norm) {
@@ -216,7 +218,7 @@ ClippedNorm clip_grad_norm_(const DataParallelBase& model, double max_norm, NotF
   const GradientNorm norm = gradient_norm(model);
   if (!std::isfinite(norm.total)) {
     ZP_CHECK(not_finite == NotFinite::kReturn, "clip_grad_norm_: the norm of the gradients is ",
-             norm.total, ": ", in_words(norm.not_finite),
+             norm.total, ": ", say_not_finite(norm.not_finite),
              "; no gradient was changed. Skip this step (zero_grad()), or pass "
              "NotFinite::kReturn and look at the norm");
     return {norm.total, norm.total};

@@ -56,8 +56,8 @@ double clip_factor(double norm, double max_norm);
 
 std::vector<std::string> names_of(const ParameterPages& pages,
                                   const std::vector<size_t>& parameters);
-// "parameters "a", "b", "c" and 2 more".
-std::string in_words(const std::vector<std::string>& names);
+// "the gradients of parameters "a", "b", "c" and 2 more are not finite".
+std::string say_not_finite(const std::vector<std::string>& names);
 
 // The sums behind the norms, over all ranks.
 struct GradientSums {

@@ -299,6 +299,11 @@ void GradientReducer::launch(size_t page) {
   }
   state.bucket = BucketState::kReducing;
   state.reduction = buckets_->start_reduction(page);
+  if (!buckets_->are_transient()) return;
+  for (const size_t index : state.parameters) {
+    hooked_[index].slot.reset();
+    gradient_of(index).reset();
+  }
 }
 
 void GradientReducer::reduce_rest() {
@@ -330,12 +335,6 @@ void GradientReducer::settle(size_t page) {
   state.kept = false;
   state.accumulates = accumulation_ != Accumulation::kNone;
   state.bucket = BucketState::kReduced;
-  if (buckets_->are_transient()) {
-    for (const size_t index : state.parameters) {
-      hooked_[index].slot.reset();
-      gradient_of(index).reset();
-    }
-  }
   buckets_->close(page);
 }
 
@@ -408,7 +407,6 @@ void GradientReducer::begin_accumulation(comm::ReduceOp op) {
       left.empty(), "parameter \"", left.empty() ? "" : name_of(left.front()),
       "\" has a gradient before the first micro-batch of an accumulation, from a backward() of "
       "your own; call zero_grad() first, and backward() through the accumulator");
-  for (const size_t page : launch_order_) states_[page].accumulates = false;
   buckets_->set_op(op);
   accumulation_ = Accumulation::kOpen;
 }
@@ -438,8 +436,9 @@ void GradientReducer::end_accumulation() {
     if (trains(index)) gradient_of(index).reset();
     hooked_[index].carried = false;
   }
-  // Of a backward that ended by an exception.
   for (const size_t page : launch_order_) {
+    states_[page].accumulates = false;
+    // Of a backward that ended by an exception.
     if (std::exchange(states_[page].kept, false)) buckets_->forget(page);
   }
   buckets_->set_op(comm::ReduceOp::kMean);

@@ -89,7 +89,8 @@ struct Options {
   // The same bits for any power-of-two split of the same micro-batches over ranks and micro-steps:
   // gradients are summed as one pairwise tree over all of them, numbered micro-step times ranks plus
   // rank, in fp32. Needs a power of two of ranks, a fixed order of reductions, and as many threads a
-  // rank. Costs a reduction a micro-step and up to log2(micro-steps) gradients of the owned part.
+  // rank; and an Accumulator, which knows what the micro-steps of a step are. Costs a reduction a
+  // micro-step and up to log2(micro-steps) gradients of the owned part.
   bool world_invariant = false;
 
   // ---- precision ----

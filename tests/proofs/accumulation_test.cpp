@@ -353,7 +353,7 @@ TEST(AccumulatorTest, GuardsTheGradientsOfAnOpenStep) {
     EXPECT_THAT(message_thrown_by([&] { accumulator.set_micro_steps(3); }),
                 HasSubstr("set it between steps"));
     EXPECT_THAT(message_thrown_by([&] { other.backward(loss()); }),
-                HasSubstr("has a gradient before the first micro-batch of an accumulation"));
+                HasSubstr("another accumulator of this model is in the middle of a step"));
     accumulator.backward(loss());
     EXPECT_THAT(message_thrown_by([&] { accumulator.backward(loss()); }),
                 HasSubstr("expected step() after 2 micro-batches, got backward() number 3"));

@@ -590,7 +590,7 @@ TEST_P(AccumulatorTest, SkipsAStepThatIsNotFiniteOnSomeRankAndBacksOff) {
     EXPECT_EQ(report.loss_scale, 8);
     EXPECT_EQ(report.next_loss_scale, 4);
     EXPECT_EQ(report.to_string(),
-              "skipped: the gradient of parameter \"bias\" is not finite on some rank; loss scale "
+              "skipped: the gradient of parameter \"bias\" is not finite; loss scale "
               "8, next 4");
     EXPECT_EQ(accumulator.loss_scaler().scale(), 4);
     EXPECT_TRUE(model->weight.eq(1).all().item<bool>());
@@ -619,6 +619,43 @@ TEST_P(AccumulatorTest, StopsWhereTheLossScaleCannotGoLowerAndLeavesTheWeights) 
     accumulator.backward(loss_with_slope(model, 1));
     EXPECT_TRUE(accumulator.step(optimizer).stepped());
     EXPECT_DOUBLE_EQ(weight_of(model), 0.0);
+  });
+}
+
+TEST_P(AccumulatorTest, RefusesALossWhosePrecisionWouldRoundItsWeight) {
+  run_ranks(1, [&](comm::World& world) {
+    Linear model(make_linear(), world, options());
+    Accumulator accumulator(model);
+    const auto loss = [&] { return loss_with_slope(model, 1).to(torch::kBFloat16); };
+    EXPECT_THAT(error_of([&] { accumulator.backward(loss(), 257); }),
+                HasSubstr("a loss in BFloat16 cannot carry its weight 257"));
+    accumulator.backward(loss(), 256);
+  });
+}
+
+TEST_P(AccumulatorTest, RefusesABackwardPastItInTheMiddleOfAStep) {
+  run_ranks(2, [&](comm::World& world) {
+    Linear model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    Accumulator accumulator(model, {.micro_steps = 2});
+    accumulator.backward(loss_with_slope(model, 1));
+    EXPECT_THAT(error_of([&] { loss_with_slope(model, 1).backward(); }),
+                HasSubstr("backward() past the accumulator"));
+    accumulator.backward(loss_with_slope(model, 3));
+    EXPECT_TRUE(accumulator.step(optimizer).stepped());
+    EXPECT_DOUBLE_EQ(weight_of(model), -1);
+  });
+}
+
+TEST_P(AccumulatorTest, NoticesGradientsThatAreZeroedInTheMiddleOfAStep) {
+  run_ranks(2, [&](comm::World& world) {
+    Linear model(make_linear(), world, options());
+    Accumulator accumulator(model, {.micro_steps = 3});
+    accumulator.backward(loss_with_slope(model, 1));
+    model.zero_grad();
+    EXPECT_THAT(error_of([&] { accumulator.backward(loss_with_slope(model, 1)); }),
+                HasSubstr("zeroed or replaced between two micro-batches"));
+    accumulator.abandon();
   });
 }
 

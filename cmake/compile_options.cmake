@@ -36,6 +36,16 @@ if(ZEROPAGE_SANITIZER)
   target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
 endif()
 
+# zeropage_intra_op_parallel(<target> <sources>...): at::parallel_for in these sources uses LibTorch's threads. It is a
+# template that without -fopenmp runs serially; files with flags of their own cannot take the precompiled header. Under
+# ThreadSanitizer it stays serial: the OpenMP runtime is not instrumented.
+function(zeropage_intra_op_parallel target)
+  if(NOT ZEROPAGE_SANITIZER STREQUAL "thread")
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS "-fopenmp"
+                                SKIP_PRECOMPILE_HEADERS ON)
+  endif()
+endfunction()
+
 if(ZEROPAGE_CUDA)
   include(cuda_language)
 endif()

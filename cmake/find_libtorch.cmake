@@ -46,12 +46,20 @@ function(zeropage_import_torch)
 endfunction()
 zeropage_import_torch(c10 torch_cpu)
 
+# OpenMP's runtime must be the one that LibTorch has loaded, or there would be two pools of threads.
+file(GLOB openmp_runtimes "${ZEROPAGE_TORCH_DIR}/lib/libgomp*.so*")
+list(POP_FRONT openmp_runtimes openmp_runtime)
+if(NOT openmp_runtime)
+  message(FATAL_ERROR "Zeropage: LibTorch's OpenMP runtime, libgomp, is not in ${ZEROPAGE_TORCH_DIR}/lib. "
+                      "Install torch==${zeropage_torch_version} from PyPI")
+endif()
+
 add_library(zeropage::torch INTERFACE IMPORTED)
 set_target_properties(zeropage::torch PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES
     "${ZEROPAGE_TORCH_DIR}/include;${ZEROPAGE_TORCH_DIR}/include/torch/csrc/api/include"
   INTERFACE_COMPILE_DEFINITIONS "USE_DISTRIBUTED;USE_C10D_GLOO"
-  INTERFACE_LINK_LIBRARIES "zeropage::torch_cpu;zeropage::c10;Threads::Threads")
+  INTERFACE_LINK_LIBRARIES "zeropage::torch_cpu;zeropage::c10;${openmp_runtime};Threads::Threads")
 find_package(Threads REQUIRED)
 
 if(ZEROPAGE_CUDA)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the house: include arrows, file lengths, checks with words, READMEs short. Prints each breach; exit 1 if any."""
+"""Checks the house: include arrows, file lengths, checks with words, parallel loops, READMEs short. Prints each breach; exit 1 if any."""
 
 import re
 import subprocess
@@ -45,6 +45,11 @@ def breaches():
             yield f"{name}: {lines} lines, at most {MOST_LINES}: split it by noun"
         if folder != "tests" and WORDLESS_CHECK.search(text):
             yield f"{name}: a check without a message: say who, expected, got, what to do"
+        if name.endswith(".cpp") and folder != "tests" and "parallel_for(" in text:
+            listed = re.search(rf"zeropage_intra_op_parallel\([^)]*\b{re.escape(name.split('/', 1)[1])}",
+                               (ROOT / folder / "CMakeLists.txt").read_text())
+            if not listed:
+                yield f"{name}: at::parallel_for is serial unless {folder}/CMakeLists.txt lists it in zeropage_intra_op_parallel"
         if name.endswith((".cu", ".cuh")) and TORCH_INCLUDE.search(text):
             yield f"{name}: includes LibTorch, which nvcc would parse for minutes: pass raw pointers and an opaque stream"
         if name.startswith(TORCH_FREE) and TORCH_INCLUDE.search(text):

@@ -76,12 +76,10 @@ std::string StepReport::to_string() const {
 }
 
 Accumulator::Accumulator(DataParallelBase& model, const AccumulatorOptions& options)
-    : pages_(model.sharded_parameters().pages),
-      reducer_(model.sharded_parameters().reducer),
-      sharded_(model.sharded_parameters()),
-      op_(op_for(*pages_, sharded_.options)),
+    : sharded_(model.sharded_parameters()),
+      op_(op_for(*sharded_.pages, sharded_.options)),
       options_(options),
-      scaler_(scaler_options(options, *pages_)) {
+      scaler_(scaler_options(options, *sharded_.pages)) {
   validate(options_);
   if (options_.norm_spikes) spikes_.emplace(*options_.norm_spikes);
   reduces_each_ = chooses_each();
@@ -89,7 +87,7 @@ Accumulator::Accumulator(DataParallelBase& model, const AccumulatorOptions& opti
 }
 
 Accumulator::~Accumulator() {
-  if (micro_step_ > 0) reducer_->end_accumulation();
+  if (micro_step_ > 0) sharded_.reducer->end_accumulation();
 }
 
 bool Accumulator::chooses_each() const {
@@ -100,7 +98,7 @@ bool Accumulator::chooses_each() const {
   if (options.world_invariant || options_.reduce == ReduceMicroSteps::kEach) return true;
   if (options_.reduce == ReduceMicroSteps::kOnce) return false;
   int64_t whole_bytes = 0;
-  for (const PageLayout& page : pages_->layouts()) {
+  for (const PageLayout& page : sharded_.pages->layouts()) {
     if (!page.requires_grad) continue;
     whole_bytes += page.numel *
                    static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, page.dtype)));
@@ -127,11 +125,11 @@ void Accumulator::check_agreement() const {
                              spikes.warm_up, " ", spikes.least_deviation, " ",
                              static_cast<int>(spikes.on_spike), " ", spikes.most_in_a_row));
   }
-  pages_->world().check_agreement("the accumulator", lines);
+  sharded_.pages->world().check_agreement("the accumulator", lines);
 }
 
 void Accumulator::begin() {
-  reducer_->begin_accumulation(op_);
+  sharded_.reducer->begin_accumulation(op_);
   weight_ = {};
   loss_sum_.reset();
   loss_weight_ = 0;
@@ -159,7 +157,9 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
   // Counted before it has ended: one that throws leaves gradients behind, too.
   const bool is_last = ++micro_step_ == options_.micro_steps;
   const GradientReducer::MicroStep micro_step(
-      *reducer_, {.reduces = reduces_each_ || is_last, .discards = weight == 0});
+      *sharded_.reducer,
+      {.collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
+       .discards = weight == 0});
   weight_.add(weight);
   add_loss(loss, weight);
   loss.backward(seed);
@@ -180,7 +180,7 @@ torch::Tensor Accumulator::loss() const {
 void Accumulator::check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const {
   for (const torch::optim::Optimizer* optimizer : optimizers) {
     const auto* sharded = dynamic_cast<const ShardedOptimizer*>(optimizer);
-    ZP_CHECK(sharded != nullptr && sharded->updates(*pages_),
+    ZP_CHECK(sharded != nullptr && sharded->updates(*sharded_.pages),
              "accumulator.step(): expected a zeropage::Optimizer of the accumulator's model, got ",
              sharded == nullptr ? "another class" : "one of another model",
              ", which would step with sums instead of the mean; make it of this model");
@@ -198,7 +198,7 @@ void Accumulator::check_complete() const {
 }
 
 double Accumulator::mean_factor(double weight) const {
-  const double ranks = op_ == comm::ReduceOp::kMean ? pages_->world().size() : 1;
+  const double ranks = op_ == comm::ReduceOp::kMean ? sharded_.pages->world().size() : 1;
   return ranks / (weight * scaler_.scale());
 }
 
@@ -206,11 +206,11 @@ double Accumulator::mean_factor(double weight) const {
 StepReport Accumulator::measure() {
   StepReport report;
   const GradientSums sums =
-      sum_gradients(sharded_, std::vector<int>(pages_->parameters().size(), 0), 1, weight_);
+      sum_gradients(sharded_, std::vector<int>(sharded_.pages->parameters().size(), 0), 1, weight_);
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = scaler_.scale();
   if (!sums.not_finite.empty()) {
-    report.not_finite = names_of(*pages_, sums.not_finite);
+    report.not_finite = names_of(*sharded_.pages, sums.not_finite);
     report.skipped = Skipped::kNotFinite;
   } else if (report.weight == 0) {
     report.skipped = Skipped::kNoWeight;
@@ -231,11 +231,11 @@ void Accumulator::apply(StepReport& report,
   }
   if (options_.clip_value) {
     const double bound = *options_.clip_value;
-    reducer_->change_owned(
+    sharded_.reducer->change_owned(
         [&](const at::Tensor& owned) { owned.mul_(factor).clamp_(-bound, bound); });
     factor = 1;
   }
-  reducer_->set_factor(factor);
+  sharded_.reducer->set_factor(factor);
   try {
     for (torch::optim::Optimizer* optimizer : optimizers) optimizer->step();
   } catch (...) {
@@ -246,14 +246,14 @@ void Accumulator::apply(StepReport& report,
 }
 
 void Accumulator::end() {
-  reducer_->end_accumulation();
+  sharded_.reducer->end_accumulation();
   micro_step_ = 0;
 }
 
 StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimizers) {
   check_optimizers(optimizers);
   check_complete();
-  reducer_->finish_accumulation();
+  sharded_.reducer->finish_accumulation();
   StepReport report = measure();
   std::exception_ptr stop;
   if (report.stepped() && spikes_) {
@@ -267,7 +267,7 @@ StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimi
   if (report.stepped()) {
     apply(report, optimizers);
   } else {
-    pages_->skip_update();
+    sharded_.pages->skip_update();
   }
   end();
   if (stop) std::rethrow_exception(stop);

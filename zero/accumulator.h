@@ -18,7 +18,8 @@
 // for bit.
 //
 // Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
-// Lifetime: within the model's; dropping it drops the gradients of an accumulation that is open.
+// Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
+// gradients of an accumulation that is open.
 // Collective: construction, backward(), step(). Threads: the training thread.
 #pragma once
 
@@ -153,8 +154,6 @@ class Accumulator {
   void end();
 
   // Constant after construction.
-  const std::shared_ptr<ParameterPages> pages_;
-  const std::shared_ptr<GradientReducer> reducer_;
   const ShardedParameters sharded_;
   comm::ReduceOp op_ = comm::ReduceOp::kSum;
   bool reduces_each_ = true;

@@ -415,7 +415,7 @@ GradientReducer::MicroStep::MicroStep(GradientReducer& reducer, const MicroStepO
     : reducer_(reducer), synchronized_(reducer.synchronizes_) {
   TORCH_INTERNAL_ASSERT(reducer_.accumulation_ == Accumulation::kOpen);
   reducer_.accumulation_ = Accumulation::kInMicroStep;
-  reducer_.synchronizes_ = options.reduces;
+  reducer_.synchronizes_ = options.collect == Collect::kForReduction;
   reducer_.discards_ = options.discards;
 }
 

@@ -70,7 +70,7 @@ class GradientReducer {
   // accumulation is ready for it. Throws if there are gradients already.
   void begin_accumulation(comm::ReduceOp op);
   struct MicroStepOptions {
-    bool reduces = true;    // false: gradients add up on this rank, as in no_sync()
+    Collect collect = Collect::kForReduction;
     bool discards = false;  // brings no gradients, whatever they are; its collectives take place
   };
   // While it lives, the one backward of an accumulation's micro-step may run.
@@ -93,7 +93,7 @@ class GradientReducer {
   // What the step multiplies gradients by.
   double factor() const { return factor_; }
 
-  // Calls change(page, owned gradient) for every page that trains; REQUIRES: finish().
+  // Calls change(owned_gradient(page)) for every page that trains. REQUIRES: finish().
   void change_owned(const std::function<void(const at::Tensor& owned)>& change);
 
   // Whether the parameter has a gradient, on any rank, that finish() made ready and nobody has
@@ -107,6 +107,8 @@ class GradientReducer {
 
  private:
   enum class BucketState : uint8_t { kCollecting, kReducing, kReduced };
+  // kOpen: between its micro-steps. kFinished: until the step has ended.
+  enum class Accumulation : uint8_t { kNone, kOpen, kInMicroStep, kFinished };
 
   struct PageState {
     std::vector<size_t> parameters;  // of the page, those that train
@@ -168,7 +170,6 @@ class GradientReducer {
   int backward_ = -1;              // autograd's id of the backward in progress, -1 for none
   bool synchronizes_ = true;
   bool reduced_in_cycle_ = false;
-  enum class Accumulation : uint8_t { kNone, kOpen, kInMicroStep, kFinished };
   Accumulation accumulation_ = Accumulation::kNone;
   bool discards_ = false;
   double factor_ = 1;

@@ -6,8 +6,8 @@
 // (offload/exact_sum), so it does not matter which rank has which. The sum is rounded once, then its
 // root is. With other page sizes blocks lie elsewhere, and the last bits may differ.
 //
-// Costs a read of what this rank owns, and where that is a shard a message of 0.5 KiB a group to
-// each rank. On an accelerator the host waits for the gradients.
+// Costs a read of what this rank owns, and a message of 0.6 KiB, as much again a group, and a bit a
+// parameter to each rank. On an accelerator the host waits for the gradients.
 // Collective. Threads: the training thread, after a backward that averages and before the step.
 #pragma once
 

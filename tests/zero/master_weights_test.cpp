@@ -4,8 +4,8 @@
 
 #include "memory/testing.h"
 #include "tests/harness/errors.h"
+#include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
-#include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
@@ -22,73 +22,9 @@ constexpr int kSteps = 4;
 
 template <typename Module>
 Module make_low(torch::ScalarType dtype) {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(7);
-  Module module;
+  Module module = make<Module>();
   module->to(dtype);
   return module;
-}
-
-Samples low_samples(int rank, int step, torch::ScalarType dtype) {
-  const Samples samples = samples_of(rank, step);
-  return {samples.inputs.to(dtype), samples.targets.to(dtype)};
-}
-
-// The mean of gradients in a low precision: added in fp32 in the tree's order, rounded once,
-// divided once.
-torch::Tensor low_mean(const std::vector<torch::Tensor>& by_rank) {
-  if (by_rank.size() == 1) return by_rank.front();
-  std::vector<torch::Tensor> wide;
-  for (const torch::Tensor& gradient : by_rank) wide.push_back(gradient.to(torch::kFloat));
-  std::function<torch::Tensor(size_t, size_t)> sum = [&](size_t low, size_t high) {
-    if (high - low == 1) return wide[low];
-    size_t half = 1;
-    while (half * 2 < high - low) half *= 2;
-    return sum(low, low + half) + sum(low + half, high);
-  };
-  return (sum(0, wide.size()) / static_cast<int64_t>(wide.size()))
-      .to(by_rank.front().scalar_type());
-}
-
-// N copies of the module and of fp32 masters, each master stepped by the plain class.
-template <typename Module>
-std::vector<torch::Tensor> train_masters(int ranks, torch::ScalarType dtype) {
-  std::vector<Module> modules;
-  for (int rank = 0; rank < ranks; ++rank) modules.push_back(make_low<Module>(dtype));
-  std::vector<torch::Tensor> masters;
-  for (const auto& parameter : distinct_parameters(modules[0])) {
-    masters.push_back(parameter.detach().to(torch::kFloat).requires_grad_());
-  }
-  AdamW optimizer(masters, AdamWOptions(0.01));
-  for (int step = 0; step < kSteps; ++step) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      Module& module = modules[static_cast<size_t>(rank)];
-      module->zero_grad();
-      const Samples samples = low_samples(rank, step, dtype);
-      loss_of(module->forward(samples.inputs), samples).backward();
-    }
-    for (size_t index = 0; index < masters.size(); ++index) {
-      std::vector<torch::Tensor> gradients;
-      for (Module& module : modules) {
-        const auto& gradient = distinct_parameters(module)[index].grad();
-        if (gradient.defined()) gradients.push_back(gradient);
-      }
-      if (gradients.empty()) continue;
-      masters[index].mutable_grad() = low_mean(gradients).to(torch::kFloat);
-    }
-    optimizer.step();
-    const torch::NoGradGuard no_grad;
-    for (Module& module : modules) {
-      const auto parameters = distinct_parameters(module);
-      for (size_t index = 0; index < masters.size(); ++index) {
-        if (parameters[index].requires_grad()) parameters[index].copy_(masters[index]);
-      }
-    }
-  }
-  std::vector<torch::Tensor> result;
-  for (const auto& parameter : modules[0]->parameters()) result.push_back(parameter.detach());
-  return result;
 }
 
 class MasterWeightsTest : public ::testing::TestWithParam<std::tuple<int, int, torch::ScalarType>> {
@@ -104,7 +40,7 @@ class MasterWeightsTest : public ::testing::TestWithParam<std::tuple<int, int, t
   }
   void train(DataParallelBase& model, torch::optim::Optimizer& optimizer,
              const std::function<torch::Tensor(const torch::Tensor&)>& forward, int step) const {
-    const Samples samples = low_samples(model.world().rank(), step, dtype());
+    const Samples samples = samples_in(model.world().rank(), step, dtype());
     optimizer.zero_grad();
     loss_of(forward(samples.inputs), samples).backward();
     optimizer.step();
@@ -113,7 +49,8 @@ class MasterWeightsTest : public ::testing::TestWithParam<std::tuple<int, int, t
 
 TEST_P(MasterWeightsTest, AreWhatTheClassUpdatesAndRoundIntoTheParameters) {
   at::set_num_threads(1);
-  const auto expected = train_masters<Oddball>(ranks(), dtype());
+  const auto expected = train_reference_in<Oddball>(
+      {.ranks = ranks(), .dtype = dtype(), .masters = MastersBegin::kRounded});
   run_ranks(ranks(), [&](comm::World& world) {
     DataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));

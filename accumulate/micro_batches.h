@@ -9,7 +9,7 @@
 // dereferenced; nothing is copied. Of n samples cut into k, the first n mod k micro-batches have
 // one more than the others; losses that are means then need the weights samples_in(i) / samples().
 //
-// What a batch is, and how a type of yours becomes one: accumulate/batch_tensors.h.
+// What a batch is, and how a type of yours becomes one: memory/tensor_structure.h.
 // Dimension 0 of every tensor counts samples, so all must agree on it. An undefined tensor stays
 // one.
 // Lifetime: a MicroBatches holds the batch, and so its tensors; iterators end with it,
@@ -26,13 +26,17 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "accumulate/batch_tensors.h"
 #include "accumulate/sample_cuts.h"
+#include "memory/tensor_structure.h"
 
 namespace zeropage::accumulate {
 
 template <typename Batch>
 class MicroBatches {
+  static_assert(memory::kIsStructure<Batch>,
+                "micro_batches: this type is not known as a batch; declare beside it "
+                "`T map_parts(const T& batch, const auto& map)` (memory/tensor_structure.h)");
+
  public:
   class iterator;
 
@@ -52,7 +56,7 @@ class MicroBatches {
     const auto cut = [&](const at::Tensor& tensor, const std::string&) {
       return tensor.defined() ? tensor.narrow(0, start, length) : tensor;
     };
-    return map_tensors(batch_, cut, "batch");
+    return memory::map_tensors(batch_, cut, "batch");
   }
 
   iterator begin() const { return iterator(this, 0); }
@@ -65,7 +69,7 @@ class MicroBatches {
       samples.see(tensor, name);
       return tensor;
     };
-    map_tensors(batch, see, "batch");
+    memory::map_tensors(batch, see, "batch");
     return SampleCuts(samples.count(), count);
   }
 

@@ -8,7 +8,6 @@
 #include "memory/check.h"
 #include "memory/detail/operator_recorder.h"
 #include "memory/detail/tape_player.h"
-#include "memory/dispatch_keys.h"
 #include "memory/exact.h"
 
 namespace zeropage::memory {
@@ -100,13 +99,13 @@ void carry_on(const RandomStates& random, const std::vector<RandomStates::Tracke
 
 ConstructionTape::ConstructionTape(const std::function<void()>& construct)
     : tape_(std::make_unique<Tape>()) {
-  ZP_CHECK(detail::OperatorRecorder::current() == nullptr,
+  ZP_CHECK(!detail::OperatorRecorder::records(),
            "deferred construction: expected a thread that records nothing, but this one records a "
            "construction already; construct the inner module as part of the outer one");
   const std::lock_guard lock(detail::RandomRecorder::mutex());
   detail::OperatorRecorder recorder(*tape_);
   try {
-    const c10::impl::IncludeDispatchKeyGuard recording(kRecordingKey);
+    const InterceptorScope recording(&recorder);
     construct();
   } catch (const c10::Error& error) {
     const std::string reason = message_of(error);
@@ -128,7 +127,7 @@ bool ConstructionTape::holds(const at::Tensor& tensor) const {
 }
 
 void ConstructionTape::replay(const std::vector<at::Tensor>& targets, const Sink& sink) const {
-  ZP_CHECK(detail::OperatorRecorder::current() == nullptr,
+  ZP_CHECK(!detail::OperatorRecorder::records(),
            "replaying a construction: expected a thread that records nothing; replay after the "
            "outer construction");
   const at::NoGradGuard no_grad;

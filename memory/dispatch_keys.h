@@ -13,8 +13,7 @@ namespace zeropage::memory {
 // On a tensor whose storage is paged: every operator that takes it goes through memory/trap.
 inline constexpr auto kTrapKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
 
-// On a thread that constructs a module without memory: every operator goes through
-// memory/construction_tape.
-inline constexpr auto kRecordingKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// On a thread with an InterceptorScope: every operator goes through memory/operator_interceptor.
+inline constexpr auto kInterceptorKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 }  // namespace zeropage::memory

@@ -37,8 +37,8 @@ thread_local Kind kind_of_thread = Kind::kActivationAndOther;
 
 std::string_view name(Kind kind) {
   static constexpr std::array<std::string_view, kKindCount> kNames = {
-      "parameter", "gradient", "optimizer_state",     "master_weights",
-      "bucket",    "staging",  "activation_and_other"};
+      "parameter", "gradient",   "optimizer_state",      "master_weights", "bucket",
+      "staging",   "activation", "activation_offloaded", "recompute",      "activation_and_other"};
   return kNames[static_cast<size_t>(kind)];
 }
 
@@ -49,6 +49,28 @@ int64_t Breakdown::total() const {
 int64_t Breakdown::persistent() const {
   return (*this)[Kind::kParameter] + (*this)[Kind::kGradient] + (*this)[Kind::kOptimizerState] +
          (*this)[Kind::kMasterWeights];
+}
+
+int64_t Breakdown::activations() const {
+  return (*this)[Kind::kActivation] + (*this)[Kind::kRecompute] +
+         (*this)[Kind::kActivationAndOther];
+}
+
+void Ledger::Account::add(Kind kind, int64_t bytes) {
+  now[kind] += bytes;
+  total += bytes;
+  if (kind == Kind::kActivation || kind == Kind::kRecompute || kind == Kind::kActivationAndOther) {
+    activations += bytes;
+  }
+}
+
+void Ledger::Account::note_peaks() {
+  if (total > peak) {
+    peak = total;
+    at_peak = now;
+  }
+  activation_peak = std::max(activation_peak, activations);
+  recent_activation_peak = std::max(recent_activation_peak, activations);
 }
 
 Ledger::Ledger(std::string owner) : owner_(std::move(owner)) {
@@ -102,37 +124,44 @@ Breakdown Ledger::at_peak(c10::DeviceType device) const {
   return accounts_[index_of(device)].at_peak;
 }
 
+int64_t Ledger::activation_peak(c10::DeviceType device) const {
+  std::lock_guard lock(mutex_);
+  return accounts_[index_of(device)].activation_peak;
+}
+
 void Ledger::reset_peak() {
   std::lock_guard lock(mutex_);
   for (Account& account : accounts_) {
     account.at_peak = account.now;
     account.peak = account.total;
+    account.activation_peak = account.activations;
   }
+}
+
+int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
+  std::lock_guard lock(mutex_);
+  Account& account = accounts_[index_of(device)];
+  return std::exchange(account.recent_activation_peak, account.activations);
 }
 
 void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
   std::lock_guard lock(mutex_);
   Account& account = accounts_[index_of(device)];
-  account.now[kind] += bytes;
-  account.total += bytes;
-  if (account.total > account.peak) {
-    account.peak = account.total;
-    account.at_peak = account.now;
-  }
+  account.add(kind, bytes);
+  account.note_peaks();
 }
 
 void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
   std::lock_guard lock(mutex_);
-  Account& account = accounts_[index_of(device)];
-  account.now[kind] -= bytes;
-  account.total -= bytes;
+  accounts_[index_of(device)].add(kind, -bytes);
 }
 
 void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device) {
   std::lock_guard lock(mutex_);
   Account& account = accounts_[index_of(device)];
-  account.now[from] -= bytes;
-  account.now[to] += bytes;
+  account.add(from, -bytes);
+  account.add(to, bytes);
+  account.note_peaks();
 }
 
 LedgerScope::LedgerScope(std::shared_ptr<Ledger> ledger)

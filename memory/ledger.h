@@ -34,9 +34,12 @@ enum class Kind : uint8_t {
   kMasterWeights,
   kBucket,
   kStaging,
+  kActivation,           // made by a wrapped forward
+  kActivationOffloaded,  // activations that left for the host or a file until backward
+  kRecompute,            // made while a forward is repeated in backward
   kActivationAndOther,
 };
-inline constexpr size_t kKindCount = 7;
+inline constexpr size_t kKindCount = 10;
 
 // The kind's name in tables and JSON: "optimizer_state".
 std::string_view name(Kind kind);
@@ -50,6 +53,9 @@ struct Breakdown {
   int64_t total() const;
   // What lives from step to step: parameters, gradients, optimizer state, master weights.
   int64_t persistent() const;
+  // What forward and backward hold besides: activations that are here, recomputed ones, and what
+  // nobody named, such as the gradients of activations.
+  int64_t activations() const;
 };
 
 class Ledger {
@@ -74,8 +80,13 @@ class Ledger {
   Breakdown now(c10::DeviceType device = c10::DeviceType::CPU) const;
   // The breakdown at the moment when the device's total was highest.
   Breakdown at_peak(c10::DeviceType device = c10::DeviceType::CPU) const;
-  // Starts a new peak from what is held now.
+  // The most that Breakdown::activations() was.
+  int64_t activation_peak(c10::DeviceType device = c10::DeviceType::CPU) const;
+  // Starts new peaks from what is held now.
   void reset_peak();
+  // The most that Breakdown::activations() was since the last call. For one caller, who follows a
+  // step from event to event; does not touch the other peaks.
+  int64_t take_recent_activation_peak(c10::DeviceType device = c10::DeviceType::CPU);
 
   // For bytes that LibTorch's allocator did not hand out (a mapping of ours). Charge and discharge
   // in pairs.
@@ -90,6 +101,12 @@ class Ledger {
     Breakdown at_peak;
     int64_t total = 0;
     int64_t peak = 0;
+    int64_t activations = 0;
+    int64_t activation_peak = 0;
+    int64_t recent_activation_peak = 0;
+
+    void add(Kind kind, int64_t bytes);
+    void note_peaks();
   };
   static constexpr size_t kDeviceCount = 2;  // host, CUDA
   static size_t index_of(c10::DeviceType device);

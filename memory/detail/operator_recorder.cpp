@@ -3,27 +3,13 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
-#include <torch/library.h>
 
 #include "memory/check.h"
-#include "memory/dispatch_keys.h"
 
 namespace zeropage::memory::detail {
 namespace {
 
 using Operand = OperatorCall::Operand;
-
-thread_local OperatorRecorder* current_recorder = nullptr;
-
-void record(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/,
-            torch::jit::Stack* stack) {
-  const c10::impl::ExcludeDispatchKeyGuard below(kRecordingKey);
-  if (OperatorRecorder* recorder = OperatorRecorder::current()) {
-    recorder->run(handle, *stack);
-  } else {
-    handle.callBoxed(stack);
-  }
-}
 
 // "deferred construction: aten::mm.out" begins the errors.
 std::string who(const OperatorCall& call) {
@@ -109,20 +95,12 @@ void settle_dtype(const OperatorCall& call, RecordedOperator& recorded) {
 
 }  // namespace
 
-OperatorRecorder::OperatorRecorder(Tape& tape) : tape_(tape), random_(tape.random) {
-  TORCH_INTERNAL_ASSERT(current_recorder == nullptr);
-  current_recorder = this;
+bool OperatorRecorder::records() {
+  return dynamic_cast<const OperatorRecorder*>(OperatorInterceptor::current()) != nullptr;
 }
 
-OperatorRecorder::~OperatorRecorder() {
-  current_recorder = nullptr;
-}
-
-OperatorRecorder* OperatorRecorder::current() {
-  return current_recorder;
-}
-
-void OperatorRecorder::run(const c10::OperatorHandle& handle, torch::jit::Stack& stack) {
+void OperatorRecorder::run(const c10::OperatorHandle& handle, c10::DispatchKeySet /*keys*/,
+                           torch::jit::Stack& stack) {
   const OperatorCall call(handle, stack);
   refuse_other_devices(call);
   if (call.has_values()) {
@@ -277,7 +255,3 @@ size_t OperatorRecorder::capture(const at::Tensor& real) {
 }
 
 }  // namespace zeropage::memory::detail
-
-TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
-  library.fallback(torch::CppFunction::makeFromBoxedFunction<&zeropage::memory::detail::record>());
-}

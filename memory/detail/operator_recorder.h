@@ -18,21 +18,19 @@
 #include "memory/detail/operator_call.h"
 #include "memory/detail/random_states.h"
 #include "memory/detail/recorded_operator.h"
+#include "memory/operator_interceptor.h"
 
 namespace zeropage::memory::detail {
 
-class OperatorRecorder {
+class OperatorRecorder final : public OperatorInterceptor {
  public:
-  explicit OperatorRecorder(Tape& tape);
-  ~OperatorRecorder();
-  OperatorRecorder(const OperatorRecorder&) = delete;
-  OperatorRecorder& operator=(const OperatorRecorder&) = delete;
+  explicit OperatorRecorder(Tape& tape) : tape_(tape), random_(tape.random) {}
 
-  // Of the calling thread; null when it records nothing.
-  static OperatorRecorder* current();
+  // Whether the calling thread records a construction.
+  static bool records();
 
-  // In place of the operator: takes its arguments from the stack and leaves its results.
-  void run(const c10::OperatorHandle& handle, torch::jit::Stack& stack);
+  void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+           torch::jit::Stack& stack) override;
   // The constructor is through.
   void finish() { random_.finish(); }
 

@@ -1,0 +1,54 @@
+// Sees every operator that a thread runs, before autograd does.
+//
+// For what must know operators and not only modules: recording a construction, recomputing what
+// was not kept. A thread that has none pays nothing.
+//
+// Lifetime: an interceptor outlives its scopes.
+// Threads: a scope concerns its thread alone; operators that autograd runs on threads of its own
+// are not seen.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+
+namespace zeropage::memory {
+
+class OperatorInterceptor {
+ public:
+  OperatorInterceptor() = default;
+  OperatorInterceptor(const OperatorInterceptor&) = delete;
+  OperatorInterceptor& operator=(const OperatorInterceptor&) = delete;
+  virtual ~OperatorInterceptor() = default;
+
+  // In place of the operator: takes its arguments from the end of the stack and leaves its results
+  // there. Operators that it runs itself are not seen. keys: for the two calls below.
+  virtual void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                   torch::jit::Stack& stack) = 0;
+
+  // Of the innermost scope of the calling thread; null without one.
+  static OperatorInterceptor* current();
+};
+
+// While it lives, the calling thread's operators go to `interceptor`; to none if it is null.
+class InterceptorScope {
+ public:
+  explicit InterceptorScope(OperatorInterceptor* interceptor);
+  ~InterceptorScope();
+  InterceptorScope(const InterceptorScope&) = delete;
+  InterceptorScope& operator=(const InterceptorScope&) = delete;
+
+ private:
+  OperatorInterceptor* const before_;
+  const bool was_included_;
+  const bool was_excluded_;
+};
+
+// Runs an operator from within OperatorInterceptor::run.
+void run_operator(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                  torch::jit::Stack& stack);
+// The same, and the operators that it calls are seen.
+void run_operator_from_outside(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                               torch::jit::Stack& stack);
+
+}  // namespace zeropage::memory

@@ -1,0 +1,177 @@
+#include "checkpointing/saved_tensors.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/version.h>
+
+#include "memory/check.h"
+
+namespace zeropage::checkpointing {
+namespace {
+
+using torch::autograd::Engine;
+using torch::autograd::SavedVariableHooks;
+
+// The hooks travel with what LibTorch carries over to autograd's own threads. Of its kinds this one
+// is left to who runs LibTorch; LibTorch itself uses it in its tests only.
+constexpr auto kCarrier = c10::DebugInfoKind::TEST_INFO_2;
+
+struct CarriedHooks final : c10::DebugInfoBase {
+  explicit CarriedHooks(std::shared_ptr<SavedTensorHooks> hooks) : hooks(std::move(hooks)) {}
+  const std::shared_ptr<SavedTensorHooks> hooks;
+};
+
+const std::shared_ptr<SavedTensorHooks>* carried() {
+  const auto* info = dynamic_cast<CarriedHooks*>(c10::ThreadLocalDebugInfo::get(kCarrier));
+  return info != nullptr && info->hooks ? &info->hooks : nullptr;
+}
+
+class ForwardToHooks final : public SavedVariableHooks {
+ public:
+  explicit ForwardToHooks(std::shared_ptr<SavedTensorHooks> hooks) : hooks_(std::move(hooks)) {}
+  void call_pack_hook(const at::Tensor& tensor) override {
+    packed_ = hooks_->pack(tensor);
+    hooks_.reset();
+  }
+  at::Tensor call_unpack_hook() override { return packed_->unpack(); }
+
+ private:
+  std::shared_ptr<SavedTensorHooks> hooks_;
+  std::unique_ptr<PackedTensor> packed_;
+};
+
+class HookEngine final : public Engine {
+ public:
+  ~HookEngine() override { stop(); }
+  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
+    const auto* hooks = carried();
+    return hooks != nullptr ? std::make_unique<ForwardToHooks>(*hooks) : nullptr;
+  }
+};
+
+Engine& hook_engine() {
+  static HookEngine engine;
+  return engine;
+}
+
+class KeptTensor final : public PackedTensor {
+ public:
+  KeptTensor(const at::Tensor& tensor, std::string who)
+      : tensor_(tensor.detach()), version_(tensor._version()), who_(std::move(who)) {}
+  at::Tensor unpack() override {
+    ZP_CHECK(tensor_._version() == version_, who_.empty() ? "a saved tensor" : who_.c_str(),
+             " of sizes ", tensor_.sizes(),
+             ": one that backward needs was changed in place since the forward (version ", version_,
+             " then, ", tensor_._version(),
+             " now); change a clone, or run backward() before it changes");
+    return tensor_;
+  }
+
+ private:
+  const at::Tensor tensor_;
+  const uint32_t version_;
+  const std::string who_;
+};
+
+// Counts, and lets through.
+class CountingHooks final : public SavedTensorHooks {
+ public:
+  struct Packed final : PackedTensor {
+    Packed(CountingHooks& hooks, const at::Tensor& tensor)
+        : hooks(hooks), tensor(tensor.detach()) {}
+    at::Tensor unpack() override {
+      ++hooks.unpacked;
+      return tensor;
+    }
+    CountingHooks& hooks;
+    const at::Tensor tensor;
+  };
+  std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
+    ++packed;
+    return std::make_unique<Packed>(*this, tensor);
+  }
+  int packed = 0;
+  int unpacked = 0;
+};
+
+// What the engine does wrong, or null.
+const char* find_fault() {
+  const c10::InferenceMode off(false);
+  const at::AutoGradMode with_grad(true);
+  const auto outer = std::make_shared<CountingHooks>(), inner = std::make_shared<CountingHooks>();
+  const at::Tensor x = at::full({2}, 3.0, at::kFloat).requires_grad_();
+  at::Tensor y;
+  {
+    const SavedTensorScope scope(outer);
+    y = x * x;
+    {
+      const SavedTensorScope nested(inner);
+      y = y.exp();
+      const SavedTensorScope none(nullptr);
+      y = y.sum() * 2;
+    }
+  }
+  if (outer->packed != 2) return "saved tensors do not come to the hooks";
+  if (inner->packed != 1) return "an output that is saved does not come to the innermost hooks";
+  y.backward();
+  if (outer->unpacked != 2 || inner->unpacked != 1) return "backward does not ask the hooks";
+  const at::Tensor expected = x.detach().square().exp() * x.detach() * 4;
+  if (!x.grad().allclose(expected)) return "a gradient through hooks was wrong";
+  return nullptr;
+}
+
+void install() {
+  static const char* const fault = [] {
+    // Python has an engine of its own, with hooks of its own.
+    if (&Engine::get_default_engine() != &Engine::get_base_engine()) {
+      return "another engine has taken its place, such as Python's";
+    }
+    torch::autograd::set_default_engine_stub(hook_engine);
+    return static_cast<const char*>(nullptr);
+  }();
+  ZP_CHECK(fault == nullptr, "saved tensors: expected LibTorch's own autograd engine, but ", fault,
+           "; hooks of C++ need a process without it");
+}
+
+void check_engine() {
+  install();
+  thread_local bool checking = false;
+  if (checking) return;
+  static const char* const fault = [] {
+    checking = true;
+    const char* const found = find_fault();
+    checking = false;
+    return found;
+  }();
+  ZP_CHECK(fault == nullptr, "this LibTorch (", TORCH_VERSION,
+           ") treats saved tensors otherwise than Zeropage needs: ", fault,
+           "; activations can be neither recomputed nor offloaded with it, use LibTorch 2.11.0");
+}
+
+}  // namespace
+
+SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks)
+    : carried_(kCarrier, (check_engine(), std::make_shared<CarriedHooks>(std::move(hooks)))) {}
+
+std::shared_ptr<SavedTensorHooks> SavedTensorScope::current() {
+  const auto* hooks = carried();
+  return hooks != nullptr ? *hooks : nullptr;
+}
+
+std::unique_ptr<PackedTensor> keep(const at::Tensor& tensor, std::string who) {
+  return std::make_unique<KeptTensor>(tensor, std::move(who));
+}
+
+std::unique_ptr<PackedTensor> pack_with(const std::shared_ptr<SavedTensorHooks>& hooks,
+                                        const at::Tensor& tensor, std::string who) {
+  return hooks ? hooks->pack(tensor) : keep(tensor, std::move(who));
+}
+
+}  // namespace zeropage::checkpointing

@@ -1,0 +1,81 @@
+// What happens to tensors that autograd saves for backward: hooks for C++, in a scope, without a
+// change to any module.
+//
+//   auto hooks = std::make_shared<MyHooks>();           // a SavedTensorHooks
+//   at::Tensor loss;
+//   {
+//     checkpointing::SavedTensorScope scope(hooks);
+//     loss = criterion(model(input), target);           // each saved tensor goes to hooks->pack()
+//   }
+//   loss.backward();                                    // and comes from PackedTensor::unpack()
+//
+// LibTorch's own hooks (torch.autograd.graph.saved_tensors_hooks) take Python objects alone. Its
+// engine asks a virtual function for them, and the engine may be replaced: saved_tensors.cpp is the
+// one place that knows. The replacement happens when the first scope begins, not at the start of the
+// program, and a self-check runs before.
+//
+// Scopes nest; the innermost one packs. They hold for the calling thread, and for what autograd
+// saves on its own threads in a backward with create_graph that the calling thread begins within
+// the scope.
+//
+// Lifetime: a graph owns its PackedTensors, and a scope its hooks.
+// Threads: pack() is called by the thread that saves, unpack() by the one that runs the backward
+// node; a PackedTensor may be unpacked by several at once if several backwards share its graph.
+// Errors: what pack() and unpack() throw, the operator and backward() throw. A LibTorch whose
+// engine behaves otherwise, and a process with Python's engine, is refused by the first scope.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+namespace zeropage::checkpointing {
+
+// Stands in a graph for a saved tensor.
+class PackedTensor {
+ public:
+  PackedTensor() = default;
+  PackedTensor(const PackedTensor&) = delete;
+  PackedTensor& operator=(const PackedTensor&) = delete;
+  virtual ~PackedTensor() = default;
+
+  // The tensor's values, in its geometry, without a graph. Called whenever backward needs it, which
+  // with retain_graph is several times.
+  virtual at::Tensor unpack() = 0;
+};
+
+class SavedTensorHooks {
+ public:
+  SavedTensorHooks() = default;
+  SavedTensorHooks(const SavedTensorHooks&) = delete;
+  SavedTensorHooks& operator=(const SavedTensorHooks&) = delete;
+  virtual ~SavedTensorHooks() = default;
+
+  // tensor: as the operator has it, with its graph. What is kept of it must be detached: an output
+  // would own the node that owns the PackedTensor. Must not change it.
+  virtual std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) = 0;
+};
+
+// While it lives, autograd's saved tensors of the calling thread go to `hooks`; null: they are
+// saved as without any scope.
+class SavedTensorScope {
+ public:
+  explicit SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks);
+
+  // Those of the innermost scope of the calling thread; null without one.
+  static std::shared_ptr<SavedTensorHooks> current();
+
+ private:
+  const c10::DebugInfoGuard carried_;
+};
+
+// The tensor as it is, kept by a handle; unpack() throws if it was changed in place since, as
+// autograd does for tensors without hooks. who: begins that error; empty: "a saved tensor".
+std::unique_ptr<PackedTensor> keep(const at::Tensor& tensor, std::string who = "");
+
+// By `hooks`, or kept if they are null.
+std::unique_ptr<PackedTensor> pack_with(const std::shared_ptr<SavedTensorHooks>& hooks,
+                                        const at::Tensor& tensor, std::string who = "");
+
+}  // namespace zeropage::checkpointing

@@ -1,0 +1,163 @@
+#include "checkpointing/detail/operator_facts.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+
+#include <ATen/core/TensorBody.h>
+
+namespace zeropage::checkpointing::detail {
+namespace {
+
+bool is_written(const c10::Argument& argument) {
+  const c10::AliasInfo* alias = argument.alias_info();
+  if (alias == nullptr) return false;
+  const auto& contained = alias->containedTypes();  // of a list
+  return alias->isWrite() || std::any_of(contained.begin(), contained.end(),
+                                         [](const auto& inner) { return inner.isWrite(); });
+}
+
+bool views(const c10::OperatorHandle& handle) {
+  if (handle.hasTag(at::Tag::inplace_view)) return true;
+  const auto& returns = handle.schema().returns();
+  if (returns.empty()) return false;
+  const c10::AliasInfo* alias = returns.front().alias_info();
+  return alias != nullptr && !alias->isWrite();
+}
+
+OperatorFacts learn(const c10::OperatorHandle& handle) {
+  OperatorFacts facts;
+  facts.name = handle.operator_name().name;
+  facts.is_composite = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  facts.only_views = views(handle);
+  const auto& arguments = handle.schema().arguments();
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    const std::string& name = arguments[index].name();
+    const bool is_statistic = name == "running_mean" || name == "running_var";
+    if (is_written(arguments[index])) {
+      facts.written.push_back(index);
+    } else if (is_statistic) {
+      facts.statistics.push_back(index);
+    } else if (name == "training" || name == "train" || name == "use_input_stats") {
+      facts.training = index;
+    }
+  }
+  if (facts.training == 0) facts.statistics.clear();
+  return facts;
+}
+
+void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorVector()) {
+      if (tensor.defined()) tensors.push_back(tensor);
+    }
+  }
+}
+
+double numel_of(at::IntArrayRef sizes, size_t from) {
+  double product = 1;
+  for (size_t index = from; index < sizes.size(); ++index) {
+    product *= static_cast<double>(sizes[index]);
+  }
+  return product;
+}
+
+// [..., n, k] times [..., k, m].
+double product_flops(const at::Tensor& left, const at::Tensor& right) {
+  return 2 * static_cast<double>(left.numel()) * static_cast<double>(right.size(-1));
+}
+
+// query [batch, heads, n, e], key [batch, heads, m, e], value [batch, heads, m, v]: scores and
+// their product with the values, without regard to a causal mask.
+double attention_flops(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value) {
+  const double rows = static_cast<double>(query.numel() / std::max<int64_t>(query.size(-1), 1));
+  return 2 * rows * static_cast<double>(key.size(-2)) *
+         static_cast<double>(query.size(-1) + value.size(-1));
+}
+
+// weight [out, in / groups, kernel...]: each output element costs in / groups x kernel products;
+// a transposed one each input element.
+double convolution_flops(at::ArrayRef<c10::IValue> arguments) {
+  const at::Tensor& input = arguments[0].toTensor();
+  const at::Tensor& weight = arguments[1].toTensor();
+  const bool transposed = arguments[6].toBool();
+  const double of_one = 2 * numel_of(weight.sizes(), 1);
+  if (transposed) return of_one * static_cast<double>(input.numel());
+  const auto stride = arguments[3].toIntVector(), padding = arguments[4].toIntVector(),
+             dilation = arguments[5].toIntVector();
+  double outputs = static_cast<double>(input.size(0)) * static_cast<double>(weight.size(0));
+  for (int64_t axis = 2; axis < input.dim(); ++axis) {
+    const auto at = [&](const std::vector<int64_t>& values) {
+      return values.size() == 1 ? values[0] : values[static_cast<size_t>(axis - 2)];
+    };
+    const int64_t reach = at(dilation) * (weight.size(axis) - 1) + 1;
+    outputs *= static_cast<double>((input.size(axis) + 2 * at(padding) - reach) / at(stride) + 1);
+  }
+  return outputs * of_one;
+}
+
+constexpr std::array<std::string_view, 4> kProducts = {"aten::mm", "aten::bmm", "aten::mv",
+                                                       "aten::dot"};
+constexpr std::array<std::string_view, 4> kProductsAfterAnAddend = {"aten::addmm", "aten::baddbmm",
+                                                                    "aten::addbmm", "aten::addmv"};
+
+template <size_t size>
+bool among(const std::array<std::string_view, size>& names, std::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+bool is_attention(std::string_view name) {
+  return name.starts_with("aten::_scaled_dot_product_") && !name.ends_with("_backward");
+}
+
+bool is_convolution(std::string_view name) {
+  return name == "aten::convolution" || name == "aten::_convolution";
+}
+
+}  // namespace
+
+const OperatorFacts& facts_of(const c10::OperatorHandle& handle) {
+  // A schema lives as long as its operator is registered.
+  thread_local std::unordered_map<const c10::FunctionSchema*, OperatorFacts> known;
+  const c10::FunctionSchema* key = &handle.schema();
+  const auto found = known.find(key);
+  return found != known.end() ? found->second : known.emplace(key, learn(handle)).first->second;
+}
+
+std::vector<at::Tensor> written_tensors(const OperatorFacts& facts,
+                                        at::ArrayRef<c10::IValue> arguments) {
+  std::vector<at::Tensor> tensors;
+  for (const size_t index : facts.written) add_tensors(arguments[index], tensors);
+  if (!facts.statistics.empty() && arguments[facts.training].toBool()) {
+    for (const size_t index : facts.statistics) add_tensors(arguments[index], tensors);
+  }
+  return tensors;
+}
+
+double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) {
+  if (among(kProducts, facts.name)) {
+    const at::Tensor& right = arguments[1].toTensor();
+    if (right.dim() == 1) return 2 * static_cast<double>(arguments[0].toTensor().numel());
+    return product_flops(arguments[0].toTensor(), right);
+  }
+  if (among(kProductsAfterAnAddend, facts.name)) {
+    const at::Tensor& right = arguments[2].toTensor();
+    if (right.dim() == 1) return 2 * static_cast<double>(arguments[1].toTensor().numel());
+    return product_flops(arguments[1].toTensor(), right);
+  }
+  if (is_attention(facts.name)) {
+    return attention_flops(arguments[0].toTensor(), arguments[1].toTensor(),
+                           arguments[2].toTensor());
+  }
+  return is_convolution(facts.name) ? convolution_flops(arguments) : 0;
+}
+
+bool is_matrix_product(const OperatorFacts& facts) {
+  return among(kProducts, facts.name) || among(kProductsAfterAnAddend, facts.name) ||
+         is_attention(facts.name) || is_convolution(facts.name);
+}
+
+}  // namespace zeropage::checkpointing::detail

@@ -1,0 +1,65 @@
+#include "checkpointing/detail/outside_writes.h"
+
+#include <algorithm>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+
+#include "memory/check.h"
+#include "memory/dispatch_keys.h"
+
+namespace zeropage::checkpointing::detail {
+namespace {
+
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
+  at::Tensor whole = at::empty({0}, at::TensorOptions(tensor.device()).dtype(at::kByte));
+  return whole.set_(tensor.storage(), 0, {bytes}, {1});
+}
+
+}  // namespace
+
+void OutsideWrites::made(const at::Tensor& tensor) {
+  if (tensor.defined() && tensor.has_storage()) {
+    made_.insert(tensor.storage().unsafeGetStorageImpl());
+  }
+}
+
+void OutsideWrites::before_write(const at::Tensor& tensor) {
+  if (!tensor.has_storage()) return;
+  const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  if (made_.contains(storage)) return;
+  const bool known = std::any_of(written_.begin(), written_.end(), [&](const Written& written) {
+    return written.bytes.storage().unsafeGetStorageImpl() == storage;
+  });
+  if (known) return;
+  ZP_CHECK(!tensor.key_set().has(memory::kTrapKey), "a checkpointed forward writes in place to a ",
+           "sharded parameter of sizes ", tensor.sizes(),
+           ": it could not be repeated; write to it outside of the region");
+  const at::NoGradGuard no_grad;
+  at::Tensor bytes = bytes_of(tensor);
+  at::Tensor before = bytes.clone();
+  written_.push_back({tensor.detach(), std::move(bytes), std::move(before)});
+}
+
+OutsideWritesScope::OutsideWritesScope(const OutsideWrites& writes) : writes_(writes) {
+  const at::NoGradGuard no_grad;
+  for (const auto& written : writes_.written_) {
+    now_.push_back(written.bytes.clone());
+    versions_.push_back(written.tensor.is_inference() ? 0 : written.tensor._version());
+    written.bytes.copy_(written.before);
+  }
+}
+
+OutsideWritesScope::~OutsideWritesScope() {
+  const at::NoGradGuard no_grad;
+  for (size_t index = 0; index < now_.size(); ++index) {
+    const auto& written = writes_.written_[index];
+    written.bytes.copy_(now_[index]);
+    if (written.tensor.is_inference()) continue;
+    c10::VariableVersion version = written.tensor.unsafeGetTensorImpl()->version_counter();
+    version.set_version(versions_[index]);
+  }
+}
+
+}  // namespace zeropage::checkpointing::detail

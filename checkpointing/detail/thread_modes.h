@@ -1,0 +1,76 @@
+// What of a thread's state decides which values a forward computes: the default generators, grad
+// mode, autocast. Taken when a forward begins, and put back while it is repeated.
+//
+// Lifetime: values. Threads: any; generators belong to the process, so where threads draw at the
+// same time no order is kept, here as in LibTorch.
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <c10/core/Device.h>
+
+namespace zeropage::checkpointing::detail {
+
+// The states of the default generators of the host and of a CUDA device.
+class RandomState {
+ public:
+  // Of now; device: where the forward computes.
+  static RandomState take(c10::Device device);
+  void put_back() const;
+  // Those of the same generators now.
+  RandomState of_now() const;
+  // Whether nothing was drawn between the two.
+  friend bool operator==(const RandomState& left, const RandomState& right);
+
+ private:
+  std::vector<std::pair<at::Generator, at::Generator>> states_;  // the generator, and a copy
+};
+
+class ThreadModes {
+ public:
+  static ThreadModes take();
+
+ private:
+  friend class ThreadModesScope;
+  struct Autocast {
+    at::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+
+  bool grad_mode_ = true;
+  bool autocast_cache_ = true;
+  std::vector<Autocast> autocast_;
+};
+
+// While it lives, the calling thread has those modes.
+class ThreadModesScope {
+ public:
+  explicit ThreadModesScope(const ThreadModes& modes);
+  ~ThreadModesScope();
+  ThreadModesScope(const ThreadModesScope&) = delete;
+  ThreadModesScope& operator=(const ThreadModesScope&) = delete;
+
+ private:
+  static void apply(const ThreadModes& modes);
+
+  const ThreadModes before_;
+};
+
+// While it lives, the generators begin where they were then; afterwards they are as before.
+class RandomStateScope {
+ public:
+  explicit RandomStateScope(const RandomState& state) : before_(state.of_now()) {
+    state.put_back();
+  }
+  ~RandomStateScope() { before_.put_back(); }
+  RandomStateScope(const RandomStateScope&) = delete;
+  RandomStateScope& operator=(const RandomStateScope&) = delete;
+
+ private:
+  const RandomState before_;
+};
+
+}  // namespace zeropage::checkpointing::detail

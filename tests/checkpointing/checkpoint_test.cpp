@@ -1,0 +1,383 @@
+#include "checkpointing/checkpoint.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <ATen/autocast_mode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "checkpointing/checkpointed.h"
+#include "checkpointing/recompute_statistics.h"
+#include "memory/ledger.h"
+#include "tests/harness/errors.h"
+
+namespace zeropage::checkpointing {
+namespace {
+
+using Forward = std::function<torch::Tensor(torch::Tensor)>;
+
+struct Gradients {
+  torch::Tensor output;
+  std::vector<torch::Tensor> of;
+};
+
+// Of sum(forward(x)^2) for x and the module's parameters, drawn from one seed.
+Gradients gradients_of(const torch::nn::Module& module, const torch::Tensor& input,
+                       const Forward& forward) {
+  torch::manual_seed(7);
+  const auto x = input.clone().requires_grad_(input.is_floating_point());
+  for (auto& parameter : module.parameters()) parameter.mutable_grad() = torch::Tensor();
+  const auto output = forward(x);
+  output.square().sum().backward();
+  Gradients gradients{output.detach().clone(), {}};
+  if (x.requires_grad()) gradients.of.push_back(x.grad().clone());
+  for (auto& parameter : module.parameters()) {
+    gradients.of.push_back(parameter.grad().defined() ? parameter.grad().clone() : torch::Tensor());
+  }
+  for (const auto& buffer : module.buffers()) gradients.of.push_back(buffer.clone());
+  return gradients;
+}
+
+void expect_same_bits(const Gradients& expected, const Gradients& got) {
+  EXPECT_TRUE(torch::equal(expected.output, got.output));
+  ASSERT_EQ(expected.of.size(), got.of.size());
+  for (size_t index = 0; index < expected.of.size(); ++index) {
+    ASSERT_EQ(expected.of[index].defined(), got.of[index].defined()) << index;
+    if (!expected.of[index].defined()) continue;
+    EXPECT_TRUE(torch::equal(expected.of[index], got.of[index])) << "gradient or buffer " << index;
+  }
+}
+
+// The forward as it is, and in one region.
+void expect_a_region_changes_no_bit(torch::nn::Module& module, const torch::Tensor& input,
+                                    const Forward& forward) {
+  std::vector<torch::Tensor> before;
+  for (const auto& buffer : module.buffers()) before.push_back(buffer.clone());
+  const Gradients plain = gradients_of(module, input, forward);
+  {
+    const torch::NoGradGuard no_grad;
+    const auto buffers = module.buffers();
+    for (size_t index = 0; index < before.size(); ++index) {
+      torch::Tensor buffer = buffers[index];
+      buffer.copy_(before[index]);
+    }
+  }
+  const auto replays = recompute_statistics().replays;
+  expect_same_bits(plain, gradients_of(module, input, [&](const torch::Tensor& x) {
+                     return checkpoint({.check = RecomputeCheck::kValues}, forward, x);
+                   }));
+  EXPECT_GT(recompute_statistics().replays, replays);
+}
+
+TEST(CheckpointTest, DropoutIsRepeatedWithTheSameMasks) {
+  torch::nn::Sequential module(torch::nn::Linear(8, 16), torch::nn::GELU(), torch::nn::Dropout(0.5),
+                               torch::nn::Linear(16, 4), torch::nn::Dropout(0.3));
+  expect_a_region_changes_no_bit(*module, torch::randn({5, 8}),
+                                 [&](const torch::Tensor& x) { return module->forward(x); });
+}
+
+TEST(CheckpointTest, BatchNormStatisticsAreUpdatedOnceByAResidualNet) {
+  struct Net : torch::nn::Module {
+    torch::nn::Conv2d a{register_module(
+        "a", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 3, 3).padding(1).bias(false)))};
+    torch::nn::BatchNorm2d norm{register_module("norm", torch::nn::BatchNorm2d(3))};
+    torch::nn::Conv2d b{register_module(
+        "b", torch::nn::Conv2d(torch::nn::Conv2dOptions(3, 3, 3).padding(1).bias(false)))};
+    torch::nn::BatchNorm2d last{register_module("last", torch::nn::BatchNorm2d(3))};
+    torch::Tensor forward(const torch::Tensor& x) {
+      return torch::relu(last(b(norm(a(x)).relu_())) + x);
+    }
+  } net;
+  expect_a_region_changes_no_bit(net, torch::randn({4, 3, 6, 6}),
+                                 [&](const torch::Tensor& x) { return net.forward(x); });
+  EXPECT_EQ(net.norm->num_batches_tracked.item<int64_t>(), 1);
+}
+
+TEST(CheckpointTest, LstmAndMultiheadAttentionAreRepeatedBitForBit) {
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(6, 8).num_layers(2).dropout(0.2));
+  expect_a_region_changes_no_bit(*lstm, torch::randn({5, 3, 6}), [&](const torch::Tensor& x) {
+    return std::get<0>(lstm->forward(x));
+  });
+  torch::nn::MultiheadAttention attention(torch::nn::MultiheadAttentionOptions(8, 2).dropout(0.1));
+  expect_a_region_changes_no_bit(*attention, torch::randn({5, 3, 8}), [&](const torch::Tensor& x) {
+    return std::get<0>(attention->forward(x, x, x));
+  });
+}
+
+TEST(CheckpointTest, FrozenLayersAndInputsWithoutGradientsAreFine) {
+  torch::nn::Sequential module(torch::nn::Embedding(10, 8), torch::nn::Linear(8, 8),
+                               torch::nn::Tanh(), torch::nn::Linear(8, 2));
+  module[1]->as<torch::nn::Linear>()->weight.set_requires_grad(false);
+  expect_a_region_changes_no_bit(*module, torch::arange(6),
+                                 [&](const torch::Tensor& x) { return module->forward(x); });
+}
+
+TEST(CheckpointTest, RegionsNestAndTakeAnyArgumentsAndResults) {
+  torch::nn::Linear inner(4, 4), outer(4, 4);
+  const auto x = torch::randn({3, 4}).requires_grad_();
+  const auto mask = torch::rand({3, 4}) > 0.5;
+  const auto run = [&](bool regions) {
+    x.mutable_grad() = torch::Tensor();
+    inner->zero_grad(true);
+    outer->zero_grad(true);
+    const auto core = [&](const torch::Tensor& t) { return torch::gelu(inner(t)).exp(); };
+    const auto function = [&](std::vector<torch::Tensor> in, std::optional<torch::Tensor> keep,
+                              double scale) {
+      const auto y = outer(in[0]).tanh() * scale;
+      const auto z = regions ? checkpoint({.name = "inner"}, core, y) : core(y);
+      return std::make_tuple(z * *keep, y.sin(), std::string("a value"));
+    };
+    const std::vector<torch::Tensor> in = {x};
+    const auto [a, b, text] =
+        regions ? checkpoint({.name = "outer"}, function, in, std::optional(mask), 0.5)
+                : function(in, mask, 0.5);
+    EXPECT_EQ(text, "a value");
+    (a.sum() + b.prod()).backward();
+    return std::vector{x.grad().clone(), inner->weight.grad().clone(),
+                       outer->weight.grad().clone()};
+  };
+  const auto plain = run(false), nested = run(true);
+  for (size_t index = 0; index < plain.size(); ++index) {
+    EXPECT_TRUE(torch::equal(plain[index], nested[index]));
+  }
+}
+
+TEST(CheckpointTest, InPlaceOperatorsInsideAndOnTheInputAreRepeatedFromWhatTheyFound) {
+  torch::nn::Linear linear(4, 4);
+  expect_a_region_changes_no_bit(*linear, torch::randn({3, 4}), [&](const torch::Tensor& x) {
+    auto y = linear(x);
+    y.mul_(2).add_(x);
+    return y.sigmoid_() * 3;
+  });
+  // The region changes its own input.
+  const auto run = [&](bool region) {
+    const auto x = torch::ones({3, 4}).requires_grad_();
+    auto middle = x * 3;
+    const auto function = [&](torch::Tensor m) { return linear(m.add_(1)).tanh().square(); };
+    const auto y = region ? checkpoint(function, middle) : function(middle);
+    y.sum().backward();
+    EXPECT_TRUE(torch::equal(middle.detach(), torch::full({3, 4}, 4.0)));
+    return x.grad().clone();
+  };
+  EXPECT_TRUE(torch::equal(run(false), run(true)));
+}
+
+TEST(CheckpointTest, RetainGraphAndCreateGraphRepeatTheRegionAgain) {
+  torch::nn::Linear linear(4, 4);
+  const auto x = torch::randn({3, 4}).requires_grad_();
+  const auto function = [&](const torch::Tensor& t) { return linear(t).tanh().pow(3); };
+  const auto plain = function(x).sum(), region = checkpoint(function, x).sum();
+  for (int time = 0; time < 2; ++time) {
+    const auto expected = torch::autograd::grad({plain}, {x}, {}, /*retain_graph=*/true)[0];
+    EXPECT_TRUE(
+        torch::equal(expected, torch::autograd::grad({region}, {x}, {}, /*retain_graph=*/true)[0]));
+  }
+  const auto second = [&](const torch::Tensor& loss) {
+    const auto first = torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.square().sum()}, {x})[0];
+  };
+  EXPECT_TRUE(torch::equal(second(plain), second(region)));
+}
+
+TEST(CheckpointTest, ARepetitionEndsWithTheLastTensorThatIsNeeded) {
+  const auto x = torch::randn({3, 3}).requires_grad_();
+  int ends = 0;
+  const auto run = [&](bool early_stop) {
+    checkpoint(
+        {.early_stop = early_stop},
+        [&](const torch::Tensor& t) {
+          const auto y = t.exp() * 2 + 1;
+          ++ends;
+          return y;
+        },
+        x)
+        .sum()
+        .backward();
+  };
+  run(true);
+  EXPECT_EQ(ends, 1);
+  run(false);
+  EXPECT_EQ(ends, 3);
+}
+
+TEST(CheckpointTest, OnlyTheInputsAreKeptAndRecomputedBytesGoAsTheyAreUsed) {
+  memory::Ledger& ledger = *memory::Ledger::current();
+  const auto held = [&] { return ledger.now().activations(); };
+  const auto x = torch::randn({256, 256}).requires_grad_();
+  const int64_t bytes = 256 * 256 * 4;
+  const int64_t base = held();
+  const auto chain = [](torch::Tensor t) {
+    for (int i = 0; i < 8; ++i) t = t.sin();
+    return t;
+  };
+  auto y = checkpoint(chain, x * 1);
+  EXPECT_LE(held() - base, 2 * bytes + 100'000);  // the input and the output
+  ledger.reset_peak();
+  y.sum().backward({}, /*retain_graph=*/true);
+  EXPECT_GE(ledger.at_peak()[memory::Kind::kRecompute], 6 * bytes);
+  EXPECT_EQ(ledger.now()[memory::Kind::kRecompute], 0);
+  y.reset();
+  EXPECT_LE(held() - base, bytes + 100'000);  // x.grad()
+}
+
+TEST(CheckpointTest, FlopsOfTheRepetitionAreThoseOfTheForwardLessWhatWasNotNeeded) {
+  torch::nn::Sequential module(torch::nn::Linear(16, 32), torch::nn::Tanh(),
+                               torch::nn::Linear(32, 16));
+  const auto before = recompute_statistics();
+  checkpoint([&](const torch::Tensor& x) { return module->forward(x); }, torch::randn({4, 16}))
+      .sum()
+      .backward();
+  const auto after = recompute_statistics();
+  const double first = 2.0 * 4 * 16 * 32;
+  EXPECT_EQ(after.forward_flops - before.forward_flops, 2 * first);
+  EXPECT_EQ(after.recomputed_flops - before.recomputed_flops, first);
+}
+
+TEST(CheckpointTest, AnInputChangedInPlaceAfterwardsIsRefusedByName) {
+  const auto x = torch::ones({3}).requires_grad_();
+  auto middle = x * 2;
+  const auto y = checkpoint(
+      {.name = "layer 4"}, [](const torch::Tensor& t) { return t.exp(); }, middle);
+  middle.detach().add_(1);
+  const std::string error = testing::error_of([&] { y.sum().backward(); });
+  EXPECT_THAT(error,
+              ::testing::HasSubstr("region \"layer 4\": arguments[0] of sizes [3] was changed "
+                                   "in place after the region"));
+}
+
+TEST(CheckpointTest, ARepetitionThatDiffersIsRefusedWithTheFirstTensorThatDiffers) {
+  const auto x = torch::ones({3}).requires_grad_();
+  int64_t length = 3;
+  double factor = 2;
+  const auto run = [&](RecomputeCheck check) {
+    length = 3;
+    factor = 2;
+    const auto y = checkpoint(
+        {.name = "block 1", .early_stop = false, .check = check},
+        [&](const torch::Tensor& t) { return t.narrow(0, 0, length).mul(factor).sin().exp(); }, x);
+    return y.sum();
+  };
+  auto loss = run(RecomputeCheck::kGeometry);
+  length = 2;
+  EXPECT_THAT(testing::error_of([&] { loss.backward(); }),
+              ::testing::HasSubstr("saved tensor 0 of 2 differs in the repetition: expected Float "
+                                   "[3] on cpu, got Float [2] on cpu"));
+  loss = run(RecomputeCheck::kValues);
+  factor = 3;
+  EXPECT_THAT(testing::error_of([&] { loss.backward(); }),
+              ::testing::HasSubstr("region \"block 1\": saved tensor 0 of 2, Float [3] on cpu, has "
+                                   "other values in the repetition"));
+}
+
+TEST(CheckpointTest, AnExceptionInTheRepetitionHasTheRegionsNameAndLeavesNothingBehind) {
+  const auto x = torch::ones({3}).requires_grad_();
+  bool fails = false;
+  const auto y = checkpoint(
+      {.name = "block 2"},
+      [&](const torch::Tensor& t) {
+        const auto z = torch::dropout(t, 0.5, true);
+        if (fails) throw std::runtime_error("no more");
+        return z.exp();
+      },
+      x);
+  fails = true;
+  torch::manual_seed(5);
+  const auto expected = torch::rand({4});
+  torch::manual_seed(5);
+  const std::string error = testing::error_of([&] { y.sum().backward({}, true); });
+  EXPECT_THAT(error, ::testing::HasSubstr("repeating region \"block 2\" in backward: no more"));
+  EXPECT_EQ(SavedTensorScope::current(), nullptr);
+  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
+  fails = false;
+  y.sum().backward();
+  EXPECT_TRUE(x.grad().defined());
+}
+
+TEST(CheckpointTest, ARegionWithoutGradientsWarnsAndOneUnderNoGradIsPlain) {
+  ::testing::internal::CaptureStderr();
+  checkpoint(
+      {.name = "frozen"}, [](const torch::Tensor& t) { return t.exp(); }, torch::ones({2}));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("region \"frozen\": no result requires a gradient"));
+  ::testing::internal::CaptureStderr();
+  const torch::NoGradGuard no_grad;
+  checkpoint([](const torch::Tensor& t) { return t.exp(); }, torch::ones({2}));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST(CheckpointTest, AutocastIsAsItWasInTheFirstRun) {
+  torch::nn::Linear linear(8, 8);
+  const auto run = [&](bool region) {
+    linear->zero_grad(true);
+    const auto x = torch::ones({2, 8}).requires_grad_();
+    torch::Tensor y;
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    const auto function = [&](const torch::Tensor& t) { return linear(t).exp(); };
+    y = region ? checkpoint(function, x) : function(x);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    EXPECT_EQ(linear(x).scalar_type(), at::kFloat);
+    y.sum().backward();
+    return linear->weight.grad().clone();
+  };
+  EXPECT_TRUE(torch::equal(run(false), run(true)));
+}
+
+class GeluBlockImpl : public torch::nn::Module {
+ public:
+  explicit GeluBlockImpl(int64_t width)
+      : linear(register_module("linear", torch::nn::Linear(width, width))) {}
+  torch::Tensor forward(const torch::Tensor& x) { return x + torch::gelu(linear(x)); }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(GeluBlock);
+
+TEST(CheckpointedTest, BlocksListsAndSequentialsHaveThePlainNamesAndBits) {
+  torch::manual_seed(0);
+  torch::nn::ModuleList plain, checkpointed;
+  torch::nn::Sequential sequential;
+  for (int i = 0; i < 5; ++i) {
+    plain->push_back(GeluBlock(6));
+    checkpointed->push_back(std::make_shared<Checkpointed<GeluBlockImpl>>(6));
+    sequential->push_back(GeluBlock(6));
+    const torch::NoGradGuard no_grad;
+    const auto from = plain->ptr(i)->named_parameters();
+    for (const auto& other : {checkpointed->ptr(i), sequential->ptr(i)}) {
+      for (auto& parameter : other->named_parameters()) {
+        parameter.value().copy_(from[parameter.key()]);
+      }
+    }
+  }
+  EXPECT_EQ(plain->named_parameters().keys(), checkpointed->named_parameters().keys());
+  const auto x = torch::randn({3, 6});
+  const auto step = [&](torch::Tensor t, int64_t i) {
+    return plain->at<GeluBlockImpl>(static_cast<size_t>(i)).forward(t);
+  };
+  const auto expected = gradients_of(*plain, x, [&](const torch::Tensor& t) {
+    return checkpoint_each(5, EveryBlocks::none(), t, step);
+  });
+  for (const auto every :
+       {EveryBlocks::each(), EveryBlocks::square_root(), EveryBlocks::every(3)}) {
+    expect_same_bits(expected, gradients_of(*plain, x, [&](const torch::Tensor& t) {
+                       return checkpoint_each(5, every, t, step);
+                     }));
+  }
+  expect_same_bits(
+      expected, gradients_of(*checkpointed, x, [&](torch::Tensor t) {
+        for (const auto& block : *checkpointed) {
+          t = std::dynamic_pointer_cast<Checkpointed<GeluBlockImpl>>(block)->forward(t);
+        }
+        return t;
+      }));
+  expect_same_bits(expected, gradients_of(*sequential, x, [&](const torch::Tensor& t) {
+                     return checkpoint_sequential(sequential, 2, t);
+                   }));
+  EXPECT_THAT(testing::error_of([&] { checkpoint_sequential(sequential, 6, x); }),
+              ::testing::HasSubstr("expected 1 to 5 segments"));
+}
+
+}  // namespace
+}  // namespace zeropage::checkpointing

@@ -1,0 +1,86 @@
+#include "checkpointing/detail/savings_frontier.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace zeropage::checkpointing::detail {
+
+SavingsFrontier::SavingsFrontier(const std::vector<ItemGroup>& groups) : groups_(groups.size()) {
+  states_.push_back({});
+  frontier_.push_back(0);
+  for (size_t group = 0; group < groups.size(); ++group) {
+    size_t left = groups[group].count;
+    for (size_t count = 1; left > 0; count *= 2) {
+      const size_t taken = std::min(count, left);
+      add_bundle(group, taken, groups[group]);
+      left -= taken;
+    }
+  }
+}
+
+void SavingsFrontier::add_bundle(size_t group, size_t count, const ItemGroup& item) {
+  const int64_t more_bytes = item.bytes * static_cast<int64_t>(count);
+  const double more_seconds = item.seconds * static_cast<double>(count);
+  std::vector<size_t> merged;
+  merged.reserve(2 * frontier_.size());
+  // From the most bytes down, so that a state is dominated by what came before it.
+  size_t without = frontier_.size();
+  size_t with = frontier_.size();
+  double least_seconds = std::numeric_limits<double>::infinity();
+  while (without > 0 || with > 0) {
+    bool take_with = without == 0;
+    if (without > 0 && with > 0) {
+      const State& kept = states_[frontier_[without - 1]];
+      const State& base = states_[frontier_[with - 1]];
+      const int64_t with_bytes = base.bytes + more_bytes;
+      take_with = with_bytes > kept.bytes ||
+                  (with_bytes == kept.bytes && base.seconds + more_seconds < kept.seconds);
+    }
+    const size_t before = frontier_[(take_with ? with : without) - 1];
+    --(take_with ? with : without);
+    const double seconds = states_[before].seconds + (take_with ? more_seconds : 0.0);
+    if (seconds >= least_seconds) continue;
+    least_seconds = seconds;
+    if (take_with) {
+      merged.push_back(states_.size());
+      states_.push_back({states_[before].bytes + more_bytes, seconds, before, group, count});
+    } else {
+      merged.push_back(before);
+    }
+  }
+  std::reverse(merged.begin(), merged.end());
+  frontier_ = std::move(merged);
+  if (frontier_.size() > kMostStates) thin();
+}
+
+// Keeps the state with the most bytes of each of kMostStates equal ranges: what meets a requirement
+// still does.
+void SavingsFrontier::thin() {
+  const int64_t width = states_[frontier_.back()].bytes / static_cast<int64_t>(kMostStates) + 1;
+  std::vector<size_t> kept;
+  kept.reserve(kMostStates);
+  for (size_t at = 0; at < frontier_.size(); ++at) {
+    const bool last_of_range =
+        at + 1 == frontier_.size() || bytes(at) / width != bytes(at + 1) / width;
+    if (last_of_range) kept.push_back(frontier_[at]);
+  }
+  frontier_ = std::move(kept);
+}
+
+std::optional<size_t> SavingsFrontier::at_least(int64_t bytes) const {
+  const auto found =
+      std::lower_bound(frontier_.begin(), frontier_.end(), bytes,
+                       [&](size_t state, int64_t wanted) { return states_[state].bytes < wanted; });
+  if (found == frontier_.end()) return std::nullopt;
+  return static_cast<size_t>(found - frontier_.begin());
+}
+
+std::vector<size_t> SavingsFrontier::counts(size_t at) const {
+  std::vector<size_t> counts(groups_, 0);
+  for (size_t state = frontier_[at]; states_[state].count > 0; state = states_[state].before) {
+    counts[states_[state].group] += states_[state].count;
+  }
+  return counts;
+}
+
+}  // namespace zeropage::checkpointing::detail

@@ -137,11 +137,10 @@ PlanSearch::Candidate PlanSearch::enumerate() {
     ItemSet dropped(items_.size(), 0);
     for (size_t at = 0; at < items_.size(); ++at) dropped[at] = (mask >> at) & 1;
     Candidate candidate = evaluated(std::move(dropped));
-    const bool is_first = !best || (fits(candidate) && !fits(*best));
     const bool is_cheaper = best && fits(candidate) && cheaper(candidate, *best);
     const bool is_lower =
         best && !fits(*best) && candidate.outcome.peak_bytes < best->outcome.peak_bytes;
-    if (is_first || is_cheaper || is_lower) best = std::move(candidate);
+    if (!best || is_cheaper || is_lower) best = std::move(candidate);
   }
   return *best;
 }

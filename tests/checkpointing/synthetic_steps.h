@@ -94,6 +94,24 @@ inline RecordedStep transformer(size_t blocks, int64_t unit = 1 << 20) {
   return step.finish(4 * unit);
 }
 
+// Streams of equal values, each of them made from all values of the layer before, perhaps through
+// passing ones.
+inline RecordedStep streams(size_t count, size_t layers, int64_t bytes, bool through_passing) {
+  SyntheticStep step;
+  std::vector<size_t> layer(count, step.leaf(bytes));
+  for (size_t at = 0; at < layers; ++at) {
+    std::vector<size_t> next;
+    for (size_t stream = 0; stream < count; ++stream) {
+      std::vector<size_t> inputs = layer;
+      if (through_passing) inputs = {step.run("passing", 1, layer, bytes)};
+      next.push_back(step.run("stream", 1, inputs, bytes));
+      step.save(next.back());
+    }
+    layer = next;
+  }
+  return step.finish(0);
+}
+
 // A chain of blocks with transformer-like irregularities: at most `most_saved` saved values of
 // random sizes, some of them behind passing values, with a residual stream.
 inline RecordedStep random_chain(std::mt19937& random, size_t most_saved) {
@@ -133,8 +151,9 @@ inline RecordedStep random_graph(std::mt19937& random, size_t operators, size_t 
       const auto made = static_cast<int64_t>(step.step().values.size());
       inputs.push_back(static_cast<size_t>(made - 1 - below(std::min<int64_t>(made, 5))));
     }
-    const size_t output =
-        step.run("operator " + std::to_string(op), 0.1 * (1 + below(40)), inputs, 1 + below(40));
+    const double seconds = 0.1 * static_cast<double>(1 + below(40));
+    const int64_t bytes = 1 + below(40);
+    const size_t output = step.run("operator " + std::to_string(op), seconds, inputs, bytes);
     inputs.push_back(output);
     for (const size_t value : inputs) {
       const bool is_known = std::find(saved.begin(), saved.end(), value) != saved.end();

@@ -16,10 +16,16 @@ namespace {
 
 // What a simulation takes is proportional to the length of the step; so much of it is some tens of
 // milliseconds.
-constexpr size_t kMostWork = 20'000'000;
+constexpr size_t kMostWork = 8'000'000;
 constexpr size_t kFewestRuns = 200;
 constexpr size_t kMostRuns = 4000;
 constexpr size_t kMostEnumerationWork = 4'000'000;
+// A knapsack takes its groups times its states: of the one without anchors, which sets the bound, and
+// of each other.
+constexpr size_t kBoundWork = 1'500'000;
+constexpr size_t kAnchoredWork = 100'000;
+constexpr size_t kFewestStates = 64;
+constexpr size_t kMostStates = 2048;
 // Requirements asked of the knapsack for one set of anchors.
 constexpr int kMostRequirements = 24;
 // So near the knapsack's bound, other anchors are not worth their time.
@@ -154,7 +160,9 @@ std::optional<PlanSearch::Candidate> PlanSearch::fill(const ItemSet& anchors,
                                      [&](size_t item) { return anchors[item] == 0; });
     free.push_back({group.bytes, group.seconds, static_cast<size_t>(count)});
   }
-  const SavingsFrontier frontier(free);
+  const size_t work = bound_seconds_ < 0 ? kBoundWork : kAnchoredWork;
+  const SavingsFrontier frontier(
+      free, std::clamp(work / (groups_.size() + 1), kFewestStates, kMostStates));
   const size_t last = frontier.size() - 1;
   int64_t required_bytes = kept_peak_bytes_ - budget_bytes_;
   // The first set of anchors is empty: where replays are free of side effects, nothing is cheaper.

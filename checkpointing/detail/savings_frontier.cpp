@@ -5,7 +5,8 @@
 
 namespace zeropage::checkpointing::detail {
 
-SavingsFrontier::SavingsFrontier(const std::vector<ItemGroup>& groups) : groups_(groups.size()) {
+SavingsFrontier::SavingsFrontier(const std::vector<ItemGroup>& groups, size_t most_states)
+    : groups_(groups.size()), most_states_(most_states) {
   states_.push_back({});
   frontier_.push_back(0);
   for (size_t group = 0; group < groups.size(); ++group) {
@@ -50,15 +51,15 @@ void SavingsFrontier::add_bundle(size_t group, size_t count, const ItemGroup& it
   }
   std::reverse(merged.begin(), merged.end());
   frontier_ = std::move(merged);
-  if (frontier_.size() > kMostStates) thin();
+  if (frontier_.size() > most_states_) thin();
 }
 
-// Keeps the state with the most bytes of each of kMostStates equal ranges: what meets a requirement
+// Keeps the state with the most bytes of each of most_states_ equal ranges: what meets a requirement
 // still does.
 void SavingsFrontier::thin() {
-  const int64_t width = states_[frontier_.back()].bytes / static_cast<int64_t>(kMostStates) + 1;
+  const int64_t width = states_[frontier_.back()].bytes / static_cast<int64_t>(most_states_) + 1;
   std::vector<size_t> kept;
-  kept.reserve(kMostStates);
+  kept.reserve(most_states_);
   for (size_t at = 0; at < frontier_.size(); ++at) {
     const bool last_of_range =
         at + 1 == frontier_.size() || bytes(at) / width != bytes(at + 1) / width;

@@ -23,11 +23,9 @@ struct ItemGroup {
 
 class SavingsFrontier {
  public:
-  // Past it the frontier is thinned: the requirement is then met with up to 1/kMostStates of all
-  // bytes to spare.
-  static constexpr size_t kMostStates = 2048;
-
-  explicit SavingsFrontier(const std::vector<ItemGroup>& groups);
+  // Past `most_states` the frontier is thinned: a requirement is then met with some bytes to spare,
+  // about 1/most_states of all.
+  SavingsFrontier(const std::vector<ItemGroup>& groups, size_t most_states);
 
   // From nothing to everything, in bytes and in seconds.
   size_t size() const { return frontier_.size(); }
@@ -51,6 +49,7 @@ class SavingsFrontier {
   void thin();
 
   size_t groups_ = 0;
+  size_t most_states_ = 0;
   std::vector<State> states_;     // all that were ever on the frontier
   std::vector<size_t> frontier_;  // bytes ascending, seconds ascending
 };

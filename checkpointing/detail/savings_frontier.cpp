@@ -54,17 +54,28 @@ void SavingsFrontier::add_bundle(size_t group, size_t count, const ItemGroup& it
   if (frontier_.size() > most_states_) thin();
 }
 
-// Keeps the state with the most bytes of each of most_states_ equal ranges: what meets a requirement
-// still does.
+// Keeps the most bytes, and of each of most_states_ equal ranges the state that is farthest below
+// the line through the range's ends: the best seconds for a byte, whatever is added later.
 void SavingsFrontier::thin() {
-  const int64_t width = states_[frontier_.back()].bytes / static_cast<int64_t>(most_states_) + 1;
+  const int64_t width = bytes(size() - 1) / static_cast<int64_t>(most_states_) + 1;
   std::vector<size_t> kept;
-  kept.reserve(most_states_);
-  for (size_t at = 0; at < frontier_.size(); ++at) {
-    const bool last_of_range =
-        at + 1 == frontier_.size() || bytes(at) / width != bytes(at + 1) / width;
-    if (last_of_range) kept.push_back(frontier_[at]);
+  kept.reserve(most_states_ + 1);
+  for (size_t begin = 0; begin + 1 < size();) {
+    size_t end = begin + 1;
+    while (end + 1 < size() && bytes(end) / width == bytes(begin) / width) ++end;
+    const double slope =
+        (seconds(end) - seconds(begin)) / static_cast<double>(bytes(end) - bytes(begin));
+    const auto above_line = [&](size_t at) {
+      return seconds(at) - slope * static_cast<double>(bytes(at));
+    };
+    size_t best = begin;
+    for (size_t at = begin + 1; at < end; ++at) {
+      if (above_line(at) < above_line(best)) best = at;
+    }
+    kept.push_back(frontier_[best]);
+    begin = end;
   }
+  kept.push_back(frontier_.back());
   frontier_ = std::move(kept);
 }
 

@@ -416,6 +416,34 @@ TEST(RecomputePlanTest, DropsFirstWhatBackwardNeverNeeds) {
   EXPECT_EQ(plan_recompute(step, 24).forecast.replay_seconds, 0);
 }
 
+// Values that do not depend on each other: the bound is that of the knapsack of fractions.
+TEST(RecomputePlanTest, IsNearTheBoundForManyValuesOfWhichNoTwoAreAlike) {
+  std::mt19937 random(5);
+  SyntheticStep independent;
+  const size_t source = independent.leaf(0);
+  std::vector<std::pair<double, double>> byte_seconds_and_bytes;
+  for (int at = 0; at < 1500; ++at) {
+    const auto bytes = static_cast<int64_t>(1000 + random() % 9000);
+    const double seconds = 1 + 0.001 * static_cast<double>(random() % 9000);
+    independent.save(independent.run(std::to_string(at), seconds, {source}, bytes));
+    byte_seconds_and_bytes.emplace_back(seconds / static_cast<double>(bytes), bytes);
+  }
+  std::sort(byte_seconds_and_bytes.begin(), byte_seconds_and_bytes.end());
+  const RecordedStep step = independent.finish(0);
+  for (const int64_t percent : {90, 60, 30}) {
+    const int64_t budget = kept_peak(step) * percent / 100;
+    auto left_bytes = static_cast<double>(kept_peak(step) - budget);
+    double bound_seconds = 0;
+    for (const auto& [byte_seconds, bytes] : byte_seconds_and_bytes) {
+      const double taken_bytes = std::min(left_bytes, bytes);
+      bound_seconds += byte_seconds * taken_bytes;
+      left_bytes -= taken_bytes;
+    }
+    const RecomputePlan plan = plan_recompute(step, budget);
+    EXPECT_LE(plan.forecast.replay_seconds, 1.02 * bound_seconds) << percent << " %";
+  }
+}
+
 // 7 % needs residual values dropped: were all of them, the first replay would bring back every
 // block.
 TEST(RecomputePlanTest, KeepsAnchorsInLongChains) {

@@ -100,10 +100,10 @@ std::vector<bool> droppable_values(const RecordedStep& step);
 Forecast simulate(const RecordedStep& step, const std::vector<bool>& dropped);
 
 // All outputs of an operator that can be dropped are dropped together. Exact for few candidates
-// (PlanOptions); else the knapsack of bytes and seconds, which is exact where replays do not share
-// work or memory, improved by simulation. The forecast's peak is never over the budget; where
-// keeping everything fits, nothing is dropped. A refusal names the least peak that was reached:
-// that budget is accepted.
+// (PlanOptions); else the knapsack of bytes and seconds, which is exact where values are of few
+// kinds and replays share neither work nor memory, improved by simulation. The forecast's peak is
+// never over the budget; where keeping everything fits, nothing is dropped. A refusal names the
+// least peak that was reached: that budget is accepted, and one a little below it may be.
 RecomputePlan plan_recompute(const RecordedStep& step, int64_t budget_bytes,
                              const PlanOptions& options = {});
 

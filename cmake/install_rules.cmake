@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Zeropage)
 install(TARGETS zeropage EXPORT ZeropageTargets)
 install(EXPORT ZeropageTargets NAMESPACE zeropage:: DESTINATION ${package_dir})
-install(DIRECTORY memory comm accumulate offload zero DESTINATION include/zeropage
+install(DIRECTORY memory comm accumulate checkpointing offload zero DESTINATION include/zeropage
         FILES_MATCHING PATTERN "*.h" PATTERN "detail" EXCLUDE)
 configure_package_config_file(cmake/ZeropageConfig.cmake.in ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake
                               INSTALL_DESTINATION ${package_dir})

@@ -9,10 +9,9 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "checkpointing/detail/operator_facts.h"
+#include "checkpointing/detail/recorded_forward.h"
 #include "memory/check.h"
 
 namespace zeropage::checkpointing::detail {
@@ -67,13 +66,6 @@ class FlopCounter : public memory::OperatorInterceptor {
 
 c10::Device place_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.device() : c10::Device(c10::kCPU);
-}
-
-// Gives a detached tensor the look of one inside a graph: in-place operators on it are allowed.
-void attach_to_nothing(const at::Tensor& tensor) {
-  auto node = std::make_shared<torch::autograd::Error>(
-      "a gradient went past the inputs of a repeated region");
-  torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), std::move(node));
 }
 
 }  // namespace

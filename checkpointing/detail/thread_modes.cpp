@@ -81,9 +81,10 @@ ThreadModes ThreadModes::take() {
   ThreadModes modes;
   modes.grad_mode_ = at::GradMode::is_enabled();
   modes.autocast_cache_ = at::autocast::is_autocast_cache_enabled();
-  for (const auto device : kAutocastDevices) {
-    modes.autocast_.push_back({device, at::autocast::is_autocast_enabled(device),
-                               at::autocast::get_autocast_dtype(device)});
+  for (size_t index = 0; index < kAutocastDevices.size(); ++index) {
+    const auto device = kAutocastDevices[index];
+    modes.autocast_[index] = {at::autocast::is_autocast_enabled(device),
+                              at::autocast::get_autocast_dtype(device)};
   }
   return modes;
 }
@@ -91,9 +92,9 @@ ThreadModes ThreadModes::take() {
 void ThreadModesScope::apply(const ThreadModes& modes) {
   at::GradMode::set_enabled(modes.grad_mode_);
   at::autocast::set_autocast_cache_enabled(modes.autocast_cache_);
-  for (const auto& autocast : modes.autocast_) {
-    at::autocast::set_autocast_enabled(autocast.device, autocast.enabled);
-    at::autocast::set_autocast_dtype(autocast.device, autocast.dtype);
+  for (size_t index = 0; index < kAutocastDevices.size(); ++index) {
+    at::autocast::set_autocast_enabled(kAutocastDevices[index], modes.autocast_[index].enabled);
+    at::autocast::set_autocast_dtype(kAutocastDevices[index], modes.autocast_[index].dtype);
   }
 }
 

@@ -5,11 +5,14 @@
 // same time no order is kept, here as in LibTorch.
 #pragma once
 
+#include <array>
 #include <utility>
 #include <vector>
 
+#include <ATen/core/ATen_fwd.h>
 #include <ATen/core/Generator.h>
 #include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
 
 namespace zeropage::checkpointing::detail {
 
@@ -31,18 +34,19 @@ class RandomState {
 class ThreadModes {
  public:
   static ThreadModes take();
+  friend bool operator==(const ThreadModes&, const ThreadModes&) = default;
 
  private:
   friend class ThreadModesScope;
   struct Autocast {
-    at::DeviceType device;
-    bool enabled;
-    at::ScalarType dtype;
+    bool enabled = false;
+    at::ScalarType dtype = at::kFloat;
+    friend bool operator==(const Autocast&, const Autocast&) = default;
   };
 
   bool grad_mode_ = true;
   bool autocast_cache_ = true;
-  std::vector<Autocast> autocast_;
+  std::array<Autocast, 2> autocast_;  // of the host, and of CUDA
 };
 
 // While it lives, the calling thread has those modes.

@@ -1,0 +1,168 @@
+// What a forward did, as far as it can be done again: operators, and the values that they make.
+//
+// A value is what a storage holds from one write to the next, also by an operator in place, which
+// reads one value and makes another. Views of it are no values of their
+// own: a tensor is a value and a geometry. So view operators need no record, and q, k and v in one
+// buffer are one value.
+//
+// Lifetime: by sharing. A value holds the operator that makes it for as long as it may have to be
+// made again, an operator holds the values that it reads; who holds a dropped value holds all that
+// it takes to bring it back, and nothing else.
+// Threads: the tape that records guards them.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Storage.h>
+
+#include "checkpointing/detail/operator_facts.h"
+#include "checkpointing/detail/thread_modes.h"
+
+namespace zeropage::checkpointing::detail {
+
+// Gives a detached tensor the look of one inside a graph: in-place operators on it are allowed.
+void attach_to_nothing(const at::Tensor& tensor);
+
+// What a tensor sees of a storage.
+class Geometry {
+ public:
+  explicit Geometry(const at::Tensor& tensor);
+  // Whether a tensor is no more than a storage and a geometry: strided, without lazy bits, not
+  // paged, and no Scalar that LibTorch made a tensor.
+  static bool describes(const at::Tensor& tensor);
+  // Without a graph.
+  at::Tensor on(const c10::Storage& storage) const;
+
+ private:
+  c10::DispatchKeySet keys_;
+  caffe2::TypeMeta dtype_;
+  c10::SmallVector<int64_t, 5> sizes_;
+  c10::SmallVector<int64_t, 5> strides_;
+  int64_t offset_;
+};
+
+// Knows whether a tensor was changed in place, without keeping its memory.
+class Unchanged {
+ public:
+  Unchanged() = default;
+  explicit Unchanged(const at::Tensor& tensor);
+  bool holds() const { return !counter_.enabled() || counter_.current_version() == version_; }
+
+ private:
+  c10::VariableVersion counter_;
+  uint32_t version_ = 0;
+};
+
+struct Operation;
+
+// Bytes of memory that saved values hold.
+using HeldBytes = std::atomic<int64_t>;
+
+struct Value {
+  enum class Source : uint8_t {
+    kLeaf,      // was there before the forward; `memory` stays
+    kOperator,  // comes from its producer, and can again
+    kUnknown,   // by what cannot be repeated or what nobody saw: once gone, it is gone
+  };
+
+  size_t index = 0;  // in the order in which the forward showed them
+  int64_t bytes = 0;
+  Source source = Source::kUnknown;
+  c10::weak_intrusive_ptr<c10::StorageImpl> identity;
+  Unchanged unchanged;                  // of leaves and unknown ones
+  std::shared_ptr<Operation> producer;  // while it may be needed again
+  int packs = 0;                        // saved tensors of it that the graph has now
+  bool saved = false;                   // it had some
+  bool dropped = false;                 // its memory does not stay from forward to backward
+  // Of its producer, and of what it reads that nobody saved: what a replay costs that finds all
+  // saved values at hand.
+  double chain_flops = 0;
+
+  Value(const c10::Storage& storage, std::shared_ptr<HeldBytes> held)
+      : bytes(static_cast<int64_t>(storage.nbytes())),
+        identity(storage.getWeakStorageImpl()),
+        held_(std::move(held)) {}
+  ~Value() { let_go(); }
+  Value(const Value&) = delete;
+  Value& operator=(const Value&) = delete;
+
+  // Null: dropped, or never kept.
+  const c10::Storage& memory() const { return memory_; }
+  bool has_memory() const { return static_cast<bool>(memory_); }
+  void hold(c10::Storage memory) {
+    let_go();
+    memory_ = std::move(memory);
+    if (source != Source::kLeaf) *held_ += bytes;
+  }
+  void let_go() {
+    if (has_memory() && source != Source::kLeaf) *held_ -= bytes;
+    memory_ = c10::Storage();
+  }
+
+ private:
+  c10::Storage memory_;
+  const std::shared_ptr<HeldBytes> held_;
+};
+
+struct Operation {
+  struct Tensor {
+    at::Tensor as_it_is;  // a parameter, or what else a value and a geometry do not describe
+    Unchanged unchanged;  // as_it_is
+    std::shared_ptr<Value> value;
+    std::optional<Geometry> geometry;
+    bool requires_grad = false;
+    bool written = false;  // in place: a repetition writes to a copy
+  };
+  struct Argument {
+    enum class Form : uint8_t { kOther, kTensor, kTensors, kOptionalTensors };
+    Form form = Form::kOther;
+    c10::IValue other;
+    std::vector<Tensor> tensors;
+  };
+
+  size_t index = 0;
+  size_t signature = 0;  // of its name and the sizes of its tensors
+  c10::OperatorHandle handle;
+  std::string name;
+  std::vector<Argument> arguments;
+  std::shared_ptr<const ThreadModes> modes;
+  std::optional<RandomState> random;  // if it draws
+  std::vector<std::weak_ptr<Value>> results;
+  std::vector<std::weak_ptr<Value>> saved;  // in the order in which autograd saved tensors in it
+  double flops = 0;
+  double seconds = 0;
+  bool replayable = true;
+
+  template <typename Visit>
+  void for_each_input(const Visit& visit) const {
+    for (const Argument& argument : arguments) {
+      for (const Tensor& tensor : argument.tensors) {
+        if (tensor.value) visit(tensor.value);
+      }
+    }
+  }
+};
+
+struct ReplayCost {
+  int64_t operators = 0;
+  double flops = 0;
+};
+
+// Runs operators again, in their order, until `value` has memory. Their other results that are
+// dropped and still packed get memory too; what nobody saved passes. for_good: the producers of
+// what came back are let go, since nothing will ask for it after its memory is gone again.
+// came_back: is told each value that got memory. Throws c10::Error if an input was changed in place
+// since the forward.
+ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,
+                      const std::function<void(const std::shared_ptr<Value>&)>& came_back);
+
+}  // namespace zeropage::checkpointing::detail

@@ -1,0 +1,164 @@
+#include "checkpointing/recompute.h"
+
+#include <algorithm>
+#include <cstring>
+#include <iomanip>
+#include <map>
+#include <sstream>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "checkpointing/detail/forward_tape.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace zeropage::checkpointing {
+namespace {
+
+using detail::ForwardPlan;
+using detail::ForwardTape;
+using detail::TapeOptions;
+
+// What the forecast may be off by.
+constexpr double kPlannedShare = 0.985;
+
+// Rows of less would be lost in rounding.
+constexpr int64_t kLeastOfATable = 64 * 1024;
+
+// One line an operator whose saved tensors are dropped at all.
+std::string table_of(const RecordedStep& step, const RecomputePlan& plan,
+                     const std::vector<std::string>& names) {
+  struct Row {
+    int64_t saved = 0, dropped = 0, dropped_bytes = 0, saved_bytes = 0;
+    double seconds = 0;
+  };
+  std::map<std::string, Row> rows;
+  for (size_t index = 0; index < step.values.size(); ++index) {
+    const RecordedValue& value = step.values[index];
+    if (value.retention == Retention::kPassing || value.producer == kLeaf) continue;
+    Row& row = rows[names[value.producer]];
+    ++row.saved;
+    row.saved_bytes += value.bytes;
+    if (!plan.dropped[index]) continue;
+    ++row.dropped;
+    row.dropped_bytes += value.bytes;
+  }
+  for (size_t index = 0; index < names.size(); ++index) {
+    const auto row = rows.find(names[index]);
+    if (row == rows.end()) continue;
+    row->second.seconds +=
+        static_cast<double>(plan.forecast.replays[index]) * step.operators[index].seconds;
+  }
+  std::ostringstream out;
+  out << std::left << std::setw(44) << "saved by" << std::right << std::setw(12) << "dropped"
+      << std::setw(12) << "bytes" << std::setw(10) << "again\n";
+  for (const auto& [name, row] : rows) {
+    if (row.saved_bytes < kLeastOfATable) continue;
+    out << std::left << std::setw(44) << name << std::right << std::setw(12)
+        << c10::str(row.dropped, "/", row.saved) << std::setw(12)
+        << memory::format_bytes(row.dropped_bytes) << std::setw(7) << std::fixed
+        << std::setprecision(1) << row.seconds * 1e3 << " ms\n";
+  }
+  return out.str();
+}
+
+// Rank 0's number, if somebody tells it.
+int64_t agreed(int64_t number, const RecomputeOptions& options) {
+  if (!options.agree) return number;
+  at::Tensor bytes = at::empty({sizeof(number)}, at::kByte);
+  std::memcpy(bytes.mutable_data_ptr(), &number, sizeof(number));
+  options.agree(bytes);
+  std::memcpy(&number, bytes.const_data_ptr(), sizeof(number));
+  return number;
+}
+
+// Activations that are no business of the next forward.
+int64_t held_before(const RecomputeOptions& options) {
+  return agreed(memory::Ledger::current()->now(options.device).activations(), options);
+}
+
+// Rank 0's plan, if somebody tells it.
+void agree_on(RecomputePlan& plan, const RecomputeOptions& options) {
+  if (!options.agree) return;
+  const auto count = static_cast<int64_t>(plan.dropped.size());
+  const int64_t expected = agreed(count, options);
+  ZP_CHECK(count == expected,
+           "recompute: expected that the ranks run the same forward, but rank 0's makes ", expected,
+           " values and this rank's ", count,
+           "; give ranks batches of the same shapes, or recompute selectively");
+  at::Tensor decision = at::empty({count}, at::kByte);
+  auto* bits = decision.mutable_data_ptr<uint8_t>();
+  std::copy(plan.dropped.begin(), plan.dropped.end(), bits);
+  options.agree(decision);
+  std::transform(bits, bits + count, plan.dropped.begin(), [](uint8_t bit) { return bit != 0; });
+}
+
+}  // namespace
+
+Recompute::Recompute(RecomputeOptions options) : options_(std::move(options)) {
+  ZP_CHECK(!options_.budget_bytes || *options_.budget_bytes > 0,
+           "recompute: expected a budget of 1 byte or more, got ", *options_.budget_bytes,
+           "; leave it out to recompute selectively");
+}
+
+Recompute::~Recompute() = default;
+
+std::shared_ptr<ForwardTape> Recompute::begin_forward() {
+  if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return nullptr;
+  if (last_ && last_measures_) plan_from(*last_);
+  // A forward that did otherwise is the one to plan for.
+  if (last_ && last_->departed()) plan_.reset();
+  TapeOptions options{.least_bytes = options_.least_bytes, .device = options_.device};
+  if (options_.budget_bytes) {
+    options.limit_bytes = *options_.budget_bytes - held_before(options_);
+    options.rule = plan_ ? TapeOptions::Rule::kPlanned : TapeOptions::Rule::kEvicting;
+    options.plan = plan_;
+    options.measures = !plan_;
+  }
+  last_measures_ = options.measures;
+  last_ = std::make_shared<ForwardTape>(std::move(options));
+  return last_;
+}
+
+void Recompute::plan_from(const ForwardTape& measured) {
+  const RecordedStep step = measured.recorded_step();
+  const auto budget =
+      static_cast<int64_t>(kPlannedShare * static_cast<double>(*options_.budget_bytes));
+  auto plan = std::make_shared<ForwardPlan>();
+  plan->plan = plan_recompute(step, budget);
+  agree_on(plan->plan, options_);
+  plan->plan.forecast = simulate(step, plan->plan.dropped);
+  plan->signatures = measured.signatures();
+  plan_table_ = table_of(step, plan->plan, measured.names());
+  plan_ = std::move(plan);
+}
+
+std::optional<int64_t> Recompute::forecast_peak_bytes() const {
+  if (!plan_) return std::nullopt;
+  return plan_->plan.forecast.peak_bytes;
+}
+
+std::optional<double> Recompute::forecast_replay_seconds() const {
+  if (!plan_) return std::nullopt;
+  return plan_->plan.forecast.replay_seconds;
+}
+
+std::string Recompute::plan_table() const {
+  return plan_ ? plan_table_ : "";
+}
+
+RecomputeScope::RecomputeScope(Recompute& recompute) : tape_(recompute.begin_forward()) {
+  if (!tape_) return;
+  hooks_.emplace(tape_->hooks());
+  interceptor_.emplace(tape_.get());
+  kind_.emplace(memory::Kind::kActivation);
+}
+
+RecomputeScope::~RecomputeScope() {
+  if (tape_) tape_->end_forward();
+}
+
+}  // namespace zeropage::checkpointing

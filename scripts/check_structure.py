@@ -14,7 +14,7 @@ ALLOWED = {
     **{leaf: {"memory"} for leaf in LEAVES},
     "zero": {"memory", *LEAVES},
     "tools": {"memory", "comm", "zero"},
-    "examples": {"memory", "comm", "offload", "accumulate", "zero"},
+    "examples": {"memory", "comm", "offload", "accumulate", "checkpointing", "zero"},
     "bench": {"memory", "zero", "examples", *LEAVES},
     "tests": {"memory", "zero", "examples", *LEAVES},
 }

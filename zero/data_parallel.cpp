@@ -3,6 +3,7 @@
 #include "memory/check.h"
 
 namespace zeropage {
+
 DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
                                    const Options& options, const memory::ConstructionTape* tape)
     : base_(std::move(module)),
@@ -22,6 +23,11 @@ void DataParallelBase::before_forward() {
   }
   // In eval mode buffers do not change, and up to stage 2 one rank may evaluate alone.
   if (options_.broadcast_buffers && base_->is_training()) buffers_.broadcast_from_rank_zero();
+}
+
+memory::Kind DataParallelBase::kind_of_forward() {
+  using memory::Kind;
+  return memory::current_kind() == Kind::kRecompute ? Kind::kRecompute : Kind::kActivation;
 }
 
 NoSync DataParallelBase::no_sync() {

@@ -10,6 +10,7 @@
 //
 // Wrap after the module is on its device, in its dtype and frozen where it shall be; make
 // optimizers after wrapping.
+// What forward allocates is Kind::kActivation on the ledger, or kRecompute where it is repeated.
 // Lifetime: shares the module.
 // Collective: construction, backward, forward in training mode if the module has buffers; at stage 3
 // every use of a parameter.
@@ -25,6 +26,7 @@
 #include <torch/nn/module.h>
 
 #include "comm/world.h"
+#include "memory/ledger.h"
 #include "zero/buffer_sync.h"
 #include "zero/deferred_module.h"
 #include "zero/options.h"
@@ -82,6 +84,7 @@ class DataParallelBase {
 
   void before_forward();
   void check_module() const;
+  static memory::Kind kind_of_forward();
 
   // Tensors of floating point in options.compute_dtype; all else as it is.
   template <typename Argument>
@@ -124,6 +127,7 @@ class DataParallel final : public DataParallelBase {
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
     before_forward();
+    const memory::KindScope kind(kind_of_forward());
     return module_->forward(input(std::forward<Arguments>(arguments))...);
   }
 

@@ -3,6 +3,10 @@
 
 #include "accumulate/batch_arithmetic.h"
 #include "accumulate/micro_batches.h"
+#include "checkpointing/checkpoint.h"
+#include "checkpointing/checkpointed.h"
+#include "checkpointing/recompute_statistics.h"
+#include "checkpointing/saved_tensors.h"
 #include "comm/world.h"
 #include "memory/ledger.h"
 #include "memory/memory_table.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <functional>
 #include <iostream>
 #include <vector>
 
@@ -11,7 +10,8 @@
 
 #include "accumulate/batch_arithmetic.h"
 #include "comm/rendezvous.h"
-#include "memory/bytes.h"
+#include "examples/train_gpt/accumulation_flags.h"
+#include "examples/train_gpt/value_options.h"
 #include "memory/check.h"
 #include "memory/device.h"
 #include "zero/options.h"
@@ -32,13 +32,8 @@ struct Missing {
 
 const std::vector<Missing>& missing_features() {
   static const std::vector<Missing> features = {
-      {"--checkpoint-activations",
-       "{none,blocks,every:K,budget:BYTES}",
-       {"none"},
-       "activation recompute"},
       {"--offload-optimizer", "{none,host,nvme:DIR}", {"none"}, "optimizer offload"},
       {"--offload-parameters", "{none,host,nvme:DIR}", {"none"}, "parameter offload"},
-      {"--offload-activations", "{none,host,nvme:DIR}", {"none"}, "activation offload"},
       {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
       {"--save", "DIR", {}, "training state on disk"},
       {"--save-every", "K", {}, "training state on disk"},
@@ -79,62 +74,6 @@ void refuse_missing(const std::map<std::string, std::string>& given) {
   }
 }
 
-CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, int64_t least,
-                       const std::string& help) {
-  return app.add_option_function<std::string>(
-      flag,
-      [&bytes, flag, least](const std::string& text) {
-        try {
-          bytes = zeropage::memory::parse_bytes(text);
-        } catch (const std::exception& error) {
-          throw CLI::ValidationError(flag + ": " + zeropage::memory::message_of(error));
-        }
-        if (bytes >= least) return;
-        throw CLI::ValidationError(flag + " " + text + ": expected " +
-                                   zeropage::memory::format_bytes(least) + " or more");
-      },
-      help);
-}
-
-CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const std::string& help) {
-  return app
-      .add_option_function<std::string>(
-          flag, [&on](const std::string& text) { on = text == "on"; }, help)
-      ->check(CLI::IsMember({"on", "off"}))
-      ->option_text(on ? "{on,off}=on" : "{on,off}=off");
-}
-
-void check_accumulation(const Flags& flags,
-                        const std::function<void(bool, const std::string&)>& require) {
-  const PrecisionFlags& precision = flags.precision;
-  const bool low = flags.compute_dtype != "fp32";
-  require(std::isfinite(flags.clip_norm) && flags.clip_norm >= 0,
-          c10::str("--clip-norm ", flags.clip_norm, ": expected a finite number > 0"));
-  require(std::isfinite(flags.spike_z) && flags.spike_z >= 0,
-          c10::str("--spike-z ", flags.spike_z, ": expected standard deviations > 0, such as 6"));
-  const std::string of_low =
-      " is about parameters in a lower precision; use --compute-dtype bf16 or fp16, or leave it "
-      "out";
-  require(low || precision.accumulate_dtype != "compute", "--accumulate-dtype compute" + of_low);
-  require(low || precision.update == "master", "--low-precision-update" + of_low);
-  require(low || precision.keep_fp32.empty(), "--keep-fp32" + of_low);
-  require(flags.compute_dtype != "fp16" || precision.update != "stochastic",
-          "--low-precision-update stochastic: is for bf16; use master");
-  require(!flags.world_invariant || precision.reduce_dtype != "compute" || !low,
-          "--world-invariant: sums in fp32; leave --reduce-dtype out");
-  require(!flags.world_invariant || precision.accumulate_dtype != "compute",
-          "--world-invariant: sums in fp32; leave --accumulate-dtype out");
-  require(!flags.world_invariant || flags.reduce_micro_steps != "once",
-          "--world-invariant: adds up the ranks at each micro-step; use --reduce-micro-steps each "
-          "or auto");
-  if (precision.loss_scale == "auto") return;
-  char* end = nullptr;
-  const double scale = std::strtod(precision.loss_scale.c_str(), &end);
-  int exponent = 0;
-  require(*end == '\0' && scale > 0 && std::isfinite(scale) && std::frexp(scale, &exponent) == 0.5,
-          "--loss-scale " + precision.loss_scale + ": expected auto or a power of two");
-}
-
 void check_values(const Flags& flags) {
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw CLI::ValidationError(message);
@@ -158,7 +97,17 @@ void check_values(const Flags& flags) {
           "--prefetch off: only stage 3 fetches parameters; leave it out or use --stage 3");
   require(flags.reshard == "use" || flags.stage == 3,
           "--reshard: only stage 3 shards parameters; leave it out or use --stage 3");
-  check_accumulation(flags, require);
+  const double dropout = flags.model.dropout;
+  require(
+      dropout >= 0 && dropout < 1,
+      c10::str("--dropout ", dropout, ": expected a probability from 0 to below 1, such as 0.1"));
+  require(dropout == 0 || !flags.world_invariant,
+          "--dropout: each rank draws its own masks, so no split has another's bits; leave it or "
+          "--world-invariant out");
+  check_accumulation(flags);
+  flags.checkpointing.check(flags.model.layers);
+  // What this version lacks is refused before there are ranks.
+  make_recompute(flags.checkpointing);
   require(flags.device != "cuda" || zeropage::memory::has_cuda_driver(),
           "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
   const bool on_cuda = flags.device_type() == torch::kCUDA;
@@ -175,60 +124,18 @@ void check_values(const Flags& flags) {
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }
 
-void add_precision(CLI::App& app, PrecisionFlags& flags) {
-  app.add_option("--reduce-dtype", flags.reduce_dtype,
-                 "In what gradients travel between ranks; auto: compute's, fp32 where "
-                 "--world-invariant")
-      ->check(CLI::IsMember({"auto", "compute", "fp32"}))
-      ->option_text("{auto,compute,fp32}=auto");
-  app.add_option("--accumulate-dtype", flags.accumulate_dtype,
-                 "In what gradients are kept and added up; auto: fp32 with --accumulate above 1")
-      ->check(CLI::IsMember({"auto", "compute", "fp32"}))
-      ->option_text("{auto,compute,fp32}=auto");
-  app.add_option("--low-precision-update", flags.update,
-                 "Of bf16 and fp16 parameters: fp32 master weights; none, and rounded "
-                 "stochastically (bf16) or to nearest")
-      ->check(CLI::IsMember({"master", "stochastic", "nearest"}))
-      ->option_text("{master,stochastic,nearest}=master");
-  app.add_option("--keep-fp32", flags.keep_fp32,
-                 "Modules whose parameters stay fp32, such as '*norm'; on cuda the model's norms "
-                 "refuse to mix")
-      ->option_text("PATTERN");
-  app.add_option("--loss-scale", flags.loss_scale,
-                 "Factor on the loss, a power of two; auto: 1, for fp16 dynamic from 65536")
-      ->option_text("{auto,X}=auto");
-}
-
-void add_accumulation(CLI::App& app, Flags& flags) {
-  app.add_option("--reduce-micro-steps", flags.reduce_micro_steps,
-                 "Gradients go over the wire at each micro-step, or are kept whole and go once; "
-                 "auto: once where they fit --gradient-budget")
-      ->check(CLI::IsMember({"auto", "each", "once"}))
-      ->option_text("{auto,each,once}=auto");
-  add_bytes(app, "--gradient-budget", flags.gradient_budget_bytes, 1,
-            "Most bytes of whole gradients that a rank keeps over micro-steps")
-      ->option_text("BYTES");
-  app.add_option("--clip-norm", flags.clip_norm, "Largest norm of all gradients; 0: any")
-      ->option_text("X");
-  app.add_option("--spike-z", flags.spike_z,
-                 "Skip steps whose norm is so many standard deviations above the last 128; 0: none")
-      ->option_text("Z");
-  app.add_flag("--world-invariant", flags.world_invariant,
-               "The same bits for any power-of-two split of the micro-batches over ranks and "
-               "--accumulate; one thread a rank unless --threads says more");
-  app.add_option_function<std::vector<int64_t>>(
-         "--inject-inf",
-         [&flags](const std::vector<int64_t>& at) {
-           flags.injection =
-               Injection{static_cast<int>(at[0]), at[1], at[2], at.size() > 3 ? at[3] : 0};
-         },
-         "For tests: an infinity in a gradient of that rank and layer at that micro-step of a step "
-         "(0), all from 0")
-      ->expected(3, 4)
-      ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
-      ->option_text("RANK,LAYER,MICRO_STEP[,STEP]")
-      ->group("For tests");
+void add_checkpointing(CLI::App& app, CheckpointFlags& flags) {
+  app.add_option_function<std::string>(
+         "--checkpoint-activations",
+         [&flags](const std::string& text) { flags.parse_policy(text); },
+         "Activations that are not kept until backward but computed again: of each block, of "
+         "regions "
+         "of K blocks but the last one (sqrt: least memory)")
+      ->option_text("{none,blocks,every:K,every:sqrt,selective,budget:BYTES}=none");
+  app.add_option_function<std::string>(
+         "--offload-activations", [&flags](const std::string& text) { flags.parse_offload(text); },
+         "Where activations are until backward")
+      ->option_text("{none,host,nvme:DIR}=none");
 }
 
 // Flags of what a simulated run does not have, and of what only it has.
@@ -261,6 +168,7 @@ void check_simulation(const CLI::App& app, const Flags& flags) {
   const std::string without_values = " a simulated run computes no values; leave it out";
   refuse("--data", "reads text, but" + without_values);
   refuse("--sample", "writes text, but" + without_values);
+  refuse("--dropout", "draws masks, but" + without_values);
   refuse("--deadline", "waits for ranks, but a simulated run has no others; leave it out");
   if (flags.deferred == "off") refuse("--deferred", "off: fills the model, but" + without_values);
   if (zeropage::comm::launched_by_environment()) {
@@ -342,6 +250,7 @@ nlohmann::json Flags::to_json() const {
       {"batch", batch},
       {"accumulate", accumulate},
       {"steps", steps},
+      {"dropout", model.dropout},
       {"seed", seed},
       {"lr", lr},
       {"optimizer", optimizer},
@@ -366,6 +275,8 @@ nlohmann::json Flags::to_json() const {
       {"parameter-budget", parameter_budget_bytes},
       {"prefetch", prefetch ? "on" : "off"},
       {"reshard", reshard},
+      {"checkpoint-activations", checkpointing.text},
+      {"offload-activations", checkpointing.offload_text},
       {"deferred", deferred},
       {"communicator", communicator},
       {"deadline", deadline_seconds},
@@ -398,6 +309,9 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option("--heads", flags.model.heads, "Attention heads a block")
       ->check(CLI::PositiveNumber);
   app.add_option("--sequence", flags.model.sequence, "Tokens a sample")->check(CLI::PositiveNumber);
+  app.add_option("--dropout", flags.model.dropout,
+                 "Of embeddings, attention and what blocks add, from 0 to below 1")
+      ->option_text("P=0");
   app.add_option("--batch", flags.batch, "Samples of a micro-batch")->check(CLI::PositiveNumber);
   app.add_option("--accumulate", flags.accumulate,
                  "Micro-batches a rank and step: global batch = batch x accumulate x ranks")
@@ -420,7 +334,6 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   app.add_option("--compute-dtype", flags.compute_dtype, "Of parameters, gradients and activations")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("{fp32,bf16,fp16}=fp32");
-  add_precision(app, flags.precision);
   add_accumulation(app, flags);
   app.add_flag("--deterministic", flags.deterministic,
                "The same bits at every stage and run on cuda too, where it costs time");
@@ -465,6 +378,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
                  "Where to write rank 0's CUDA allocator, for PyTorch's memory_viz")
       ->option_text("FILE");
   add_simulation(app, flags);
+  add_checkpointing(app, flags.checkpointing);
   std::map<std::string, std::string> given;
   add_missing(app, given);
   try {

@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "examples/train_gpt/checkpoint_flags.h"
 #include "examples/train_gpt/gpt.h"
 
 namespace train_gpt {
@@ -65,6 +66,7 @@ struct Flags {
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
   std::string reshard = "use";
+  CheckpointFlags checkpointing;
   std::string deferred = "auto";
   std::string communicator = "auto";
   double deadline_seconds = 60;

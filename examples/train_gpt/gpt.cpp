@@ -11,7 +11,7 @@ torch::nn::LayerNorm norm(int64_t d_model) {
 
 }  // namespace
 
-BlockImpl::BlockImpl(const GptConfig& config) : heads_(config.heads) {
+BlockImpl::BlockImpl(const GptConfig& config) : heads_(config.heads), dropout_(config.dropout) {
   const int64_t d = config.d_model;
   attention_norm = register_module("attention_norm", norm(d));
   attention_qkv = register_module("attention_qkv", torch::nn::Linear(d, 3 * d));
@@ -27,19 +27,20 @@ torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
   const auto by_head = [&](const torch::Tensor& t) {
     return t.view({batch, length, heads_, d / heads_}).transpose(1, 2);
   };
-  const auto mixed =
-      at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]),
-                                       /*attn_mask=*/{}, /*dropout_p=*/0.0,
-                                       /*is_causal=*/true);
+  const auto mixed = at::scaled_dot_product_attention(
+      by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]),
+      /*attn_mask=*/{}, /*dropout_p=*/is_training() ? dropout_ : 0.0,
+      /*is_causal=*/true);
   return attention_out(mixed.transpose(1, 2).reshape({batch, length, d}));
 }
 
 torch::Tensor BlockImpl::forward(torch::Tensor x) {
-  x = x + attend(attention_norm(x));
-  return x + mlp_down(torch::gelu(mlp_up(mlp_norm(x))));
+  const auto drop = [&](const torch::Tensor& t) { return at::dropout(t, dropout_, is_training()); };
+  x = x + drop(attend(attention_norm(x)));
+  return x + drop(mlp_down(torch::gelu(mlp_up(mlp_norm(x)))));
 }
 
-GptImpl::GptImpl(const GptConfig& config, uint64_t seed) {
+GptImpl::GptImpl(const GptConfig& config, uint64_t seed) : dropout_(config.dropout) {
   token_embedding =
       register_module("token_embedding", torch::nn::Embedding(kVocabulary, config.d_model));
   position_embedding =
@@ -73,7 +74,12 @@ void GptImpl::initialize(const GptConfig& config, uint64_t seed) {
 torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
   const auto positions = torch::arange(tokens.size(1), tokens.options());
   auto x = token_embedding(tokens) + position_embedding(positions);
-  for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+  x = at::dropout(x, dropout_, is_training());
+  if (loop_) {
+    x = loop_(blocks, std::move(x));
+  } else {
+    for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
+  }
   return torch::nn::functional::linear(final_norm(x), token_embedding->weight);
 }
 

@@ -3,6 +3,8 @@
 // knows Zeropage.
 #pragma once
 
+#include <functional>
+
 #include <torch/torch.h>
 
 namespace train_gpt {
@@ -15,6 +17,9 @@ struct GptConfig {
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t sequence = 128;
+  // Of the embeddings' sum, attention's probabilities and what a block adds, from 0 to below 1. In
+  // training, drawn from the default generator; 0 draws nothing.
+  double dropout = 0;
 };
 
 class BlockImpl : public torch::nn::Module {
@@ -26,6 +31,7 @@ class BlockImpl : public torch::nn::Module {
   torch::Tensor attend(const torch::Tensor& x);
 
   int64_t heads_;
+  double dropout_;
   torch::nn::LayerNorm attention_norm{nullptr};
   torch::nn::Linear attention_qkv{nullptr};
   torch::nn::Linear attention_out{nullptr};
@@ -34,6 +40,9 @@ class BlockImpl : public torch::nn::Module {
   torch::nn::Linear mlp_down{nullptr};
 };
 TORCH_MODULE(Block);
+
+// The blocks one after the other.
+using BlockLoop = std::function<torch::Tensor(const torch::nn::ModuleList&, torch::Tensor)>;
 
 class GptImpl : public torch::nn::Module {
  public:
@@ -44,9 +53,15 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor forward(
       const torch::Tensor& tokens);  // [batch, length] -> [batch, length, kVocabulary]
 
+  // How forward runs the blocks from now on, such as in regions that are repeated in backward; empty:
+  // plainly.
+  void run_blocks_by(BlockLoop loop) { loop_ = std::move(loop); }
+
  private:
   void initialize(const GptConfig& config, uint64_t seed);
 
+  double dropout_;
+  BlockLoop loop_;
   torch::nn::Embedding token_embedding{nullptr};
   torch::nn::Embedding position_embedding{nullptr};
   torch::nn::ModuleList blocks{nullptr};

@@ -11,6 +11,7 @@
 namespace train_gpt {
 namespace {
 
+using zeropage::checkpointing::RecomputeStatistics;
 using zeropage::comm::Traffic;
 using zeropage::memory::Breakdown;
 using zeropage::memory::Kind;
@@ -21,13 +22,14 @@ using zeropage::memory::PagingStatistics;
 constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
-constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 4 + 2 * 4;
+constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 5 + 2 * 4;
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row(figures.memory.now.bytes.begin(), figures.memory.now.bytes.end());
   row.insert(row.end(), figures.memory.at_peak.bytes.begin(), figures.memory.at_peak.bytes.end());
-  row.insert(row.end(), {figures.memory.rss_base_bytes, figures.memory.rss_peak_bytes,
-                         figures.memory.reserved_bytes, figures.memory.host_bytes});
+  row.insert(row.end(), {figures.memory.activation_peak_bytes, figures.memory.rss_base_bytes,
+                         figures.memory.rss_peak_bytes, figures.memory.reserved_bytes,
+                         figures.memory.host_bytes});
   for (const Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
                               &figures.wire.all_reduce, &figures.wire.broadcast}) {
     row.insert(row.end(), {sent->bytes, sent->messages});
@@ -40,11 +42,12 @@ RankFigures from_row(const int64_t* row) {
   std::copy_n(row, kKindCount, figures.memory.now.bytes.begin());
   std::copy_n(row + kKindCount, kKindCount, figures.memory.at_peak.bytes.begin());
   row += 2 * kKindCount;
-  figures.memory.rss_base_bytes = row[0];
-  figures.memory.rss_peak_bytes = row[1];
-  figures.memory.reserved_bytes = row[2];
-  figures.memory.host_bytes = row[3];
-  row += 4;
+  figures.memory.activation_peak_bytes = row[0];
+  figures.memory.rss_base_bytes = row[1];
+  figures.memory.rss_peak_bytes = row[2];
+  figures.memory.reserved_bytes = row[3];
+  figures.memory.host_bytes = row[4];
+  row += 5;
   for (Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
                         &figures.wire.all_reduce, &figures.wire.broadcast}) {
     *sent = {row[0], row[1]};
@@ -118,6 +121,40 @@ std::string paging_table(const std::vector<PagingStatistics>& by_step) {
   return out.str();
 }
 
+// Of the worst rank.
+int64_t activation_peak(const std::vector<RankFigures>& ranks) {
+  int64_t peak = 0;
+  for (const RankFigures& rank : ranks) peak = std::max(peak, rank.memory.activation_peak_bytes);
+  return peak;
+}
+
+std::string activations_line(const RecomputeStatistics& recompute, int64_t peak_bytes) {
+  const double share = recompute.forward_flops > 0
+                           ? 100 * recompute.recomputed_flops / recompute.forward_flops
+                           : 0.0;
+  std::ostringstream line;
+  line << "activations at their peak " << zeropage::memory::format_bytes(peak_bytes)
+       << ", recomputed " << std::fixed << std::setprecision(1) << share
+       << " % of their regions' FLOPs in " << recompute.recompute_seconds << " s\n";
+  return line.str();
+}
+
+nlohmann::json activations_json(const CheckpointFlags& flags, const RecomputeStatistics& recompute,
+                                const std::vector<RankFigures>& ranks) {
+  nlohmann::json by_rank = nlohmann::json::array();
+  for (const RankFigures& rank : ranks) by_rank.push_back(rank.memory.activation_peak_bytes);
+  return {{"policy", flags.text},
+          {"peak_bytes", activation_peak(ranks)},
+          {"peak_bytes_by_rank", by_rank},
+          {"predicted_peak_bytes", nullptr},
+          {"offloaded_bytes", 0},
+          {"forwards", recompute.forwards},
+          {"replays", recompute.replays},
+          {"forward_flops", recompute.forward_flops},
+          {"recomputed_flops", recompute.recomputed_flops},
+          {"recompute_seconds", recompute.recompute_seconds}};
+}
+
 nlohmann::json to_json(const PagingStatistics& statistics) {
   return {{"faults", statistics.faults},
           {"prefetched", statistics.prefetched},
@@ -168,6 +205,9 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (ranks.size() > kTableRanks)
     out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
   out << '\n';
+  if (!flags.checkpointing.keeps_all()) {
+    out << activations_line(run.recompute, activation_peak(ranks));
+  }
   if (flags.stage == 3) out << paging_table(run.paging);
   return out.str();
 }
@@ -200,21 +240,23 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
     messages_sent.push_back(
         wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::messages));
   }
-  nlohmann::json json = {{"flags", flags.to_json()},
-                         {"parameters", run.parameters},
-                         {"loss", run.loss},
-                         {"gradient_norm", run.gradient_norm},
-                         {"clipped_norm", run.clipped_norm},
-                         {"loss_scale", run.loss_scale},
-                         {"skipped_steps", run.skipped_steps},
-                         {"step_seconds", run.step_seconds},
-                         {"tokens_per_second", run.tokens_per_second},
-                         {"held_out_loss", run.held_out_loss},
-                         {"memory", memory},
-                         {"wire_bytes", bytes_sent},
-                         {"wire_messages", messages_sent},
-                         {"communicator", run.communicator},
-                         {"weights_sha256", run.weights_sha256}};
+  nlohmann::json json = {
+      {"flags", flags.to_json()},
+      {"parameters", run.parameters},
+      {"loss", run.loss},
+      {"gradient_norm", run.gradient_norm},
+      {"clipped_norm", run.clipped_norm},
+      {"loss_scale", run.loss_scale},
+      {"skipped_steps", run.skipped_steps},
+      {"step_seconds", run.step_seconds},
+      {"tokens_per_second", run.tokens_per_second},
+      {"held_out_loss", run.held_out_loss},
+      {"memory", memory},
+      {"activations", activations_json(flags.checkpointing, run.recompute, ranks)},
+      {"wire_bytes", bytes_sent},
+      {"wire_messages", messages_sent},
+      {"communicator", run.communicator},
+      {"weights_sha256", run.weights_sha256}};
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (flags.stage == 3) {
     PagingStatistics sum;

@@ -19,6 +19,7 @@ struct RunFigures {
   std::vector<nlohmann::json> skipped_steps;               // each with its step and the reason
   std::vector<double> step_seconds;                        // by step, of rank 0
   std::vector<zeropage::memory::PagingStatistics> paging;  // by step, of rank 0
+  zeropage::checkpointing::RecomputeStatistics recompute;  // of all steps, of rank 0
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
   // Model FLOPs utilisation, from 0 to 1, and the same at one token a second; none where the
@@ -33,6 +34,7 @@ struct RunFigures {
 struct RankMemory {
   zeropage::memory::Breakdown now;      // after the last step, before evaluation
   zeropage::memory::Breakdown at_peak;  // over the whole training
+  int64_t activation_peak_bytes = 0;    // the most that activations were in a step
   int64_t rss_base_bytes = 0;           // before the model was built
   int64_t rss_peak_bytes = 0;
   // Of an accelerator; 0 where the host trains.

@@ -14,6 +14,9 @@ struct Batch {
   torch::Tensor targets;  // [batch, sequence], int64: the inputs one token later
 };
 
+// Numbers that look random, from numbers that do not (Steele et al. 2014).
+uint64_t splitmix64(uint64_t x);
+
 Batch to_device(const Batch& batch, torch::Device device);
 
 // Tokens 0..255 are bytes and 256 ends a file. The last 5 % are held out from training.

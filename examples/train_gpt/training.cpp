@@ -28,6 +28,34 @@ namespace {
 // More would take longer than it tells.
 constexpr int64_t kMostHeldOutWindows = 64;
 
+using zeropage::memory::Breakdown;
+using zeropage::memory::Ledger;
+
+// The peaks of a part of a run, by themselves and beside those of what was before it.
+class PeaksOfSteps {
+ public:
+  PeaksOfSteps(Ledger& ledger, torch::DeviceType device)
+      : ledger_(ledger),
+        device_(device),
+        device_before_(ledger.at_peak(device)),
+        host_before_(ledger.at_peak()) {
+    ledger_.reset_peak();
+  }
+  Breakdown at_peak_since_start() const { return higher(device_before_, ledger_.at_peak(device_)); }
+  int64_t host_peak_since_start() const { return higher(host_before_, ledger_.at_peak()).total(); }
+  int64_t activation_peak() const { return ledger_.activation_peak(device_); }
+
+ private:
+  static Breakdown higher(const Breakdown& before, const Breakdown& since) {
+    return since.total() > before.total() ? since : before;
+  }
+
+  Ledger& ledger_;
+  const torch::DeviceType device_;
+  const Breakdown device_before_;
+  const Breakdown host_before_;
+};
+
 int default_threads(const zeropage::comm::World& world, const Flags& flags) {
   // Some of LibTorch's sums depend on how many threads share them.
   if (flags.world_invariant) return 1;
@@ -147,7 +175,7 @@ double held_out_loss(const zeropage::comm::World& world, const TextData& data, M
 
 void train(zeropage::comm::World& world, const Flags& flags, const TextData& data) {
   torch::set_num_threads(flags.threads > 0 ? flags.threads : default_threads(world, flags));
-  zeropage::memory::Ledger& ledger = *zeropage::memory::Ledger::process();
+  Ledger& ledger = *Ledger::process();
   RankFigures own;
   RunFigures run;
   const torch::Device device = world.device();
@@ -177,12 +205,15 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
               << std::endl;
   }
 
+  const PeaksOfSteps peaks(ledger, device.type());
   run_steps(world, flags, data, model, *optimizer, run);
+  run.recompute = zeropage::checkpointing::recompute_statistics();
   own.memory.now = ledger.now(device.type());
-  own.memory.at_peak = ledger.at_peak(device.type());
+  own.memory.at_peak = peaks.at_peak_since_start();
+  own.memory.activation_peak_bytes = peaks.activation_peak();
   if (device.is_cuda()) {
     own.memory.reserved_bytes = zeropage::memory::cuda_reserved_bytes(device);
-    own.memory.host_bytes = ledger.at_peak().total();
+    own.memory.host_bytes = peaks.host_peak_since_start();
   }
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
   own.wire = world.communicator().wire_traffic();

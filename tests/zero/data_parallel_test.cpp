@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
@@ -79,6 +80,27 @@ TEST_P(DataParallelTest, KeepsTheModuleItself) {
     EXPECT_EQ(model.named_parameters().keys(), std::vector<std::string>{"weight"});
     const auto x = torch::randn({2, 7});
     EXPECT_TRUE(torch::equal(model(x), linear(x)));
+  });
+}
+
+TEST_P(DataParallelTest, NamesWhatItsForwardMakesAndLeavesPagesTheirNames) {
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    const memory::Ledger& ledger = *memory::Ledger::current();
+    const memory::Breakdown before = ledger.now();
+    const auto y = model(torch::ones({100, 7}));
+    memory::Breakdown after = ledger.now();
+    EXPECT_GE(after[memory::Kind::kActivation], 100 * 7 * 4);
+    EXPECT_LT(after[memory::Kind::kActivation], 2 * 100 * 7 * 4) << "a page is not an activation";
+    {
+      const memory::KindScope repeated(memory::Kind::kRecompute);
+      const auto again = model(torch::ones({100, 7}));
+      EXPECT_EQ(ledger.now()[memory::Kind::kActivation], after[memory::Kind::kActivation]);
+      EXPECT_GE(ledger.now()[memory::Kind::kRecompute], 100 * 7 * 4);
+    }
+    EXPECT_EQ(memory::current_kind(), memory::Kind::kActivationAndOther);
+    EXPECT_EQ(before[memory::Kind::kActivation], 0);
+    y.sum().backward();
   });
 }
 

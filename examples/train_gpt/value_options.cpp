@@ -1,0 +1,35 @@
+#include "examples/train_gpt/value_options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace train_gpt {
+
+CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, int64_t least,
+                       const std::string& help) {
+  return app.add_option_function<std::string>(
+      flag,
+      [&bytes, flag, least](const std::string& text) {
+        try {
+          bytes = zeropage::memory::parse_bytes(text);
+        } catch (const std::exception& error) {
+          throw CLI::ValidationError(flag + ": " + zeropage::memory::message_of(error));
+        }
+        if (bytes >= least) return;
+        throw CLI::ValidationError(flag + " " + text + ": expected " +
+                                   zeropage::memory::format_bytes(least) + " or more");
+      },
+      help);
+}
+
+CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const std::string& help) {
+  return app
+      .add_option_function<std::string>(
+          flag, [&on](const std::string& text) { on = text == "on"; }, help)
+      ->check(CLI::IsMember({"on", "off"}))
+      ->option_text(on ? "{on,off}=on" : "{on,off}=off");
+}
+
+}  // namespace train_gpt

@@ -1,0 +1,21 @@
+// Options of the command line whose values are sizes or switches.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace CLI {
+class App;
+class Option;
+}  // namespace CLI
+
+namespace train_gpt {
+
+// Bytes with an optional unit, such as 64MiB; fewer than `least` are refused.
+CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, int64_t least,
+                       const std::string& help);
+
+// on or off.
+CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const std::string& help);
+
+}  // namespace train_gpt

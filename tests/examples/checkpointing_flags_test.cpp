@@ -1,0 +1,121 @@
+// train_gpt that computes activations again instead of keeping them, and with dropout.
+#include <cmath>
+
+#include "tests/examples/train_gpt_run.h"
+
+namespace {
+
+using namespace zeropage::testing;
+using ::testing::HasSubstr;
+
+class CheckpointingFlagsTest : public TrainGptTest {
+ protected:
+  nlohmann::json run(const std::string& flags) const {
+    const Outcome outcome = train_gpt(tiny(flags));
+    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
+    return json();
+  }
+};
+
+TEST_F(CheckpointingFlagsTest, ChangeNoBitWhateverIsRepeated) {
+  for (const int ranks : {1, 2}) {
+    std::string first;
+    for (const int stage : {0, 3}) {
+      const std::string at = "--layers 6 --dropout 0.1 --page-bytes 16KiB --ranks " +
+                             std::to_string(ranks) + " --stage " + std::to_string(stage);
+      for (const std::string policy : {"none", "blocks", "every:3", "every:sqrt"}) {
+        const auto run = this->run(at + " --checkpoint-activations " + policy);
+        if (first.empty()) first = run["weights_sha256"];
+        EXPECT_EQ(run["weights_sha256"], first) << policy << ", " << at;
+        const auto& activations = run["activations"];
+        EXPECT_EQ(activations["policy"], policy);
+        // Of 3 steps; the last region is not repeated, so it is none.
+        const int64_t regions = policy == "none"      ? 0
+                                : policy == "blocks"  ? 5
+                                : policy == "every:3" ? 1
+                                                      : 2;
+        EXPECT_EQ(activations["forwards"], 3 * regions) << policy;
+        EXPECT_EQ(activations["replays"], 3 * regions) << policy;
+        EXPECT_LE(activations["recomputed_flops"], activations["forward_flops"]);
+        EXPECT_EQ(activations["recomputed_flops"] > 0, regions > 0) << policy;
+      }
+    }
+  }
+}
+
+TEST_F(CheckpointingFlagsTest, DropoutDiffersByRankAndSeedAndIsNotDrawnAtZero) {
+  const std::string plain = run("")["weights_sha256"];
+  EXPECT_EQ(run("--dropout 0")["weights_sha256"], plain);
+  const std::string dropped = run("--dropout 0.1")["weights_sha256"];
+  EXPECT_NE(dropped, plain);
+  EXPECT_EQ(run("--dropout 0.1")["weights_sha256"], dropped);
+  EXPECT_EQ(run("--dropout 0.1 --checkpoint-activations blocks --accumulate 2")["weights_sha256"],
+            run("--dropout 0.1 --accumulate 2")["weights_sha256"]);
+}
+
+TEST_F(CheckpointingFlagsTest, KeepTheInputsOfRegionsAndOneRegion) {
+  for (const int layers : {4, 16, 36}) {
+    const std::string model =
+        "--d-model 64 --sequence 64 --steps 2 --layers " + std::to_string(layers);
+    const auto peak = [&](const std::string& policy) {
+      const auto run = this->run(model + " --checkpoint-activations " + policy);
+      EXPECT_LE(run["activations"]["recomputed_flops"], run["activations"]["forward_flops"]);
+      EXPECT_EQ(run["activations"]["peak_bytes_by_rank"][0], run["activations"]["peak_bytes"]);
+      return run["activations"]["peak_bytes"].get<double>();
+    };
+    const double ratio = peak("every:sqrt") / peak("none");
+    RecordProperty("ratio_of_" + std::to_string(layers) + "_layers", std::to_string(ratio));
+    EXPECT_LT(ratio, (2 * std::sqrt(layers) + 2) / layers);
+  }
+}
+
+TEST_F(CheckpointingFlagsTest, SayWhatWasRepeated) {
+  const Outcome outcome = train_gpt(tiny("--layers 4 --ranks 2 --checkpoint-activations blocks"));
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("activations at their peak "));
+  EXPECT_THAT(outcome.output, HasSubstr(" % of their regions' FLOPs in "));
+  const auto run = json();
+  const auto& activations = run["activations"];
+  EXPECT_EQ(activations["peak_bytes_by_rank"].size(), 2U);
+  EXPECT_EQ(activations["offloaded_bytes"], 0);
+  EXPECT_TRUE(activations["predicted_peak_bytes"].is_null());
+  EXPECT_GT(activations["recompute_seconds"], 0.0);
+  EXPECT_EQ(run["flags"]["checkpoint-activations"], "blocks");
+  EXPECT_GT(run["memory"][0]["at_peak"]["activation"], 0);
+  EXPECT_THAT(train_gpt(tiny("")).output, ::testing::Not(HasSubstr("activations at their peak")));
+}
+
+// Pages are gathered again for repetitions; the simulated run knows.
+TEST_F(CheckpointingFlagsTest, SendWhatASimulatedRunSends) {
+  for (const std::string policy : {"blocks", "every:sqrt"}) {
+    const std::string flags =
+        "--layers 6 --stage 3 --page-bytes 16KiB --ranks 3 --checkpoint-activations " + policy;
+    const auto real = run(flags);
+    const auto simulated = run(flags + " --communicator simulated");
+    EXPECT_EQ(real["wire_bytes"], simulated["wire_bytes"]) << policy;
+  }
+}
+
+TEST_F(CheckpointingFlagsTest, AreRefusedInWords) {
+  const auto refused = [](const std::string& value, const std::string& words) {
+    expect_refused(train_gpt("--layers 6 --checkpoint-activations " + value), words);
+  };
+  refused("all", "expected none, blocks, every:K, every:sqrt, selective or budget:BYTES");
+  refused("every:0", "expected how many blocks are one region, 1 or more");
+  refused("every:3x", "expected how many blocks are one region, 1 or more");
+  refused("every:7", "expected at most the model's 6 layers a region");
+  refused("budget:much", "expected a number of bytes such as 4096");
+  refused("budget:0", "expected 1 byte or more");
+  refused("selective", "this policy is not in this version");
+  refused("budget:1GiB", "this policy is not in this version");
+  expect_refused(train_gpt("--offload-activations disk"), "expected none, host or nvme:DIR");
+  expect_refused(train_gpt("--offload-activations nvme:"), "expected none, host or nvme:DIR");
+  expect_refused(train_gpt("--offload-activations host"), "activation offload is not in this");
+  expect_refused(train_gpt("--offload-activations nvme:/tmp"), "activation offload is not in this");
+  expect_refused(train_gpt("--dropout 1"), "expected a probability from 0 to below 1");
+  expect_refused(train_gpt("--dropout nan"), "expected a probability from 0 to below 1");
+  expect_refused(train_gpt("--dropout 0.1 --world-invariant"), "each rank draws its own masks");
+  expect_refused(train_gpt("--dropout 0.1 --communicator simulated"), "computes no values");
+}
+
+}  // namespace

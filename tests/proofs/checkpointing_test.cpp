@@ -1,0 +1,270 @@
+// Regions under DataParallel: plain LibTorch's bits at every stage, pages that are gathered no oftener
+// than a repetition needs, and two pages and a bucket as ever.
+#include <gtest/gtest.h>
+
+#include "memory/exact.h"
+#include "memory/testing.h"
+#include "tests/harness/accumulated.h"
+#include "tests/harness/delays.h"
+#include "tests/harness/ranks.h"
+
+namespace zeropage {
+namespace {
+
+using namespace zeropage::testing;
+using checkpointing::EveryBlocks;
+using memory::Kind;
+using memory::operator""_KiB;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+// ---- parity ----
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() {
+    up = register_module("up", torch::nn::Linear(16, 40));
+    down = register_module("down", torch::nn::Linear(40, 16));
+  }
+  torch::Tensor forward(torch::Tensor x) { return x + down(torch::gelu(up(x))); }
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+// Seven blocks, of which one is frozen, and a head tied to the embedding. [batch, 7] -> [batch, 7]
+struct DeepImpl : torch::nn::Module {
+  DeepImpl() {
+    embedding = register_parameter("embedding", torch::randn({7, 16}) * 0.3);
+    blocks = register_module("blocks", torch::nn::ModuleList());
+    for (int layer = 0; layer < 7; ++layer) blocks->push_back(Mlp());
+    for (auto& parameter : blocks[3]->parameters()) parameter.requires_grad_(false);
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({16})));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto y = checkpointing::checkpoint_each<Mlp>(blocks, every, torch::matmul(x, embedding));
+    return torch::matmul(norm(y), embedding.t());
+  }
+  EveryBlocks every = EveryBlocks::none();
+  torch::Tensor embedding;
+  torch::nn::ModuleList blocks{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+};
+TORCH_MODULE(Deep);
+
+struct Case {
+  int ranks = 1;
+  int stage = 0;
+  int micro_steps = 1;
+  ReduceMicroSteps reduce = ReduceMicroSteps::kEach;
+};
+
+// Wrapped with regions, as the reference without.
+void expect_parity(const Case& given, EveryBlocks every, const RankOptions& rank_options = {}) {
+  constexpr int kSteps = 3;
+  at::set_num_threads(1);
+  const auto expected = train_accumulated_reference<Deep>(
+      {.ranks = given.ranks, .micro_steps = given.micro_steps, .reduce = given.reduce}, kSteps);
+  run_ranks(
+      given.ranks,
+      [&](comm::World& world) {
+        Options options;
+        options.stage = stage_of(given.stage);
+        options.page_bytes = 4_KiB;  // a block has two or three
+        DataParallel<Deep> model(make_seeded<Deep>(), world, options);
+        model->every = every;
+        Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+        Accumulator accumulator(model, {.micro_steps = given.micro_steps, .reduce = given.reduce});
+        const int64_t replays = checkpointing::recompute_statistics().replays;
+        for (int step = 0; step < kSteps; ++step) {
+          accumulated_step(model, accumulator, optimizer, step);
+        }
+        EXPECT_TRUE(same_bits(expected, model.parameters()))
+            << "rank " << world.rank() << ", stage " << given.stage << ", " << given.micro_steps
+            << " micro-steps";
+        EXPECT_GT(checkpointing::recompute_statistics().replays, replays);
+      },
+      rank_options);
+}
+
+class CheckpointingProofTest : public ::testing::TestWithParam<std::tuple<int, int>> {
+ protected:
+  Case with(int micro_steps, ReduceMicroSteps reduce = ReduceMicroSteps::kEach) const {
+    return {std::get<0>(GetParam()), std::get<1>(GetParam()), micro_steps, reduce};
+  }
+};
+
+TEST_P(CheckpointingProofTest, RegionsHavePlainLibTorchsBits) {
+  for (const auto& every : {EveryBlocks::each(), EveryBlocks::every(2), EveryBlocks::every(3)}) {
+    expect_parity(with(1), every);
+  }
+}
+
+TEST_P(CheckpointingProofTest, MicroStepsOverRegionsHavePlainLibTorchsBits) {
+  expect_parity(with(3, ReduceMicroSteps::kEach), EveryBlocks::each());
+  expect_parity(with(3, ReduceMicroSteps::kOnce), EveryBlocks::every(3));
+}
+
+TEST_P(CheckpointingProofTest, LateOperationsChangeNoBit) {
+  RankOptions delayed;
+  delayed.decorate = [](std::unique_ptr<comm::Communicator> inner) {
+    return std::make_unique<DelayedCommunicator>(std::move(inner), std::chrono::milliseconds(2));
+  };
+  expect_parity(with(1), EveryBlocks::square_root(), delayed);
+  expect_parity(with(2), EveryBlocks::each(), delayed);
+}
+
+INSTANTIATE_TEST_SUITE_P(RanksStages, CheckpointingProofTest,
+                         ::testing::Combine(::testing::Values(1, 2, 3),
+                                            ::testing::Values(0, 1, 2, 3)));
+
+// ---- pages ----
+
+constexpr int64_t kWidth = 96;
+
+// A block of one page.
+struct PageBlockImpl : torch::nn::Module {
+  PageBlockImpl() { linear = register_module("linear", torch::nn::Linear(kWidth, kWidth)); }
+  torch::Tensor forward(torch::Tensor x) {
+    x = torch::tanh(linear(x));
+    if (!look) return x;
+    look();
+    if (x.requires_grad()) x.register_hook([look = look](const torch::Tensor&) { look(); });
+    return x;
+  }
+  torch::nn::Linear linear{nullptr};
+  std::function<void()> look;
+};
+TORCH_MODULE(PageBlock);
+
+// [batch, kWidth] -> [batch, kWidth]
+struct PagesImpl : torch::nn::Module {
+  explicit PagesImpl(int64_t count) {
+    blocks = register_module("blocks", torch::nn::ModuleList());
+    for (int64_t block = 0; block < count; ++block) blocks->push_back(PageBlock());
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    return checkpointing::checkpoint_each<PageBlock>(blocks, every, std::move(x));
+  }
+  EveryBlocks every = EveryBlocks::none();
+  torch::nn::ModuleList blocks{nullptr};
+};
+TORCH_MODULE(Pages);
+
+Options of_one_page_a_block() {
+  Options options;
+  options.stage = Stage::kParameters;
+  options.page_bytes = 40_KiB;
+  return options;
+}
+
+// Of the fourth step, of two ranks.
+struct Gathers {
+  int64_t pages = 0;
+  int64_t faults = 0;
+  int64_t prefetched = 0;
+};
+
+Gathers gathers_of(int64_t blocks, EveryBlocks every) {
+  at::set_num_threads(1);
+  Gathers result;
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<Pages> model(Pages(blocks), world, of_one_page_a_block());
+    model->every = every;
+    Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
+    memory::PagingStatistics before, after;
+    for (int step = 0; step < 4; ++step) {
+      before = model.paging();
+      model(torch::ones({2, kWidth}).requires_grad_()).square().sum().backward();
+      optimizer.step();
+      after = model.paging();
+    }
+    if (world.rank() != 0) return;
+    const auto& pages = *model.sharded_parameters().pages;
+    ASSERT_EQ(pages.layouts().size(), static_cast<size_t>(blocks));
+    const memory::PagingStatistics step = after - before;
+    result = {memory::div_exact(step.bytes_gathered, pages.pager()->largest_page_bytes()),
+              step.faults, step.prefetched};
+  });
+  return result;
+}
+
+// Two pages are resident at once, so of what runs forward and then backward, the last two stay.
+TEST(CheckpointingPagesTest, RepetitionAndBackwardOfABlockShareOneGather) {
+  for (const int64_t blocks : {4, 8, 12}) {
+    EXPECT_EQ(gathers_of(blocks, EveryBlocks::none()).pages, 2 * blocks - 2);
+    EXPECT_EQ(gathers_of(blocks, EveryBlocks::each()).pages, 2 * blocks - 2);
+    EXPECT_EQ(gathers_of(blocks, EveryBlocks::every(2)).pages, 2 * blocks - 2);
+  }
+}
+
+// Forward, repetition and backward: three gathers a page, but of the regions' last two in backward,
+// and of the last region, which is not repeated.
+TEST(CheckpointingPagesTest, APageIsGatheredAtMostOnceMoreForRegionsOfSeveralBlocks) {
+  for (const int64_t blocks : {6, 12}) {
+    const int64_t without = gathers_of(blocks, EveryBlocks::none()).pages;
+    for (const int64_t each : {3, 6}) {
+      const int64_t with = gathers_of(blocks, EveryBlocks::every(each)).pages;
+      const int64_t regions = blocks / each;
+      EXPECT_EQ(with, blocks + (regions - 1) * each + regions * (each - 2)) << each;
+      EXPECT_LE(with, without + blocks);
+    }
+  }
+}
+
+TEST(CheckpointingPagesTest, TheTraceIsFollowedThroughRepetitions) {
+  const int64_t faults = gathers_of(12, EveryBlocks::none()).faults;
+  for (const auto& every : {EveryBlocks::each(), EveryBlocks::square_root()}) {
+    const Gathers with = gathers_of(12, every);
+    EXPECT_EQ(with.faults, faults);
+    EXPECT_EQ(with.prefetched, with.pages - with.faults);
+  }
+}
+
+// ---- memory ----
+
+// The most that a rank holds of parameters, gradients and buckets beyond what persists.
+int64_t transient_bytes(int64_t blocks, EveryBlocks every, int64_t* page_bytes) {
+  int64_t highest = 0;
+  run_ranks(2, [&](comm::World& world) {
+    DataParallel<Pages> model(Pages(blocks), world, of_one_page_a_block());
+    model->every = every;
+    Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
+    memory::Ledger& ledger = *memory::Ledger::current();
+    const auto of_parameters = [&] {
+      const memory::Breakdown now = ledger.now();
+      return now[Kind::kParameter] + now[Kind::kGradient] + now[Kind::kBucket] +
+             now[Kind::kOptimizerState];
+    };
+    int64_t most = 0;
+    for (int step = 0; step < 3; ++step) {
+      const int64_t persistent = ledger.now().persistent();
+      // Once the optimizer has its state.
+      const auto look = [&] {
+        if (step > 0) most = std::max(most, of_parameters() - persistent);
+      };
+      for (const auto& block : *model->blocks) block->as<PageBlock>()->look = look;
+      model(torch::ones({2, kWidth}).requires_grad_()).square().sum().backward();
+      look();
+      optimizer.step();
+    }
+    if (world.rank() != 0) return;
+    highest = most;
+    *page_bytes = model.sharded_parameters().pages->pager()->largest_page_bytes();
+  });
+  return highest;
+}
+
+TEST(CheckpointingMemoryTest, StageThreeHoldsTwoPagesAndABucketWithRegionsAtAnyDepth) {
+  int64_t page_bytes = 0;
+  const int64_t without = transient_bytes(4, EveryBlocks::none(), &page_bytes);
+  EXPECT_GT(without, page_bytes) << "it looked at the wrong moments";
+  for (const int64_t blocks : {4, 16}) {
+    for (const auto& every : {EveryBlocks::each(), EveryBlocks::square_root()}) {
+      const int64_t with = transient_bytes(blocks, every, &page_bytes);
+      EXPECT_GT(with, page_bytes);
+      EXPECT_LE(with, 3 * page_bytes) << blocks << " blocks";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace zeropage

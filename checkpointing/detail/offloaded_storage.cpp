@@ -15,7 +15,8 @@ using memory::KindScope;
 using memory::LedgerScope;
 using memory::StreamScope;
 
-// Page-locked memory does not come from the allocator that the ledger wraps.
+// Page-locked memory does not come from the allocator that the ledger wraps. That which it comes from
+// does not give it out again before the copies that were enqueued have ended.
 struct PinnedBlock {
   PinnedBlock(int64_t bytes, c10::DeviceType device)
       : charge(bytes, c10::DeviceType::CPU),
@@ -56,6 +57,7 @@ OffloadedStorage::OffloadedStorage(std::shared_ptr<Offloader> offloader, const a
 
 OffloadedStorage::~OffloadedStorage() {
   drop_ahead();
+  stream().wait(copied_);
   offloader_->forget_copy(place_, form_.bytes());
 }
 
@@ -82,7 +84,7 @@ void OffloadedStorage::copy_out(const at::Tensor& flat) {
     }
   }
   copied_ = streams_.out.record();
-  if (has_streams()) offloader_->note_leaving(copied_, bytes(), {flat, encoded, copy_});
+  if (has_streams()) offloader_->note_leaving(place_, copied_, bytes(), {flat, encoded, copy_});
 }
 
 at::Tensor OffloadedStorage::source() const {

@@ -79,9 +79,16 @@ int64_t Offloader::note_copy(int64_t host_bytes) {
 }
 
 void Offloader::forget_copy(int64_t place, int64_t host_bytes) {
+  std::vector<at::Tensor> buffers;  // freed outside of the lock
   const std::lock_guard lock(mutex_);
   statistics_.host_bytes -= host_bytes;
   order_.erase(place);
+  const auto leaving = std::find_if(leaving_.begin(), leaving_.end(),
+                                    [place](const Leaving& one) { return one.place == place; });
+  if (leaving == leaving_.end()) return;
+  leaving_bytes_ -= leaving->bytes;
+  buffers = std::move(leaving->buffers);
+  leaving_.erase(leaving);
 }
 
 void Offloader::wait_to_leave(int64_t bytes) {
@@ -100,9 +107,10 @@ void Offloader::wait_to_leave(int64_t bytes) {
   }
 }
 
-void Offloader::note_leaving(memory::Event end, int64_t bytes, std::vector<at::Tensor> buffers) {
+void Offloader::note_leaving(int64_t place, memory::Event end, int64_t bytes,
+                             std::vector<at::Tensor> buffers) {
   const std::lock_guard lock(mutex_);
-  leaving_.push_back({std::move(end), bytes, std::move(buffers)});
+  leaving_.push_back({place, std::move(end), bytes, std::move(buffers)});
   leaving_bytes_ += bytes;
   statistics_.most_leaving_bytes = std::max(statistics_.most_leaving_bytes, leaving_bytes_);
 }

@@ -43,11 +43,14 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
 
   // A copy of host_bytes is to begin. Returns its place in the order.
   int64_t note_copy(int64_t host_bytes);
+  // The copy is not needed any more. If it is still on its way out, its source goes now: REQUIRES
+  // that the source's stream waits for the copy.
   void forget_copy(int64_t place, int64_t host_bytes);
   // Waits until `bytes` more may be on their way out.
   void wait_to_leave(int64_t bytes);
   // They are until `end`. buffers: what the copy reads and writes.
-  void note_leaving(memory::Event end, int64_t bytes, std::vector<at::Tensor> buffers);
+  void note_leaving(int64_t place, memory::Event end, int64_t bytes,
+                    std::vector<at::Tensor> buffers);
 
   // Whether `bytes` more may be fetched ahead; if so, they count until let_go_ahead().
   bool take_ahead(int64_t place, int64_t bytes);
@@ -59,6 +62,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
  private:
   using Storages = std::vector<std::shared_ptr<OffloadedStorage>>;
   struct Leaving {
+    int64_t place;
     memory::Event end;
     int64_t bytes;
     std::vector<at::Tensor> buffers;

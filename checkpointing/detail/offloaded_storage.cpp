@@ -57,7 +57,6 @@ OffloadedStorage::OffloadedStorage(std::shared_ptr<Offloader> offloader, const a
 
 OffloadedStorage::~OffloadedStorage() {
   drop_ahead();
-  stream().wait(copied_);
   offloader_->forget_copy(place_, form_.bytes());
 }
 

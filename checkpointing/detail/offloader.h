@@ -43,8 +43,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
 
   // A copy of host_bytes is to begin. Returns its place in the order.
   int64_t note_copy(int64_t host_bytes);
-  // The copy is not needed any more. If it is still on its way out, its source goes now: REQUIRES
-  // that the source's stream waits for the copy.
+  // The copy is not needed any more. If it is still on its way out, its source goes now: what it
+  // then reads, nobody does.
   void forget_copy(int64_t place, int64_t host_bytes);
   // Waits until `bytes` more may be on their way out.
   void wait_to_leave(int64_t bytes);

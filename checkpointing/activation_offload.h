@@ -54,9 +54,9 @@ class Offloader;
 // How activations are kept on the host. All but kNone change gradients.
 enum class Compression : uint8_t {
   kNone,  // bit by bit
-  kBf16,  // fp32 and fp64 as bfloat16: 2 bytes an element, off by 2^-8 of the element
+  kBf16,  // fp32 and fp64 as bfloat16: 2 bytes an element, off by up to 2^-8 of it
   k8Bit,  // all floating types as int8 with an fp32 scale for 256: 1.02 bytes an element, off by
-          // 1/254 of the largest of its 256
+          // up to 1/254 of the largest of its 256
 };
 std::string_view name(Compression compression);  // "none", "bf16", "8-bit"
 
@@ -76,7 +76,7 @@ struct OffloadStatistics {
   int64_t saved_tensors = 0;        // that left
   int64_t copies = 0;               // that they left in: fewer where they share memory
   int64_t host_bytes = 0;           // of copies, now
-  int64_t host_peak_bytes = 0;      //
+  int64_t host_peak_bytes = 0;      // the most that was
   int64_t host_total_bytes = 0;     // of all copies so far
   int64_t fetched_bytes = 0;        // brought back, as they were before compression
   int64_t fetched_ahead_bytes = 0;  // of them, those that were on their way before they were needed

@@ -11,6 +11,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
 
+#include "checkpointing/detail/unchanged.h"
 #include "memory/check.h"
 
 namespace zeropage::checkpointing {
@@ -64,20 +65,15 @@ Engine& hook_engine() {
 class KeptTensor final : public PackedTensor {
  public:
   KeptTensor(const at::Tensor& tensor, std::string who)
-      : tensor_(tensor.detach()), version_(tensor._version()), who_(std::move(who)) {}
+      : tensor_(tensor.detach()), unchanged_(tensor, std::move(who)) {}
   at::Tensor unpack() override {
-    ZP_CHECK(tensor_._version() == version_, who_.empty() ? "a saved tensor" : who_.c_str(),
-             " of sizes ", tensor_.sizes(),
-             ": one that backward needs was changed in place since the forward (version ", version_,
-             " then, ", tensor_._version(),
-             " now); change a clone, or run backward() before it changes");
+    unchanged_.check();
     return tensor_;
   }
 
  private:
   const at::Tensor tensor_;
-  const uint32_t version_;
-  const std::string who_;
+  const detail::Unchanged unchanged_;
 };
 
 // Counts, and lets through.

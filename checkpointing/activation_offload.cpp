@@ -1,0 +1,59 @@
+#include "checkpointing/activation_offload.h"
+
+#include <sstream>
+
+#include "checkpointing/detail/offloader.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace zeropage::checkpointing {
+
+std::string_view name(Compression compression) {
+  switch (compression) {
+    case Compression::kNone:
+      return "none";
+    case Compression::kBf16:
+      return "bf16";
+    case Compression::k8Bit:
+      return "8-bit";
+  }
+  return "unknown";
+}
+
+std::string to_string(const OffloadStatistics& statistics) {
+  using memory::format_bytes;
+  std::ostringstream out;
+  out << statistics.saved_tensors << " saved tensors in " << statistics.copies << " copies, "
+      << format_bytes(statistics.host_total_bytes) << " in all and at most "
+      << format_bytes(statistics.host_peak_bytes) << " at once on the host";
+  if (statistics.compression != Compression::kNone) {
+    out << " (lossy: " << name(statistics.compression) << ")";
+  }
+  out << "; " << format_bytes(statistics.fetched_bytes) << " brought back, "
+      << format_bytes(statistics.fetched_ahead_bytes) << " of it ahead; waited "
+      << statistics.waited_seconds << " s";
+  return out.str();
+}
+
+ActivationOffload::ActivationOffload(const OffloadOptions& options)
+    : offloader_(std::make_shared<detail::Offloader>(options)) {
+  ZP_CHECK(options.least_bytes >= 0 && options.staging_bytes >= 0,
+           "ActivationOffload: expected bytes of 0 or more, got least_bytes ", options.least_bytes,
+           " and staging_bytes ", options.staging_bytes, "; 0 leaves the choice of staging to it");
+}
+
+ActivationOffload::~ActivationOffload() = default;
+
+std::shared_ptr<SavedTensorHooks> ActivationOffload::hooks() const {
+  return offloader_;
+}
+
+void ActivationOffload::stay_here(const std::vector<at::Tensor>& tensors) {
+  offloader_->stay_here(tensors);
+}
+
+OffloadStatistics ActivationOffload::statistics() const {
+  return offloader_->statistics();
+}
+
+}  // namespace zeropage::checkpointing

@@ -10,8 +10,7 @@
 #include <c10/util/hash.h>
 #include <torch/csrc/autograd/engine.h>
 
-#include "memory/check.h"
-#include "memory/dispatch_keys.h"
+#include "checkpointing/detail/unchanged.h"
 #include "memory/stream.h"
 
 namespace zeropage::checkpointing::detail {
@@ -99,12 +98,13 @@ class Hooks final : public SavedTensorHooks {
 class ForwardTape::Packed final : public PackedTensor {
  public:
   Packed(std::shared_ptr<ForwardTape> tape, std::shared_ptr<Value> value, const at::Tensor& tensor)
-      : tape_(std::move(tape)), value_(std::move(value)), geometry_(tensor), unchanged_(tensor) {}
+      : tape_(std::move(tape)),
+        value_(std::move(value)),
+        geometry_(tensor),
+        unchanged_(tensor, "") {}
   ~Packed() override { tape_->release(*value_); }
   at::Tensor unpack() override {
-    ZP_CHECK(unchanged_.holds(),
-             "a saved tensor that backward needs was changed in place since the forward; change a "
-             "clone, or run backward() before it changes");
+    unchanged_.check();
     return tape_->unpack(value_, geometry_);
   }
 
@@ -211,7 +211,7 @@ Operation::Tensor ForwardTape::record_tensor(const at::Tensor& tensor, Operation
   recorded.requires_grad = tensor.requires_grad() && at::GradMode::is_enabled();
   if (!Geometry::describes(tensor)) {
     recorded.as_it_is = tensor.detach();
-    recorded.unchanged = Unchanged(tensor);
+    recorded.version = Version(tensor);
     return recorded;
   }
   recorded.value = find(tensor);
@@ -251,7 +251,7 @@ void ForwardTape::make_room_for_writes(const OperatorFacts& facts,
       at::Tensor bytes = at::empty({0}, at::TensorOptions(tensor.device()).dtype(at::kByte));
       bytes.set_(tensor.storage(), 0, {value->bytes}, {1});
       value->hold(bytes.clone().storage());
-      value->unchanged = Unchanged();
+      value->version = Version();
     }
     // In a replay both lie in one memory.
     if (options_.measures && !value->saved) step_.values[value->index].bytes = 0;
@@ -268,7 +268,7 @@ void ForwardTape::make_room_for_writes(const OperatorFacts& facts,
 
 void ForwardTape::note_results(const std::shared_ptr<Operation>& operation,
                                at::ArrayRef<c10::IValue> results) {
-  for (const auto& [value, tensor] : written_) value->unchanged = Unchanged(tensor);
+  for (const auto& [value, tensor] : written_) value->version = Version(tensor);
   written_.clear();
   for (const c10::IValue& result : results) {
     for (const at::Tensor& tensor : tensors_in(result)) {
@@ -308,7 +308,7 @@ std::shared_ptr<Value> ForwardTape::add(const at::Tensor& tensor, Value::Source 
   value->index = next_value_++;
   value->source = source;
   largest_bytes_ = std::max(largest_bytes_, value->bytes);
-  if (source != Value::Source::kOperator) value->unchanged = Unchanged(tensor);
+  if (source != Value::Source::kOperator) value->version = Version(tensor);
   if (source == Value::Source::kLeaf) value->hold(tensor.storage());
   if (producer) {
     value->chain_flops = producer->flops;

@@ -53,11 +53,11 @@ at::Tensor input_of(const Operation::Tensor& input, const Operation& operation,
   if (!input.value) {
     if (!tensor.defined()) return tensor;
     // Statistics that a forward updates are none of its inputs.
-    if (!input.written) refuse_changed(input.unchanged.holds(), operation);
+    if (!input.written) refuse_changed(input.version.still_holds(), operation);
     const at::NoGradGuard no_grad;
     tensor = input.written ? tensor.clone() : tensor.detach();
   } else {
-    refuse_changed(input.value->unchanged.holds(), operation);
+    refuse_changed(input.value->version.still_holds(), operation);
     c10::Storage storage = memory_of(*input.value, passing);
     if (input.written && !passing.last_reader_of(*input.value)) storage = copy_of(storage);
     tensor = input.geometry->on(storage);
@@ -187,10 +187,10 @@ at::Tensor Geometry::on(const c10::Storage& storage) const {
   return tensor;
 }
 
-Unchanged::Unchanged(const at::Tensor& tensor) {
+Version::Version(const at::Tensor& tensor) {
   if (tensor.is_inference()) return;
   counter_ = tensor.unsafeGetTensorImpl()->version_counter();
-  version_ = counter_.current_version();
+  number_ = counter_.current_version();
 }
 
 ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,

@@ -50,16 +50,16 @@ class Geometry {
   int64_t offset_;
 };
 
-// Knows whether a tensor was changed in place, without keeping its memory.
-class Unchanged {
+// The version that a tensor had; without one, of a tensor that nobody can change.
+class Version {
  public:
-  Unchanged() = default;
-  explicit Unchanged(const at::Tensor& tensor);
-  bool holds() const { return !counter_.enabled() || counter_.current_version() == version_; }
+  Version() = default;
+  explicit Version(const at::Tensor& tensor);
+  bool still_holds() const { return !counter_.enabled() || counter_.current_version() == number_; }
 
  private:
   c10::VariableVersion counter_;
-  uint32_t version_ = 0;
+  uint32_t number_ = 0;
 };
 
 struct Operation;
@@ -78,7 +78,7 @@ struct Value {
   int64_t bytes = 0;
   Source source = Source::kUnknown;
   c10::weak_intrusive_ptr<c10::StorageImpl> identity;
-  Unchanged unchanged;                  // of leaves and unknown ones
+  Version version;                      // of leaves and unknown ones
   std::shared_ptr<Operation> producer;  // while it may be needed again
   int packs = 0;                        // saved tensors of it that the graph has now
   bool saved = false;                   // it had some
@@ -116,7 +116,7 @@ struct Value {
 struct Operation {
   struct Tensor {
     at::Tensor as_it_is;  // a parameter, or what else a value and a geometry do not describe
-    Unchanged unchanged;  // as_it_is
+    Version version;      // of as_it_is
     std::shared_ptr<Value> value;
     std::optional<Geometry> geometry;
     bool requires_grad = false;

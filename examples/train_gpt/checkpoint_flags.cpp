@@ -73,19 +73,18 @@ void CheckpointFlags::parse_offload(const std::string& value) {
 }
 
 void CheckpointFlags::check(int64_t layers) const {
+  ZP_CHECK(offload != Offload::kFolder, "--offload-activations ", offload_text,
+           ": activations on NVMe are not in this version; use host, none or leave it out");
+  ZP_CHECK(offload == Offload::kNone || policy == Policy::kBlocks, "--offload-activations ",
+           offload_text, ": what is kept of --checkpoint-activations ", text,
+           " stays on its device; use none, blocks or every:K beside it");
   ZP_CHECK(every.of(layers) <= layers, "--checkpoint-activations ", text,
            ": expected at most the model's ", layers,
            " layers a region; lower it or raise --layers");
 }
 
-BlockLoop make_recompute(const CheckpointFlags& flags) {
-  ZP_CHECK(flags.offload == CheckpointFlags::Offload::kNone, "--offload-activations ",
-           flags.offload_text,
-           ": activation offload is not in this version; use none or leave it out");
-  ZP_CHECK(flags.policy == CheckpointFlags::Policy::kBlocks, "--checkpoint-activations ",
-           flags.text,
-           ": this policy is not in this version; use none, blocks, every:K or every:sqrt");
-  if (flags.keeps_all()) return nullptr;
+BlockLoop block_loop(const CheckpointFlags& flags) {
+  if (flags.every.of(1) == 0) return nullptr;
   return [every = flags.every](const torch::nn::ModuleList& blocks, torch::Tensor x) {
     return checkpoint_each<Block>(blocks, every, std::move(x));
   };

@@ -26,18 +26,20 @@ struct CheckpointFlags {
   Offload offload = Offload::kNone;
   std::string offload_folder;
 
-  bool keeps_all() const { return text == "none"; }
+  bool keeps_all() const { return text == "none" && offload == Offload::kNone; }
+  // More than regions is asked for, which work on tensors without values too.
+  bool sees_values() const { return policy != Policy::kBlocks || offload != Offload::kNone; }
 
   // {none,blocks,every:K,every:sqrt,selective,budget:BYTES}. Throws with words.
   void parse_policy(const std::string& value);
   // {none,host,nvme:DIR}. Throws with words.
   void parse_offload(const std::string& value);
-  // Throws where the model has too few layers for it.
+  // Throws where the model has too few layers for it, where one flag excludes the other, and for what
+  // this version lacks.
   void check(int64_t layers) const;
 };
 
-// How a model runs its blocks, so that backward has what the flags say; empty where all is kept.
-// Throws for what this version lacks.
-BlockLoop make_recompute(const CheckpointFlags& flags);
+// How a model runs its blocks, so that regions are repeated as the flags say; empty: plainly.
+BlockLoop block_loop(const CheckpointFlags& flags);
 
 }  // namespace train_gpt

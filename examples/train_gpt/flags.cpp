@@ -106,8 +106,9 @@ void check_values(const Flags& flags) {
           "--world-invariant out");
   check_accumulation(flags);
   flags.checkpointing.check(flags.model.layers);
-  // What this version lacks is refused before there are ranks.
-  make_recompute(flags.checkpointing);
+  require(!flags.simulates() || !flags.checkpointing.sees_values(),
+          "--communicator simulated: computes no values to measure or offload; use "
+          "--checkpoint-activations none, blocks or every:K, and no --offload-activations");
   require(flags.device != "cuda" || zeropage::memory::has_cuda_driver(),
           "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
   const bool on_cuda = flags.device_type() == torch::kCUDA;

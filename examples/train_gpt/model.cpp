@@ -64,7 +64,7 @@ Model make_model(const zeropage::comm::World& world, const Flags& flags) {
   Model model = flags.constructs_deferred()
                     ? Model(zeropage::DeferredModule<Gpt>(construct), world, options)
                     : Model(moved(construct(), world.device()), world, options);
-  model->run_blocks_by(make_recompute(flags.checkpointing));
+  model->run_blocks_by(block_loop(flags.checkpointing));
   // The weights are drawn; from here on each rank draws its own masks.
   if (flags.model.dropout > 0) {
     torch::manual_seed(splitmix64(splitmix64(flags.seed) + static_cast<uint64_t>(world.rank())));

@@ -139,15 +139,18 @@ std::string activations_line(const RecomputeStatistics& recompute, int64_t peak_
   return line.str();
 }
 
-nlohmann::json activations_json(const CheckpointFlags& flags, const RecomputeStatistics& recompute,
+nlohmann::json activations_json(const CheckpointFlags& flags, const RunFigures& run,
                                 const std::vector<RankFigures>& ranks) {
+  const RecomputeStatistics& recompute = run.recompute;
   nlohmann::json by_rank = nlohmann::json::array();
   for (const RankFigures& rank : ranks) by_rank.push_back(rank.memory.activation_peak_bytes);
   return {{"policy", flags.text},
           {"peak_bytes", activation_peak(ranks)},
           {"peak_bytes_by_rank", by_rank},
-          {"predicted_peak_bytes", nullptr},
-          {"offloaded_bytes", 0},
+          {"predicted_peak_bytes", run.forecast_activation_peak_bytes
+                                       ? nlohmann::json(*run.forecast_activation_peak_bytes)
+                                       : nlohmann::json()},
+          {"offloaded_bytes", run.offloaded_peak_bytes},
           {"forwards", recompute.forwards},
           {"replays", recompute.replays},
           {"forward_flops", recompute.forward_flops},
@@ -206,7 +209,7 @@ std::string table(const Flags& flags, const RunFigures& run,
     out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
   out << '\n';
   if (!flags.checkpointing.keeps_all()) {
-    out << activations_line(run.recompute, activation_peak(ranks));
+    out << activations_line(run.recompute, activation_peak(ranks)) << run.kept_activations;
   }
   if (flags.stage == 3) out << paging_table(run.paging);
   return out.str();
@@ -240,23 +243,22 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
     messages_sent.push_back(
         wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::messages));
   }
-  nlohmann::json json = {
-      {"flags", flags.to_json()},
-      {"parameters", run.parameters},
-      {"loss", run.loss},
-      {"gradient_norm", run.gradient_norm},
-      {"clipped_norm", run.clipped_norm},
-      {"loss_scale", run.loss_scale},
-      {"skipped_steps", run.skipped_steps},
-      {"step_seconds", run.step_seconds},
-      {"tokens_per_second", run.tokens_per_second},
-      {"held_out_loss", run.held_out_loss},
-      {"memory", memory},
-      {"activations", activations_json(flags.checkpointing, run.recompute, ranks)},
-      {"wire_bytes", bytes_sent},
-      {"wire_messages", messages_sent},
-      {"communicator", run.communicator},
-      {"weights_sha256", run.weights_sha256}};
+  nlohmann::json json = {{"flags", flags.to_json()},
+                         {"parameters", run.parameters},
+                         {"loss", run.loss},
+                         {"gradient_norm", run.gradient_norm},
+                         {"clipped_norm", run.clipped_norm},
+                         {"loss_scale", run.loss_scale},
+                         {"skipped_steps", run.skipped_steps},
+                         {"step_seconds", run.step_seconds},
+                         {"tokens_per_second", run.tokens_per_second},
+                         {"held_out_loss", run.held_out_loss},
+                         {"memory", memory},
+                         {"activations", activations_json(flags.checkpointing, run, ranks)},
+                         {"wire_bytes", bytes_sent},
+                         {"wire_messages", messages_sent},
+                         {"communicator", run.communicator},
+                         {"weights_sha256", run.weights_sha256}};
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (flags.stage == 3) {
     PagingStatistics sum;

@@ -20,6 +20,9 @@ struct RunFigures {
   std::vector<double> step_seconds;                        // by step, of rank 0
   std::vector<zeropage::memory::PagingStatistics> paging;  // by step, of rank 0
   zeropage::checkpointing::RecomputeStatistics recompute;  // of all steps, of rank 0
+  std::optional<int64_t> forecast_activation_peak_bytes;   // by the plan for a budget, of rank 0
+  int64_t offloaded_peak_bytes = 0;                        // of rank 0
+  std::string kept_activations;  // what was dropped and offloaded; "": all kept
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
   // Model FLOPs utilisation, from 0 to 1, and the same at one token a second; none where the

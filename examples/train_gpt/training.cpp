@@ -9,6 +9,7 @@
 #include <optional>
 #include <sched.h>
 
+#include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
@@ -103,6 +104,11 @@ std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags
 
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
                Model& model, torch::optim::Optimizer& optimizer, RunFigures& run) {
+  KeptActivations kept(flags.checkpointing, world, model);
+  const auto forward = [&](const Batch& batch) {
+    const KeptActivations::Forward scope(kept);
+    return loss_of(model, batch);
+  };
   Progress progress({.steps = flags.steps,
                      .tokens_per_step = flags.samples_per_step(world.size()) * flags.model.sequence,
                      .utilisation_per_token_rate = run.utilisation_per_token_rate,
@@ -134,7 +140,7 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     const auto start = Clock::now();
     for (const Batch& batch : batches) {
       const InjectedInfinity injected(world, flags, model, step, accumulator.micro_step());
-      accumulator.backward(loss_of(model, to_device(batch, device)));
+      accumulator.backward(forward(to_device(batch, device)));
     }
     note(step, accumulator.step(optimizer));
     StepInFlight enqueued(accumulator.loss(), start);
@@ -149,6 +155,9 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     }
   }
   if (before) finish(*before);
+  run.forecast_activation_peak_bytes = kept.forecast_peak_bytes();
+  run.offloaded_peak_bytes = kept.offloaded_peak_bytes();
+  run.kept_activations = kept.table();
 }
 
 // Ranks take turns over the windows, and all run forward as often: at stage 3 it is collective.

@@ -1,0 +1,52 @@
+#include "examples/train_gpt/kept_activations.h"
+
+#include <vector>
+
+namespace train_gpt {
+
+using zeropage::checkpointing::RecomputeOptions;
+
+KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::comm::World& world,
+                                 const Model& model) {
+  if (flags.policy != CheckpointFlags::Policy::kBlocks) {
+    RecomputeOptions options = flags.policy == CheckpointFlags::Policy::kBudget
+                                   ? RecomputeOptions::budget(flags.budget_bytes)
+                                   : RecomputeOptions::selective();
+    options.device = world.device().type();
+    if (world.size() > 1) {
+      options.agree = [world](const at::Tensor& decision) {
+        const at::Tensor there = decision.to(world.device());
+        world.communicator().broadcast(there, /*root=*/0, "the recompute plan").wait();
+        decision.copy_(there);
+      };
+    }
+    recompute_.emplace(std::move(options));
+  }
+  if (flags.offload == CheckpointFlags::Offload::kHost) {
+    offload_.emplace();
+    offload_->stay_here(model.parameters());
+    offload_->stay_here(model.buffers());
+  }
+}
+
+KeptActivations::Forward::Forward(KeptActivations& of) {
+  if (of.recompute_) recompute_.emplace(*of.recompute_);
+  if (of.offload_) offload_.emplace(of.offload_->hooks());
+}
+
+std::optional<int64_t> KeptActivations::forecast_peak_bytes() const {
+  return recompute_ ? recompute_->forecast_peak_bytes() : std::nullopt;
+}
+
+int64_t KeptActivations::offloaded_peak_bytes() const {
+  return offload_ ? offload_->statistics().host_peak_bytes : 0;
+}
+
+std::string KeptActivations::table() const {
+  std::string text;
+  if (recompute_) text += recompute_->plan_table();
+  if (offload_) text += to_string(offload_->statistics()) + '\n';
+  return text;
+}
+
+}  // namespace train_gpt

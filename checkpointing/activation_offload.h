@@ -62,7 +62,7 @@ std::string_view name(Compression compression);  // "none", "bf16", "8-bit"
 
 struct OffloadOptions {
   // Saved tensors below stay: a copy of little costs more than it gives.
-  int64_t least_bytes = int64_t{16} << 10;
+  int64_t least_bytes = int64_t{1} << 10;
   // The most device memory that is on its way out, and, apart from that, fetched ahead; a larger
   // tensor goes alone. More hides more, and is memory. 0: twice the largest that has left, and at
   // least 64 MiB.

@@ -113,7 +113,7 @@ std::shared_ptr<ForwardTape> Recompute::begin_forward() {
   if (last_ && last_->departed()) plan_.reset();
   TapeOptions options{.least_bytes = options_.least_bytes, .device = options_.device};
   if (options_.budget_bytes) {
-    options.limit_bytes = *options_.budget_bytes - held_before(options_);
+    options.limit_bytes = std::max<int64_t>(1, *options_.budget_bytes - held_before(options_));
     options.rule = plan_ ? TapeOptions::Rule::kPlanned : TapeOptions::Rule::kEvicting;
     options.plan = plan_;
     options.measures = !plan_;

@@ -10,6 +10,7 @@
 
 #include "memory/check.h"
 #include "memory/dispatch_keys.h"
+#include "memory/operator_interceptor.h"
 #include "memory/pins.h"
 
 namespace zeropage::memory {
@@ -149,7 +150,11 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
       pins.add(address_of(tensor, schema), alias != nullptr && alias->isWrite());
     });
   }
-  if (!pins.empty()) pins.take(schema.name());
+  if (!pins.empty()) {
+    // What brings a page is no part of the forward that somebody may be recording.
+    const InterceptorScope unseen(nullptr);
+    pins.take(schema.name());
+  }
   redispatch(op, below, stack);
 }
 

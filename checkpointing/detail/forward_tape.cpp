@@ -18,8 +18,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of the largest value's size.
-constexpr int64_t kReservedValues = 4;
+// What a forward that is not planned leaves free of its budget: so many of its largest values, but
+// at least a quarter, and at most a third, for what is evicted comes back in chains.
+constexpr int64_t kReservedValues = 8;
 
 bool in_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
@@ -384,8 +385,10 @@ bool ForwardTape::stays(const Value& value) const {
 }
 
 void ForwardTape::evict_down_to_limit() {
-  // What backward holds besides: gradients of activations, and one replay.
-  const int64_t limit = options_.limit_bytes - kReservedValues * largest_bytes_;
+  // Nobody knows yet what backward holds besides: gradients of activations, a replay, a head.
+  const int64_t reserved = std::clamp(kReservedValues * largest_bytes_, options_.limit_bytes / 4,
+                                      options_.limit_bytes / 3);
+  const int64_t limit = options_.limit_bytes - reserved;
   while (*held_bytes_ > limit) {
     std::shared_ptr<Value> cheapest;
     double least = 0;

@@ -57,8 +57,7 @@ RecomputeOptions everything_small(std::optional<int64_t> budget) {
   return options;
 }
 
-// Selectively, and for several steps under a budget that leaves little room: in nets as small as
-// these, what backward holds besides is half of it.
+// Selectively, and for several steps under a budget that leaves little room.
 void expect_recompute_changes_no_bit(torch::nn::Module& module, const torch::Tensor& input,
                                      const Forward& forward) {
   std::vector<torch::Tensor> buffers;
@@ -77,17 +76,22 @@ void expect_recompute_changes_no_bit(torch::nn::Module& module, const torch::Ten
   const int64_t base = Ledger::current()->now().activations();
   const auto plain = gradients_of(module, input, forward, nullptr);
   const int64_t peak = Ledger::current()->activation_peak() - base;
-  const auto replays = recompute_statistics().replays;
-  for (const std::optional<int64_t> budget :
-       {std::optional<int64_t>(), std::optional(base + peak * 125 / 100)}) {
+  const auto run_steps = [&](std::optional<int64_t> budget) {
     Recompute recompute(everything_small(budget));
     for (int step = 0; step < 3; ++step) {
       reset();
       expect_same_bits(plain, gradients_of(module, input, forward, &recompute));
     }
-    if (!budget) {
-      EXPECT_GT(recompute_statistics().replays, replays);
-    }
+  };
+  const auto replays = recompute_statistics().replays;
+  run_steps({});
+  EXPECT_GT(recompute_statistics().replays, replays);
+  // The tightest that is not refused.
+  for (int64_t budget = base + peak * 9 / 10;; budget += std::max<int64_t>(peak / 20, 1)) {
+    ASSERT_LT(budget, base + 2 * peak);
+    const std::string refusal = testing::error_of([&] { run_steps(budget); });
+    if (refusal.empty()) break;
+    EXPECT_THAT(refusal, ::testing::HasSubstr("raise the budget"));
   }
 }
 

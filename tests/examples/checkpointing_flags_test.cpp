@@ -43,6 +43,49 @@ TEST_F(CheckpointingFlagsTest, ChangeNoBitWhateverIsRepeated) {
   }
 }
 
+TEST_F(CheckpointingFlagsTest, ChangeNoBitWhateverOperatorsAreRepeatedOrOffloaded) {
+  const std::string model = "--layers 6 --d-model 64 --sequence 64 --batch 4 --dropout 0.1 ";
+  for (const int ranks : {1, 2}) {
+    const std::string of_ranks = model + "--page-bytes 64KiB --ranks " + std::to_string(ranks);
+    const auto plain = run(of_ranks + " --stage 0");
+    const auto all = plain["activations"]["peak_bytes"].get<int64_t>();
+    const auto budget = std::to_string(all * 6 / 10);
+    for (const std::string policy :
+         {"--checkpoint-activations selective", "--offload-activations host",
+          "--checkpoint-activations blocks --offload-activations host", "budget"}) {
+      const bool budgeted = policy == "budget";
+      const auto run = this->run(of_ranks + " --stage 3 " +
+                                 (budgeted ? "--checkpoint-activations budget:" + budget : policy));
+      EXPECT_EQ(run["weights_sha256"], plain["weights_sha256"]) << policy << ", " << ranks;
+      const auto& activations = run["activations"];
+      const auto peak = activations["peak_bytes"].get<double>();
+      EXPECT_LT(peak, 0.9 * static_cast<double>(all)) << policy;
+      EXPECT_EQ(activations["offloaded_bytes"] > 0, policy.find("host") != std::string::npos);
+      if (!budgeted) continue;
+      EXPECT_LE(peak, 1.02 * 0.6 * static_cast<double>(all));
+      EXPECT_GT(activations["predicted_peak_bytes"], 0);
+    }
+  }
+}
+
+TEST_F(CheckpointingFlagsTest, OffloadKeepsWhatIsResidentIndependentOfDepth) {
+  const auto peak = [&](int layers) {
+    const auto run = this->run("--d-model 64 --sequence 64 --batch 4 --steps 2 --layers " +
+                               std::to_string(layers) + " --offload-activations host");
+    return run["activations"]["peak_bytes"].get<double>();
+  };
+  const double ratio = peak(64) / peak(8);
+  RecordProperty("ratio_of_64_to_8_layers", std::to_string(ratio));
+  EXPECT_LT(ratio, 1.05);
+}
+
+TEST_F(CheckpointingFlagsTest, ABudgetThatNoPlanReachesIsRefusedWithTheFigure) {
+  const Outcome outcome = train_gpt(
+      tiny("--layers 4 --d-model 64 --sequence 64 --checkpoint-activations budget:64KiB"));
+  EXPECT_NE(outcome.exit_code, 0);
+  EXPECT_THAT(outcome.output, HasSubstr("raise the budget to that least peak"));
+}
+
 TEST_F(CheckpointingFlagsTest, DropoutDiffersByRankAndSeedAndIsNotDrawnAtZero) {
   const std::string plain = run("")["weights_sha256"];
   EXPECT_EQ(run("--dropout 0")["weights_sha256"], plain);
@@ -106,12 +149,12 @@ TEST_F(CheckpointingFlagsTest, AreRefusedInWords) {
   refused("every:7", "expected at most the model's 6 layers a region");
   refused("budget:much", "expected a number of bytes such as 4096");
   refused("budget:0", "expected 1 byte or more");
-  refused("selective", "this policy is not in this version");
-  refused("budget:1GiB", "this policy is not in this version");
+  refused("selective --offload-activations host", "stays on its device");
+  refused("selective --communicator simulated", "computes no values to measure or offload");
   expect_refused(train_gpt("--offload-activations disk"), "expected none, host or nvme:DIR");
   expect_refused(train_gpt("--offload-activations nvme:"), "expected none, host or nvme:DIR");
-  expect_refused(train_gpt("--offload-activations host"), "activation offload is not in this");
-  expect_refused(train_gpt("--offload-activations nvme:/tmp"), "activation offload is not in this");
+  expect_refused(train_gpt("--offload-activations nvme:/tmp"),
+                 "activations on NVMe are not in this");
   expect_refused(train_gpt("--dropout 1"), "expected a probability from 0 to below 1");
   expect_refused(train_gpt("--dropout nan"), "expected a probability from 0 to below 1");
   expect_refused(train_gpt("--dropout 0.1 --world-invariant"), "each rank draws its own masks");

@@ -4,7 +4,6 @@ optimizer, on this machine, in interleaved runs. Exit status: 0 measured and the
 1 a run failed or the losses differ; 2 the command line is wrong; 128 + n stopped by signal n."""
 
 import argparse
-import importlib.util
 import json
 import os
 import statistics
@@ -14,17 +13,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import peer_venv
-from children import run_child
 from peers import flags
 from report import print_report
+from runs import (
+    WARM_UP_STEPS,
+    add_measuring_flags,
+    check_files,
+    check_measuring_flags,
+    data_in,
+    in_turns,
+    measure,
+    median_step,
+    spread,
+)
 
 PEERS_FOLDER = Path(__file__).resolve().parent / "peers"
 BASE_REQUIREMENTS = (f"torch=={peer_venv.TORCH_VERSION}", "numpy")
-WARM_UP_STEPS = 2
 # Relative. In bf16 the sides round elsewhere: FSDP2 and DDP keep fp32 weights that ours never had, and autocast
 # leaves norms in fp32.
 LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 2e-2}
-TAIL_LINES = 20
 
 
 @dataclass(frozen=True)
@@ -65,23 +72,18 @@ def parse_arguments(words):
     flags.add_run_flags(parser)
     parser.add_argument("--stage", type=int, choices=range(4), default=0,
                         help="ZeRO stage of ours (default 0)")
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
     parser.add_argument("--build", type=Path, help="folder with examples/train_gpt and "
                         "bench/bare_loop (default: build/release; on cuda build/cuda)")
     parser.add_argument("--train-gpt", type=Path, help="ours, where it is not that of --build")
     parser.add_argument("--python", choices=["venv", "current"], help="of the peers: .venv-peers, "
                         "made where missing, or the python3 that runs this (default: venv; on "
                         "cuda current)")
-    parser.add_argument("--data", type=Path, help="file whose bytes are the tokens (default: "
-                        "LibTorch's headers in include/ATen/core)")
-    parser.add_argument("--json", type=Path, help="file for the figures of all rounds")
+    add_measuring_flags(parser, "side", rounds=5)
     known = "; ".join(
         f"{name}: {flags.describe_options(flags.PEER_OPTIONS[name])}" for name in PEERS
     )
     parser.add_argument("--peer-option", action="append", default=[], metavar="NAME=VALUE",
                         help=f"for every chosen peer that has it; {known}")
-    parser.add_argument("--timeout", type=float, default=900, help="seconds a run may take "
-                        "(default 900)")
     arguments = parser.parse_args(words)
     flags.check_run_flags(parser, arguments)
     fill_defaults(arguments)
@@ -113,30 +115,7 @@ def check_arguments(parser, arguments):
         name, _, value = option.partition("=")
         if not any(value in flags.PEER_OPTIONS[p].get(name, ()) for p in arguments.peers):
             parser.error(f"no chosen peer has --peer-option {option}; see --help")
-    if arguments.steps <= WARM_UP_STEPS:
-        parser.error(
-            f"--steps must be above {WARM_UP_STEPS}, the warm-up that is not measured, "
-            f"got {arguments.steps}"
-        )
-    if arguments.rounds < 1:
-        parser.error(f"--rounds must be at least 1, got {arguments.rounds}")
-    if not arguments.timeout > 0:
-        parser.error(f"--timeout must be above 0, got {arguments.timeout}")
-
-
-def default_data(folder):
-    """Real text that is on every machine that can build train_gpt."""
-    found = sorted(peer_venv.ROOT.glob(".venv*/lib/python3*/site-packages/torch/include/ATen/core"))
-    spec = importlib.util.find_spec("torch")
-    if not found and spec is not None:
-        found = [Path(spec.submodule_search_locations[0]) / "include/ATen/core"]
-    if not found:
-        raise SystemExit("error: no LibTorch headers under .venv* nor in python3; give --data FILE")
-    # One installation only: the bytes must not depend on how many there are.
-    headers = sorted(found[0].rglob("*.h"))
-    path = folder / "headers.txt"
-    path.write_bytes(b"".join(header.read_bytes() for header in headers))
-    return path
+    check_measuring_flags(parser, arguments)
 
 
 def side_commands(arguments, python, data, folder):
@@ -155,40 +134,12 @@ def side_commands(arguments, python, data, folder):
     return sides
 
 
-def measure(side, command, folder, arguments):
-    result_path = folder / "result.json"
-    result_path.unlink(missing_ok=True)
-    log_path = folder / "log.txt"
-    with open(log_path, "wb") as log:
-        status = run_child([*command, "--json", result_path], log, arguments.timeout)
-    problem = None
-    if status is None:
-        problem = f"was stopped after {arguments.timeout:g} s"
-    elif status != 0:
-        problem = f"failed with exit status {status}"
-    elif not result_path.exists():
-        problem = "wrote no --json file"
-    if problem is None:
-        try:
-            return read_run(json.loads(result_path.read_text()), arguments)
-        except (KeyError, TypeError, ValueError) as error:
-            problem = f"wrote a --json file that does not serve: {error!r}"
-    lines = log_path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-    words = " ".join(map(str, command))
-    raise SystemExit("\n".join([f"error: {side} {problem}: {words}", *lines]))
-
-
 def read_run(result, arguments):
-    counts = (
-        ("step_seconds", arguments.steps),
-        ("loss", arguments.steps),
-        ("memory", arguments.ranks),
-    )
-    for key, expected in counts:
+    for key, expected in (("loss", arguments.steps), ("memory", arguments.ranks)):
         if len(result[key]) != expected:
             raise ValueError(f"{key}: expected {expected} entries, got {len(result[key])}")
     return Run(
-        step_seconds=statistics.median(result["step_seconds"][WARM_UP_STEPS:]),
+        step_seconds=median_step(result, arguments.steps),
         rss_bytes=max(m["rss_peak_bytes"] - m["rss_base_bytes"] for m in result["memory"]),
         rss_base_bytes=max(m["rss_base_bytes"] for m in result["memory"]),
         device_bytes=max(
@@ -202,22 +153,17 @@ def read_run(result, arguments):
 def run_rounds(sides, folder, arguments):
     """side -> its runs, interleaved: every side once a round, in turns who goes first."""
     runs = {side: [] for side in sides}
-    for number in range(1, arguments.rounds + 1):
-        order = list(sides.items())
-        for side, command in order if number % 2 else reversed(order):
-            run = measure(side, command, folder, arguments)
-            runs[side].append(run)
-            print(
-                f"round {number}/{arguments.rounds} {side}: {run.step_seconds:.4f} s a step, "
-                f"{(run.device_bytes or run.rss_bytes) / 2**20:.1f} MiB, last loss {run.loss[-1]:.4f}",
-                file=sys.stderr,
-                flush=True,
-            )
+    for number, side in in_turns(list(sides), arguments.rounds):
+        run = measure(side, sides[side], folder, arguments.timeout,
+                      lambda result: read_run(result, arguments))
+        runs[side].append(run)
+        print(
+            f"round {number}/{arguments.rounds} {side}: {run.step_seconds:.4f} s a step, "
+            f"{(run.device_bytes or run.rss_bytes) / 2**20:.1f} MiB, last loss {run.loss[-1]:.4f}",
+            file=sys.stderr,
+            flush=True,
+        )
     return runs
-
-
-def spread(values):
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def compare(ours, peer, tolerance):
@@ -291,16 +237,11 @@ def write_json(path, arguments, runs, figures):
 def main(words=None):
     arguments = parse_arguments(words)
     programs = [arguments.train_gpt] + [arguments.bare_loop] * ("bare" in arguments.peers)
-    for program in programs:
-        if not os.access(program, os.X_OK):
-            raise SystemExit(f"error: no program at {program}; run `make build`, for cuda "
-                             "`cmake --preset cuda && cmake --build --preset cuda`")
-    if arguments.data is not None and not arguments.data.is_file():
-        raise SystemExit(f"error: no file at --data {arguments.data}")
+    check_files(programs, arguments.data)
     python = python_of_peers(arguments)
     with tempfile.TemporaryDirectory(prefix="against-peers-") as name:
         folder = Path(name)
-        data = arguments.data.resolve() if arguments.data else default_data(folder)
+        data = data_in(folder, arguments.data)
         sides = side_commands(arguments, python, data, folder)
         runs = run_rounds(sides, folder, arguments)
     tolerance = LOSS_TOLERANCE[arguments.compute_dtype]

@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/collectives/figures_json.h"
+
 namespace collectives {
 namespace {
 
@@ -13,13 +15,6 @@ using Json = nlohmann::json;
 Operation operation_of(const std::string& text) {
   const auto* const at = std::find(kOperationNames.begin(), kOperationNames.end(), text);
   return static_cast<Operation>(at - kOperationNames.begin());
-}
-
-Json spread_json(const Spread& spread) {
-  return {{"median", spread.median()},
-          {"min", spread.least()},
-          {"max", spread.most()},
-          {"rounds", spread.rounds}};
 }
 
 Json measurement_json(const Measurement& measurement) {

@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
+#include "bench/collectives/figures_json.h"
 #include "bench/optimizer_step/interleaved.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
@@ -23,6 +24,7 @@
 namespace {
 
 using collectives::Spread;
+using collectives::spread_json;
 using optimizer_step::Contender;
 
 constexpr int64_t kDefaultNumel = int64_t{1} << 26;
@@ -174,13 +176,6 @@ std::vector<Contender> contenders(const Problem& problem) {
           {"LibTorch, folded", [=] { libtorch_folded_pass(gradient, scaling); }},
           {"LibTorch, folded, with the step",
            [=] { libtorch_step(problem, libtorch_folded_pass(gradient, scaling), step); }}};
-}
-
-nlohmann::json spread_json(const Spread& spread) {
-  return {{"median", spread.median()},
-          {"min", spread.least()},
-          {"max", spread.most()},
-          {"rounds", spread.rounds}};
 }
 
 nlohmann::json report(const std::vector<Spread>& seconds) {

@@ -65,8 +65,10 @@ PEER_OPTIONS = {
 }
 
 
-def add_run_flags(parser):
+def add_run_flags(parser, **defaults):
+    """`defaults`: of this program, by the flag's attribute, instead of those of RUN_FLAGS."""
     for name, (kind, default, meaning) in RUN_FLAGS.items():
+        default = defaults.get(name.replace("-", "_"), default)
         parser.add_argument(
             f"--{name}", type=kind, default=default, help=f"{meaning} (default {default})"
         )

@@ -2,8 +2,10 @@
 // blocks under a policy.
 //
 // A segment of k blocks keeps its input, and in backward all that its blocks save, one segment at a
-// time: n / k inputs and k blocks. k = sqrt(n) is least (Chen et al. 2016, section 4). The last
-// segment is not repeated: its backward comes at once, so it would free nothing meanwhile.
+// time: n / k inputs and k blocks. Where a block saves A bytes and its input has x, k = sqrt(n x / A)
+// is least; so sqrt(n) where the two are alike (Chen et al. 2016, section 4), and 1 for the blocks
+// of a transformer until n is some 16. The last segment is not repeated: its backward comes at once,
+// so it would free nothing meanwhile.
 //
 // Lifetime: modules must live until backward; a Checkpointed block keeps itself.
 // Threads and errors: as of checkpoint().
@@ -54,7 +56,7 @@ class EveryBlocks {
     ZP_CHECK(count >= 1, "checkpointed blocks: expected 1 or more blocks a region, got ", count);
     return EveryBlocks(count);
   }
-  // Of n blocks round(sqrt(n)): the least memory.
+  // Of n blocks round(sqrt(n)).
   static EveryBlocks square_root() { return EveryBlocks(kSquareRoot); }
 
   // Blocks a region where there are so many; 0: no regions.

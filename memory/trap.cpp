@@ -11,6 +11,7 @@
 #include "memory/check.h"
 #include "memory/dispatch_keys.h"
 #include "memory/operator_interceptor.h"
+#include "memory/operator_schema.h"
 #include "memory/pins.h"
 
 namespace zeropage::memory {
@@ -33,16 +34,6 @@ PageAddress address_of(const at::Tensor& tensor, const FunctionSchema& schema) {
            " outlived the DataParallel that held its values; keep that alive, or copy the values "
            "under GatheredParameters first");
   return address;
-}
-
-// Whether the operator reads and writes no memory itself: it returns views, or changes sizes and
-// strides in place.
-bool only_views(const c10::OperatorHandle& op) {
-  if (op.hasTag(at::Tag::inplace_view)) return true;
-  const auto& returns = op.schema().returns();
-  if (returns.empty()) return false;
-  const at::AliasInfo* alias = returns.front().alias_info();
-  return alias != nullptr && !alias->isWrite();
 }
 
 // Takes sizes or dtype from its argument, not values: zeros_like, new_zeros.

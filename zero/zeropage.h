@@ -3,8 +3,11 @@
 
 #include "accumulate/batch_arithmetic.h"
 #include "accumulate/micro_batches.h"
+#include "checkpointing/activation_offload.h"
 #include "checkpointing/checkpoint.h"
 #include "checkpointing/checkpointed.h"
+#include "checkpointing/partitioned_checkpoints.h"
+#include "checkpointing/recompute.h"
 #include "checkpointing/recompute_statistics.h"
 #include "checkpointing/saved_tensors.h"
 #include "comm/world.h"

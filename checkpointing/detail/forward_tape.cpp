@@ -10,12 +10,15 @@
 #include <c10/util/hash.h>
 #include <torch/csrc/autograd/engine.h>
 
+#include "checkpointing/detail/storage_bytes.h"
 #include "checkpointing/detail/unchanged.h"
+#include "memory/operator_schema.h"
 #include "memory/stream.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
 
+using memory::tensors_in;
 using Clock = std::chrono::steady_clock;
 
 // What a forward that is not planned leaves free of its budget: so many of its largest values, but
@@ -40,18 +43,6 @@ c10::Device place_of(at::ArrayRef<c10::IValue> arguments) {
     }
   }
   return c10::kCPU;
-}
-
-std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
-  if (value.isTensor()) return {value.toTensor()};
-  if (value.isTensorList()) return value.toTensorVector();
-  std::vector<at::Tensor> tensors;
-  if (value.isOptionalTensorList()) {
-    for (const auto& tensor : value.toOptionalTensorVector()) {
-      tensors.push_back(tensor.value_or(at::Tensor()));
-    }
-  }
-  return tensors;
 }
 
 size_t signature_of(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> arguments) {
@@ -248,10 +239,7 @@ void ForwardTape::make_room_for_writes(const OperatorFacts& facts,
     if (!value) continue;
     // Besides this variable, the map and this operator.
     if (value->has_memory() && value.use_count() > 3) {
-      const at::NoGradGuard no_grad;
-      at::Tensor bytes = at::empty({0}, at::TensorOptions(tensor.device()).dtype(at::kByte));
-      bytes.set_(tensor.storage(), 0, {value->bytes}, {1});
-      value->hold(bytes.clone().storage());
+      value->hold(copy_of(tensor.storage()));
       value->version = Version();
     }
     // In a replay both lie in one memory.
@@ -409,6 +397,7 @@ void ForwardTape::evict_down_to_limit() {
 void ForwardTape::end_forward() {
   const std::lock_guard lock(mutex_);
   values_.clear();
+  written_.clear();
   modes_.reset();
   for (const auto& weak : evictable_) {
     const auto value = weak.lock();
@@ -438,10 +427,10 @@ at::Tensor ForwardTape::unpack(const std::shared_ptr<Value>& value, const Geomet
     const memory::LedgerScope ledger(ledger_);
     const memory::KindScope kind(memory::Kind::kRecompute);
     const auto start = Clock::now();
-    const ReplayCost cost = bring_back(value, for_good, [&](const std::shared_ptr<Value>& back) {
+    const double flops = bring_back(value, for_good, [&](const std::shared_ptr<Value>& back) {
       if (!for_good) brought_back_.push_back(back);
     });
-    account_->add_replay(cost.flops, std::chrono::duration<double>(Clock::now() - start).count());
+    account_->add_replay(flops, std::chrono::duration<double>(Clock::now() - start).count());
     if (options_.measures) ledger_->take_recent_activation_peak(options_.device);
   }
   return geometry.on(value->memory());

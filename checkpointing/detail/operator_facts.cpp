@@ -4,38 +4,25 @@
 #include <array>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 
 #include <ATen/core/TensorBody.h>
 
+#include "memory/operator_schema.h"
+
 namespace zeropage::checkpointing::detail {
 namespace {
-
-bool is_written(const c10::Argument& argument) {
-  const c10::AliasInfo* alias = argument.alias_info();
-  if (alias == nullptr) return false;
-  const auto& contained = alias->containedTypes();  // of a list
-  return alias->isWrite() || std::any_of(contained.begin(), contained.end(),
-                                         [](const auto& inner) { return inner.isWrite(); });
-}
-
-bool views(const c10::OperatorHandle& handle) {
-  if (handle.hasTag(at::Tag::inplace_view)) return true;
-  const auto& returns = handle.schema().returns();
-  if (returns.empty()) return false;
-  const c10::AliasInfo* alias = returns.front().alias_info();
-  return alias != nullptr && !alias->isWrite();
-}
 
 OperatorFacts learn(const c10::OperatorHandle& handle) {
   OperatorFacts facts;
   facts.name = handle.operator_name().name;
   facts.is_composite = handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  facts.only_views = views(handle);
+  facts.only_views = memory::only_views(handle);
   const auto& arguments = handle.schema().arguments();
   for (size_t index = 0; index < arguments.size(); ++index) {
     const std::string& name = arguments[index].name();
     const bool is_statistic = name == "running_mean" || name == "running_var";
-    if (is_written(arguments[index])) {
+    if (memory::is_written(arguments[index])) {
       facts.written.push_back(index);
     } else if (is_statistic) {
       facts.statistics.push_back(index);
@@ -48,12 +35,8 @@ OperatorFacts learn(const c10::OperatorHandle& handle) {
 }
 
 void add_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined()) tensors.push_back(value.toTensor());
-  } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      if (tensor.defined()) tensors.push_back(tensor);
-    }
+  for (at::Tensor& tensor : memory::tensors_in(value)) {
+    if (tensor.defined()) tensors.push_back(std::move(tensor));
   }
 }
 

@@ -2,23 +2,11 @@
 
 #include <algorithm>
 
-#include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
-
+#include "checkpointing/detail/storage_bytes.h"
 #include "memory/check.h"
 #include "memory/dispatch_keys.h"
 
 namespace zeropage::checkpointing::detail {
-namespace {
-
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  const auto bytes = static_cast<int64_t>(tensor.storage().nbytes());
-  at::Tensor whole = at::empty({0}, at::TensorOptions(tensor.device()).dtype(at::kByte));
-  return whole.set_(tensor.storage(), 0, {bytes}, {1});
-}
-
-}  // namespace
-
 void OutsideWrites::made(const at::Tensor& tensor) {
   if (tensor.defined() && tensor.has_storage()) {
     made_.insert(tensor.storage().unsafeGetStorageImpl());
@@ -37,7 +25,7 @@ void OutsideWrites::before_write(const at::Tensor& tensor) {
            "sharded parameter of sizes ", tensor.sizes(),
            ": it could not be repeated; write to it outside of the region");
   const at::NoGradGuard no_grad;
-  at::Tensor bytes = bytes_of(tensor);
+  at::Tensor bytes = bytes_of(tensor.storage());
   at::Tensor before = bytes.clone();
   written_.push_back({tensor.detach(), std::move(bytes), std::move(before)});
 }

@@ -9,10 +9,12 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "checkpointing/detail/storage_bytes.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/check.h"
 #include "memory/dispatch_keys.h"
 #include "memory/operator_interceptor.h"
+#include "memory/operator_schema.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -33,12 +35,6 @@ c10::Storage memory_of(const Value& value, const Passing& passing) {
   const auto found = passing.memory.find(&value);
   TORCH_INTERNAL_ASSERT(found != passing.memory.end(), "a replay reads a value before it is there");
   return found->second;
-}
-
-c10::Storage copy_of(const c10::Storage& storage) {
-  at::Tensor bytes = at::empty({0}, at::TensorOptions(storage.device()).dtype(at::kByte));
-  bytes.set_(storage, 0, {static_cast<int64_t>(storage.nbytes())}, {1});
-  return bytes.clone().storage();
 }
 
 void refuse_changed(bool unchanged, const Operation& operation) {
@@ -107,13 +103,9 @@ struct Given {
 };
 
 void add_storages(const c10::IValue& value, std::vector<c10::Storage>& storages) {
-  const auto add = [&](const at::Tensor& tensor) {
+  for (const at::Tensor& tensor : memory::tensors_in(value)) {
     storages.push_back(tensor.defined() && tensor.has_storage() ? tensor.storage()
                                                                 : c10::Storage());
-  };
-  if (value.isTensor()) add(value.toTensor());
-  if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) add(tensor);
   }
 }
 
@@ -193,10 +185,10 @@ Version::Version(const at::Tensor& tensor) {
   number_ = counter_.current_version();
 }
 
-ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,
-                      const std::function<void(const std::shared_ptr<Value>&)>& came_back) {
+double bring_back(const std::shared_ptr<Value>& value, bool for_good,
+                  const std::function<void(const std::shared_ptr<Value>&)>& came_back) {
   const auto operations = needed_for(value);
-  ReplayCost cost;
+  double flops = 0;
   Passing passing;
   auto& readers = passing.readers;
   for (const auto& operation : operations) {
@@ -204,8 +196,7 @@ ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,
   }
   for (const auto& operation : operations) {
     const Given given = run_again(*operation, passing);
-    ++cost.operators;
-    cost.flops += operation->flops;
+    flops += operation->flops;
     operation->for_each_input([&](const auto& input) {
       if (--readers[input.get()] == 0) passing.memory.erase(input.get());
     });
@@ -231,7 +222,7 @@ ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,
     take(operation->results, given.results);
     take(operation->saved, given.saved);
   }
-  if (!for_good) return cost;
+  if (!for_good) return flops;
   for (const auto& operation : operations) {
     for (const auto* values : {&operation->results, &operation->saved}) {
       for (const auto& weak : *values) {
@@ -240,7 +231,7 @@ ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,
       }
     }
   }
-  return cost;
+  return flops;
 }
 
 }  // namespace zeropage::checkpointing::detail

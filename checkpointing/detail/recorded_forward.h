@@ -152,17 +152,12 @@ struct Operation {
   }
 };
 
-struct ReplayCost {
-  int64_t operators = 0;
-  double flops = 0;
-};
-
 // Runs operators again, in their order, until `value` has memory. Their other results that are
 // dropped and still packed get memory too; what nobody saved passes. for_good: the producers of
 // what came back are let go, since nothing will ask for it after its memory is gone again.
-// came_back: is told each value that got memory. Throws c10::Error if an input was changed in place
+// Returns their FLOPs. came_back: is told each value that got memory. Throws c10::Error if an input was changed in place
 // since the forward.
-ReplayCost bring_back(const std::shared_ptr<Value>& value, bool for_good,
-                      const std::function<void(const std::shared_ptr<Value>&)>& came_back);
+double bring_back(const std::shared_ptr<Value>& value, bool for_good,
+                  const std::function<void(const std::shared_ptr<Value>&)>& came_back);
 
 }  // namespace zeropage::checkpointing::detail

@@ -131,7 +131,7 @@ void add_checkpointing(CLI::App& app, CheckpointFlags& flags) {
          [&flags](const std::string& text) { flags.parse_policy(text); },
          "Activations that are not kept until backward but computed again: of each block, of "
          "regions "
-         "of K blocks but the last one (sqrt: least memory)")
+         "of K blocks but the last one (sqrt: of their square root)")
       ->option_text("{none,blocks,every:K,every:sqrt,selective,budget:BYTES}=none");
   app.add_option_function<std::string>(
          "--offload-activations", [&flags](const std::string& text) { flags.parse_offload(text); },

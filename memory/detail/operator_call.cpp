@@ -9,14 +9,6 @@
 namespace zeropage::memory::detail {
 namespace {
 
-bool is_written(const c10::Argument& argument) {
-  const c10::AliasInfo* alias = argument.alias_info();
-  if (alias == nullptr) return false;
-  const auto& contained = alias->containedTypes();  // of a list
-  return alias->isWrite() || std::any_of(contained.begin(), contained.end(),
-                                         [](const auto& inner) { return inner.isWrite(); });
-}
-
 // The first argument that `matches`, by its type without "optional".
 template <typename Matches>
 std::optional<size_t> find(const c10::FunctionSchema& schema, Matches matches) {
@@ -30,18 +22,6 @@ std::optional<size_t> find(const c10::FunctionSchema& schema, Matches matches) {
 }
 
 }  // namespace
-
-std::vector<at::Tensor> tensors_in(const c10::IValue& value) {
-  if (value.isTensor()) return {value.toTensor()};
-  if (value.isTensorList()) return value.toTensorVector();
-  std::vector<at::Tensor> tensors;
-  if (value.isOptionalTensorList()) {
-    for (const auto& tensor : value.toOptionalTensorVector()) {
-      tensors.push_back(tensor.value_or(at::Tensor()));
-    }
-  }
-  return tensors;
-}
 
 OperatorCall::OperatorCall(const c10::OperatorHandle& handle, torch::jit::Stack& stack)
     : handle(handle),

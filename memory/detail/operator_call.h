@@ -14,6 +14,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 
+#include "memory/operator_schema.h"
+
 namespace zeropage::memory::detail {
 
 struct OperatorCall {
@@ -52,8 +54,5 @@ struct OperatorCall {
   const std::string name;  // with its namespace, without its overload
   std::vector<Operand> operands;
 };
-
-// The tensors of a value that is a tensor or a list of them; undefined ones too.
-std::vector<at::Tensor> tensors_in(const c10::IValue& value);
 
 }  // namespace zeropage::memory::detail

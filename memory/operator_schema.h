@@ -1,0 +1,24 @@
+// What an operator's schema says of its arguments and results.
+//
+// Threads: any; pure functions.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+
+namespace zeropage::memory {
+
+// The tensors of a value that is a tensor or a list of them; undefined ones too.
+std::vector<at::Tensor> tensors_in(const c10::IValue& value);
+
+// Whether the operator writes to the memory of that argument, or of tensors in it.
+bool is_written(const c10::Argument& argument);
+
+// Whether it reads and writes no memory itself: it returns views, or changes sizes and strides in
+// place.
+bool only_views(const c10::OperatorHandle& op);
+
+}  // namespace zeropage::memory

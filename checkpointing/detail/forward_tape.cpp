@@ -173,6 +173,8 @@ std::shared_ptr<Operation> ForwardTape::record(const c10::OperatorHandle& handle
       argument.form = Form::kOptionalTensors;
     } else {
       argument.other = given;
+      // Its state is nobody's here to put back.
+      if (given.isGenerator()) operation->replayable = false;
       continue;
     }
     for (const at::Tensor& tensor : tensors_in(given)) {
@@ -339,6 +341,7 @@ std::unique_ptr<PackedTensor> ForwardTape::pack(const at::Tensor& tensor) {
     tick(Event::kSave, *value);
     if (stays(*value)) {
       value->hold(tensor.storage());
+      value->version = Version(tensor);
       const bool evicts = options_.rule == TapeOptions::Rule::kEvicting || departed_;
       if (evicts && value->producer && value->producer->replayable &&
           value->bytes >= options_.least_bytes) {
@@ -390,6 +393,7 @@ void ForwardTape::evict_down_to_limit() {
     }
     if (!cheapest) return;
     cheapest->let_go();
+    cheapest->version = Version();
     cheapest->dropped = true;
   }
 }
@@ -419,7 +423,8 @@ at::Tensor ForwardTape::unpack(const std::shared_ptr<Value>& value, const Geomet
   }
   if (!value->has_memory()) {
     const bool for_good = in_backward() && !torch::autograd::get_current_graph_task_keep_graph();
-    if (in_backward() && !for_good && brought_back_.empty()) {
+    const int backward = torch::autograd::get_current_graph_task_id();
+    if (in_backward() && !for_good && std::exchange(drops_again_after_, backward) != backward) {
       torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
         if (const auto tape = weak.lock()) tape->drop_again();
       });

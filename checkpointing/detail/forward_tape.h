@@ -109,7 +109,8 @@ class ForwardTape final : public memory::OperatorInterceptor,
   mutable std::recursive_mutex mutex_;
   // Guarded by mutex_.
   std::vector<std::weak_ptr<Value>> evictable_;
-  std::vector<std::weak_ptr<Value>> brought_back_;
+  std::vector<std::weak_ptr<Value>> brought_back_;  // with a graph that is retained
+  int drops_again_after_ = -1;                      // the backward
   std::vector<size_t> signatures_;
   std::vector<std::string> names_;
   RecordedStep step_;

@@ -78,7 +78,7 @@ struct Value {
   int64_t bytes = 0;
   Source source = Source::kUnknown;
   c10::weak_intrusive_ptr<c10::StorageImpl> identity;
-  Version version;                      // of leaves and unknown ones
+  Version version;                      // of memory that somebody else can change
   std::shared_ptr<Operation> producer;  // while it may be needed again
   int packs = 0;                        // saved tensors of it that the graph has now
   bool saved = false;                   // it had some

@@ -33,7 +33,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "checkpointing/detail/region.h"
+#include "checkpointing/region_run.h"
 #include "memory/tensor_structure.h"
 
 namespace zeropage::checkpointing {
@@ -60,33 +60,32 @@ struct CheckpointOptions {
 template <typename Function, typename... Arguments>
 auto checkpoint(const CheckpointOptions& options, Function&& function, Arguments&&... arguments) {
   using Kept = std::tuple<std::decay_t<Arguments>...>;
-  if (!detail::Region::worth_it()) {
+  if (!RegionRun::worth_it()) {
     return std::forward<Function>(function)(std::forward<Arguments>(arguments)...);
   }
-  const auto region = std::make_shared<detail::Region>(detail::RegionOptions{
-      options.name, options.preserve_random_state, options.early_stop,
-      options.check != RecomputeCheck::kNothing, options.check == RecomputeCheck::kValues});
+  RegionRun run({options.name, options.preserve_random_state, options.early_stop,
+                 options.check != RecomputeCheck::kNothing,
+                 options.check == RecomputeCheck::kValues});
   const auto keep_input = [&](const at::Tensor& tensor, const std::string& name) {
-    region->keep_input(tensor, name);
+    run.keep_input(tensor, name);
     return at::Tensor();
   };
   // Without its tensors, which the region keeps.
   Kept shell = memory::map_tensors(Kept(arguments...), keep_input, "arguments");
   auto again = std::make_shared<std::decay_t<Function>>(std::forward<Function>(function));
-  region->set_function([again, shell = std::move(shell)](detail::Region& of) {
-    const auto next_input = [&](const at::Tensor&, const std::string&) { return of.next_input(); };
-    std::apply(*again, memory::map_tensors(shell, next_input, "arguments"));
+  run.begin([again, shell = std::move(shell)](const RegionRun::NextInput& next_input) {
+    const auto input = [&](const at::Tensor&, const std::string&) { return next_input(); };
+    std::apply(*again, memory::map_tensors(shell, input, "arguments"));
   });
-  detail::RegionForward forward(region);
   auto result = (*again)(std::forward<Arguments>(arguments)...);
-  const auto see = [&](const at::Tensor& tensor, const std::string&) {
-    forward.see_result(tensor);
-    return tensor;
-  };
   if constexpr (memory::kIsStructure<decltype(result)>) {
+    const auto see = [&](const at::Tensor& tensor, const std::string&) {
+      run.see_result(tensor);
+      return tensor;
+    };
     memory::map_tensors(result, see, "result");
   }
-  forward.end();
+  run.end();
   return result;
 }
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the house: include arrows, file lengths, checks with words, parallel loops, READMEs short. Prints each breach; exit 1 if any."""
+"""Checks the house: include arrows, file lengths, checks with words, parallel loops, public headers, READMEs short. Prints each breach; exit 1 if any."""
 
 import re
 import subprocess
@@ -18,6 +18,7 @@ ALLOWED = {
     "bench": {"memory", "zero", "examples", *LEAVES},
     "tests": {"memory", "zero", "examples", *LEAVES},
 }
+OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
 MOST_README_LINES = 80
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
@@ -33,7 +34,21 @@ def files(*suffixes):
     return sorted(name for name in listed if name.endswith(suffixes) and (ROOT / name).exists())
 
 
+def behind(header, seen):
+    """The headers that users get with `header`, in `seen`."""
+    if header in seen:
+        return
+    seen.add(header)
+    for included in OWN_INCLUDE.findall((ROOT / header).read_text()):
+        behind(included, seen)
+
+
 def breaches():
+    public = set()
+    behind("zero/zeropage.h", public)
+    for name in sorted(public):
+        if "/detail/" in name:
+            yield f"{name}: comes with zero/zeropage.h, but detail/ is not installed: hide it behind a declaration"
     for name in files(".h", ".cpp", ".cu", ".cuh"):
         text = (ROOT / name).read_text()
         folder = name.split("/")[0]

@@ -116,10 +116,6 @@ Region::Region(RegionOptions options)
       enclosing_(SavedTensorScope::current()),
       modes_(ThreadModes::take()) {}
 
-bool Region::worth_it() {
-  return at::GradMode::is_enabled() && !c10::InferenceMode::is_enabled();
-}
-
 void Region::keep_input(const at::Tensor& tensor, const std::string& name) {
   Input input{.name = name};
   if (tensor.defined()) {
@@ -240,7 +236,7 @@ void Region::repeat() {
     const memory::InterceptorScope interceptor(&counter);
     bool stopped = false;
     try {
-      function_(*this);
+      function_([this] { return next_input(); });
     } catch (const EarlyStop&) {
       stopped = true;
     } catch (c10::Error& error) {

@@ -10,38 +10,28 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "checkpointing/detail/outside_writes.h"
 #include "checkpointing/detail/recompute_account.h"
 #include "checkpointing/detail/thread_modes.h"
+#include "checkpointing/region_run.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/ledger.h"
 #include "memory/operator_interceptor.h"
 
 namespace zeropage::checkpointing::detail {
 
-struct RegionOptions {
-  std::string name;
-  bool preserve_random_state;
-  bool early_stop;
-  bool check_geometry;
-  bool check_values;
-};
-
 class Region : public std::enable_shared_from_this<Region> {
  public:
   explicit Region(RegionOptions options);
 
-  // Whether anything would be saved: grad mode is on.
-  static bool worth_it();
-
   // Before the first run.
   void keep_input(const at::Tensor& tensor, const std::string& name);
-  void set_function(std::function<void(Region&)> function) { function_ = std::move(function); }
-
-  // In a repetition: the inputs, in the order in which they were kept.
-  at::Tensor next_input();
+  void set_function(std::function<void(const RegionRun::NextInput&)> function) {
+    function_ = std::move(function);
+  }
 
  private:
   friend class RegionForward;
@@ -68,6 +58,7 @@ class Region : public std::enable_shared_from_this<Region> {
     at::Tensor recomputed;  // until it is used
   };
 
+  at::Tensor next_input();
   std::string who() const { return "region \"" + options_.name + "\""; }
   size_t note_saved(const at::Tensor& tensor);
   void forget(size_t index);
@@ -86,7 +77,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::optional<RandomState> random_;
   OutsideWrites writes_;
   std::vector<Input> inputs_;
-  std::function<void(Region&)> function_;
+  std::function<void(const RegionRun::NextInput&)> function_;
 
   std::recursive_mutex mutex_;
   // Guarded by mutex_.

@@ -11,6 +11,7 @@
 
 #include "checkpointing/checkpointed.h"
 #include "checkpointing/recompute_statistics.h"
+#include "checkpointing/saved_tensors.h"
 #include "memory/ledger.h"
 #include "tests/harness/errors.h"
 

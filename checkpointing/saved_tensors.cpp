@@ -123,21 +123,19 @@ const char* find_fault() {
   return nullptr;
 }
 
-void install() {
-  static const char* const fault = [] {
-    // Python has an engine of its own, with hooks of its own.
-    if (&Engine::get_default_engine() != &Engine::get_base_engine()) {
-      return "another engine has taken its place, such as Python's";
-    }
+// Before main(): LibTorch starts autograd's threads of accelerators once a process, for the engine
+// that runs the first backward there. Python's engine, with hooks of its own, is left in place.
+const bool engine_is_offered = [] {
+  if (&Engine::get_default_engine() == &Engine::get_base_engine()) {
     torch::autograd::set_default_engine_stub(hook_engine);
-    return static_cast<const char*>(nullptr);
-  }();
-  ZP_CHECK(fault == nullptr, "saved tensors: expected LibTorch's own autograd engine, but ", fault,
-           "; hooks of C++ need a process without it");
-}
+  }
+  return true;
+}();
 
 void check_engine() {
-  install();
+  ZP_CHECK(engine_is_offered && &Engine::get_default_engine() == &hook_engine(),
+           "saved tensors: expected our subclass of LibTorch's autograd engine, but another engine "
+           "has taken its place, such as Python's; hooks of C++ need a process without it");
   thread_local bool checking = false;
   if (checking) return;
   static const char* const fault = [] {

@@ -11,8 +11,8 @@
 //
 // LibTorch's own hooks (torch.autograd.graph.saved_tensors_hooks) take Python objects alone. Its
 // engine asks a virtual function for them, and the engine may be replaced: saved_tensors.cpp is the
-// one place that knows. The replacement happens when the first scope begins, not at the start of the
-// program, and a self-check runs before.
+// one place that knows. The replacement happens before main() in programs that use a scope anywhere,
+// since autograd's threads belong to one engine; a self-check runs when the first scope begins.
 //
 // Scopes nest; the innermost one packs. They hold for the calling thread, and for what autograd
 // saves on its own threads in a backward with create_graph that the calling thread begins within

@@ -42,6 +42,11 @@ std::string_view name(Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
+std::string_view name(Tier tier) {
+  static constexpr std::array<std::string_view, kTierCount> kNames = {"device", "host", "nvme"};
+  return kNames[static_cast<size_t>(tier)];
+}
+
 int64_t Breakdown::total() const {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }
@@ -104,6 +109,11 @@ size_t Ledger::index_of(c10::DeviceType device) {
   return device == c10::DeviceType::CPU ? 0 : 1;
 }
 
+size_t Ledger::index_of(Tier tier) {
+  TORCH_INTERNAL_ASSERT(tier != Tier::kDevice, "the device's bytes have their own account");
+  return static_cast<size_t>(tier) - 1;
+}
+
 std::string Ledger::owner() const {
   std::lock_guard lock(mutex_);
   return owner_;
@@ -131,11 +141,13 @@ int64_t Ledger::activation_peak(c10::DeviceType device) const {
 
 void Ledger::reset_peak() {
   std::lock_guard lock(mutex_);
-  for (Account& account : accounts_) {
+  const auto reset = [](Account& account) {
     account.at_peak = account.now;
     account.peak = account.total;
     account.activation_peak = account.activations;
-  }
+  };
+  std::for_each(accounts_.begin(), accounts_.end(), reset);
+  std::for_each(offloaded_.begin(), offloaded_.end(), reset);
 }
 
 int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
@@ -154,6 +166,28 @@ void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
 void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
   std::lock_guard lock(mutex_);
   accounts_[index_of(device)].add(kind, -bytes);
+}
+
+void Ledger::charge_offloaded(Tier tier, Kind kind, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  Account& account = offloaded_[index_of(tier)];
+  account.add(kind, bytes);
+  account.note_peaks();
+}
+
+void Ledger::discharge_offloaded(Tier tier, Kind kind, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  offloaded_[index_of(tier)].add(kind, -bytes);
+}
+
+Breakdown Ledger::offloaded(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  return offloaded_[index_of(tier)].now;
+}
+
+Breakdown Ledger::offloaded_at_peak(Tier tier) const {
+  std::lock_guard lock(mutex_);
+  return offloaded_[index_of(tier)].at_peak;
 }
 
 void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device) {

@@ -41,6 +41,17 @@ enum class Kind : uint8_t {
 };
 inline constexpr size_t kKindCount = 10;
 
+// Where bytes live that a training step would else hold on the device.
+enum class Tier : uint8_t {
+  kDevice,
+  kHost,  // of a host device too: memory apart from what its operators work on
+  kNvme,
+};
+inline constexpr size_t kTierCount = 3;
+
+// "device", "host", "nvme".
+std::string_view name(Tier tier);
+
 // The kind's name in tables and JSON: "optimizer_state".
 std::string_view name(Kind kind);
 
@@ -92,6 +103,11 @@ class Ledger {
   // in pairs.
   void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
   void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
+  // The same for bytes in a tier away from the device; of no device's total.
+  void charge_offloaded(Tier tier, Kind kind, int64_t bytes);
+  void discharge_offloaded(Tier tier, Kind kind, int64_t bytes);
+  Breakdown offloaded(Tier tier) const;
+  Breakdown offloaded_at_peak(Tier tier) const;
   // Renames bytes without passing through a higher total.
   void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
 
@@ -109,12 +125,14 @@ class Ledger {
     void note_peaks();
   };
   static constexpr size_t kDeviceCount = 2;  // host, CUDA
+  static size_t index_of(Tier tier);
   static size_t index_of(c10::DeviceType device);
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::string owner_;
   std::array<Account, kDeviceCount> accounts_;
+  std::array<Account, kTierCount - 1> offloaded_;
 };
 
 // While it lives, the calling thread charges `ledger`.

@@ -83,6 +83,7 @@ Accumulator::Accumulator(DataParallelBase& model, const AccumulatorOptions& opti
   validate(options_);
   if (options_.norm_spikes) spikes_.emplace(*options_.norm_spikes);
   reduces_each_ = chooses_each();
+  check_can_step_in_backward();
   check_agreement();
 }
 
@@ -104,6 +105,22 @@ bool Accumulator::chooses_each() const {
                    static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, page.dtype)));
   }
   return whole_bytes > options_.gradient_budget_bytes;
+}
+
+bool Accumulator::steps_in_backward() const {
+  return sharded_.options.offload.step == StepWhen::kInBackward;
+}
+
+// The step is made before all gradients are known.
+void Accumulator::check_can_step_in_backward() const {
+  if (!steps_in_backward()) return;
+  ZP_CHECK(!options_.clip_norm && !options_.clip_value && !options_.norm_spikes,
+           "AccumulatorOptions: clip_norm, clip_value and norm_spikes look at all gradients before "
+           "the step, but Options::offload.step is kInBackward; use StepWhen::kInStep");
+  ZP_CHECK(scaler_.options().backoff_factor == 1 && scaler_.options().growth_factor == 1,
+           "AccumulatorOptions::loss_scaler: a scale that changes skips steps whose gradients "
+           "overflow, but Options::offload.step is kInBackward; use LossScalerOptions::fixed(), or "
+           "StepWhen::kInStep");
 }
 
 void Accumulator::check_agreement() const {
@@ -156,11 +173,18 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
   if (micro_step_ == 0) begin();
   // Counted before it has ended: one that throws leaves gradients behind, too.
   const bool is_last = ++micro_step_ == options_.micro_steps;
+  weight_.add(weight);
+  bool more_follow = !is_last;
+  if (is_last && steps_in_backward()) {
+    const double of_all = sum_over_ranks(sharded_.pages->world(), weight_).value();
+    sharded_.reducer->set_factor(mean_factor(of_all));
+    more_follow = of_all == 0;  // then there will be no step
+  }
   const GradientReducer::MicroStep micro_step(
       *sharded_.reducer,
       {.collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
+       .more_follow = more_follow,
        .discards = weight == 0});
-  weight_.add(weight);
   add_loss(loss, weight);
   loss.backward(seed);
 }
@@ -255,6 +279,11 @@ StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimi
   check_complete();
   sharded_.reducer->finish_accumulation();
   StepReport report = measure();
+  ZP_CHECK(report.skipped != Skipped::kNotFinite || !steps_in_backward(),
+           "accumulator.step(): ", say_not_finite(report.not_finite),
+           ", and backward has made the step with it (options.offload.step kInBackward): the "
+           "parameters are not finite now. Restart from the last saved state; with kInStep such a "
+           "step is skipped");
   std::exception_ptr stop;
   if (report.stepped() && spikes_) {
     try {

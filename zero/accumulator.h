@@ -146,6 +146,8 @@ class Accumulator {
   bool chooses_each() const;
   void begin();
   void add_loss(const torch::Tensor& loss, double weight);
+  bool steps_in_backward() const;
+  void check_can_step_in_backward() const;
   void check_complete() const;
   void check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const;
   StepReport measure();

@@ -82,10 +82,25 @@ class FusedUpdate final : public PageUpdate {
   void make_states(Run& run) const {
     const AlgorithmOptions& options = group_options_[run.group];
     if (run.states.size() >= offload::state_names(options).size()) return;
-    const memory::KindScope state(memory::Kind::kOptimizerState);
-    auto states = offload::make_states(options, within(part_.values, run.range));
+    auto states = part_.states != nullptr ? states_at_home(options, run.range.numel())
+                                          : states_beside(options, run.range);
     std::copy(run.states.begin(), run.states.end(), states.begin());
     run.states = std::move(states);
+  }
+
+  std::vector<at::Tensor> states_beside(const AlgorithmOptions& options, const Range& range) const {
+    const memory::KindScope state(memory::Kind::kOptimizerState);
+    return offload::make_states(options, within(part_.values, range));
+  }
+
+  std::vector<at::Tensor> states_at_home(const AlgorithmOptions& options, int64_t numel) const {
+    std::vector<at::Tensor> states;
+    for (size_t index = 0; index < offload::state_names(options).size(); ++index) {
+      states.push_back(part_.states->add(part_.page, numel, at::kFloat,
+                                         offload::initial_state(options),
+                                         memory::Kind::kOptimizerState));
+    }
+    return states;
   }
 
   void update(const Run& run, const Range& range, int64_t step, double factor) const {

@@ -13,8 +13,11 @@ Ownership ownership_of(const Stage& stage) {
 
 std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
                                                        std::shared_ptr<ParameterPages> pages) {
-  // On one rank the shard is the page, and whole gradients cost no more.
-  if (!options.stage.optimizer_state || pages->world().size() == 1) {
+  // On one rank the shard is the page, and whole gradients cost no more, unless shards leave.
+  const bool shards_are_pages =
+      pages->world().size() == 1 &&
+      (!options.stage.gradients || options.offload.optimizer == memory::Tier::kDevice);
+  if (!options.stage.optimizer_state || shards_are_pages) {
     return std::make_unique<ReplicatedGradients>(std::move(pages), options);
   }
   if (!options.stage.gradients) {

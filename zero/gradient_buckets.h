@@ -40,6 +40,9 @@ class GradientBuckets {
   // What reductions make of the ranks' gradients: kMean or kSum.
   void set_op(comm::ReduceOp op) { op_ = op; }
   comm::ReduceOp op() const { return op_; }
+  // Whether the step has further backwards after the one that is collected.
+  void set_more_follow(bool more_follow) { more_follow_ = more_follow; }
+  bool more_follow() const { return more_follow_; }
 
   // The bucket, zero in the gaps between parameters. [padded_numel]
   virtual const at::Tensor& open(size_t page, Collect collect) = 0;
@@ -55,6 +58,10 @@ class GradientBuckets {
   // The reduced gradient of what this rank owns of the page, once closed. Always the same memory.
   // [owned numel], accumulate_dtype_of(options)
   virtual const at::Tensor& owned(size_t page) const = 0;
+  // Whether it is in the host tier.
+  virtual bool is_offloaded(size_t /*page*/) const { return false; }
+  // It has what was closed when this has ended.
+  virtual memory::Pending arrival(size_t /*page*/) const { return {}; }
   // What p.grad() is once its page is closed; shaped as the parameter.
   virtual const at::Tensor& reduced_gradient(size_t parameter) const = 0;
 
@@ -84,6 +91,7 @@ class GradientBuckets {
 
  private:
   comm::ReduceOp op_ = comm::ReduceOp::kMean;
+  bool more_follow_ = false;
 };
 
 // What one rank updates of each page, at that stage.

@@ -164,6 +164,16 @@ GradientSums sum_gradients(const ShardedParameters& sharded, const std::vector<i
   return all;
 }
 
+ExactSum sum_over_ranks(const comm::World& world, const ExactSum& own) {
+  const ExactSum::Words words = own.words();
+  const at::Tensor rows = gather_rows(world, {words.begin(), words.end()});
+  ExactSum all;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    all.add(sum_at(rows[rank].const_data_ptr<int64_t>()));
+  }
+  return all;
+}
+
 GradientNorm gradient_norm(const DataParallelBase& model) {
   const size_t parameters = model.sharded_parameters().pages->parameters().size();
   GradientNorm norm = norm_in_groups(model, std::vector<int>(parameters, 0), 1);

@@ -66,6 +66,9 @@ struct GradientSums {
   offload::ExactSum weight;        // of the ranks'
 };
 
+// Of what each rank has. Collective.
+offload::ExactSum sum_over_ranks(const comm::World& world, const offload::ExactSum& own);
+
 // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
 // rank. REQUIRES: gradients that are ready for a step. Collective.
 GradientSums sum_gradients(const ShardedParameters& sharded, const std::vector<int>& group_of,

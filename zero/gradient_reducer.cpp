@@ -299,11 +299,39 @@ void GradientReducer::launch(size_t page) {
   }
   state.bucket = BucketState::kReducing;
   state.reduction = buckets_->start_reduction(page);
+  if (on_reduced_) start_agreeing_on_used(page);
   if (!buckets_->are_transient()) return;
   for (const size_t index : state.parameters) {
     hooked_[index].slot.reset();
     gradient_of(index).reset();
   }
+}
+
+// One page behind: the reductions of whole gradients are else looked at when backward ends.
+void GradientReducer::start_agreeing_on_used(size_t page) {
+  PageState& state = states_[page];
+  const auto count = static_cast<int64_t>(state.parameters.size());
+  state.used = at::empty({count}, at::kByte);
+  for (int64_t i = 0; i < count; ++i) {
+    state.used.mutable_data_ptr<uint8_t>()[i] =
+        used_.const_data_ptr<uint8_t>()[state.parameters[static_cast<size_t>(i)]];
+  }
+  state.used_anywhere = pages_->world().communicator().all_reduce(
+      state.used, comm::ReduceOp::kMax, "which parameters of a page have a gradient");
+  for (const size_t other : launch_order_) {
+    if (other != page && states_[other].bucket == BucketState::kReducing) settle(other);
+  }
+}
+
+void GradientReducer::step_in_backward(size_t page) {
+  PageState& state = states_[page];
+  state.used_anywhere.wait();
+  if (buckets_->more_follow()) return;
+  on_reduced_(page, [&state](size_t parameter) {
+    const auto at = std::find(state.parameters.begin(), state.parameters.end(), parameter);
+    TORCH_INTERNAL_ASSERT(at != state.parameters.end());
+    return state.used.const_data_ptr<uint8_t>()[at - state.parameters.begin()] != 0;
+  });
 }
 
 void GradientReducer::reduce_rest() {
@@ -335,7 +363,9 @@ void GradientReducer::settle(size_t page) {
   state.kept = false;
   state.accumulates = accumulation_ != Accumulation::kNone;
   state.bucket = BucketState::kReduced;
+  if (before_close_) before_close_(page);
   buckets_->close(page);
+  if (on_reduced_) step_in_backward(page);
 }
 
 // p.grad() becomes the reduced gradient where there is one on any rank.
@@ -378,7 +408,11 @@ void GradientReducer::prepare() {
   for (const size_t index : with_gradient()) {
     at::Tensor& gradient = gradient_of(index);
     const at::Tensor& reduced = buckets_->reduced_gradient(index);
-    if (!same_elements(gradient, reduced)) buckets_->replace(index, gradient);
+    const bool replaced = !same_elements(gradient, reduced);
+    ZP_CHECK(!replaced || !on_reduced_, "parameter \"", name_of(index),
+             "\": p.grad() was replaced after backward, which has made the step with it already "
+             "(options.offload.step); use StepWhen::kInStep to change gradients");
+    if (replaced) buckets_->replace(index, gradient);
     gradient = reduced;
   }
   buckets_->take_over_changes(with_gradient());
@@ -417,12 +451,14 @@ GradientReducer::MicroStep::MicroStep(GradientReducer& reducer, const MicroStepO
   reducer_.accumulation_ = Accumulation::kInMicroStep;
   reducer_.synchronizes_ = options.collect == Collect::kForReduction;
   reducer_.discards_ = options.discards;
+  reducer_.buckets_->set_more_follow(options.more_follow);
 }
 
 GradientReducer::MicroStep::~MicroStep() {
   reducer_.accumulation_ = Accumulation::kOpen;
   reducer_.synchronizes_ = synchronized_;
   reducer_.discards_ = false;
+  reducer_.buckets_->set_more_follow(false);
 }
 
 void GradientReducer::finish_accumulation() {
@@ -448,6 +484,9 @@ void GradientReducer::end_accumulation() {
 }
 
 void GradientReducer::change_owned(const std::function<void(const at::Tensor& owned)>& change) {
+  ZP_CHECK(!on_reduced_,
+           "gradients are to be clipped or changed after backward, which has made the "
+           "step with them already (options.offload.step); use StepWhen::kInStep");
   const torch::NoGradGuard no_grad;
   for (const size_t page : launch_order_) change(buckets_->owned(page));
   buckets_->note_reduced(with_gradient());

@@ -41,6 +41,8 @@
 
 namespace zeropage {
 
+using HasGradient = std::function<bool(size_t parameter)>;
+
 // When gradients are averaged over ranks.
 enum class ReduceWhen : uint8_t {
   kInBackward,  // for a wrapped module
@@ -71,7 +73,8 @@ class GradientReducer {
   void begin_accumulation(comm::ReduceOp op);
   struct MicroStepOptions {
     Collect collect = Collect::kForReduction;
-    bool discards = false;  // brings no gradients, whatever they are; its collectives take place
+    bool more_follow = false;  // of the same step
+    bool discards = false;     // brings no gradients, whatever they are; its collectives take place
   };
   // While it lives, the one backward of an accumulation's micro-step may run.
   class MicroStep {
@@ -93,6 +96,16 @@ class GradientReducer {
   // What the step multiplies gradients by.
   double factor() const { return factor_; }
 
+  // What is to be done with a page as soon as its gradient is reduced and no backward of the step
+  // follows: then gradients and the factor are what the step will see, and no call may change them.
+  // has_gradient: of the page's parameters.
+  using OnReduced = std::function<void(size_t page, const HasGradient& has_gradient)>;
+  void set_on_reduced(OnReduced on_reduced) { on_reduced_ = std::move(on_reduced); }
+  // Called before a page's owned gradient is overwritten in backward.
+  void set_before_close(std::function<void(size_t page)> before_close) {
+    before_close_ = std::move(before_close);
+  }
+
   // Calls change(owned_gradient(page)) for every page that trains. REQUIRES: finish().
   void change_owned(const std::function<void(const at::Tensor& owned)>& change);
 
@@ -104,6 +117,10 @@ class GradientReducer {
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins);
   // The gradient of what this rank owns of a page that trains. [owned numel]
   const at::Tensor& owned_gradient(size_t page) const { return buckets_->owned(page); }
+  // Whether it is on the host, by itself.
+  bool has_offloaded_gradient(size_t page) const { return buckets_->is_offloaded(page); }
+  // It has all of it when this has ended.
+  memory::Pending arrival(size_t page) const { return buckets_->arrival(page); }
 
  private:
   enum class BucketState : uint8_t { kCollecting, kReducing, kReduced };
@@ -115,6 +132,8 @@ class GradientReducer {
     BucketState bucket = BucketState::kCollecting;
     size_t arrived = 0;  // gradients in this backward
     comm::Pending reduction;
+    at::Tensor used;  // [parameters], uint8: as used_, where the step does not wait for all pages
+    comm::Pending used_anywhere;
     int reopened_in = -1;      // the backward that kept the mean, -1 for a step
     bool kept = false;         // a mean of earlier backwards is to be added to the next
     bool accumulates = false;  // a backward of the accumulation reduced it
@@ -152,6 +171,8 @@ class GradientReducer {
   void launch(size_t page);
   void reduce_rest();
   void settle(size_t page);
+  void start_agreeing_on_used(size_t page);
+  void step_in_backward(size_t page);
   void hand_over();
   std::vector<size_t> with_gradient() const;
 
@@ -173,6 +194,8 @@ class GradientReducer {
   Accumulation accumulation_ = Accumulation::kNone;
   bool discards_ = false;
   double factor_ = 1;
+  OnReduced on_reduced_;
+  std::function<void(size_t page)> before_close_;
 };
 
 }  // namespace zeropage

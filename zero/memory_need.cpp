@@ -35,16 +35,21 @@ std::string shortage(const comm::World& world, const std::string& what, const Me
 }  // namespace
 
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
-                         int world_size) {
+                         int world_size, const Offloading* offloading) {
   MemoryNeed need;
   int64_t largest_page_bytes = 0;
   int64_t largest_bucket_bytes = 0;
-  for (const PageLayout& page : layouts) {
+  for (size_t index = 0; index < layouts.size(); ++index) {
+    const PageLayout& page = layouts[index];
     const auto element_bytes = static_cast<int64_t>(c10::elementSize(page.dtype));
+    const bool optimizer_leaves = offloading != nullptr && offloading->offloads_optimizer(index);
     const int64_t whole_bytes = page.padded_numel(world_size) * element_bytes;
     const int64_t shard_bytes = page.shard_numel * element_bytes;
     const bool sharded = options.stage.parameters && whole_bytes >= options.whole_below_bytes;
-    need.persistent[Kind::kParameter] += sharded ? shard_bytes : whole_bytes;
+    const bool parameters_leave =
+        sharded && offloading != nullptr && offloading->offloads_parameters();
+    (parameters_leave ? need.host : need.persistent)[Kind::kParameter] +=
+        sharded ? shard_bytes : whole_bytes;
     if (sharded) largest_page_bytes = std::max(largest_page_bytes, whole_bytes);
     if (!page.requires_grad) continue;
     const auto bytes_in = [](c10::ScalarType dtype, int64_t numel) {
@@ -53,22 +58,25 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     const c10::ScalarType reduced = reduce_dtype_of(options, page.dtype);
     const c10::ScalarType accumulated = accumulate_dtype_of(options, page.dtype);
     const int64_t whole_numel = page.padded_numel(world_size);
-    need.persistent[Kind::kGradient] +=
-        bytes_in(accumulated, options.stage.gradients ? page.shard_numel : whole_numel);
+    const int64_t owned_numel = options.stage.optimizer_state ? page.shard_numel : whole_numel;
+    if (optimizer_leaves) need.host[Kind::kGradient] += bytes_in(accumulated, owned_numel);
+    if (!optimizer_leaves || !options.stage.gradients) {
+      need.persistent[Kind::kGradient] +=
+          bytes_in(accumulated, options.stage.gradients ? page.shard_numel : whole_numel);
+    }
     // Whole gradients travel as they lie, or as a copy in another dtype.
     if (options.stage.gradients || reduced != accumulated) {
       largest_bucket_bytes = std::max(largest_bucket_bytes, bytes_in(reduced, whole_numel));
     }
-    if (options.low_precision_update != LowPrecisionUpdate::kMasterWeights ||
-        !is_low_precision(page.dtype)) {
-      continue;
-    }
-    need.persistent[Kind::kMasterWeights] +=
-        (options.stage.optimizer_state ? page.shard_numel : page.padded_numel(world_size)) *
-        static_cast<int64_t>(sizeof(float));
+    const bool has_master = is_low_precision(page.dtype)
+                                ? options.low_precision_update == LowPrecisionUpdate::kMasterWeights
+                                : optimizer_leaves && !parameters_leave;
+    if (!has_master) continue;
+    (optimizer_leaves ? need.host : need.persistent)[Kind::kMasterWeights] +=
+        owned_numel * static_cast<int64_t>(sizeof(float));
   }
   // On one rank a page is its shard.
-  if (world_size > 1) {
+  if (world_size > 1 || (offloading != nullptr && offloading->offloads_parameters())) {
     need.transient_bytes = options.parameter_budget_bytes > 0 ? options.parameter_budget_bytes
                                                               : 2 * largest_page_bytes;
   }

@@ -7,20 +7,23 @@
 
 #include "comm/world.h"
 #include "memory/ledger.h"
+#include "zero/offloading.h"
 #include "zero/options.h"
 #include "zero/shard_layout.h"
 
 namespace zeropage {
 
 struct MemoryNeed {
-  memory::Breakdown persistent;
+  memory::Breakdown persistent;  // on the device
+  memory::Breakdown host;        // offloaded to it
   // While a step runs: two largest pages (or the budget), and a bucket. Activations come on top.
   int64_t transient_bytes = 0;
 };
 
-// Of pages, their gradients and master weights; padding included.
+// Of pages, their gradients and master weights; padding included. offloading: null where all stays
+// on the device.
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
-                         int world_size);
+                         int world_size, const Offloading* offloading = nullptr);
 
 // Throws, on all ranks alike, if a rank's accelerator has less: with the figures as a table. what:
 // "the model". held_bytes: of the need, on the device already. Nothing on the host. Collective.

@@ -91,10 +91,48 @@ std::string name(const std::optional<c10::ScalarType>& dtype) {
   return dtype ? c10::toString(*dtype) : "unset";
 }
 
+void validate_offload(const Options& options) {
+  using memory::Tier;
+  const Offload& offload = options.offload;
+  const bool optimizer = offload.optimizer != Tier::kDevice;
+  ZP_CHECK(offload.parameters == Tier::kDevice || options.stage.parameters,
+           "options.offload.parameters: stage ", name(options.stage),
+           " keeps parameters whole on the device; use stage 3, on one rank too");
+  ZP_CHECK(offload.parameters == Tier::kDevice || optimizer,
+           "options.offload.parameters: the optimizer would bring them back for its step; set "
+           "options.offload.optimizer too");
+  ZP_CHECK(!optimizer || options.update_by != UpdateBy::kClass,
+           "options.offload.optimizer: the step on the host is the fused one, but "
+           "options.update_by is kClass; use kAuto, or keep the optimizer on the device");
+  ZP_CHECK(!optimizer || options.low_precision_update == LowPrecisionUpdate::kMasterWeights,
+           "options.offload.optimizer: the step on the host updates fp32 values; set "
+           "options.low_precision_update to kMasterWeights, or keep the optimizer on the device");
+  ZP_CHECK(optimizer || offload.step == StepWhen::kInStep,
+           "options.offload.step: is about offloaded optimizer state; set "
+           "options.offload.optimizer, or leave it kInStep");
+  ZP_CHECK(offload.optimizer_bytes >= 0,
+           "options.offload.optimizer_bytes: expected 0 or more, got ", offload.optimizer_bytes);
+  ZP_CHECK(offload.parameters == Tier::kDevice || offload.optimizer_bytes == Offload::kAll,
+           "options.offload.optimizer_bytes: offloaded parameters are updated where they are, so "
+           "their whole optimizer leaves; leave it unset");
+  ZP_CHECK(offload.worker_threads >= 0,
+           "options.offload.worker_threads: expected 0 (one a core) or "
+           "more, got ",
+           offload.worker_threads);
+  const bool nvme = offload.optimizer == Tier::kNvme || offload.parameters == Tier::kNvme;
+  ZP_CHECK(nvme == !offload.nvme_directory.empty(), "options.offload.nvme_directory: ",
+           nvme ? "expected a folder on a local disk for what is offloaded to kNvme"
+                : "nothing is offloaded to kNvme; leave it out");
+  ZP_CHECK(!nvme || offload.step != StepWhen::kOneStepLate,
+           "options.offload.step: kOneStepLate keeps the values it will send up, and on kNvme they "
+           "are not kept; use kHost, or another step");
+}
+
 }  // namespace
 
 void validate(const Options& options) {
   validate_precision(options);
+  validate_offload(options);
   ZP_CHECK(
       options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
       "options.stage: ", name(options.stage),
@@ -135,6 +173,9 @@ std::vector<std::string> describe(const Options& options) {
       c10::str("options.reduce_dtype: ", name(options.reduce_dtype)),
       c10::str("options.accumulate_dtype: ", name(options.accumulate_dtype)),
       c10::str("options.page_bytes: ", options.page_bytes),
+      c10::str("options.offload: optimizer ", name(options.offload.optimizer), " (",
+               options.offload.optimizer_bytes, " bytes), parameters ",
+               name(options.offload.parameters), ", step ", static_cast<int>(options.offload.step)),
       c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
       c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
       c10::str("options.reshard: ", static_cast<int>(options.reshard)),

@@ -13,6 +13,7 @@
 #include "memory/bytes.h"
 #include "memory/pager.h"
 #include "zero/module_selection.h"
+#include "zero/offload_options.h"
 
 namespace zeropage {
 
@@ -54,7 +55,7 @@ enum class Reshard : uint8_t {
 
 // What computes the optimizer's update.
 enum class UpdateBy : uint8_t {
-  kAuto,   // on CUDA kFused where the class has such a form, else kClass
+  kAuto,   // kFused where the class has such a form, else kClass
   kClass,  // the torch::optim class itself: its bits
   kFused,  // one pass over memory: the same formulas, rounded otherwise. For AdamW, Adam, SGD,
            // Adagrad and Lion; the same bits on the host and on CUDA
@@ -126,6 +127,9 @@ struct Options {
   // never split. Unset: 16 MiB on the host, 64 MiB on an accelerator, whose links want more at once.
   static constexpr int64_t kPageBytesOfDevice = 0;
   int64_t page_bytes = kPageBytesOfDevice;
+
+  // What leaves the device. By default nothing.
+  Offload offload;
 
   // ---- memory and speed of sharded parameters ----
 

@@ -11,6 +11,8 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/optim/optimizer.h>
 
+#include "zero/gradient_reducer.h"
+#include "zero/page_home.h"
 #include "zero/shard_layout.h"
 
 namespace zeropage {
@@ -22,6 +24,9 @@ struct OwnedPart {
   at::Tensor
       copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
                  // undefined where there are none
+  // Where state lives: null for the device of the values.
+  PageHome* states = nullptr;
+  size_t page = 0;  // there
 };
 
 // What of it is one parameter's.
@@ -39,8 +44,6 @@ struct OwnedGroup {
   std::vector<OwnedSlice> slices;
   std::unique_ptr<torch::optim::OptimizerOptions> options;
 };
-
-using HasGradient = std::function<bool(size_t parameter)>;
 
 class PageUpdate {
  public:

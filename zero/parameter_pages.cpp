@@ -1,6 +1,7 @@
 #include "zero/parameter_pages.h"
 
 #include <algorithm>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -26,6 +27,23 @@ Range reach(const at::Tensor& tensor) {
 }
 
 }  // namespace
+
+// While it lives, what is kept of the page in homes has memory, to be written to.
+class ParameterPages::PageUse {
+ public:
+  PageUse(const ParameterPages& pages, size_t page) : offloading_(pages.offloading()), page_(page) {
+    if (offloading_) offloading_->fetch_values(page_);
+  }
+  ~PageUse() {
+    if (offloading_) offloading_->release_values(page_);
+  }
+  PageUse(const PageUse&) = delete;
+  PageUse& operator=(const PageUse&) = delete;
+
+ private:
+  const std::shared_ptr<Offloading> offloading_;
+  const size_t page_;
+};
 
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
@@ -55,6 +73,7 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   }
   lay_out(group_by_storage());
   check_before_moving();
+  if (options_.offloading) options_.offloading->choose(layouts_);
   if (check) check(layouts_);
   fill(deferred);
   for (PlacedParameter& placed : parameters_) placed.version = placed.parameter.tensor._version();
@@ -244,19 +263,44 @@ void ParameterPages::fill(const DeferredValues* deferred) {
   });
 }
 
+bool ParameterPages::has_master(size_t page) const {
+  const PageLayout& layout = layouts_[page];
+  if (!layout.requires_grad) return false;
+  if (is_low_precision(layout.dtype)) return options_.master_weights;
+  // Offloaded fp32 shards are themselves what the optimizer updates.
+  return offloads_optimizer(page) && !offloads_parameters(page);
+}
+
+at::Tensor ParameterPages::make_master(size_t page) {
+  const int64_t numel = owned(page).numel();
+  if (offloads_optimizer(page)) {
+    return options_.offloading->values().add(page, numel, at::kFloat, 0,
+                                             memory::Kind::kMasterWeights);
+  }
+  const memory::KindScope kind(memory::Kind::kMasterWeights);
+  return world_.communicator().buffer(numel, at::kFloat).zero_();
+}
+
+at::Tensor ParameterPages::make_shard(size_t page) {
+  const PageLayout& layout = layouts_[page];
+  if (offloads_parameters(page)) {
+    return options_.offloading->parameters().add(page, layout.shard_numel, layout.dtype, 0,
+                                                 memory::Kind::kParameter);
+  }
+  const memory::KindScope kind(memory::Kind::kParameter);
+  return world_.communicator().buffer(layout.shard_numel, layout.dtype).zero_();
+}
+
 void ParameterPages::make_memory(size_t page) {
   PageMemory& memory = memory_[page];
   if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
-  if (options_.master_weights && layout.requires_grad && is_low_precision(layout.dtype)) {
-    const memory::KindScope kind(memory::Kind::kMasterWeights);
-    memory.master = world_.communicator().buffer(owned(page).numel(), at::kFloat).zero_();
-  }
-  const memory::KindScope kind(memory::Kind::kParameter);
+  if (has_master(page)) memory.master = make_master(page);
   if (shards(page)) {
-    memory.owned = world_.communicator().buffer(layout.shard_numel, layout.dtype).zero_();
+    memory.owned = make_shard(page);
     return;
   }
+  const memory::KindScope kind(memory::Kind::kParameter);
   const Range own = owned(page);
   memory.whole =
       world_.communicator().buffer(layout.padded_numel(world_.size()), layout.dtype).zero_();
@@ -264,13 +308,17 @@ void ParameterPages::make_memory(size_t page) {
 }
 
 // What the user wrote to parameters since the last update.
-void ParameterPages::take_over_written() {
-  for (const PlacedParameter& placed : parameters_) {
-    const PageMemory& memory = memory_[placed.page];
-    if (!memory.master.defined() || placed.parameter.tensor._version() == placed.version) continue;
-    const Range own = owned(placed.page);
+void ParameterPages::take_over_written(size_t page) {
+  const PageMemory& memory = memory_[page];
+  if (!memory.master.defined()) return;
+  const Range own = owned(page);
+  std::optional<PageUse> use;
+  for (PlacedParameter& placed : parameters_) {
+    const int64_t version = placed.parameter.tensor._version();
+    if (placed.page != page || std::exchange(placed.version, version) == version) continue;
     const Range written = intersection(own, placed.range);
     if (written.empty()) continue;
+    if (!use) use.emplace(*this, page);
     const auto part = [&](const at::Tensor& of_owned) {
       return of_owned.narrow(0, written.begin - own.begin, written.numel());
     };
@@ -289,6 +337,7 @@ void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
         .wait();
   }
   const PageMemory& memory = memory_[placed.page];
+  const PageUse use(*this, placed.page);
   // The part of `values` that a buffer keeps which begins at an element of the page.
   const auto copy_into = [&](const at::Tensor& kept, int64_t begin) {
     const Range range = intersection(placed.range, {begin, begin + kept.numel()});
@@ -339,7 +388,11 @@ void ParameterPages::hand_to_pager(size_t page) {
     tenants.push_back({parameters_[sharing.front()].parameter.tensor.storage(),
                        slot.range.begin * element_bytes});
   }
-  const int64_t bytes = source_->add_shard(layout, memory_[page].owned);
+  ShardSource::Away away;
+  if (offloads_parameters(page)) {
+    away = {&options_.offloading->parameters(), page, &options_.offloading->copies()};
+  }
+  const int64_t bytes = source_->add_shard(layout, memory_[page].owned, away);
   memory_[page].pager_index = pager_->add_page(layout.name, bytes, std::move(tenants));
 }
 
@@ -366,7 +419,7 @@ void ParameterPages::end_backward() {
 
 void ParameterPages::begin_update() {
   if (pager_) pager_->release_all("step()");
-  take_over_written();
+  for (size_t page = 0; page < layouts_.size(); ++page) take_over_written(page);
 }
 
 // The update went through the pages, behind autograd's back.
@@ -375,7 +428,7 @@ void ParameterPages::end_update(const std::vector<bool>& updated) {
   for (size_t index = 0; index < parameters_.size(); ++index) {
     PlacedParameter& placed = parameters_[index];
     if (updated[index]) placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    if (options_.master_weights) placed.version = placed.parameter.tensor._version();
+    if (memory_[placed.page].master.defined()) placed.version = placed.parameter.tensor._version();
   }
 }
 

@@ -25,6 +25,7 @@
 #include "memory/pins.h"
 #include "zero/deferred_values.h"
 #include "zero/module_parameters.h"
+#include "zero/offloading.h"
 #include "zero/options.h"
 #include "zero/shard_layout.h"
 #include "zero/shard_source.h"
@@ -67,6 +68,8 @@ class ParameterPages {
     int64_t shard_from_bytes = kNever;
     // An fp32 copy of what this rank owns of pages in a lower precision.
     bool master_weights = false;
+    // Null: all stays on the device.
+    std::shared_ptr<Offloading> offloading;
     memory::PagerOptions paging;
     Reshard reshard = Reshard::kAfterUse;
   };
@@ -89,8 +92,17 @@ class ParameterPages {
   // Elements of the page that this rank updates, and their values: [owned numel].
   Range owned(size_t page) const;
   const at::Tensor& owned_values(size_t page) const { return memory_[page].owned; }
-  // Their fp32 copy, which the optimizer updates; undefined where there is none.
+  // Their fp32 copy, which the optimizer updates, in a lower precision or offloaded; undefined where
+  // there is none.
   const at::Tensor& master_weights(size_t page) const { return memory_[page].master; }
+  // Null where all stays on the device.
+  const std::shared_ptr<Offloading>& offloading() const { return options_.offloading; }
+  bool offloads_optimizer(size_t page) const {
+    return options_.offloading && options_.offloading->offloads_optimizer(page);
+  }
+  bool offloads_parameters(size_t page) const {
+    return options_.offloading && options_.offloading->offloads_parameters() && shards(page);
+  }
   bool is_sharded(size_t page) const { return !memory_[page].whole.defined(); }
 
   // Of the sharded pages; null if there is none.
@@ -102,6 +114,8 @@ class ParameterPages {
   // weights have what was written to parameters. Throws if one is in use.
   // updated: by parameter. A backward over a graph from before is refused from here on.
   void begin_update();
+  // The latter for one page, before its update in the middle of a backward.
+  void take_over_written(size_t page);
   void end_update(const std::vector<bool>& updated);
   // Instead of both, where a step changes nothing: ends its pass.
   void skip_update();
@@ -121,6 +135,8 @@ class ParameterPages {
   void check_can_update() const;
 
  private:
+  class PageUse;
+
   void check_can_be_placed(const NamedParameter& named, const DeferredValues* deferred) const;
   std::vector<StorageSpec> group_by_storage();
   void check_no_overlap(const std::vector<size_t>& sharing) const;
@@ -130,7 +146,9 @@ class ParameterPages {
   void take_over(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);
   void hand_to_pager(size_t page);
-  void take_over_written();
+  bool has_master(size_t page) const;
+  at::Tensor make_master(size_t page);
+  at::Tensor make_shard(size_t page);
   void check_before_moving() const;
   void check_fits_budget(size_t page) const;
   bool shards(size_t page) const;

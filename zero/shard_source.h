@@ -1,6 +1,7 @@
 // Brings pages by gathering the shards of all ranks, and takes back what was written to them.
 //
-// On one rank a page is its shard: nothing is copied, and a page costs no bytes.
+// On one rank a page is its shard: nothing is copied, and a page costs no bytes, unless shards are
+// offloaded; then they are copied up first.
 //
 // On an accelerator gathers have a stream of their own, and whole pages have their memory from it. That
 // stream waits for what compute has been given so far, when a page is let go, whose memory the next
@@ -21,6 +22,8 @@
 #include "memory/ledger.h"
 #include "memory/pager.h"
 #include "memory/stream.h"
+#include "offload/copy_engine.h"
+#include "zero/page_home.h"
 #include "zero/shard_layout.h"
 
 namespace zeropage {
@@ -30,22 +33,34 @@ class ShardSource final : public memory::PageSource {
   // what: "the gradient of page", for errors. kind: of the whole pages.
   ShardSource(comm::World world, std::string what, memory::Kind kind);
 
+  // Where a shard lives that is not on the device. Both outlive the source.
+  struct Away {
+    PageHome* home = nullptr;  // null: it is on the device
+    size_t page = 0;           // there
+    offload::CopyEngine* copies = nullptr;
+  };
   // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.
-  int64_t add_shard(const PageLayout& layout, at::Tensor shard);
+  int64_t add_shard(const PageLayout& layout, at::Tensor shard, const Away& away);
 
   memory::Fetch start_fetch(size_t page) override;
   void write_back(size_t page, const at::Tensor& buffer) override;
   void end_use(size_t page) override;
 
  private:
-  void wait_for_compute() const;
-
   struct Entry {
     std::string what;
     Range range;       // of the shard in the page
     at::Tensor shard;  // [shard_numel]
+    Away away;
+
+    bool is_whole(const comm::World& world) const {
+      return world.size() == 1 && away.home == nullptr;
+    }
   };
+
+  void wait_for_compute() const;
+  memory::Pending start_own(const Entry& entry, const at::Tensor& slice) const;
 
   const comm::World world_;
   const std::string what_;

@@ -6,6 +6,7 @@
 #include "memory/ledger.h"
 #include "memory/storage.h"
 #include "memory/trap.h"
+#include "zero/offloading.h"
 
 namespace zeropage {
 namespace {
@@ -26,8 +27,7 @@ at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype
 ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
       options_(options),
-      pages_of_gradients_(pages_->layouts().size(),
-                          {{}, {}, 0, {}, false, accumulate::MicroStepSums(sum_order_of(options))}),
+      pages_of_gradients_(pages_->layouts().size()),
       sharded_(pages_->parameters().size()) {
   memory::check_dispatcher();
   auto source = std::make_unique<ShardSource>(pages_->world(), "the gradient of page",
@@ -55,17 +55,30 @@ ShardedGradients::~ShardedGradients() {
   }
 }
 
+std::unique_ptr<OwnedGradient> ShardedGradients::make_owned(size_t page) const {
+  const PageLayout& layout = pages_->layouts()[page];
+  const comm::Communicator& communicator = pages_->world().communicator();
+  const at::ScalarType dtype = accumulate_dtype_of(options_, layout.dtype);
+  if (pages_->offloads_optimizer(page)) {
+    Offloading& offloading = *pages_->offloading();
+    return std::make_unique<OffloadedGradient>(
+        offloading.gradients().add(page, layout.shard_numel, dtype, 0, memory::Kind::kGradient),
+        communicator.device(), sum_order_of(options_), offloading.copies());
+  }
+  const memory::KindScope kind(memory::Kind::kGradient);
+  return std::make_unique<ResidentGradient>(communicator.buffer(layout.shard_numel, dtype).zero_(),
+                                            sum_order_of(options_));
+}
+
 void ShardedGradients::make_page(size_t page, const std::vector<size_t>& parameters) {
   const PageLayout& layout = pages_->layouts()[page];
-  at::Tensor& owned = pages_of_gradients_[page].owned;
-  {
-    const memory::KindScope kind(memory::Kind::kGradient);
-    owned = pages_->world()
-                .communicator()
-                .buffer(layout.shard_numel, accumulate_dtype_of(options_, layout.dtype))
-                .zero_();
-  }
+  pages_of_gradients_[page].owned = make_owned(page);
+  const at::Tensor& owned = pages_of_gradients_[page].owned->values();
   pages_of_gradients_[page].gaps = gaps_between(page, parameters);
+  ShardSource::Away away;
+  if (pages_->offloads_optimizer(page)) {
+    away = {&pages_->offloading()->gradients(), page, &pages_->offloading()->copies()};
+  }
   std::vector<memory::Page::Tenant> tenants;
   for (const size_t index : parameters) {
     const PlacedParameter& placed = pages_->parameters()[index];
@@ -74,7 +87,7 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
                        placed.range.begin * static_cast<int64_t>(owned.element_size())});
   }
   pages_of_gradients_[page].pager_index =
-      pager_->add_page(layout.name, source_->add_shard(layout, owned), std::move(tenants));
+      pager_->add_page(layout.name, source_->add_shard(layout, owned, away), std::move(tenants));
 }
 
 std::vector<Range> ShardedGradients::gaps_between(size_t page,
@@ -125,51 +138,38 @@ comm::Pending ShardedGradients::start_reduction(size_t page) {
 void ShardedGradients::close(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   const Range own = pages_->owned(page);
-  const at::Tensor mean = of_page.bucket.narrow(0, own.begin, own.numel());
-  if (std::exchange(of_page.kept, false)) {
-    of_page.owned.add_(mean);
-  } else {
-    of_page.owned.copy_(mean);
-  }
+  of_page.owned->take(of_page.bucket.narrow(0, own.begin, own.numel()), more_follow());
+  if (!of_page.owned->arrival().done()) memory::assign(of_page.bucket, memory::Kind::kStaging);
   of_page.bucket.reset();
+  if (leaving_) pages_of_gradients_[*leaving_].owned->wait();
+  leaving_ = page;
 }
 
 bool ShardedGradients::complete(size_t page) {
-  PageOfGradients& of_page = pages_of_gradients_[page];
-  if (of_page.sums.empty()) return false;
-  of_page.sums.add_to(of_page.owned);
-  return true;
+  return pages_of_gradients_[page].owned->complete();
 }
 
 void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
   pager_->release_all("backward()");
-  PageOfGradients& of_page = pages_of_gradients_[page];
   for (const Range& range : forgotten) forget(page, range);
-  of_page.kept = of_page.sums.order() == accumulate::SumOrder::kRunning;
-  if (of_page.kept) return;
-  const memory::KindScope kind(memory::Kind::kGradient);
-  of_page.sums.push(of_page.owned);
+  pages_of_gradients_[page].owned->keep();
 }
 
 void ShardedGradients::forget(size_t page) {
   pager_->release_all("backward()");
-  pages_of_gradients_[page].kept = false;
-  pages_of_gradients_[page].sums.clear();
+  pages_of_gradients_[page].owned->forget();
 }
 
 void ShardedGradients::skip(size_t page) {
   pager_->release_all("backward()");
-  pages_of_gradients_[page].kept = false;
-  pages_of_gradients_[page].sums.skip();
+  pages_of_gradients_[page].owned->skip();
 }
 
 void ShardedGradients::forget(size_t page, const Range& range) {
   const Range own = pages_->owned(page);
   const Range zeroed = intersection(own, range);
   if (zeroed.empty()) return;
-  PageOfGradients& of_page = pages_of_gradients_[page];
-  of_page.owned.narrow(0, zeroed.begin - own.begin, zeroed.numel()).zero_();
-  of_page.sums.zero(zeroed.begin - own.begin, zeroed.numel());
+  pages_of_gradients_[page].owned->zero({zeroed.begin - own.begin, zeroed.end - own.begin});
 }
 
 void ShardedGradients::replace(size_t parameter, const at::Tensor& gradient) {
@@ -182,6 +182,12 @@ void ShardedGradients::gather(const std::vector<size_t>& parameters, memory::Pin
     pins.add({pager_, pages_of_gradients_[page].pager_index}, /*writes=*/false);
   }
   pins.take_aside("GatheredGradients");
+}
+
+// The last one's way down is all that backward did not hide.
+void ShardedGradients::note_reduced(const std::vector<size_t>&) {
+  if (leaving_) pages_of_gradients_[*leaving_].owned->wait();
+  leaving_.reset();
 }
 
 void ShardedGradients::take_over_changes(const std::vector<size_t>&) {

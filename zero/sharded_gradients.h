@@ -8,10 +8,12 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "memory/pager.h"
 #include "zero/gradient_buckets.h"
+#include "zero/owned_gradient.h"
 #include "zero/shard_source.h"
 
 namespace zeropage {
@@ -27,7 +29,13 @@ class ShardedGradients final : public GradientBuckets {
   comm::Pending start_reduction(size_t page) override;
   void close(size_t page) override;
   bool complete(size_t page) override;
-  const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
+  const at::Tensor& owned(size_t page) const override {
+    return pages_of_gradients_[page].owned->values();
+  }
+  bool is_offloaded(size_t page) const override { return pages_->offloads_optimizer(page); }
+  memory::Pending arrival(size_t page) const override {
+    return pages_of_gradients_[page].owned->arrival();
+  }
   const at::Tensor& reduced_gradient(size_t parameter) const override {
     return sharded_[parameter];
   }
@@ -37,19 +45,19 @@ class ShardedGradients final : public GradientBuckets {
   void forget(size_t page, const Range& range) override;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
+  void note_reduced(const std::vector<size_t>& parameters) override;
   void take_over_changes(const std::vector<size_t>& parameters) override;
 
  private:
   struct PageOfGradients {
-    at::Tensor bucket;  // [padded_numel]; undefined while closed
-    at::Tensor owned;   // [shard_numel]; undefined for a page that does not train
+    at::Tensor bucket;                     // [padded_numel]; undefined while closed
+    std::unique_ptr<OwnedGradient> owned;  // [shard_numel]; null for a page that does not train
     size_t pager_index = 0;
-    std::vector<Range> gaps;         // of the page: where no parameter that trains lies
-    bool kept = false;               // `owned` is added to the next, in running order
-    accumulate::MicroStepSums sums;  // [shard_numel]: of earlier backwards, in tree order
+    std::vector<Range> gaps;  // of the page: where no parameter that trains lies
   };
 
   void make_page(size_t page, const std::vector<size_t>& parameters);
+  std::unique_ptr<OwnedGradient> make_owned(size_t page) const;
   std::vector<Range> gaps_between(size_t page, const std::vector<size_t>& parameters) const;
 
   const std::shared_ptr<ParameterPages> pages_;
@@ -58,6 +66,7 @@ class ShardedGradients final : public GradientBuckets {
   std::vector<at::Tensor> sharded_;  // by parameter, shaped as it; undefined if it does not train
   ShardSource* source_ = nullptr;    // owned by pager_
   std::shared_ptr<memory::Pager> pager_;
+  std::optional<size_t> leaving_;  // the page closed last, whose bucket may still be read
 };
 
 }  // namespace zeropage

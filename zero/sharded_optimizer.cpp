@@ -59,6 +59,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
   check_device_holds_states();
   make_updates();
   adopt_groups();
+  step_offloaded_in_backward();
   check_agreement();
 }
 
@@ -74,7 +75,7 @@ bool ShardedOptimizer::updates_fused() const {
     case UpdateBy::kAuto:
       break;
   }
-  return has_fused && parameters_.pages->world().communicator().device().is_cuda();
+  return has_fused;
 }
 
 void ShardedOptimizer::check_device_holds_states() const {
@@ -83,6 +84,7 @@ void ShardedOptimizer::check_device_holds_states() const {
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
     const PageLayout& layout = pages.layouts()[page];
+    if (pages.offloads_optimizer(page)) continue;
     const bool in_fp32 = pages.master_weights(page).defined() || rounds_stochastically(layout);
     const auto element_bytes =
         static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
@@ -95,6 +97,15 @@ void ShardedOptimizer::check_device_holds_states() const {
 void ShardedOptimizer::make_updates() {
   const bool fused = updates_fused();
   const ParameterPages& pages = *parameters_.pages;
+  if (pages.offloading()) {
+    ZP_CHECK(fused, "options.offload.optimizer: ", algorithm_.class_name,
+             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
+             "device");
+    steps_ = std::make_unique<OffloadedSteps>(
+        pages.offloading(), pages.offloading()->options().step == StepWhen::kOneStepLate
+                                ? OffloadedSteps::Publish::kWhenTold
+                                : OffloadedSteps::Publish::kAtOnce);
+  }
   const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
     if (fused && part.values.scalar_type() == at::kFloat) {
       return algorithm_.make_fused(std::move(part));
@@ -105,6 +116,10 @@ void ShardedOptimizer::make_updates() {
     const PageLayout& layout = pages.layouts()[page];
     if (!layout.requires_grad) continue;
     OwnedPart part{pages.owned_values(page), parameters_.reducer->owned_gradient(page)};
+    if (pages.offloads_optimizer(page)) {
+      updates_.push_back(make_offloaded(page, std::move(part)));
+      continue;
+    }
     if (rounds_stochastically(layout)) {
       updates_.push_back({page, std::make_unique<StochasticUpdate>(
                                     part, parameters_.options.rounding_seed, make_update)});
@@ -120,6 +135,58 @@ void ShardedOptimizer::make_updates() {
              " and is rounded to nearest without master weights; set options.low_precision_update "
              "to kMasterWeights or kStochasticRounding, or use kAuto");
     updates_.push_back({page, make_update(std::move(part))});
+  }
+}
+
+ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart part) {
+  const ParameterPages& pages = *parameters_.pages;
+  Offloading& offloading = *pages.offloading();
+  OffloadedSteps::Part moved{.page = page,
+                             .name = pages.layouts()[page].name,
+                             .values = part.values,
+                             .gradient = part.gradient};
+  if (pages.master_weights(page).defined()) {
+    moved.values = pages.master_weights(page);
+    (pages.offloads_parameters(page) ? part.copy_out : moved.to) = part.values;
+  }
+  if (!parameters_.reducer->has_offloaded_gradient(page)) {
+    moved.device_gradient = part.gradient;
+    moved.gradient = offloading.gradients().add(
+        page, part.gradient.numel(), part.gradient.scalar_type(), 0, memory::Kind::kGradient);
+  }
+  part.values = moved.values;
+  part.gradient = moved.gradient;
+  part.states = &offloading.states();
+  part.page = page;
+  const size_t index = steps_->add(std::move(moved));
+  if (!part.copy_out.defined()) part.copy_out = steps_->copy_out(index);
+  return {page, algorithm_.make_fused(std::move(part)), index};
+}
+
+ShardedOptimizer::~ShardedOptimizer() {
+  parameters_.reducer->set_on_reduced(nullptr);
+  parameters_.reducer->set_before_close(nullptr);
+}
+
+// Follows gradients into the middle of a backward.
+void ShardedOptimizer::step_offloaded_in_backward() {
+  if (!steps_) return;
+  std::vector<const OfPage*> by_page(parameters_.pages->layouts().size());
+  for (const OfPage& of_page : updates_) {
+    if (of_page.part) by_page[of_page.page] = &of_page;
+  }
+  const StepWhen when = parameters_.options.offload.step;
+  if (when == StepWhen::kInBackward) {
+    parameters_.reducer->set_on_reduced([this, by_page](size_t page, const HasGradient& has) {
+      if (by_page[page] == nullptr) return;
+      parameters_.pages->take_over_written(page);
+      start_offloaded(*by_page[page], has);
+    });
+  } else if (when == StepWhen::kOneStepLate) {
+    // The update of the step before reads it.
+    parameters_.reducer->set_before_close([this, by_page](size_t page) {
+      if (by_page[page] != nullptr) steps_->wait(*by_page[page]->part);
+    });
   }
 }
 
@@ -235,22 +302,63 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   return loss;
 }
 
+void ShardedOptimizer::set_options(const OfPage& of_page) const {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    of_page.update->set_options(group, param_groups_[group].options());
+  }
+}
+
+// has_gradient: asked here only.
+void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient) {
+  std::vector<bool> has(grouped_.size());
+  for (size_t index = 0; index < has.size(); ++index) {
+    has[index] = parameters_.pages->parameters()[index].page == of_page.page && grouped_[index] &&
+                 has_gradient(index);
+  }
+  set_options(of_page);
+  steps_->start(
+      *of_page.part,
+      [update = of_page.update.get(), has = std::move(has),
+       factor = parameters_.reducer->factor()] {
+        update->step([&has](size_t parameter) { return has[parameter]; }, factor);
+      },
+      parameters_.reducer->arrival(of_page.page));
+}
+
+void ShardedOptimizer::update_on_device(const OfPage& of_page) {
+  set_options(of_page);
+  try {
+    of_page.update->step(
+        [this](size_t parameter) { return parameters_.reducer->has_gradient(parameter); },
+        parameters_.reducer->factor());
+  } catch (c10::Error& error) {
+    error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
+                               parameters_.pages->layouts()[of_page.page].name, "\""));
+    throw;
+  }
+}
+
 void ShardedOptimizer::update() {
   const memory::NamedRange range("ShardedOptimizer::update");
-  const auto has_gradient = [this](size_t parameter) {
-    return parameters_.reducer->has_gradient(parameter);
-  };
+  const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
+  for (const OfPage& of_page : updates_) {
+    if (!of_page.part) continue;
+    if (late && steps_->started(*of_page.part)) {
+      steps_->take(*of_page.part);
+      steps_->publish(*of_page.part);
+    }
+    if (!steps_->started(*of_page.part)) {
+      start_offloaded(of_page, [this](size_t parameter) {
+        return parameters_.reducer->has_gradient(parameter);
+      });
+    }
+  }
   std::vector<comm::Pending> in_flight;
   for (const OfPage& of_page : updates_) {
-    for (size_t group = 0; group < param_groups_.size(); ++group) {
-      of_page.update->set_options(group, param_groups_[group].options());
-    }
-    try {
-      of_page.update->step(has_gradient, parameters_.reducer->factor());
-    } catch (c10::Error& error) {
-      error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
-                                 parameters_.pages->layouts()[of_page.page].name, "\""));
-      throw;
+    if (!of_page.part) {
+      update_on_device(of_page);
+    } else if (!late) {
+      steps_->take(*of_page.part);
     }
     in_flight.push_back(parameters_.pages->start_gather(of_page.page));
   }

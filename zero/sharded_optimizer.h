@@ -15,6 +15,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 
 #include "memory/stream.h"
 #include "zero/class_update.h"
+#include "zero/offloaded_steps.h"
 #include "zero/page_update.h"
 #include "zero/sharded_parameters.h"
 
@@ -51,6 +53,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
   };
 
+  ~ShardedOptimizer() override;
+
   // Collective: ranks must agree on groups and options.
   ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
                    std::unique_ptr<torch::optim::OptimizerOptions> defaults, Algorithm algorithm);
@@ -59,23 +63,30 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   struct OfPage {
     size_t page;
     std::unique_ptr<PageUpdate> update;
+    std::optional<size_t> part;  // of steps_: its state is offloaded
   };
 
   bool updates_fused() const;
   void make_updates();
+  OfPage make_offloaded(size_t page, OwnedPart part);
+  void step_offloaded_in_backward();
   bool rounds_stochastically(const PageLayout& layout) const;
   void check_device_holds_states() const;
   void check_agreement() const;
   void adopt_groups();
   std::vector<size_t> parameters_of_group(size_t group) const;
   OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
+  void set_options(const OfPage& of_page) const;
+  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient);
   void update();
+  void update_on_device(const OfPage& of_page);
   void end_step();
 
   const ShardedParameters parameters_;
   const Algorithm algorithm_;
   std::vector<OfPage> updates_;
-  std::vector<bool> grouped_;  // by parameter: is in a group
+  std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
+  std::vector<bool> grouped_;              // by parameter: is in a group
   size_t adopted_groups_ = 0;
   memory::Event last_step_;  // its end
   std::string error_;        // of a step that was begun and did not end

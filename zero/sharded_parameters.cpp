@@ -57,10 +57,12 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   MemoryNeed need;
+  ParameterPages::PageOptions page_options = zeropage::page_options(options, world.device());
+  page_options.offloading = Offloading::make(world, options);
   auto pages = std::make_shared<ParameterPages>(
-      world, std::move(parameters), page_options(options, world.device()), deferred,
+      world, std::move(parameters), page_options, deferred,
       [&](const std::vector<PageLayout>& layouts) {
-        need = need_of_pages(layouts, options, world.size());
+        need = need_of_pages(layouts, options, world.size(), page_options.offloading.get());
         check_device_holds(world, "the model", need, held_bytes);
       });
   auto reducer =

@@ -32,8 +32,6 @@ struct Missing {
 
 const std::vector<Missing>& missing_features() {
   static const std::vector<Missing> features = {
-      {"--offload-optimizer", "{none,host,nvme:DIR}", {"none"}, "optimizer offload"},
-      {"--offload-parameters", "{none,host,nvme:DIR}", {"none"}, "parameter offload"},
       {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
       {"--save", "DIR", {}, "training state on disk"},
       {"--save-every", "K", {}, "training state on disk"},
@@ -105,6 +103,10 @@ void check_values(const Flags& flags) {
           "--dropout: each rank draws its own masks, so no split has another's bits; leave it or "
           "--world-invariant out");
   check_accumulation(flags);
+  flags.offload.check(flags.stage);
+  require(!flags.simulates() || !flags.offload.any(),
+          "--communicator simulated: computes no values to offload; leave --offload-optimizer and "
+          "--offload-parameters out");
   flags.checkpointing.check(flags.model.layers);
   require(!flags.simulates() || !flags.checkpointing.sees_values(),
           "--communicator simulated: computes no values to measure or offload; use "
@@ -284,6 +286,7 @@ nlohmann::json Flags::to_json() const {
       {"sample", sample},
       {"json", json_path},
       {"memory-snapshot", memory_snapshot_path}};
+  write_offload(offload, json);
   // What cannot be chosen yet still has a value.
   for (const Missing& missing : missing_features()) {
     if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
@@ -336,6 +339,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->option_text("{fp32,bf16,fp16}=fp32");
   add_accumulation(app, flags);
+  add_offload(app, flags.offload);
   app.add_flag("--deterministic", flags.deterministic,
                "The same bits at every stage and run on cuda too, where it costs time");
   CLI::Option* ranks =

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "examples/train_gpt/checkpoint_flags.h"
+#include "examples/train_gpt/offload_flags.h"
 #include "examples/train_gpt/gpt.h"
 
 namespace train_gpt {
@@ -66,6 +67,7 @@ struct Flags {
   int64_t parameter_budget_bytes = 0;  // 0: unset
   bool prefetch = true;
   std::string reshard = "use";
+  OffloadFlags offload;
   CheckpointFlags checkpointing;
   std::string deferred = "auto";
   std::string communicator = "auto";

@@ -50,6 +50,7 @@ Model make_model(const zeropage::comm::World& world, const Flags& flags) {
   if (!flags.prefetch) options.prefetch_bytes = 0;
   options.reshard = reshard_of(flags.reshard);
   options.world_invariant = flags.world_invariant;
+  options.offload = flags.offload.options();
   if (flags.dtype() != torch::kFloat32) {
     options.compute_dtype = flags.dtype();
     options.reduce_dtype = flags.reduce_dtype();

@@ -23,6 +23,7 @@ constexpr int kSteps = 2;
 
 Options options_of(int stage) {
   Options options;
+  options.update_by = UpdateBy::kClass;  // whose bits a plain run has
   options.stage = stage_of(stage);
   options.page_bytes = 4_KiB;  // several pages
   return options;

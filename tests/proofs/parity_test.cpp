@@ -32,9 +32,10 @@ MakeOptimizer plain(const typename OptimizerTraits<A>::Options& options) {
 }
 
 template <typename Module, typename A>
-void expect_parity(int ranks, const Options& options,
+void expect_parity(int ranks, Options options,
                    const typename OptimizerTraits<A>::Options& algorithm,
                    const RankOptions& world_options = {}) {
+  options.update_by = UpdateBy::kClass;  // whose bits a plain run has
   at::set_num_threads(1);
   const auto expected = train_reference<Module>(ranks, kSteps, make<Module>, plain<A>(algorithm));
   run_ranks(

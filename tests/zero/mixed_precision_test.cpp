@@ -52,6 +52,7 @@ class MixedPrecisionTest
   Options options() const {
     Options options;
     options.stage = stage_of(stage());
+    options.update_by = UpdateBy::kClass;  // whose bits a plain run has
     options.page_bytes = 4_KiB;
     options.compute_dtype = dtype();
     return options;
@@ -130,6 +131,7 @@ class ComputeDtypeTest : public ::testing::TestWithParam<int> {
   Options options(torch::ScalarType dtype = kBFloat16) const {
     Options options;
     options.stage = stage_of(GetParam());
+    options.update_by = UpdateBy::kClass;  // whose bits a plain run has
     options.page_bytes = 4_KiB;
     options.compute_dtype = dtype;
     return options;

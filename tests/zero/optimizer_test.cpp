@@ -80,6 +80,7 @@ class OptimizerTest : public ::testing::TestWithParam<int> {
   Options options() const {
     Options options;
     options.stage = stage_of(GetParam());
+    options.update_by = UpdateBy::kClass;  // whose bits a plain run has
     return options;
   }
 };

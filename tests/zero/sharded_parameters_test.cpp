@@ -40,6 +40,7 @@ std::string error_of(Function function) {
 Options at_stage(int stage) {
   Options options;
   options.stage = stage_of(stage);
+  options.update_by = UpdateBy::kClass;  // whose bits a plain run has
   options.page_bytes = 4_KiB;
   return options;
 }

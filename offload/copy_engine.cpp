@@ -1,0 +1,161 @@
+#include "offload/copy_engine.h"
+
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <future>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "memory/check.h"
+#include "memory/stream.h"
+
+namespace zeropage::offload {
+namespace {
+
+using memory::Pending;
+
+// What happens in order, on a thread of its own.
+class Queue {
+ public:
+  explicit Queue(int64_t bytes_per_second)
+      : bytes_per_second_(bytes_per_second), thread_([this] { run(); }) {}
+  ~Queue() {
+    {
+      const std::lock_guard lock(mutex_);
+      ends_ = true;
+    }
+    changed_.notify_one();
+    thread_.join();
+  }
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  Pending push(const at::Tensor& to, const at::Tensor& from, const Pending& after) {
+    Copy copy{to, from, after, std::promise<void>()};
+    Pending pending(copy.done.get_future().share(), {to, from});
+    {
+      const std::lock_guard lock(mutex_);
+      copies_.push_back(std::move(copy));
+    }
+    changed_.notify_one();
+    return pending;
+  }
+
+ private:
+  struct Copy {
+    at::Tensor to;
+    at::Tensor from;
+    Pending after;
+    std::promise<void> done;
+  };
+
+  void run() {
+    while (true) {
+      Copy copy;
+      {
+        std::unique_lock lock(mutex_);
+        changed_.wait(lock, [this] { return ends_ || !copies_.empty(); });
+        if (copies_.empty()) return;
+        copy = std::move(copies_.front());
+        copies_.pop_front();
+      }
+      perform(copy);
+    }
+  }
+
+  void perform(Copy& copy) const {
+    try {
+      copy.after.wait();
+      const auto begin = std::chrono::steady_clock::now();
+      // Not at::copy_, which would take LibTorch's threads from compute.
+      std::memcpy(copy.to.mutable_data_ptr(), copy.from.const_data_ptr(), copy.from.nbytes());
+      if (bytes_per_second_ > 0) {
+        const std::chrono::duration<double> of_link(static_cast<double>(copy.from.nbytes()) /
+                                                    static_cast<double>(bytes_per_second_));
+        std::this_thread::sleep_until(
+            begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(of_link));
+      }
+      std::promise<void> done = std::move(copy.done);
+      copy = {};
+      done.set_value();
+    } catch (...) {
+      copy.done.set_exception(std::current_exception());
+    }
+  }
+
+  const int64_t bytes_per_second_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::deque<Copy> copies_;
+  bool ends_ = false;
+
+  std::thread thread_;  // last: it uses the others
+};
+
+class HostCopies final : public CopyEngine {
+ public:
+  explicit HostCopies(int64_t bytes_per_second)
+      : to_host_(bytes_per_second), to_device_(bytes_per_second) {}
+
+ private:
+  Pending enqueue(Direction direction, const at::Tensor& to, const at::Tensor& from,
+                  const Pending& after) override {
+    return (direction == Direction::kToHost ? to_host_ : to_device_).push(to, from, after);
+  }
+
+  Queue to_host_;
+  Queue to_device_;
+};
+
+class DeviceCopies final : public CopyEngine {
+ public:
+  explicit DeviceCopies(c10::Device device)
+      : device_(device),
+        to_host_(memory::Stream::another(device)),
+        to_device_(memory::Stream::another(device)) {}
+
+ private:
+  Pending enqueue(Direction direction, const at::Tensor& to, const at::Tensor& from,
+                  const Pending& after) override {
+    const memory::Stream& stream = direction == Direction::kToHost ? to_host_ : to_device_;
+    stream.wait_for(memory::Stream::current(device_));
+    const memory::StreamScope on_stream(stream);
+    after.wait();
+    at::Tensor(to).copy_(from, /*non_blocking=*/true);
+    return {Pending::OnDevice{device_, stream.record(), {}}, {to, from}};
+  }
+
+  const c10::Device device_;
+  const memory::Stream to_host_;
+  const memory::Stream to_device_;
+};
+
+}  // namespace
+
+std::unique_ptr<CopyEngine> CopyEngine::make(c10::Device device, const CopyEngineOptions& options) {
+  ZP_CHECK(options.bytes_per_second >= 0, "the copy engine's bytes_per_second: expected 0 (no ",
+           "limit) or more, got ", options.bytes_per_second);
+  if (!memory::has_streams(device.type())) {
+    return std::make_unique<HostCopies>(options.bytes_per_second);
+  }
+  ZP_CHECK(options.bytes_per_second == 0, "the copy engine's bytes_per_second: ", device,
+           " has a link of its own, whose speed is what it is; leave it 0");
+  return std::make_unique<DeviceCopies>(device);
+}
+
+Pending CopyEngine::start(Direction direction, const at::Tensor& to, const at::Tensor& from,
+                          const Pending& after) {
+  TORCH_INTERNAL_ASSERT(to.is_contiguous() && from.is_contiguous() && to.numel() == from.numel() &&
+                        to.scalar_type() == from.scalar_type());
+  bytes_[static_cast<size_t>(direction)] += static_cast<int64_t>(from.nbytes());
+  if (from.numel() == 0) return after;
+  return enqueue(direction, to, from, after);
+}
+
+}  // namespace zeropage::offload

@@ -1,0 +1,85 @@
+#include "zero/offloading.h"
+
+#include <utility>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace zeropage {
+namespace {
+
+using memory::Tier;
+
+std::unique_ptr<PageHome> make_home(Tier tier, c10::Device device) {
+  return std::make_unique<HostHome>(device);
+}
+
+}  // namespace
+
+std::shared_ptr<Offloading> Offloading::make(const comm::World& world, const Options& options) {
+  if (!options.offload.any()) return nullptr;
+  return std::shared_ptr<Offloading>(new Offloading(world, options));
+}
+
+Offloading::Offloading(const comm::World& world, const Options& options)
+    : options_(options.offload),
+      accumulate_bytes_of_([options](c10::ScalarType dtype) {
+        return static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, dtype)));
+      }),
+      owns_shards_(options.stage.optimizer_state),
+      world_(world) {
+  const c10::Device device = world.device();
+  ZP_CHECK(!device.is_meta(), "options.offload: a simulated world has no values to move");
+  copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
+  values_ = make_home(options_.optimizer, device);
+  states_ = make_home(options_.optimizer, device);
+  gradients_ = make_home(Tier::kHost, device);
+  parameters_ = make_home(options_.parameters, device);
+}
+
+void Offloading::choose(const std::vector<PageLayout>& layouts) {
+  constexpr int64_t kBytesOfValuesAndTwoStates = 12;
+  optimizer_pages_.assign(layouts.size(), false);
+  int64_t left = options_.optimizer_bytes;
+  for (size_t page = layouts.size(); page-- > 0;) {
+    const PageLayout& layout = layouts[page];
+    if (!layout.requires_grad) continue;
+    ZP_CHECK(layout.dtype == c10::kFloat || is_low_precision(layout.dtype),
+             "options.offload.optimizer: page \"", layout.name, "\" has ", layout.dtype,
+             ", whose step has no fused form; keep its optimizer on the device");
+    const int64_t owned = owns_shards_ ? layout.shard_numel : layout.padded_numel(world_.size());
+    const int64_t bytes = owned * (kBytesOfValuesAndTwoStates + accumulate_bytes_of_(layout.dtype));
+    if (bytes > left) continue;
+    left -= bytes;
+    optimizer_pages_[page] = true;
+  }
+}
+
+void Offloading::fetch_values(size_t page) {
+  values_->fetch(page);
+  if (offloads_parameters()) parameters_->fetch(page);
+}
+
+void Offloading::release_values(size_t page) {
+  values_->release(page, PageHome::Use::kWrite);
+  if (offloads_parameters()) parameters_->release(page, PageHome::Use::kWrite);
+}
+
+void Offloading::start_fetch_for_update(size_t page) {
+  values_->start_fetch(page);
+  states_->start_fetch(page);
+}
+
+void Offloading::fetch_for_update(size_t page) {
+  values_->fetch(page);
+  states_->fetch(page);
+  if (offloads_parameters()) parameters_->fetch(page);
+}
+
+void Offloading::release_after_update(size_t page) {
+  values_->release(page, PageHome::Use::kWrite);
+  states_->release(page, PageHome::Use::kWrite);
+  if (offloads_parameters()) parameters_->release(page, PageHome::Use::kWrite);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,58 @@
+// Where tensors that belong to pages live between their uses: on the host or on NVMe.
+//
+// A tensor of a home has memory from fetch(page) to release(page); on the host always. Its address
+// may differ from use to use, the tensor is the same.
+//
+// Lifetime: tensors may outlive their home, without memory then where it is not the host.
+// Threads: add() the training thread, before the first fetch; then one thread at a time.
+// Throws c10::Error where memory or a disk is not there, in words.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <ATen/core/TensorBody.h>
+
+#include "memory/ledger.h"
+
+namespace zeropage {
+
+class PageHome {
+ public:
+  enum class Use : uint8_t { kRead, kWrite };
+
+  virtual ~PageHome() = default;
+  PageHome(const PageHome&) = delete;
+  PageHome& operator=(const PageHome&) = delete;
+
+  // [numel] on the host, every element `initial`.
+  virtual at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
+                         memory::Kind kind) = 0;
+  // Ahead of fetch(page), which then waits for less. May do nothing.
+  virtual void start_fetch(size_t /*page*/) {}
+  virtual void fetch(size_t /*page*/) {}
+  // kWrite: what was written is to be there at the next fetch.
+  virtual void release(size_t /*page*/, Use /*use*/) {}
+  // Whether tensors have memory after release() too.
+  virtual bool stays() const { return true; }
+
+ protected:
+  PageHome() = default;
+};
+
+// Page-locked memory where the device is an accelerator. On the ledger that is current when it is
+// made.
+class HostHome final : public PageHome {
+ public:
+  explicit HostHome(c10::Device device) : device_(device), ledger_(memory::Ledger::current()) {}
+
+  at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
+                 memory::Kind kind) override;
+
+ private:
+  const c10::Device device_;
+  const std::shared_ptr<memory::Ledger> ledger_;
+};
+
+}  // namespace zeropage

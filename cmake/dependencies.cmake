@@ -34,6 +34,10 @@ function(zeropage_import target)
   endif()
 endfunction()
 
+# A static archive, which is installed beside ours: whoever links Zeropage needs no liburing.
+zeropage_import(zeropage::uring HEADER liburing.h LIBRARY liburing.a)
+zeropage_import(zeropage::xxhash HEADER xxhash.h)
+
 if(ZEROPAGE_BENCH STREQUAL "AUTO" AND PROJECT_IS_TOP_LEVEL)
   zeropage_import(zeropage::benchmark HEADER benchmark/benchmark.h LIBRARY benchmark OPTIONAL)
 elseif(NOT ZEROPAGE_BENCH STREQUAL "AUTO" AND ZEROPAGE_BENCH)

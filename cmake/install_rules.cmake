@@ -3,6 +3,9 @@ include(CMakePackageConfigHelpers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Zeropage)
 install(TARGETS zeropage EXPORT ZeropageTargets)
+install(FILES ${zeropage__uring_library} DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME libzeropage_uring.a)
+target_link_libraries(zeropage PRIVATE
+                      $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libzeropage_uring.a>)
 install(EXPORT ZeropageTargets NAMESPACE zeropage:: DESTINATION ${package_dir})
 install(DIRECTORY memory comm accumulate checkpointing offload zero DESTINATION include/zeropage
         FILES_MATCHING PATTERN "*.h" PATTERN "detail" EXCLUDE)

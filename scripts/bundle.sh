@@ -9,7 +9,7 @@ libdir=/usr/lib/${arch:-$(uname -m)-linux-gnu}
 rm -rf bundle
 mkdir -p bundle/include bundle/lib
 
-headers=(gtest gmock CLI nlohmann hwloc hwloc.h openssl benchmark)
+headers=(gtest gmock CLI nlohmann hwloc hwloc.h openssl benchmark liburing liburing.h xxhash.h)
 for header in "${headers[@]}"; do cp -rL "/usr/include/$header" bundle/include/; done
 # Debian keeps what depends on the architecture apart.
 for header in openssl hwloc; do
@@ -17,7 +17,7 @@ for header in openssl hwloc; do
 done
 cp -rL .venv/include/tbb .venv/include/oneapi bundle/include/
 
-cp -L "$libdir"/lib{gtest,gtest_main,gmock,crypto}.a bundle/lib/
+cp -L "$libdir"/lib{gtest,gtest_main,gmock,crypto,uring}.a bundle/lib/
 # The header of the NCCL that libtorch_cuda.so loads: an installed torch may come without it.
 nccl=$(ls .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h 2>/dev/null || true)
 if [ -n "$nccl" ]; then cp -L $nccl bundle/include/; fi

@@ -1,0 +1,115 @@
+#include "offload/detail/scratch_file.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <memory>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "offload/nvme_file.h"
+
+namespace zeropage::offload::detail {
+namespace {
+
+using memory::format_bytes;
+
+void check_directory(const std::string& directory, const std::string& owner) {
+  struct stat found {};
+  ZP_CHECK(::stat(directory.c_str(), &found) == 0, "directory \"", directory, "\" for ", owner,
+           ": ", std::strerror(errno), "; make it, or name one on a disk");
+  ZP_CHECK(S_ISDIR(found.st_mode), "directory \"", directory, "\" for ", owner,
+           ": it is a file; name a directory on a disk");
+  struct statfs system {};
+  ZP_CHECK(::statfs(directory.c_str(), &system) == 0, "directory \"", directory, "\" for ", owner,
+           ": statfs: ", std::strerror(errno));
+  const auto type = static_cast<unsigned long>(system.f_type);
+  ZP_CHECK(type != TMPFS_MAGIC && type != RAMFS_MAGIC, "directory \"", directory, "\" for ", owner,
+           " is on ", type == TMPFS_MAGIC ? "tmpfs" : "ramfs",
+           ", which is host memory: nothing would leave memory; name a directory on a disk, or keep"
+           " it on the host openly");
+}
+
+}  // namespace
+
+ScratchFile::ScratchFile(const std::string& directory, const std::string& name,
+                         const std::string& owner, int64_t bytes)
+    : path_(directory + "/" + name), bytes_(bytes) {
+  check_directory(directory, owner);
+  ZP_CHECK(!name.empty() && name.find('/') == std::string::npos, "file \"", name, "\" for ", owner,
+           ": expected a name without a directory");
+  open_locked(owner);
+  try {
+    preallocate(directory, owner);
+  } catch (...) {
+    ::unlink(path_.c_str());
+    ::close(descriptor_);
+    throw;
+  }
+  direct_ = make_direct();
+}
+
+ScratchFile::~ScratchFile() {
+  ::unlink(path_.c_str());
+  ::close(descriptor_);
+}
+
+void ScratchFile::open_locked(const std::string& owner) {
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  ZP_CHECK(descriptor_ >= 0, "file \"", path_, "\" for ", owner,
+           " cannot be opened: ", std::strerror(errno), "; name a directory that can be written");
+  struct stat locked {};
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor_, &locked) == 0) {
+    if (locked.st_nlink > 0) return;
+    // Its last owner removed it between the two calls.
+    ::close(descriptor_);
+    return open_locked(owner);
+  }
+  const int error = errno;
+  ::close(descriptor_);
+  ZP_CHECK(error != EWOULDBLOCK, "file \"", path_, "\" for ", owner,
+           ": another rank or run uses it; give each a name or a directory of its own");
+  ZP_THROW("file \"", path_, "\" for ", owner, " cannot be locked: ", std::strerror(error));
+}
+
+void ScratchFile::preallocate(const std::string& directory, const std::string& owner) {
+  // What a killed process left counts as room.
+  ZP_CHECK(::ftruncate(descriptor_, 0) == 0, "file \"", path_, "\" for ", owner,
+           " cannot be emptied: ", std::strerror(errno));
+  struct statvfs room {};
+  ZP_CHECK(::statvfs(directory.c_str(), &room) == 0, "directory \"", directory, "\" for ", owner,
+           ": statvfs: ", std::strerror(errno));
+  const auto available = static_cast<int64_t>(room.f_bavail * room.f_frsize);
+  const auto too_little = [&] {
+    ZP_THROW("directory \"", directory, "\" has too little room for ", owner, ": expected ",
+             format_bytes(bytes_), ", got ", format_bytes(available),
+             "; free some, name another directory, or use more ranks");
+  };
+  if (bytes_ > available) too_little();
+  if (bytes_ == 0) return;
+  const int error = ::posix_fallocate(descriptor_, 0, bytes_);
+  if (error == ENOSPC || error == EFBIG || error == EDQUOT) too_little();
+  ZP_CHECK(error == 0, "file \"", path_, "\" for ", owner, ": ", format_bytes(bytes_),
+           " cannot be preallocated: ", std::strerror(error));
+}
+
+bool ScratchFile::make_direct() {
+  const int flags = ::fcntl(descriptor_, F_GETFL);
+  if (::fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0) return false;
+  if (bytes_ < kNvmeAlignment) return true;
+  // Some file systems take the flag and refuse the read.
+  const std::unique_ptr<void, void (*)(void*)> block(
+      std::aligned_alloc(kNvmeAlignment, kNvmeAlignment), std::free);
+  if (::pread(descriptor_, block.get(), kNvmeAlignment, 0) == kNvmeAlignment) return true;
+  ::fcntl(descriptor_, F_SETFL, flags);
+  return false;
+}
+
+}  // namespace zeropage::offload::detail

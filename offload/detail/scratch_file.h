@@ -1,0 +1,41 @@
+// A preallocated file that is gone when its object is.
+//
+// The file is locked (flock) while it lives, so that two ranks or runs with one name are noticed and
+// what a killed process left is not: it is taken over.
+//
+// Threads: the descriptor is anybody's; the rest is constant.
+// Throws: the constructor, in words with figures.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace zeropage::offload::detail {
+
+class ScratchFile {
+ public:
+  // owner: what it is for, in messages. bytes: preallocated.
+  ScratchFile(const std::string& directory, const std::string& name, const std::string& owner,
+              int64_t bytes);
+  ~ScratchFile();
+  ScratchFile(const ScratchFile&) = delete;
+  ScratchFile& operator=(const ScratchFile&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  const std::string& path() const { return path_; }
+  int64_t bytes() const { return bytes_; }
+  // Reads and writes go past the page cache, in multiples of 4096.
+  bool direct() const { return direct_; }
+
+ private:
+  void open_locked(const std::string& owner);
+  void preallocate(const std::string& directory, const std::string& owner);
+  bool make_direct();
+
+  const std::string path_;
+  const int64_t bytes_;
+  int descriptor_ = -1;
+  bool direct_ = false;
+};
+
+}  // namespace zeropage::offload::detail

@@ -47,30 +47,40 @@ void update_on_any_processor(const Rule& rule, const FlatStretch& stretch, int64
   update<Rule, Gradient, Copy>(rule, stretch, begin, end);
 }
 
-#if defined(__x86_64__)
 template <typename Rule, typename Gradient, typename Copy>
-__attribute__((target("avx2,fma"))) void update_with_vectors(const Rule& rule,
-                                                             const FlatStretch& stretch,
-                                                             int64_t begin, int64_t end) {
+ZEROPAGE_AVX2 void update_with_avx2(const Rule& rule, const FlatStretch& stretch, int64_t begin,
+                                    int64_t end) {
   update<Rule, Gradient, Copy>(rule, stretch, begin, end);
 }
-#endif
+
+template <typename Rule, typename Gradient, typename Copy>
+ZEROPAGE_AVX512 void update_with_avx512(const Rule& rule, const FlatStretch& stretch, int64_t begin,
+                                        int64_t end) {
+  update<Rule, Gradient, Copy>(rule, stretch, begin, end);
+}
+
+template <typename Rule, typename Gradient, typename Copy>
+auto update_with(Instructions instructions) {
+  switch (instructions) {
+    case Instructions::kAvx512:
+      return update_with_avx512<Rule, Gradient, Copy>;
+    case Instructions::kAvx2:
+      return update_with_avx2<Rule, Gradient, Copy>;
+    case Instructions::kAnyProcessor:
+      break;
+  }
+  return update_on_any_processor<Rule, Gradient, Copy>;
+}
 
 }  // namespace
 
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
-                [[maybe_unused]] Instructions instructions) {
+                Instructions instructions) {
   if (stretch.found_inf != nullptr && *stretch.found_inf != 0.0F) return;
   std::visit(
       [&]<typename Rule>(const Rule& of_class) {
         visit_types(stretch, [&]<typename Gradient, typename Copy>() {
-#if defined(__x86_64__)
-          if (instructions == Instructions::kVectors && has_vectors()) {
-            update_with_vectors<Rule, Gradient, Copy>(of_class, stretch, begin, end);
-            return;
-          }
-#endif
-          update_on_any_processor<Rule, Gradient, Copy>(of_class, stretch, begin, end);
+          update_with<Rule, Gradient, Copy>(usable(instructions))(of_class, stretch, begin, end);
         });
       },
       rule);

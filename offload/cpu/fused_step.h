@@ -11,6 +11,6 @@ namespace zeropage::offload::cpu {
 
 // Updates elements [begin, end) of the stretch, unless its found_inf is set.
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
-                Instructions instructions = Instructions::kVectors);
+                Instructions instructions = Instructions::kAvx512);
 
 }  // namespace zeropage::offload::cpu

@@ -17,13 +17,14 @@ struct FlatStretch {
   float* values = nullptr;
   const void* gradient = nullptr;
   Precision gradient_precision = Precision::kFloat;
-  void* copy_out = nullptr;  // null: none
+  void* gradient_to_zero = nullptr;  // the gradient, if it is zero afterwards; null: it is kept
+  void* copy_out = nullptr;          // null: none
   Precision copy_precision = Precision::kBFloat16;
   float* states[kMostStates] = {};
   int64_t numel = 0;
   float gradient_scale = 1;  // a factor on the gradient, before anything else
-  const float* found_inf =
-      nullptr;  // where it points to a number that is not 0, nothing is changed
+  // Where it points to a number that is not 0, nothing is changed, but for the gradient to zero.
+  const float* found_inf = nullptr;
 };
 
 // Instead of a type of copy_out.

@@ -6,6 +6,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/util/SmallVector.h>
 
 #include "memory/check.h"
 #include "offload/cpu/fused_step.h"
@@ -30,6 +31,7 @@ void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors
   check_flat({kWho, "values"}, values);
   check_fp32({kWho, "values"}, values);
   check_alike({kWho, "gradient"}, stretch.gradient, values);
+  precision_of({kWho, "gradient"}, stretch.gradient);
   const size_t expected = states_of(rule);
   ZP_CHECK(stretch.states.size() == expected, kWho, ": states: expected ", expected,
            " with these options, got ", stretch.states.size(),
@@ -55,11 +57,20 @@ void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors
   }
 }
 
+void check_one_device(const Stretch& stretch, const Stretch& first) {
+  ZP_CHECK(stretch.values.device() == first.values.device(), kWho, ": stretches: expected all on ",
+           first.values.device(), ", where the first is, got one on ", stretch.values.device(),
+           "; make a call for each device");
+}
+
 FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
   FlatStretch flat;
   flat.values = stretch.values.mutable_data_ptr<float>();
-  flat.gradient = stretch.gradient.const_data_ptr();
   flat.gradient_precision = precision_of({kWho, "gradient"}, stretch.gradient);
+  if (factors.after == GradientAfter::kZeroed) {
+    flat.gradient_to_zero = stretch.gradient.mutable_data_ptr();
+  }
+  flat.gradient = stretch.gradient.const_data_ptr();
   if (stretch.copy_out.defined()) {
     flat.copy_out = stretch.copy_out.mutable_data_ptr();
     flat.copy_precision = precision_of({kWho, "copy_out"}, stretch.copy_out);
@@ -74,10 +85,46 @@ FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
 }
 
 // Autograd then refuses a backward that would read the new values as if they were the old ones.
-void bump_versions(const Stretch& stretch) {
+void bump_versions(const Stretch& stretch, const GradientFactors& factors) {
   stretch.values.unsafeGetTensorImpl()->bump_version();
+  if (factors.after == GradientAfter::kZeroed) {
+    stretch.gradient.unsafeGetTensorImpl()->bump_version();
+  }
   if (stretch.copy_out.defined()) stretch.copy_out.unsafeGetTensorImpl()->bump_version();
   for (const at::Tensor& state : stretch.states) state.unsafeGetTensorImpl()->bump_version();
+}
+
+// Stretches one after the other, as if they were one; of a single one nothing is on the heap.
+struct Flats {
+  c10::SmallVector<FlatStretch, 1> stretches;
+  c10::SmallVector<int64_t, 1> ends;  // of each, in elements from the first one's beginning
+
+  int64_t numel() const { return ends.empty() ? 0 : ends.back(); }
+};
+
+Flats flats_of(std::span<const Stretch> stretches, const GradientFactors& factors) {
+  Flats flats;
+  flats.stretches.reserve(stretches.size());
+  flats.ends.reserve(stretches.size());
+  for (const Stretch& stretch : stretches) {
+    flats.stretches.push_back(flat_of(stretch, factors));
+    flats.ends.push_back(flats.numel() + stretch.values.numel());
+  }
+  return flats;
+}
+
+// Elements [begin, end) of all of them.
+void step_on_cpu(const UpdateRule& rule, const Flats& flats, int64_t begin, int64_t end) {
+  auto i = static_cast<size_t>(std::upper_bound(flats.ends.begin(), flats.ends.end(), begin) -
+                               flats.ends.begin());
+  while (begin < end) {
+    const FlatStretch& flat = flats.stretches[i];
+    const int64_t first = flats.ends[i] - flat.numel;
+    const int64_t until = std::min(end, flats.ends[i]);
+    cpu::fused_step(rule, flat, begin - first, until - first);
+    begin = until;
+    ++i;
+  }
 }
 
 }  // namespace
@@ -91,19 +138,25 @@ std::vector<at::Tensor> make_states(size_t count, double initial, const at::Tens
   return states;
 }
 
-void fused_step(const UpdateRule& rule, const Stretch& stretch, const GradientFactors& factors) {
-  check(rule, stretch, factors);
-  precision_of({kWho, "gradient"}, stretch.gradient);
-  if (stretch.values.is_meta() || stretch.values.numel() == 0) return;
-  const FlatStretch flat = flat_of(stretch, factors);
-  if (stretch.values.is_cpu()) {
-    at::parallel_for(0, flat.numel, kNumelPerThread,
-                     [&](int64_t begin, int64_t end) { cpu::fused_step(rule, flat, begin, end); });
-  } else {
-    const c10::DeviceGuard guard(stretch.values.device());
-    cuda::fused_step(rule, flat, current_stream(stretch.values.device()));
+void fused_step(const UpdateRule& rule, std::span<const Stretch> stretches,
+                const GradientFactors& factors) {
+  for (const Stretch& stretch : stretches) {
+    check(rule, stretch, factors);
+    check_one_device(stretch, stretches.front());
   }
-  bump_versions(stretch);
+  if (stretches.empty() || stretches.front().values.is_meta()) return;
+  const at::Device device = stretches.front().values.device();
+  const Flats flats = flats_of(stretches, factors);
+  if (device.is_cpu()) {
+    at::parallel_for(0, flats.numel(), kNumelPerThread,
+                     [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
+  } else {
+    const c10::DeviceGuard guard(device);
+    for (const FlatStretch& flat : flats.stretches) {
+      cuda::fused_step(rule, flat, current_stream(device));
+    }
+  }
+  for (const Stretch& stretch : stretches) bump_versions(stretch, factors);
 }
 
 }  // namespace zeropage::offload::detail

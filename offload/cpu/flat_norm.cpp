@@ -52,14 +52,17 @@ void sum_blocks_on_any_processor(const Element* elements, int64_t numel, double*
   sum_blocks(elements, numel, sums, begin, end);
 }
 
-#if defined(__x86_64__)
 template <typename Element>
-__attribute__((target("avx2,fma"))) void sum_blocks_with_vectors(const Element* elements,
-                                                                 int64_t numel, double* sums,
-                                                                 int64_t begin, int64_t end) {
+ZEROPAGE_AVX2 void sum_blocks_with_avx2(const Element* elements, int64_t numel, double* sums,
+                                        int64_t begin, int64_t end) {
   sum_blocks(elements, numel, sums, begin, end);
 }
-#endif
+
+template <typename Element>
+ZEROPAGE_AVX512 void sum_blocks_with_avx512(const Element* elements, int64_t numel, double* sums,
+                                            int64_t begin, int64_t end) {
+  sum_blocks(elements, numel, sums, begin, end);
+}
 
 bool is_finite(double value) {
   constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
@@ -74,15 +77,17 @@ bool is_finite(Element value) {
 }  // namespace
 
 void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, int64_t begin,
-                           int64_t end, [[maybe_unused]] Instructions instructions) {
+                           int64_t end, Instructions instructions) {
   std::visit(
       [&](const auto* elements) {
-#if defined(__x86_64__)
-        if (instructions == Instructions::kVectors && has_vectors()) {
-          return sum_blocks_with_vectors(elements, numel, sums, begin, end);
+        switch (usable(instructions)) {
+          case Instructions::kAvx512:
+            return sum_blocks_with_avx512(elements, numel, sums, begin, end);
+          case Instructions::kAvx2:
+            return sum_blocks_with_avx2(elements, numel, sums, begin, end);
+          case Instructions::kAnyProcessor:
+            return sum_blocks_on_any_processor(elements, numel, sums, begin, end);
         }
-#endif
-        sum_blocks_on_any_processor(elements, numel, sums, begin, end);
       },
       flat);
 }

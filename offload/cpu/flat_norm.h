@@ -9,7 +9,7 @@ namespace zeropage::offload::cpu {
 
 // sums[b] of blocks [begin, end), for a flat buffer of numel elements.
 void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, int64_t begin,
-                           int64_t end, Instructions instructions = Instructions::kVectors);
+                           int64_t end, Instructions instructions = Instructions::kAvx512);
 
 // Whether one of elements [begin, end) is infinite or NaN.
 bool any_not_finite(const FlatElements& flat, int64_t begin, int64_t end);

@@ -1,5 +1,7 @@
 #include "offload/cpu/fused_step.h"
 
+#include <algorithm>
+#include <cstring>
 #include <type_traits>
 #include <variant>
 
@@ -47,33 +49,67 @@ void update_on_any_processor(const Rule& rule, const FlatStretch& stretch, int64
   update<Rule, Gradient, Copy>(rule, stretch, begin, end);
 }
 
-#if defined(__x86_64__)
 template <typename Rule, typename Gradient, typename Copy>
-__attribute__((target("avx2,fma"))) void update_with_vectors(const Rule& rule,
-                                                             const FlatStretch& stretch,
-                                                             int64_t begin, int64_t end) {
+ZEROPAGE_AVX2 void update_with_avx2(const Rule& rule, const FlatStretch& stretch, int64_t begin,
+                                    int64_t end) {
   update<Rule, Gradient, Copy>(rule, stretch, begin, end);
 }
-#endif
+
+template <typename Rule, typename Gradient, typename Copy>
+ZEROPAGE_AVX512 void update_with_avx512(const Rule& rule, const FlatStretch& stretch, int64_t begin,
+                                        int64_t end) {
+  update<Rule, Gradient, Copy>(rule, stretch, begin, end);
+}
+
+template <typename Rule, typename Gradient, typename Copy>
+auto update_with(Instructions instructions) {
+  switch (instructions) {
+    case Instructions::kAvx512:
+      return update_with_avx512<Rule, Gradient, Copy>;
+    case Instructions::kAvx2:
+      return update_with_avx2<Rule, Gradient, Copy>;
+    case Instructions::kAnyProcessor:
+      break;
+  }
+  return update_on_any_processor<Rule, Gradient, Copy>;
+}
+
+void update(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
+            Instructions instructions) {
+  std::visit(
+      [&]<typename Rule>(const Rule& of_class) {
+        visit_types(stretch, [&]<typename Gradient, typename Copy>() {
+          update_with<Rule, Gradient, Copy>(usable(instructions))(of_class, stretch, begin, end);
+        });
+      },
+      rule);
+}
+
+// All bits 0 are +0 in each precision.
+void zero_gradient(const FlatStretch& stretch, int64_t begin, int64_t end) {
+  visit_precision(stretch.gradient_precision, [&]<typename Gradient>() {
+    auto* const gradients = static_cast<Gradient*>(stretch.gradient_to_zero);
+    std::memset(gradients + begin, 0, static_cast<size_t>(end - begin) * sizeof(Gradient));
+  });
+}
+
+// What is zeroed is still in the first-level cache, where it was read: 4 KiB of each buffer.
+constexpr int64_t kTileNumel = 1024;
 
 }  // namespace
 
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
-                [[maybe_unused]] Instructions instructions) {
-  if (stretch.found_inf != nullptr && *stretch.found_inf != 0.0F) return;
-  std::visit(
-      [&]<typename Rule>(const Rule& of_class) {
-        visit_types(stretch, [&]<typename Gradient, typename Copy>() {
-#if defined(__x86_64__)
-          if (instructions == Instructions::kVectors && has_vectors()) {
-            update_with_vectors<Rule, Gradient, Copy>(of_class, stretch, begin, end);
-            return;
-          }
-#endif
-          update_on_any_processor<Rule, Gradient, Copy>(of_class, stretch, begin, end);
-        });
-      },
-      rule);
+                Instructions instructions) {
+  const bool is_made = stretch.found_inf == nullptr || *stretch.found_inf == 0.0F;
+  if (stretch.gradient_to_zero == nullptr) {
+    if (is_made) update(rule, stretch, begin, end, instructions);
+    return;
+  }
+  for (int64_t tile = begin; tile < end; tile += kTileNumel) {
+    const int64_t tile_end = std::min(tile + kTileNumel, end);
+    if (is_made) update(rule, stretch, tile, tile_end, instructions);
+    zero_gradient(stretch, tile, tile_end);
+  }
 }
 
 }  // namespace zeropage::offload::cpu

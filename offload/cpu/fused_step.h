@@ -9,8 +9,9 @@
 
 namespace zeropage::offload::cpu {
 
-// Updates elements [begin, end) of the stretch, unless its found_inf is set.
+// Updates elements [begin, end) of the stretch, unless its found_inf is set, and zeroes their
+// gradient in any case if that is wanted.
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
-                Instructions instructions = Instructions::kVectors);
+                Instructions instructions = Instructions::kAvx512);
 
 }  // namespace zeropage::offload::cpu

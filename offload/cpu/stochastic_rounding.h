@@ -10,6 +10,6 @@ namespace zeropage::offload::cpu {
 // to, from: [numel], without overlap.
 void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
                           const RoundingPlace& place,
-                          Instructions instructions = Instructions::kVectors);
+                          Instructions instructions = Instructions::kAvx512);
 
 }  // namespace zeropage::offload::cpu

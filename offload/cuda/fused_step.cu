@@ -80,6 +80,9 @@ struct Loaded {
     if constexpr (!std::is_same_v<Copy, NoCopy>) {
       store_quad(static_cast<Copy*>(stretch.copy_out) + first, copies);
     }
+    if (stretch.gradient_to_zero != nullptr) {
+      store_quad(static_cast<Gradient*>(stretch.gradient_to_zero) + first, Quad<Gradient>{});
+    }
   }
 };
 
@@ -98,13 +101,29 @@ __device__ __forceinline__ void update_one(const Rule& rule, const FlatStretch& 
   if constexpr (!std::is_same_v<Copy, NoCopy>) {
     assign(static_cast<Copy*>(stretch.copy_out)[i], value);
   }
+  if (stretch.gradient_to_zero != nullptr) {
+    static_cast<Gradient*>(stretch.gradient_to_zero)[i] = Gradient{};
+  }
+}
+
+// Instead of an update, where an infinity was found: one element after the other, as it is rare.
+template <typename Gradient>
+__device__ __forceinline__ void zero_gradient(const FlatStretch& stretch) {
+  if (stretch.gradient_to_zero == nullptr) return;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < stretch.numel;
+       i += gridDim.x * int64_t{kThreads}) {
+    static_cast<Gradient*>(stretch.gradient_to_zero)[i] = Gradient{};
+  }
 }
 
 template <typename Rule, typename Gradient, typename Copy>
 __global__ void __launch_bounds__(kThreads)
     update(const __grid_constant__ Rule rule, const __grid_constant__ FlatStretch stretch,
            const __grid_constant__ Split split) {
-  if (stretch.found_inf != nullptr && *stretch.found_inf != 0.0F) return;
+  if (stretch.found_inf != nullptr && *stretch.found_inf != 0.0F) {
+    zero_gradient<Gradient>(stretch);
+    return;
+  }
   constexpr int64_t kTile = kThreads * kInFlight;
   for (int64_t first = blockIdx.x * kTile + threadIdx.x; first < split.quads;
        first += gridDim.x * kTile) {

@@ -66,6 +66,10 @@ TEST(FlatNormTest, HasTheSameBitsOnAnyProcessor) {
     cpu::block_sums_of_squares(elements, 5003, expected.mutable_data_ptr<double>(), 0, 20,
                                cpu::Instructions::kAnyProcessor);
     EXPECT_TRUE(same_bits_of(expected, block_sums_of_squares(tensor))) << tensor.scalar_type();
+    const auto by_avx2 = torch::empty_like(expected);
+    cpu::block_sums_of_squares(elements, 5003, by_avx2.mutable_data_ptr<double>(), 0, 20,
+                               cpu::Instructions::kAvx2);
+    EXPECT_TRUE(same_bits_of(expected, by_avx2)) << tensor.scalar_type();
   }
 }
 

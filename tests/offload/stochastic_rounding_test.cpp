@@ -93,6 +93,11 @@ TEST(StochasticRoundingTest, HasTheSameBitsOnAnyProcessor) {
                               static_cast<BFloat16Bits*>(expected.mutable_data_ptr()), 5000, place,
                               cpu::Instructions::kAnyProcessor);
     EXPECT_TRUE(same_bits_of(expected, rounded_at(from, place))) << first;
+    const auto by_avx2 = torch::empty_like(expected);
+    cpu::round_stochastically(from.const_data_ptr<float>(),
+                              static_cast<BFloat16Bits*>(by_avx2.mutable_data_ptr()), 5000, place,
+                              cpu::Instructions::kAvx2);
+    EXPECT_TRUE(same_bits_of(expected, by_avx2)) << first;
   }
 }
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <variant>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 
@@ -11,6 +10,7 @@
 #include "offload/cpu/fused_step.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/flat_tensor.h"
+#include "offload/parallel.h"
 
 namespace zeropage::offload::detail {
 namespace {
@@ -97,8 +97,8 @@ void fused_step(const UpdateRule& rule, const Stretch& stretch, const GradientFa
   if (stretch.values.is_meta() || stretch.values.numel() == 0) return;
   const FlatStretch flat = flat_of(stretch, factors);
   if (stretch.values.is_cpu()) {
-    at::parallel_for(0, flat.numel, kNumelPerThread,
-                     [&](int64_t begin, int64_t end) { cpu::fused_step(rule, flat, begin, end); });
+    parallel_for(flat.numel, kNumelPerThread,
+                 [&](int64_t begin, int64_t end) { cpu::fused_step(rule, flat, begin, end); });
   } else {
     const c10::DeviceGuard guard(stretch.values.device());
     cuda::fused_step(rule, flat, current_stream(stretch.values.device()));

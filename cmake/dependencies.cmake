@@ -1,6 +1,7 @@
 # LibTorch comes from .venv; the rest from the system, or, where it lacks them, from bundle/ (`make bundle`).
 set(ZEROPAGE_BUNDLE "${PROJECT_SOURCE_DIR}/bundle" CACHE PATH "Folder made by `make bundle`")
 include(find_libtorch)
+include(find_host_libraries)
 
 # zeropage_import(<target> HEADER <file> [LIBRARY <name>] [OPTIONAL]): an imported target. OPTIONAL: none, and a line
 # that says so, where the header is missing.

@@ -1,36 +1,12 @@
 #include "memory/bytes.h"
 
-#include <array>
 #include <cctype>
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 
 #include "memory/check.h"
 
 namespace zeropage::memory {
-namespace {
-
-constexpr std::string_view kUnits = "BKMGT";
-
-}  // namespace
-
-std::string format_bytes(int64_t bytes) {
-  double value = static_cast<double>(bytes);
-  size_t unit = 0;
-  while (std::abs(value) >= 1024.0 && unit + 1 < kUnits.size()) {
-    value /= 1024.0;
-    ++unit;
-  }
-  std::array<char, 32> text{};
-  if (unit == 0) {
-    std::snprintf(text.data(), text.size(), "%lld B", static_cast<long long>(bytes));
-  } else {
-    std::snprintf(text.data(), text.size(), unit == 3 ? "%.2f %ciB" : "%.1f %ciB", value,
-                  kUnits[unit]);
-  }
-  return text.data();
-}
 
 int64_t parse_bytes(std::string_view text) {
   double value = 0;
@@ -41,8 +17,8 @@ int64_t parse_bytes(std::string_view text) {
   }
   size_t power = 0;
   bool unit_known = unit.empty() || unit == "B";
-  for (size_t candidate = 1; candidate < kUnits.size(); ++candidate) {
-    const std::string letter(1, kUnits[candidate]);
+  for (size_t candidate = 1; candidate < kByteUnits.size(); ++candidate) {
+    const std::string letter(1, kByteUnits[candidate]);
     if (unit == letter || unit == letter + "B" || unit == letter + "IB") {
       power = candidate;
       unit_known = true;

@@ -18,6 +18,9 @@ constexpr int64_t operator""_GiB(unsigned long long count) {
   return static_cast<int64_t>(count) << 30;
 }
 
+// By powers of 1024.
+inline constexpr std::string_view kByteUnits = "BKMGT";
+
 // "512 B", "1.5 KiB", "97.2 MiB", "1.20 GiB".
 std::string format_bytes(int64_t bytes);
 

@@ -23,6 +23,12 @@ std::string name(int /*index*/) {
   ZP_THROW(why_none());
 }
 
+void register_host_memory(void* /*data*/, int64_t /*bytes*/) {
+  ZP_THROW(why_none());
+}
+
+void unregister_host_memory(void* /*data*/) noexcept {}
+
 }  // namespace zeropage::memory::cuda
 
 namespace zeropage::memory::nvtx {

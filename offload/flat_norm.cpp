@@ -2,7 +2,6 @@
 
 #include <atomic>
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +12,7 @@
 #include "offload/cpu/flat_norm.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/flat_tensor.h"
+#include "offload/parallel.h"
 
 namespace zeropage::offload {
 namespace {
@@ -65,7 +65,7 @@ at::Tensor block_sums_of_squares(const at::Tensor& flat) {
   if (flat.is_meta() || blocks == 0) return sums;
   auto* const to = sums.mutable_data_ptr<double>();
   if (flat.is_cpu()) {
-    at::parallel_for(0, blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {
+    parallel_for(blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {
       cpu::block_sums_of_squares(elements, flat.numel(), to, begin, end);
     });
   } else {
@@ -81,7 +81,7 @@ at::Tensor found_inf(const at::Tensor& flat) {
   if (flat.is_meta() || flat.numel() == 0) return found;
   if (flat.is_cpu()) {
     std::atomic<bool> any = false;
-    at::parallel_for(0, flat.numel(), kNumelPerThread, [&](int64_t begin, int64_t end) {
+    parallel_for(flat.numel(), kNumelPerThread, [&](int64_t begin, int64_t end) {
       if (cpu::any_not_finite(elements, begin, end)) any = true;
     });
     if (any) found.fill_(1);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <variant>
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/util/SmallVector.h>
@@ -12,6 +11,7 @@
 #include "offload/cpu/fused_step.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/flat_tensor.h"
+#include "offload/parallel.h"
 
 namespace zeropage::offload::detail {
 namespace {
@@ -148,8 +148,8 @@ void fused_step(const UpdateRule& rule, std::span<const Stretch> stretches,
   const at::Device device = stretches.front().values.device();
   const Flats flats = flats_of(stretches, factors);
   if (device.is_cpu()) {
-    at::parallel_for(0, flats.numel(), kNumelPerThread,
-                     [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
+    parallel_for(flats.numel(), kNumelPerThread,
+                 [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
   } else {
     const c10::DeviceGuard guard(device);
     for (const FlatStretch& flat : flats.stretches) {

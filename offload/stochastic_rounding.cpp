@@ -1,12 +1,12 @@
 #include "offload/stochastic_rounding.h"
 
-#include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "memory/check.h"
 #include "offload/cpu/stochastic_rounding.h"
 #include "offload/cuda/stochastic_rounding.h"
 #include "offload/flat_tensor.h"
+#include "offload/parallel.h"
 
 namespace zeropage::offload {
 namespace {
@@ -50,7 +50,7 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to,
   const auto* const source = from.const_data_ptr<float>();
   auto* const target = static_cast<BFloat16Bits*>(to.mutable_data_ptr());
   if (from.is_cpu()) {
-    at::parallel_for(0, numel, kNumelPerThread, [&](int64_t begin, int64_t end) {
+    parallel_for(numel, kNumelPerThread, [&](int64_t begin, int64_t end) {
       RoundingPlace own = place;
       own.first_element += begin;
       cpu::round_stochastically(source + begin, target + begin, end - begin, own);

@@ -63,8 +63,8 @@ at::Tensor NvmeHome::piece_in(const at::Tensor& buffer, const Piece& piece) {
 }
 
 at::Tensor NvmeHome::take_buffer() {
-  while (!writing_.empty() && (writing_.front().end.done() ||
-                               (idle_.empty() && writing_.size() + 1 >= kBuffers))) {
+  while (!writing_.empty() &&
+         (writing_.front().end.done() || (idle_.empty() && writing_.size() + 1 >= kBuffers))) {
     const Writing oldest = std::move(writing_.front());
     writing_.pop_front();
     oldest.end.wait();

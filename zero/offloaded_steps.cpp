@@ -102,6 +102,7 @@ void OffloadedSteps::drain() {
 void OffloadedSteps::run() {
   const at::NoGradGuard no_grad;
   const memory::LedgerScope ledger(ledger_);
+  const offload::WorkerPoolScope pool(offloading_->pool());
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });

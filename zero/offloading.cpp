@@ -4,14 +4,18 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/topology.h"
+#include "zero/nvme_home.h"
 
 namespace zeropage {
 namespace {
 
 using memory::Tier;
 
-std::unique_ptr<PageHome> make_home(Tier tier, c10::Device device) {
-  return std::make_unique<HostHome>(device);
+// The cores of this rank: ranks that are threads of one process share what the process has.
+memory::CoreSet cores_of(const comm::World& world) {
+  const auto sets = memory::Machine::here().core_sets(world.local_size());
+  return sets[static_cast<size_t>(world.local_rank())];
 }
 
 }  // namespace
@@ -30,11 +34,21 @@ Offloading::Offloading(const comm::World& world, const Options& options)
       world_(world) {
   const c10::Device device = world.device();
   ZP_CHECK(!device.is_meta(), "options.offload: a simulated world has no values to move");
+  const memory::CoreSet cores = cores_of(world);
+  pool_ = std::make_unique<offload::WorkerPool>(
+      offload::WorkerPoolOptions{.cores = cores, .threads = options_.worker_threads});
+  const auto make_home = [&](Tier tier, const char* what) -> std::unique_ptr<PageHome> {
+    if (tier != Tier::kNvme) return std::make_unique<HostHome>(device, cores);
+    return std::make_unique<NvmeHome>(
+        offload::NvmeFileOptions{.directory = options_.nvme_directory,
+                                 .name = c10::str("rank-", world.rank(), ".", what),
+                                 .owner = what});
+  };
   copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
-  values_ = make_home(options_.optimizer, device);
-  states_ = make_home(options_.optimizer, device);
-  gradients_ = make_home(Tier::kHost, device);
-  parameters_ = make_home(options_.parameters, device);
+  values_ = make_home(options_.optimizer, "values");
+  states_ = make_home(options_.optimizer, "optimizer-state");
+  gradients_ = make_home(Tier::kHost, "gradients");
+  parameters_ = make_home(options_.parameters, "parameters");
 }
 
 void Offloading::choose(const std::vector<PageLayout>& layouts) {

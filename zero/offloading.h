@@ -11,6 +11,7 @@
 
 #include "comm/world.h"
 #include "offload/copy_engine.h"
+#include "offload/worker_pool.h"
 #include "zero/options.h"
 #include "zero/page_home.h"
 #include "zero/shard_layout.h"
@@ -36,6 +37,8 @@ class Offloading {
   // Buffers of the host.
   PageHome& staging() { return *gradients_; }
   offload::CopyEngine& copies() { return *copies_; }
+  // What computes the steps.
+  offload::WorkerPool& pool() { return *pool_; }
 
   // All that an update of the page needs: of values(), states() and parameters().
   void start_fetch_for_update(size_t page);
@@ -57,6 +60,7 @@ class Offloading {
   const bool owns_shards_;
   const comm::World world_;
   std::vector<bool> optimizer_pages_;  // by page
+  std::unique_ptr<offload::WorkerPool> pool_;
   std::unique_ptr<offload::CopyEngine> copies_;
   std::unique_ptr<PageHome> values_;
   std::unique_ptr<PageHome> states_;

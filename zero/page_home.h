@@ -11,10 +11,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <ATen/core/TensorBody.h>
 
 #include "memory/ledger.h"
+#include "memory/topology.h"
 
 namespace zeropage {
 
@@ -45,13 +47,16 @@ class PageHome {
 // made.
 class HostHome final : public PageHome {
  public:
-  explicit HostHome(c10::Device device) : device_(device), ledger_(memory::Ledger::current()) {}
+  // cores: near whose memory it is to be.
+  HostHome(c10::Device device, memory::CoreSet cores)
+      : device_(device), cores_(std::move(cores)), ledger_(memory::Ledger::current()) {}
 
   at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
                  memory::Kind kind) override;
 
  private:
   const c10::Device device_;
+  const memory::CoreSet cores_;
   const std::shared_ptr<memory::Ledger> ledger_;
 };
 

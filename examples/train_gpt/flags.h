@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "examples/train_gpt/checkpoint_flags.h"
-#include "examples/train_gpt/offload_flags.h"
 #include "examples/train_gpt/gpt.h"
+#include "examples/train_gpt/offload_flags.h"
 
 namespace train_gpt {
 

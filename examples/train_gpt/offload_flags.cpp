@@ -63,8 +63,7 @@ void OffloadFlags::check(int stage) const {
   require(folder_of(optimizer).empty() || folder_of(parameters).empty() || optimizer == parameters,
           "--offload-parameters " + parameters + ": expected the folder of --offload-optimizer, " +
               optimizer);
-  const bool has_details =
-      step != "step" || bytes > 0 || threads > 0 || link_bytes_per_second > 0;
+  const bool has_details = step != "step" || bytes > 0 || threads > 0 || link_bytes_per_second > 0;
   require(any() || !has_details,
           "--offload-step, --offload-bytes, --offload-threads and --link-speed are about what is "
           "offloaded; use --offload-optimizer, or leave them out");
@@ -86,9 +85,10 @@ void add_offload(CLI::App& app, OffloadFlags& flags) {
                  "Threads of that step, beside --threads (0: the rank's cores)")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  add_bytes(app, "--link-speed", flags.link_bytes_per_second, 1,
-            "Bytes a second of a link that copies are slowed down to, in each direction, to measure "
-            "on a host (unset: not)");
+  add_bytes(
+      app, "--link-speed", flags.link_bytes_per_second, 1,
+      "Bytes a second of a link that copies are slowed down to, in each direction, to measure "
+      "on a host (unset: not)");
 }
 
 void write_offload(const OffloadFlags& flags, nlohmann::json& json) {

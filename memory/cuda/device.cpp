@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "memory/bytes.h"
 #include "memory/check.h"
 #include "memory/detail/cuda_device.h"
 
@@ -79,6 +80,21 @@ std::string uuid(int index) {
 
 std::string name(int index) {
   return properties(index).name;
+}
+
+void register_host_memory(void* data, int64_t bytes) {
+  const cudaError_t result =
+      cudaHostRegister(data, static_cast<size_t>(bytes), cudaHostRegisterPortable);
+  // It stays in CUDA's per-thread state, where LibTorch's next check would find it.
+  if (result != cudaSuccess) cudaGetLastError();
+  ZP_CHECK(result == cudaSuccess, "CUDA does not page-lock ", format_bytes(bytes),
+           " of host memory: ", cudaGetErrorString(result),
+           "; the host or a limit of its driver has less: use more ranks or machines");
+}
+
+void unregister_host_memory(void* data) noexcept {
+  // A process that ends has no driver any more.
+  if (cudaHostUnregister(data) != cudaSuccess) cudaGetLastError();
 }
 
 }  // namespace zeropage::memory::cuda

@@ -32,6 +32,12 @@ std::string shortage(const comm::World& world, const std::string& what, const Me
                       {"needed", shown, need.persistent.total()}}));
 }
 
+// Beside a parameter in a lower precision.
+int64_t master_bytes(LowPrecisionUpdate update) {
+  if (update == LowPrecisionUpdate::kMasterWeights) return sizeof(float);
+  return update == LowPrecisionUpdate::kSplitMasterWeights ? sizeof(int16_t) : 0;
+}
+
 }  // namespace
 
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
@@ -59,13 +65,10 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     if (options.stage.gradients || reduced != accumulated) {
       largest_bucket_bytes = std::max(largest_bucket_bytes, bytes_in(reduced, whole_numel));
     }
-    if (options.low_precision_update != LowPrecisionUpdate::kMasterWeights ||
-        !is_low_precision(page.dtype)) {
-      continue;
-    }
+    if (!is_low_precision(page.dtype)) continue;
     need.persistent[Kind::kMasterWeights] +=
         (options.stage.optimizer_state ? page.shard_numel : page.padded_numel(world_size)) *
-        static_cast<int64_t>(sizeof(float));
+        master_bytes(options.low_precision_update);
   }
   // On one rank a page is its shard.
   if (world_size > 1) {

@@ -11,6 +11,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/optim/optimizer.h>
 
+#include "offload/state_format.h"
 #include "zero/shard_layout.h"
 
 namespace zeropage {
@@ -22,6 +23,9 @@ struct OwnedPart {
   at::Tensor
       copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
                  // undefined where there are none
+  at::Tensor remainders = {};  // [owned numel] int16: of values that are the parameters', what
+                               // makes fp32 master weights of them; undefined where there are none
+  uint64_t rounding_seed = 0;  // of states in bf16
 };
 
 // What of it is one parameter's.
@@ -32,6 +36,8 @@ struct OwnedSlice {
   int64_t first_element = 0;
   // Elements after it that belong to nothing and are zero, in values and gradient.
   int64_t padding = 0;
+  // Of the parameter's states, where the update is fused.
+  offload::StateFormat state_format = offload::StateFormat::kFp32;
 };
 
 // A parameter group of the user, as far as it lies in the owned part.

@@ -11,6 +11,7 @@
 #include "memory/ledger.h"
 #include "memory/storage.h"
 #include "memory/trap.h"
+#include "offload/split_values.h"
 
 namespace zeropage {
 namespace {
@@ -248,9 +249,15 @@ void ParameterPages::make_memory(size_t page) {
   PageMemory& memory = memory_[page];
   if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
-  if (options_.master_weights && layout.requires_grad && is_low_precision(layout.dtype)) {
+  if (layout.requires_grad && is_low_precision(layout.dtype)) {
     const memory::KindScope kind(memory::Kind::kMasterWeights);
-    memory.master = world_.communicator().buffer(owned(page).numel(), at::kFloat).zero_();
+    const auto zeros = [&](c10::ScalarType dtype) {
+      return world_.communicator().buffer(owned(page).numel(), dtype).zero_();
+    };
+    if (options_.master_weights == MasterWeights::kFp32) memory.master = zeros(at::kFloat);
+    if (options_.master_weights == MasterWeights::kRemainders) {
+      memory.remainders = zeros(at::kShort);
+    }
   }
   const memory::KindScope kind(memory::Kind::kParameter);
   if (shards(page)) {
@@ -267,14 +274,16 @@ void ParameterPages::make_memory(size_t page) {
 void ParameterPages::take_over_written() {
   for (const PlacedParameter& placed : parameters_) {
     const PageMemory& memory = memory_[placed.page];
-    if (!memory.master.defined() || placed.parameter.tensor._version() == placed.version) continue;
+    const bool has_masters = memory.master.defined() || memory.remainders.defined();
+    if (!has_masters || placed.parameter.tensor._version() == placed.version) continue;
     const Range own = owned(placed.page);
     const Range written = intersection(own, placed.range);
     if (written.empty()) continue;
     const auto part = [&](const at::Tensor& of_owned) {
       return of_owned.narrow(0, written.begin - own.begin, written.numel());
     };
-    part(memory.master).copy_(part(memory.owned));
+    if (memory.master.defined()) part(memory.master).copy_(part(memory.owned));
+    if (memory.remainders.defined()) part(memory.remainders).zero_();
   }
 }
 
@@ -289,16 +298,26 @@ void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
         .wait();
   }
   const PageMemory& memory = memory_[placed.page];
-  // The part of `values` that a buffer keeps which begins at an element of the page.
-  const auto copy_into = [&](const at::Tensor& kept, int64_t begin) {
+  // The part of `from` that a buffer keeps which begins at an element of the page.
+  const auto copy_into = [&](const at::Tensor& kept, int64_t begin, const at::Tensor& from) {
     const Range range = intersection(placed.range, {begin, begin + kept.numel()});
     if (range.empty()) return;
     kept.narrow(0, range.begin - begin, range.numel())
-        .copy_(values.narrow(0, range.begin - placed.range.begin, range.numel()));
+        .copy_(from.narrow(0, range.begin - placed.range.begin, range.numel()));
   };
   const int64_t own = owned(placed.page).begin;
-  copy_into(memory.whole.defined() ? memory.whole : memory.owned, memory.whole.defined() ? 0 : own);
-  if (memory.master.defined()) copy_into(memory.master, own);
+  const auto fill_parameters = [&](const at::Tensor& from) {
+    const bool is_whole = memory.whole.defined();
+    copy_into(is_whole ? memory.whole : memory.owned, is_whole ? 0 : own, from);
+  };
+  if (memory.remainders.defined()) {
+    const offload::SplitValues split = offload::split_values(values);
+    fill_parameters(split.high);
+    copy_into(memory.remainders, own, split.low);
+  } else {
+    fill_parameters(values);
+  }
+  if (memory.master.defined()) copy_into(memory.master, own, values);
   live_in_page(storage);
 }
 
@@ -375,7 +394,8 @@ void ParameterPages::end_update(const std::vector<bool>& updated) {
   for (size_t index = 0; index < parameters_.size(); ++index) {
     PlacedParameter& placed = parameters_[index];
     if (updated[index]) placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    if (options_.master_weights) placed.version = placed.parameter.tensor._version();
+    if (options_.master_weights == MasterWeights::kNone) continue;
+    placed.version = placed.parameter.tensor._version();
   }
 }
 

@@ -61,7 +61,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     std::unique_ptr<PageUpdate> update;
   };
 
+  const char* what_needs_fused() const;
   bool updates_fused() const;
+  int64_t state_bytes(size_t page) const;
   void make_updates();
   bool rounds_stochastically(const PageLayout& layout) const;
   void check_device_holds_states() const;

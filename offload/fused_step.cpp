@@ -9,8 +9,11 @@
 
 #include "memory/check.h"
 #include "offload/cpu/fused_step.h"
+#include "offload/cpu/packed_step.h"
 #include "offload/cuda/fused_step.h"
+#include "offload/cuda/packed_step.h"
 #include "offload/flat_tensor.h"
+#include "offload/packed_tensors.h"
 #include "offload/parallel.h"
 
 namespace zeropage::offload::detail {
@@ -29,17 +32,21 @@ size_t states_of(const UpdateRule& rule) {
 void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors& factors) {
   const at::Tensor& values = stretch.values;
   check_flat({kWho, "values"}, values);
-  check_fp32({kWho, "values"}, values);
+  if (!stretch.remainders.defined()) check_fp32({kWho, "values"}, values);
   check_alike({kWho, "gradient"}, stretch.gradient, values);
   precision_of({kWho, "gradient"}, stretch.gradient);
   const size_t expected = states_of(rule);
   ZP_CHECK(stretch.states.size() == expected, kWho, ": states: expected ", expected,
            " with these options, got ", stretch.states.size(),
            "; make them with make_states(options, values)");
+  const StateFormat format = format_of(stretch);
   for (const at::Tensor& state : stretch.states) {
     check_alike({kWho, "a state"}, state, values);
-    check_fp32({kWho, "a state"}, state);
+    ZP_CHECK(state.scalar_type() == stretch.states.front().scalar_type(), kWho,
+             ": a state: expected ", stretch.states.front().scalar_type(),
+             " as the first one, got ", state.scalar_type(), "; make all of them in one format");
   }
+  check_packed(stretch, format);
   if (stretch.copy_out.defined()) {
     check_alike({kWho, "copy_out"}, stretch.copy_out, values);
     const at::ScalarType dtype = stretch.copy_out.scalar_type();
@@ -65,7 +72,7 @@ void check_one_device(const Stretch& stretch, const Stretch& first) {
 
 FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
   FlatStretch flat;
-  flat.values = stretch.values.mutable_data_ptr<float>();
+  if (!stretch.remainders.defined()) flat.values = stretch.values.mutable_data_ptr<float>();
   flat.gradient_precision = precision_of({kWho, "gradient"}, stretch.gradient);
   if (factors.after == GradientAfter::kZeroed) {
     flat.gradient_to_zero = stretch.gradient.mutable_data_ptr();
@@ -75,7 +82,7 @@ FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
     flat.copy_out = stretch.copy_out.mutable_data_ptr();
     flat.copy_precision = precision_of({kWho, "copy_out"}, stretch.copy_out);
   }
-  for (size_t i = 0; i < stretch.states.size(); ++i) {
+  for (size_t i = 0; i < stretch.states.size() && !is_packed(stretch); ++i) {
     flat.states[i] = stretch.states[i].mutable_data_ptr<float>();
   }
   flat.numel = stretch.values.numel();
@@ -91,7 +98,38 @@ void bump_versions(const Stretch& stretch, const GradientFactors& factors) {
     stretch.gradient.unsafeGetTensorImpl()->bump_version();
   }
   if (stretch.copy_out.defined()) stretch.copy_out.unsafeGetTensorImpl()->bump_version();
-  for (const at::Tensor& state : stretch.states) state.unsafeGetTensorImpl()->bump_version();
+  for (const auto* tensors : {&stretch.states, &stretch.scales}) {
+    for (const at::Tensor& tensor : *tensors) tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (stretch.remainders.defined()) stretch.remainders.unsafeGetTensorImpl()->bump_version();
+}
+
+void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at::Device& device) {
+  if (!device.is_cpu()) {
+    const c10::DeviceGuard guard(device);
+    return cuda::packed_step(rule, stretch, current_stream(device));
+  }
+  // Threads share no block.
+  const int64_t blocks = blocks_of(stretch.first_in_block, stretch.flat.numel);
+  at::parallel_for(0, blocks, kNumelPerThread / kStateBlockNumel, [&](int64_t begin, int64_t end) {
+    const auto element = [&](int64_t block) {
+      return std::clamp(block * kStateBlockNumel - stretch.first_in_block, int64_t{0},
+                        stretch.flat.numel);
+    };
+    cpu::packed_step(rule, stretch, element(begin), element(end));
+  });
+}
+
+at::ScalarType dtype_of(StateFormat format) {
+  switch (format) {
+    case StateFormat::kFp32:
+      return at::kFloat;
+    case StateFormat::kBf16:
+      return at::kBFloat16;
+    case StateFormat::k8Bit:
+      break;
+  }
+  return at::kByte;
 }
 
 // Stretches one after the other, as if they were one; of a single one nothing is on the heap.
@@ -107,6 +145,7 @@ Flats flats_of(std::span<const Stretch> stretches, const GradientFactors& factor
   flats.stretches.reserve(stretches.size());
   flats.ends.reserve(stretches.size());
   for (const Stretch& stretch : stretches) {
+    if (is_packed(stretch)) continue;
     flats.stretches.push_back(flat_of(stretch, factors));
     flats.ends.push_back(flats.numel() + stretch.values.numel());
   }
@@ -129,16 +168,31 @@ void step_on_cpu(const UpdateRule& rule, const Flats& flats, int64_t begin, int6
 
 }  // namespace
 
-std::vector<at::Tensor> make_states(size_t count, double initial, const at::Tensor& values) {
+std::vector<at::Tensor> make_states(const UpdateRule& rule, double initial,
+                                    const at::Tensor& values, StateFormat format) {
   check_flat({"make_states", "values"}, values);
   std::vector<at::Tensor> states;
-  for (size_t i = 0; i < count; ++i) {
-    states.push_back(at::full({values.numel()}, initial, values.options().dtype(at::kFloat)));
+  for (size_t i = 0; i < states_of(rule); ++i) {
+    const double element = format != StateFormat::k8Bit ? initial
+                           : initial == 0               ? 0
+                                                        : kTopCode<StateSign::kUnsigned>;
+    states.push_back(at::full({values.numel()}, element, values.options().dtype(dtype_of(format))));
   }
   return states;
 }
 
-void fused_step(const UpdateRule& rule, std::span<const Stretch> stretches,
+std::vector<at::Tensor> make_scales(const UpdateRule& rule, double initial,
+                                    const at::Tensor& values, int64_t first_in_block) {
+  check_flat({"make_scales", "values"}, values);
+  std::vector<at::Tensor> scales;
+  for (size_t i = 0; i < states_of(rule); ++i) {
+    scales.push_back(at::full({blocks_of(first_in_block, values.numel())}, initial,
+                              values.options().dtype(at::kFloat)));
+  }
+  return scales;
+}
+
+void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> stretches,
                 const GradientFactors& factors) {
   for (const Stretch& stretch : stretches) {
     check(rule, stretch, factors);
@@ -146,6 +200,10 @@ void fused_step(const UpdateRule& rule, std::span<const Stretch> stretches,
   }
   if (stretches.empty() || stretches.front().values.is_meta()) return;
   const at::Device device = stretches.front().values.device();
+  for (const Stretch& stretch : stretches) {
+    if (!is_packed(stretch) || stretch.values.numel() == 0) continue;
+    step_packed(rule, packed_of(stretch, flat_of(stretch, factors), step), device);
+  }
   const Flats flats = flats_of(stretches, factors);
   if (device.is_cpu()) {
     parallel_for(flats.numel(), kNumelPerThread,

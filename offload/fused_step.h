@@ -6,6 +6,9 @@
 //   auto states = offload::make_states(options, values);
 //   offload::fused_step(options, step, {values, gradient, {}, states}, {.scale = 1.0 / 65536});
 //
+// States may be smaller than fp32 (state_format.h), and values may be split into bf16 and what
+// remains of them (split_value.h). Their bits are the same on both devices too.
+//
 // On CUDA the step is queued on the device's current stream; tensors must live until it ran, as
 // for any LibTorch operator. On the meta device the arguments are checked and nothing is done.
 // Threads: any; the CPU's step uses LibTorch's intra-op threads. A process that flushes denormals
@@ -22,16 +25,34 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/rules_of_options.h"
+#include "offload/state_format.h"
 
 namespace zeropage::offload {
 
+// Where a stretch lies, for states that are smaller than fp32.
+struct StretchPlace {
+  // Of the random bits that round bf16 states, with the step.
+  uint64_t seed = 0;
+  uint64_t parameter = 0;     // its number, less than 2^30
+  int64_t first_element = 0;  // the stretch's first, in the parameter
+  // The same in its block of 256, from 0 to 255, for 8-bit states. Each block has a scale of its own,
+  // also one of which the stretch has a part; so a stretch is split where a block ends, or not.
+  int64_t first_in_block = 0;
+};
+
 // What one step updates: flat, contiguous, same numel, one device, no overlap.
 struct Stretch {
-  at::Tensor values;    // [numel] fp32: the parameter's, or its master weights
+  // [numel] fp32: the parameter's, or its master weights. bf16 where there are remainders.
+  at::Tensor values;
   at::Tensor gradient;  // [numel] fp32, bf16 or fp16
   // [numel] bf16 or fp16: takes over the new values, to nearest even; undefined: none.
   at::Tensor copy_out;
-  std::vector<at::Tensor> states;  // [numel] fp32 each, as made by make_states
+  // [numel] each, as made by make_states: fp32, bf16, or 8-bit codes (uint8), all alike.
+  std::vector<at::Tensor> states;
+  std::vector<at::Tensor> scales =
+      {};                      // of 8-bit states: [blocks] fp32 each, as made by make_scales
+  at::Tensor remainders = {};  // [numel] int16: the values' lower bits; undefined: none
+  StretchPlace place = {};
 };
 
 // What becomes of the gradient when it was read.
@@ -59,33 +80,44 @@ concept HasFusedStep = requires(const Options& options) {
 };
 
 namespace detail {
-std::vector<at::Tensor> make_states(size_t count, double initial, const at::Tensor& values);
-void fused_step(const UpdateRule& rule, std::span<const Stretch> stretches,
+std::vector<at::Tensor> make_states(const UpdateRule& rule, double initial,
+                                    const at::Tensor& values, StateFormat format);
+std::vector<at::Tensor> make_scales(const UpdateRule& rule, double initial,
+                                    const at::Tensor& values, int64_t first_in_block);
+void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> stretches,
                 const GradientFactors& factors);
 }  // namespace detail
 
-// State for that many values, in the order of state_names(options); 4 bytes an element each, of
+// State for that many values, in the order of state_names(options); state_bytes() each, of
 // the calling thread's memory kind.
 template <HasFusedStep Options>
-std::vector<at::Tensor> make_states(const Options& options, const at::Tensor& values) {
-  return detail::make_states(state_names(options).size(), initial_state(options), values);
+std::vector<at::Tensor> make_states(const Options& options, const at::Tensor& values,
+                                    StateFormat format = StateFormat::kFp32) {
+  return detail::make_states(rule_of(options, 1), initial_state(options), values, format);
+}
+
+// The scales of 8-bit states of a stretch; first_in_block: of its place.
+template <HasFusedStep Options>
+std::vector<at::Tensor> make_scales(const Options& options, const at::Tensor& values,
+                                    int64_t first_in_block) {
+  return detail::make_scales(rule_of(options, 1), initial_state(options), values, first_in_block);
 }
 
 // step: counted from 1.
 template <HasFusedStep Options>
 void fused_step(const Options& options, int64_t step, const Stretch& stretch,
                 const GradientFactors& factors = {}) {
-  detail::fused_step(rule_of(options, step), {&stretch, 1}, factors);
+  detail::fused_step(rule_of(options, step), step, {&stretch, 1}, factors);
 }
 
 // The same of many stretches of one device, with the bits of single calls: all are checked before
 // any is changed, and the threads of the CPU share the elements, however few each stretch has. For
 // the tensors of a module as they are: of 1,000 elements each, single calls take most of their time
-// to begin. On CUDA every stretch is a kernel. Costs the host 100 bytes a stretch during the call.
+// to begin. On CUDA, and where states are small or values split, every stretch goes by itself. Costs the host 100 bytes a stretch during the call.
 template <HasFusedStep Options>
 void fused_step(const Options& options, int64_t step, std::span<const Stretch> stretches,
                 const GradientFactors& factors = {}) {
-  detail::fused_step(rule_of(options, step), stretches, factors);
+  detail::fused_step(rule_of(options, step), step, stretches, factors);
 }
 
 }  // namespace zeropage::offload

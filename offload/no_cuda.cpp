@@ -2,6 +2,7 @@
 #include "memory/check.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/cuda/fused_step.h"
+#include "offload/cuda/packed_step.h"
 #include "offload/cuda/stochastic_rounding.h"
 
 namespace zeropage::offload::cuda {
@@ -20,6 +21,10 @@ bool is_built() {
 }
 
 void fused_step(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/, void* /*stream*/) {
+  refuse("fused_step");
+}
+
+void packed_step(const UpdateRule& /*rule*/, const PackedStretch& /*stretch*/, void* /*stream*/) {
   refuse("fused_step");
 }
 

@@ -3,7 +3,8 @@
 // of CUDA both call it, so their results have the same bits.
 //
 // A rule's numbers are fp32 and made by rules_of_options from the user's options, in double until
-// the last rounding. `states` are fp32, in the order of state_names().
+// the last rounding. `states` are fp32, in the order of state_names(); of a rule's kStates the first
+// kSignedStates are means, and the others sums or means of squares, which are never negative.
 // Free of torch and of CUDA. Throws nothing.
 #pragma once
 
@@ -35,6 +36,7 @@ enum class WeightDecay : uint8_t { kOfValue, kInGradient };
 template <WeightDecay kDecay, bool kAmsgrad>
 struct AdamRule {
   static constexpr int kStates = kAmsgrad ? 3 : 2;
+  static constexpr int kSignedStates = 1;
 
   float decay = 0;  // kOfValue: 1 - lr weight_decay, a factor; kInGradient: weight_decay
   float beta1 = 0;
@@ -74,6 +76,7 @@ enum class Momentum : uint8_t { kNone, kHeavyBall, kNesterov };
 template <Momentum kMomentum>
 struct SgdRule {
   static constexpr int kStates = kMomentum == Momentum::kNone ? 0 : 1;
+  static constexpr int kSignedStates = kStates;
 
   float weight_decay = 0;
   float buffer_rate = 0;           // momentum; 0 in the first step
@@ -96,6 +99,7 @@ struct SgdRule {
 // Duchi et al. 2011, diagonal. States: sum.
 struct AdagradRule {
   static constexpr int kStates = 1;
+  static constexpr int kSignedStates = 0;
 
   float weight_decay = 0;
   float eps = 0;
@@ -113,6 +117,7 @@ struct AdagradRule {
 // Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2). States: exp_avg.
 struct LionRule {
   static constexpr int kStates = 1;
+  static constexpr int kSignedStates = 1;
 
   float decay = 1;  // 1 - lr weight_decay
   float beta1 = 0;

@@ -2,7 +2,8 @@
 // rounded otherwise, with the same bits on the host and on CUDA.
 //
 // Parameters that lie one after the other, are in one group and have made as many steps are updated
-// together: what lies between them is zero and stays so.
+// together: what lies between them is zero and stays so. Where states are smaller than fp32, a
+// parameter is updated by itself: their bits follow from the elements' places in it.
 #pragma once
 
 #include <algorithm>
@@ -25,9 +26,10 @@ class FusedUpdate final : public PageUpdate {
       int64_t end_with_padding = -1;
       for (const OwnedSlice& slice : group.slices) {
         if (slice.range.empty()) continue;
-        if (slice.range.begin != std::exchange(end_with_padding, slice.range.end + slice.padding)) {
-          runs_.push_back({group_options_.size(), {slice.range.begin, slice.range.begin}});
-        }
+        const bool is_fp32 = slice.state_format == offload::StateFormat::kFp32;
+        const bool follows = slice.range.begin == end_with_padding && is_fp32;
+        end_with_padding = is_fp32 ? slice.range.end + slice.padding : -1;
+        if (!follows) runs_.push_back(run_from(slice));
         runs_.back().slices.push_back({slice.parameter, slice.range});
         runs_.back().range.end = slice.range.end;
       }
@@ -70,9 +72,24 @@ class FusedUpdate final : public PageUpdate {
   struct Run {
     size_t group;
     Range range;  // in the owned part
-    std::vector<Slice> slices;
-    std::vector<at::Tensor> states;  // [range.numel()] each
+    std::vector<Slice> slices = {};
+    offload::StateFormat format;
+    offload::StretchPlace place;          // of the first slice
+    std::vector<at::Tensor> states = {};  // [range.numel()] each
+    std::vector<at::Tensor> scales = {};  // of 8-bit states
   };
+
+  // An empty one in the group that is being added.
+  Run run_from(const OwnedSlice& slice) const {
+    return {.group = group_options_.size(),
+            .range = {slice.range.begin, slice.range.begin},
+            .format = slice.state_format,
+            .place = {.seed = part_.rounding_seed,
+                      .parameter = slice.parameter,
+                      .first_element = slice.first_element,
+                      // The owned part begins where a block of the page does.
+                      .first_in_block = slice.range.begin % offload::kStateBlockNumel}};
+  }
 
   static at::Tensor within(const at::Tensor& flat, const Range& range) {
     return flat.defined() ? flat.narrow(0, range.begin, range.numel()) : flat;
@@ -82,10 +99,38 @@ class FusedUpdate final : public PageUpdate {
   void make_states(Run& run) const {
     const AlgorithmOptions& options = group_options_[run.group];
     if (run.states.size() >= offload::state_names(options).size()) return;
-    auto states = part_.states != nullptr ? states_at_home(options, run.range.numel())
-                                          : states_beside(options, run.range);
-    std::copy(run.states.begin(), run.states.end(), states.begin());
-    run.states = std::move(states);
+    if (part_.states != nullptr) return make_states_at_home(run);
+    const memory::KindScope state(memory::Kind::kOptimizerState);
+    const at::Tensor values = within(part_.values, run.range);
+    extend(run.states, offload::make_states(options, values, run.format));
+    if (run.format != offload::StateFormat::k8Bit) return;
+    extend(run.scales, offload::make_scales(options, values, run.place.first_in_block));
+  }
+
+  // Those that there are stay.
+  static void extend(std::vector<at::Tensor>& old, std::vector<at::Tensor> made) {
+    std::copy(old.begin(), old.end(), made.begin());
+    old = std::move(made);
+  }
+
+  // All elements of a state begin alike, so one tells what they are.
+  void make_states_at_home(Run& run) const {
+    const AlgorithmOptions& options = group_options_[run.group];
+    const auto at_home = [&](const at::Tensor& example, int64_t numel) {
+      return part_.states->add(part_.page, numel, example.scalar_type(), example[0].item<double>(),
+                               memory::Kind::kOptimizerState);
+    };
+    const at::Tensor value = at::zeros({1}, at::kFloat);
+    const auto states = offload::make_states(options, value, run.format);
+    for (size_t index = run.states.size(); index < states.size(); ++index) {
+      run.states.push_back(at_home(states[index], run.range.numel()));
+    }
+    if (run.format != offload::StateFormat::k8Bit) return;
+    const auto scales = offload::make_scales(options, value, /*first_in_block=*/0);
+    const int64_t blocks = offload::blocks_of(run.place.first_in_block, run.range.numel());
+    for (size_t index = run.scales.size(); index < scales.size(); ++index) {
+      run.scales.push_back(at_home(scales[index], blocks));
+    }
   }
 
   std::vector<at::Tensor> states_beside(const AlgorithmOptions& options, const Range& range) const {
@@ -104,12 +149,17 @@ class FusedUpdate final : public PageUpdate {
   }
 
   void update(const Run& run, const Range& range, int64_t step, double factor) const {
-    offload::Stretch stretch{within(part_.values, range), within(part_.gradient, range),
-                             within(part_.copy_out, range)};
+    offload::Stretch stretch{.values = within(part_.values, range),
+                             .gradient = within(part_.gradient, range),
+                             .copy_out = within(part_.copy_out, range),
+                             .states = {},
+                             .remainders = within(part_.remainders, range),
+                             .place = run.place};
     for (size_t index = 0; index < offload::state_names(group_options_[run.group]).size();
          ++index) {
       stretch.states.push_back(
           run.states[index].narrow(0, range.begin - run.range.begin, range.numel()));
+      if (!run.scales.empty()) stretch.scales.push_back(run.scales[index]);
     }
     offload::fused_step(group_options_[run.group], step, stretch, {.scale = factor});
   }

@@ -32,6 +32,12 @@ std::string shortage(const comm::World& world, const std::string& what, const Me
                       {"needed", shown, need.persistent.total()}}));
 }
 
+// Beside a parameter in a lower precision.
+int64_t master_bytes(LowPrecisionUpdate update) {
+  if (update == LowPrecisionUpdate::kMasterWeights) return sizeof(float);
+  return update == LowPrecisionUpdate::kSplitMasterWeights ? sizeof(int16_t) : 0;
+}
+
 }  // namespace
 
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
@@ -68,12 +74,10 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     if (options.stage.gradients || reduced != accumulated) {
       largest_bucket_bytes = std::max(largest_bucket_bytes, bytes_in(reduced, whole_numel));
     }
-    const bool has_master = is_low_precision(page.dtype)
-                                ? options.low_precision_update == LowPrecisionUpdate::kMasterWeights
-                                : optimizer_leaves && !parameters_leave;
-    if (!has_master) continue;
-    (optimizer_leaves ? need.host : need.persistent)[Kind::kMasterWeights] +=
-        owned_numel * static_cast<int64_t>(sizeof(float));
+    const int64_t master = is_low_precision(page.dtype)
+                               ? master_bytes(options.low_precision_update)
+                               : (optimizer_leaves && !parameters_leave ? sizeof(float) : 0);
+    (optimizer_leaves ? need.host : need.persistent)[Kind::kMasterWeights] += owned_numel * master;
   }
   // On one rank a page is its shard.
   if (world_size > 1 || (offloading != nullptr && offloading->offloads_parameters())) {

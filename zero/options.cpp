@@ -53,6 +53,15 @@ c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType para
   return options.accumulate_dtype.value_or(c10::kFloat) == c10::kFloat ? c10::kFloat : parameters;
 }
 
+offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel) {
+  // Biases and norms: few bytes, and the most sensitive.
+  constexpr int64_t kLeastQuantisedNumel = 4096;
+  const bool is_small = parameter_numel < kLeastQuantisedNumel;
+  return options.optimizer_state == offload::StateFormat::k8Bit && is_small
+             ? offload::StateFormat::kFp32
+             : options.optimizer_state;
+}
+
 accumulate::SumOrder sum_order_of(const Options& options) {
   return options.world_invariant ? accumulate::SumOrder::kTree : accumulate::SumOrder::kRunning;
 }
@@ -80,6 +89,10 @@ void validate_precision(const Options& options) {
                options.compute_dtype != c10::kHalf,
            "options.low_precision_update: kStochasticRounding is for bfloat16, but compute_dtype "
            "is half; use kMasterWeights, or bfloat16");
+  ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
+               options.compute_dtype != c10::kHalf,
+           "options.low_precision_update: kSplitMasterWeights is for bfloat16, whose bits begin "
+           "fp32's, but compute_dtype is half; use kMasterWeights, or bfloat16");
   ZP_CHECK(
       !options.world_invariant || (options.reduce_dtype.value_or(c10::kFloat) == c10::kFloat &&
                                    options.accumulate_dtype.value_or(c10::kFloat) == c10::kFloat),
@@ -133,6 +146,14 @@ void validate_offload(const Options& options) {
 void validate(const Options& options) {
   validate_precision(options);
   validate_offload(options);
+  ZP_CHECK(options.optimizer_state == offload::StateFormat::kFp32 ||
+               options.update_by != UpdateBy::kClass,
+           "options.optimizer_state: only the fused update keeps states in less than fp32, but "
+           "update_by is kClass; use kAuto or kFused");
+  ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
+               options.update_by != UpdateBy::kClass,
+           "options.low_precision_update: only the fused update reads kSplitMasterWeights, but "
+           "update_by is kClass; use kAuto or kFused, or kMasterWeights");
   ZP_CHECK(
       options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
       "options.stage: ", name(options.stage),
@@ -169,6 +190,7 @@ std::vector<std::string> describe(const Options& options) {
       c10::str("options.world_invariant: ", options.world_invariant),
       c10::str("options.compute_dtype: ", name(options.compute_dtype)),
       c10::str("options.low_precision_update: ", static_cast<int>(options.low_precision_update)),
+      c10::str("options.optimizer_state: ", static_cast<int>(options.optimizer_state)),
       c10::str("options.rounding_seed: ", options.rounding_seed),
       c10::str("options.reduce_dtype: ", name(options.reduce_dtype)),
       c10::str("options.accumulate_dtype: ", name(options.accumulate_dtype)),

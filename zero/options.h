@@ -12,6 +12,7 @@
 #include "accumulate/micro_step_sums.h"
 #include "memory/bytes.h"
 #include "memory/pager.h"
+#include "offload/state_format.h"
 #include "zero/module_selection.h"
 #include "zero/offload_options.h"
 
@@ -68,6 +69,11 @@ enum class LowPrecisionUpdate : uint8_t {
   // keeps updates that are too small for the parameter's precision. What is written to parameters
   // by operators is taken over; past them, through .data(), it is not seen.
   kMasterWeights,
+  // The same copy as 16 bits that the bfloat16 parameter lacks: 2 bytes an owned parameter instead
+  // of 4. The copy has the bits that kMasterWeights gives it from the same gradients, but parameters
+  // are rounded halves away from zero instead of to even, so a tie is another bfloat16. By the fused
+  // update alone. For bfloat16.
+  kSplitMasterWeights,
   // No copy: the update is computed in fp32 and rounded up or down at random, so that small updates
   // count on average (Zamirai et al. 2020, "Revisiting BFloat16 Training", section 4). For bfloat16.
   // While a page is updated it costs 4 bytes an owned element of it.
@@ -109,7 +115,14 @@ struct Options {
 
   LowPrecisionUpdate low_precision_update = LowPrecisionUpdate::kMasterWeights;
 
-  // Of kStochasticRounding.
+  // In what the optimizer's states are kept, by the fused update alone. Bytes an owned parameter of
+  // AdamW or Adam: fp32 8, bf16 4, 8 bits 2.03; of momentum, Adagrad and Lion half of that. bf16 is
+  // rounded up or down at random; 8 bits are quantised by blocks of 256 elements of a page, cut at
+  // parameters, each with a scale (offload/quantisation_map.h). Parameters of fewer than 4096
+  // elements keep fp32 instead of 8 bits. The bits depend neither on ranks and stage nor on threads.
+  offload::StateFormat optimizer_state = offload::StateFormat::kFp32;
+
+  // Of what is rounded at random: kStochasticRounding, and states in bf16.
   uint64_t rounding_seed = 0;
 
   // In what gradients travel between ranks; sums over ranks are fp32 in between. Unset: the
@@ -154,6 +167,9 @@ int64_t page_bytes_on(c10::Device device, const Options& options = {});
 c10::ScalarType reduce_dtype_of(const Options& options, c10::ScalarType parameters);
 c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType parameters);
 accumulate::SumOrder sum_order_of(const Options& options);
+
+// In what states of a parameter of that size are kept.
+offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel);
 
 // bfloat16 and half.
 bool is_low_precision(c10::ScalarType dtype);

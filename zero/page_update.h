@@ -11,6 +11,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/optim/optimizer.h>
 
+#include "offload/state_format.h"
 #include "zero/gradient_reducer.h"
 #include "zero/page_home.h"
 #include "zero/shard_layout.h"
@@ -24,6 +25,9 @@ struct OwnedPart {
   at::Tensor
       copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
                  // undefined where there are none
+  at::Tensor remainders = {};  // [owned numel] int16: of values that are the parameters', what
+                               // makes fp32 master weights of them; undefined where there are none
+  uint64_t rounding_seed = 0;  // of states in bf16
   // Where state lives: null for the device of the values.
   PageHome* states = nullptr;
   size_t page = 0;  // there
@@ -37,6 +41,8 @@ struct OwnedSlice {
   int64_t first_element = 0;
   // Elements after it that belong to nothing and are zero, in values and gradient.
   int64_t padding = 0;
+  // Of the parameter's states, where the update is fused.
+  offload::StateFormat state_format = offload::StateFormat::kFp32;
 };
 
 // A parameter group of the user, as far as it lies in the owned part.

@@ -12,22 +12,10 @@
 #include "memory/ledger.h"
 #include "memory/storage.h"
 #include "memory/trap.h"
+#include "offload/split_values.h"
+#include "zero/parameter_checks.h"
 
 namespace zeropage {
-namespace {
-
-// The elements of its storage that a tensor reaches: [first, last + 1). Empty tensors reach none.
-Range reach(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return {tensor.storage_offset(), tensor.storage_offset()};
-  int64_t last = tensor.storage_offset();
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return {tensor.storage_offset(), last + 1};
-}
-
-}  // namespace
-
 // While it lives, what is kept of the page in homes has memory, to be written to.
 class ParameterPages::PageUse {
  public:
@@ -68,7 +56,7 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
       options_.ownership == Ownership::kShard || options_.shard_from_bytes == PageOptions::kNever,
       "a rank that updates whole pages holds them");
   for (NamedParameter& named : parameters) {
-    check_can_be_placed(named, deferred);
+    check_can_be_placed(named, world_.communicator().device(), deferred != nullptr);
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
@@ -85,36 +73,6 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   for (size_t page = 0; page < layouts_.size(); ++page) {
     if (shards(page)) hand_to_pager(page);
   }
-}
-
-void ParameterPages::check_can_be_placed(const NamedParameter& named,
-                                         const DeferredValues* deferred) const {
-  const at::Tensor& tensor = named.tensor;
-  const bool is_deferred = deferred != nullptr && tensor.is_meta();
-  const c10::Device device = world_.communicator().device();
-  ZP_CHECK(tensor.device() == device || is_deferred, "parameter \"", named.name(),
-           "\": expected it on ", device, ", got ", tensor.device(),
-           device.is_meta()
-               ? "; a simulated world has no values: construct the module as a DeferredModule"
-               : "; move the whole module there with ->to(world.device()), or make the world on "
-                 "that device (WorldOptions::device)");
-  ZP_CHECK(!tensor.has_storage() || !memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
-           "parameter \"", named.name(),
-           "\" is sharded by another DataParallel, which is alive or has taken its values along; "
-           "wrap a module once");
-  ZP_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), "parameter \"", named.name(),
-           "\": expected a dense tensor, got layout ", tensor.layout(), "; densify it first");
-  ZP_CHECK(tensor.is_leaf(), "parameter \"", named.name(),
-           "\": expected a leaf tensor, got the result of ", tensor.grad_fn()->name(),
-           "; register the leaf itself");
-  ZP_CHECK(tensor.is_non_overlapping_and_dense(), "parameter \"", named.name(), "\": sizes ",
-           tensor.sizes(), " with strides ", tensor.strides(),
-           " leave gaps or repeat elements; make it .contiguous() before registering it");
-  const auto dtype = tensor.scalar_type();
-  ZP_CHECK(!tensor.requires_grad() || dtype == at::kFloat || dtype == at::kDouble ||
-               dtype == at::kBFloat16 || dtype == at::kHalf,
-           "parameter \"", named.name(), "\" trains in ", dtype,
-           ", whose gradients are not reduced over ranks; use float, double, bfloat16 or half");
 }
 
 std::vector<StorageSpec> ParameterPages::group_by_storage() {
@@ -139,26 +97,12 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
     storage.requires_grad |= named.tensor.requires_grad();
     storages_[at->second].parameters.push_back(index);
   }
-  for (const PlacedStorage& storage : storages_) check_no_overlap(storage.parameters);
+  for (const PlacedStorage& storage : storages_) {
+    std::vector<const NamedParameter*> sharing;
+    for (const size_t index : storage.parameters) sharing.push_back(&parameters_[index].parameter);
+    check_no_overlap(sharing);
+  }
   return storages;
-}
-
-void ParameterPages::check_no_overlap(const std::vector<size_t>& sharing) const {
-  std::vector<std::pair<Range, size_t>> reaches;
-  for (const size_t index : sharing) {
-    reaches.emplace_back(reach(parameters_[index].parameter.tensor), index);
-  }
-  std::sort(reaches.begin(), reaches.end(), [](const auto& left, const auto& right) {
-    return left.first.begin < right.first.begin;
-  });
-  for (size_t i = 1; i < reaches.size(); ++i) {
-    ZP_CHECK(
-        reaches[i - 1].first.end <= reaches[i].first.begin, "parameters \"",
-        parameters_[reaches[i - 1].second].parameter.name(), "\" and \"",
-        parameters_[reaches[i].second].parameter.name(),
-        "\" are different tensors over the same memory, so each would be updated by the other's "
-        "gradient; to tie them, register one and the same tensor under both names");
-  }
 }
 
 void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
@@ -266,7 +210,7 @@ void ParameterPages::fill(const DeferredValues* deferred) {
 bool ParameterPages::has_master(size_t page) const {
   const PageLayout& layout = layouts_[page];
   if (!layout.requires_grad) return false;
-  if (is_low_precision(layout.dtype)) return options_.master_weights;
+  if (is_low_precision(layout.dtype)) return options_.master_weights == MasterWeights::kFp32;
   // Offloaded fp32 shards are themselves what the optimizer updates.
   return offloads_optimizer(page) && !offloads_parameters(page);
 }
@@ -296,6 +240,11 @@ void ParameterPages::make_memory(size_t page) {
   if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
   if (has_master(page)) memory.master = make_master(page);
+  if (layout.requires_grad && is_low_precision(layout.dtype) &&
+      options_.master_weights == MasterWeights::kRemainders) {
+    const memory::KindScope kind(memory::Kind::kMasterWeights);
+    memory.remainders = world_.communicator().buffer(owned(page).numel(), at::kShort).zero_();
+  }
   if (shards(page)) {
     memory.owned = make_shard(page);
     return;
@@ -310,7 +259,7 @@ void ParameterPages::make_memory(size_t page) {
 // What the user wrote to parameters since the last update.
 void ParameterPages::take_over_written(size_t page) {
   const PageMemory& memory = memory_[page];
-  if (!memory.master.defined()) return;
+  if (!memory.master.defined() && !memory.remainders.defined()) return;
   const Range own = owned(page);
   std::optional<PageUse> use;
   for (PlacedParameter& placed : parameters_) {
@@ -322,7 +271,8 @@ void ParameterPages::take_over_written(size_t page) {
     const auto part = [&](const at::Tensor& of_owned) {
       return of_owned.narrow(0, written.begin - own.begin, written.numel());
     };
-    part(memory.master).copy_(part(memory.owned));
+    if (memory.master.defined()) part(memory.master).copy_(part(memory.owned));
+    if (memory.remainders.defined()) part(memory.remainders).zero_();
   }
 }
 
@@ -338,16 +288,26 @@ void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
   }
   const PageMemory& memory = memory_[placed.page];
   const PageUse use(*this, placed.page);
-  // The part of `values` that a buffer keeps which begins at an element of the page.
-  const auto copy_into = [&](const at::Tensor& kept, int64_t begin) {
+  // The part of `from` that a buffer keeps which begins at an element of the page.
+  const auto copy_into = [&](const at::Tensor& kept, int64_t begin, const at::Tensor& from) {
     const Range range = intersection(placed.range, {begin, begin + kept.numel()});
     if (range.empty()) return;
     kept.narrow(0, range.begin - begin, range.numel())
-        .copy_(values.narrow(0, range.begin - placed.range.begin, range.numel()));
+        .copy_(from.narrow(0, range.begin - placed.range.begin, range.numel()));
   };
   const int64_t own = owned(placed.page).begin;
-  copy_into(memory.whole.defined() ? memory.whole : memory.owned, memory.whole.defined() ? 0 : own);
-  if (memory.master.defined()) copy_into(memory.master, own);
+  const auto fill_parameters = [&](const at::Tensor& from) {
+    const bool is_whole = memory.whole.defined();
+    copy_into(is_whole ? memory.whole : memory.owned, is_whole ? 0 : own, from);
+  };
+  if (memory.remainders.defined()) {
+    const offload::SplitValues split = offload::split_values(values);
+    fill_parameters(split.high);
+    copy_into(memory.remainders, own, split.low);
+  } else {
+    fill_parameters(values);
+  }
+  if (memory.master.defined()) copy_into(memory.master, own, values);
   live_in_page(storage);
 }
 
@@ -428,7 +388,7 @@ void ParameterPages::end_update(const std::vector<bool>& updated) {
   for (size_t index = 0; index < parameters_.size(); ++index) {
     PlacedParameter& placed = parameters_[index];
     if (updated[index]) placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    if (memory_[placed.page].master.defined()) placed.version = placed.parameter.tensor._version();
+    placed.version = placed.parameter.tensor._version();
   }
 }
 

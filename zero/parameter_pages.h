@@ -38,6 +38,13 @@ enum class Ownership : uint8_t {
   kShard,      // each rank its shard; the others take it over
 };
 
+// What a rank keeps beside the parameters in a lower precision that it updates.
+enum class MasterWeights : uint8_t {
+  kNone,
+  kFp32,        // a copy
+  kRemainders,  // the 16 bits that make fp32 of bf16 (offload/split_value.h)
+};
+
 struct PlacedParameter {
   NamedParameter parameter;
   size_t page = 0;
@@ -66,8 +73,7 @@ class ParameterPages {
     // Shard pages of at least this many bytes. kNever: none.
     static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
     int64_t shard_from_bytes = kNever;
-    // An fp32 copy of what this rank owns of pages in a lower precision.
-    bool master_weights = false;
+    MasterWeights master_weights = MasterWeights::kNone;
     // Null: all stays on the device.
     std::shared_ptr<Offloading> offloading;
     memory::PagerOptions paging;
@@ -95,6 +101,8 @@ class ParameterPages {
   // Their fp32 copy, which the optimizer updates, in a lower precision or offloaded; undefined where
   // there is none.
   const at::Tensor& master_weights(size_t page) const { return memory_[page].master; }
+  // Or what makes fp32 master weights of them; undefined where there is nothing.
+  const at::Tensor& remainders(size_t page) const { return memory_[page].remainders; }
   // Null where all stays on the device.
   const std::shared_ptr<Offloading>& offloading() const { return options_.offloading; }
   bool offloads_optimizer(size_t page) const {
@@ -137,9 +145,7 @@ class ParameterPages {
  private:
   class PageUse;
 
-  void check_can_be_placed(const NamedParameter& named, const DeferredValues* deferred) const;
   std::vector<StorageSpec> group_by_storage();
-  void check_no_overlap(const std::vector<size_t>& sharing) const;
   void lay_out(const std::vector<StorageSpec>& storages);
   void fill(const DeferredValues* deferred);
   void make_memory(size_t page);
@@ -163,9 +169,10 @@ class ParameterPages {
   };
 
   struct PageMemory {
-    at::Tensor whole;   // [padded_numel]; undefined for a sharded page
-    at::Tensor owned;   // [owned numel], in `whole` or on its own
-    at::Tensor master;  // [owned numel] fp32, or undefined
+    at::Tensor whole;       // [padded_numel]; undefined for a sharded page
+    at::Tensor owned;       // [owned numel], in `whole` or on its own
+    at::Tensor master;      // [owned numel] fp32, or undefined
+    at::Tensor remainders;  // [owned numel] int16, or undefined
     size_t pager_index = 0;
   };
 

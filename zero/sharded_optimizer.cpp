@@ -63,8 +63,25 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
   check_agreement();
 }
 
+// The option that the class itself cannot do; null: none.
+const char* ShardedOptimizer::what_needs_fused() const {
+  if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
+    return "options.optimizer_state";
+  }
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (pages.remainders(page).defined()) return "options.low_precision_update";
+  }
+  return nullptr;
+}
+
 bool ShardedOptimizer::updates_fused() const {
   const bool has_fused = static_cast<bool>(algorithm_.make_fused);
+  if (const char* const option = what_needs_fused()) {
+    ZP_CHECK(has_fused, option, ": is done by the fused update, but ", algorithm_.class_name,
+             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; leave it out");
+    return true;
+  }
   switch (parameters_.options.update_by) {
     case UpdateBy::kClass:
       return false;
@@ -83,15 +100,31 @@ void ShardedOptimizer::check_device_holds_states() const {
   MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
-    const PageLayout& layout = pages.layouts()[page];
     if (pages.offloads_optimizer(page)) continue;
-    const bool in_fp32 = pages.master_weights(page).defined() || rounds_stochastically(layout);
-    const auto element_bytes =
-        static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
-    need.persistent[memory::Kind::kOptimizerState] +=
-        pages.owned(page).numel() * element_bytes * algorithm_.states;
+    need.persistent[memory::Kind::kOptimizerState] += state_bytes(page) * algorithm_.states;
   }
   check_device_holds(pages.world(), "the optimizer", need, /*held_bytes=*/0);
+}
+
+// Of one state of what this rank owns of the page.
+int64_t ShardedOptimizer::state_bytes(size_t page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const PageLayout& layout = pages.layouts()[page];
+  const Range owned = pages.owned(page);
+  if (parameters_.options.optimizer_state == offload::StateFormat::kFp32) {
+    const bool in_fp32 = pages.master_weights(page).defined() || pages.remainders(page).defined() ||
+                         rounds_stochastically(layout);
+    return owned.numel() *
+           static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
+  }
+  int64_t bytes = 0;
+  for (const PlacedParameter& placed : pages.parameters()) {
+    const Range range = intersection(owned, placed.range);
+    if (placed.page != page || range.empty()) continue;
+    bytes += offload::state_bytes(state_format_of(parameters_.options, placed.range.numel()),
+                                  range.begin % offload::kStateBlockNumel, range.numel());
+  }
+  return bytes;
 }
 
 void ShardedOptimizer::make_updates() {
@@ -107,7 +140,7 @@ void ShardedOptimizer::make_updates() {
                                 : OffloadedSteps::Publish::kAtOnce);
   }
   const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
-    if (fused && part.values.scalar_type() == at::kFloat) {
+    if (fused && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
       return algorithm_.make_fused(std::move(part));
     }
     return std::make_unique<ClassUpdate>(std::move(part), algorithm_.make_class_optimizer);
@@ -115,7 +148,10 @@ void ShardedOptimizer::make_updates() {
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     const PageLayout& layout = pages.layouts()[page];
     if (!layout.requires_grad) continue;
-    OwnedPart part{pages.owned_values(page), parameters_.reducer->owned_gradient(page)};
+    OwnedPart part{.values = pages.owned_values(page),
+                   .gradient = parameters_.reducer->owned_gradient(page),
+                   .remainders = pages.remainders(page),
+                   .rounding_seed = parameters_.options.rounding_seed};
     if (pages.offloads_optimizer(page)) {
       updates_.push_back(make_offloaded(page, std::move(part)));
       continue;
@@ -128,9 +164,11 @@ void ShardedOptimizer::make_updates() {
     if (pages.master_weights(page).defined()) {
       part.copy_out = std::exchange(part.values, pages.master_weights(page));
     }
-    ZP_CHECK(part.values.scalar_type() == at::kFloat ||
-                 parameters_.options.update_by != UpdateBy::kFused,
-             "options.update_by: kFused updates fp32 values, but page \"", layout.name, "\" has ",
+    const char* const option = what_needs_fused();
+    ZP_CHECK(part.values.scalar_type() == at::kFloat || part.remainders.defined() ||
+                 (parameters_.options.update_by != UpdateBy::kFused && option == nullptr),
+             option == nullptr ? "options.update_by" : option,
+             ": the fused update is of fp32 values, but page \"", layout.name, "\" has ",
              part.values.scalar_type(),
              " and is rounded to nearest without master weights; set options.low_precision_update "
              "to kMasterWeights or kStochasticRounding, or use kAuto");
@@ -272,7 +310,8 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
     result.slices.push_back({index,
                              {range.begin - owned.begin, range.end - owned.begin},
                              range.begin - placed.range.begin,
-                             padding.numel()});
+                             padding.numel(),
+                             state_format_of(parameters_.options, placed.range.numel())});
   }
   return result;
 }

@@ -66,7 +66,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     std::optional<size_t> part;  // of steps_: its state is offloaded
   };
 
+  const char* what_needs_fused() const;
   bool updates_fused() const;
+  int64_t state_bytes(size_t page) const;
   void make_updates();
   OfPage make_offloaded(size_t page, OwnedPart part);
   void step_offloaded_in_backward();

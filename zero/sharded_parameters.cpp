@@ -9,11 +9,24 @@
 namespace zeropage {
 namespace {
 
+MasterWeights master_weights_of(LowPrecisionUpdate update) {
+  switch (update) {
+    case LowPrecisionUpdate::kMasterWeights:
+      return MasterWeights::kFp32;
+    case LowPrecisionUpdate::kSplitMasterWeights:
+      return MasterWeights::kRemainders;
+    case LowPrecisionUpdate::kStochasticRounding:
+    case LowPrecisionUpdate::kNearest:
+      break;
+  }
+  return MasterWeights::kNone;
+}
+
 ParameterPages::PageOptions page_options(const Options& options, c10::Device device) {
   ParameterPages::PageOptions pages;
   pages.page_bytes = page_bytes_on(device, options);
   pages.ownership = ownership_of(options.stage);
-  pages.master_weights = options.low_precision_update == LowPrecisionUpdate::kMasterWeights;
+  pages.master_weights = master_weights_of(options.low_precision_update);
   pages.reshard = options.reshard;
   if (!options.stage.parameters) return pages;
   pages.shard_from_bytes = options.whole_below_bytes;
@@ -40,6 +53,13 @@ void check_world_invariant(const comm::World& world, const Options& options) {
            "WorldOptions::reduction_order = ReductionOrder::kFixed");
 }
 
+void check_can_be_split(const NamedParameter& parameter, const Options& options) {
+  ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
+               !parameter.tensor.requires_grad() || parameter.dtype != at::kHalf,
+           "options.low_precision_update: kSplitMasterWeights is for bfloat16, but parameter \"",
+           parameter.name(), "\" is half; use kMasterWeights");
+}
+
 void check_accumulates(const NamedParameter& parameter, const Options& options) {
   if (!parameter.tensor.requires_grad() || !is_low_precision(parameter.dtype)) return;
   const c10::ScalarType asked = options.accumulate_dtype.value_or(c10::kFloat);
@@ -54,6 +74,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
   int64_t held_bytes = 0;
   for (const NamedParameter& parameter : parameters) {
     check_accumulates(parameter, options);
+    check_can_be_split(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   MemoryNeed need;

@@ -22,7 +22,8 @@ StochasticUpdate::StochasticUpdate(const OwnedPart& part, uint64_t seed,
     : values_(part.values),
       seed_(seed),
       wide_(wide_without_memory(part.values)),
-      update_(make_update({wide_, part.gradient, {}})) {}
+      update_(make_update(
+          {.values = wide_, .gradient = part.gradient, .rounding_seed = part.rounding_seed})) {}
 
 void StochasticUpdate::add_groups(std::vector<OwnedGroup> groups) {
   for (const OwnedGroup& group : groups) {

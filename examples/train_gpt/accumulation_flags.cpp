@@ -22,11 +22,17 @@ void add_precision(CLI::App& app, PrecisionFlags& flags) {
                  "In what gradients are kept and added up; auto: fp32 with --accumulate above 1")
       ->check(CLI::IsMember({"auto", "compute", "fp32"}))
       ->option_text("{auto,compute,fp32}=auto");
-  app.add_option("--low-precision-update", flags.update,
-                 "Of bf16 and fp16 parameters: fp32 master weights; none, and rounded "
-                 "stochastically (bf16) or to nearest")
-      ->check(CLI::IsMember({"master", "stochastic", "nearest"}))
-      ->option_text("{master,stochastic,nearest}=master");
+  app.add_option(
+         "--low-precision-update", flags.update,
+         "Of bf16 and fp16 parameters: fp32 master weights; split: the 16 bits of them that "
+         "bf16 lacks; none, and rounded stochastically (bf16) or to nearest")
+      ->check(CLI::IsMember({"master", "split", "stochastic", "nearest"}))
+      ->option_text("{master,split,stochastic,nearest}=master");
+  app.add_option("--optimizer-state", flags.optimizer_state,
+                 "In what the optimizer's states are kept; 8bit: by blocks of 256, and fp32 for "
+                 "parameters of fewer than 4096 elements")
+      ->check(CLI::IsMember({"fp32", "bf16", "8bit"}))
+      ->option_text("{fp32,bf16,8bit}=fp32");
   app.add_option("--keep-fp32", flags.keep_fp32,
                  "Modules whose parameters stay fp32, such as '*norm'; on cuda the model's norms "
                  "refuse to mix")
@@ -89,6 +95,10 @@ void check_accumulation(const Flags& flags) {
   require(low || precision.keep_fp32.empty(), "--keep-fp32" + of_low);
   require(flags.compute_dtype != "fp16" || precision.update != "stochastic",
           "--low-precision-update stochastic: is for bf16; use master");
+  require(flags.compute_dtype != "fp16" || precision.update != "split",
+          "--low-precision-update split: is for bf16; use master");
+  require(precision.optimizer_state == "fp32" || flags.optimizer != "sgd",
+          "--optimizer-state: plain SGD keeps no state; leave it out or use another --optimizer");
   require(!flags.world_invariant || precision.reduce_dtype != "compute" || !low,
           "--world-invariant: sums in fp32; leave --reduce-dtype out");
   require(!flags.world_invariant || precision.accumulate_dtype != "compute",

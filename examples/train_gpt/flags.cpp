@@ -32,7 +32,6 @@ struct Missing {
 
 const std::vector<Missing>& missing_features() {
   static const std::vector<Missing> features = {
-      {"--optimizer-state", "{fp32,bf16,8bit}", {"fp32"}, "compressed optimizer state"},
       {"--save", "DIR", {}, "training state on disk"},
       {"--save-every", "K", {}, "training state on disk"},
       {"--resume", "DIR", {}, "training state on disk"},
@@ -239,8 +238,16 @@ torch::ScalarType Flags::accumulate_dtype() const {
   return fp32 ? torch::kFloat32 : dtype();
 }
 
-bool Flags::has_master_weights() const {
-  return dtype() != torch::kFloat32 && precision.update == "master";
+int64_t Flags::master_bytes() const {
+  if (dtype() == torch::kFloat32) return 0;
+  if (precision.update == "split") return 2;
+  return precision.update == "master" ? 4 : 0;
+}
+
+zeropage::offload::StateFormat Flags::optimizer_state() const {
+  using zeropage::offload::StateFormat;
+  if (precision.optimizer_state == "8bit") return StateFormat::k8Bit;
+  return precision.optimizer_state == "bf16" ? StateFormat::kBf16 : StateFormat::kFp32;
 }
 
 nlohmann::json Flags::to_json() const {
@@ -265,6 +272,7 @@ nlohmann::json Flags::to_json() const {
       {"reduce-dtype", precision.reduce_dtype},
       {"accumulate-dtype", precision.accumulate_dtype},
       {"low-precision-update", precision.update},
+      {"optimizer-state", precision.optimizer_state},
       {"keep-fp32", precision.keep_fp32},
       {"loss-scale", precision.loss_scale},
       {"reduce-micro-steps", reduce_micro_steps},

@@ -11,6 +11,7 @@
 #include "examples/train_gpt/checkpoint_flags.h"
 #include "examples/train_gpt/gpt.h"
 #include "examples/train_gpt/offload_flags.h"
+#include "offload/state_format.h"
 
 namespace train_gpt {
 
@@ -27,6 +28,7 @@ struct PrecisionFlags {
   std::string reduce_dtype = "auto";
   std::string accumulate_dtype = "auto";
   std::string update = "master";
+  std::string optimizer_state = "fp32";
   std::string keep_fp32;  // pattern of module names; "": none
   std::string loss_scale = "auto";
 };
@@ -84,7 +86,9 @@ struct Flags {
   // In what gradients travel, and in what they are kept.
   torch::ScalarType reduce_dtype() const;
   torch::ScalarType accumulate_dtype() const;
-  bool has_master_weights() const;
+  // Beside a parameter: 4 with master weights, 2 where they are split, else 0.
+  int64_t master_bytes() const;
+  zeropage::offload::StateFormat optimizer_state() const;
   // Samples a step over all ranks.
   int64_t samples_per_step(int world_size) const { return batch * accumulate * world_size; }
 

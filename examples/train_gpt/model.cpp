@@ -16,6 +16,7 @@ zeropage::Reshard reshard_of(const std::string& flag) {
 zeropage::LowPrecisionUpdate update_of(const std::string& flag) {
   using zeropage::LowPrecisionUpdate;
   if (flag == "master") return LowPrecisionUpdate::kMasterWeights;
+  if (flag == "split") return LowPrecisionUpdate::kSplitMasterWeights;
   return flag == "stochastic" ? LowPrecisionUpdate::kStochasticRounding
                               : LowPrecisionUpdate::kNearest;
 }
@@ -51,12 +52,13 @@ Model make_model(const zeropage::comm::World& world, const Flags& flags) {
   options.reshard = reshard_of(flags.reshard);
   options.world_invariant = flags.world_invariant;
   options.offload = flags.offload.options();
+  options.optimizer_state = flags.optimizer_state();
+  options.rounding_seed = flags.seed;
   if (flags.dtype() != torch::kFloat32) {
     options.compute_dtype = flags.dtype();
     options.reduce_dtype = flags.reduce_dtype();
     options.accumulate_dtype = flags.accumulate_dtype();
     options.low_precision_update = update_of(flags.precision.update);
-    options.rounding_seed = flags.seed;
     if (!flags.precision.keep_fp32.empty()) {
       options.stays_fp32 = zeropage::ModuleSelection::named({flags.precision.keep_fp32});
     }

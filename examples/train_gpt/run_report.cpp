@@ -56,21 +56,21 @@ RankFigures from_row(const int64_t* row) {
   return figures;
 }
 
-// State tensors of the parameter's size that an optimizer keeps.
+}  // namespace
+
 int64_t state_tensors(const std::string& optimizer) {
   if (optimizer == "sgd") return 0;
   return optimizer == "adagrad" || optimizer == "lion" ? 1 : 2;
 }
 
-}  // namespace
-
 Breakdown formula(const Flags& flags, int64_t parameters, int world_size) {
-  const int64_t fp32_bytes = 4 * parameters;
   const int64_t bytes_of_dtype = static_cast<int64_t>(c10::elementSize(flags.dtype())) * parameters;
   const auto share = [&](int sharded_from) { return flags.stage >= sharded_from ? world_size : 1; };
   Breakdown bytes;
-  bytes[Kind::kOptimizerState] = fp32_bytes * state_tensors(flags.optimizer) / share(1);
-  if (flags.has_master_weights()) bytes[Kind::kMasterWeights] = fp32_bytes / share(1);
+  const int64_t state_bytes =
+      zeropage::offload::state_bytes(flags.optimizer_state(), /*first_in_block=*/0, parameters);
+  bytes[Kind::kOptimizerState] = state_bytes * state_tensors(flags.optimizer) / share(1);
+  bytes[Kind::kMasterWeights] = flags.master_bytes() * parameters / share(1);
   bytes[Kind::kGradient] =
       static_cast<int64_t>(c10::elementSize(flags.accumulate_dtype())) * parameters / share(2);
   bytes[Kind::kParameter] = bytes_of_dtype / share(3);

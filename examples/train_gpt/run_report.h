@@ -50,6 +50,9 @@ struct RankFigures {
   zeropage::comm::WireTraffic wire;
 };
 
+// State tensors of the parameter's size that an optimizer keeps.
+int64_t state_tensors(const std::string& optimizer);
+
 // ZeRO's formula for the chosen dtype and optimizer, a rank.
 zeropage::memory::Breakdown formula(const Flags& flags, int64_t parameters, int world_size);
 

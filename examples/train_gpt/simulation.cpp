@@ -48,13 +48,14 @@ Batch batch_without_values(const Flags& flags) {
 
 // What a real rank would hold from step to step, padding included.
 int64_t persistent_bytes(const Flags& flags, const zeropage::ShardedParameters& sharded) {
-  using zeropage::memory::Kind;
-  const int64_t state_bytes =
-      formula(flags, /*parameters=*/1, /*world_size=*/1)[Kind::kOptimizerState];
   int64_t bytes = sharded.need.persistent.total();
   // Padding has no state.
   for (const zeropage::PlacedParameter& placed : sharded.pages->parameters()) {
-    bytes += intersection(placed.range, sharded.pages->owned(placed.page)).numel() * state_bytes;
+    const auto owned = intersection(placed.range, sharded.pages->owned(placed.page));
+    if (owned.empty()) continue;
+    const auto format = state_format_of(sharded.options, placed.range.numel());
+    bytes += state_tensors(flags.optimizer) *
+             state_bytes(format, owned.begin % zeropage::offload::kStateBlockNumel, owned.numel());
   }
   return bytes;
 }

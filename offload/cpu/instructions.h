@@ -14,6 +14,13 @@
 #define ZEROPAGE_AVX512
 #endif
 
+// The pointers of the next loop do not overlap: all that a compiler asks to make vectors of it.
+#if defined(__clang__)
+#define ZEROPAGE_NO_OVERLAP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define ZEROPAGE_NO_OVERLAP _Pragma("GCC ivdep")
+#endif
+
 namespace zeropage::offload::cpu {
 
 // Each set contains those before it.

@@ -91,6 +91,20 @@ TEST_F(TrainGptTest, TrainsInBfloat16WithMasterWeightsToTheSameBitsAtEveryStage)
   }
 }
 
+TEST_F(TrainGptTest, TrainsWithSmallStatesToTheSameBitsAtEveryStage) {
+  std::string first;
+  for (const int stage : {0, 1, 3}) {
+    const Outcome outcome = train_gpt(
+        tiny("--ranks 2 --compute-dtype bf16 --low-precision-update split --optimizer-state 8bit "
+             "--stage " +
+             std::to_string(stage)));
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    if (first.empty()) first = json()["weights_sha256"];
+    EXPECT_EQ(json()["weights_sha256"], first) << "stage " << stage;
+    EXPECT_EQ(json()["flags"]["optimizer-state"], "8bit");
+  }
+}
+
 TEST_F(TrainGptTest, TellsTheUtilisationOfAPeakThatIsKnown) {
   const Outcome outcome = train_gpt(tiny("--peak-tflops 0.5 --optimizer lion"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;

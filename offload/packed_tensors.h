@@ -1,0 +1,24 @@
+// The tensors of a stretch with smaller states or split values: made, checked in words, and as
+// pointers.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "offload/fused_step.h"
+#include "offload/packed_stretch.h"
+
+namespace zeropage::offload {
+
+// Of the states' dtype; throws for one that no format has. kFp32 where there are none.
+StateFormat format_of(const Stretch& stretch);
+
+// Whether it takes packed_step().
+bool is_packed(const Stretch& stretch);
+
+// Throws unless scales, remainders and place are as the format wants them.
+void check_packed(const Stretch& stretch, StateFormat format);
+
+// flat: of the stretch, without values and states where those are packed.
+PackedStretch packed_of(const Stretch& stretch, const FlatStretch& flat, int64_t step);
+
+}  // namespace zeropage::offload

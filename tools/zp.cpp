@@ -1,6 +1,5 @@
-// zp: Zeropage's command line. Each subcommand is a class that adds itself to the parser and runs
-// when it was chosen. Exit codes: those of the subcommand; 2 for a command line that makes no
-// sense.
+// zp: Zeropage's command line (tools/subcommand.h). Exit codes: those of the subcommand; 2 for a
+// command line that makes no sense.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -14,18 +13,14 @@
 #include <CLI/CLI.hpp>
 
 #include "comm/launcher.h"
+#include "tools/subcommand.h"
+#include "tools/topology_command.h"
 
 namespace {
 
 constexpr int kUsageError = 2;
 
-class Subcommand {
- public:
-  virtual ~Subcommand() = default;
-  virtual bool chosen() const = 0;
-  // `after_dashes`: the first "--" of the command line and all behind it, or nothing.
-  virtual int run(const std::vector<std::string>& after_dashes) const = 0;
-};
+using zeropage::tools::Subcommand;
 
 // The parser does not know that what follows its options is a program.
 class RunFormatter : public CLI::Formatter {
@@ -87,7 +82,8 @@ class RunCommand : public Subcommand {
 
 int usage_error(std::string_view message) {
   const std::string line(message.substr(0, message.find('\n')));
-  std::fprintf(stderr, "zp: %s; see zp --help or zp run --help\n", line.c_str());
+  std::fprintf(stderr, "zp: %s; see zp --help, zp run --help or zp topology --help\n",
+               line.c_str());
   return kUsageError;
 }
 
@@ -96,6 +92,7 @@ int run_zp(int argc, char** argv) {
   zp.require_subcommand(1);
   std::vector<std::unique_ptr<Subcommand>> subcommands;
   subcommands.push_back(std::make_unique<RunCommand>(zp));
+  subcommands.push_back(std::make_unique<zeropage::tools::TopologyCommand>(zp));
   // The parser would hand what follows "--" to zp instead of the subcommand.
   const auto dashes = std::find(argv + std::min(argc, 1), argv + argc, std::string_view("--"));
   const std::vector<std::string> after_dashes(dashes, argv + argc);

@@ -54,8 +54,10 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     const bool sharded = options.stage.parameters && whole_bytes >= options.whole_below_bytes;
     const bool parameters_leave =
         sharded && offloading != nullptr && offloading->offloads_parameters();
-    (parameters_leave ? need.host : need.persistent)[Kind::kParameter] +=
-        sharded ? shard_bytes : whole_bytes;
+    if (!parameters_leave || options.offload.parameters == memory::Tier::kHost) {
+      (parameters_leave ? need.host : need.persistent)[Kind::kParameter] +=
+          sharded ? shard_bytes : whole_bytes;
+    }
     if (sharded) largest_page_bytes = std::max(largest_page_bytes, whole_bytes);
     if (!page.requires_grad) continue;
     const auto bytes_in = [](c10::ScalarType dtype, int64_t numel) {
@@ -77,6 +79,7 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     const int64_t master = is_low_precision(page.dtype)
                                ? master_bytes(options.low_precision_update)
                                : (optimizer_leaves && !parameters_leave ? sizeof(float) : 0);
+    if (optimizer_leaves && options.offload.optimizer == memory::Tier::kNvme) continue;
     (optimizer_leaves ? need.host : need.persistent)[Kind::kMasterWeights] += owned_numel * master;
   }
   // On one rank a page is its shard.
@@ -88,15 +91,37 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
   return need;
 }
 
-void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need,
-                        int64_t held_bytes) {
-  if (!memory::has_streams(world.device().type())) return;
-  const std::string own = shortage(world, what, need, held_bytes);
-  const std::vector<std::string> of_ranks = world.gather_text("the memory of devices", own);
+namespace {
+
+// own: of this rank; "" for none.
+void throw_alike(const comm::World& world, const char* about, const std::string& own) {
+  const std::vector<std::string> of_ranks = world.gather_text(about, own);
   ZP_CHECK(own.empty(), own);
   for (size_t rank = 0; rank < of_ranks.size(); ++rank) {
     ZP_CHECK(of_ranks[rank].empty(), "rank ", rank, ": ", of_ranks[rank]);
   }
+}
+
+}  // namespace
+
+void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need,
+                        int64_t held_bytes) {
+  if (!memory::has_streams(world.device().type())) return;
+  throw_alike(world, "the memory of devices", shortage(world, what, need, held_bytes));
+}
+
+void check_host_holds(const comm::World& world, const std::string& what, int64_t bytes,
+                      const memory::HostMemory& host) {
+  const int64_t of_all = bytes * world.local_size();
+  std::string own;
+  if (of_all > host.usable_bytes()) {
+    own =
+        c10::str(what, " of ", world.local_size(), world.local_size() == 1 ? " rank " : " ranks ",
+                 memory::describe_need(of_all, host),
+                 "; offload less (options.offload.optimizer_bytes), offload to kNvme, keep states "
+                 "smaller (options.optimizer_state), or use more hosts");
+  }
+  throw_alike(world, "the memory of hosts", own);
 }
 
 }  // namespace zeropage

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "comm/world.h"
+#include "memory/host_memory.h"
 #include "memory/ledger.h"
 #include "zero/offloading.h"
 #include "zero/options.h"
@@ -15,7 +16,7 @@ namespace zeropage {
 
 struct MemoryNeed {
   memory::Breakdown persistent;  // on the device
-  memory::Breakdown host;        // offloaded to it
+  memory::Breakdown host;        // offloaded to the host
   // While a step runs: two largest pages (or the budget), and a bucket. Activations come on top.
   int64_t transient_bytes = 0;
 };
@@ -29,5 +30,10 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
 // "the model". held_bytes: of the need, on the device already. Nothing on the host. Collective.
 void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need,
                         int64_t held_bytes);
+
+// The same for what is offloaded to the host: bytes a rank, against what `host` says may be taken.
+// what: "the offloaded optimizer state". Collective.
+void check_host_holds(const comm::World& world, const std::string& what, int64_t bytes,
+                      const memory::HostMemory& host);
 
 }  // namespace zeropage

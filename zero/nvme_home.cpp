@@ -137,7 +137,7 @@ offload::NvmeStatistics NvmeHome::statistics() const {
 
 std::string NvmeHome::describe() const {
   const std::lock_guard lock(mutex_);
-  return file_ ? file_->describe() : "";
+  return file_ ? file_->describe() + "; " + to_string(file_->statistics()) : "";
 }
 
 }  // namespace zeropage

@@ -38,8 +38,8 @@ class NvmeHome final : public PageHome {
   bool stays() const override { return false; }
 
   offload::NvmeStatistics statistics() const;
-  // Where and how; "" before the first use.
-  std::string describe() const;
+  // Where, how and how much; "" before the first use.
+  std::string describe() const override;
 
  private:
   struct Piece {

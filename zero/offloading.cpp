@@ -69,6 +69,15 @@ void Offloading::choose(const std::vector<PageLayout>& layouts) {
   }
 }
 
+std::string Offloading::describe() const {
+  std::string lines;
+  for (const PageHome* home : {values_.get(), states_.get(), parameters_.get()}) {
+    const std::string line = home->describe();
+    if (!line.empty()) lines += line + "\n";
+  }
+  return lines;
+}
+
 void Offloading::fetch_values(size_t page) {
   values_->fetch(page);
   if (offloads_parameters()) parameters_->fetch(page);

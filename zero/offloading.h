@@ -50,6 +50,9 @@ class Offloading {
   // Whether values have memory after the release too.
   bool values_stay() const { return values_->stays(); }
 
+  // What the homes on disk did, in lines; "" for none.
+  std::string describe() const;
+
   const Offload& options() const { return options_; }
 
  private:

@@ -36,6 +36,8 @@ class PageHome {
   virtual void fetch(size_t /*page*/) {}
   // kWrite: what was written is to be there at the next fetch.
   virtual void release(size_t /*page*/, Use /*use*/) {}
+  // What a disk did; "" without one.
+  virtual std::string describe() const { return ""; }
   // Whether tensors have memory after release() too.
   virtual bool stays() const { return true; }
 

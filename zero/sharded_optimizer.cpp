@@ -56,7 +56,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
     empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
     algorithm_.make_class_optimizer(std::move(empty));
   }
-  check_device_holds_states();
+  check_memory_holds_states();
   make_updates();
   adopt_groups();
   step_offloaded_in_backward();
@@ -95,15 +95,23 @@ bool ShardedOptimizer::updates_fused() const {
   return has_fused;
 }
 
-void ShardedOptimizer::check_device_holds_states() const {
+void ShardedOptimizer::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
   MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
-    if (pages.offloads_optimizer(page)) continue;
-    need.persistent[memory::Kind::kOptimizerState] += state_bytes(page) * algorithm_.states;
+    const int64_t bytes = state_bytes(page) * algorithm_.states;
+    if (!pages.offloads_optimizer(page)) {
+      need.persistent[memory::Kind::kOptimizerState] += bytes;
+    } else if (parameters_.options.offload.optimizer == memory::Tier::kHost) {
+      need.host[memory::Kind::kOptimizerState] += bytes;
+    }
   }
   check_device_holds(pages.world(), "the optimizer", need, /*held_bytes=*/0);
+  if (pages.offloading()) {
+    check_host_holds(pages.world(), "the offloaded optimizer state", need.host.total(),
+                     memory::read_host_memory());
+  }
 }
 
 // Of one state of what this rank owns of the page.

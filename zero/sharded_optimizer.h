@@ -73,7 +73,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   OfPage make_offloaded(size_t page, OwnedPart part);
   void step_offloaded_in_backward();
   bool rounds_stochastically(const PageLayout& layout) const;
-  void check_device_holds_states() const;
+  void check_memory_holds_states() const;
   void check_agreement() const;
   void adopt_groups();
   std::vector<size_t> parameters_of_group(size_t group) const;

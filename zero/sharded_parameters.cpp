@@ -85,6 +85,10 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
       [&](const std::vector<PageLayout>& layouts) {
         need = need_of_pages(layouts, options, world.size(), page_options.offloading.get());
         check_device_holds(world, "the model", need, held_bytes);
+        if (page_options.offloading) {
+          check_host_holds(world, "what is offloaded of the model", need.host.total(),
+                           memory::read_host_memory());
+        }
       });
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);

@@ -5,6 +5,7 @@
 #include <iomanip>
 #include <sstream>
 
+#include "examples/train_gpt/memory_formula.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 
@@ -22,11 +23,14 @@ using zeropage::memory::PagingStatistics;
 constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
-constexpr int64_t kRowLength = 2 * static_cast<int64_t>(kKindCount) + 5 + 2 * 4;
+constexpr int64_t kRowLength = 4 * static_cast<int64_t>(kKindCount) + 5 + 2 * 4;
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
-  std::vector<int64_t> row(figures.memory.now.bytes.begin(), figures.memory.now.bytes.end());
-  row.insert(row.end(), figures.memory.at_peak.bytes.begin(), figures.memory.at_peak.bytes.end());
+  std::vector<int64_t> row;
+  for (const Breakdown* bytes : {&figures.memory.now, &figures.memory.at_peak,
+                                 &figures.memory.on_host, &figures.memory.on_nvme}) {
+    row.insert(row.end(), bytes->bytes.begin(), bytes->bytes.end());
+  }
   row.insert(row.end(), {figures.memory.activation_peak_bytes, figures.memory.rss_base_bytes,
                          figures.memory.rss_peak_bytes, figures.memory.reserved_bytes,
                          figures.memory.host_bytes});
@@ -39,9 +43,11 @@ std::vector<int64_t> to_row(const RankFigures& figures) {
 
 RankFigures from_row(const int64_t* row) {
   RankFigures figures;
-  std::copy_n(row, kKindCount, figures.memory.now.bytes.begin());
-  std::copy_n(row + kKindCount, kKindCount, figures.memory.at_peak.bytes.begin());
-  row += 2 * kKindCount;
+  for (Breakdown* bytes : {&figures.memory.now, &figures.memory.at_peak, &figures.memory.on_host,
+                           &figures.memory.on_nvme}) {
+    std::copy_n(row, kKindCount, bytes->bytes.begin());
+    row += kKindCount;
+  }
   figures.memory.activation_peak_bytes = row[0];
   figures.memory.rss_base_bytes = row[1];
   figures.memory.rss_peak_bytes = row[2];
@@ -57,25 +63,6 @@ RankFigures from_row(const int64_t* row) {
 }
 
 }  // namespace
-
-int64_t state_tensors(const std::string& optimizer) {
-  if (optimizer == "sgd") return 0;
-  return optimizer == "adagrad" || optimizer == "lion" ? 1 : 2;
-}
-
-Breakdown formula(const Flags& flags, int64_t parameters, int world_size) {
-  const int64_t bytes_of_dtype = static_cast<int64_t>(c10::elementSize(flags.dtype())) * parameters;
-  const auto share = [&](int sharded_from) { return flags.stage >= sharded_from ? world_size : 1; };
-  Breakdown bytes;
-  const int64_t state_bytes =
-      zeropage::offload::state_bytes(flags.optimizer_state(), /*first_in_block=*/0, parameters);
-  bytes[Kind::kOptimizerState] = state_bytes * state_tensors(flags.optimizer) / share(1);
-  bytes[Kind::kMasterWeights] = flags.master_bytes() * parameters / share(1);
-  bytes[Kind::kGradient] =
-      static_cast<int64_t>(c10::elementSize(flags.accumulate_dtype())) * parameters / share(2);
-  bytes[Kind::kParameter] = bytes_of_dtype / share(3);
-  return bytes;
-}
 
 std::vector<RankFigures> gather_figures(const zeropage::comm::World& world,
                                         const RankFigures& own) {
@@ -158,6 +145,28 @@ nlohmann::json activations_json(const CheckpointFlags& flags, const RunFigures& 
           {"recompute_seconds", recompute.recompute_seconds}};
 }
 
+nlohmann::json kinds_json(const Breakdown& bytes) {
+  nlohmann::json json;
+  for (size_t kind = 0; kind < kKindCount; ++kind) {
+    json[std::string(zeropage::memory::name(static_cast<Kind>(kind)))] = bytes.bytes[kind];
+  }
+  return json;
+}
+
+// What left rank 0's device.
+std::string offload_lines(const Flags& flags, const RankMemory& memory,
+                          const MemoryFormula& expected, const RunFigures& run) {
+  using zeropage::memory::format_bytes;
+  std::ostringstream out;
+  out << "offloaded               host " << format_bytes(memory.on_host.total()) << " (formula "
+      << format_bytes(expected.host.total()) << "), nvme " << format_bytes(memory.on_nvme.total())
+      << " (formula " << format_bytes(expected.nvme.total()) << ")\n";
+  if (flags.offload.step == "late") {
+    out << "--offload-step late: every update came one step late; another run than without\n";
+  }
+  return out.str() + run.offload_description;
+}
+
 nlohmann::json to_json(const PagingStatistics& statistics) {
   return {{"faults", statistics.faults},
           {"prefetched", statistics.prefetched},
@@ -193,12 +202,14 @@ std::string table(const Flags& flags, const RunFigures& run,
     const RankMemory& memory = ranks[rank].memory;
     columns.push_back({"rank " + std::to_string(rank), memory.at_peak, memory.now.persistent()});
   }
-  const Breakdown expected = formula(flags, run.parameters, static_cast<int>(ranks.size()));
+  const MemoryFormula expected =
+      memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage " << flags.stage
       << ", " << ranks.size() << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
       << zeropage::memory::memory_table(
-             columns, zeropage::memory::MemoryColumn{"formula", expected, expected.persistent()});
+             columns, zeropage::memory::MemoryColumn{"formula", expected.device,
+                                                     expected.device.persistent()});
   out << "resident over base      ";
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     const RankMemory& memory = ranks[rank].memory;
@@ -208,6 +219,7 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (ranks.size() > kTableRanks)
     out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
   out << '\n';
+  if (flags.offload.any()) out << offload_lines(flags, ranks.front().memory, expected, run);
   if (!flags.checkpointing.keeps_all()) {
     out << activations_line(run.recompute, activation_peak(ranks)) << run.kept_activations;
   }
@@ -219,25 +231,28 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json memory = nlohmann::json::array();
   nlohmann::json bytes_sent = nlohmann::json::array();
   nlohmann::json messages_sent = nlohmann::json::array();
-  const int64_t formula_bytes =
-      formula(flags, run.parameters, static_cast<int>(ranks.size())).persistent();
+  const MemoryFormula formula =
+      memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const RankMemory& figures = ranks[rank].memory;
-    nlohmann::json at_peak;
-    for (size_t kind = 0; kind < kKindCount; ++kind) {
-      at_peak[std::string(zeropage::memory::name(static_cast<Kind>(kind)))] =
-          figures.at_peak.bytes[kind];
-    }
     memory.push_back({{"rank", rank},
                       {"persistent_bytes", figures.now.persistent()},
-                      {"formula_bytes", formula_bytes},
+                      {"formula_bytes", formula.device.persistent()},
                       {"peak_bytes", figures.at_peak.total()},
-                      {"at_peak", at_peak},
+                      {"at_peak", kinds_json(figures.at_peak)},
                       {"rss_base_bytes", figures.rss_base_bytes},
                       {"rss_peak_bytes", figures.rss_peak_bytes}});
     if (figures.reserved_bytes > 0) {
       memory.back()["reserved_bytes"] = figures.reserved_bytes;
       memory.back()["host_bytes"] = figures.host_bytes;
+    }
+    if (flags.offload.any()) {
+      memory.back()["offloaded"] = {{"host_bytes", figures.on_host.total()},
+                                    {"host_formula_bytes", formula.host.total()},
+                                    {"host", kinds_json(figures.on_host)},
+                                    {"nvme_bytes", figures.on_nvme.total()},
+                                    {"nvme_formula_bytes", formula.nvme.total()},
+                                    {"nvme", kinds_json(figures.on_nvme)}};
     }
     bytes_sent.push_back(wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::bytes));
     messages_sent.push_back(

@@ -22,6 +22,7 @@ struct RunFigures {
   zeropage::checkpointing::RecomputeStatistics recompute;  // of all steps, of rank 0
   std::optional<int64_t> forecast_activation_peak_bytes;   // by the plan for a budget, of rank 0
   int64_t offloaded_peak_bytes = 0;                        // of rank 0
+  std::string offload_description;                         // of rank 0; lines
   std::string kept_activations;  // what was dropped and offloaded; "": all kept
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
@@ -37,6 +38,8 @@ struct RunFigures {
 struct RankMemory {
   zeropage::memory::Breakdown now;      // after the last step, before evaluation
   zeropage::memory::Breakdown at_peak;  // over the whole training
+  zeropage::memory::Breakdown on_host;  // offloaded, after the last step
+  zeropage::memory::Breakdown on_nvme;  // likewise
   int64_t activation_peak_bytes = 0;    // the most that activations were in a step
   int64_t rss_base_bytes = 0;           // before the model was built
   int64_t rss_peak_bytes = 0;
@@ -49,12 +52,6 @@ struct RankFigures {
   RankMemory memory;
   zeropage::comm::WireTraffic wire;
 };
-
-// State tensors of the parameter's size that an optimizer keeps.
-int64_t state_tensors(const std::string& optimizer);
-
-// ZeRO's formula for the chosen dtype and optimizer, a rank.
-zeropage::memory::Breakdown formula(const Flags& flags, int64_t parameters, int world_size);
 
 // Every rank's figures, by rank. Collective.
 std::vector<RankFigures> gather_figures(const zeropage::comm::World& world, const RankFigures& own);

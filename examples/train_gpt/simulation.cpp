@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/simulated_communicator.h"
+#include "examples/train_gpt/memory_formula.h"
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/run_report.h"
 #include "memory/bytes.h"
@@ -167,7 +168,7 @@ void simulate(const Flags& flags) {
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
   const int64_t parameters = ranks.front().parameters;
-  const int64_t formula_bytes = formula(flags, parameters, flags.ranks).persistent();
+  const int64_t formula_bytes = memory_formula(flags, parameters, flags.ranks).device.persistent();
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
             << std::min(flags.ranks, flags.simulation.ranks_per_host) << " a host, stage "
             << flags.stage << ", " << flags.steps << " step(s)\npersistent bytes a rank: "

@@ -218,6 +218,11 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   run_steps(world, flags, data, model, *optimizer, run);
   run.recompute = zeropage::checkpointing::recompute_statistics();
   own.memory.now = ledger.now(device.type());
+  own.memory.on_host = ledger.offloaded(zeropage::memory::Tier::kHost);
+  own.memory.on_nvme = ledger.offloaded(zeropage::memory::Tier::kNvme);
+  if (const auto& offloading = model.sharded_parameters().pages->offloading()) {
+    run.offload_description = offloading->describe();
+  }
   own.memory.at_peak = peaks.at_peak_since_start();
   own.memory.activation_peak_bytes = peaks.activation_peak();
   if (device.is_cuda()) {

@@ -1,0 +1,49 @@
+#include "examples/train_gpt/memory_formula.h"
+
+#include <c10/core/ScalarType.h>
+
+namespace train_gpt {
+
+using zeropage::memory::Breakdown;
+using zeropage::memory::Kind;
+using zeropage::memory::Tier;
+
+int64_t state_tensors(const std::string& optimizer) {
+  if (optimizer == "sgd") return 0;
+  return optimizer == "adagrad" || optimizer == "lion" ? 1 : 2;
+}
+
+MemoryFormula memory_formula(const Flags& flags, int64_t parameters, int world_size) {
+  MemoryFormula formula;
+  const auto in = [&](Tier tier) -> Breakdown& {
+    if (tier == Tier::kDevice) return formula.device;
+    return tier == Tier::kHost ? formula.host : formula.nvme;
+  };
+  const zeropage::Offload offload = flags.offload.options();
+  const bool optimizer_leaves = offload.optimizer != Tier::kDevice;
+  const bool parameters_leave = offload.parameters != Tier::kDevice;
+  const bool is_fp32 = flags.dtype() == torch::kFloat32;
+  const auto share = [&](int sharded_from) { return flags.stage >= sharded_from ? world_size : 1; };
+  const auto bytes_of = [&](c10::ScalarType dtype) {
+    return static_cast<int64_t>(c10::elementSize(dtype)) * parameters;
+  };
+
+  in(offload.parameters)[Kind::kParameter] = bytes_of(flags.dtype()) / share(3);
+  const int64_t state_bytes =
+      zeropage::offload::state_bytes(flags.optimizer_state(), /*first_in_block=*/0, parameters);
+  in(offload.optimizer)[Kind::kOptimizerState] =
+      state_bytes * state_tensors(flags.optimizer) / share(1);
+  // Of fp32 parameters that stay the step away from them needs a copy.
+  const int64_t copy_bytes =
+      is_fp32 && optimizer_leaves && !parameters_leave ? static_cast<int64_t>(sizeof(float)) : 0;
+  in(offload.optimizer)[Kind::kMasterWeights] =
+      (flags.master_bytes() + copy_bytes) * parameters / share(1);
+  const int64_t gradient_bytes = bytes_of(flags.accumulate_dtype());
+  if (optimizer_leaves) formula.host[Kind::kGradient] = gradient_bytes / share(1);
+  if (!optimizer_leaves || flags.stage < 2) {
+    formula.device[Kind::kGradient] = gradient_bytes / share(2);
+  }
+  return formula;
+}
+
+}  // namespace train_gpt

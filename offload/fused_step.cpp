@@ -111,7 +111,7 @@ void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at:
   }
   // Threads share no block.
   const int64_t blocks = blocks_of(stretch.first_in_block, stretch.flat.numel);
-  at::parallel_for(0, blocks, kNumelPerThread / kStateBlockNumel, [&](int64_t begin, int64_t end) {
+  parallel_for(blocks, kNumelPerThread / kStateBlockNumel, [&](int64_t begin, int64_t end) {
     const auto element = [&](int64_t block) {
       return std::clamp(block * kStateBlockNumel - stretch.first_in_block, int64_t{0},
                         stretch.flat.numel);
@@ -179,14 +179,14 @@ void for_each_stretch(std::span<const Stretch> stretches, const Visit& visit) {
   constexpr int64_t kStretchesPerThread = 256;
   constexpr size_t kBatch = 16;
   parallel_for(static_cast<int64_t>(stretches.size()), kStretchesPerThread,
-                   [&](int64_t begin, int64_t end) {
-                     const auto last = static_cast<size_t>(end);
-                     for (auto i = static_cast<size_t>(begin); i < last; i += kBatch) {
-                       const size_t until = std::min(i + kBatch, last);
-                       if (stretches.size() > 1) prefetch_tensors(stretches.subspan(i, until - i));
-                       for (size_t k = i; k < until; ++k) visit(k);
-                     }
-                   });
+               [&](int64_t begin, int64_t end) {
+                 const auto last = static_cast<size_t>(end);
+                 for (auto i = static_cast<size_t>(begin); i < last; i += kBatch) {
+                   const size_t until = std::min(i + kBatch, last);
+                   if (stretches.size() > 1) prefetch_tensors(stretches.subspan(i, until - i));
+                   for (size_t k = i; k < until; ++k) visit(k);
+                 }
+               });
 }
 
 // All checked, before any is changed.

@@ -9,8 +9,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "offload/detail/record_worker.h"
-#include "offload/detail/scratch_file.h"
+#include "offload/detail/record_store.h"
 
 namespace zeropage::offload {
 namespace {
@@ -24,12 +23,6 @@ std::vector<std::shared_ptr<StoredRecord>> lay_out(const NvmeFileOptions& option
   ZP_CHECK(options.record_names.empty() || options.record_names.size() == record_bytes.size(),
            "NvmeFile for ", options.owner, ": expected a name for each of ", record_bytes.size(),
            " records or none, got ", options.record_names.size());
-  ZP_CHECK(options.block_bytes > 0 && options.block_bytes % kNvmeAlignment == 0 &&
-               options.block_bytes <= int64_t{1} << 30,
-           "NvmeFile for ", options.owner, ": expected block_bytes to be a multiple of ",
-           kNvmeAlignment, " up to 1 GiB, got ", options.block_bytes);
-  ZP_CHECK(options.queue_depth >= 1 && options.queue_depth <= 1024, "NvmeFile for ", options.owner,
-           ": expected a queue_depth of 1 to 1024, got ", options.queue_depth);
   std::vector<std::shared_ptr<StoredRecord>> records;
   int64_t offset = 0;
   for (const int64_t bytes : record_bytes) {
@@ -48,19 +41,6 @@ std::vector<std::shared_ptr<StoredRecord>> lay_out(const NvmeFileOptions& option
 
 int64_t end_of(const std::vector<std::shared_ptr<StoredRecord>>& records) {
   return records.empty() ? 0 : records.back()->offset + records.back()->buffer_bytes();
-}
-
-std::unique_ptr<detail::BlockDevice> open_device(const NvmeFileOptions& options, int descriptor) {
-  std::string refusal;
-  std::unique_ptr<detail::BlockDevice> device;
-  if (options.engine != NvmeEngine::kThreads) {
-    device = detail::make_uring_device(descriptor, options.queue_depth, refusal);
-  }
-  ZP_CHECK(device || options.engine != NvmeEngine::kIoUring, "NvmeFile for ", options.owner,
-           ": the kernel refuses io_uring (", refusal,
-           "); allow it, or use NvmeEngine::kAutomatic");
-  if (!device) device = detail::make_thread_device(descriptor, options.queue_depth, refusal);
-  return options.wrap ? options.wrap(std::move(device)) : std::move(device);
 }
 
 }  // namespace
@@ -89,20 +69,10 @@ at::Tensor make_buffer(int64_t bytes) {
 
 NvmeFile::NvmeFile(const NvmeFileOptions& options, const std::vector<int64_t>& record_bytes)
     : records_(lay_out(options, record_bytes)),
-      file_(std::make_unique<detail::ScratchFile>(options.directory, options.name, options.owner,
-                                                  end_of(records_))) {
+      store_(std::make_unique<detail::RecordStore>(options, end_of(records_))) {
   for (const auto& record : records_) {
     largest_buffer_bytes_ = std::max(largest_buffer_bytes_, record->buffer_bytes());
   }
-  detail::WorkerOptions worker;
-  worker.path = file_->path();
-  worker.owner = options.owner;
-  worker.block_bytes = options.block_bytes;
-  worker.direct = file_->direct();
-  worker.host_bytes_allowed = options.host_bytes_allowed;
-  worker.kind = options.kind;
-  worker_ = std::make_unique<detail::RecordWorker>(open_device(options, file_->descriptor()),
-                                                   std::move(worker));
 }
 
 NvmeFile::~NvmeFile() = default;
@@ -131,39 +101,25 @@ int64_t NvmeFile::offset(size_t record) const {
 }
 
 const std::string& NvmeFile::path() const {
-  return file_->path();
+  return store_->path();
 }
 
 memory::Pending NvmeFile::start_read(size_t record, const at::Tensor& buffer) {
-  check_buffer(at(record, "start_read"), buffer);
-  return worker_->start(Direction::kRead, records_[record], buffer);
+  at(record, "start_read");
+  return store_->start(Direction::kRead, records_[record], buffer);
 }
 
 memory::Pending NvmeFile::start_write(size_t record, const at::Tensor& buffer) {
-  check_buffer(at(record, "start_write"), buffer);
-  return worker_->start(Direction::kWrite, records_[record], buffer);
-}
-
-void NvmeFile::check_buffer(const StoredRecord& record, const at::Tensor& buffer) const {
-  ZP_CHECK(buffer.defined() && buffer.is_cpu() && buffer.scalar_type() == at::kByte &&
-               buffer.dim() == 1 && buffer.is_contiguous(),
-           "buffer for ", record.name, " of ", path(),
-           ": expected a flat, contiguous uint8 tensor on the host");
-  ZP_CHECK(buffer.numel() >= record.buffer_bytes(), "buffer for ", record.name, " of ", path(),
-           ": expected ", record.buffer_bytes(), " bytes or more, got ", buffer.numel());
-  ZP_CHECK(reinterpret_cast<uintptr_t>(buffer.const_data_ptr()) % kNvmeAlignment == 0,
-           "buffer for ", record.name, " of ", path(),
-           ": expected an address that is a multiple of ", kNvmeAlignment,
-           "; make_buffer() gives one");
+  at(record, "start_write");
+  return store_->start(Direction::kWrite, records_[record], buffer);
 }
 
 NvmeStatistics NvmeFile::statistics() const {
-  return worker_->statistics();
+  return store_->statistics();
 }
 
 std::string NvmeFile::describe() const {
-  return c10::str(path(), ": ", records(), " records, ", format_bytes(file_->bytes()), "; ",
-                  worker_->describe());
+  return c10::str(path(), ": ", records(), " records, ", store_->describe());
 }
 
 }  // namespace zeropage::offload

@@ -39,8 +39,7 @@ namespace zeropage::offload {
 
 namespace detail {
 class BlockDevice;
-class RecordWorker;
-class ScratchFile;
+class RecordStore;
 struct StoredRecord;
 }  // namespace detail
 
@@ -79,7 +78,7 @@ struct NvmeStatistics {
   int64_t records_written = 0;  // likewise
   int64_t retries = 0;          // operations that failed or moved nothing, and were tried again
   int64_t demoted_records = 0;  // that live in host memory, since a write failed
-  int64_t demoted_bytes = 0;
+  int64_t demoted_bytes = 0;    // of them, now
   double waited_seconds = 0;    // in Pending::wait(), of all threads together
   double checksum_seconds = 0;  // of the thread that moves the bytes
   bool direct = false;          // past the page cache
@@ -122,12 +121,10 @@ class NvmeFile {
 
  private:
   const detail::StoredRecord& at(size_t record, const char* verb) const;
-  void check_buffer(const detail::StoredRecord& record, const at::Tensor& buffer) const;
 
   std::vector<std::shared_ptr<detail::StoredRecord>> records_;
   int64_t largest_buffer_bytes_ = 0;
-  std::unique_ptr<detail::ScratchFile> file_;
-  std::unique_ptr<detail::RecordWorker> worker_;  // goes before the file
+  std::unique_ptr<detail::RecordStore> store_;
 };
 
 }  // namespace zeropage::offload

@@ -57,8 +57,9 @@ struct RecordWorker::Job {
   }
 };
 
-struct RecordWorker::Waits {
-  std::atomic<int64_t> nanoseconds{0};
+struct RecordWorker::Counters {
+  std::atomic<int64_t> waited_nanoseconds{0};
+  std::atomic<int64_t> host_bytes{0};
 };
 
 int64_t StoredRecord::buffer_bytes() const {
@@ -70,7 +71,7 @@ RecordWorker::RecordWorker(std::unique_ptr<BlockDevice> device, WorkerOptions op
       ledger_(memory::Ledger::current()),
       device_(std::move(device)),
       slots_(static_cast<size_t>(device_->depth())),
-      waits_(std::make_shared<Waits>()) {
+      counters_(std::make_shared<Counters>()) {
   for (size_t slot = slots_.size(); slot > 0; --slot) free_slots_.push_back(slot - 1);
   statistics_.direct = options_.direct;
   thread_ = std::thread([this] { serve(); });
@@ -97,17 +98,18 @@ memory::Pending RecordWorker::start(Direction direction, std::shared_ptr<StoredR
     started_.push_back(std::move(job));
   }
   changed_.notify_one();
-  return {done, {buffer}, [done, waits = waits_] {
+  return {done, {buffer}, [done, counters = counters_] {
             const auto start = Clock::now();
             done.wait();
-            waits->nanoseconds += (Clock::now() - start) / std::chrono::nanoseconds(1);
+            counters->waited_nanoseconds += (Clock::now() - start) / std::chrono::nanoseconds(1);
           }};
 }
 
 NvmeStatistics RecordWorker::statistics() const {
   const std::lock_guard lock(mutex_);
   NvmeStatistics statistics = statistics_;
-  statistics.waited_seconds = static_cast<double>(waits_->nanoseconds) * 1e-9;
+  statistics.waited_seconds = static_cast<double>(counters_->waited_nanoseconds) * 1e-9;
+  statistics.demoted_bytes = counters_->host_bytes;
   return statistics;
 }
 
@@ -165,6 +167,10 @@ void RecordWorker::begin(Job& job) {
     ++record.writes;
     if (record.state == State::kOnHost) return write_to_host(job);
     if (!broken_.empty()) return job.fail(broken_);
+    if (record.offset < 0) {
+      return job.fail(c10::str("writing ", record.name, " (", memory::format_bytes(record.bytes),
+                               ") of ", options_.path, ": the directory has no room for more"));
+    }
     job.blocks = blocks;
     job.checksums.resize(static_cast<size_t>(blocks));
     return;
@@ -272,6 +278,9 @@ void RecordWorker::end(Job& job) {
     record.state = job.failure.empty() ? State::kOnDevice : State::kLost;
     record.failure = job.failure;
   }
+  // Whoever waits finds the record's place and the buffer free.
+  job.record.reset();
+  job.buffer.reset();
   if (job.failure.empty()) {
     count([&](NvmeStatistics& so_far) {
       ++(is_write ? so_far.records_written : so_far.records_read);
@@ -292,9 +301,10 @@ void RecordWorker::fail_all(const std::string& reason) {
   active_.splice(active_.end(), waiting_);
   for (const auto& job : active_) {
     job->fail(broken_);
+    abandoned_.push_back(job->buffer);
     end(*job);
   }
-  abandoned_.splice(abandoned_.end(), active_);
+  active_.clear();
   for (Slot& slot : slots_) slot = {};
 }
 
@@ -325,10 +335,11 @@ bool RecordWorker::demote(Job& job) {
   }
   write_to_host(job);
   record.state = State::kOnHost;
-  count([&](NvmeStatistics& so_far) {
-    ++so_far.demoted_records;
-    so_far.demoted_bytes += record.bytes;
-  });
+  counters_->host_bytes += record.bytes;
+  record.host_share = {nullptr, [counters = counters_, bytes = record.bytes](void*) {
+                         counters->host_bytes -= bytes;
+                       }};
+  count([](NvmeStatistics& so_far) { ++so_far.demoted_records; });
   if (!std::exchange(warned_, true)) {
     TORCH_WARN(memory::owner_prefix(), options_.owner, ": ", job.failure,
                ". It lives in host memory from now on, as will all others whose write fails");
@@ -337,7 +348,7 @@ bool RecordWorker::demote(Job& job) {
 }
 
 bool RecordWorker::fits_on_host(int64_t bytes) const {
-  const int64_t held = statistics().demoted_bytes;
+  const int64_t held = counters_->host_bytes;
   if (options_.host_bytes_allowed) return held + bytes <= *options_.host_bytes_allowed;
   return bytes <= available_host_bytes() / 2;
 }

@@ -37,8 +37,8 @@ struct StoredRecord {
     kLost,  // a write of it failed half way, and nothing took it in
   };
 
-  std::string name;  // in messages
-  int64_t offset = 0;
+  std::string name;    // in messages
+  int64_t offset = 0;  // -1: the file has no place for it
   int64_t bytes = 0;
 
   // Owned by the worker's thread.
@@ -46,9 +46,10 @@ struct StoredRecord {
   uint64_t writes = 0;              // that began: the sequence number of the last
   std::vector<uint64_t> checksums;  // of the blocks of the last write
   std::vector<uint64_t>
-      earlier_checksums;  // of the write before, to name a block that was not written
-  at::Tensor host;        // [bytes] where the state is kOnHost
-  std::string failure;    // of kLost
+      earlier_checksums;             // of the write before, to name a block that was not written
+  at::Tensor host;                   // [bytes] where the state is kOnHost
+  std::shared_ptr<void> host_share;  // ends, with the record, what the worker counts of it
+  std::string failure;               // of kLost
 
   int64_t buffer_bytes() const;
 };
@@ -114,7 +115,7 @@ class RecordWorker {
   const std::shared_ptr<memory::Ledger> ledger_;
 
   // Owned by the worker's thread.
-  std::list<std::unique_ptr<Job>> abandoned_;  // their buffers outlive the device
+  std::vector<at::Tensor> abandoned_;  // buffers that the device may still use; outlive it
   const std::unique_ptr<BlockDevice> device_;
   std::string broken_;  // why nothing reaches the device any more
   std::vector<Slot> slots_;
@@ -130,9 +131,9 @@ class RecordWorker {
   NvmeStatistics statistics_;
   bool stopping_ = false;
 
-  // Shared with Pendings, which may outlive the worker.
-  struct Waits;
-  const std::shared_ptr<Waits> waits_;
+  // Shared with Pendings and records, which may outlive the worker.
+  struct Counters;
+  const std::shared_ptr<Counters> counters_;
 
   std::thread thread_;
 };

@@ -93,21 +93,39 @@ void ScratchFile::preallocate(const std::string& directory, const std::string& o
              "; free some, name another directory, or use more ranks");
   };
   if (bytes_ > available) too_little();
-  if (bytes_ == 0) return;
-  const int error = ::posix_fallocate(descriptor_, 0, bytes_);
-  if (error == ENOSPC || error == EFBIG || error == EDQUOT) too_little();
-  ZP_CHECK(error == 0, "file \"", path_, "\" for ", owner, ": ", format_bytes(bytes_),
+  if (!make_room(0, bytes_)) too_little();
+}
+
+bool ScratchFile::grow(int64_t bytes) {
+  // An allocation that fails may have taken what room there was.
+  struct statvfs room {};
+  const bool is_known = ::fstatvfs(descriptor_, &room) == 0;
+  if (is_known && static_cast<int64_t>(room.f_bavail * room.f_frsize) < bytes) return false;
+  if (!make_room(bytes_, bytes)) {
+    ZP_CHECK(::ftruncate(descriptor_, bytes_) == 0, "file \"", path_,
+             "\": its room cannot be given back: ", std::strerror(errno));
+    return false;
+  }
+  bytes_ += bytes;
+  return true;
+}
+
+bool ScratchFile::make_room(int64_t first, int64_t bytes) {
+  if (bytes == 0) return true;
+  const int error = ::posix_fallocate(descriptor_, first, bytes);
+  if (error == ENOSPC || error == EFBIG || error == EDQUOT) return false;
+  ZP_CHECK(error == 0, "file \"", path_, "\": ", format_bytes(bytes),
            " cannot be preallocated: ", std::strerror(error));
+  return true;
 }
 
 bool ScratchFile::make_direct() {
   const int flags = ::fcntl(descriptor_, F_GETFL);
   if (::fcntl(descriptor_, F_SETFL, flags | O_DIRECT) != 0) return false;
-  if (bytes_ < kNvmeAlignment) return true;
   // Some file systems take the flag and refuse the read.
   const std::unique_ptr<void, void (*)(void*)> block(
       std::aligned_alloc(kNvmeAlignment, kNvmeAlignment), std::free);
-  if (::pread(descriptor_, block.get(), kNvmeAlignment, 0) == kNvmeAlignment) return true;
+  if (::pread(descriptor_, block.get(), kNvmeAlignment, 0) >= 0) return true;
   ::fcntl(descriptor_, F_SETFL, flags);
   return false;
 }

@@ -7,6 +7,7 @@
 // Throws: the constructor, in words with figures.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -24,16 +25,19 @@ class ScratchFile {
   int descriptor() const { return descriptor_; }
   const std::string& path() const { return path_; }
   int64_t bytes() const { return bytes_; }
+  // Preallocates `bytes` more; false where there is no room. One caller at a time.
+  bool grow(int64_t bytes);
   // Reads and writes go past the page cache, in multiples of 4096.
   bool direct() const { return direct_; }
 
  private:
   void open_locked(const std::string& owner);
   void preallocate(const std::string& directory, const std::string& owner);
+  bool make_room(int64_t first, int64_t bytes);
   bool make_direct();
 
   const std::string path_;
-  const int64_t bytes_;
+  std::atomic<int64_t> bytes_;
   int descriptor_ = -1;
   bool direct_ = false;
 };

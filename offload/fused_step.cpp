@@ -137,18 +137,73 @@ struct Flats {
   c10::SmallVector<FlatStretch, 1> stretches;
   c10::SmallVector<int64_t, 1> ends;  // of each, in elements from the first one's beginning
 
-  int64_t numel() const { return ends.empty() ? 0 : ends.back(); }
+  int64_t numel() const { return ends.back(); }
 };
 
-Flats flats_of(std::span<const Stretch> stretches, const GradientFactors& factors) {
-  Flats flats;
-  flats.stretches.reserve(stretches.size());
-  flats.ends.reserve(stretches.size());
+template <typename Visit>
+void visit_tensors(const Stretch& stretch, const Visit& visit) {
+  visit(stretch.values);
+  visit(stretch.gradient);
+  if (stretch.copy_out.defined()) visit(stretch.copy_out);
+  for (const at::Tensor& state : stretch.states) visit(state);
+}
+
+constexpr uintptr_t kLineBytes = 64;
+
+void prefetch(const void* object, uintptr_t size_bytes) {
+  const auto* const bytes = static_cast<const char*>(object);
+  for (uintptr_t i = 0; i < size_bytes; i += kLineBytes) __builtin_prefetch(bytes + i);
+}
+
+// What a tensor is lies in three places of the heap, and that of many tensors in no cache: fetched
+// together, they take little longer than one.
+void prefetch_tensors(std::span<const Stretch> stretches) {
+  for (const Stretch& stretch : stretches) prefetch(stretch.states.data(), kLineBytes);
   for (const Stretch& stretch : stretches) {
-    if (is_packed(stretch)) continue;
-    flats.stretches.push_back(flat_of(stretch, factors));
-    flats.ends.push_back(flats.numel() + stretch.values.numel());
+    visit_tensors(stretch, [](const at::Tensor& tensor) {
+      prefetch(tensor.unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
+    });
   }
+  for (const Stretch& stretch : stretches) {
+    visit_tensors(stretch, [](const at::Tensor& tensor) {
+      if (!tensor.defined() || !tensor.has_storage()) return;
+      prefetch(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
+               sizeof(c10::StorageImpl));
+    });
+  }
+}
+
+// visit(i) for each, by several threads.
+template <typename Visit>
+void for_each_stretch(std::span<const Stretch> stretches, const Visit& visit) {
+  constexpr int64_t kStretchesPerThread = 256;
+  constexpr size_t kBatch = 16;
+  at::parallel_for(0, static_cast<int64_t>(stretches.size()), kStretchesPerThread,
+                   [&](int64_t begin, int64_t end) {
+                     const auto last = static_cast<size_t>(end);
+                     for (auto i = static_cast<size_t>(begin); i < last; i += kBatch) {
+                       const size_t until = std::min(i + kBatch, last);
+                       if (stretches.size() > 1) prefetch_tensors(stretches.subspan(i, until - i));
+                       for (size_t k = i; k < until; ++k) visit(k);
+                     }
+                   });
+}
+
+// All checked, before any is changed.
+Flats flats_of(const UpdateRule& rule, std::span<const Stretch> stretches,
+               const GradientFactors& factors) {
+  Flats flats;
+  flats.stretches.resize(stretches.size());
+  flats.ends.resize(stretches.size());
+  for_each_stretch(stretches, [&](size_t i) {
+    check(rule, stretches[i], factors);
+    check_one_device(stretches[i], stretches.front());
+    // Packed ones go by themselves, and have no elements here.
+    if (stretches[i].values.is_meta() || is_packed(stretches[i])) return;
+    flats.stretches[i] = flat_of(stretches[i], factors);
+  });
+  int64_t numel = 0;
+  for (size_t i = 0; i < stretches.size(); ++i) flats.ends[i] = numel += flats.stretches[i].numel;
   return flats;
 }
 
@@ -194,17 +249,14 @@ std::vector<at::Tensor> make_scales(const UpdateRule& rule, double initial,
 
 void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> stretches,
                 const GradientFactors& factors) {
-  for (const Stretch& stretch : stretches) {
-    check(rule, stretch, factors);
-    check_one_device(stretch, stretches.front());
-  }
-  if (stretches.empty() || stretches.front().values.is_meta()) return;
+  if (stretches.empty()) return;
+  const Flats flats = flats_of(rule, stretches, factors);
   const at::Device device = stretches.front().values.device();
+  if (device.is_meta()) return;
   for (const Stretch& stretch : stretches) {
     if (!is_packed(stretch) || stretch.values.numel() == 0) continue;
     step_packed(rule, packed_of(stretch, flat_of(stretch, factors), step), device);
   }
-  const Flats flats = flats_of(stretches, factors);
   if (device.is_cpu()) {
     at::parallel_for(0, flats.numel(), kNumelPerThread,
                      [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
@@ -214,7 +266,7 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
       cuda::fused_step(rule, flat, current_stream(device));
     }
   }
-  for (const Stretch& stretch : stretches) bump_versions(stretch, factors);
+  for_each_stretch(stretches, [&](size_t i) { bump_versions(stretches[i], factors); });
 }
 
 }  // namespace zeropage::offload::detail

@@ -52,6 +52,7 @@ void time_one(benchmark::State& state, const Contender& contender, const c10::De
 std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c10::Device& device,
                                      int rounds) {
   for (const Contender& contender : all) contender.run();
+  benchmark::ClearRegisteredBenchmarks();
   for (int round = 0; round < rounds; ++round) {
     for (const Contender& contender : all) {
       benchmark::RegisterBenchmark(

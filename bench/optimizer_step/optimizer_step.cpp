@@ -1,99 +1,90 @@
 // Times the fused AdamW against at::_fused_adamw_ and against copying, interleaved.
 // optimizer_step --help.
-#include <array>
 #include <cstdio>
+#include <fstream>
 #include <iostream>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 #include <torch/torch.h>
 
-#include "bench/optimizer_step/interleaved.h"
-#include "bench/optimizer_step/same_mix.h"
+#include "bench/collectives/figures_json.h"
+#include "bench/optimizer_step/contenders.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
-#include "offload/flat_tensor.h"
-#include "offload/fused_step.h"
 
 namespace {
 
 using collectives::Spread;
-using optimizer_step::Contender;
-using optimizer_step::SameMix;
+using collectives::spread_json;
+using optimizer_step::Group;
+using optimizer_step::Ratio;
 
-constexpr int64_t kDefaultNumelOfCpu = int64_t{1} << 26;
-constexpr int64_t kDefaultNumelOfCuda = int64_t{1} << 30;
-constexpr int64_t kStepBytes = 7 * 4;  // an element: 4 buffers read, 3 written
-constexpr int64_t kCopyBytes = 2 * 4;
 struct Flags {
   std::string device = "cpu";
-  int64_t numel = 0;
+  std::vector<int64_t> numels;
+  int64_t tensors = 10000;
+  int threads = 0;
   int rounds = 9;
+  std::string json;
 };
 
-void touch_on_cpu(const SameMix& mix) {
-  constexpr int64_t kNumelPerThread = 32768;
-  at::parallel_for(0, mix.numel, kNumelPerThread, [&](int64_t begin, int64_t end) {
-    const SameMix own = mix;
-    for (int64_t i = begin; i < end; ++i) {
-      own.values[i] = own.values[i] * own.one + own.gradient[i] * own.zero;
-      own.states[0][i] *= own.one;
-      own.states[1][i] *= own.one;
-    }
-  });
+// For people: stdout, unless that is for the JSON.
+FILE* text_of(const Flags& flags) {
+  return flags.json == "-" ? stderr : stdout;
 }
 
-// What a step of theirs reads and writes an element, in the order of contenders().
-constexpr std::array<int64_t, 4> kBytesPerElement = {kStepBytes, kStepBytes, kStepBytes,
-                                                     kCopyBytes};
-
-// All over the same tensors. Their order is that of report().
-std::vector<Contender> contenders(const at::Device& device, int64_t numel) {
-  constexpr int64_t kStepNumber = 10;
-  const auto options = torch::optim::AdamWOptions(1e-3);
-  const auto as = at::TensorOptions(device).dtype(at::kFloat);
-  const zeropage::offload::Stretch s{
-      .values = at::randn({numel}, as),
-      .gradient = at::randn({numel}, as),
-      .states = {at::full({numel}, 0.1, as), at::full({numel}, 1.0, as)}};
-  const auto ours = [=] { zeropage::offload::fused_step(options, kStepNumber, s); };
-  const auto libtorchs = [=, step = at::full({}, kStepNumber, as)] {
-    const auto [beta1, beta2] = options.betas();
-    at::_fused_adamw_({s.values}, {s.gradient}, {s.states[0]}, {s.states[1]}, {}, {step},
-                      options.lr(), beta1, beta2, options.weight_decay(), options.eps(),
-                      /*amsgrad=*/false, /*maximize=*/false);
-  };
-  const auto same_mix = [=] {
-    const SameMix mix{s.values.data_ptr<float>(),
-                      s.gradient.data_ptr<float>(),
-                      {s.states[0].data_ptr<float>(), s.states[1].data_ptr<float>()},
-                      numel};
-    if (device.is_cpu()) return touch_on_cpu(mix);
-    touch_on_cuda(mix, zeropage::offload::current_stream(device));
-  };
-  const auto copy = [=] { at::Tensor(s.values).copy_(s.gradient); };
-  return {{"fused AdamW", ours},
-          {"at::_fused_adamw_", libtorchs},
-          {"same mix of bytes", same_mix},
-          {"plain copy", copy}};
-}
-
-void print_ratio(const char* what, const Spread& ratio, const char* goal) {
-  std::printf("%s: %.2f [%.2f, %.2f]%s\n", what, ratio.median(), ratio.least(), ratio.most(), goal);
-}
-
-void report(const std::vector<Contender>& all, const std::vector<Spread>& seconds, int64_t numel) {
-  for (size_t i = 0; i < all.size(); ++i) {
-    const double gigabytes = static_cast<double>(kBytesPerElement[i] * numel) * 1e-9;
-    std::printf("%-18s %9.3f ms  %7.1f GB/s [%.1f, %.1f]\n", all[i].name.c_str(),
-                seconds[i].median() * 1e3, gigabytes / seconds[i].median(),
-                gigabytes / seconds[i].most(), gigabytes / seconds[i].least());
+nlohmann::json report_ratio(const Ratio& ratio, const std::vector<Spread>& seconds, FILE* text) {
+  const Spread spread = quotient(seconds[ratio.slow], seconds[ratio.fast]);
+  std::fprintf(text, "%s: %.2f [%.2f, %.2f]", ratio.name.c_str(), spread.median(), spread.least(),
+               spread.most());
+  nlohmann::json json = spread_json(spread);
+  if (ratio.goal > 0) {
+    const bool reached = spread.median() >= ratio.goal;
+    std::fprintf(text, " (goal %.2f: %s)", ratio.goal, reached ? "yes" : "no");
+    json["goal"] = ratio.goal;
+    json["reached"] = reached;
   }
-  Spread plain = quotient(seconds[3], seconds[0]);
-  for (double& round : plain.rounds) round *= static_cast<double>(kStepBytes) / kCopyBytes;
-  print_ratio("fused AdamW / copy bandwidth", quotient(seconds[2], seconds[0]), " (goal 0.90)");
-  print_ratio("fused AdamW / plain copy's bandwidth", plain, "");
-  print_ratio("fused AdamW / at::_fused_adamw_", quotient(seconds[1], seconds[0]), " (goal 1.0)");
+  std::fprintf(text, "\n");
+  return json;
+}
+
+nlohmann::json report(const Group& group, const std::vector<Spread>& seconds, FILE* text) {
+  nlohmann::json json = {{"name", group.name}, {"numel", group.numel}};
+  std::fprintf(text, "\n%s, %lld elements\n", group.name.c_str(),
+               static_cast<long long>(group.numel));
+  for (size_t i = 0; i < group.contenders.size(); ++i) {
+    const std::string& name = group.contenders[i].name;
+    const double gigabytes = static_cast<double>(group.bytes[i] * group.numel) * 1e-9;
+    std::fprintf(text, "%-24s %9.3f ms  %7.1f GB/s [%.1f, %.1f]\n", name.c_str(),
+                 seconds[i].median() * 1e3, gigabytes / seconds[i].median(),
+                 gigabytes / seconds[i].most(), gigabytes / seconds[i].least());
+    json["seconds"][name] = spread_json(seconds[i]);
+    json["bytes_per_element"][name] = group.bytes[i];
+  }
+  for (const Ratio& ratio : group.ratios) {
+    json["ratios"][ratio.name] = report_ratio(ratio, seconds, text);
+  }
+  std::fflush(text);
+  return json;
+}
+
+void write_json(const nlohmann::json& json, const std::string& path) {
+  if (path == "-") {
+    std::cout << json.dump(2) << std::endl;
+    return;
+  }
+  std::ofstream file(path);
+  file << json.dump(2) << "\n";
+  ZP_CHECK(file.flush(), "--json ", path, ": could not be written; name a file in a folder that ",
+           "is there");
+}
+
+std::vector<int64_t> numels_of(const Flags& flags) {
+  if (!flags.numels.empty()) return flags.numels;
+  constexpr int64_t kMi = int64_t{1} << 20;
+  return flags.device == "cuda" ? std::vector{1024 * kMi} : std::vector{64 * kMi, 256 * kMi};
 }
 
 void run(const Flags& flags) {
@@ -101,37 +92,61 @@ void run(const Flags& flags) {
   ZP_CHECK(!on_cuda || zeropage::offload::cuda::is_built(),
            "--device cuda: built without CUDA; cmake --preset cuda");
   ZP_CHECK(!on_cuda || torch::cuda::is_available(), "--device cuda: LibTorch finds no CUDA device");
-  const int64_t of_device = on_cuda ? kDefaultNumelOfCuda : kDefaultNumelOfCpu;
-  const int64_t numel = flags.numel > 0 ? flags.numel : of_device;
   const at::Device device = on_cuda ? at::Device(at::kCUDA, 0) : at::Device(at::kCPU);
-  std::printf("%s, %lld elements of fp32, %d rounds, %d intra-op threads; median [least, most]\n",
-              device.str().c_str(), static_cast<long long>(numel), flags.rounds,
-              at::get_num_threads());
-  const auto all = contenders(device, numel);
-  report(all, time_interleaved(all, device, flags.rounds), numel);
+  const at::NoGradGuard no_grad;
+  if (flags.threads > 0) at::set_num_threads(flags.threads);
+  FILE* const text = text_of(flags);
+  std::fprintf(text, "AdamW in fp32 on %s, %d rounds, %d intra-op threads; median [least, most]\n",
+               device.str().c_str(), flags.rounds, at::get_num_threads());
+  nlohmann::json json = {{"device", device.str()}, {"threads", at::get_num_threads()}};
+  const auto time_and_report = [&](const Group& group) {
+    const auto seconds = optimizer_step::time_interleaved(group.contenders, device, flags.rounds);
+    json["groups"].push_back(report(group, seconds, text));
+  };
+  for (const int64_t numel : numels_of(flags)) {
+    time_and_report(optimizer_step::flat_group(device, numel));
+  }
+  time_and_report(optimizer_step::list_group(device, flags.tensors));
+  if (!flags.json.empty()) write_json(json, flags.json);
 }
 
-}  // namespace
+constexpr int kRuntimeError = 1;
+constexpr int kUsageError = 2;
 
-int main(int argc, char** argv) {
+int parse_and_run(int argc, char** argv) {
   Flags flags;
   CLI::App app("Times the fused AdamW against at::_fused_adamw_ and copying, interleaved.");
   app.add_option("--device", flags.device, "where")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  app.add_option("--numel", flags.numel, "elements; default 64 Mi on cpu, 1 Gi on cuda")
+  app.add_option("--numel", flags.numels,
+                 "elements, or a list with commas; default 64 Mi,256 Mi on cpu, 1 Gi on cuda")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  app.add_option("--tensors", flags.tensors, "tensors of 1,000 elements that a list has")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--threads", flags.threads, "intra-op threads; default LibTorch's")
       ->check(CLI::PositiveNumber);
   app.add_option("--rounds", flags.rounds, "times that every figure is measured")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  constexpr int kRuntimeError = 1;
-  constexpr int kUsageError = 2;
+  app.add_option("--json", flags.json,
+                 "file for every figure of every round, or - for stdout, the text then on stderr");
   try {
     app.parse(argc, argv);
-    run(flags);
-    return 0;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsageError;
+  }
+  run(flags);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return parse_and_run(argc, argv);
   } catch (const std::exception& error) {
     std::cerr << "optimizer_step: " << zeropage::memory::message_of(error) << std::endl;
     return kRuntimeError;

@@ -1,5 +1,5 @@
-// The kernel that touches memory as a step of AdamW does and computes next to nothing: it multiplies
-// what it writes by `one` and adds the gradient times `zero`, which the compiler does not know.
+// What touches memory as a step of AdamW does and computes next to nothing: it multiplies what it
+// writes by `one` and adds the gradient times `zero`, which the compiler does not know.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,9 @@ struct SameMix {
   float one = 1;
   float zero = 0;
 };
+
+// Elements [begin, end), by the widest vectors of the processor.
+void touch_on_cpu(const SameMix& mix, int64_t begin, int64_t end);
 
 // On that cudaStream_t. Without CUDA (same_mix_no_cuda.cpp) it throws.
 void touch_on_cuda(const SameMix& mix, void* stream);

@@ -6,8 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "offload/cpu/fused_step.h"
-#include "offload/flat_tensor.h"
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
@@ -149,48 +147,6 @@ TEST_P(FusedStepTest, GivesTheSameBitsForAnyNumberOfThreads) {
   }
   at::set_num_threads(threads_before);
   for (const Stretch& result : results) EXPECT_TRUE(same_bits_of(results[0], result));
-}
-
-// As raw pointers to it.
-FlatStretch flat_of(const Stretch& stretch) {
-  FlatStretch flat;
-  flat.values = stretch.values.data_ptr<float>();
-  flat.gradient = stretch.gradient.data_ptr();
-  flat.gradient_precision = precision_of({"test", "gradient"}, stretch.gradient);
-  if (stretch.copy_out.defined()) {
-    flat.copy_out = stretch.copy_out.data_ptr();
-    flat.copy_precision = precision_of({"test", "copy_out"}, stretch.copy_out);
-  }
-  for (size_t i = 0; i < stretch.states.size(); ++i) {
-    flat.states[i] = stretch.states[i].data_ptr<float>();
-  }
-  flat.numel = stretch.values.numel();
-  return flat;
-}
-
-// The second step by those instructions.
-void step_with(cpu::Instructions instructions, const AnyOptions& options, const Stretch& stretch) {
-  const auto rule = std::visit([](const auto& known) { return rule_of(known, 2); }, options);
-  cpu::fused_step(rule, flat_of(stretch), 0, stretch.values.numel(), instructions);
-}
-
-TEST_P(FusedStepTest, GivesTheSameBitsWithAnyInstructionsAtAnyNumelAndOffset) {
-  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
-    for (const auto copy : {at::ScalarType::Undefined, at::kBFloat16, at::kHalf}) {
-      const auto before = random_stretch(options(), 4200, dtype, copy);
-      for (const auto& [begin, numel] : std::vector<std::pair<int64_t, int64_t>>{
-               {0, 333}, {1, 15}, {5, 67}, {3, 1}, {7, 4099}, {32, 2048}}) {
-        SCOPED_TRACE(c10::str(dtype, " ", copy, " from ", begin, ": ", numel));
-        const auto expected = copy_of(before);
-        step_with(cpu::Instructions::kAnyProcessor, options(), narrow(expected, begin, numel));
-        for (const auto instructions : {cpu::Instructions::kAvx2, cpu::Instructions::kAvx512}) {
-          const auto actual = copy_of(before);
-          step_with(instructions, options(), narrow(actual, begin, numel));
-          EXPECT_TRUE(same_bits_of(expected, actual));
-        }
-      }
-    }
-  }
 }
 
 TEST_P(FusedStepTest, ChangesNothingWhenAnInfinityWasFound) {

@@ -1,0 +1,158 @@
+#include "bench/optimizer_step/contenders.h"
+
+#include <ATen/Parallel.h>
+#include <torch/torch.h>
+
+#include "bench/optimizer_step/same_mix.h"
+#include "offload/flat_tensor.h"
+#include "offload/fused_step.h"
+
+namespace optimizer_step {
+namespace {
+
+using zeropage::offload::GradientAfter;
+using zeropage::offload::StateFormat;
+using zeropage::offload::Stretch;
+
+constexpr int64_t kStepNumber = 10;
+constexpr int64_t kStepBytes = 7 * 4;  // an element: 4 buffers read, 3 written
+constexpr int64_t kCopyOutBytes = 2;
+constexpr int64_t k8BitStepBytes = 3 * 4 + 4 * 1;  // without scales, 1 / 16 byte more
+
+const torch::optim::AdamWOptions& options() {
+  static const torch::optim::AdamWOptions options(1e-3);
+  return options;
+}
+
+Stretch stretch_of(const at::Device& device, int64_t numel) {
+  const auto as = at::TensorOptions(device).dtype(at::kFloat);
+  return {.values = at::randn({numel}, as),
+          .gradient = at::randn({numel}, as),
+          .states = {at::full({numel}, 0.1, as), at::full({numel}, 1.0, as)}};
+}
+
+// LibTorch's lists of the same tensors.
+struct Lists {
+  std::vector<at::Tensor> values, gradients, exp_avgs, exp_avg_sqs, steps;
+};
+
+Lists lists_of(const std::vector<Stretch>& stretches) {
+  Lists lists;
+  for (const Stretch& stretch : stretches) {
+    lists.values.push_back(stretch.values);
+    lists.gradients.push_back(stretch.gradient);
+    lists.exp_avgs.push_back(stretch.states[0]);
+    lists.exp_avg_sqs.push_back(stretch.states[1]);
+    lists.steps.push_back(at::full({}, kStepNumber, stretch.values.options()));
+  }
+  return lists;
+}
+
+void libtorchs_step(const Lists& lists) {
+  const auto [beta1, beta2] = options().betas();
+  at::_fused_adamw_(lists.values, lists.gradients, lists.exp_avgs, lists.exp_avg_sqs, {},
+                    lists.steps, options().lr(), beta1, beta2, options().weight_decay(),
+                    options().eps(), /*amsgrad=*/false, /*maximize=*/false);
+}
+
+void same_mix(const Stretch& s) {
+  const SameMix mix{s.values.data_ptr<float>(),
+                    s.gradient.data_ptr<float>(),
+                    {s.states[0].data_ptr<float>(), s.states[1].data_ptr<float>()},
+                    s.values.numel()};
+  if (!s.values.is_cpu()) {
+    return touch_on_cuda(mix, zeropage::offload::current_stream(s.values.device()));
+  }
+  constexpr int64_t kNumelPerThread = 32768;
+  at::parallel_for(0, mix.numel, kNumelPerThread,
+                   [&](int64_t begin, int64_t end) { touch_on_cpu(mix, begin, end); });
+}
+
+// Factors that change nothing, so that repeated steps find the gradient as it was.
+constexpr double kUnscale = 1;
+constexpr double kClip = 1;
+
+void separate_calls(const Stretch& s, const Lists& lists) {
+  at::Tensor(s.gradient).mul_(kUnscale);
+  at::Tensor(s.gradient).mul_(kClip);
+  libtorchs_step(lists);
+  at::Tensor(s.copy_out).copy_(s.values);
+}
+
+}  // namespace
+
+Group flat_group(const c10::Device& device, int64_t numel) {
+  const Stretch plain = stretch_of(device, numel);
+  Stretch copied = plain;
+  copied.copy_out = at::empty({numel}, plain.values.options().dtype(at::kBFloat16));
+  // Where the gradient becomes zero.
+  Stretch zeroed = plain;
+  zeroed.gradient = at::randn({numel}, plain.values.options());
+  const Lists lists = lists_of({plain});
+  using zeropage::offload::fused_step;
+  Group group{.name = "one flat stretch", .numel = numel};
+  const auto add = [&](const std::string& name, int64_t bytes, std::function<void()> run) {
+    group.contenders.push_back({name, std::move(run)});
+    group.bytes.push_back(bytes);
+    return group.contenders.size() - 1;
+  };
+  const size_t ours =
+      add("fused AdamW", kStepBytes, [=] { fused_step(options(), kStepNumber, plain); });
+  const size_t libtorchs = add("at::_fused_adamw_", kStepBytes, [=] { libtorchs_step(lists); });
+  const size_t mix = add("same mix of bytes", kStepBytes, [=] { same_mix(plain); });
+  add("plain copy", 2 * 4, [=] { at::Tensor(plain.values).copy_(plain.gradient); });
+  const size_t pass = add("factors, AdamW, copy out", kStepBytes + kCopyOutBytes, [=] {
+    fused_step(options(), kStepNumber, copied, {.scale = kUnscale * kClip});
+  });
+  const size_t calls = add("LibTorch's four calls", kStepBytes + kCopyOutBytes,
+                           [=] { separate_calls(copied, lists); });
+  const size_t zeroing = add("AdamW that zeroes", kStepBytes + 4, [=] {
+    fused_step(options(), kStepNumber, zeroed, {.after = GradientAfter::kZeroed});
+  });
+  const size_t zero_after = add("AdamW, then zero_()", kStepBytes + 4, [=] {
+    fused_step(options(), kStepNumber, zeroed);
+    at::Tensor(zeroed.gradient).zero_();
+  });
+  const Stretch small{.values = plain.values,
+                      .gradient = plain.gradient,
+                      .states = make_states(options(), plain.values, StateFormat::k8Bit),
+                      .scales = make_scales(options(), plain.values, /*first_in_block=*/0)};
+  const size_t in_8_bits = add("fused AdamW, 8-bit states", k8BitStepBytes,
+                               [=] { fused_step(options(), kStepNumber, small); });
+  group.ratios = {{"fused AdamW / copy bandwidth", mix, ours, 0.90},
+                  {"fused AdamW / at::_fused_adamw_", libtorchs, ours, 1.0},
+                  {"unscale, clip, AdamW and copy out / LibTorch's four calls", calls, pass, 1.5},
+                  {"AdamW that zeroes / AdamW, then zero_()", zero_after, zeroing},
+                  {"fused AdamW, 8-bit states / fused AdamW", ours, in_8_bits, 1.7}};
+  return group;
+}
+
+Group list_group(const c10::Device& device, int64_t count) {
+  constexpr int64_t kTensorNumel = 1000;
+  std::vector<Stretch> stretches;
+  for (int64_t i = 0; i < count; ++i) stretches.push_back(stretch_of(device, kTensorNumel));
+  const int64_t numel = count * kTensorNumel;
+  const Stretch flat = stretch_of(device, numel);
+  const Lists lists = lists_of(stretches);
+  using zeropage::offload::fused_step;
+  return {.name = std::to_string(count) + " tensors of 1000 elements",
+          .numel = numel,
+          .contenders = {{"one flat stretch", [=] { fused_step(options(), kStepNumber, flat); }},
+                         {"a list of stretches",
+                          [=] {
+                            fused_step(options(), kStepNumber, std::span<const Stretch>(stretches));
+                          }},
+                         {"a call for each",
+                          [=] {
+                            for (const Stretch& stretch : stretches) {
+                              fused_step(options(), kStepNumber, stretch);
+                            }
+                          }},
+                         {"at::_fused_adamw_", [=] { libtorchs_step(lists); }}},
+          .bytes = std::vector<int64_t>(4, kStepBytes),
+          .ratios = {{"a list of stretches / one flat stretch", 0, 1, 0.90},
+                     {"a list of stretches / a call for each", 2, 1},
+                     {"a list of stretches / at::_fused_adamw_ of lists", 3, 1}}};
+}
+
+}  // namespace optimizer_step

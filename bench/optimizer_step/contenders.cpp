@@ -113,10 +113,11 @@ Group flat_group(const c10::Device& device, int64_t numel) {
     fused_step(options(), kStepNumber, zeroed);
     at::Tensor(zeroed.gradient).zero_();
   });
-  const Stretch small{.values = plain.values,
-                      .gradient = plain.gradient,
-                      .states = make_states(options(), plain.values, StateFormat::k8Bit),
-                      .scales = make_scales(options(), plain.values, /*first_in_block=*/0)};
+  const Stretch small{
+      .values = plain.values,
+      .gradient = plain.gradient,
+      .states = zeropage::offload::make_states(options(), plain.values, StateFormat::k8Bit),
+      .scales = zeropage::offload::make_scales(options(), plain.values, /*first_in_block=*/0)};
   const size_t in_8_bits = add("fused AdamW, 8-bit states", k8BitStepBytes,
                                [=] { fused_step(options(), kStepNumber, small); });
   group.ratios = {{"fused AdamW / copy bandwidth", mix, ours, 0.90},

@@ -128,7 +128,7 @@ TEST_P(QuantisationMapTest, StaysWithinHalfABinOfEveryNumber) {
       const double relative = std::abs(values[i]) / scale;
       const double error = std::abs(back[i] - values[i]) / scale;
       // Half of a bin of the number's own decade, or all of a number below all of them.
-      const double decade = std::floor(std::log10(relative) + decades() + 1e-3);
+      const double decade = std::floor(std::log10(relative + kLeastRelative) + decades() + 1e-3);
       const double half_bin =
           0.45 * std::pow(10.0, decade - decades() + 1) / std::pow(2.0, decade) * 1.02;
       EXPECT_LE(error, decade < 0 ? range * 1.02 : half_bin) << values[i] << " " << back[i];

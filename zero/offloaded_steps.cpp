@@ -89,7 +89,8 @@ void OffloadedSteps::take(size_t part) {
 }
 
 void OffloadedSteps::publish(size_t part) {
-  send_up(parts_[part]);
+  OfPart& of_part = parts_[part];
+  send_up(of_part, of_part.copy_out.defined() ? of_part.copy_out : of_part.part.values);
   parts_[part].up.wait();
 }
 
@@ -148,27 +149,30 @@ void OffloadedSteps::perform(const Task& task) {
   }
   if (next != page) offloading_->start_fetch_for_update(next);
   task.gradient.synchronize();
-  Staging* staging = nullptr;
   if (of_part.copy_out.defined() && publish_ == Publish::kAtOnce) {
-    staging = &next_staging();
-    memory::give_memory(
-        *of_part.copy_out.storage().unsafeGetStorageImpl(),
-        staging->memory.narrow(0, 0, static_cast<int64_t>(of_part.copy_out.nbytes())));
-  }
-  task.step();
-  if (publish_ == Publish::kAtOnce) send_up(of_part);
-  if (staging != nullptr) {
-    staging->up = of_part.up;
-    memory::drop_memory(*of_part.copy_out.storage().unsafeGetStorageImpl());
+    step_into_staging(of_part, task.step);
+  } else {
+    task.step();
+    if (publish_ == Publish::kAtOnce) send_up(of_part, of_part.part.values);
   }
   // Memory that goes with the release is read until then.
   if (!offloading_->values_stay()) of_part.up.synchronize();
   offloading_->release_after_update(page);
 }
 
-void OffloadedSteps::send_up(OfPart& of_part) {
+void OffloadedSteps::step_into_staging(OfPart& of_part, const Step& step) {
+  Staging& staging = next_staging();
+  const at::Tensor& copy_out = of_part.copy_out;
+  const at::Tensor bytes = staging.memory.narrow(0, 0, static_cast<int64_t>(copy_out.nbytes()));
+  memory::give_memory(*copy_out.storage().unsafeGetStorageImpl(), bytes);
+  step();
+  memory::drop_memory(*copy_out.storage().unsafeGetStorageImpl());
+  send_up(of_part, bytes.view(copy_out.scalar_type()));
+  staging.up = of_part.up;
+}
+
+void OffloadedSteps::send_up(OfPart& of_part, const at::Tensor& from) {
   if (!of_part.part.to.defined()) return;
-  const at::Tensor& from = of_part.copy_out.defined() ? of_part.copy_out : of_part.part.values;
   of_part.up = offloading_->copies().start(Direction::kToDevice, of_part.part.to, from);
 }
 

@@ -96,7 +96,8 @@ class OffloadedSteps {
 
   void run();
   void perform(const Task& task);
-  void send_up(OfPart& of_part);
+  void step_into_staging(OfPart& of_part, const Step& step);
+  void send_up(OfPart& of_part, const at::Tensor& from);
   Staging& next_staging();
 
   // Constant after construction, and add().

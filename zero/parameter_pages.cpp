@@ -63,6 +63,7 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   check_before_moving();
   if (options_.offloading) options_.offloading->choose(layouts_);
   if (check) check(layouts_);
+  make_what_leaves();
   fill(deferred);
   for (PlacedParameter& placed : parameters_) placed.version = placed.parameter.tensor._version();
   if (options_.shard_from_bytes == PageOptions::kNever) return;
@@ -235,11 +236,19 @@ at::Tensor ParameterPages::make_shard(size_t page) {
   return world_.communicator().buffer(layout.shard_numel, layout.dtype).zero_();
 }
 
+// A file has its size before the first use of what is in it.
+void ParameterPages::make_what_leaves() {
+  for (size_t page = 0; page < layouts_.size(); ++page) {
+    if (offloads_optimizer(page) && has_master(page)) memory_[page].master = make_master(page);
+    if (offloads_parameters(page)) memory_[page].owned = make_shard(page);
+  }
+}
+
 void ParameterPages::make_memory(size_t page) {
   PageMemory& memory = memory_[page];
   if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
-  if (has_master(page)) memory.master = make_master(page);
+  if (has_master(page) && !memory.master.defined()) memory.master = make_master(page);
   if (layout.requires_grad && is_low_precision(layout.dtype) &&
       options_.master_weights == MasterWeights::kRemainders) {
     const memory::KindScope kind(memory::Kind::kMasterWeights);

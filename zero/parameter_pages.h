@@ -148,6 +148,7 @@ class ParameterPages {
   std::vector<StorageSpec> group_by_storage();
   void lay_out(const std::vector<StorageSpec>& storages);
   void fill(const DeferredValues* deferred);
+  void make_what_leaves();
   void make_memory(size_t page);
   void take_over(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);

@@ -28,7 +28,7 @@ struct Group {
 };
 
 // AdamW over one flat stretch: the step, with what precedes and follows it, against LibTorch's calls
-// and against memory. 18 bytes an element.
+// and against memory. 24 bytes an element.
 Group flat_group(const c10::Device& device, int64_t numel);
 
 // AdamW over `count` tensors of 1,000 elements, each with memory of its own, against one flat stretch

@@ -209,8 +209,9 @@ TEST_P(OffloadTest, GradientsMayBeClippedAndLookedAt) {
         optimizer.zero_grad();
         loss_of(model(samples.inputs), samples).backward();
         clip_grad_norm_(model, 0.1);
-        if (GetParam() >= 2)
+        if (GetParam() >= 2) {
           EXPECT_GT(model.parameters().front().grad().abs().sum().item<float>(), 0);
+        }
         optimizer.step();
       }
       const auto values = values_of(model);
@@ -271,8 +272,12 @@ TEST_P(OffloadTest, HoldsWhatTheFormulaSaysAndNothingOnTheDevice) {
       EXPECT_EQ(device[Kind::kOptimizerState], 0);
       EXPECT_EQ(device[Kind::kMasterWeights], 0);
       EXPECT_EQ(device[Kind::kBucket], 0);
-      if (stage >= 2) EXPECT_EQ(device[Kind::kGradient], 0);
-      if (stage == 3) EXPECT_EQ(device[Kind::kParameter], 0);
+      if (stage >= 2) {
+        EXPECT_EQ(device[Kind::kGradient], 0);
+      }
+      if (stage == 3) {
+        EXPECT_EQ(device[Kind::kParameter], 0);
+      }
     }
     EXPECT_EQ(memory::Ledger::current()->offloaded(Tier::kHost).total(), 0);
     EXPECT_EQ(memory::Ledger::current()->offloaded(Tier::kNvme).total(), 0);
@@ -296,8 +301,6 @@ TEST_P(OffloadTest, OneStepLateIsThePlainUpdateWithParametersOneStepOld) {
   const Folder folder;
   Options options = offloaded(at_stage(GetParam()), Tier::kHost, folder);
   options.offload.step = StepWhen::kOneStepLate;
-  const auto late = trained<torch::nn::Linear, torch::optim::SGD>;
-  (void)late;
   run_ranks(2, [&](comm::World& world) {
     torch::nn::Linear net(7, 7);
     torch::nn::init::constant_(net->weight, 0.5);

@@ -25,7 +25,7 @@ std::string to_string(const OffloadStatistics& statistics) {
   std::ostringstream out;
   out << statistics.saved_tensors << " saved tensors in " << statistics.copies << " copies, "
       << format_bytes(statistics.host_total_bytes) << " in all and at most "
-      << format_bytes(statistics.host_peak_bytes) << " at once on the host";
+      << format_bytes(statistics.host_peak_bytes) << " at once " << statistics.where;
   if (statistics.compression != Compression::kNone) {
     out << " (lossy: " << name(statistics.compression) << ")";
   }

@@ -22,6 +22,9 @@
 // need: there ahead would only mean earlier. What the program still holds is not brought back but
 // used (only if it is not compressed, so that bits do not depend on time).
 //
+// With a store (OffloadOptions) copies go on from the host to it, and are read ahead as they are
+// fetched ahead.
+//
 // Bytes: copies are kActivationOffloaded on the host, what is brought back kActivation, of the
 // ledger that is current where the ActivationOffload is made.
 //
@@ -43,6 +46,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "checkpointing/activation_store.h"
 #include "checkpointing/saved_tensors.h"
 
 namespace zeropage::checkpointing {
@@ -69,16 +73,20 @@ struct OffloadOptions {
   int64_t staging_bytes = 0;
   // Lossy unless kNone: not the gradients of a run without it.
   Compression compression = Compression::kNone;
+  // Where copies lie; null: in host memory. On the host, too, they are then brought back ahead, with
+  // staging_bytes of host memory.
+  std::shared_ptr<ActivationStore> store = nullptr;
 };
 
 struct OffloadStatistics {
   Compression compression = Compression::kNone;
-  int64_t saved_tensors = 0;        // that left
-  int64_t copies = 0;               // that they left in: fewer where they share memory
-  int64_t host_bytes = 0;           // of copies, now
-  int64_t host_peak_bytes = 0;      // the most that was
-  int64_t host_total_bytes = 0;     // of all copies so far
-  int64_t fetched_bytes = 0;        // brought back, as they were before compression
+  int64_t saved_tensors = 0;          // that left
+  int64_t copies = 0;                 // that they left in: fewer where they share memory
+  std::string where = "on the host";  // or in a store: then host_* count what lies there
+  int64_t host_bytes = 0;             // of copies, now
+  int64_t host_peak_bytes = 0;        // the most that was
+  int64_t host_total_bytes = 0;       // of all copies so far
+  int64_t fetched_bytes = 0;          // brought back, as they were before compression
   int64_t fetched_ahead_bytes = 0;  // of them, those that were on their way before they were needed
   int64_t most_leaving_bytes = 0;   // that were on their way out at once; 0 on the host
   int64_t most_ahead_bytes = 0;     // that were fetched ahead at once; 0 on the host

@@ -18,5 +18,6 @@
 #include "zero/gathered_parameters.h"
 #include "zero/gradient_norm.h"
 #include "zero/joined_batches.h"
+#include "zero/nvme_activations.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"

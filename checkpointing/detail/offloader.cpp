@@ -29,6 +29,7 @@ CopyStreams::CopyStreams(c10::Device device)
 
 Offloader::Offloader(const OffloadOptions& options) : options_(options), streams_(by_device) {
   statistics_.compression = options.compression;
+  if (options.store) statistics_.where = options.store->describe();
 }
 
 std::unique_ptr<PackedTensor> Offloader::pack(const at::Tensor& tensor) {
@@ -93,7 +94,7 @@ void Offloader::forget_copy(int64_t place, int64_t host_bytes) {
 
 void Offloader::wait_to_leave(int64_t bytes) {
   for (;;) {
-    let_go_what_has_left();
+    go_to_store(let_go_what_has_left());
     std::unique_lock lock(mutex_);
     largest_bytes_ = std::max(largest_bytes_, bytes);
     if (leaving_.empty() || leaving_bytes_ + bytes <= staging_bytes()) return;
@@ -115,14 +116,24 @@ void Offloader::note_leaving(int64_t place, memory::Event end, int64_t bytes,
   statistics_.most_leaving_bytes = std::max(statistics_.most_leaving_bytes, leaving_bytes_);
 }
 
-void Offloader::let_go_what_has_left() {
+Offloader::Storages Offloader::let_go_what_has_left() {
   std::vector<Leaving> gone;  // freed outside of the lock
+  Storages storages;
   const std::lock_guard lock(mutex_);
   while (!leaving_.empty() && leaving_.front().end.passed()) {
     leaving_bytes_ -= leaving_.front().bytes;
+    const auto known = order_.find(leaving_.front().place);
+    auto storage = known != order_.end() ? known->second.lock() : nullptr;
+    if (storage) storages.push_back(std::move(storage));
     gone.push_back(std::move(leaving_.front()));
     leaving_.pop_front();
   }
+  return storages;
+}
+
+void Offloader::go_to_store(const Storages& storages) {
+  if (!options_.store) return;
+  for (const auto& storage : storages) storage->go_to_store();
 }
 
 bool Offloader::take_ahead(int64_t place, int64_t bytes) {
@@ -149,7 +160,8 @@ void Offloader::note_fetch(int64_t bytes, bool was_ahead) {
 
 void Offloader::fetch_before(int64_t place) {
   Storages next;
-  let_go_what_has_left();
+  // On the host in time for backward: no store has to take them.
+  const Storages arrived = let_go_what_has_left();
   drop_what_was_passed_by(place);
   {
     const std::lock_guard lock(mutex_);

@@ -38,6 +38,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   // For OffloadedStorage:
 
   Compression compression() const { return options_.compression; }
+  // Null: copies stay on the host.
+  const std::shared_ptr<ActivationStore>& store() const { return options_.store; }
   const std::shared_ptr<memory::Ledger>& ledger() const { return ledger_; }
   CopyStreams streams(c10::Device device);
 
@@ -69,7 +71,8 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   };
 
   std::shared_ptr<OffloadedStorage> leave(const at::Tensor& tensor, const Span& span);
-  void let_go_what_has_left();
+  Storages let_go_what_has_left();  // those whose copies have ended since
+  void go_to_store(const Storages& storages);
   void drop_what_was_passed_by(int64_t place);
   int64_t staging_bytes() const;  // under mutex_
 

@@ -73,8 +73,6 @@ void CheckpointFlags::parse_offload(const std::string& value) {
 }
 
 void CheckpointFlags::check(int64_t layers) const {
-  ZP_CHECK(offload != Offload::kFolder, "--offload-activations ", offload_text,
-           ": activations on NVMe are not in this version; use host, none or leave it out");
   ZP_CHECK(offload == Offload::kNone || policy == Policy::kBlocks, "--offload-activations ",
            offload_text, ": what is kept of --checkpoint-activations ", text,
            " stays on its device; use none, blocks or every:K beside it");

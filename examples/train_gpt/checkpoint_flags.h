@@ -34,8 +34,7 @@ struct CheckpointFlags {
   void parse_policy(const std::string& value);
   // {none,host,nvme:DIR}. Throws with words.
   void parse_offload(const std::string& value);
-  // Throws where the model has too few layers for it, where one flag excludes the other, and for what
-  // this version lacks.
+  // Throws where the model has too few layers for it, and where one flag excludes the other.
   void check(int64_t layers) const;
 };
 

@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "zero/nvme_activations.h"
+
 namespace train_gpt {
 
 using zeropage::checkpointing::RecomputeOptions;
@@ -22,8 +24,13 @@ KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::c
     }
     recompute_.emplace(std::move(options));
   }
-  if (flags.offload == CheckpointFlags::Offload::kHost) {
-    offload_.emplace();
+  if (flags.offload != CheckpointFlags::Offload::kNone) {
+    zeropage::checkpointing::OffloadOptions options;
+    if (flags.offload == CheckpointFlags::Offload::kFolder) {
+      options.store = std::make_shared<zeropage::NvmeActivations>(zeropage::NvmeActivationsOptions{
+          .directory = flags.offload_folder, .rank = world.rank()});
+    }
+    offload_.emplace(options);
     offload_->stay_here(model.parameters());
     offload_->stay_here(model.buffers());
   }

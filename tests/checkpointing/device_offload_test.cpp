@@ -1,6 +1,8 @@
 // Activation offload on an accelerator whose streams are late by random times: the host's bits, and
 // no more on its way than the bound.
+#include <filesystem>
 #include <thread>
+#include <unistd.h>
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
@@ -12,6 +14,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/nvme_activations.h"
 
 namespace zeropage::checkpointing {
 namespace {
@@ -71,9 +74,16 @@ void expect_the_hosts_bits() {
   const auto x = torch::randn({6, 7});
   const auto expected = train(module, x, nullptr);
   module->to(fake_device());
+  const auto disk = std::make_shared<NvmeActivations>(NvmeActivationsOptions{
+      .directory = std::filesystem::current_path(), .rank = static_cast<int>(::getpid())});
+  struct Case {
+    int64_t staging_bytes;
+    std::shared_ptr<ActivationStore> store = nullptr;
+  };
   // A bound that brings back all but the last, and one that most sources are still there under.
-  for (const int64_t staging_bytes : {2_KiB, 256_KiB}) {
-    const ActivationOffload offload({.least_bytes = 0, .staging_bytes = staging_bytes});
+  for (const auto& [staging_bytes, store] : {Case{2_KiB}, Case{256_KiB}, Case{2_KiB, disk}}) {
+    const ActivationOffload offload(
+        {.least_bytes = 0, .staging_bytes = staging_bytes, .store = store});
     const auto gradients = train(module, x.to(fake_device()), offload.hooks());
     ASSERT_EQ(gradients.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
@@ -84,6 +94,8 @@ void expect_the_hosts_bits() {
     }
     EXPECT_EQ(offload.statistics().host_bytes, 0);
   }
+  EXPECT_GT(disk->heap().statistics().records_read, 0);
+  EXPECT_EQ(disk->heap().held_bytes(), 0);
 }
 
 TEST_F(DeviceOffloadTest, GradientsHaveTheHostsBits) {

@@ -22,6 +22,7 @@
 #include "memory/device_memory.h"
 #include "memory/process_memory.h"
 #include "memory/stream.h"
+#include "offload/device_speed.h"
 
 namespace train_gpt {
 namespace {
@@ -100,6 +101,17 @@ std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags
         data.training_batch(flags.seed, static_cast<uint64_t>(index * flags.batch), flags.batch));
   }
   return batches;
+}
+
+// Before the first step: what it will take at least, and what it wears out.
+void tell_what_disks_cost(const Flags& flags, const Breakdown& on_nvme) {
+  using namespace zeropage::offload;
+  const std::string folder = flags.offload.options().nvme_directory;
+  if (folder.empty()) return;
+  const DeviceSpeed speed = measure(folder);
+  const int64_t bytes = on_nvme.total() * flags.ranks;
+  std::cout << folder << ": "
+            << to_string(speed, bytes, forecast(speed, bytes, /*compute_seconds=*/0)) << std::endl;
 }
 
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
@@ -213,6 +225,9 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
               << torch::get_num_threads() << " thread(s) a rank, text: " << data.description()
               << std::endl;
   }
+
+  if (world.rank() == 0)
+    tell_what_disks_cost(flags, ledger.offloaded(zeropage::memory::Tier::kNvme));
 
   const PeaksOfSteps peaks(ledger, device.type());
   run_steps(world, flags, data, model, *optimizer, run);

@@ -103,15 +103,11 @@ std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags
   return batches;
 }
 
-// Before the first step: what it will take at least, and what it wears out.
-void tell_what_disks_cost(const Flags& flags, const Breakdown& on_nvme) {
-  using namespace zeropage::offload;
+// Of the disk that state is offloaded to; none if it is to none.
+std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) {
   const std::string folder = flags.offload.options().nvme_directory;
-  if (folder.empty()) return;
-  const DeviceSpeed speed = measure(folder);
-  const int64_t bytes = on_nvme.total() * flags.ranks;
-  std::cout << folder << ": "
-            << to_string(speed, bytes, forecast(speed, bytes, /*compute_seconds=*/0)) << std::endl;
+  if (folder.empty()) return std::nullopt;
+  return zeropage::offload::measure(folder);
 }
 
 void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
@@ -205,6 +201,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     // Nothing here reads what it has not written.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
+  const auto disk = world.rank() == 0 ? speed_of_disk(flags) : std::nullopt;
   if (!flags.memory_snapshot_path.empty()) zeropage::memory::record_cuda_memory_history();
   zeropage::memory::reset_peak_resident_bytes();
   ledger.reset_peak();
@@ -226,9 +223,13 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
               << std::endl;
   }
 
-  if (world.rank() == 0)
-    tell_what_disks_cost(flags, ledger.offloaded(zeropage::memory::Tier::kNvme));
-
+  if (disk) {
+    // What a step takes at least, and what it wears out.
+    const int64_t bytes =
+        ledger.offloaded(zeropage::memory::Tier::kNvme).total() * world.local_size();
+    std::cout << to_string(*disk, bytes, forecast(*disk, bytes, /*compute_seconds=*/0))
+              << std::endl;
+  }
   const PeaksOfSteps peaks(ledger, device.type());
   run_steps(world, flags, data, model, *optimizer, run);
   run.recompute = zeropage::checkpointing::recompute_statistics();

@@ -24,7 +24,7 @@ TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
 }
 
 TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
-  expect_refused(train_gpt("--offload-optimizer host"), "optimizer offload is not in this version");
+  expect_refused(train_gpt("--resume somewhere"), "training state on disk is not in this version");
   expect_refused(train_gpt("--save somewhere"), "training state on disk is not in this version");
 }
 

@@ -1,0 +1,74 @@
+// train_gpt whose optimizer state, gradients and parameters leave the device.
+#include <filesystem>
+
+#include "tests/examples/train_gpt_run.h"
+
+namespace {
+
+using namespace zeropage::testing;
+
+class OffloadFlagsTest : public TrainGptTest {
+ protected:
+  nlohmann::json run(const std::string& flags) const {
+    const Outcome outcome = train_gpt(tiny(flags));
+    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
+    return json();
+  }
+  void SetUp() override {
+    TrainGptTest::SetUp();
+    std::filesystem::create_directories(disk_);
+  }
+  void TearDown() override {
+    EXPECT_TRUE(std::filesystem::is_empty(disk_)) << disk_;
+    std::filesystem::remove_all(disk_);
+    TrainGptTest::TearDown();
+  }
+
+  // In the build's: /tmp may be in memory.
+  const std::filesystem::path disk_ =
+      std::filesystem::current_path() / ("offload-flags-test-" + std::to_string(::getpid()));
+  const std::string nvme = "nvme:" + disk_.string();
+};
+
+TEST_F(OffloadFlagsTest, ChangeNoBitAndHoldWhatTheFormulaSays) {
+  const std::string model = "--layers 2 --d-model 64 --sequence 32 --ranks 2 ";
+  const auto plain = run(model + "--stage 0");
+  for (const std::string& offload :
+       {"--stage 1 --offload-optimizer host",
+        "--stage 2 --offload-optimizer host --offload-step backward",
+        "--stage 2 --clip-norm 1e6 --accumulate 1 --offload-optimizer host",
+        "--stage 3 --offload-optimizer host --offload-parameters host"}) {
+    const auto run = this->run(model + offload);
+    EXPECT_EQ(run["weights_sha256"], plain["weights_sha256"]) << offload;
+    for (const auto& of_rank : run["memory"]) {
+      const auto& offloaded = of_rank["offloaded"];
+      EXPECT_LE(offloaded["host_bytes"], 1.02 * offloaded["host_formula_bytes"].get<double>());
+      EXPECT_GE(offloaded["host_bytes"], offloaded["host_formula_bytes"].get<double>());
+      EXPECT_LE(of_rank["persistent_bytes"], 1.02 * of_rank["formula_bytes"].get<double>());
+    }
+  }
+  const auto on_disk =
+      run(model + "--stage 3 --offload-optimizer " + nvme + " --offload-parameters " + nvme);
+  EXPECT_EQ(on_disk["weights_sha256"], plain["weights_sha256"]);
+  const auto& offloaded = on_disk["memory"][0]["offloaded"];
+  EXPECT_LE(offloaded["nvme_bytes"], 1.02 * offloaded["nvme_formula_bytes"].get<double>());
+}
+
+TEST_F(OffloadFlagsTest, SayThatALateStepIsAnotherRun) {
+  const Outcome late = train_gpt(tiny("--offload-optimizer host --offload-step late"));
+  EXPECT_EQ(late.exit_code, 0) << late.output;
+  EXPECT_THAT(late.output, ::testing::HasSubstr("every update came one step late"));
+}
+
+TEST_F(OffloadFlagsTest, AreRefusedWhereTheyMakeNoSense) {
+  expect_refused(train_gpt("--offload-optimizer disk"), "expected none, host or nvme:DIR");
+  expect_refused(train_gpt("--offload-parameters host --offload-optimizer host --stage 2"),
+                 "keeps parameters whole on the device; use --stage 3");
+  expect_refused(train_gpt("--offload-parameters host --stage 3"), "use --offload-optimizer too");
+  expect_refused(train_gpt("--offload-step late"), "are about what is offloaded");
+  const Outcome in_memory = train_gpt(tiny("--offload-optimizer nvme:/dev/shm"));
+  EXPECT_EQ(in_memory.exit_code, 1);
+  EXPECT_THAT(in_memory.output, ::testing::HasSubstr("tmpfs"));
+}
+
+}  // namespace

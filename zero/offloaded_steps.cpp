@@ -63,6 +63,8 @@ void OffloadedSteps::start(size_t part, Step step, const Pending& gradient) {
   if (of_part.part.device_gradient.defined()) {
     task.gradient = offloading_->copies().start(Direction::kToHost, of_part.part.gradient,
                                                 of_part.part.device_gradient);
+    // The next backward writes there before it is waited for.
+    if (publish_ == Publish::kWhenTold) task.gradient.synchronize();
   }
   {
     const std::lock_guard lock(mutex_);

@@ -79,11 +79,13 @@ void OffloadedGradient::start_down(const at::Tensor& from) {
 }
 
 void OffloadedGradient::take(const at::Tensor& mean, bool more) {
-  if (!more && !on_device_) {
+  if (more || on_device_) on_device().take(mean, more);
+  if (more) return;
+  if (on_device_) {
+    complete();
+  } else {
     start_down(mean.to(host_.scalar_type()));
-    return;
   }
-  on_device().take(mean, more);
 }
 
 void OffloadedGradient::keep() {
@@ -115,8 +117,8 @@ void OffloadedGradient::zero(const Range& range) {
 bool OffloadedGradient::complete() {
   if (!on_device_) return false;
   on_device_->complete();
+  // What is on its way keeps its memory.
   start_down(on_device_->values());
-  wait();
   on_device_.reset();
   return true;
 }

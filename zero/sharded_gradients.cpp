@@ -186,7 +186,9 @@ void ShardedGradients::gather(const std::vector<size_t>& parameters, memory::Pin
 
 // The last one's way down is all that backward did not hide.
 void ShardedGradients::note_reduced(const std::vector<size_t>&) {
-  if (leaving_) pages_of_gradients_[*leaving_].owned->wait();
+  for (const PageOfGradients& of_page : pages_of_gradients_) {
+    if (of_page.owned) of_page.owned->wait();
+  }
   leaving_.reset();
 }
 

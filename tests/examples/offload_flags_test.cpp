@@ -33,7 +33,7 @@ class OffloadFlagsTest : public TrainGptTest {
 TEST_F(OffloadFlagsTest, ChangeNoBitAndHoldWhatTheFormulaSays) {
   const std::string model = "--layers 2 --d-model 64 --sequence 32 --ranks 2 ";
   const auto plain = run(model + "--stage 0");
-  for (const std::string& offload :
+  for (const std::string offload :
        {"--stage 1 --offload-optimizer host",
         "--stage 2 --offload-optimizer host --offload-step backward",
         "--stage 2 --clip-norm 1e6 --accumulate 1 --offload-optimizer host",

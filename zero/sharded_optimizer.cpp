@@ -92,7 +92,8 @@ bool ShardedOptimizer::updates_fused() const {
     case UpdateBy::kAuto:
       break;
   }
-  return has_fused;
+  const c10::Device device = parameters_.pages->world().communicator().device();
+  return has_fused && (device.is_cpu() || device.is_cuda() || device.is_meta());
 }
 
 void ShardedOptimizer::check_memory_holds_states() const {
@@ -139,7 +140,8 @@ void ShardedOptimizer::make_updates() {
   const bool fused = updates_fused();
   const ParameterPages& pages = *parameters_.pages;
   if (pages.offloading()) {
-    ZP_CHECK(fused, "options.offload.optimizer: ", algorithm_.class_name,
+    ZP_CHECK(static_cast<bool>(algorithm_.make_fused),
+             "options.offload.optimizer: ", algorithm_.class_name,
              " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
              "device");
     steps_ = std::make_unique<OffloadedSteps>(

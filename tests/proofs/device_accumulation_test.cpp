@@ -75,6 +75,7 @@ class DeviceAccumulationTest : public ::testing::TestWithParam<std::tuple<Carrie
 
   Options options() const {
     Options options;
+    options.update_by = UpdateBy::kClass;  // the host has the fused update, that device has not
     options.stage = stage_of(std::get<2>(GetParam()));
     options.page_bytes = 4_KiB;
     return options;

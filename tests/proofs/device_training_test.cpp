@@ -60,6 +60,7 @@ std::vector<torch::Tensor> on_host(const std::vector<torch::Tensor>& tensors) {
 
 Options options_of(int stage) {
   Options options;
+  options.update_by = UpdateBy::kClass;  // the host has the fused update, that device has not
   options.stage = stage_of(stage);
   options.page_bytes = 4_KiB;  // many pages and buckets
   return options;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,8 +27,8 @@ class NvmeActivationsTest : public ::testing::Test {
  protected:
   NvmeActivationsTest() {
     torch::manual_seed(0);
-    std::string pattern = std::filesystem::current_path() / "activations-test-XXXXXX";
-    folder_ = ::mkdtemp(pattern.data());
+    folder_ = std::filesystem::current_path() / ("activations-test-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder_);
     model_ = torch::nn::Sequential();
     for (int layer = 0; layer < 6; ++layer) {
       model_->push_back(torch::nn::Linear(kWidth, kWidth));
@@ -40,6 +41,7 @@ class NvmeActivationsTest : public ::testing::Test {
   checkpointing::OffloadOptions options(int64_t writing_bytes, int64_t staging_bytes) {
     checkpointing::OffloadOptions options;
     options.staging_bytes = staging_bytes;
+    store_.reset();  // it has the file
     store_ = std::make_shared<NvmeActivations>(
         NvmeActivationsOptions{.directory = folder_, .rank = 3, .writing_bytes = writing_bytes});
     options.store = store_;

@@ -67,6 +67,7 @@ void expect_parity(const Case& given, EveryBlocks every, const RankOptions& rank
       given.ranks,
       [&](comm::World& world) {
         Options options;
+        options.update_by = UpdateBy::kClass;  // whose bits a plain run has
         options.stage = stage_of(given.stage);
         options.page_bytes = 4_KiB;  // a block has two or three
         DataParallel<Deep> model(make_seeded<Deep>(), world, options);

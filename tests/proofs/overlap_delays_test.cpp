@@ -34,6 +34,7 @@ TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
         return std::make_unique<AdamW>(std::move(parameters), AdamWOptions(0.01));
       });
   Options options;
+  options.update_by = UpdateBy::kClass;  // whose bits a plain run has
   options.stage = stage_of(GetParam());
   options.page_bytes = memory::operator""_KiB(4);  // many buckets in flight
   RankOptions delayed;

@@ -106,6 +106,9 @@ class GradientReducer {
     before_close_ = std::move(before_close);
   }
 
+  // Whether one of them is set: there is room for one optimizer's.
+  bool is_followed() const { return on_reduced_ || before_close_; }
+
   // Calls change(owned_gradient(page)) for every page that trains. REQUIRES: finish().
   void change_owned(const std::function<void(const at::Tensor& owned)>& change);
 

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 
 #include "memory/check.h"
 #include "memory/named_range.h"
@@ -96,12 +95,6 @@ void OffloadedSteps::publish(size_t part) {
   parts_[part].up.wait();
 }
 
-void OffloadedSteps::drain() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return (tasks_.empty() && !busy_) || error_; });
-  if (error_) std::rethrow_exception(error_);
-}
-
 void OffloadedSteps::run() {
   const at::NoGradGuard no_grad;
   const memory::LedgerScope ledger(ledger_);
@@ -116,7 +109,6 @@ void OffloadedSteps::run() {
     }
     const Task task = std::move(tasks_.front());
     tasks_.pop_front();
-    busy_ = true;
     lock.unlock();
     std::exception_ptr error;
     try {
@@ -129,7 +121,6 @@ void OffloadedSteps::run() {
       error = std::current_exception();
     }
     lock.lock();
-    busy_ = false;
     error_ = error;
     parts_[task.part].done = true;
     changed_.notify_all();

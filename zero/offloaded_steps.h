@@ -73,8 +73,6 @@ class OffloadedSteps {
   void take(size_t part);
   // kWhenTold: sends the part's values up. REQUIRES: take(part).
   void publish(size_t part);
-  // Until nothing is started.
-  void drain();
 
  private:
   struct OfPart {
@@ -114,7 +112,6 @@ class OffloadedSteps {
   std::condition_variable changed_;
   // Guarded by mutex_, and `done` and `up` of parts_.
   std::deque<Task> tasks_;
-  bool busy_ = false;
   bool ends_ = false;
   std::exception_ptr error_;
 

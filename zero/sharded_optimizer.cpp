@@ -224,6 +224,10 @@ void ShardedOptimizer::step_offloaded_in_backward() {
     if (of_page.part) by_page[of_page.page] = &of_page;
   }
   const StepWhen when = parameters_.options.offload.step;
+  ZP_CHECK(
+      when == StepWhen::kInStep || !parameters_.reducer->is_followed(),
+      "options.offload.step: another optimizer of this model follows backward already; make one "
+      "optimizer with several parameter groups, or use StepWhen::kInStep");
   if (when == StepWhen::kInBackward) {
     parameters_.reducer->set_on_reduced([this, by_page](size_t page, const HasGradient& has) {
       if (by_page[page] == nullptr) return;

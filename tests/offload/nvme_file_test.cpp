@@ -19,6 +19,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/faulty_device.h"
 
@@ -35,15 +36,8 @@ using zeropage::testing::faulty;
 
 constexpr int64_t kBlock = 8192;
 
-// A folder on the disk that the build is on: /tmp may be in memory.
 class NvmeFileTest : public ::testing::Test {
  protected:
-  NvmeFileTest() {
-    std::string pattern = std::filesystem::current_path() / "nvme-test-XXXXXX";
-    folder_ = ::mkdtemp(pattern.data());
-  }
-  ~NvmeFileTest() override { std::filesystem::remove_all(folder_); }
-
   NvmeFileOptions options(NvmeEngine engine = NvmeEngine::kAutomatic) const {
     return {.directory = folder_,
             .name = "rank-0.optimizer",
@@ -88,7 +82,8 @@ class NvmeFileTest : public ::testing::Test {
                      contents(file, record, number).narrow(0, 0, bytes));
   }
 
-  std::string folder_;
+  const zeropage::testing::DiskFolder disk_;
+  const std::string folder_ = disk_.path();
 };
 
 TEST_F(NvmeFileTest, GivesBackWhatWasWrittenForAnySizeByBothEngines) {

@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/faulty_device.h"
 
@@ -24,15 +25,12 @@ using zeropage::testing::faulty;
 class NvmeHeapTest : public ::testing::Test {
  protected:
   NvmeHeapTest() {
-    std::string pattern = std::filesystem::current_path() / "heap-test-XXXXXX";
-    folder_ = ::mkdtemp(pattern.data());
     options_ = {.directory = folder_,
                 .name = "rank-0.activations",
                 .owner = "activations",
                 .block_bytes = 8192,
                 .kind = memory::Kind::kActivationOffloaded};
   }
-  ~NvmeHeapTest() override { std::filesystem::remove_all(folder_); }
 
   static at::Tensor filled(int64_t bytes, int64_t value) {
     return make_buffer((bytes + 4095) / 4096 * 4096).fill_(value & 0xFF);
@@ -43,7 +41,8 @@ class NvmeHeapTest : public ::testing::Test {
     return buffer.narrow(0, 0, bytes).eq(value & 0xFF).all().item<bool>();
   }
 
-  std::string folder_;
+  const zeropage::testing::DiskFolder disk_;
+  const std::string folder_ = disk_.path();
   NvmeFileOptions options_;
 };
 

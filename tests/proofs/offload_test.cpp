@@ -1,11 +1,11 @@
 // Optimizer state, gradients and parameters away from the device: the same bits, the bytes that the
 // formula says and no others, right under slow links, and refusals in words.
-#include <filesystem>
 #include <numeric>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
@@ -25,20 +25,7 @@ using torch::optim::AdamWOptions;
 
 constexpr int kSteps = 4;
 
-// A folder on a disk, for one test.
-class Folder {
- public:
-  Folder() {
-    path_ = std::filesystem::current_path() / c10::str("offload-test-", ::getpid());
-    std::filesystem::create_directories(path_);
-  }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  std::string path() const { return path_.string(); }
-  bool empty() const { return std::filesystem::is_empty(path_); }
-
- private:
-  std::filesystem::path path_;
-};
+using Folder = DiskFolder;
 
 template <typename Module>
 Module make() {
@@ -366,6 +353,23 @@ TEST(OffloadErrorTest, SaysWhatCannotBeOffloadedAndWhatToDo) {
   EXPECT_THAT(refusal_of(options), HasSubstr("/no/such/folder"));
   options.offload.nvme_directory = "/dev/shm";
   EXPECT_THAT(refusal_of(options), HasSubstr("tmpfs"));
+}
+
+TEST(OffloadErrorTest, OneOptimizerAloneFollowsBackward) {
+  for (const StepWhen when : {StepWhen::kInBackward, StepWhen::kOneStepLate}) {
+    Options options = at_stage(2);
+    options.offload.optimizer = Tier::kHost;
+    options.offload.step = when;
+    run_ranks(1, [&](comm::World& world) {
+      DataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
+      {
+        const Optimizer<AdamW> first(model, AdamWOptions(0.01));
+        EXPECT_THAT(error_of([&] { Optimizer<AdamW>(model, AdamWOptions(0.01)); }),
+                    HasSubstr("another optimizer of this model follows backward already"));
+      }
+      const Optimizer<AdamW> after(model, AdamWOptions(0.01));
+    });
+  }
 }
 
 TEST(OffloadErrorTest, AStepInBackwardAllowsNoChangeOfGradientsAfterIt) {

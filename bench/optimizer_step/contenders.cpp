@@ -6,6 +6,7 @@
 #include "bench/optimizer_step/same_mix.h"
 #include "offload/flat_tensor.h"
 #include "offload/fused_step.h"
+#include "zero/zeropage.h"
 
 namespace optimizer_step {
 namespace {
@@ -79,6 +80,53 @@ void separate_calls(const Stretch& s, const Lists& lists) {
   at::Tensor(s.copy_out).copy_(s.values);
 }
 
+constexpr int64_t kTensorNumel = 1000;
+
+struct ManyParametersImpl : torch::nn::Module {
+  explicit ManyParametersImpl(int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      register_parameter("weight" + std::to_string(i), torch::randn({kTensorNumel}));
+    }
+  }
+  // The gradient of every element is 1.
+  torch::Tensor forward() const {
+    std::vector<torch::Tensor> sums;
+    for (const torch::Tensor& parameter : parameters()) sums.push_back(parameter.sum());
+    return torch::stack(sums).sum();
+  }
+};
+TORCH_MODULE(ManyParameters);
+
+// What a training script has of such parameters: they are in pages, and so one stretch.
+class Training {
+ public:
+  Training(const at::Device& device, int64_t count)
+      : model_(module_on(device, count),
+               zeropage::comm::World::from_environment(world_options(device)), {}),
+        optimizer_(model_, options()) {}
+  void make_gradients() {
+    const at::AutoGradMode with_grad(true);
+    optimizer_.zero_grad();
+    model_().backward();
+  }
+  void step() { optimizer_.step(); }
+
+ private:
+  static zeropage::comm::WorldOptions world_options(const at::Device& device) {
+    zeropage::comm::WorldOptions options;
+    options.device = device.type();
+    return options;
+  }
+  static ManyParameters module_on(const at::Device& device, int64_t count) {
+    ManyParameters module(count);
+    module->to(device);
+    return module;
+  }
+
+  zeropage::DataParallel<ManyParameters> model_;
+  zeropage::Optimizer<torch::optim::AdamW> optimizer_;
+};
+
 }  // namespace
 
 Group flat_group(const c10::Device& device, int64_t numel) {
@@ -129,12 +177,12 @@ Group flat_group(const c10::Device& device, int64_t numel) {
 }
 
 Group list_group(const c10::Device& device, int64_t count) {
-  constexpr int64_t kTensorNumel = 1000;
   std::vector<Stretch> stretches;
   for (int64_t i = 0; i < count; ++i) stretches.push_back(stretch_of(device, kTensorNumel));
   const int64_t numel = count * kTensorNumel;
   const Stretch flat = stretch_of(device, numel);
   const Lists lists = lists_of(stretches);
+  const auto training = std::make_shared<Training>(device, count);
   using zeropage::offload::fused_step;
   return {.name = std::to_string(count) + " tensors of 1000 elements",
           .numel = numel,
@@ -149,9 +197,13 @@ Group list_group(const c10::Device& device, int64_t count) {
                               fused_step(options(), kStepNumber, stretch);
                             }
                           }},
-                         {"at::_fused_adamw_", [=] { libtorchs_step(lists); }}},
-          .bytes = std::vector<int64_t>(4, kStepBytes),
-          .ratios = {{"a list of stretches / one flat stretch", 0, 1, 0.90},
+                         {"at::_fused_adamw_", [=] { libtorchs_step(lists); }},
+                         {"zeropage::Optimizer", [=] { training->step(); },
+                          [=] { training->make_gradients(); }}},
+          .bytes = std::vector<int64_t>(5, kStepBytes),
+          .ratios = {{"zeropage::Optimizer / one flat stretch", 0, 4, 0.90},
+                     {"zeropage::Optimizer / at::_fused_adamw_ of lists", 3, 4},
+                     {"a list of stretches / one flat stretch", 0, 1},
                      {"a list of stretches / a call for each", 2, 1},
                      {"a list of stretches / at::_fused_adamw_ of lists", 3, 1}}};
 }

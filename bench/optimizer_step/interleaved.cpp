@@ -36,14 +36,27 @@ class Collector : public benchmark::BenchmarkReporter {
   size_t count_ = 0;
 };
 
-void time_one(benchmark::State& state, const Contender& contender, const c10::Device& device) {
+double seconds_of(const Contender& contender, const c10::Device& device, int64_t runs) {
   synchronize(device);
   const auto begin = std::chrono::steady_clock::now();
-  for (benchmark::IterationCount i = 0; i < state.max_iterations; ++i) contender.run();
+  for (int64_t i = 0; i < runs; ++i) contender.run();
   synchronize(device);
-  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+void time_one(benchmark::State& state, const Contender& contender, const c10::Device& device) {
+  const auto runs = static_cast<int64_t>(state.max_iterations);
+  double seconds = 0;
+  if (contender.before) {
+    for (int64_t i = 0; i < runs; ++i) {
+      contender.before();
+      seconds += seconds_of(contender, device, 1);
+    }
+  } else {
+    seconds = seconds_of(contender, device, runs);
+  }
   for ([[maybe_unused]] const auto iteration : state) {
-    state.SetIterationTime(taken.count() / static_cast<double>(state.max_iterations));
+    state.SetIterationTime(seconds / static_cast<double>(runs));
   }
 }
 
@@ -51,7 +64,10 @@ void time_one(benchmark::State& state, const Contender& contender, const c10::De
 
 std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c10::Device& device,
                                      int rounds) {
-  for (const Contender& contender : all) contender.run();
+  for (const Contender& contender : all) {
+    if (contender.before) contender.before();
+    contender.run();
+  }
   benchmark::ClearRegisteredBenchmarks();
   for (int round = 0; round < rounds; ++round) {
     for (const Contender& contender : all) {

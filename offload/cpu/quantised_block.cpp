@@ -71,9 +71,8 @@ ZEROPAGE_AVX512 void dequantise_with_avx512(const uint8_t* codes, float scale, f
   _mm512_mask_storeu_ps(values + i, lanes, convert(_mm_maskz_loadu_epi8(lanes, codes + i)));
 }
 
-template <StateSign kSign>
 ZEROPAGE_AVX512 uint32_t largest_magnitude_with_avx512(const float* values, int64_t numel) {
-  LargestMagnitude<kSign> largest;
+  LargestMagnitude largest;
   int64_t i = 0;
   for (; i + kLanes <= numel; i += kLanes) largest.take(_mm512_loadu_ps(values + i));
   if (i < numel) largest.take(_mm512_maskz_loadu_ps(lanes_left(numel - i), values + i));
@@ -82,7 +81,7 @@ ZEROPAGE_AVX512 uint32_t largest_magnitude_with_avx512(const float* values, int6
 
 template <StateSign kSign>
 ZEROPAGE_AVX512 float quantise_with_avx512(const float* values, uint8_t* codes, int64_t numel) {
-  const BlockScale block = block_scale(largest_magnitude_with_avx512<kSign>(values, numel));
+  const BlockScale block = block_scale(largest_magnitude_with_avx512(values, numel));
   if (block.inverse == 0) {
     std::memset(codes, 0, static_cast<size_t>(numel));
     return block.scale;

@@ -15,6 +15,11 @@ namespace {
 // Codes that fill a vector.
 constexpr int64_t kGroupNumel = 4 * kLanes;
 
+// How far ahead a group is fetched: a page of fp32, where the processor's own fetching stops. The
+// arithmetic of a group is too long for the group after it to come in behind it by itself.
+constexpr int64_t kAheadNumel = 1024;
+constexpr int64_t kCacheLineBytes = 64;
+
 template <typename Rule>
 constexpr StateSign sign_of(int state) {
   return state < Rule::kSignedStates ? StateSign::kSigned : StateSign::kUnsigned;
@@ -25,15 +30,6 @@ constexpr StateSign sign_of(int state) {
 struct TwoBlocks {
   alignas(64) float values[2][kStateBlockNumel];
 };
-
-template <StateSign kSign>
-ZEROPAGE_AVX512_ELEMENT void dequantise_group(const CodesToValues<kSign>& convert,
-                                              const uint8_t* codes, float* values) {
-  for (int64_t i = 0; i < kGroupNumel; i += kLanes) {
-    _mm512_store_ps(values + i,
-                    convert(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i))));
-  }
-}
 
 template <StateSign kSign>
 ZEROPAGE_AVX512_ELEMENT void quantise_group(const ValuesToCodes<kSign>& convert,
@@ -75,25 +71,32 @@ ZEROPAGE_AVX512_ELEMENT void for_each_state(std::integral_constant<int, kStates>
   }
 }
 
+template <typename Element>
+ZEROPAGE_AVX512_ELEMENT void fetch_group(const Element* group) {
+  constexpr int64_t kLineNumel = kCacheLineBytes / int64_t{sizeof(Element)};
+  for (int64_t i = 0; i < kGroupNumel; i += kLineNumel) __builtin_prefetch(group + i);
+}
+
+// The states come and go in registers: compiled, the arrays are no memory.
 template <typename Rule, typename Gradient>
-ZEROPAGE_AVX512_ELEMENT void update_group(const Rule& rule, float* values,
+ZEROPAGE_AVX512_ELEMENT void update_lanes(const Rule& rule, float* values,
                                           const Gradient* gradients, float scale,
-                                          float* const* states) {
-  float* const first = states[0];
-  float* const second = states[1];
-  float* const third = states[2];
+                                          __m512 (&states)[kMostStates]) {
+  alignas(64) float lanes[kMostStates][kLanes];
+  for (int state = 0; state < Rule::kStates; ++state) _mm512_store_ps(lanes[state], states[state]);
   ZEROPAGE_NO_OVERLAP
-  for (int64_t i = 0; i < kGroupNumel; ++i) {
+  for (int64_t i = 0; i < kLanes; ++i) {
     float of_element[kMostStates] = {};
-    if constexpr (Rule::kStates > 0) of_element[0] = first[i];
-    if constexpr (Rule::kStates > 1) of_element[1] = second[i];
-    if constexpr (Rule::kStates > 2) of_element[2] = third[i];
+    if constexpr (Rule::kStates > 0) of_element[0] = lanes[0][i];
+    if constexpr (Rule::kStates > 1) of_element[1] = lanes[1][i];
+    if constexpr (Rule::kStates > 2) of_element[2] = lanes[2][i];
     const float gradient = rounded::multiply(to_float(gradients[i]), scale);
     values[i] = rule.apply(values[i], gradient, of_element);
-    if constexpr (Rule::kStates > 0) first[i] = of_element[0];
-    if constexpr (Rule::kStates > 1) second[i] = of_element[1];
-    if constexpr (Rule::kStates > 2) third[i] = of_element[2];
+    if constexpr (Rule::kStates > 0) lanes[0][i] = of_element[0];
+    if constexpr (Rule::kStates > 1) lanes[1][i] = of_element[1];
+    if constexpr (Rule::kStates > 2) lanes[2][i] = of_element[2];
   }
+  for (int state = 0; state < Rule::kStates; ++state) states[state] = _mm512_load_ps(lanes[state]);
 }
 
 template <typename Rule, typename Gradient>
@@ -110,26 +113,34 @@ ZEROPAGE_AVX512 void step_blocks(const Rule& shared_rule, const QuantisedBlocks&
   };
   for (int64_t block = 0; block < all.blocks; ++block) {
     const int64_t first = block * kStateBlockNumel;
+    LargestMagnitude largest[kMostStates];
     for (int64_t group = 0; group < kStateBlockNumel; group += kGroupNumel) {
-      float* of_group[kMostStates] = {};
-      for_each_state(kAllStates, [&]<int kState>() ZEROPAGE_AVX512 {
-        of_group[kState] = tiles[kState].values[block % 2] + group;
-        const CodesToValues<sign_of<Rule>(kState)> convert(all.scales[kState][block]);
-        dequantise_group(convert, all.codes[kState] + first + group, of_group[kState]);
-      });
-      update_group(rule, all.values + first + group, gradients + first + group, all.gradient_scale,
-                   of_group);
+      const int64_t ahead = first + group + kAheadNumel;
+      fetch_group(all.values + ahead);
+      fetch_group(gradients + ahead);
+      for_each_state(kAllStates,
+                     [&]<int kState>() ZEROPAGE_AVX512 { fetch_group(all.codes[kState] + ahead); });
+      for (int64_t i = group; i < group + kGroupNumel; i += kLanes) {
+        __m512 states[kMostStates];
+        for_each_state(kAllStates, [&]<int kState>() ZEROPAGE_AVX512 {
+          const CodesToValues<sign_of<Rule>(kState)> convert(all.scales[kState][block]);
+          const auto* const codes = all.codes[kState] + first + i;
+          states[kState] = convert(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
+        });
+        update_lanes(rule, all.values + first + i, gradients + first + i, all.gradient_scale,
+                     states);
+        for_each_state(kAllStates, [&]<int kState>() ZEROPAGE_AVX512 {
+          _mm512_store_ps(tiles[kState].values[block % 2] + i, states[kState]);
+          largest[kState].take(states[kState]);
+        });
+      }
       if (block > 0) quantise_finished(group);
     }
     for_each_state(kAllStates, [&]<int kState>() ZEROPAGE_AVX512 {
-      const float* const values = tiles[kState].values[block % 2];
-      LargestMagnitude<sign_of<Rule>(kState)> of_block;
-      for (int64_t i = 0; i < kStateBlockNumel; i += kLanes) {
-        of_block.take(_mm512_load_ps(values + i));
-      }
-      const BlockScale scale = block_scale(of_block.bits());
+      const BlockScale scale = block_scale(largest[kState].bits());
       all.scales[kState][block] = scale.scale;
-      finished[kState] = {values, all.codes[kState] + first, scale.inverse};
+      finished[kState] = {tiles[kState].values[block % 2], all.codes[kState] + first,
+                          scale.inverse};
     });
   }
   if (all.blocks == 0) return;

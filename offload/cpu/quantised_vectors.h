@@ -62,18 +62,22 @@ class CodesToValues {
   ZEROPAGE_AVX512_ELEMENT __m512 operator()(__m128i codes) const {
     const __m512 slopes = _mm512_load_ps(kLines.slopes.data());
     const __m512 offsets = _mm512_load_ps(kLines.offsets.data());
-    const __m512i code = _mm512_cvtepu8_epi32(codes);
+    constexpr bool kHasSign = kSign == StateSign::kSigned;
+    const __m512i code = kHasSign ? _mm512_cvtepi8_epi32(codes) : _mm512_cvtepu8_epi32(codes);
+    // The bits of 2^23, or-ed with an integer, are 2^23 and that integer.
+    const __m512i exact = _mm512_set1_epi32(0x4b000000);
     const __m512i top = _mm512_set1_epi32(static_cast<int>(kTopCode<kSign>));
-    const __m512i magnitude = kSign == StateSign::kSigned ? _mm512_and_epi32(code, top) : code;
-    const __m512 middle = _mm512_add_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(0.5F));
+    const __m512i above = kHasSign ? _mm512_ternarylogic_epi32(exact, code, top, kOrWhereThird)
+                                   : _mm512_or_epi32(exact, code);
+    const __m512 middle = _mm512_sub_ps(_mm512_castsi512_ps(above), _mm512_set1_ps(0x1p23F - 0.5F));
     const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(middle), 23);
     const __m512 relative = _mm512_fmadd_ps(middle, _mm512_permutexvar_ps(exponent, slopes),
                                             _mm512_permutexvar_ps(exponent, offsets));
     const __m512 value = _mm512_mul_ps(relative, scales_);
-    if constexpr (kSign == StateSign::kUnsigned) return value;
+    if constexpr (!kHasSign) return value;
     const __m512i sign_bit = _mm512_set1_epi32(static_cast<int>(0x80000000U));
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-        _mm512_castps_si512(value), _mm512_slli_epi32(code, 24), sign_bit, kOrWhereThird));
+    return _mm512_castsi512_ps(
+        _mm512_ternarylogic_epi32(_mm512_castps_si512(value), code, sign_bit, kOrWhereThird));
   }
 
  private:
@@ -117,7 +121,6 @@ class ValuesToCodes {
   const __m512 inverses_;
 };
 
-template <StateSign kSign>
 class LargestMagnitude {
  public:
   ZEROPAGE_AVX512_ELEMENT LargestMagnitude() : largest_(_mm512_setzero_si512()) {}

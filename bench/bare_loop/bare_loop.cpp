@@ -173,19 +173,20 @@ int main(int argc, char** argv) {
   Flags flags;
   CLI::App app(
       "Trains train_gpt's GPT by a plain LibTorch loop on one rank; flags as train_gpt's.");
+  const CLI::Range positive(int64_t{1}, int64_t{1} << 40);
   app.option_defaults()->always_capture_default();
   app.add_option("--data", flags.data);
-  app.add_option("--d-model", flags.model.d_model)->check(CLI::PositiveNumber);
-  app.add_option("--layers", flags.model.layers)->check(CLI::PositiveNumber);
-  app.add_option("--heads", flags.model.heads)->check(CLI::PositiveNumber);
-  app.add_option("--sequence", flags.model.sequence)->check(CLI::PositiveNumber);
-  app.add_option("--batch", flags.batch)->check(CLI::PositiveNumber);
-  app.add_option("--steps", flags.steps)->check(CLI::PositiveNumber);
+  app.add_option("--d-model", flags.model.d_model)->check(positive);
+  app.add_option("--layers", flags.model.layers)->check(positive);
+  app.add_option("--heads", flags.model.heads)->check(positive);
+  app.add_option("--sequence", flags.model.sequence)->check(positive);
+  app.add_option("--batch", flags.batch)->check(positive);
+  app.add_option("--steps", flags.steps)->check(positive);
   app.add_option("--seed", flags.seed);
   app.add_option("--lr", flags.lr);
   app.add_option("--optimizer", flags.optimizer)->check(CLI::IsMember({"adamw"}));
   app.add_option("--ranks", flags.ranks)->check(CLI::Range(1, 1));
-  app.add_option("--threads", flags.threads)->check(CLI::PositiveNumber);
+  app.add_option("--threads", flags.threads)->check(positive);
   app.add_option("--device", flags.device)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--compute-dtype", flags.compute_dtype)->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--json", flags.json_path)->required();

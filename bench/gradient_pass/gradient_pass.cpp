@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -14,6 +13,7 @@
 #include <torch/torch.h>
 
 #include "bench/collectives/figures_json.h"
+#include "bench/measuring_main.h"
 #include "bench/optimizer_step/interleaved.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
@@ -232,10 +232,9 @@ void run(const Flags& flags) {
            "that is there");
 }
 
-constexpr int kRuntimeError = 1;
-constexpr int kUsageError = 2;
+}  // namespace
 
-int parse_and_run(int argc, char** argv) {
+int main(int argc, char** argv) {
   Flags flags;
   CLI::App app(
       "Times unscaling, the look for infinities, the norm and clipping of a flat gradient, ours "
@@ -244,28 +243,11 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--numel", flags.numel, "elements")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--rounds", flags.rounds, "times that every figure is measured")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--json", flags.json, "file for every figure of every round; default none");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageError;
-  }
-  run(flags);
-  return 0;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  try {
-    return parse_and_run(argc, argv);
-  } catch (const std::exception& error) {
-    std::cerr << "gradient_pass: " << zeropage::memory::message_of(error) << std::endl;
-    return kRuntimeError;
-  }
+  return bench::parse_and_measure("gradient_pass", app, argc, argv, [&] { run(flags); });
 }

@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "bench/collectives/figures_json.h"
+#include "bench/measuring_main.h"
 #include "bench/optimizer_step/contenders.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
@@ -110,10 +111,9 @@ void run(const Flags& flags) {
   if (!flags.json.empty()) write_json(json, flags.json);
 }
 
-constexpr int kRuntimeError = 1;
-constexpr int kUsageError = 2;
+}  // namespace
 
-int parse_and_run(int argc, char** argv) {
+int main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Times the fused AdamW against at::_fused_adamw_ and copying, interleaved.");
   app.add_option("--device", flags.device, "where")
@@ -122,33 +122,16 @@ int parse_and_run(int argc, char** argv) {
   app.add_option("--numel", flags.numels,
                  "elements, or a list with commas; default 64 Mi,256 Mi on cpu, 1 Gi on cuda")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--tensors", flags.tensors, "tensors of 1,000 elements that a list has")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--threads", flags.threads, "intra-op threads; default LibTorch's")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--rounds", flags.rounds, "times that every figure is measured")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--json", flags.json,
                  "file for every figure of every round, or - for stdout, the text then on stderr");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageError;
-  }
-  run(flags);
-  return 0;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  try {
-    return parse_and_run(argc, argv);
-  } catch (const std::exception& error) {
-    std::cerr << "optimizer_step: " << zeropage::memory::message_of(error) << std::endl;
-    return kRuntimeError;
-  }
+  return bench::parse_and_measure("optimizer_step", app, argc, argv, [&] { run(flags); });
 }

@@ -5,7 +5,6 @@
 
 #include <cstdio>
 #include <fstream>
-#include <iostream>
 #include <limits>
 
 #include <ATen/Parallel.h>
@@ -15,6 +14,7 @@
 #include <torch/torch.h>
 
 #include "bench/collectives/figures_json.h"
+#include "bench/measuring_main.h"
 #include "bench/optimizer_step/interleaved.h"
 #include "checkpointing/activation_offload.h"
 #include "checkpointing/recompute.h"
@@ -248,42 +248,24 @@ void run(const Flags& flags) {
            "that is there");
 }
 
-constexpr int kRuntimeError = 1;
-constexpr int kUsageError = 2;
+}  // namespace
 
-int parse_and_run(int argc, char** argv) {
+int main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Times what hooks for saved tensors cost, interleaved.");
   app.add_option("--widths", flags.widths, "of the blocks that are trained, and their rows")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--chain", flags.chain, "operators in the chain that saves a tensor in each")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
   app.add_option("--numel", flags.numel, "elements of a tensor in the chain")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
   app.add_option("--rounds", flags.rounds, "times that every figure is measured")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--json", flags.json, "file for every figure of every round; default none");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kUsageError;
-  }
-  run(flags);
-  return 0;
-}
-
-}  // namespace
-
-int main(int argc, char** argv) {
-  try {
-    return parse_and_run(argc, argv);
-  } catch (const std::exception& error) {
-    std::cerr << "saved_tensors: " << zeropage::memory::message_of(error) << std::endl;
-    return kRuntimeError;
-  }
+  return bench::parse_and_measure("saved_tensors", app, argc, argv, [&] { run(flags); });
 }

@@ -72,7 +72,7 @@ void add_accumulation(CLI::App& app, Flags& flags) {
          "(0), all from 0")
       ->expected(3, 4)
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
+      ->check(non_negative())
       ->option_text("RANK,LAYER,MICRO_STEP[,STEP]")
       ->group("For tests");
 }

@@ -149,11 +149,11 @@ void add_simulation(CLI::App& app, Flags& flags) {
       ->group(group);
   app.add_option("--within-host", flags.simulation.within_host,
                  "A rank's link to ranks of its host: latency in us and GB/s")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(group);
   app.add_option("--between-hosts", flags.simulation.between_hosts,
                  "A rank's link to ranks of other hosts: latency in us and GB/s")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->group(group);
 }
 
@@ -316,25 +316,24 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       CLI::MultiOptionPolicy::TakeLast);
   app.add_option("--data", flags.data, "Text file, or auto: LibTorch's own headers")
       ->option_text("PATH|auto");
-  app.add_option("--d-model", flags.model.d_model, "Width")->check(CLI::PositiveNumber);
-  app.add_option("--layers", flags.model.layers, "Blocks")->check(CLI::PositiveNumber);
-  app.add_option("--heads", flags.model.heads, "Attention heads a block")
-      ->check(CLI::PositiveNumber);
-  app.add_option("--sequence", flags.model.sequence, "Tokens a sample")->check(CLI::PositiveNumber);
+  app.add_option("--d-model", flags.model.d_model, "Width")->check(positive());
+  app.add_option("--layers", flags.model.layers, "Blocks")->check(positive());
+  app.add_option("--heads", flags.model.heads, "Attention heads a block")->check(positive());
+  app.add_option("--sequence", flags.model.sequence, "Tokens a sample")->check(positive());
   app.add_option("--dropout", flags.model.dropout,
                  "Of embeddings, attention and what blocks add, from 0 to below 1")
       ->option_text("P=0");
-  app.add_option("--batch", flags.batch, "Samples of a micro-batch")->check(CLI::PositiveNumber);
+  app.add_option("--batch", flags.batch, "Samples of a micro-batch")->check(positive());
   app.add_option("--accumulate", flags.accumulate,
                  "Micro-batches a rank and step: global batch = batch x accumulate x ranks")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->option_text("K=1");
   app.add_option(
          "--global-batch", flags.global_batch,
          "Samples a step over all ranks: gives --accumulate, or --batch where that is given")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->option_text("SAMPLES");
-  app.add_option("--steps", flags.steps, "Optimizer steps")->check(CLI::PositiveNumber);
+  app.add_option("--steps", flags.steps, "Optimizer steps")->check(positive());
   app.add_option("--seed", flags.seed, "Of weights, samples and the continuation");
   app.add_option("--lr", flags.lr, "Learning rate");
   app.add_option("--optimizer", flags.optimizer, "Algorithm")
@@ -353,7 +352,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
   CLI::Option* ranks =
       app.add_option("--ranks", flags.ranks, "Local ranks to start")->check(CLI::Range(1, 4096));
   app.add_option("--threads", flags.threads, "Threads a rank; 0 shares the cores among local ranks")
-      ->check(CLI::NonNegativeNumber);
+      ->check(non_negative());
   app.add_option("--stage", flags.stage,
                  "What is sharded: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters");
   add_bytes(app, "--page-bytes", flags.page_bytes, 4096,
@@ -382,8 +381,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       ->option_text("{auto,gloo,shared,nccl,simulated}=auto");
   app.add_option("--deadline", flags.deadline_seconds,
                  "Seconds a rank waits for another before it gives up");
-  app.add_option("--sample", flags.sample, "Characters to write at the end")
-      ->check(CLI::NonNegativeNumber);
+  app.add_option("--sample", flags.sample, "Characters to write at the end")->check(non_negative());
   app.add_option("--json", flags.json_path, "Where to write every figure")->option_text("FILE");
   app.add_option("--peak-tflops", flags.peak_tflops,
                  "A rank's peak, for the model FLOPs utilisation; 0: the device's where known");

@@ -1,11 +1,37 @@
 #include "examples/train_gpt/value_options.h"
 
+#include <charconv>
+
 #include <CLI/CLI.hpp>
 
 #include "memory/bytes.h"
 #include "memory/check.h"
 
 namespace train_gpt {
+namespace {
+
+// holds: of the number.
+template <typename Holds>
+CLI::Validator number_that(Holds holds, const std::string& expected, const std::string& name) {
+  return {[holds, expected](const std::string& text) -> std::string {
+            double number = 0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), number);
+            const bool is_number = error == std::errc() && end == text.data() + text.size();
+            return is_number && holds(number) ? "" : text + ": expected " + expected;
+          },
+          name};
+}
+
+}  // namespace
+
+CLI::Validator positive() {
+  return number_that([](double number) { return number > 0; }, "a number above 0", "POSITIVE");
+}
+
+CLI::Validator non_negative() {
+  return number_that([](double number) { return number >= 0; }, "0 or more", "NONNEGATIVE");
+}
 
 CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, int64_t least,
                        const std::string& help) {

@@ -37,19 +37,8 @@ class NeedsCuda : public Base {
   }
 };
 
-// Loops over the options: a test is a process, and CUDA takes long to begin in one.
-class CudaFusedStepTest : public NeedsCuda<::testing::Test> {
+class CudaFusedStepTest : public NeedsCuda<EveryStepCaseTest> {
  protected:
-  void for_each_case(const std::function<void()>& check) {
-    for (const StepCase& step_case : all_step_cases()) {
-      SCOPED_TRACE(step_case.name);
-      options_ = step_case.options;
-      check();
-    }
-  }
-
-  const AnyOptions& options() const { return options_; }
-
   // Three steps on the CPU and on CUDA from the same beginning.
   void expect_the_same_bits(const Stretch& before, const Stretch& at_device,
                             const GradientFactors& factors = {}) {
@@ -60,9 +49,6 @@ class CudaFusedStepTest : public NeedsCuda<::testing::Test> {
     }
     EXPECT_TRUE(same_bits_of(expected, at_device));
   }
-
- private:
-  AnyOptions options_;
 };
 
 TEST_F(CudaFusedStepTest, HasTheCpusBitsInEveryDtype) {

@@ -54,6 +54,23 @@ inline std::vector<StepCase> all_step_cases() {
   return cases;
 }
 
+// One test loops over the options: a process for each would only load LibTorch.
+class EveryStepCaseTest : public ::testing::Test {
+ protected:
+  void for_each_case(const std::function<void()>& check) {
+    for (const StepCase& step_case : all_step_cases()) {
+      SCOPED_TRACE(step_case.name);
+      options_ = step_case.options;
+      check();
+    }
+  }
+
+  const AnyOptions& options() const { return options_; }
+
+ private:
+  AnyOptions options_;
+};
+
 inline std::string name_of(const ::testing::TestParamInfo<StepCase>& info) {
   return info.param.name;
 }

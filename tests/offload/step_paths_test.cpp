@@ -1,5 +1,4 @@
 // Which way a step takes: the instructions, the zeroing of the gradient, a list of stretches.
-// Loops over the options: a test is a process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,21 +16,7 @@ using ::testing::HasSubstr;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-class StepPathsTest : public ::testing::Test {
- protected:
-  void for_each_case(const std::function<void()>& check) {
-    for (const StepCase& step_case : all_step_cases()) {
-      SCOPED_TRACE(step_case.name);
-      options_ = step_case.options;
-      check();
-    }
-  }
-
-  const AnyOptions& options() const { return options_; }
-
- private:
-  AnyOptions options_;
-};
+class StepPathsTest : public EveryStepCaseTest {};
 
 // As raw pointers to it.
 FlatStretch flat_of(const Stretch& stretch) {

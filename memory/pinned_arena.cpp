@@ -1,6 +1,11 @@
 #include "memory/pinned_arena.h"
 
+#include <cstring>
+#include <optional>
+
+#include <ATen/Context.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -8,6 +13,7 @@
 #include "memory/device.h"
 #include "memory/exact.h"
 #include "memory/host_memory.h"
+#include "memory/stream.h"
 
 namespace zeropage::memory {
 namespace {
@@ -22,38 +28,54 @@ int64_t bytes_of(const Take& take) {
 }
 
 // Before the first page is written: past its memory a process is killed without a word.
-int64_t checked(int64_t bytes) {
+void check_host_has(int64_t bytes) {
   ZP_CHECK(bytes >= 1, "PinnedArena: expected 1 byte or more, got ", bytes,
            "; bytes_for(takes) computes what is needed");
   const HostMemory memory = read_host_memory();
   ZP_CHECK(bytes <= memory.usable_bytes(), "PinnedArena: ", describe_need(bytes, memory),
            "; use more ranks or machines, or keep less on the host");
-  return bytes;
 }
 
 }  // namespace
 
 class PinnedArena::Memory {
  public:
-  Memory(int64_t bytes, const PinnedArenaOptions& options)
-      : mapping_(checked(bytes), {.cores = options.cores, .huge_pages = options.huge_pages}),
-        registered_(options.device.is_cuda()) {
-    if (registered_) {
-      check_device(options.device);
-      cuda::register_host_memory(mapping_.data(), mapping_.bytes());
+  Memory(int64_t bytes, const PinnedArenaOptions& options) : device_(options.device) {
+    check_host_has(bytes);
+    if (has_streams(device_.type()) && !device_.is_cuda()) {
+      allocated_ = at::globalContext()
+                       .getPinnedMemoryAllocator(device_.type())
+                       ->allocate(static_cast<size_t>(bytes));
+      std::memset(allocated_.get(), 0, static_cast<size_t>(bytes));
+      return;
     }
+    mapping_.emplace(bytes, HostMappingOptions{options.cores, options.huge_pages});
+    if (!device_.is_cuda()) return;
+    check_device(device_);
+    // A thread whose current device is another would get a context there, of some 500 MB.
+    const c10::DeviceGuard guard(device_);
+    cuda::register_host_memory(mapping_->data(), mapping_->bytes());
   }
   ~Memory() {
-    if (registered_) cuda::unregister_host_memory(mapping_.data());
+    if (!device_.is_cuda()) return;
+    try {
+      const c10::DeviceGuard guard(device_);
+      cuda::unregister_host_memory(mapping_->data());
+    } catch (const std::exception&) {
+      // A process that ends has no device any more.
+    }
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
-  std::byte* data() const { return mapping_.data(); }
+  std::byte* data() const {
+    return mapping_ ? mapping_->data() : static_cast<std::byte*>(allocated_.get());
+  }
 
  private:
-  const HostMapping mapping_;
-  const bool registered_;
+  const c10::Device device_;
+  std::optional<HostMapping> mapping_;
+  c10::DataPtr allocated_;  // instead of it
 };
 
 PinnedArena::PinnedArena(int64_t bytes, const PinnedArenaOptions& options)

@@ -7,7 +7,8 @@
 // One mapping, rounded up to whole system pages (LibTorch's allocator of pinned memory rounds each
 // block up to a power of two), first touched from the given cores. For a CUDA device it is
 // registered with the driver, so copies to and from it are asynchronous; for the host nothing is
-// locked: its pages stay where they are.
+// locked: its pages stay where they are. For another accelerator it is what LibTorch's allocator for
+// that one gives, wherever that lies.
 // Not on a ledger: who takes a tensor charges it.
 // Lifetime: tensors keep the memory; the arena may go before them. A tensor that a device still
 // copies must live until the copy is over.

@@ -41,16 +41,24 @@ void add_blocks_of(const ParameterPages& pages, const at::Tensor& owned_gradient
   }
 }
 
-// The blocks' sums on the host, with one copy from a device.
+// The blocks' sums on the host, with one copy from a device. Of offloaded gradients they are there.
 std::vector<at::Tensor> on_host(const std::vector<Blocks>& blocks) {
   std::vector<at::Tensor> sums;
+  std::vector<at::Tensor> of_device;
   std::vector<int64_t> sizes;
   for (const Blocks& of_part : blocks) {
     sums.push_back(of_part.sums);
+    if (of_part.sums.is_cpu()) continue;
+    of_device.push_back(of_part.sums);
     sizes.push_back(of_part.sums.numel());
   }
-  if (sums.empty() || sums.front().is_cpu()) return sums;
-  return at::cat(sums).cpu().split_with_sizes(sizes);
+  if (of_device.empty()) return sums;
+  const std::vector<at::Tensor> copies = at::cat(of_device).cpu().split_with_sizes(sizes);
+  auto next = copies.begin();
+  for (at::Tensor& of_part : sums) {
+    if (!of_part.is_cpu()) of_part = *next++;
+  }
+  return sums;
 }
 
 // What this rank knows: all groups, the weight, which parameters are not finite.

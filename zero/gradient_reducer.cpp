@@ -157,11 +157,11 @@ void GradientReducer::enter_backward() {
       "backward() past the accumulator in the middle of a step, whose gradients it would change: "
       "call accumulator.backward(loss), or accumulator.abandon() first");
   backward_ = task;
-  if (when_ == ReduceWhen::kInBackward && synchronizes_) {
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { reduce_rest(); });
-  } else {
-    torch::autograd::Engine::get_default_engine().queue_callback([this] { end_local_backward(); });
-  }
+  const bool reduces = when_ == ReduceWhen::kInBackward && synchronizes_;
+  torch::autograd::Engine::get_default_engine().queue_callback([this, reduces] {
+    const memory::LedgerScope ledger(ledger_);  // on autograd's thread too
+    reduces ? reduce_rest() : end_local_backward();
+  });
 }
 
 // Gives the page's parameters their slots. Where buckets are transient, there is one at a time: the

@@ -20,7 +20,8 @@ enum class StepWhen : uint8_t {
   kInBackward,
   // step() starts the update and the next step() takes it over, so it is computed beside a whole
   // forward and backward, whose parameters are one step old (Ren et al. 2021, "ZeRO-Offload",
-  // section 5.2, delayed parameter update). Other results than without.
+  // section 5.2, delayed parameter update). Other results than without. For parameters on the device,
+  // and kHost.
   kOneStepLate,
 };
 

@@ -136,6 +136,10 @@ void validate_offload(const Options& options) {
   ZP_CHECK(nvme == !offload.nvme_directory.empty(), "options.offload.nvme_directory: ",
            nvme ? "expected a folder on a local disk for what is offloaded to kNvme"
                 : "nothing is offloaded to kNvme; leave it out");
+  ZP_CHECK(offload.parameters == Tier::kDevice || offload.step != StepWhen::kOneStepLate,
+           "options.offload.step: kOneStepLate updates beside the next forward and backward, which "
+           "would read offloaded parameters meanwhile; leave options.offload.parameters on the "
+           "device, or use another step");
   ZP_CHECK(!nvme || offload.step != StepWhen::kOneStepLate,
            "options.offload.step: kOneStepLate keeps the values it will send up, and on kNvme they "
            "are not kept; use kHost, or another step");

@@ -60,6 +60,9 @@ void OffloadFlags::check(int stage) const {
   require(parameters == "none" || optimizer != "none",
           "--offload-parameters " + parameters +
               ": the optimizer would bring them back for its step; use --offload-optimizer too");
+  require(parameters == "none" || step != "late",
+          "--offload-step late: updates beside the next forward, which would read offloaded "
+          "parameters meanwhile; leave --offload-parameters out, or use another step");
   require(folder_of(optimizer).empty() || folder_of(parameters).empty() || optimizer == parameters,
           "--offload-parameters " + parameters + ": expected the folder of --offload-optimizer, " +
               optimizer);

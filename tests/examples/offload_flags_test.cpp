@@ -66,6 +66,9 @@ TEST_F(OffloadFlagsTest, AreRefusedWhereTheyMakeNoSense) {
                  "keeps parameters whole on the device; use --stage 3");
   expect_refused(train_gpt("--offload-parameters host --stage 3"), "use --offload-optimizer too");
   expect_refused(train_gpt("--offload-step late"), "are about what is offloaded");
+  expect_refused(train_gpt("--stage 3 --offload-optimizer host --offload-parameters host "
+                           "--offload-step late"),
+                 "--offload-step late: updates beside the next forward");
   const Outcome in_memory = train_gpt(tiny("--offload-optimizer nvme:/dev/shm"));
   EXPECT_EQ(in_memory.exit_code, 1);
   EXPECT_THAT(in_memory.output, ::testing::HasSubstr("tmpfs"));

@@ -62,6 +62,13 @@ class Pending {
     if (on_device_->check) on_device_->check();
   }
 
+  // The same end, for who waits while somebody else keeps the buffers.
+  Pending without_buffers() const {
+    Pending end = *this;
+    end.buffers_.clear();
+    return end;
+  }
+
   bool done() const { return host_is_done() && (!on_device_ || on_device_->end.passed()); }
 
  private:

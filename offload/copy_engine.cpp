@@ -120,6 +120,11 @@ class DeviceCopies final : public CopyEngine {
         to_host_(memory::Stream::another(device)),
         to_device_(memory::Stream::another(device)) {}
 
+  void wait_for_device() const override {
+    to_host_.record().synchronize();
+    to_device_.record().synchronize();
+  }
+
  private:
   Pending enqueue(Direction direction, const at::Tensor& to, const at::Tensor& from,
                   const Pending& after) override {

@@ -43,6 +43,10 @@ class CopyEngine {
   memory::Pending start(Direction direction, const at::Tensor& to, const at::Tensor& from,
                         const memory::Pending& after = {});
 
+  // On an accelerator, until all that was started has ended; then memory that only Pendings kept may
+  // go. On a host copies keep theirs.
+  virtual void wait_for_device() const {}
+
   // That were copied since the engine was made, or are on their way.
   int64_t bytes(Direction direction) const { return bytes_[static_cast<size_t>(direction)]; }
 

@@ -6,6 +6,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include "memory/check.h"
+#include "memory/device.h"
 #include "memory/named_range.h"
 #include "memory/storage.h"
 
@@ -52,13 +53,16 @@ size_t OffloadedSteps::add(Part part) {
   return parts_.size() - 1;
 }
 
-void OffloadedSteps::start(size_t part, Step step, const Pending& gradient) {
+void OffloadedSteps::start(size_t part, Step step, const Pending& gradient,
+                           std::vector<Range> unchanged) {
   OfPart& of_part = parts_[part];
   ZP_CHECK(!of_part.started, "backward() after one that has begun the step of page \"",
            of_part.part.name,
            "\" already (options.offload.step); expected step() after each backward, or the "
            "accumulator's last; accumulate with an Accumulator, or use StepWhen::kInStep");
-  Task task{part, std::move(step), gradient};
+  // With its buffers a gradient would stay on the device until its turn has come.
+  Task task{part, std::move(step), gradient.without_buffers(), std::move(unchanged),
+            memory::Stream::current(offloading_->device()).record()};
   if (of_part.part.device_gradient.defined()) {
     task.gradient = offloading_->copies().start(Direction::kToHost, of_part.part.gradient,
                                                 of_part.part.device_gradient);
@@ -99,6 +103,10 @@ void OffloadedSteps::run() {
   const at::NoGradGuard no_grad;
   const memory::LedgerScope ledger(ledger_);
   const offload::WorkerPoolScope pool(offloading_->pool());
+  // Copies wait for the current stream. The device's default one may be compute's, which has been
+  // given what comes after, such as the rest of backward.
+  memory::set_current_device(offloading_->device());
+  const memory::StreamScope stream(memory::Stream::another(offloading_->device()));
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });
@@ -142,10 +150,11 @@ void OffloadedSteps::perform(const Task& task) {
   }
   if (next != page) offloading_->start_fetch_for_update(next);
   task.gradient.synchronize();
+  task.begun.synchronize();
   if (of_part.copy_out.defined() && publish_ == Publish::kAtOnce) {
-    step_into_staging(of_part, task.step);
+    step_into_staging(of_part, task);
   } else {
-    task.step();
+    step_and_round(of_part, task);
     if (publish_ == Publish::kAtOnce) send_up(of_part, of_part.part.values);
   }
   // Memory that goes with the release is read until then.
@@ -153,12 +162,22 @@ void OffloadedSteps::perform(const Task& task) {
   offloading_->release_after_update(page);
 }
 
-void OffloadedSteps::step_into_staging(OfPart& of_part, const Step& step) {
+void OffloadedSteps::step_and_round(OfPart& of_part, const Task& task) {
+  task.step();
+  if (!of_part.copy_out.defined()) return;
+  // There it has what other pages left.
+  for (const Range& range : task.unchanged) {
+    of_part.copy_out.narrow(0, range.begin, range.numel())
+        .copy_(of_part.part.values.narrow(0, range.begin, range.numel()));
+  }
+}
+
+void OffloadedSteps::step_into_staging(OfPart& of_part, const Task& task) {
   Staging& staging = next_staging();
   const at::Tensor& copy_out = of_part.copy_out;
   const at::Tensor bytes = staging.memory.narrow(0, 0, static_cast<int64_t>(copy_out.nbytes()));
   memory::give_memory(*copy_out.storage().unsafeGetStorageImpl(), bytes);
-  step();
+  step_and_round(of_part, task);
   memory::drop_memory(*copy_out.storage().unsafeGetStorageImpl());
   send_up(of_part, bytes.view(copy_out.scalar_type()));
   staging.up = of_part.up;

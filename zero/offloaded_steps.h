@@ -8,6 +8,10 @@
 // buffers there are two staging buffers for values in a lower precision, each of the largest owned
 // part.
 //
+// On an accelerator nothing of a page changes before what the stream that is current at start() had
+// been given by then has ended: it may still read the page's values, on the device or on the host. What
+// that stream is given later is not waited for.
+//
 // Lifetime: owned by the optimizer. Threads: start() and wait() one thread at a time; a page's
 // update is called on the thread of this class only.
 // Throws: wait() what went wrong; then no later page is updated.
@@ -25,8 +29,10 @@
 
 #include "memory/ledger.h"
 #include "memory/pending.h"
+#include "memory/stream.h"
 #include "zero/offloading.h"
 #include "zero/page_update.h"
+#include "zero/shard_layout.h"
 
 namespace zeropage {
 
@@ -63,8 +69,10 @@ class OffloadedSteps {
   // undefined: none. Has memory while its step runs.
   const at::Tensor& copy_out(size_t part) const { return parts_[part].copy_out; }
 
-  // gradient: its way down, where it comes by itself.
-  void start(size_t part, Step step, const memory::Pending& gradient);
+  // gradient: its way down, where it comes by itself. unchanged: ranges of the part whose values the
+  // step leaves as they are; of the parameters' last values no copy is kept here.
+  void start(size_t part, Step step, const memory::Pending& gradient,
+             std::vector<Range> unchanged = {});
   bool started(size_t part) const { return parts_[part].started; }
   // Until the part is updated, if it was started.
   void wait(size_t part);
@@ -86,6 +94,8 @@ class OffloadedSteps {
     size_t part;
     Step step;
     memory::Pending gradient;
+    std::vector<Range> unchanged;
+    memory::Event begun;  // of what was given to the device before
   };
   struct Staging {
     at::Tensor memory;   // bytes of the largest copy_out
@@ -94,7 +104,8 @@ class OffloadedSteps {
 
   void run();
   void perform(const Task& task);
-  void step_into_staging(OfPart& of_part, const Step& step);
+  static void step_and_round(OfPart& of_part, const Task& task);
+  void step_into_staging(OfPart& of_part, const Task& task);
   void send_up(OfPart& of_part, const at::Tensor& from);
   Staging& next_staging();
 

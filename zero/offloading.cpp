@@ -4,6 +4,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/device_places.h"
 #include "memory/topology.h"
 #include "zero/nvme_home.h"
 
@@ -12,9 +13,12 @@ namespace {
 
 using memory::Tier;
 
-// The cores of this rank: ranks that are threads of one process share what the process has.
+// The cores of this rank, near its device: ranks that are threads of one process share what the
+// process has.
 memory::CoreSet cores_of(const comm::World& world) {
-  const auto sets = memory::Machine::here().core_sets(world.local_size());
+  const int ranks = world.local_size();
+  const auto sets = memory::Machine::here().core_sets(
+      ranks, world.device().is_cuda() ? memory::device_nodes_of_ranks(ranks) : std::vector<int>());
   return sets[static_cast<size_t>(world.local_rank())];
 }
 

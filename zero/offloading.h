@@ -28,6 +28,8 @@ class Offloading {
   bool offloads_optimizer(size_t page) const { return optimizer_pages_[page]; }
   bool offloads_parameters() const { return options_.parameters != memory::Tier::kDevice; }
 
+  c10::Device device() const { return world_.device(); }
+
   // Of what the optimizer updates.
   PageHome& values() { return *values_; }
   PageHome& states() { return *states_; }

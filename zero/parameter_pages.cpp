@@ -359,7 +359,7 @@ void ParameterPages::hand_to_pager(size_t page) {
   }
   ShardSource::Away away;
   if (offloads_parameters(page)) {
-    away = {&options_.offloading->parameters(), page, &options_.offloading->copies()};
+    away = {&options_.offloading->parameters(), page, options_.offloading};
   }
   const int64_t bytes = source_->add_shard(layout, memory_[page].owned, away);
   memory_[page].pager_index = pager_->add_page(layout.name, bytes, std::move(tenants));

@@ -13,6 +13,16 @@ ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
       ledger_(memory::Ledger::current()),
       gathers_(memory::Stream::another(world_.communicator().device())) {}
 
+ShardSource::~ShardSource() {
+  try {
+    for (const Entry& entry : entries_) {
+      if (entry.away.home != nullptr) entry.away.offloading->copies().wait_for_device();
+    }
+  } catch (const std::exception&) {
+    // A device that failed has told whoever computed on it.
+  }
+}
+
 int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away) {
   entries_.push_back(
       {what_ + " \"" + layout.name + "\"", layout.shard(world_.rank()), std::move(shard), away});
@@ -41,16 +51,16 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
 }
 
 // Brings this rank's shard into its place in the page.
-memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& slice) const {
+memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& slice) {
   if (entry.away.home == nullptr) {
     at::Tensor(slice).copy_(entry.shard);
     return {};
   }
   entry.away.home->fetch(entry.away.page);
   const memory::Pending up =
-      entry.away.copies->start(offload::Direction::kToDevice, slice, entry.shard);
+      entry.away.offloading->copies().start(offload::Direction::kToDevice, slice, entry.shard);
   // Memory that goes with the release is read until then.
-  if (!entry.away.home->stays()) up.synchronize();
+  if (!entry.away.home->stays() || entry.away.changes_at_any_time) up.synchronize();
   entry.away.home->release(entry.away.page, PageHome::Use::kRead);
   return up;
 }

@@ -22,8 +22,7 @@
 #include "memory/ledger.h"
 #include "memory/pager.h"
 #include "memory/stream.h"
-#include "offload/copy_engine.h"
-#include "zero/page_home.h"
+#include "zero/offloading.h"
 #include "zero/shard_layout.h"
 
 namespace zeropage {
@@ -32,12 +31,17 @@ class ShardSource final : public memory::PageSource {
  public:
   // what: "the gradient of page", for errors. kind: of the whole pages.
   ShardSource(comm::World world, std::string what, memory::Kind kind);
+  // Waits for copies that read shards on the host.
+  ~ShardSource() override;
 
-  // Where a shard lives that is not on the device. Both outlive the source.
+  // Where a shard lives that is not on the device.
   struct Away {
-    PageHome* home = nullptr;  // null: it is on the device
+    PageHome* home = nullptr;  // of offloading; null: it is on the device
     size_t page = 0;           // there
-    offload::CopyEngine* copies = nullptr;
+    std::shared_ptr<Offloading> offloading;
+    // Who changes it on the host does not ask what the device still reads, as optimizers do
+    // (zero/offloaded_steps.h): the host waits for each copy up.
+    bool changes_at_any_time = false;
   };
   // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.
@@ -60,7 +64,7 @@ class ShardSource final : public memory::PageSource {
   };
 
   void wait_for_compute() const;
-  memory::Pending start_own(const Entry& entry, const at::Tensor& slice) const;
+  memory::Pending start_own(const Entry& entry, const at::Tensor& slice);
 
   const comm::World world_;
   const std::string what_;

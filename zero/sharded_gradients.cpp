@@ -77,7 +77,10 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
   pages_of_gradients_[page].gaps = gaps_between(page, parameters);
   ShardSource::Away away;
   if (pages_->offloads_optimizer(page)) {
-    away = {&pages_->offloading()->gradients(), page, &pages_->offloading()->copies()};
+    away = {.home = &pages_->offloading()->gradients(),
+            .page = page,
+            .offloading = pages_->offloading(),
+            .changes_at_any_time = true};
   }
   std::vector<memory::Page::Tenant> tenants;
   for (const size_t index : parameters) {

@@ -363,10 +363,16 @@ void ShardedOptimizer::set_options(const OfPage& of_page) const {
 
 // has_gradient: asked here only.
 void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient) {
+  const Range owned = parameters_.pages->owned(of_page.page);
   std::vector<bool> has(grouped_.size());
+  std::vector<Range> unchanged;
   for (size_t index = 0; index < has.size(); ++index) {
-    has[index] = parameters_.pages->parameters()[index].page == of_page.page && grouped_[index] &&
-                 has_gradient(index);
+    const PlacedParameter& placed = parameters_.pages->parameters()[index];
+    if (placed.page != of_page.page) continue;
+    has[index] = grouped_[index] && has_gradient(index);
+    const Range range = intersection(owned, placed.range);
+    if (has[index] || range.empty()) continue;
+    unchanged.push_back({range.begin - owned.begin, range.end - owned.begin});
   }
   set_options(of_page);
   steps_->start(
@@ -375,7 +381,7 @@ void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient&
        factor = parameters_.reducer->factor()] {
         update->step([&has](size_t parameter) { return has[parameter]; }, factor);
       },
-      parameters_.reducer->arrival(of_page.page));
+      parameters_.reducer->arrival(of_page.page), std::move(unchanged));
 }
 
 void ShardedOptimizer::update_on_device(const OfPage& of_page) {

@@ -118,6 +118,7 @@ TEST_P(OffloadParityTest, OfBfloat16ParametersAndOtherClasses) {
   Options options = at_stage(stage());
   options.compute_dtype = torch::kBFloat16;
   expect_parity<Transformer>(options, AdamWOptions(0.01));
+  expect_parity<Oddball>(options, AdamWOptions(0.01));
   options.accumulate_dtype = torch::kBFloat16;
   expect_parity<Transformer, torch::optim::SGD>(options,
                                                 torch::optim::SGDOptions(0.01).momentum(0.9));
@@ -338,6 +339,9 @@ TEST(OffloadErrorTest, SaysWhatCannotBeOffloadedAndWhatToDo) {
   EXPECT_THAT(refusal_of(options), HasSubstr("keeps parameters whole on the device; use stage 3"));
   options.stage = Stage::kParameters;
   EXPECT_THAT(refusal_of(options), HasSubstr("set options.offload.optimizer too"));
+  options.offload.optimizer = Tier::kHost;
+  options.offload.step = StepWhen::kOneStepLate;
+  EXPECT_THAT(refusal_of(options), HasSubstr("would read offloaded parameters meanwhile"));
   options = at_stage(1);
   options.offload.optimizer = Tier::kHost;
   EXPECT_EQ(refusal_of(options), "");

@@ -5,6 +5,8 @@
 #include "comm/gloo_communicator.h"
 #include "comm/solo_communicator.h"
 #include "comm/staged_communicator.h"
+#include "memory/device.h"
+#include "memory/stream.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/fake_backend.h"
 #include "tests/harness/fake_environment.h"
@@ -51,6 +53,20 @@ inline RankOptions on_fake_devices(Carrier carrier, int size) {
   options.device = c10::DeviceType::PrivateUse1;
   if (size > 1) options.transport = comm::Transport::kShared;
   return options;
+}
+
+// Ranks on fake devices. A single one computes on the default stream, several on streams of their
+// own, where nothing is in order by being on the default one.
+inline void on_devices(Carrier carrier, int ranks, const RankFunction& fn) {
+  run_ranks(
+      ranks,
+      [&](comm::World& world) {
+        memory::set_current_device(world.device());
+        const memory::StreamScope compute(ranks == 1 ? memory::Stream::current(world.device())
+                                                     : memory::Stream::another(world.device()));
+        fn(world);
+      },
+      on_fake_devices(carrier, ranks));
 }
 
 }  // namespace zeropage::testing

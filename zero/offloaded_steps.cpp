@@ -6,7 +6,6 @@
 #include <ATen/core/grad_mode.h>
 
 #include "memory/check.h"
-#include "memory/device.h"
 #include "memory/named_range.h"
 #include "memory/storage.h"
 
@@ -104,8 +103,7 @@ void OffloadedSteps::run() {
   const memory::LedgerScope ledger(ledger_);
   const offload::WorkerPoolScope pool(offloading_->pool());
   // Copies wait for the current stream. The device's default one may be compute's, which has been
-  // given what comes after, such as the rest of backward.
-  memory::set_current_device(offloading_->device());
+  // given what comes after, such as the rest of backward. It makes the device current too.
   const memory::StreamScope stream(memory::Stream::another(offloading_->device()));
   std::unique_lock lock(mutex_);
   while (true) {

@@ -266,6 +266,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                          {"loss_scale", run.loss_scale},
                          {"skipped_steps", run.skipped_steps},
                          {"step_seconds", run.step_seconds},
+                         {"update_seconds", run.update_seconds},
                          {"tokens_per_second", run.tokens_per_second},
                          {"held_out_loss", run.held_out_loss},
                          {"memory", memory},
@@ -275,6 +276,11 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                          {"communicator", run.communicator},
                          {"weights_sha256", run.weights_sha256}};
   if (run.utilisation) json["mfu"] = *run.utilisation;
+  if (run.disk) {
+    json["disk"] = {{"read_bytes_per_second", run.disk->read_bytes_per_second},
+                    {"write_bytes_per_second", run.disk->write_bytes_per_second},
+                    {"step_seconds", run.disk_forecast.step_seconds}};
+  }
   if (flags.stage == 3) {
     PagingStatistics sum;
     nlohmann::json by_step = nlohmann::json::array();

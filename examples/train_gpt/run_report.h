@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "examples/train_gpt/flags.h"
+#include "offload/device_speed.h"
 #include "zero/zeropage.h"
 
 namespace train_gpt {
@@ -18,11 +19,15 @@ struct RunFigures {
   std::vector<double> loss_scale;                          // by step, of its gradients
   std::vector<nlohmann::json> skipped_steps;               // each with its step and the reason
   std::vector<double> step_seconds;                        // by step, of rank 0
+  std::vector<double> update_seconds;                      // of them in the optimizer's step
   std::vector<zeropage::memory::PagingStatistics> paging;  // by step, of rank 0
   zeropage::checkpointing::RecomputeStatistics recompute;  // of all steps, of rank 0
   std::optional<int64_t> forecast_activation_peak_bytes;   // by the plan for a budget, of rank 0
   int64_t offloaded_peak_bytes = 0;                        // of rank 0
   std::string offload_description;                         // of rank 0; lines
+  // Of the disk that state is offloaded to, before the run, and what that makes of a step.
+  std::optional<zeropage::offload::DeviceSpeed> disk;
+  zeropage::offload::StepForecast disk_forecast;
   std::string kept_activations;  // what was dropped and offloaded; "": all kept
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step

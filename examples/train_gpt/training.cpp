@@ -150,7 +150,10 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
       const InjectedInfinity injected(world, flags, model, step, accumulator.micro_step());
       accumulator.backward(forward(to_device(batch, device)));
     }
+    const auto update_start = Clock::now();
     note(step, accumulator.step(optimizer));
+    run.update_seconds.push_back(
+        std::chrono::duration<double>(Clock::now() - update_start).count());
     StepInFlight enqueued(accumulator.loss(), start);
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
@@ -201,7 +204,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     // Nothing here reads what it has not written.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
   }
-  const auto disk = world.rank() == 0 ? speed_of_disk(flags) : std::nullopt;
+  if (world.rank() == 0) run.disk = speed_of_disk(flags);
   if (!flags.memory_snapshot_path.empty()) zeropage::memory::record_cuda_memory_history();
   zeropage::memory::reset_peak_resident_bytes();
   ledger.reset_peak();
@@ -223,12 +226,12 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
               << std::endl;
   }
 
-  if (disk) {
+  if (run.disk) {
     // What a step takes at least, and what it wears out.
     const int64_t bytes =
         ledger.offloaded(zeropage::memory::Tier::kNvme).total() * world.local_size();
-    std::cout << to_string(*disk, bytes, forecast(*disk, bytes, /*compute_seconds=*/0))
-              << std::endl;
+    run.disk_forecast = forecast(*run.disk, bytes, /*compute_seconds=*/0);
+    std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
   run_steps(world, flags, data, model, *optimizer, run);

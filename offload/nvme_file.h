@@ -52,6 +52,10 @@ enum class NvmeEngine : uint8_t {
   kThreads,    // pread and pwrite on a few threads
 };
 
+// Gets the device and gives what is used in its place.
+using WrapDevice =
+    std::function<std::unique_ptr<detail::BlockDevice>(std::unique_ptr<detail::BlockDevice>)>;
+
 struct NvmeFileOptions {
   std::string directory;                   // exists, on a disk
   std::string name;                        // of the file in it; no other rank's
@@ -65,8 +69,7 @@ struct NvmeFileOptions {
   std::optional<int64_t> host_bytes_allowed;
   // What such records are on the ledger.
   memory::Kind kind = memory::Kind::kOptimizerState;
-  // For tests: gets the device and gives what is used in its place.
-  std::function<std::unique_ptr<detail::BlockDevice>(std::unique_ptr<detail::BlockDevice>)> wrap;
+  WrapDevice wrap;  // for tests
 };
 
 // Bytes are those that the device moved, with the padding of records to 4096 and with what was

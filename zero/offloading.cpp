@@ -46,7 +46,8 @@ Offloading::Offloading(const comm::World& world, const Options& options)
     return std::make_unique<NvmeHome>(
         offload::NvmeFileOptions{.directory = options_.nvme_directory,
                                  .name = c10::str("rank-", world.rank(), ".", what),
-                                 .owner = what});
+                                 .owner = what,
+                                 .wrap = options_.wrap_disk});
   };
   copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
   values_ = make_home(options_.optimizer, "values");

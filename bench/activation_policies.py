@@ -4,8 +4,6 @@ interleaved runs. Exit status: 0 measured and all end with the same weights; 1 a
 weights differ; 2 the command line is wrong; 128 + n stopped by signal n."""
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from runs import (
     measure,
     median_step,
     spread,
+    write_figures,
 )
 
 # What the others are compared with.
@@ -170,19 +169,6 @@ def print_report(arguments, figures):
           "step times\nwithin a round; FLOPs again: of those in regions, or of all operators")
 
 
-def write_json(path, arguments, runs, figures):
-    of_run = (name.replace("-", "_") for name in flags.RUN_FLAGS)
-    result = {
-        "flags": {name: getattr(arguments, name) for name in ["rounds", "stage", *of_run]},
-        "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
-        "cpu_count": os.cpu_count(),
-        "warm_up_steps": WARM_UP_STEPS,
-        "policies": figures,
-        "runs": {policy: [vars(run) for run in of_policy] for policy, of_policy in runs.items()},
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
-
 def main(words=None):
     arguments = parse_arguments(words)
     check_files([arguments.train_gpt], arguments.data)
@@ -192,7 +178,7 @@ def main(words=None):
                for policy, of_policy in runs.items()}
     print_report(arguments, figures)
     if arguments.json is not None:
-        write_json(arguments.json, arguments, runs, figures)
+        write_figures(arguments.json, arguments, ("rounds", "stage"), "policies", figures, runs)
     return 0 if all(of_policy["same_weights"] for of_policy in figures.values()) else 1
 
 

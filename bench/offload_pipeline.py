@@ -6,8 +6,6 @@ the same weights; 1 a run failed or the weights differ; 2 the command line is wr
 signal n."""
 
 import argparse
-import json
-import os
 import statistics
 import sys
 import tempfile
@@ -27,6 +25,7 @@ from runs import (
     measure,
     median_step,
     spread,
+    write_figures,
 )
 
 NONE = "none"
@@ -199,20 +198,6 @@ def print_report(arguments, figures, link_bytes):
           "other")
 
 
-def write_json(path, arguments, runs, figures):
-    of_run = (name.replace("-", "_") for name in flags.RUN_FLAGS)
-    result = {
-        "flags": {name: getattr(arguments, name)
-                  for name in ["rounds", "stage", "step", "page_bytes", "transfers", *of_run]},
-        "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
-        "cpu_count": os.cpu_count(),
-        "warm_up_steps": WARM_UP_STEPS,
-        "settings": figures,
-        "runs": {setting: [vars(run) for run in of_setting] for setting, of_setting in runs.items()},
-    }
-    path.write_text(json.dumps(result, indent=1) + "\n")
-
-
 def main(words=None):
     arguments = parse_arguments(words)
     check_files([arguments.train_gpt], arguments.data)
@@ -222,7 +207,9 @@ def main(words=None):
                for setting, of_setting in runs.items() if setting != NONE}
     print_report(arguments, figures, bytes_of_link(arguments, runs[NONE][0]))
     if arguments.json is not None:
-        write_json(arguments.json, arguments, runs, figures)
+        write_figures(arguments.json, arguments,
+                      ("rounds", "stage", "step", "page_bytes", "transfers"), "settings", figures,
+                      runs)
     return 0 if all(of_setting["same_weights"] for of_setting in figures.values()) else 1
 
 

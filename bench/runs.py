@@ -8,6 +8,7 @@ from pathlib import Path
 
 import peer_venv
 from children import run_child
+from peers import flags
 
 WARM_UP_STEPS = 2
 TAIL_LINES = 20
@@ -107,3 +108,18 @@ def data_in(folder, given):
     path = folder / "headers.txt"
     path.write_bytes(b"".join(header.read_bytes() for header in headers))
     return path
+
+
+def write_figures(path, arguments, own_flags, what, figures, runs):
+    """The --json file: the flags, own_flags of them beside those of a run; under `what` the figures of
+    each setting, and under "runs" its runs, which are dataclasses."""
+    names = [*own_flags, *(name.replace("-", "_") for name in flags.RUN_FLAGS)]
+    result = {
+        "flags": {name: getattr(arguments, name) for name in names},
+        "data": str(arguments.data or "LibTorch's include/ATen/core/**/*.h"),
+        "cpu_count": os.cpu_count(),
+        "warm_up_steps": WARM_UP_STEPS,
+        what: figures,
+        "runs": {setting: [vars(run) for run in of_setting] for setting, of_setting in runs.items()},
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,16 +1,23 @@
 // Ranks that train on the fake accelerator, each on a device of its own.
 #pragma once
 
+#include <memory>
+#include <mutex>
+
+#include <torch/torch.h>
+
 #include "comm/device_communicator.h"
 #include "comm/gloo_communicator.h"
 #include "comm/solo_communicator.h"
 #include "comm/staged_communicator.h"
 #include "memory/device.h"
+#include "memory/device_memory.h"
 #include "memory/stream.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/fake_backend.h"
 #include "tests/harness/fake_environment.h"
 #include "tests/harness/ranks.h"
+#include "tests/harness/reference.h"
 
 namespace zeropage::testing {
 
@@ -42,6 +49,41 @@ inline auto over_fake_backend(comm::ReductionOrder order, std::chrono::milliseco
                           .transport = "fake"});
   };
 }
+
+// The module on its device, its values the same at every call.
+template <typename Module>
+Module make_on(c10::Device device) {
+  // Modules draw from the one generator of the process, and ranks are threads of it.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(7);
+  Module module;
+  module->to(device);
+  return module;
+}
+
+inline Samples samples_on(c10::Device device, int rank, int step) {
+  const Samples samples = samples_of(rank, step);
+  return {samples.inputs.to(device), samples.targets.to(device)};
+}
+
+// While it lives, ledgers know the memory of fake devices.
+class FakeMemoryOnLedgers {
+ public:
+  FakeMemoryOnLedgers() {
+    register_fake_accelerator();
+    set_fake_memory_observer([](bool allocated, void* data, size_t bytes, int) {
+      if (allocated) {
+        memory::note_device_block(data, static_cast<int64_t>(bytes), c10::DeviceType::PrivateUse1);
+      } else {
+        memory::forget_device_block(data);
+      }
+    });
+  }
+  ~FakeMemoryOnLedgers() { set_fake_memory_observer({}); }
+  FakeMemoryOnLedgers(const FakeMemoryOnLedgers&) = delete;
+  FakeMemoryOnLedgers& operator=(const FakeMemoryOnLedgers&) = delete;
+};
 
 inline RankOptions on_fake_devices(Carrier carrier, int size) {
   register_fake_accelerator();

@@ -19,16 +19,6 @@ constexpr int kSteps = 3;
 constexpr int64_t kMicroSteps = 3;
 constexpr auto kLateBy = std::chrono::microseconds(200);
 
-Oddball make_on(c10::Device device) {
-  // Modules draw from the one generator of the process, and ranks are threads of it.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(7);
-  Oddball module;
-  module->to(device);
-  return module;
-}
-
 struct Result {
   std::vector<torch::Tensor> weights;  // on the host
   std::vector<double> norms;           // by step
@@ -37,7 +27,7 @@ struct Result {
 
 Result train(const comm::World& world, const Options& options, const AccumulatorOptions& how) {
   const c10::Device device = world.device();
-  DataParallel<Oddball> model(make_on(device), world, options);
+  DataParallel<Oddball> model(make_on<Oddball>(device), world, options);
   Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
   Accumulator accumulator(model, how);
   Result result;

@@ -28,18 +28,6 @@ class OffloadFormulaOnDeviceTest : public ::testing::TestWithParam<int> {
   static constexpr int64_t kNumel = kLayers * kWidth * kWidth;
   static constexpr int kRanks = 2;
 
-  OffloadFormulaOnDeviceTest() {
-    register_fake_accelerator();
-    set_fake_memory_observer([](bool allocated, void* data, size_t bytes, int) {
-      if (allocated) {
-        memory::note_device_block(data, static_cast<int64_t>(bytes), kAccelerator);
-      } else {
-        memory::forget_device_block(data);
-      }
-    });
-  }
-  ~OffloadFormulaOnDeviceTest() override { set_fake_memory_observer({}); }
-
   int stage() const { return GetParam(); }
   Options options() const {
     Options options;
@@ -75,6 +63,9 @@ class OffloadFormulaOnDeviceTest : public ::testing::TestWithParam<int> {
       look(model);
     }
   }
+
+ private:
+  const FakeMemoryOnLedgers on_ledgers_;
 };
 
 TEST_P(OffloadFormulaOnDeviceTest, HoldsNothingOfTheOptimizerOnTheDevice) {

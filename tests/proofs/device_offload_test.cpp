@@ -48,22 +48,6 @@ struct LayersImpl : torch::nn::Module {
 };
 TORCH_MODULE(Layers);
 
-template <typename Module>
-Module make_on(c10::Device device) {
-  // Modules draw from the one generator of the process, and ranks are threads of it.
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(7);
-  Module module;
-  module->to(device);
-  return module;
-}
-
-Samples samples_on(c10::Device device, int rank, int step) {
-  const Samples samples = samples_of(rank, step);
-  return {samples.inputs.to(device), samples.targets.to(device)};
-}
-
 torch::Tensor copy_on_host(const torch::Tensor& tensor) {
   return tensor.detach().to(torch::kCPU, /*non_blocking=*/false, /*copy=*/true);
 }

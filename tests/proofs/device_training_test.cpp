@@ -36,18 +36,6 @@ Module make() {
   return Module();
 }
 
-template <typename Module>
-Module make_on(c10::Device device) {
-  Module module = make<Module>();
-  module->to(device);
-  return module;
-}
-
-Samples samples_on(c10::Device device, int rank, int step) {
-  const Samples samples = samples_of(rank, step);
-  return {samples.inputs.to(device), samples.targets.to(device)};
-}
-
 std::unique_ptr<torch::optim::Optimizer> adamw(std::vector<torch::Tensor> parameters) {
   return std::make_unique<AdamW>(std::move(parameters), AdamWOptions(0.01));
 }
@@ -206,18 +194,8 @@ TEST_F(DeviceStepTest, TheHostIsNeverMoreThanAStepAhead) {
 }
 
 class DeviceMemoryFormulaTest : public ::testing::TestWithParam<std::tuple<int, int>> {
- protected:
-  DeviceMemoryFormulaTest() {
-    register_fake_accelerator();
-    set_fake_memory_observer([](bool allocated, void* data, size_t bytes, int) {
-      if (allocated) {
-        memory::note_device_block(data, static_cast<int64_t>(bytes), kAccelerator);
-      } else {
-        memory::forget_device_block(data);
-      }
-    });
-  }
-  ~DeviceMemoryFormulaTest() override { set_fake_memory_observer({}); }
+ private:
+  const FakeMemoryOnLedgers on_ledgers_;
 };
 
 TEST_P(DeviceMemoryFormulaTest, HoldsOnTheDeviceAndTransientIsTwoPagesAndABucket) {

@@ -1,0 +1,29 @@
+// What is wrong with state on disk: which file, where in it, what was expected and what is there.
+// Free of torch.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace zeropage::state {
+
+class StateError : public std::runtime_error {
+ public:
+  // offset: in the file, in bytes. what_to_do: "" or the end of the message.
+  StateError(const std::string& file, uint64_t offset, const std::string& expected,
+             const std::string& got, const std::string& what_to_do = "")
+      : std::runtime_error(file + ", byte " + std::to_string(offset) + ": expected " + expected +
+                           ", got " + got + (what_to_do.empty() ? "" : "; " + what_to_do)),
+        file_(file),
+        offset_(offset) {}
+
+  const std::string& file() const { return file_; }
+  uint64_t offset() const { return offset_; }
+
+ private:
+  std::string file_;
+  uint64_t offset_;
+};
+
+}  // namespace zeropage::state

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LEAVES = {"comm", "offload", "accumulate", "checkpointing"}
+LEAVES = {"comm", "offload", "accumulate", "checkpointing", "state"}
 # Which folders a folder may include, besides itself.
 ALLOWED = {
     "memory": set(),
     **{leaf: {"memory"} for leaf in LEAVES},
     "zero": {"memory", *LEAVES},
-    "tools": {"memory", "comm", "zero"},
-    "examples": {"memory", "comm", "offload", "accumulate", "checkpointing", "zero"},
+    "tools": {"memory", "comm", "state", "zero"},
+    "examples": {"memory", "zero", *LEAVES},
     "bench": {"memory", "zero", "examples", *LEAVES},
     "tests": {"memory", "zero", "examples", *LEAVES},
 }
@@ -25,7 +25,8 @@ INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher", "comm/detail/rank_", "comm/detail/signal_relay", "comm/detail/line_forwarder",
               "comm/detail/launch_report", "comm/detail/file_descriptor", "tools/", "memory/cuda/device_places",
-              "memory/device_places", "memory/format_bytes", "memory/host_", "memory/no_cuda_devices", "memory/page_nodes", "memory/topology")
+              "memory/device_places", "memory/format_bytes", "memory/host_", "memory/no_cuda_devices", "memory/page_nodes", "memory/topology",
+              "state/")
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)
 
 

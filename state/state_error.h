@@ -1,5 +1,5 @@
-// What is wrong with state on disk: which file, where in it, what was expected and what is there.
-// Free of torch.
+// What is wrong with state on disk: which file, where in it, what was expected and what is there; or
+// which call of the operating system failed, and why. Free of torch.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,13 @@ class StateError : public std::runtime_error {
   // offset: in the file, in bytes. what_to_do: "" or the end of the message.
   StateError(const std::string& file, uint64_t offset, const std::string& expected,
              const std::string& got, const std::string& what_to_do = "")
-      : std::runtime_error(file + ", byte " + std::to_string(offset) + ": expected " + expected +
-                           ", got " + got + (what_to_do.empty() ? "" : "; " + what_to_do)),
-        file_(file),
-        offset_(offset) {}
+      : StateError(file, offset,
+                   "byte " + std::to_string(offset) + ": expected " + expected + ", got " + got +
+                       (what_to_do.empty() ? "" : "; " + what_to_do)) {}
+
+  // what: the message without the file.
+  StateError(const std::string& file, uint64_t offset, const std::string& what)
+      : std::runtime_error(file + ": " + what), file_(file), offset_(offset) {}
 
   const std::string& file() const { return file_; }
   uint64_t offset() const { return offset_; }

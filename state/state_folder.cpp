@@ -1,0 +1,285 @@
+#include "state/state_folder.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <fcntl.h>
+#include <map>
+#include <optional>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+#include "state/file.h"
+#include "state/saved_state.h"
+#include "state/state_error.h"
+
+namespace zeropage::state {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::string kStepPrefix = "step-";
+
+fs::path hidden(const fs::path& target, const char* suffix) {
+  return target.parent_path() / ("." + target.filename().string() + suffix);
+}
+
+// Absolute, without a slash at the end.
+fs::path as_target(const fs::path& path) {
+  fs::path absolute = fs::absolute(path).lexically_normal();
+  if (!absolute.has_filename()) absolute = absolute.parent_path();
+  const std::string name = absolute.filename().string();
+  if (name.empty() || name == kLatest || name.starts_with('.')) {
+    throw StateError(
+        path.string(), 0,
+        "expected the name of a folder for a state, such as run/step-20, got \"" + name + "\"");
+  }
+  return absolute;
+}
+
+// Of a name that is step-N.
+std::optional<int64_t> step_of(const fs::path& path) {
+  const std::string name = path.filename().string();
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  const std::string_view digits = std::string_view(name).substr(kStepPrefix.size());
+  int64_t step = 0;
+  const auto [end, error] = std::from_chars(digits.begin(), digits.end(), step);
+  if (error != std::errc() || end != digits.end() || name != name_of_step(step)) {
+    return std::nullopt;
+  }
+  return step;
+}
+
+void make_directory(const fs::path& path) {
+  if (::mkdir(path.c_str(), 0755) != 0) throw_call_failed(path, "mkdir", errno);
+}
+
+void make_parents(const fs::path& folder) {
+  if (folder.empty() || fs::is_directory(folder)) return;
+  make_parents(folder.parent_path());
+  make_directory(folder);
+  sync_directory(folder.parent_path());
+}
+
+void move_to(const fs::path& from, const fs::path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) {
+    throw_call_failed(from, "rename to " + to.string(), errno);
+  }
+}
+
+void remove_file(const fs::path& path) {
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) throw_call_failed(path, "unlink", errno);
+}
+
+// Ours alone, the manifest first: what is left is then no state. Returns whether the folder is gone.
+bool remove_state(const fs::path& directory) {
+  for (const char* name : {kManifestFile, kWeightsFile, kOptimizerFile}) {
+    remove_file(directory / name);
+  }
+  if (::rmdir(directory.c_str()) == 0 || errno == ENOENT) return true;
+  if (errno != ENOTEMPTY && errno != EEXIST) throw_call_failed(directory, "rmdir", errno);
+  return false;
+}
+
+void remove_leftover(const fs::path& directory, const char* why, std::vector<std::string>& notes) {
+  if (!fs::exists(fs::symlink_status(directory))) return;
+  if (!fs::is_directory(fs::symlink_status(directory)) || !remove_state(directory)) {
+    throw StateError(directory.string(), 0,
+                     "has files that are not of a state; move it away, its name is needed");
+  }
+  notes.push_back("removed " + directory.string() + ", " + why);
+}
+
+// Why it is no whole state; "" if it is, as far as its manifest and headers tell.
+std::string obstacle_in(const fs::path& directory) {
+  try {
+    const SavedState saved(directory);
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+// What `latest` of the folder names; empty if there is none.
+fs::path target_of_latest(const fs::path& folder) {
+  std::error_code error;
+  const fs::path named = fs::read_symlink(folder / kLatest, error);
+  return error ? fs::path() : folder / named;
+}
+
+bool has_manifest(const fs::path& directory) {
+  return fs::exists(directory / kManifestFile);
+}
+
+}  // namespace
+
+std::string name_of_step(int64_t step) {
+  return kStepPrefix + std::to_string(step);
+}
+
+NewState::NewState(const fs::path& target)
+    : target_(as_target(target)), writing_(hidden(target_, ".writing")) {
+  make_parents(target_.parent_path());
+  const fs::path latest = target_.parent_path() / kLatest;
+  if (fs::exists(fs::symlink_status(latest)) && !fs::is_symlink(latest)) {
+    throw StateError(latest.string(), 0,
+                     "expected a symbolic link, got something else; move it away");
+  }
+  clear_target_name();
+  remove_leftover(writing_, "which a save that did not end had left", notes_);
+  make_directory(writing_);
+}
+
+// A whole state stays until the new one takes its place; a damaged one is kept under another name.
+void NewState::clear_target_name() {
+  if (!fs::exists(fs::symlink_status(target_))) return;
+  if (!fs::is_directory(fs::symlink_status(target_)) ||
+      (!has_manifest(target_) && !fs::is_empty(target_))) {
+    throw StateError(target_.string(), 0,
+                     "is there and is no state; give another name, or move it away");
+  }
+  if (!has_manifest(target_)) {
+    if (::rmdir(target_.c_str()) != 0) throw_call_failed(target_, "rmdir", errno);
+    return;
+  }
+  const std::string obstacle = obstacle_in(target_);
+  replaces_ = obstacle.empty();
+  if (replaces_) return;
+  fs::path aside;
+  for (int number = 1; aside.empty() || fs::exists(aside); ++number) {
+    aside = hidden(target_, (".damaged-" + std::to_string(number)).c_str());
+  }
+  move_to(target_, aside);
+  notes_.push_back("moved " + target_.string() + " to " + aside.string() + ": " + obstacle);
+}
+
+NewState::~NewState() {
+  if (committed_) return;
+  try {
+    remove_state(writing_);
+  } catch (const std::exception&) {
+    // It has no name that is loaded, and the next save of that name removes it.
+  }
+}
+
+void NewState::create_file(const std::string& name, uint64_t bytes) {
+  File(writing_ / name, File::Access::kCreate).allocate(bytes);
+}
+
+void NewState::commit(const Manifest& manifest, bool update_latest) {
+  const std::string text = to_text(manifest);
+  {
+    File file(writing_ / kManifestFile, File::Access::kCreate);
+    file.write(0, text.data(), text.size());
+    file.sync();
+  }
+  sync_directory(writing_);
+  put_in_place();
+  committed_ = true;
+  sync_directory(target_.parent_path());
+  if (update_latest) point_latest();
+  // After an exchange the state before has this name.
+  if (replaces_ && !remove_state(writing_)) {
+    notes_.push_back(writing_.string() + " has what was beside the state before, and stays");
+  }
+}
+
+void NewState::put_in_place() {
+  if (!replaces_) {
+    move_to(writing_, target_);
+    return;
+  }
+  if (::renameat2(AT_FDCWD, writing_.c_str(), AT_FDCWD, target_.c_str(), RENAME_EXCHANGE) != 0) {
+    throw_call_failed(target_,
+                      "renameat2 (a state is there, and this file system may not be able to "
+                      "exchange it in one piece; give another name)",
+                      errno);
+  }
+}
+
+void NewState::point_latest() const {
+  const fs::path folder = target_.parent_path();
+  const fs::path link = hidden(folder / kLatest, ".writing");
+  remove_file(link);
+  if (::symlink(target_.filename().c_str(), link.c_str()) != 0) {
+    throw_call_failed(link, "symlink", errno);
+  }
+  move_to(link, folder / kLatest);
+  sync_directory(folder);
+}
+
+std::vector<fs::path> states_in(const fs::path& folder) {
+  std::map<int64_t, fs::path, std::greater<>> by_step;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(folder, error)) {
+    const auto step = step_of(entry.path());
+    if (step && entry.is_directory() && !entry.is_symlink()) by_step.emplace(*step, entry.path());
+  }
+  if (error) throw_call_failed(folder, "opendir", error.value());
+  std::vector<fs::path> newest_first;
+  for (const auto& [step, path] : by_step) newest_first.push_back(path);
+  return newest_first;
+}
+
+std::vector<std::string> remove_old_states(const fs::path& folder, const Keep& keep) {
+  std::vector<std::string> notes;
+  if (keep.last <= 0) return notes;
+  const fs::path latest = target_of_latest(folder).filename();
+  int64_t kept = 0;
+  for (const fs::path& state : states_in(folder)) {
+    const fs::path removing = hidden(state, ".removing");
+    // Begun by a run that died.
+    remove_leftover(removing, "whose removal had begun", notes);
+    if (!has_manifest(state) || ++kept <= keep.last) continue;
+    if (keep.every > 0 && *step_of(state) % keep.every == 0) continue;
+    if (state.filename() == latest) continue;
+    move_to(state, removing);
+    if (!remove_state(removing)) {
+      notes.push_back(removing.string() + " has files that are not of a state, and stays");
+    }
+  }
+  return notes;
+}
+
+fs::path find_state(const fs::path& path) {
+  if (!fs::exists(path)) {
+    throw StateError(path.string(), 0, "expected a state or a folder of states, got nothing there");
+  }
+  if (has_manifest(path)) return path;
+  const fs::path latest = target_of_latest(path);
+  if (!latest.empty()) return latest;
+  if (fs::is_directory(path)) {
+    for (const fs::path& state : states_in(path)) {
+      if (has_manifest(state)) return state;
+    }
+  }
+  throw StateError(path.string(), 0,
+                   "expected a state (a folder with manifest.json) or a folder of states (latest, "
+                   "step-N), got neither");
+}
+
+FoundState find_valid_state(const fs::path& path) {
+  const fs::path first = fs::weakly_canonical(find_state(path));
+  std::vector<fs::path> candidates = {first};
+  const auto first_step = step_of(first);
+  for (const fs::path& state : states_in(first.parent_path())) {
+    const auto step = step_of(state);
+    if (first_step && *step < *first_step) candidates.push_back(state);
+  }
+  std::vector<std::string> refused;
+  for (const fs::path& candidate : candidates) {
+    try {
+      SavedState(candidate).verify();
+      return {candidate, refused};
+    } catch (const std::exception& error) {
+      refused.push_back(error.what());
+    }
+  }
+  std::string reasons;
+  for (const std::string& reason : refused) reasons += "\n  " + reason;
+  throw StateError(path.string(), 0, "expected a state that is whole, got none:" + reasons);
+}
+
+}  // namespace zeropage::state

@@ -17,9 +17,9 @@ constexpr const char* kFormat = "zeropage-state";
 constexpr uint64_t kMostBytes = uint64_t{1} << 30;
 constexpr int kMostDepth = 32;
 constexpr size_t kHexDigits = 8;
-// ,\n"crc32c_of_the_above":"89abcdef"}\n
-const std::string kBeforeCrc = ",\n\"crc32c_of_the_above\":\"";
-const std::string kAfterCrc = "\"}\n";
+// Behind the object without its last brace.
+const std::string kBeforeCrc = ",\n \"crc32c_of_the_above\": \"";
+const std::string kAfterCrc = "\"\n}\n";
 const size_t kTailBytes = kBeforeCrc.size() + kHexDigits + kAfterCrc.size();
 
 std::string hex(uint32_t value) {

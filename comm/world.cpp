@@ -30,6 +30,8 @@ constexpr size_t kMostDifferences = 5;
 // While rank 0 waits for what a rank has to say, it looks whether there still is one.
 constexpr auto kBetweenProbes = std::chrono::milliseconds(200);
 constexpr auto kNoWait = std::chrono::milliseconds(1);
+constexpr char kFine = '+';
+constexpr char kFailed = '-';
 
 std::chrono::milliseconds left_until(Clock::time_point moment) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment - Clock::now());
@@ -84,6 +86,7 @@ struct World::State {
   bool store_is_gone = false;
   uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
   std::unique_ptr<Communicator> communicator;
+  std::shared_ptr<State> beside;  // whose ranks these are; null: their own
 
   // -1: none of the ranks.
   int store_server() const {
@@ -98,7 +101,8 @@ struct World::State {
   }
   // Ranks that nobody needs to wait for any longer.
   std::vector<int> lost_ranks() const {
-    std::vector<int> lost = communicator ? communicator->lost_ranks() : std::vector<int>();
+    Communicator* const watched = beside ? beside->communicator.get() : communicator.get();
+    std::vector<int> lost = watched != nullptr ? watched->lost_ranks() : std::vector<int>();
     if (lost.empty()) return lost;
     if (has_lost_store()) return {store_server()};
     // While the store is served its rank is only about to end, because of another.
@@ -260,9 +264,11 @@ std::chrono::milliseconds World::deadline() const {
   return state_->deadline;
 }
 c10::Device World::device() const {
-  return state_->communicator->device();
+  return communicator().device();
 }
 Communicator& World::communicator() const {
+  ZP_CHECK(state_->communicator != nullptr,
+           "a world beside another has texts, and no communicator; use the other's");
   return *state_->communicator;
 }
 
@@ -306,18 +312,52 @@ void World::check_agreement(const std::string& topic, const std::vector<std::str
   if (size() == 1 || !state_->store) return;
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
-  const std::string round = c10::str("agreement/", state_->rounds++, "/");
-  const std::string verdict =
-      rank() == 0 ? judge(topic, round, text) : ask_for_verdict(topic, round, text);
-  ZP_CHECK(verdict.empty(), verdict);
+  const std::string differing =
+      settle_within(state_->deadline, topic, text, [](const std::vector<std::string>& texts) {
+        for (size_t other = 1; other < texts.size(); ++other) {
+          std::string found = difference(texts.front(), texts[other], static_cast<int>(other));
+          if (!found.empty()) return found;
+        }
+        return std::string();
+      });
+  ZP_CHECK(differing.empty(), topic, " differs between ranks; make it the same on all:", differing);
 }
 
-// Only rank 0 reads all texts: N messages, not N squared. Returns what is wrong, "" if nothing.
-std::string World::judge(const std::string& topic, const std::string& round,
-                         const std::string& text) const {
-  const auto give_up_at = Clock::now() + state_->deadline;
+std::string World::settle(const std::string& topic, const std::string& text,
+                          const Decide& decide) const {
+  if (size() == 1 || !state_->store) return decide({text});
+  return settle_within(state_->deadline, topic, text, decide);
+}
+
+World World::beside(const std::string& name, std::chrono::milliseconds deadline) const {
+  auto state = std::make_shared<State>();
+  state->place = state_->place;
+  state->deadline = deadline;
+  if (state_->store) {
+    state->store = c10::make_intrusive<c10d::PrefixStore>(
+        c10::str("beside/", state_->rounds++, "/", name), state_->store);
+  }
+  state->beside = state_;
+  return World(std::move(state));
+}
+
+// An answer is told with kFine before it, what no rank can go on from with kFailed.
+std::string World::settle_within(std::chrono::milliseconds deadline, const std::string& topic,
+                                 const std::string& text, const Decide& decide) const {
+  const std::string round = c10::str("settle/", state_->rounds++, "/");
+  const std::string told = rank() == 0 ? decide_for_all(round, deadline, topic, text, decide)
+                                       : ask_for_answer(round, deadline, topic, text);
+  ZP_CHECK(told.front() == kFine, told.substr(1));
+  return told.substr(1);
+}
+
+// Only rank 0 reads all texts: N messages, not N squared.
+std::string World::decide_for_all(const std::string& round, std::chrono::milliseconds deadline,
+                                  const std::string& topic, const std::string& text,
+                                  const Decide& decide) const {
+  const auto give_up_at = Clock::now() + deadline;
+  std::vector<std::string> texts = {text};
   std::string missing;
-  std::string differing;
   std::vector<int> lost;
   std::vector<int> present;
   for (int other = 1; other < size(); ++other) {
@@ -328,44 +368,44 @@ std::string World::judge(const std::string& topic, const std::string& round,
       found = state_->read(key, slice);
       if (!found && lost.empty()) lost = state_->lost_ranks();
     } while (!found && lost.empty() && Clock::now() < give_up_at);
-    if (!found) {
+    if (found) {
+      present.push_back(other);
+    } else {
       missing += (missing.empty() ? "" : ", ") + std::to_string(other);
-      continue;
     }
-    present.push_back(other);
-    if (differing.empty()) differing = difference(text, *found, other);
+    texts.push_back(std::move(found).value_or(""));
   }
-  std::string verdict;
+  std::string told;
   if (!lost.empty()) {
-    verdict = topic + ": " + were_lost(lost);
+    told = kFailed + topic + ": " + were_lost(lost);
   } else if (!missing.empty()) {
-    verdict = topic + ": " + did_not_come(missing, state_->deadline);
-  } else if (!differing.empty()) {
-    verdict = topic + " differs between ranks; make it the same on all:" + differing;
+    told = kFailed + topic + ": " + did_not_come(missing, deadline);
+  } else {
+    told = kFine + decide(texts);
   }
-  detail::write_key(*state_->store, round + "verdict", verdict + "\n");
-  if (!verdict.empty()) wait_until_seen(round, present);
-  return verdict;
+  detail::write_key(*state_->store, round + "answer", told);
+  // What follows an answer may be an error, and the end of this process with the store.
+  if (told.size() > 1) wait_until_seen(round, present);
+  return told;
 }
 
-std::string World::ask_for_verdict(const std::string& topic, const std::string& round,
-                                   const std::string& text) const {
+std::string World::ask_for_answer(const std::string& round, std::chrono::milliseconds deadline,
+                                  const std::string& topic, const std::string& text) const {
   detail::write_key(*state_->store, round + std::to_string(rank()), text);
-  const auto give_up_at = Clock::now() + state_->deadline + kVerdictMargin;
-  std::optional<std::string> verdict;
+  const auto give_up_at = Clock::now() + deadline + kVerdictMargin;
+  std::optional<std::string> told;
   std::vector<int> lost;
   // Once more after a rank was lost: rank 0 may have found out first.
-  for (bool last = false; !verdict && !last;) {
+  for (bool last = false; !told && !last;) {
     last = !lost.empty() || Clock::now() >= give_up_at;
-    verdict = state_->read(round + "verdict", kBetweenProbes);
-    if (!verdict && lost.empty()) lost = state_->lost_ranks();
-    if (!verdict && lost.empty() && state_->has_lost_store()) lost = {state_->store_server()};
+    told = state_->read(round + "answer", kBetweenProbes);
+    if (!told && lost.empty()) lost = state_->lost_ranks();
+    if (!told && lost.empty() && state_->has_lost_store()) lost = {state_->store_server()};
   }
-  if (!verdict && !lost.empty()) return topic + ": " + were_lost(lost);
-  if (!verdict) return topic + ": " + did_not_come("0", state_->deadline);
-  verdict->pop_back();
-  if (!verdict->empty()) detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");
-  return *verdict;
+  if (!told && !lost.empty()) return kFailed + topic + ": " + were_lost(lost);
+  if (!told) return kFailed + topic + ": " + did_not_come("0", deadline);
+  if (told->size() > 1) detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");
+  return *told;
 }
 
 }  // namespace zeropage::comm

@@ -83,6 +83,16 @@ class World {
   // protects.
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
 
+  // Rank 0 makes one answer of every rank's text, by rank; all get it. Where a rank is lost, or does
+  // not come within the deadline, all throw alike and nothing is decided. decide: called on rank 0;
+  // must not throw. Collective; for texts, as gather_text().
+  using Decide = std::function<std::string(const std::vector<std::string>& texts)>;
+  std::string settle(const std::string& topic, const std::string& text, const Decide& decide) const;
+
+  // The same ranks for another thread, or with another deadline: texts have their own order there, and
+  // there is no communicator. All ranks call it in the same order among their texts.
+  World beside(const std::string& name, std::chrono::milliseconds deadline) const;
+
  private:
   struct State;
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
@@ -90,10 +100,13 @@ class World {
   c10::Device choose_device(c10::DeviceType type) const;
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   void wait_until_seen(const std::string& round, const std::vector<int>& by) const;
-  std::string judge(const std::string& topic, const std::string& round,
-                    const std::string& text) const;
-  std::string ask_for_verdict(const std::string& topic, const std::string& round,
-                              const std::string& text) const;
+  std::string settle_within(std::chrono::milliseconds deadline, const std::string& topic,
+                            const std::string& text, const Decide& decide) const;
+  std::string decide_for_all(const std::string& round, std::chrono::milliseconds deadline,
+                             const std::string& topic, const std::string& text,
+                             const Decide& decide) const;
+  std::string ask_for_answer(const std::string& round, std::chrono::milliseconds deadline,
+                             const std::string& topic, const std::string& text) const;
 
   std::shared_ptr<State> state_;
 };

@@ -29,23 +29,22 @@ constexpr uint64_t round_up(uint64_t value) {
 struct Free {
   void operator()(char* memory) const { std::free(memory); }
 };
-using Buffer = std::unique_ptr<char, Free>;
+using Memory = std::unique_ptr<char, Free>;
 
-Buffer make_buffer(uint64_t bytes) {
+Memory aligned_memory(uint64_t bytes) {
   auto* const memory = static_cast<char*>(std::aligned_alloc(kDirectAlignment, bytes));
   if (memory == nullptr) throw std::bad_alloc();
-  return Buffer(memory);
+  return Memory(memory);
 }
 
-// Of the calling thread. Where it may not, all goes on as it was.
+}  // namespace
+
 void give_way() {
   constexpr int kOfProcess = 1;                   // IOPRIO_WHO_PROCESS
   constexpr int kLowestBestEffort = 2 << 13 | 7;  // IOPRIO_CLASS_BE
   static_cast<void>(::syscall(SYS_ioprio_set, kOfProcess, 0, kLowestBestEffort));
   static_cast<void>(::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), 19));
 }
-
-}  // namespace
 
 class FileWriter::Writer {
  public:
@@ -54,9 +53,14 @@ class FileWriter::Writer {
     if (options.direct && takes_direct_access(file)) {
       direct_.emplace(file, File::Access::kWrite, /*direct=*/true);
     }
+    char* buffer = options.memory;
+    if (buffer == nullptr && options.buffers > 0) {
+      own_memory_ = aligned_memory(options.buffer_memory_bytes());
+      buffer = own_memory_.get();
+    }
     for (int i = 0; i < options.buffers; ++i) {
-      // A stretch begins in it where it does in its sector.
-      idle_.push_back(make_buffer(options.buffer_bytes + kDirectAlignment));
+      idle_.push_back(buffer);
+      buffer += options.bytes_a_buffer();
     }
     thread_ = std::thread([this] { run(); });
   }
@@ -75,22 +79,22 @@ class FileWriter::Writer {
   bool is_direct() const { return direct_.has_value(); }
 
   std::span<char> room(uint64_t offset) {
-    if (!filled_) {
+    if (filling_ == nullptr) {
       std::unique_lock lock(mutex_);
       changed_.wait(lock, [this] { return !idle_.empty() || error_; });
       if (error_) std::rethrow_exception(error_);
-      filled_ = std::move(idle_.back());
+      filling_ = idle_.back();
       idle_.pop_back();
     }
     room_ = offset;
     const uint64_t past = offset % kDirectAlignment;
     // Writes end at multiples of a buffer, whole sectors.
-    return {filled_.get() + past, options_.buffer_bytes - offset % options_.buffer_bytes};
+    return {filling_ + past, options_.buffer_bytes - offset % options_.buffer_bytes};
   }
 
   void write(uint64_t bytes) {
-    const char* const from = filled_.get() + room_ % kDirectAlignment;
-    add({room_, from, bytes, std::move(filled_)});
+    char* const buffer = std::exchange(filling_, nullptr);
+    add({room_, buffer + room_ % kDirectAlignment, bytes, buffer});
   }
 
   void write_from(uint64_t offset, const char* from, uint64_t bytes) {
@@ -110,13 +114,13 @@ class FileWriter::Writer {
     uint64_t offset = 0;
     const char* from = nullptr;
     uint64_t bytes = 0;
-    Buffer buffer;  // that `from` is in, or null
+    char* buffer = nullptr;  // that `from` is in, or null
   };
 
-  void add(Task task) {
+  void add(const Task& task) {
     {
       const std::lock_guard lock(mutex_);
-      tasks_.push_back(std::move(task));
+      tasks_.push_back(task);
     }
     changed_.notify_all();
   }
@@ -127,7 +131,7 @@ class FileWriter::Writer {
     while (true) {
       changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
-      Task task = std::move(tasks_.front());
+      const Task task = tasks_.front();
       tasks_.pop_front();
       writing_ = true;
       lock.unlock();
@@ -140,7 +144,7 @@ class FileWriter::Writer {
       lock.lock();
       writing_ = false;
       if (error) error_ = error;
-      if (task.buffer) idle_.push_back(std::move(task.buffer));
+      if (task.buffer != nullptr) idle_.push_back(task.buffer);
       changed_.notify_all();
     }
   }
@@ -165,14 +169,16 @@ class FileWriter::Writer {
   File file_;
   std::optional<File> direct_;
 
+  Memory own_memory_;
+
   // The caller's.
-  Buffer filled_;
+  char* filling_ = nullptr;
   uint64_t room_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_; only the thread sets error_.
-  std::vector<Buffer> idle_;
+  std::vector<char*> idle_;  // buffers
   std::deque<Task> tasks_;
   bool writing_ = false;
   bool ends_ = false;

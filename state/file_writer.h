@@ -24,13 +24,22 @@
 
 namespace zeropage::state {
 
+// The calling thread gives way to others on the processor and, where the disk's scheduler knows
+// priorities, on the disk. Where it may not, all goes on as it was.
+void give_way();
+
 struct FileWriterOptions {
   uint64_t buffer_bytes = 4 << 20;  // a multiple of 4096
-  int buffers = 3;
+  int buffers = 3;                  // 0: for write_from() alone
+  // buffer_memory_bytes() of the caller's, at a multiple of 4096; null: its own.
+  char* memory = nullptr;
   bool direct = true;
-  // Its thread gives way to others on the processor and on the disk, where the disk's scheduler
-  // knows priorities.
+  // Its thread gives way.
   bool low_priority = false;
+
+  // A stretch begins in a buffer where it does in its sector.
+  uint64_t bytes_a_buffer() const { return buffer_bytes + 4096; }
+  uint64_t buffer_memory_bytes() const { return static_cast<uint64_t>(buffers) * bytes_a_buffer(); }
 };
 
 class FileWriter {

@@ -51,6 +51,13 @@ const OfDtype& row_of(Dtype dtype) {
   return kDtypes[static_cast<size_t>(dtype)];
 }
 
+// Null if there is none.
+const OfDtype* row_named(const std::string& name) {
+  const auto* const row = std::find_if(kDtypes.begin(), kDtypes.end(),
+                                       [&](const OfDtype& of) { return name == of.name; });
+  return row == kDtypes.end() ? nullptr : row;
+}
+
 std::string in_quotes(const std::string& text) {
   return "\"" + text + "\"";
 }
@@ -170,9 +177,8 @@ class HeaderReader final : public nlohmann::json_sax<json> {
     if (where_ == Where::kMetadata) {
       on_metadata_(text_, std::move(key_), std::move(value));
     } else if (where_ == Where::kTensor && field_ == "dtype") {
-      const auto row = std::find_if(kDtypes.begin(), kDtypes.end(),
-                                    [&](const OfDtype& of) { return value == of.name; });
-      if (row == kDtypes.end()) text_.refuse("a dtype such as F32 or BF16", in_quotes(value));
+      const OfDtype* const row = row_named(value);
+      if (row == nullptr) text_.refuse("a dtype such as F32 or BF16", in_quotes(value));
       tensor_.dtype = row->dtype;
     } else {
       refuse(in_quotes(value));
@@ -411,6 +417,12 @@ uint64_t size_of(Dtype dtype) {
 
 const char* name_of(Dtype dtype) {
   return row_of(dtype).name;
+}
+
+Dtype dtype_of(const std::string& name) {
+  const OfDtype* const row = row_named(name);
+  if (row == nullptr) throw std::invalid_argument("safetensors has no dtype \"" + name + "\"");
+  return row->dtype;
 }
 
 uint64_t bytes_of(const TensorEntry& tensor) {

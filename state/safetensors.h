@@ -31,6 +31,8 @@ enum class Dtype : uint8_t {
 
 uint64_t size_of(Dtype dtype);     // bytes an element
 const char* name_of(Dtype dtype);  // as the format has it: "BF16"
+// Of such a name; throws std::invalid_argument for others.
+Dtype dtype_of(const std::string& name);
 
 struct TensorEntry {
   std::string name;

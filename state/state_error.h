@@ -21,10 +21,21 @@ class StateError : public std::runtime_error {
   StateError(const std::string& file, uint64_t offset, const std::string& what)
       : std::runtime_error(file + ": " + what), file_(file), offset_(offset) {}
 
+  // The same error elsewhere, such as on another rank. message: as what() is to say it.
+  static StateError as_said(const std::string& message, const std::string& file, uint64_t offset) {
+    return {Said{message}, file, offset};
+  }
+
   const std::string& file() const { return file_; }
   uint64_t offset() const { return offset_; }
 
  private:
+  struct Said {
+    const std::string& message;
+  };
+  StateError(const Said& said, const std::string& file, uint64_t offset)
+      : std::runtime_error(said.message), file_(file), offset_(offset) {}
+
   std::string file_;
   uint64_t offset_;
 };

@@ -12,6 +12,7 @@
 
 #include "memory/ledger.h"
 #include "offload/fused_step.h"
+#include "offload/quantised_states.h"
 #include "zero/page_update.h"
 
 namespace zeropage {
@@ -41,6 +42,32 @@ class FusedUpdate final : public PageUpdate {
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override {
     group_options_[group] = static_cast<const AlgorithmOptions&>(options);
   }
+
+  void visit_states(StateAccess access, const VisitState& visit) override {
+    for (Run& run : runs_) {
+      make_states(run);
+      for (Slice& slice : run.slices) {
+        OwnedState state{.parameter = slice.parameter, .range = slice.range, .steps = slice.steps};
+        const auto names = offload::state_names(group_options_[run.group]);
+        for (size_t index = 0; index < names.size(); ++index) {
+          state.tensors.push_back({names[index], access == StateAccess::kDescribe
+                                                     ? described_state(run, slice.range.numel())
+                                                     : state_values(run, slice.range, index)});
+        }
+        visit(state);
+        if (access != StateAccess::kWrite) continue;
+        slice.steps = state.steps;
+        if (run.format != offload::StateFormat::k8Bit) continue;
+        for (size_t index = 0; index < names.size(); ++index) {
+          offload::quantise_state(state_sign(run, index), state.tensors[index].values,
+                                  run.place.first_in_block, run.states[index], run.scales[index]);
+        }
+      }
+    }
+  }
+
+  // Each slice counts its steps.
+  void set_updates(int64_t /*updates*/) override {}
 
   void step(const HasGradient& has_gradient, double factor) override {
     for (Run& run : runs_) {
@@ -95,6 +122,25 @@ class FusedUpdate final : public PageUpdate {
     return flat.defined() ? flat.narrow(0, range.begin, range.numel()) : flat;
   }
 
+  offload::StateSign state_sign(const Run& run, size_t index) const {
+    return offload::state_sign(group_options_[run.group], index);
+  }
+
+  static at::Tensor described_state(const Run& run, int64_t numel) {
+    const auto dtype = run.format == offload::StateFormat::kBf16 ? at::kBFloat16 : at::kFloat;
+    return at::empty({numel}, at::TensorOptions(at::kMeta).dtype(dtype));
+  }
+
+  // Of a slice: its memory, or fp32 of what is in 8 bits; such a run has one slice.
+  at::Tensor state_values(const Run& run, const Range& range, size_t index) const {
+    const at::Tensor& states = run.states[index];
+    if (run.format == offload::StateFormat::k8Bit) {
+      return offload::dequantised_state(state_sign(run, index), states, run.scales[index],
+                                        run.place.first_in_block);
+    }
+    return states.narrow(0, range.begin - run.range.begin, range.numel());
+  }
+
   // Options that change may need more states.
   void make_states(Run& run) const {
     const AlgorithmOptions& options = group_options_[run.group];
@@ -131,21 +177,6 @@ class FusedUpdate final : public PageUpdate {
     for (size_t index = run.scales.size(); index < scales.size(); ++index) {
       run.scales.push_back(at_home(scales[index], blocks));
     }
-  }
-
-  std::vector<at::Tensor> states_beside(const AlgorithmOptions& options, const Range& range) const {
-    const memory::KindScope state(memory::Kind::kOptimizerState);
-    return offload::make_states(options, within(part_.values, range));
-  }
-
-  std::vector<at::Tensor> states_at_home(const AlgorithmOptions& options, int64_t numel) const {
-    std::vector<at::Tensor> states;
-    for (size_t index = 0; index < offload::state_names(options).size(); ++index) {
-      states.push_back(part_.states->add(part_.page, numel, at::kFloat,
-                                         offload::initial_state(options),
-                                         memory::Kind::kOptimizerState));
-    }
-    return states;
   }
 
   void update(const Run& run, const Range& range, int64_t step, double factor) const {

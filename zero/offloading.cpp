@@ -88,9 +88,9 @@ void Offloading::fetch_values(size_t page) {
   if (offloads_parameters()) parameters_->fetch(page);
 }
 
-void Offloading::release_values(size_t page) {
-  values_->release(page, PageHome::Use::kWrite);
-  if (offloads_parameters()) parameters_->release(page, PageHome::Use::kWrite);
+void Offloading::release_values(size_t page, PageHome::Use use) {
+  values_->release(page, use);
+  if (offloads_parameters()) parameters_->release(page, use);
 }
 
 void Offloading::start_fetch_for_update(size_t page) {
@@ -104,10 +104,10 @@ void Offloading::fetch_for_update(size_t page) {
   if (offloads_parameters()) parameters_->fetch(page);
 }
 
-void Offloading::release_after_update(size_t page) {
-  values_->release(page, PageHome::Use::kWrite);
-  states_->release(page, PageHome::Use::kWrite);
-  if (offloads_parameters()) parameters_->release(page, PageHome::Use::kWrite);
+void Offloading::release_after_update(size_t page, PageHome::Use use) {
+  values_->release(page, use);
+  states_->release(page, use);
+  if (offloads_parameters()) parameters_->release(page, use);
 }
 
 }  // namespace zeropage

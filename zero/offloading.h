@@ -45,10 +45,10 @@ class Offloading {
   // All that an update of the page needs: of values(), states() and parameters().
   void start_fetch_for_update(size_t page);
   void fetch_for_update(size_t page);
-  void release_after_update(size_t page);
+  void release_after_update(size_t page, PageHome::Use use = PageHome::Use::kWrite);
   // What of it parameters are written to.
   void fetch_values(size_t page);
-  void release_values(size_t page);
+  void release_values(size_t page, PageHome::Use use = PageHome::Use::kWrite);
   // Whether values have memory after the release too.
   bool values_stay() const { return values_->stays(); }
 

@@ -51,6 +51,28 @@ struct OwnedGroup {
   std::unique_ptr<torch::optim::OptimizerOptions> options;
 };
 
+// The state of one parameter as far as this rank owns it, to be saved or loaded.
+struct OwnedState {
+  struct Tensor {
+    std::string name;   // "exp_avg"
+    at::Tensor values;  // [range.numel()], fp32 or bf16
+  };
+
+  size_t parameter = 0;
+  Range range;        // in the owned part
+  int64_t steps = 0;  // made so far
+  std::vector<Tensor> tensors = {};
+  // Whether tensors of other names may be added when it is loaded: a class that has not stepped yet
+  // does not tell which it has.
+  bool takes_others = false;
+};
+
+enum class StateAccess : uint8_t {
+  kDescribe,  // tensors have their dtypes and sizes, and may have no values
+  kRead,
+  kWrite,  // what the visitor leaves in it is the state from then on
+};
+
 class PageUpdate {
  public:
   virtual ~PageUpdate() = default;
@@ -63,6 +85,13 @@ class PageUpdate {
   // Leaves parameters without a gradient alone, and their state. Gradients are multiplied by the
   // factor, in fp32, first of all; in place or not.
   virtual void step(const HasGradient& has_gradient, double factor) = 0;
+
+  // Calls visit for each slice that was added, in that order; a parameter may come in several. Its
+  // tensors are the state's own memory, or a copy in fp32 of states in 8 bits.
+  using VisitState = std::function<void(OwnedState&)>;
+  virtual void visit_states(StateAccess access, const VisitState& visit) = 0;
+  // Steps of the optimizer so far, for what counts them itself.
+  virtual void set_updates(int64_t updates) = 0;
 
  protected:
   PageUpdate() = default;

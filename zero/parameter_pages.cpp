@@ -16,14 +16,15 @@
 #include "zero/parameter_checks.h"
 
 namespace zeropage {
-// While it lives, what is kept of the page in homes has memory, to be written to.
+// While it lives, what is kept of the page in homes has memory.
 class ParameterPages::PageUse {
  public:
-  PageUse(const ParameterPages& pages, size_t page) : offloading_(pages.offloading()), page_(page) {
+  PageUse(const ParameterPages& pages, size_t page, PageHome::Use use = PageHome::Use::kWrite)
+      : offloading_(pages.offloading()), page_(page), use_(use) {
     if (offloading_) offloading_->fetch_values(page_);
   }
   ~PageUse() {
-    if (offloading_) offloading_->release_values(page_);
+    if (offloading_) offloading_->release_values(page_, use_);
   }
   PageUse(const PageUse&) = delete;
   PageUse& operator=(const PageUse&) = delete;
@@ -31,6 +32,7 @@ class ParameterPages::PageUse {
  private:
   const std::shared_ptr<Offloading> offloading_;
   const size_t page_;
+  const PageHome::Use use_;
 };
 
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
@@ -387,8 +389,30 @@ void ParameterPages::end_backward() {
 }
 
 void ParameterPages::begin_update() {
-  if (pager_) pager_->release_all("step()");
+  settle_written("step()");
+}
+
+void ParameterPages::settle_written(const char* who) {
+  if (pager_) pager_->release_all(who);
   for (size_t page = 0; page < layouts_.size(); ++page) take_over_written(page);
+}
+
+void ParameterPages::visit_owned(size_t page, PageHome::Use use,
+                                 const std::function<void(const Owned&)>& visit) const {
+  const PageUse in_use(*this, page, use);
+  visit({memory_[page].owned, memory_[page].master, memory_[page].remainders});
+}
+
+comm::Pending ParameterPages::start_gather_shards(size_t page) const {
+  if (world_.size() == 1 || is_sharded(page)) return {};
+  return world_.communicator().all_gather(memory_[page].whole, describe(page));
+}
+
+void ParameterPages::end_load() {
+  for (PlacedParameter& placed : parameters_) {
+    placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
+    placed.version = placed.parameter.tensor._version();
+  }
 }
 
 // The update went through the pages, behind autograd's back.

@@ -127,6 +127,23 @@ class ParameterPages {
   void end_update(const std::vector<bool>& updated);
   // Instead of both, where a step changes nothing: ends its pass.
   void skip_update();
+
+  // What operators wrote to parameters is from here on in what this rank owns, master weights
+  // included; no sharded page is resident. Throws if one is in use. who: "step()".
+  void settle_written(const char* who);
+  // This rank's memory of the page, which it has until visit returns.
+  struct Owned {
+    at::Tensor values;      // [owned numel]
+    at::Tensor master;      // as master_weights()
+    at::Tensor remainders;  // as remainders()
+  };
+  void visit_owned(size_t page, PageHome::Use use,
+                   const std::function<void(const Owned&)>& visit) const;
+  // Every rank takes over the others' shards of a whole page, whoever updates them. Collective.
+  comm::Pending start_gather_shards(size_t page) const;
+  // All values were replaced, behind autograd's back.
+  void end_load();
+
   // Adds the parameter's page, if it is sharded.
   void add_to(memory::Pins& pins, size_t parameter, bool writes) const;
   // Every rank takes the values that `root` has in the page, which is whole or pinned. Collective.

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
 #include <torch/serialize/archive.h>
 
 #include "memory/check.h"
@@ -330,6 +331,41 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
   return result;
 }
 
+void ShardedOptimizer::check_whole(const char* who) const {
+  ZP_CHECK(
+      error_.empty(), who,
+      " after a step that did not end, with parameters of this rank half updated: restart from "
+      "the last saved state. It said: ",
+      error_);
+}
+
+void ShardedOptimizer::set_steps(int64_t steps) {
+  made_ = steps;
+  for (const OfPage& of_page : updates_) of_page.update->set_updates(steps);
+}
+
+void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
+                                    const std::function<void(size_t page)>& end_page) {
+  const torch::NoGradGuard no_grad;
+  check_whole("reading or writing the optimizer's state");
+  ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
+           "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
+           "and states are of different steps; to save or load state use kInStep or kInBackward");
+  adopt_groups();
+  const auto use = access == StateAccess::kWrite ? PageHome::Use::kWrite : PageHome::Use::kRead;
+  for (const OfPage& of_page : updates_) {
+    set_options(of_page);
+    const bool is_away = of_page.part && access != StateAccess::kDescribe;
+    Offloading* const away = is_away ? parameters_.pages->offloading().get() : nullptr;
+    if (away != nullptr) away->fetch_for_update(of_page.page);
+    const auto release = c10::make_scope_exit([&] {
+      if (away != nullptr) away->release_after_update(of_page.page, use);
+    });
+    of_page.update->visit_states(access, [&](OwnedState& state) { visit(of_page.page, state); });
+    if (end_page) end_page(of_page.page);
+  }
+}
+
 torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   torch::Tensor loss;
   if (closure) {
@@ -337,10 +373,7 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const torch::NoGradGuard no_grad;
-  ZP_CHECK(error_.empty(),
-           "step() after one that did not end, with parameters of this rank half "
-           "updated: restart from the last saved state. It said: ",
-           error_);
+  check_whole("step()");
   adopt_groups();
   parameters_.pages->check_can_update();
   parameters_.reducer->finish();
@@ -429,6 +462,7 @@ void ShardedOptimizer::end_step() {
   for (size_t index = 0; index < updated.size(); ++index) {
     updated[index] = updated[index] && parameters_.reducer->has_gradient(index);
   }
+  ++made_;
   parameters_.pages->end_update(updated);
   parameters_.reducer->begin_cycle();
   last_step_.synchronize();
@@ -437,16 +471,15 @@ void ShardedOptimizer::end_step() {
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
   ZP_THROW(
-      "torch::save of a sharded optimizer: each rank holds a part of the state, and this version "
-      "does not "
-      "gather it; save the module's weights instead (torch::save(model.module(), path), at stage 3 "
-      "under a GatheredParameters guard)");
+      "torch::save of a sharded optimizer: each rank holds a part of the state, and one archive "
+      "would "
+      "gather all of it; use zeropage::save_state(directory, model, optimizer)");
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive&) {
   ZP_THROW(
-      "torch::load into a sharded optimizer is not in this version; load the module's weights "
-      "before wrapping");
+      "torch::load into a sharded optimizer: its state is in no archive; use "
+      "zeropage::load_state(directory, model, optimizer)");
 }
 
 }  // namespace zeropage

@@ -40,6 +40,19 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
+  // For zero/sharded_state.h. Calls visit for what this rank owns of each parameter's state, page by
+  // page, and end_page when it was called for all of a page; until then offloaded states have memory.
+  // Throws where steps are one step late, and after a step that did not end.
+  using VisitState = std::function<void(size_t page, OwnedState&)>;
+  void visit_states(StateAccess access, const VisitState& visit,
+                    const std::function<void(size_t page)>& end_page = nullptr);
+  const std::string& class_name() const { return algorithm_.class_name; }
+  // Steps made, those before a load included.
+  int64_t steps() const { return made_; }
+  void set_steps(int64_t steps);
+  // Indices of the parameters of each group, each once.
+  std::vector<size_t> parameters_of_group(size_t group) const;
+
   // Sharded state is not one archive; both throw.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -75,8 +88,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   bool rounds_stochastically(const PageLayout& layout) const;
   void check_memory_holds_states() const;
   void check_agreement() const;
+  void check_whole(const char* who) const;
   void adopt_groups();
-  std::vector<size_t> parameters_of_group(size_t group) const;
   OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
   void set_options(const OfPage& of_page) const;
   void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient);
@@ -90,6 +103,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
   std::vector<bool> grouped_;              // by parameter: is in a group
   size_t adopted_groups_ = 0;
+  int64_t made_ = 0;
   memory::Event last_step_;  // its end
   std::string error_;        // of a step that was begun and did not end
 };

@@ -23,6 +23,13 @@ class StochasticUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void step(const HasGradient& has_gradient, double factor) override;
+  void visit_states(StateAccess access, const VisitState& visit) override {
+    update_->visit_states(access, visit);
+  }
+  void set_updates(int64_t updates) override {
+    steps_ = static_cast<uint64_t>(updates);
+    update_->set_updates(updates);
+  }
 
  private:
   const at::Tensor values_;  // [owned numel] bfloat16

@@ -21,3 +21,4 @@
 #include "zero/nvme_activations.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"
+#include "zero/sharded_state.h"

@@ -22,3 +22,4 @@
 #include "zero/optimizer.h"
 #include "zero/options.h"
 #include "zero/sharded_state.h"
+#include "zero/state_saver.h"

@@ -59,6 +59,12 @@ void put_steps(const ParameterPages& pages, const StatePlan& plan, StateSink& si
   }
 }
 
+int64_t bytes_of(const std::vector<ChecksumPiece>& pieces) {
+  int64_t bytes = 0;
+  for (const ChecksumPiece& piece : pieces) bytes += static_cast<int64_t>(piece.bytes);
+  return bytes;
+}
+
 json to_json(const std::vector<ChecksumPiece>& pieces) {
   json list = json::array();
   for (const ChecksumPiece& piece : pieces) {
@@ -156,11 +162,14 @@ std::filesystem::path SharedSave::create(const StatePlan& plan) {
   return folder.get<std::string>();
 }
 
-std::vector<std::string> SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
-                                            const std::exception_ptr& error, bool update_latest,
-                                            const state::Keep& keep) {
+SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
+                               const std::exception_ptr& error, bool update_latest,
+                               const state::Keep& keep) {
   const json own = {{"optimizer", to_json(pieces.optimizer)}, {"weights", to_json(pieces.weights)}};
-  std::vector<std::string> notes;
+  SavedReport report{.directory = target_,
+                     .step = plan.step,
+                     .bytes = static_cast<int64_t>(plan.bytes()),
+                     .bytes_of_rank = bytes_of(pieces.weights) + bytes_of(pieces.optimizer)};
   const auto end = c10::make_scope_exit([&] { state_.reset(); });
   settle(texts_, "saving " + target_.string(), own, error, [&](const auto& by_rank) -> json {
     state::Manifest manifest{.step = plan.step, .content = plan.content};
@@ -169,12 +178,30 @@ std::vector<std::string> SharedSave::commit(const StatePlan& plan, const Pieces&
     }
     manifest.files.push_back(entry_of(plan.weights, by_rank, "weights"));
     state_->commit(manifest, update_latest);
-    notes = state_->notes();
+    report.notes = state_->notes();
     const auto removed = state::remove_old_states(target_.parent_path(), keep);
-    notes.insert(notes.end(), removed.begin(), removed.end());
+    report.notes.insert(report.notes.end(), removed.begin(), removed.end());
     return nullptr;
   });
-  return notes;
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  return report;
+}
+
+SavedReport save_now(SharedSave& save, const StatePlan& plan, DataParallelBase& model,
+                     ShardedOptimizer* optimizer, const SaveOptions& options,
+                     const state::Keep& keep) {
+  const std::filesystem::path folder = save.create(plan);
+  SharedSave::Pieces pieces;
+  const std::exception_ptr error = error_of([&] {
+    FileSink weights(folder / plan.weights.name(), options.direct_io);
+    collect_weights(model, plan, weights);
+    pieces.weights = weights.finish();
+    if (optimizer == nullptr) return;
+    FileSink states(folder / plan.optimizer->name(), options.direct_io);
+    collect_optimizer(model, *optimizer, plan, states);
+    pieces.optimizer = states.finish();
+  });
+  return save.commit(plan, pieces, error, options.update_latest, keep);
 }
 
 }  // namespace zeropage::detail

@@ -35,15 +35,20 @@ class SharedSave {
     std::vector<state::ChecksumPiece> weights;
     std::vector<state::ChecksumPiece> optimizer;
   };
-  // error: of this rank. Returns notes of rank 0. Collective.
-  std::vector<std::string> commit(const StatePlan& plan, const Pieces& pieces,
-                                  const std::exception_ptr& error, bool update_latest,
-                                  const state::Keep& keep);
+  // error: of this rank. Collective.
+  SavedReport commit(const StatePlan& plan, const Pieces& pieces, const std::exception_ptr& error,
+                     bool update_latest, const state::Keep& keep);
 
  private:
   const comm::World texts_;
   const std::filesystem::path target_;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::unique_ptr<state::NewState> state_;  // rank 0's
 };
+
+// What was planned, from the model to the disk. Collective.
+SavedReport save_now(SharedSave& save, const StatePlan& plan, DataParallelBase& model,
+                     ShardedOptimizer* optimizer, const SaveOptions& options,
+                     const state::Keep& keep);
 
 }  // namespace zeropage::detail

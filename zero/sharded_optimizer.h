@@ -33,6 +33,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
+  ~ShardedOptimizer() override;
+
   // Collective. Averages gradients that backward has not averaged yet, updates what this rank owns,
   // and returns when all whole parameters are new on this rank; sharded ones come when they are
   // used. Returns the closure's loss, or an undefined tensor.
@@ -65,8 +67,6 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     MakePageUpdate make_fused;  // empty: A has no fused form
     int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
   };
-
-  ~ShardedOptimizer() override;
 
   // Collective: ranks must agree on groups and options.
   ShardedOptimizer(ShardedParameters parameters, const Groups& groups,

@@ -32,9 +32,6 @@ struct Missing {
 
 const std::vector<Missing>& missing_features() {
   static const std::vector<Missing> features = {
-      {"--save", "DIR", {}, "training state on disk"},
-      {"--save-every", "K", {}, "training state on disk"},
-      {"--resume", "DIR", {}, "training state on disk"},
       {"--report", "FILE.html", {}, "the HTML report"},
   };
   return features;
@@ -103,6 +100,15 @@ void check_values(const Flags& flags) {
           "--world-invariant out");
   check_accumulation(flags);
   flags.offload.check(flags.stage);
+  flags.state.check();
+  require(
+      !flags.simulates() || (!flags.state.saves() && flags.state.resume.empty()),
+      "--communicator simulated: its tensors have no values to save or resume; leave --save and "
+      "--resume out");
+  require(
+      (!flags.state.saves() && flags.state.resume.empty()) || flags.offload.step != "late",
+      "--offload-step late: a step is always under way, so no state is whole; use another step, "
+      "or leave --save and --resume out");
   require(!flags.simulates() || !flags.offload.any(),
           "--communicator simulated: computes no values to offload; leave --offload-optimizer and "
           "--offload-parameters out");
@@ -295,6 +301,7 @@ nlohmann::json Flags::to_json() const {
       {"json", json_path},
       {"memory-snapshot", memory_snapshot_path}};
   write_offload(offload, json);
+  write_state(state, json);
   // What cannot be chosen yet still has a value.
   for (const Missing& missing : missing_features()) {
     if (!missing.accepted.empty()) json[missing.flag + 2] = missing.accepted.back();
@@ -347,6 +354,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       ->option_text("{fp32,bf16,fp16}=fp32");
   add_accumulation(app, flags);
   add_offload(app, flags.offload);
+  add_state(app, flags.state);
   app.add_flag("--deterministic", flags.deterministic,
                "The same bits at every stage and run on cuda too, where it costs time");
   CLI::Option* ranks =

@@ -11,6 +11,7 @@
 #include "examples/train_gpt/checkpoint_flags.h"
 #include "examples/train_gpt/gpt.h"
 #include "examples/train_gpt/offload_flags.h"
+#include "examples/train_gpt/state_flags.h"
 #include "offload/state_format.h"
 
 namespace train_gpt {
@@ -70,6 +71,7 @@ struct Flags {
   bool prefetch = true;
   std::string reshard = "use";
   OffloadFlags offload;
+  StateFlags state;
   CheckpointFlags checkpointing;
   std::string deferred = "auto";
   std::string communicator = "auto";

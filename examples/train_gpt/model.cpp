@@ -68,14 +68,14 @@ Model make_model(const zeropage::comm::World& world, const Flags& flags) {
                     ? Model(zeropage::DeferredModule<Gpt>(construct), world, options)
                     : Model(moved(construct(), world.device()), world, options);
   model->run_blocks_by(block_loop(flags.checkpointing));
-  // The weights are drawn; from here on each rank draws its own masks.
-  if (flags.model.dropout > 0) {
-    torch::manual_seed(splitmix64(splitmix64(flags.seed) + static_cast<uint64_t>(world.rank())));
-  }
+  // The weights are drawn; from here on each rank draws its own masks. Where none are drawn, what a
+  // state has of the generators shall not depend on how the model was constructed.
+  const auto stream = static_cast<uint64_t>(flags.model.dropout > 0 ? world.rank() : 0);
+  torch::manual_seed(splitmix64(splitmix64(flags.seed) + stream));
   return model;
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Model& model) {
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model) {
   using namespace torch::optim;
   using zeropage::Optimizer;
   if (flags.optimizer == "adamw") {

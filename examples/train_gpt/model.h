@@ -16,7 +16,7 @@ using Model = zeropage::DataParallel<Gpt>;
 
 // Collective.
 Model make_model(const zeropage::comm::World& world, const Flags& flags);
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Flags& flags, Model& model);
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
 
 zeropage::AccumulatorOptions accumulator_options(const Flags& flags);
 

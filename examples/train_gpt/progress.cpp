@@ -26,13 +26,14 @@ Progress::Progress(const ProgressOptions& options)
     : options_(options), moving_(isatty(STDOUT_FILENO) != 0) {}
 
 void Progress::show(int64_t step, double loss, double seconds) {
-  smoothed_seconds_ =
-      step < 2 ? seconds : (1 - kSmoothing) * smoothed_seconds_ + kSmoothing * seconds;
+  smoothed_seconds_ = step < options_.first_step + 2
+                          ? seconds
+                          : (1 - kSmoothing) * smoothed_seconds_ + kSmoothing * seconds;
   const bool last = step + 1 == options_.steps;
   const int64_t every = std::max<int64_t>(1, options_.steps / kPlainLines);
   const auto now = std::chrono::steady_clock::now();
-  const bool due =
-      step == 0 || last || (step + 1) % every == 0 || now - last_line_ >= kPlainSilence;
+  const bool due = step == options_.first_step || last || (step + 1) % every == 0 ||
+                   now - last_line_ >= kPlainSilence;
   if (options_.quiet || (!moving_ && !due)) return;
   last_line_ = now;
   const double rate = static_cast<double>(options_.tokens_per_step) / smoothed_seconds_;

@@ -10,6 +10,7 @@ namespace train_gpt {
 
 struct ProgressOptions {
   int64_t steps = 0;
+  int64_t first_step = 0;
   int64_t tokens_per_step = 0;  // over all ranks
   // Model FLOPs utilisation at one token a second; none: not shown.
   std::optional<double> utilisation_per_token_rate;

@@ -260,7 +260,9 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   }
   nlohmann::json json = {{"flags", flags.to_json()},
                          {"parameters", run.parameters},
+                         {"first_step", run.first_step},
                          {"loss", run.loss},
+                         {"saves", run.saves},
                          {"gradient_norm", run.gradient_norm},
                          {"clipped_norm", run.clipped_norm},
                          {"loss_scale", run.loss_scale},

@@ -14,6 +14,8 @@ namespace train_gpt {
 
 struct RunFigures {
   int64_t parameters = 0;
+  int64_t first_step = 0;                                  // that were made before a resume
+  nlohmann::json saves;                                    // of each: step, bytes, seconds
   std::vector<double> loss;                                // by step, mean over ranks
   std::vector<double> gradient_norm, clipped_norm;         // by step
   std::vector<double> loss_scale;                          // by step, of its gradients

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int kUsageError = 2;
 constexpr int kRuntimeError = 1;
+// What ranks get after SIGTERM to end their step and save.
+constexpr auto kGraceOfSave = std::chrono::minutes(10);
 
 // Calls `action`; an exception becomes one line and the exit code.
 template <typename Action>
@@ -70,7 +72,8 @@ int main(int argc, char** argv) {
     } else {
       exit_code = zeropage::comm::World::launch(
           flags.ranks, run_rank, options,
-          {.output = zeropage::comm::LaunchOptions::Output::kRankZeroBare});
+          {.output = zeropage::comm::LaunchOptions::Output::kRankZeroBare,
+           .grace = flags.state.on_sigterm ? kGraceOfSave : zeropage::comm::LaunchOptions().grace});
     }
   });
   return failed != 0 ? failed : exit_code;

@@ -13,6 +13,7 @@
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
+#include "examples/train_gpt/saved_run.h"
 #include "examples/train_gpt/step_timing.h"
 #include "examples/train_gpt/text_sample.h"
 #include "examples/train_gpt/utilisation.h"
@@ -90,15 +91,15 @@ class InjectedInfinity {
   unsigned hook_ = 0;
 };
 
-// This rank's of a step. Micro-batch g of a run, counted over steps, micro-steps and ranks, has the
-// same samples whatever the split.
+// This rank's of a step that begins with that sample of the run. Samples are counted over steps,
+// micro-steps and ranks, so they are the same whatever the split.
 std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags& flags,
-                                 const TextData& data, int64_t step) {
+                                 const TextData& data, int64_t first_sample) {
   std::vector<Batch> batches;
   for (int64_t micro_step = 0; micro_step < flags.accumulate; ++micro_step) {
-    const int64_t index = (step * flags.accumulate + micro_step) * world.size() + world.rank();
-    batches.push_back(
-        data.training_batch(flags.seed, static_cast<uint64_t>(index * flags.batch), flags.batch));
+    const int64_t index = micro_step * world.size() + world.rank();
+    batches.push_back(data.training_batch(
+        flags.seed, static_cast<uint64_t>(first_sample + index * flags.batch), flags.batch));
   }
   return batches;
 }
@@ -110,25 +111,32 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
   return zeropage::offload::measure(folder);
 }
 
-void run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
-               Model& model, torch::optim::Optimizer& optimizer, RunFigures& run) {
+// Returns false where SIGTERM ended it.
+bool run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
+               Model& model, zeropage::ShardedOptimizer& optimizer, RunFigures& run) {
   KeptActivations kept(flags.checkpointing, world, model);
   const auto forward = [&](const Batch& batch) {
     const KeptActivations::Forward scope(kept);
     return loss_of(model, batch);
   };
+  zeropage::Accumulator accumulator(model, accumulator_options(flags));
+  SavedRun saved(flags, data, model, optimizer, accumulator);
+  if (world.rank() == 0 && !saved.description().empty()) {
+    std::cout << saved.description() << std::endl;
+  }
+  run.first_step = saved.steps();
   Progress progress({.steps = flags.steps,
+                     .first_step = run.first_step,
                      .tokens_per_step = flags.samples_per_step(world.size()) * flags.model.sequence,
                      .utilisation_per_token_rate = run.utilisation_per_token_rate,
                      .quiet = world.rank() != 0});
   model.train();
-  zeropage::Accumulator accumulator(model, accumulator_options(flags));
   auto paged = model.paging();
   StepTimer timer;
   const auto finish = [&](const StepInFlight& step) {
     run.step_seconds.push_back(timer.seconds_of(step));
     run.loss.push_back(mean_over_ranks(world, step.loss()));
-    const auto index = static_cast<int64_t>(run.loss.size()) - 1;
+    const auto index = run.first_step + static_cast<int64_t>(run.loss.size()) - 1;
     ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
              "; training cannot go on, lower --lr (now ", flags.lr, ")");
     progress.show(index, run.loss.back(), run.step_seconds.back());
@@ -143,8 +151,9 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
   };
   const torch::Device device = world.device();
   std::optional<StepInFlight> before;
-  for (int64_t step = 0; step < flags.steps; ++step) {
-    const std::vector<Batch> batches = micro_batches(world, flags, data, step);
+  bool stopped = false;
+  for (int64_t step = run.first_step; step < flags.steps && !stopped; ++step) {
+    const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
     const auto start = Clock::now();
     for (const Batch& batch : batches) {
       const InjectedInfinity injected(world, flags, model, step, accumulator.micro_step());
@@ -164,11 +173,15 @@ void run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     } else {
       finish(enqueued);
     }
+    stopped = saved.end_step(progress);
   }
   if (before) finish(*before);
+  saved.finish(progress);
+  run.saves = saved.saves();
   run.forecast_activation_peak_bytes = kept.forecast_peak_bytes();
   run.offloaded_peak_bytes = kept.offloaded_peak_bytes();
   run.kept_activations = kept.table();
+  return !stopped;
 }
 
 // Ranks take turns over the windows, and all run forward as often: at stage 3 it is collective.
@@ -234,7 +247,13 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
-  run_steps(world, flags, data, model, *optimizer, run);
+  if (!run_steps(world, flags, data, model, *optimizer, run)) {
+    if (world.rank() == 0) {
+      std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"
+                << std::endl;
+    }
+    return;
+  }
   run.recompute = zeropage::checkpointing::recompute_statistics();
   own.memory.now = ledger.now(device.type());
   own.memory.on_host = ledger.offloaded(zeropage::memory::Tier::kHost);

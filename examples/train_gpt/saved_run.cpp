@@ -1,0 +1,87 @@
+#include "examples/train_gpt/saved_run.h"
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace train_gpt {
+namespace {
+
+using zeropage::memory::format_bytes;
+
+// What the order of the samples follows from.
+std::map<std::string, std::string> values_of(const Flags& flags, const TextData& data) {
+  return {{"text", data.description()},
+          {"seed", std::to_string(flags.seed)},
+          {"sequence", std::to_string(flags.model.sequence)}};
+}
+
+}  // namespace
+
+SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
+                   zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator)
+    : flags_(flags), model_(model), optimizer_(optimizer) {
+  run_.accumulator = &accumulator;
+  run_.values = values_of(flags, data);
+  if (!flags.state.resume.empty()) resume(data);
+  if (!flags.state.saves()) return;
+  saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.world(),
+                                                  flags.state.saver_options());
+}
+
+void SavedRun::resume(const TextData& data) {
+  const auto expected = values_of(flags_, data);
+  const zeropage::LoadReport report =
+      zeropage::load_state(flags_.state.resume, model_, optimizer_, run_,
+                           {.fall_back = flags_.state.fall_back, .optimizer_options = true});
+  for (const auto& [name, value] : expected) {
+    ZP_CHECK(run_.values[name] == value, "--resume ", report.directory.string(), ": its run has ",
+             name, " \"", run_.values[name], "\", this one \"", value,
+             "\", so the samples would be others; give it the same --data, --seed and --sequence");
+  }
+  ZP_CHECK(run_.step < flags_.steps, "--steps ", flags_.steps, ": the state of --resume ",
+           report.directory.string(), " has made ", run_.step, " of them; raise --steps");
+  description_ = c10::str("resumed ", report.directory.string(), ", step ", run_.step);
+  for (const std::string& note : report.notes) description_ += "\n  " + note;
+  // Masks that were drawn by as many ranks go on; others are drawn anew, unlike those before.
+  const auto ranks = static_cast<int>(model_.world().size());
+  if (flags_.model.dropout == 0 || report.random_states == ranks) return;
+  const auto seed = splitmix64(flags_.seed) + static_cast<uint64_t>(run_.step);
+  torch::manual_seed(splitmix64(splitmix64(seed) + static_cast<uint64_t>(model_.world().rank())));
+}
+
+bool SavedRun::end_step(const Progress& progress) {
+  ++run_.step;
+  run_.samples += flags_.samples_per_step(model_.world().size());
+  if (saver_ == nullptr) return false;
+  const bool stops = flags_.state.on_sigterm && saver_->stop_requested();
+  if (stops || (flags_.state.every > 0 && run_.step % flags_.state.every == 0)) save(progress);
+  return stops;
+}
+
+void SavedRun::finish(const Progress& progress) {
+  if (saver_ == nullptr) return;
+  if (saved_step_ != run_.step) save(progress);
+  saver_->wait();
+  note_last(progress);
+}
+
+void SavedRun::save(const Progress& progress) {
+  saver_->wait();
+  note_last(progress);
+  const double stood_still = saver_->save(model_, optimizer_, run_);
+  saved_step_ = run_.step;
+  saves_.push_back({{"step", run_.step}, {"blocked_seconds", stood_still}});
+}
+
+void SavedRun::note_last(const Progress& progress) {
+  const auto& last = saver_->last();
+  if (!last || saves_.empty() || saves_.back().contains("bytes")) return;
+  saves_.back()["bytes"] = last->bytes;
+  saves_.back()["seconds"] = last->seconds;
+  std::string line = c10::str("saved as ", last->directory.string(), ": ",
+                              format_bytes(last->bytes), " in ", last->seconds, " s");
+  for (const std::string& note : last->notes) line += "\n  " + note;
+  progress.tell(last->step - 1, line);
+}
+
+}  // namespace train_gpt

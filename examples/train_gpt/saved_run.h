@@ -1,0 +1,52 @@
+// A run's states on disk: where it goes on, and when it saves.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "examples/train_gpt/flags.h"
+#include "examples/train_gpt/model.h"
+#include "examples/train_gpt/progress.h"
+#include "examples/train_gpt/text_data.h"
+#include "zero/zeropage.h"
+
+namespace train_gpt {
+
+class SavedRun {
+ public:
+  // Resumes where the flags say so; throws where the state is of another run. Collective.
+  SavedRun(const Flags& flags, const TextData& data, Model& model,
+           zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator);
+
+  // Steps that were made before; samples that were trained on.
+  int64_t steps() const { return run_.step; }
+  int64_t samples() const { return run_.samples; }
+  // What loading said, in a line; "" where nothing was resumed.
+  const std::string& description() const { return description_; }
+
+  // After each step. Returns whether SIGTERM asks for the end; all is saved then. Collective.
+  bool end_step(const Progress& progress);
+  // After the last one. Collective.
+  void finish(const Progress& progress);
+
+  // Of each save: its step, bytes, seconds, and those for which training stood still.
+  const nlohmann::json& saves() const { return saves_; }
+
+ private:
+  void resume(const TextData& data);
+  void save(const Progress& progress);
+  void note_last(const Progress& progress);
+
+  const Flags& flags_;
+  Model& model_;
+  zeropage::ShardedOptimizer& optimizer_;
+  zeropage::RunState run_;
+  std::unique_ptr<zeropage::StateSaver> saver_;  // null: nothing is saved
+  int64_t saved_step_ = -1;
+  std::string description_;
+  nlohmann::json saves_ = nlohmann::json::array();
+};
+
+}  // namespace train_gpt

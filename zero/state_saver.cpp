@@ -115,7 +115,7 @@ double StateSaver::save(DataParallelBase& model, ShardedOptimizer& optimizer, co
                              keep());
     return seconds_since(begin);
   }
-  staging_->clear();
+  staging_->clear(static_cast<int64_t>(in_flight->plan.bytes()) / world_.size());
   // Where one rank has no memory for its copy, none saves.
   detail::throw_alike(texts_, "saving state", detail::error_of([&] {
                         detail::StagingSink weights(*staging_);

@@ -13,6 +13,11 @@ namespace {
 
 constexpr uint64_t kWriteBytes = 4 << 20;
 
+// Of staging: one for a small state, several of a size for a large one.
+constexpr int64_t kLeastChunk = 1 << 20;
+constexpr int64_t kMostChunk = 64 << 20;
+constexpr int64_t kMostSkipped = 256 << 10;  // between stretches
+
 // To the next address that direct access takes.
 uint64_t to_alignment(const char* address) {
   const uint64_t past = reinterpret_cast<uintptr_t>(address) % state::kDirectAlignment;
@@ -105,14 +110,15 @@ const std::vector<state::ChecksumPiece>& FileSink::finish() {
   return checksums_.pieces();
 }
 
-void StateStaging::clear() {
+void StateStaging::clear(int64_t expected_bytes) {
+  chunk_bytes_ = std::clamp(expected_bytes + kMostSkipped, kLeastChunk, kMostChunk);
   for (Chunk& chunk : chunks_) chunk.used = 0;
   chunk_ = 0;
 }
 
 std::span<char> StateStaging::take(uint64_t offset_in_file) {
   while (true) {
-    if (chunk_ == chunks_.size()) chunks_.push_back({allocate_(kChunkBytes)});
+    if (chunk_ == chunks_.size()) chunks_.push_back({allocate_(chunk_bytes_)});
     Chunk& chunk = chunks_[chunk_];
     auto* const free = static_cast<char*>(chunk.memory.mutable_data_ptr()) + chunk.used;
     // Whole sectors are written from where they lie.

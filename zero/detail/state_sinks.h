@@ -72,8 +72,8 @@ class StateStaging {
   explicit StateStaging(std::function<at::Tensor(int64_t bytes)> allocate)
       : allocate_(std::move(allocate)) {}
 
-  // What was staged is forgotten.
-  void clear();
+  // What was staged is forgotten; about so many bytes come next.
+  void clear(int64_t expected_bytes);
   // Room for what begins there in a file: one element or more.
   std::span<char> take(uint64_t offset_in_file);
   void commit(uint64_t bytes);
@@ -85,11 +85,10 @@ class StateStaging {
     uint64_t used = 0;
   };
 
-  static constexpr int64_t kChunkBytes = 64 << 20;
-
   const std::function<at::Tensor(int64_t bytes)> allocate_;
   std::vector<Chunk> chunks_;
   size_t chunk_ = 0;  // that is being filled
+  int64_t chunk_bytes_ = 0;
 };
 
 // Into staging.

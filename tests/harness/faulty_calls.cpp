@@ -5,10 +5,9 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdarg>
-#include <mutex>
-
 #include <fcntl.h>
 #include <linux/fs.h>
+#include <mutex>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -42,8 +41,8 @@ Verdict look(const char* call, PathOrDescriptor what) {
   const std::lock_guard lock(mutex);
   if (!is_watched(what)) return Verdict::kGoOn;
   ++calls;
-  const bool due = plan.fault != Fault::kNone &&
-                   (calls == plan.at || (plan.for_good && calls > plan.at));
+  const bool due =
+      plan.fault != Fault::kNone && (calls == plan.at || (plan.for_good && calls > plan.at));
   if (!due) return Verdict::kGoOn;
   if (call_of_fault.empty()) call_of_fault = call;
   if (plan.fault == Fault::kKill) ::kill(::getpid(), SIGKILL);

@@ -18,8 +18,8 @@ enum class Fault : uint8_t {
 struct FaultPlan {
   std::string folder;  // calls about files in it; "" : none is counted
   Fault fault = Fault::kNone;
-  int64_t at = 0;  // of the calls, from 1
-  int error = 0;   // of kFail
+  int64_t at = 0;         // of the calls, from 1
+  int error = 0;          // of kFail
   bool for_good = false;  // all calls from `at` on
 };
 

@@ -122,8 +122,9 @@ class SaveFaults : public ::testing::Test {
   void copy(const std::string& to) const {
     std::filesystem::remove_all(to);
     std::filesystem::create_directories(folder_);
-    std::filesystem::copy(folder_, to, std::filesystem::copy_options::recursive |
-                                           std::filesystem::copy_options::copy_symlinks);
+    std::filesystem::copy(
+        folder_, to,
+        std::filesystem::copy_options::recursive | std::filesystem::copy_options::copy_symlinks);
   }
 
   static void count_calls(const std::string& folder, const comm::World& world) {
@@ -228,8 +229,7 @@ TEST_F(SaveFaults, WhereAnyCallFailsTheErrorHasItsNameAndTrainingGoesOn) {
                              .error = kind.error,
                              .for_good = kind.for_good},
                             model.world());
-          const std::string error =
-              error_of([&] { save(folder, scenario, model, optimizer); });
+          const std::string error = error_of([&] { save(folder, scenario, model, optimizer); });
           const std::string at = faulty_call();
           plan_on_rank_zero({}, model.world());
           const bool said = error.find(std::strerror(kind.error)) != std::string::npos &&

@@ -192,14 +192,16 @@ SavedReport save_now(SharedSave& save, const StatePlan& plan, DataParallelBase& 
                      const state::Keep& keep) {
   const std::filesystem::path folder = save.create(plan);
   SharedSave::Pieces pieces;
+  const auto write = [&](const PlannedFile& file, const auto& collect) {
+    FileSink sink(folder / file.name(), options.direct_io);
+    collect(sink);
+    return sink.finish();
+  };
   const std::exception_ptr error = error_of([&] {
-    FileSink weights(folder / plan.weights.name(), options.direct_io);
-    collect_weights(model, plan, weights);
-    pieces.weights = weights.finish();
+    pieces.weights = write(plan.weights, [&](auto& to) { collect_weights(model, plan, to); });
     if (optimizer == nullptr) return;
-    FileSink states(folder / plan.optimizer->name(), options.direct_io);
-    collect_optimizer(model, *optimizer, plan, states);
-    pieces.optimizer = states.finish();
+    pieces.optimizer =
+        write(*plan.optimizer, [&](auto& to) { collect_optimizer(model, *optimizer, plan, to); });
   });
   return save.commit(plan, pieces, error, options.update_latest, keep);
 }

@@ -104,7 +104,7 @@ void FileSink::flush() {
   filled_ = 0;
 }
 
-const std::vector<state::ChecksumPiece>& FileSink::finish() {
+std::vector<state::ChecksumPiece> FileSink::finish() {
   flush();
   writer_.finish();
   return checksums_.pieces();

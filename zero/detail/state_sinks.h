@@ -40,7 +40,7 @@ class FileSink final : public StateSink {
   FileSink(const std::filesystem::path& file, bool direct_io);
 
   // Until all is on the disk. Returns the checksums.
-  const std::vector<state::ChecksumPiece>& finish();
+  std::vector<state::ChecksumPiece> finish();
 
  private:
   static constexpr int kBuffers = 3;

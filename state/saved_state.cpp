@@ -1,6 +1,8 @@
 #include "state/saved_state.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstring>
 
 #include "state/block_checksums.h"
@@ -8,6 +10,12 @@
 
 namespace zeropage::state {
 namespace {
+
+std::string words_of(uint32_t crc) {
+  std::array<char, 24> words{};
+  std::snprintf(words.data(), words.size(), "CRC-32C %08x", crc);
+  return words.data();
+}
 
 // Refuses a file of another size before anything of it is believed.
 uint64_t size_as_expected(const File& file, const FileEntry& entry) {
@@ -57,10 +65,12 @@ uint64_t TensorFile::read_block(uint64_t block, char* to) const {
   }
   const uint64_t bytes = std::min(kBlockBytes, entry_.bytes - begin);
   file_.read(begin, to, bytes);
-  if (crc32c(to, bytes) != entry_.blocks[block]) {
+  const uint32_t found = crc32c(to, bytes);
+  if (found != entry_.blocks[block]) {
     throw StateError(name(), begin,
-                     "the block of " + std::to_string(bytes) + " bytes that was written there",
-                     "another one, by its checksum", "the file is damaged, or of another state");
+                     "the block of " + std::to_string(bytes) + " bytes that was written there, " +
+                         words_of(entry_.blocks[block]),
+                     "another one, " + words_of(found), "the file is damaged, or of another state");
   }
   return bytes;
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdio>
 #include <cstring>
+#include <system_error>
 
 #include "state/block_checksums.h"
 #include "state/state_error.h"
@@ -28,7 +29,8 @@ uint64_t size_as_expected(const File& file, const FileEntry& entry) {
 }
 
 Manifest manifest_in(const std::filesystem::path& directory) {
-  if (!std::filesystem::exists(directory / kManifestFile)) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(directory / kManifestFile, unknown) && !unknown) {
     throw StateError(directory.string(), 0,
                      std::string("expected ") + kManifestFile +
                          " in it, got none; it is no state, or its save did not end");

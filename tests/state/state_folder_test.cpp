@@ -1,5 +1,7 @@
 #include "state/state_folder.h"
 
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -265,6 +267,27 @@ TEST_F(StateFolderTest, TheNewestWholeStateIsFoundAndTheOthersAreNamed) {
   EXPECT_THAT(error_of([&] { find_valid_state(run_); }),
               AllOf(HasSubstr("expected a state that is whole, got none:\n"), HasSubstr("step-60"),
                     HasSubstr("step-40"), HasSubstr("step-20")));
+}
+
+// Root goes where it likes; as root this asks as nobody.
+TEST_F(StateFolderTest, FoldersThatThisUserMayNotEnterAreNamed) {
+  constexpr uid_t kNobody = 65534;
+  save_step(20);
+  fs::permissions(run_, fs::perms::none);
+  const bool is_root = ::geteuid() == 0;
+  ASSERT_EQ(is_root ? ::seteuid(kNobody) : 0, 0);
+  const std::vector<std::string> errors = {
+      error_of([&] { find_state(run_); }),
+      error_of([&] { find_state(step(20)); }),
+      error_of([&] { SavedState saved(step(20)); }),
+      error_of([&] { NewState made(step(20)); }),
+      error_of([&] { NewState made(run_ / "further" / "step-1"); }),
+      error_of([&] { find_valid_state(run_); }),
+      error_of([&] { states_in(run_); })};
+  ASSERT_EQ(is_root ? ::seteuid(0) : 0, 0);
+  fs::permissions(run_, fs::perms::owner_all);
+  EXPECT_THAT(errors, ::testing::Each(AllOf(HasSubstr(run_.string()),
+                                            HasSubstr("Permission denied; this user may not"))));
 }
 
 TEST_F(StateFolderTest, LatestThatIsNoLinkNamesNothing) {

@@ -44,11 +44,13 @@ TensorFile::TensorFile(const std::filesystem::path& path, const FileEntry& entry
     : entry_(entry), file_(path, File::Access::kRead) {
   size_as_expected(file_, entry_);
   // The header's blocks first: an error then says "damaged", not what a flipped bit made of it.
-  std::vector<char> block(kBlockBytes);
+  constexpr uint64_t kLengthBytes = 8;
+  std::vector<char> block(std::clamp(entry_.bytes, kLengthBytes, kBlockBytes));
   uint64_t checked = read_block(0, block.data());
   uint64_t header_bytes = 0;
-  for (size_t i = 8; i-- > 0;) header_bytes = header_bytes << 8 | static_cast<uint8_t>(block[i]);
-  for (uint64_t next = 1; next < blocks() && checked < header_bytes + 8; ++next) {
+  for (size_t i = kLengthBytes; i-- > 0;)
+    header_bytes = header_bytes << 8 | static_cast<uint8_t>(block[i]);
+  for (uint64_t next = 1; next < blocks() && checked < header_bytes + kLengthBytes; ++next) {
     checked += read_block(next, block.data());
   }
   header_ = read_safetensors_header(file_);
@@ -123,9 +125,10 @@ std::vector<const TensorFile*> SavedState::files() const {
 
 uint64_t SavedState::verify(uint64_t part, uint64_t parts,
                             const std::function<void(uint64_t bytes)>& progress) const {
-  std::vector<char> to(kBlockBytes);
+  std::vector<char> to;
   uint64_t bytes = 0;
   for (const TensorFile* file : files()) {
+    to.resize(std::max<uint64_t>(to.size(), std::min(kBlockBytes, file->bytes())));
     for (uint64_t block = part; block < file->blocks(); block += parts) {
       bytes += file->read_block(block, to.data());
       if (progress) progress(bytes);

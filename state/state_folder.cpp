@@ -39,7 +39,10 @@ fs::file_status status_behind_links(const fs::path& path) {
 }
 
 fs::path hidden(const fs::path& target, const char* suffix) {
-  return target.parent_path() / ("." + target.filename().string() + suffix);
+  std::string name = ".";
+  name += target.filename().string();
+  name += suffix;
+  return target.parent_path() / name;
 }
 
 // Absolute, without a slash at the end.

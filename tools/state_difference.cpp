@@ -31,7 +31,10 @@ class ManifestDifference {
       for (const auto& [key, value] : a.items()) keys.insert(key);
       for (const auto& [key, value] : b.items()) keys.insert(key);
       for (const auto& key : keys) {
-        compare(path.empty() ? key : path + "." + key, member(a, key), member(b, key));
+        std::string inner = path;
+        inner += path.empty() ? "" : ".";
+        inner += key;
+        compare(inner, member(a, key), member(b, key));
       }
     } else if (a.is_array() && b.is_array() && a.size() == b.size()) {
       for (size_t i = 0; i < a.size(); ++i) {

@@ -91,7 +91,8 @@ class FileBeside {
  public:
   FileBeside(const fs::path& target, uint64_t bytes)
       : target_(fs::absolute(target).lexically_normal()),
-        path_(target_.parent_path() / ("." + target_.filename().string() + ".writing")) {
+        path_(target_.parent_path() /
+              (std::string(".") + target_.filename().string() + ".writing")) {
     if (!target_.has_filename() || fs::is_directory(target_)) {
       throw std::runtime_error(target.string() + ": expected the name of a file, got a folder's");
     }

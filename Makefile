@@ -10,7 +10,7 @@ help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
 	  awk -F'\t' '{printf "make %-10s %s\n", $$1, $$2}'
 
-setup: ## install Debian packages and .venv (LibTorch, oneTBB) where missing
+setup: ## install Debian packages and .venv (LibTorch, oneTBB, safetensors) where missing
 	@scripts/setup.sh
 
 $(BUILD)/build.ninja: CMakePresets.json | setup

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Brings a Debian 12 machine to where the build starts: Debian packages, then .venv with LibTorch and oneTBB.
+# Brings a Debian 12 machine to where the build starts: Debian packages, then .venv with LibTorch, oneTBB and safetensors.
 # Idempotent: a second call finds everything in place and returns in well under a second.
 #
 #   scripts/setup.sh            what the build and the tests need
 #   scripts/setup.sh --lint     the formatter and the linter too
+#   scripts/setup.sh --fuzz     clang with its fuzzer too, for scripts/fuzz.sh
 #   scripts/setup.sh --cuda     the CUDA libraries too (2.5 GB), to build the preset `cuda`; nvcc 13 must be there
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,15 +15,17 @@ with_cuda=
 for flag in "$@"; do
   case $flag in
     --lint) packages+=(clang-format clang-tidy) ;;
+    --fuzz) packages+=(clang libclang-rt-dev) ;;
     --cuda) with_cuda=yes ;;
-    *) printf 'setup: %s: expected --lint or --cuda\n' "$flag" >&2; exit 2 ;;
+    *) printf 'setup: %s: expected --lint, --fuzz or --cuda\n' "$flag" >&2; exit 2 ;;
   esac
 done
 
 # LibTorch as PyPI ships it, without the 3 GB of CUDA libraries that only a GPU build loads.
 # libtorch_cpu.so needs libcudart and libcupti to start, and nothing else of CUDA.
+# safetensors (0.5 MB) is what tests compare our files with.
 wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
-        tbb-devel==2023.2.0 tbb==2023.2.0)
+        tbb-devel==2023.2.0 tbb==2023.2.0 safetensors==0.8.0)
 
 # What torch==2.11.0 itself requires of CUDA.
 cuda_wheels=('cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2'
@@ -63,7 +66,7 @@ install_wheels() {
     fail "Python 3.11 or newer is needed, found $(python3 --version)"
   local stamp=.venv/.zeropage-wheels wanted="${wheels[*]}"
   [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
-  say "installing LibTorch 2.11.0 and oneTBB into .venv (1.3 GB, about a minute)"
+  say "installing LibTorch 2.11.0, oneTBB and safetensors into .venv (1.3 GB, about a minute)"
   python3 -m venv .venv
   pip_install --no-deps "${wheels[@]}"
   printf '%s' "$wanted" >"$stamp"

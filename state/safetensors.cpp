@@ -481,7 +481,8 @@ std::string safetensors_prefix(const std::vector<TensorEntry>& tensors,
   if (!metadata.empty()) {
     std::string pairs;
     for (const auto& [key, value] : metadata) {
-      pairs += (pairs.empty() ? "" : ",") + json_string(key) + ":" + json_string(value);
+      pairs += pairs.empty() ? "" : ",";
+      pairs += json_string(key) + ":" + json_string(value);
     }
     add(kMetadataName, "{" + pairs + "}");
   }

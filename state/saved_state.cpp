@@ -1,13 +1,22 @@
 #include "state/saved_state.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstring>
+#include <system_error>
 
 #include "state/block_checksums.h"
 #include "state/state_error.h"
 
 namespace zeropage::state {
 namespace {
+
+std::string words_of(uint32_t crc) {
+  std::array<char, 24> words{};
+  std::snprintf(words.data(), words.size(), "CRC-32C %08x", crc);
+  return words.data();
+}
 
 // Refuses a file of another size before anything of it is believed.
 uint64_t size_as_expected(const File& file, const FileEntry& entry) {
@@ -20,7 +29,8 @@ uint64_t size_as_expected(const File& file, const FileEntry& entry) {
 }
 
 Manifest manifest_in(const std::filesystem::path& directory) {
-  if (!std::filesystem::exists(directory / kManifestFile)) {
+  std::error_code unknown;
+  if (!std::filesystem::exists(directory / kManifestFile, unknown) && !unknown) {
     throw StateError(directory.string(), 0,
                      std::string("expected ") + kManifestFile +
                          " in it, got none; it is no state, or its save did not end");
@@ -34,11 +44,13 @@ TensorFile::TensorFile(const std::filesystem::path& path, const FileEntry& entry
     : entry_(entry), file_(path, File::Access::kRead) {
   size_as_expected(file_, entry_);
   // The header's blocks first: an error then says "damaged", not what a flipped bit made of it.
-  std::vector<char> block(kBlockBytes);
+  constexpr uint64_t kLengthBytes = 8;
+  std::vector<char> block(std::clamp(entry_.bytes, kLengthBytes, kBlockBytes));
   uint64_t checked = read_block(0, block.data());
   uint64_t header_bytes = 0;
-  for (size_t i = 8; i-- > 0;) header_bytes = header_bytes << 8 | static_cast<uint8_t>(block[i]);
-  for (uint64_t next = 1; next < blocks() && checked < header_bytes + 8; ++next) {
+  for (size_t i = kLengthBytes; i-- > 0;)
+    header_bytes = header_bytes << 8 | static_cast<uint8_t>(block[i]);
+  for (uint64_t next = 1; next < blocks() && checked < header_bytes + kLengthBytes; ++next) {
     checked += read_block(next, block.data());
   }
   header_ = read_safetensors_header(file_);
@@ -57,10 +69,12 @@ uint64_t TensorFile::read_block(uint64_t block, char* to) const {
   }
   const uint64_t bytes = std::min(kBlockBytes, entry_.bytes - begin);
   file_.read(begin, to, bytes);
-  if (crc32c(to, bytes) != entry_.blocks[block]) {
+  const uint32_t found = crc32c(to, bytes);
+  if (found != entry_.blocks[block]) {
     throw StateError(name(), begin,
-                     "the block of " + std::to_string(bytes) + " bytes that was written there",
-                     "another one, by its checksum", "the file is damaged, or of another state");
+                     "the block of " + std::to_string(bytes) + " bytes that was written there, " +
+                         words_of(entry_.blocks[block]),
+                     "another one, " + words_of(found), "the file is damaged, or of another state");
   }
   return bytes;
 }
@@ -111,9 +125,10 @@ std::vector<const TensorFile*> SavedState::files() const {
 
 uint64_t SavedState::verify(uint64_t part, uint64_t parts,
                             const std::function<void(uint64_t bytes)>& progress) const {
-  std::vector<char> to(kBlockBytes);
+  std::vector<char> to;
   uint64_t bytes = 0;
   for (const TensorFile* file : files()) {
+    to.resize(std::max<uint64_t>(to.size(), std::min(kBlockBytes, file->bytes())));
     for (uint64_t block = part; block < file->blocks(); block += parts) {
       bytes += file->read_block(block, to.data());
       if (progress) progress(bytes);

@@ -34,8 +34,9 @@ class TensorFile {
   // Null if it has none of that name.
   const TensorEntry* find(const std::string& tensor) const;
 
+  uint64_t bytes() const { return entry_.bytes; }
   uint64_t blocks() const { return entry_.blocks.size(); }
-  // Of the file; `to` has room for kBlockBytes. Returns its bytes.
+  // Of the file; `to` has room for kBlockBytes, or for the file where it is smaller. Returns its bytes.
   uint64_t read_block(uint64_t block, char* to) const;
 
  private:

@@ -22,8 +22,27 @@ namespace fs = std::filesystem;
 
 const std::string kStepPrefix = "step-";
 
+// What is there, itself and not what a link leads to. The library's own would throw its own error where a
+// folder may not be read.
+fs::file_status status_of(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (!fs::status_known(status)) throw_call_failed(path, "lstat", error.value());
+  return status;
+}
+
+fs::file_status status_behind_links(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (!fs::status_known(status)) throw_call_failed(path, "stat", error.value());
+  return status;
+}
+
 fs::path hidden(const fs::path& target, const char* suffix) {
-  return target.parent_path() / ("." + target.filename().string() + suffix);
+  std::string name = ".";
+  name += target.filename().string();
+  name += suffix;
+  return target.parent_path() / name;
 }
 
 // Absolute, without a slash at the end.
@@ -57,7 +76,7 @@ void make_directory(const fs::path& path) {
 }
 
 void make_parents(const fs::path& folder) {
-  if (folder.empty() || fs::is_directory(folder)) return;
+  if (folder.empty() || fs::is_directory(status_behind_links(folder))) return;
   make_parents(folder.parent_path());
   make_directory(folder);
   sync_directory(folder.parent_path());
@@ -84,8 +103,8 @@ bool remove_state(const fs::path& directory) {
 }
 
 void remove_leftover(const fs::path& directory, const char* why, std::vector<std::string>& notes) {
-  if (!fs::exists(fs::symlink_status(directory))) return;
-  if (!fs::is_directory(fs::symlink_status(directory)) || !remove_state(directory)) {
+  if (!fs::exists(status_of(directory))) return;
+  if (!fs::is_directory(status_of(directory)) || !remove_state(directory)) {
     throw StateError(directory.string(), 0,
                      "has files that are not of a state; move it away, its name is needed");
   }
@@ -110,7 +129,7 @@ fs::path target_of_latest(const fs::path& folder) {
 }
 
 bool has_manifest(const fs::path& directory) {
-  return fs::exists(directory / kManifestFile);
+  return fs::exists(status_behind_links(directory / kManifestFile));
 }
 
 }  // namespace
@@ -123,7 +142,7 @@ NewState::NewState(const fs::path& target)
     : target_(as_target(target)), writing_(hidden(target_, ".writing")) {
   make_parents(target_.parent_path());
   const fs::path latest = target_.parent_path() / kLatest;
-  if (fs::exists(fs::symlink_status(latest)) && !fs::is_symlink(latest)) {
+  if (fs::exists(status_of(latest)) && !fs::is_symlink(status_of(latest))) {
     throw StateError(latest.string(), 0,
                      "expected a symbolic link, got something else; move it away");
   }
@@ -134,9 +153,8 @@ NewState::NewState(const fs::path& target)
 
 // A whole state stays until the new one takes its place; a damaged one is kept under another name.
 void NewState::clear_target_name() {
-  if (!fs::exists(fs::symlink_status(target_))) return;
-  if (!fs::is_directory(fs::symlink_status(target_)) ||
-      (!has_manifest(target_) && !fs::is_empty(target_))) {
+  if (!fs::exists(status_of(target_))) return;
+  if (!fs::is_directory(status_of(target_)) || (!has_manifest(target_) && !fs::is_empty(target_))) {
     throw StateError(target_.string(), 0,
                      "is there and is no state; give another name, or move it away");
   }
@@ -148,7 +166,7 @@ void NewState::clear_target_name() {
   replaces_ = obstacle.empty();
   if (replaces_) return;
   fs::path aside;
-  for (int number = 1; aside.empty() || fs::exists(aside); ++number) {
+  for (int number = 1; aside.empty() || fs::exists(status_of(aside)); ++number) {
     aside = hidden(target_, (".damaged-" + std::to_string(number)).c_str());
   }
   move_to(target_, aside);
@@ -244,13 +262,13 @@ std::vector<std::string> remove_old_states(const fs::path& folder, const Keep& k
 }
 
 fs::path find_state(const fs::path& path) {
-  if (!fs::exists(path)) {
+  if (!fs::exists(status_behind_links(path))) {
     throw StateError(path.string(), 0, "expected a state or a folder of states, got nothing there");
   }
   if (has_manifest(path)) return path;
   const fs::path latest = target_of_latest(path);
   if (!latest.empty()) return latest;
-  if (fs::is_directory(path)) {
+  if (fs::is_directory(status_behind_links(path))) {
     for (const fs::path& state : states_in(path)) {
       if (has_manifest(state)) return state;
     }

@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 
 #include "comm/launcher.h"
+#include "tools/state_command.h"
 #include "tools/subcommand.h"
 #include "tools/topology_command.h"
 
@@ -82,8 +83,7 @@ class RunCommand : public Subcommand {
 
 int usage_error(std::string_view message) {
   const std::string line(message.substr(0, message.find('\n')));
-  std::fprintf(stderr, "zp: %s; see zp --help, zp run --help or zp topology --help\n",
-               line.c_str());
+  std::fprintf(stderr, "zp: %s; see zp --help, or --help behind the subcommand\n", line.c_str());
   return kUsageError;
 }
 
@@ -93,6 +93,7 @@ int run_zp(int argc, char** argv) {
   std::vector<std::unique_ptr<Subcommand>> subcommands;
   subcommands.push_back(std::make_unique<RunCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::TopologyCommand>(zp));
+  subcommands.push_back(std::make_unique<zeropage::tools::StateCommand>(zp));
   // The parser would hand what follows "--" to zp instead of the subcommand.
   const auto dashes = std::find(argv + std::min(argc, 1), argv + argc, std::string_view("--"));
   const std::vector<std::string> after_dashes(dashes, argv + argc);

@@ -161,7 +161,7 @@ TEST(SafetensorsTest, AHeaderThatLiesIsRefusedInWords) {
   };
   for (const Lie& lie : lies) {
     EXPECT_THAT(error_of(file_of(lie.header, lie.data_bytes)),
-                AllOf(HasSubstr("weights.safetensors, byte "), HasSubstr(lie.words)))
+                AllOf(HasSubstr("weights.safetensors: byte "), HasSubstr(lie.words)))
         << std::string(lie.header).substr(0, 200);
   }
 }

@@ -6,7 +6,7 @@ file's own, against each other and against manifest.json. Exit 1 with who, expec
     tools/check_safetensors.py run/step-20 --round-trip       saved once more by safetensors too, and compared
     tools/check_safetensors.py run/step-20 --without-torch    with safetensors alone, which hands out bytes
 
-Needs: safetensors; torch with numpy and typing_extensions unless told otherwise. Memory: the largest file, twice.
+Needs: safetensors (.venv has it). Uses torch where it and numpy can be imported, else a line says so. Memory: the largest file, twice.
 """
 
 import argparse
@@ -248,6 +248,18 @@ def check(directory, reader, round_trip):
     print("as others read it: names, shapes, dtypes, bits and checksums are right")
 
 
+def reader(without_torch):
+    """With torch where it can be imported, and saved from; else a line says so."""
+    if not without_torch:
+        try:
+            import numpy  # noqa: F401, safetensors.torch saves with it
+
+            return TorchReader()
+        except ImportError as error:
+            print(f"without torch ({error}): bits are compared as safetensors hands them out")
+    return BytesReader()
+
+
 def main():
     parser = argparse.ArgumentParser(description="Checks that Hugging Face's safetensors reads a saved state as it is.")
     parser.add_argument("DIR", type=Path, help="a state: a folder with manifest.json")
@@ -255,9 +267,9 @@ def main():
     parser.add_argument("--without-torch", action="store_true", help="read bytes with safetensors alone")
     arguments = parser.parse_args()
     try:
-        check(arguments.DIR, BytesReader() if arguments.without_torch else TorchReader(), arguments.round_trip)
+        check(arguments.DIR, reader(arguments.without_torch), arguments.round_trip)
     except ImportError as error:
-        sys.exit(f"check_safetensors: {error}; install safetensors, and torch with numpy and typing_extensions, or pass --without-torch")
+        sys.exit(f"check_safetensors: {error}; pip install safetensors, or call .venv/bin/python {sys.argv[0]}")
     except (Wrong, OSError, KeyError, TypeError, ValueError) as error:
         words = str(error) if isinstance(error, (Wrong, OSError)) else f"{arguments.DIR}: expected a state, got {error!r}"
         sys.exit(f"check_safetensors: {words}")

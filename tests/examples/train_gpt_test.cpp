@@ -24,8 +24,7 @@ TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
 }
 
 TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
-  expect_refused(train_gpt("--resume somewhere"), "training state on disk is not in this version");
-  expect_refused(train_gpt("--save somewhere"), "training state on disk is not in this version");
+  expect_refused(train_gpt("--report run.html"), "the HTML report is not in this version");
 }
 
 TEST_F(TrainGptTest, RefusesCudaWithTheReasonWhereThereIsNone) {

@@ -135,10 +135,12 @@ state::Keep StateSaver::keep() const {
 
 void StateSaver::start(std::unique_ptr<InFlight> in_flight) {
   in_flight_ = std::move(in_flight);
+  writes_ = true;
   thread_ = std::thread([this, ledger = memory::Ledger::current()] {
     const memory::LedgerScope on_ledger(ledger);
     state::give_way();
     in_flight_->error = detail::error_of([this] { write(*in_flight_); });
+    writes_ = false;
   });
 }
 
@@ -153,6 +155,10 @@ void StateSaver::write(InFlight& save) const {
         detail::write_stretches(folder / save.plan.optimizer->name(), save.optimizer, direct);
   });
   save.report = save.shared->commit(save.plan, pieces, error, options_.save.update_latest, keep());
+}
+
+bool StateSaver::is_saving() const {
+  return writes_;
 }
 
 void StateSaver::wait() {

@@ -16,8 +16,8 @@
 // Collective: all but the destructor. Threads: the training thread.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
-#include <exception>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -61,6 +61,8 @@ class StateSaver {
   double save(DataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run = {});
   // Until the last save is on the disk.
   void wait();
+  // Whether one is being written. Not collective: ranks end at different times.
+  bool is_saving() const;
   // Of the last save that ended.
   const std::optional<SavedReport>& last() const { return last_; }
 
@@ -83,6 +85,7 @@ class StateSaver {
   const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
   std::unique_ptr<detail::StateStaging> staging_;
   std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
+  std::atomic<bool> writes_{false};      // the thread
   std::optional<SavedReport> last_;
   std::thread thread_;  // last: it uses the others
 };

@@ -352,6 +352,11 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
            "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
            "and states are of different steps; to save or load state use kInStep or kInBackward");
   adopt_groups();
+  for (const OfPage& of_page : updates_) {
+    ZP_CHECK(!of_page.part || !steps_->started(*of_page.part), "the optimizer's state after a ",
+             "backward() that has begun the step (StepWhen::kInBackward): part of it is one step ",
+             "ahead; save or load after step()");
+  }
   const auto use = access == StateAccess::kWrite ? PageHome::Use::kWrite : PageHome::Use::kRead;
   for (const OfPage& of_page : updates_) {
     set_options(of_page);

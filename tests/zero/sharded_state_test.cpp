@@ -356,6 +356,25 @@ TEST_F(ShardedStateTest, OfStepsThatAreOneLateIsRefused) {
   });
 }
 
+TEST_F(ShardedStateTest, AfterABackwardThatHasBegunTheStepIsRefused) {
+  Options in_backward;
+  in_backward.offload.optimizer = memory::Tier::kHost;
+  in_backward.offload.step = StepWhen::kInBackward;
+  run_ranks(2, [&](comm::World& world) {
+    Trained<Oddball> run(world, 2, kAdamW, in_backward);
+    run.train(1);
+    const Samples samples = samples_of(0, 1);
+    run.optimizer.zero_grad();
+    loss_of(run.model(samples.inputs), samples).backward();
+    EXPECT_THAT(
+        zeropage::testing::error_of([&] { save_state(path("step-1"), run.model, run.optimizer); }),
+        HasSubstr("save or load after step()"));
+    run.optimizer.step();
+    save_state(path("step-2"), run.model, run.optimizer);
+  });
+  EXPECT_FALSE(std::filesystem::exists(path("step-1")));
+}
+
 TEST_F(ShardedStateTest, OverSomethingElseIsRefusedOnAllRanksAndLeavesIt) {
   std::filesystem::create_directories(path("step-0"));
   std::ofstream(path("step-0/notes.txt")) << "mine";

@@ -100,6 +100,31 @@ TEST_F(ShardedStateTest, HasTensorsInRowMajorOrderWhateverTheirStrides) {
   });
 }
 
+// By operators, outside of any step; at stage 3 the page that has it is dirty.
+TEST_F(ShardedStateTest, HasWhatWasWrittenToParametersSinceTheStep) {
+  for (const int stage : {0, 3}) {
+    for (const bool low_precision : {false, true}) {
+      SCOPED_TRACE(c10::str("stage ", stage, low_precision ? " in bf16" : ""));
+      Options options;
+      if (low_precision) options.compute_dtype = torch::kBFloat16;
+      run_ranks(2, [&](comm::World& world) {
+        Trained<Oddball> run(world, stage, kAdamW, options);
+        run.train(1);
+        {
+          const torch::NoGradGuard no_grad;
+          run.model->first->weight.fill_(0.75);
+        }
+        save_state(path("step-1"), run.model, run.optimizer);
+        Trained<Oddball> other(world, 1, kAdamW);
+        load_state(path("step-1"), other.model, other.optimizer);
+        const auto values = full_state(other.model);
+        if (world.rank() != 0) return;
+        EXPECT_TRUE(torch::equal(values["first.weight"], torch::full({13, 7}, 0.75)));
+      });
+    }
+  }
+}
+
 // ---- what a load refuses ----
 
 TEST_F(ShardedStateTest, OfAnotherModelIsRefusedWithEveryNameAndNothingChanges) {

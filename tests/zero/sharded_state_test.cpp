@@ -196,6 +196,49 @@ TEST_F(ShardedStateTest, ThatIsDamagedIsRefusedOnAllRanksBeforeAnythingChanges) 
   });
 }
 
+struct LargeImpl : torch::nn::Module {
+  LargeImpl() { first = register_module("first", torch::nn::Linear(7, 100'000)); }
+  torch::nn::Linear first{nullptr};
+};
+TORCH_MODULE(Large);
+
+// Far behind the headers.
+TEST_F(ShardedStateTest, IsLookedAtAsAWholeBeforeAnythingChanges) {
+  run_ranks(2, [&](comm::World& world) {
+    Trained<Large> run(world, 3, kAdamW);
+    save_state(path("step-0"), run.model, run.optimizer);
+    world.communicator().barrier("the damage").wait();
+    if (world.rank() == 0) flip_a_bit(path("step-0/optimizer.safetensors"), 5'000'000);
+    world.communicator().barrier("the load").wait();
+    Trained<Large> other(world, 1, kAdamW);
+    {
+      const torch::NoGradGuard no_grad;
+      other.model->first->weight.fill_(2);
+    }
+    const auto before = other.values();
+    const auto load = [&](bool verify_first) {
+      return zeropage::testing::error_of([&] {
+        load_state(path("step-0"), other.model, other.optimizer, {.verify_first = verify_first});
+      });
+    };
+    EXPECT_THAT(load(true), HasSubstr("optimizer.safetensors: byte 4194304: expected the block"));
+    EXPECT_TRUE(same_bits(before, other.values()));
+    EXPECT_THAT(load(false), HasSubstr("the model is half loaded"));
+  });
+}
+
+TEST_F(ShardedStateTest, ThatWasLoadedEndsGraphsFromBefore) {
+  const std::string saved = save_oddball();
+  run_ranks(1, [&](comm::World& world) {
+    Trained<Oddball> run(world, 1, kAdamW);
+    const Samples samples = samples_of(0, 0);
+    const torch::Tensor loss = loss_of(run.model(samples.inputs), samples);
+    load_state(saved, run.model, run.optimizer);
+    EXPECT_THAT(zeropage::testing::error_of([&] { loss.backward(); }),
+                HasSubstr("modified by an inplace operation"));
+  });
+}
+
 TEST_F(ShardedStateTest, BeforeADamagedOneIsLoadedWhereThatIsAskedFor) {
   save_oddball("step-2");
   const auto before = files_of(path("step-2"));

@@ -77,6 +77,13 @@ TEST_F(ShardedStateTest, HasEveryParameterAndBufferUnderItsNameAndTiedOnesAsAlia
   EXPECT_THAT(names,
               ElementsAre("empty", "first.bias", "first.weight", "frozen.bias", "frozen.weight",
                           "scale", "steps", "strided", "tied", "unused.bias", "unused.weight"));
+  // The largest elements first, so that each tensor is aligned: the buffer of int64 before all.
+  uint64_t largest = 8;
+  for (const auto& entry : saved.weights().header().tensors) {
+    EXPECT_LE(state::size_of(entry.dtype), largest) << entry.name;
+    largest = state::size_of(entry.dtype);
+  }
+  EXPECT_EQ(largest, 4U);
   const auto& metadata = saved.weights().header().metadata;
   EXPECT_EQ(metadata.at("last.weight"), "tied");
   EXPECT_EQ(metadata.at("format"), "pt");

@@ -55,6 +55,11 @@ StateLoading::StateLoading(const state::SavedState& saved, DataParallelBase& mod
     const auto [parameter, state] = parts_of(entry.name);
     states_[parameter].push_back(state);
   }
+  const json& content = saved_.manifest().content;
+  if (!content.contains("optimizer")) return;
+  for (const json& group : content["optimizer"].at("groups")) {
+    for (const json& name : group.at("parameters")) optimized_.insert(name.get<std::string>());
+  }
 }
 
 std::string StateLoading::name_in_state(const std::string& name) const {
@@ -87,15 +92,8 @@ StateLoading::Source StateLoading::exact(const NamedParameter& named) const {
   return master ? master : weight(named);
 }
 
-// Whether its optimizer had the parameter, which may have no state as long as it has no gradient.
 bool StateLoading::knows_states_of(const std::string& parameter) const {
-  const json& content = saved_.manifest().content;
-  if (!content.contains("optimizer")) return false;
-  for (const json& group : content["optimizer"].at("groups")) {
-    const json& names = group.at("parameters");
-    if (std::find(names.begin(), names.end(), name_in_state(parameter)) != names.end()) return true;
-  }
-  return false;
+  return optimized_.contains(name_in_state(parameter));
 }
 
 void StateLoading::check_shape(const Source& source, const std::string& name,

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <vector>
 
 #include "state/saved_state.h"
@@ -61,6 +62,8 @@ class StateLoading {
   const LoadOptions& options_;
   const ParameterPages& pages_;
   std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
+  // Whose optimizer it is; they may have no state as long as they had no gradient.
+  std::unordered_set<std::string> optimized_;
   std::map<const state::TensorFile*, std::unique_ptr<state::BlockReader>> readers_;
 };
 

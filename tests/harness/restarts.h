@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
@@ -38,14 +39,6 @@ struct Stretch {
   LoadOptions load_options = {};
 };
 
-template <typename Module>
-Module seeded() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(7);
-  return Module();
-}
-
 template <typename Model>
 void train_step(Model& model, torch::optim::Optimizer& optimizer, int step) {
   const Samples samples = samples_of(0, step);
@@ -60,7 +53,7 @@ std::vector<torch::Tensor> trained(const Setting& setting, const Stretch& stretc
                                    const typename OptimizerTraits<A>::Options& algorithm) {
   std::vector<torch::Tensor> result;
   run_ranks(setting.ranks, [&](comm::World& world) {
-    DataParallel<Module> model(seeded<Module>(), world, setting.all());
+    DataParallel<Module> model(make<Module>(), world, setting.all());
     Optimizer<A> optimizer(model, algorithm);
     if (!stretch.load.empty()) load_state(stretch.load, model, optimizer, stretch.load_options);
     for (int step = stretch.first; step < stretch.end; ++step) train_step(model, optimizer, step);

@@ -68,7 +68,7 @@ class SaveFaults : public ::testing::Test {
   template <typename Save>
   static void train_and(const std::string& folder, const Save& save) {
     run_ranks(kRanks, [&](comm::World& world) {
-      DataParallel<Oddball> model(seeded<Oddball>(), world, Setting{3, kRanks}.all());
+      DataParallel<Oddball> model(make<Oddball>(), world, Setting{3, kRanks}.all());
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       if (!folder.empty()) load_state(folder, model, optimizer);
       train_step(model, optimizer, 0);

@@ -27,7 +27,7 @@ template <typename Module, typename A = AdamW>
 struct Trained {
   Trained(comm::World& world, int stage, const typename OptimizerTraits<A>::Options& algorithm,
           const Options& options = {})
-      : model(seeded<Module>(), world, Setting{stage, world.size(), options}.all()),
+      : model(make<Module>(), world, Setting{stage, world.size(), options}.all()),
         optimizer(model, algorithm) {}
 
   void train(int steps) {

@@ -136,12 +136,6 @@ void StateStaging::commit(uint64_t bytes) {
   chunks_[chunk_].used += bytes;
 }
 
-int64_t StateStaging::bytes() const {
-  int64_t bytes = 0;
-  for (const Chunk& chunk : chunks_) bytes += chunk.memory.numel();
-  return bytes;
-}
-
 std::span<char> StagingSink::room(uint64_t offset) {
   if (room_.size() >= sizeof(double) && offset == end_) return room_;
   room_ = staging_.take(offset);

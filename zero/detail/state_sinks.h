@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <filesystem>
 #include <functional>
 #include <span>
@@ -77,7 +76,6 @@ class StateStaging {
   // Room for what begins there in a file: one element or more.
   std::span<char> take(uint64_t offset_in_file);
   void commit(uint64_t bytes);
-  int64_t bytes() const;
 
  private:
   struct Chunk {

@@ -9,7 +9,7 @@
 // dereferenced; nothing is copied. Of n samples cut into k, the first n mod k micro-batches have
 // one more than the others; losses that are means then need the weights samples_in(i) / samples().
 //
-// What a batch is, and how a type of yours becomes one: memory/tensor_structure.h.
+// What a batch is, and how a type of yours becomes one: operators/tensor_structure.h.
 // Dimension 0 of every tensor counts samples, so all must agree on it. An undefined tensor stays
 // one.
 // Lifetime: a MicroBatches holds the batch, and so its tensors; iterators end with it,
@@ -27,7 +27,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "accumulate/sample_cuts.h"
-#include "memory/tensor_structure.h"
+#include "operators/tensor_structure.h"
 
 namespace zeropage::accumulate {
 
@@ -35,7 +35,7 @@ template <typename Batch>
 class MicroBatches {
   static_assert(memory::kIsStructure<Batch>,
                 "micro_batches: this type is not known as a batch; declare beside it "
-                "`T map_parts(const T& batch, const auto& map)` (memory/tensor_structure.h)");
+                "`T map_parts(const T& batch, const auto& map)` (operators/tensor_structure.h)");
 
  public:
   class iterator;

@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/pending.h"
+#include "device/pending.h"
 
 namespace zeropage::checkpointing {
 

@@ -8,7 +8,7 @@
 // the random state, grad mode and autocast of its first run. Gradients have the same bits.
 //
 // The function is any callable; arguments and results are any values. Tensors among the arguments,
-// also inside containers (memory/tensor_structure.h), are kept as autograd keeps saved tensors: by
+// also inside containers (operators/tensor_structure.h), are kept as autograd keeps saved tensors: by
 // the hooks of the enclosing SavedTensorScope or region, so regions nest, and inputs can be
 // offloaded. What the callable captures, it keeps itself; by reference it must live until backward.
 // Memory that was there before and that the function writes in place, such as a BatchNorm's running
@@ -34,7 +34,7 @@
 #include <utility>
 
 #include "checkpointing/region_run.h"
-#include "memory/tensor_structure.h"
+#include "operators/tensor_structure.h"
 
 namespace zeropage::checkpointing {
 

@@ -34,7 +34,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "checkpointing/saved_tensors.h"
-#include "memory/pending.h"
+#include "device/pending.h"
 
 namespace zeropage::checkpointing {
 

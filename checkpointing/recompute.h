@@ -43,7 +43,7 @@
 
 #include "checkpointing/saved_tensors.h"
 #include "memory/ledger.h"
-#include "memory/operator_interceptor.h"
+#include "operators/operator_interceptor.h"
 
 namespace zeropage::checkpointing {
 

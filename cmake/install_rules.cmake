@@ -7,7 +7,7 @@ install(FILES ${zeropage__uring_library} DESTINATION ${CMAKE_INSTALL_LIBDIR} REN
 target_link_libraries(zeropage PRIVATE
                       $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libzeropage_uring.a>)
 install(EXPORT ZeropageTargets NAMESPACE zeropage:: DESTINATION ${package_dir})
-install(DIRECTORY memory comm accumulate checkpointing offload state zero DESTINATION include/zeropage
+install(DIRECTORY memory device operators paging comm accumulate checkpointing offload state zero DESTINATION include/zeropage
         FILES_MATCHING PATTERN "*.h" PATTERN "detail" EXCLUDE)
 configure_package_config_file(cmake/ZeropageConfig.cmake.in ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake
                               INSTALL_DESTINATION ${package_dir})

@@ -10,7 +10,7 @@
 // Tensors: 1-D, contiguous, on the communicator's device(). They are worked on in place; nothing may
 // touch them until the Pending has ended. On an accelerator an operation begins after what is
 // enqueued to the calling thread's current stream, and nothing that is enqueued after Pending::wait()
-// begins before its end (memory/stream.h); the host does not wait unless the transport needs it.
+// begins before its end (device/stream.h); the host does not wait unless the transport needs it.
 // Errors: c10::Error naming the rank, the operation, its sequence number and `what` (say, the
 // page). After the first error the communicator is broken and refuses further operations with the
 // same message.
@@ -26,7 +26,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "memory/pending.h"
+#include "device/pending.h"
 
 namespace zeropage::comm {
 

@@ -15,9 +15,9 @@
 #include "comm/staged_communicator.h"
 #include "comm/topology.h"
 #include "comm/two_level_communicator.h"
+#include "device/device.h"
+#include "device/stream.h"
 #include "memory/check.h"
-#include "memory/device.h"
-#include "memory/stream.h"
 
 namespace zeropage::comm {
 namespace {

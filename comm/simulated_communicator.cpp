@@ -7,7 +7,7 @@
 
 #include "comm/detail/call.h"
 #include "memory/check.h"
-#include "memory/meta_operators.h"
+#include "operators/meta_operators.h"
 
 namespace zeropage::comm {
 namespace {

@@ -9,8 +9,8 @@
 #include "comm/detail/call.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/detail/staging_buffer.h"
+#include "device/stream.h"
 #include "memory/check.h"
-#include "memory/stream.h"
 
 namespace zeropage::comm {
 namespace {

@@ -11,11 +11,11 @@
 #include "comm/detail/store_calls.h"
 #include "comm/simulated_communicator.h"
 #include "comm/solo_communicator.h"
+#include "device/device.h"
+#include "device/stream.h"
 #include "memory/check.h"
-#include "memory/device.h"
 #include "memory/device_memory.h"
 #include "memory/ledger.h"
-#include "memory/stream.h"
 
 namespace zeropage::comm {
 namespace {

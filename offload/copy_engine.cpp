@@ -11,8 +11,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include "device/stream.h"
 #include "memory/check.h"
-#include "memory/stream.h"
 
 namespace zeropage::offload {
 namespace {

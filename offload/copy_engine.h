@@ -1,7 +1,7 @@
 // Copies between a device and the host tier beside compute: one queue in each direction, so that
 // both run at once.
 //
-// On an accelerator a queue is a stream; the host's end is to be page-locked (memory/pinned_arena).
+// On an accelerator a queue is a stream; the host's end is to be page-locked (device/pinned_arena).
 // On a host device it is a thread, so that the same code runs with the host as both ends, and its
 // speed can be limited: a link of known speed to measure pipelines with.
 //
@@ -18,7 +18,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "memory/pending.h"
+#include "device/pending.h"
 
 namespace zeropage::offload {
 

@@ -32,8 +32,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "device/pending.h"
 #include "memory/ledger.h"
-#include "memory/pending.h"
 
 namespace zeropage::offload {
 

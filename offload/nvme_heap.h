@@ -16,7 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/pending.h"
+#include "device/pending.h"
 #include "offload/nvme_file.h"
 
 namespace zeropage::offload {

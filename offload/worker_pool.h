@@ -21,7 +21,7 @@
 #include <memory>
 #include <optional>
 
-#include "memory/topology.h"
+#include "device/topology.h"
 
 namespace zeropage::offload {
 

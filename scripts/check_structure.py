@@ -7,16 +7,20 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+FLOORS = {"memory", "device", "operators", "paging"}
 LEAVES = {"comm", "offload", "accumulate", "checkpointing", "state"}
 # Which folders a folder may include, besides itself.
 ALLOWED = {
     "memory": set(),
-    **{leaf: {"memory"} for leaf in LEAVES},
-    "zero": {"memory", *LEAVES},
-    "tools": {"memory", "comm", "state", "zero"},
-    "examples": {"memory", "zero", *LEAVES},
-    "bench": {"memory", "zero", "examples", *LEAVES},
-    "tests": {"memory", "zero", "examples", *LEAVES},
+    "device": {"memory"},
+    "operators": {"memory", "device"},
+    "paging": {"memory", "device", "operators"},
+    **{leaf: {"memory", "device", "operators"} for leaf in LEAVES},
+    "zero": {*FLOORS, *LEAVES},
+    "tools": {"memory", "device", "comm", "state", "zero"},
+    "examples": {*FLOORS, "zero", *LEAVES},
+    "bench": {*FLOORS, "zero", "examples", *LEAVES},
+    "tests": {*FLOORS, "zero", "examples", "cmake", *LEAVES},
 }
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
@@ -24,8 +28,8 @@ MOST_README_LINES = 80
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher", "comm/detail/rank_", "comm/detail/signal_relay", "comm/detail/line_forwarder",
-              "comm/detail/launch_report", "comm/detail/file_descriptor", "tools/", "memory/cuda/device_places",
-              "memory/device_places", "memory/format_bytes", "memory/host_", "memory/no_cuda_devices", "memory/page_nodes", "memory/topology",
+              "comm/detail/launch_report", "comm/detail/file_descriptor", "tools/", "device/cuda/device_places",
+              "device/device_places", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
               "state/")
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)
 

@@ -77,8 +77,12 @@ def breaches():
         folder = name.split("/")[0]
         if folder == "tests" or ALONE.search(name):
             continue
-        # Executables of one folder are apart from each other.
-        scope = folder if folder not in ("bench", "examples") else "/".join(name.split("/")[:2])
+        scope = "the library"
+        if folder in ("bench", "examples"):
+            # Executables of one folder are apart from each other.
+            scope = "/".join(name.split("/")[:2])
+        elif folder == "tools":
+            scope = folder
         text = plain((ROOT / name).read_text())
         for opened in re.finditer(r"^namespace \{", text, re.MULTILINE):
             outer = re.findall(r"^namespace ([\w:]+) \{", text[:opened.start()], re.MULTILINE)

@@ -128,7 +128,7 @@ FIRST_GRADIENT = 0.5  # of a page's backward, when its bucket opens
 
 
 class Schedule:
-    """What memory/pager does with the trace 0 1 2 3 2 1 0: (page, begin, end) for each kind of bar."""
+    """What paging/pager does with the trace 0 1 2 3 2 1 0: (page, begin, end) for each kind of bar."""
 
     def __init__(self):
         self.compute, self.gathers, self.reductions, self.resident, self.buckets = [], [], [], [], []

@@ -11,12 +11,12 @@
 
 #include <nlohmann/json.hpp>
 
+#include "device/device_places.h"
+#include "device/host_mapping.h"
+#include "device/host_memory.h"
+#include "device/page_nodes.h"
+#include "device/topology.h"
 #include "memory/bytes.h"
-#include "memory/device_places.h"
-#include "memory/host_mapping.h"
-#include "memory/host_memory.h"
-#include "memory/page_nodes.h"
-#include "memory/topology.h"
 #include "tools/state_words.h"
 
 namespace zeropage::tools {

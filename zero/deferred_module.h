@@ -6,7 +6,7 @@
 // The constructor runs on every rank and makes no parameter; wrapping then computes one parameter
 // after the other, takes this rank's share of it, and lets it go. So a module larger than a rank's
 // memory can be built; its values, and the random numbers drawn afterwards, are the plain
-// constructor's bits (memory/construction_tape, which says what a constructor may not do: read
+// constructor's bits (operators/construction_tape, which says what a constructor may not do: read
 // values, keep tensors that are neither parameter nor buffer). Works at every stage.
 //
 // Lifetime: until it is wrapped, the module's tensors lie on the meta device and have no values.
@@ -15,7 +15,7 @@
 #include <functional>
 #include <utility>
 
-#include "memory/construction_tape.h"
+#include "operators/construction_tape.h"
 
 namespace zeropage {
 

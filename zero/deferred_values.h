@@ -5,7 +5,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "memory/construction_tape.h"
+#include "operators/construction_tape.h"
 
 namespace zeropage {
 

@@ -20,7 +20,7 @@
 
 #include <torch/ordered_dict.h>
 
-#include "memory/pins.h"
+#include "paging/pins.h"
 #include "zero/data_parallel.h"
 
 namespace zeropage {

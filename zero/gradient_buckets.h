@@ -19,7 +19,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "comm/communicator.h"
-#include "memory/pins.h"
+#include "paging/pins.h"
 #include "zero/options.h"
 #include "zero/parameter_pages.h"
 

@@ -6,9 +6,9 @@
 
 #include <ATen/ATen.h>
 
+#include "device/named_range.h"
 #include "memory/check.h"
 #include "memory/exact.h"
-#include "memory/named_range.h"
 #include "offload/flat_norm.h"
 
 namespace zeropage {

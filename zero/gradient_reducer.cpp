@@ -8,8 +8,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "device/named_range.h"
 #include "memory/check.h"
-#include "memory/named_range.h"
 
 namespace zeropage {
 namespace {

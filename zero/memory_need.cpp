@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
+#include "device/device.h"
+#include "device/stream.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "memory/device.h"
 #include "memory/memory_table.h"
-#include "memory/stream.h"
 
 namespace zeropage {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/world.h"
-#include "memory/host_memory.h"
+#include "device/host_memory.h"
 #include "memory/ledger.h"
 #include "zero/offloading.h"
 #include "zero/options.h"

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "memory/pending.h"
+#include "device/pending.h"
 #include "offload/nvme_file.h"
 #include "zero/page_home.h"
 

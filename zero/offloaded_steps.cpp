@@ -5,8 +5,8 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include "device/named_range.h"
 #include "memory/check.h"
-#include "memory/named_range.h"
 #include "memory/storage.h"
 
 namespace zeropage {

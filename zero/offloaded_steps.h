@@ -27,9 +27,9 @@
 #include <thread>
 #include <vector>
 
+#include "device/pending.h"
+#include "device/stream.h"
 #include "memory/ledger.h"
-#include "memory/pending.h"
-#include "memory/stream.h"
 #include "zero/offloading.h"
 #include "zero/page_update.h"
 #include "zero/shard_layout.h"

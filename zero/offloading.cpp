@@ -2,10 +2,10 @@
 
 #include <utility>
 
+#include "device/device_places.h"
+#include "device/topology.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "memory/device_places.h"
-#include "memory/topology.h"
 #include "zero/nvme_home.h"
 
 namespace zeropage {

@@ -1,7 +1,7 @@
 #include "zero/options.h"
 
+#include "device/stream.h"
 #include "memory/check.h"
-#include "memory/stream.h"
 
 namespace zeropage {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "accumulate/micro_step_sums.h"
 #include "memory/bytes.h"
-#include "memory/pager.h"
 #include "offload/state_format.h"
+#include "paging/pager.h"
 #include "zero/module_selection.h"
 #include "zero/offload_options.h"
 

@@ -7,7 +7,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "accumulate/micro_step_sums.h"
-#include "memory/pending.h"
+#include "device/pending.h"
 #include "offload/copy_engine.h"
 #include "zero/shard_layout.h"
 

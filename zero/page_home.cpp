@@ -4,7 +4,7 @@
 
 #include <ATen/ops/from_blob.h>
 
-#include "memory/pinned_arena.h"
+#include "device/pinned_arena.h"
 
 namespace zeropage {
 

@@ -15,8 +15,8 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include "device/topology.h"
 #include "memory/ledger.h"
-#include "memory/topology.h"
 
 namespace zeropage {
 

@@ -5,7 +5,7 @@
 
 #include "memory/check.h"
 #include "memory/storage.h"
-#include "memory/trap.h"
+#include "paging/trap.h"
 
 namespace zeropage {
 

@@ -11,8 +11,8 @@
 #include "memory/check.h"
 #include "memory/ledger.h"
 #include "memory/storage.h"
-#include "memory/trap.h"
 #include "offload/split_values.h"
+#include "paging/trap.h"
 #include "zero/parameter_checks.h"
 
 namespace zeropage {

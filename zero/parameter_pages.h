@@ -5,7 +5,7 @@
 // every rank takes rank 0's values.
 //
 // A page is whole on every rank, or sharded: then a rank keeps its shard, and the page is gathered
-// while operators use it (memory/pager, memory/trap).
+// while operators use it (paging/pager, paging/trap).
 //
 // Lifetime: a whole page's buffer lives as long as this object or any parameter in it; parameters of
 // sharded pages have no values once this object is gone. Throws on parameters that cannot be placed:
@@ -21,8 +21,8 @@
 #include <ATen/core/TensorBody.h>
 
 #include "comm/world.h"
-#include "memory/pager.h"
-#include "memory/pins.h"
+#include "paging/pager.h"
+#include "paging/pins.h"
 #include "zero/deferred_values.h"
 #include "zero/module_parameters.h"
 #include "zero/offloading.h"

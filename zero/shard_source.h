@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "comm/world.h"
+#include "device/stream.h"
 #include "memory/ledger.h"
-#include "memory/pager.h"
-#include "memory/stream.h"
+#include "paging/pager.h"
 #include "zero/offloading.h"
 #include "zero/shard_layout.h"
 

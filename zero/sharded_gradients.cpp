@@ -5,7 +5,7 @@
 
 #include "memory/ledger.h"
 #include "memory/storage.h"
-#include "memory/trap.h"
+#include "paging/trap.h"
 #include "zero/offloading.h"
 
 namespace zeropage {

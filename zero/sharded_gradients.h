@@ -3,7 +3,7 @@
 //
 // Afterwards p.grad() is a sharded tensor: it is defined, has the parameter's sizes and no memory.
 // That keeps p.grad() the truth about what exists, so zeroing it by whatever call works. An operator
-// on it gathers its page (memory/pager), so clip_grad_norm_ and a look at a norm work too, on all
+// on it gathers its page (paging/pager), so clip_grad_norm_ and a look at a norm work too, on all
 // ranks alike; what is written goes back to the shards.
 #pragma once
 
@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "memory/pager.h"
+#include "paging/pager.h"
 #include "zero/gradient_buckets.h"
 #include "zero/owned_gradient.h"
 #include "zero/shard_source.h"

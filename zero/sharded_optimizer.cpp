@@ -7,8 +7,8 @@
 #include <c10/util/ScopeExit.h>
 #include <torch/serialize/archive.h>
 
+#include "device/named_range.h"
 #include "memory/check.h"
-#include "memory/named_range.h"
 #include "zero/stochastic_update.h"
 
 namespace zeropage {

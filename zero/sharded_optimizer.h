@@ -21,7 +21,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "memory/stream.h"
+#include "device/stream.h"
 #include "zero/class_update.h"
 #include "zero/offloaded_steps.h"
 #include "zero/page_update.h"

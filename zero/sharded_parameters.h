@@ -7,7 +7,7 @@
 #include <torch/nn/module.h>
 
 #include "comm/world.h"
-#include "memory/construction_tape.h"
+#include "operators/construction_tape.h"
 #include "zero/gradient_reducer.h"
 #include "zero/memory_need.h"
 #include "zero/module_parameters.h"

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <utility>
 
+#include "device/topology.h"
 #include "memory/check.h"
-#include "memory/topology.h"
 #include "state/file_writer.h"
 #include "state/state_folder.h"
 #include "zero/detail/state_saving.h"

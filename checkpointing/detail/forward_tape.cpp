@@ -12,8 +12,8 @@
 
 #include "checkpointing/detail/storage_bytes.h"
 #include "checkpointing/detail/unchanged.h"
-#include "memory/operator_schema.h"
-#include "memory/stream.h"
+#include "device/stream.h"
+#include "operators/operator_schema.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

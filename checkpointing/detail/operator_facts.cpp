@@ -8,7 +8,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "memory/operator_schema.h"
+#include "operators/operator_schema.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

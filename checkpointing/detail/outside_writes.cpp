@@ -4,7 +4,7 @@
 
 #include "checkpointing/detail/storage_bytes.h"
 #include "memory/check.h"
-#include "memory/dispatch_keys.h"
+#include "operators/dispatch_keys.h"
 
 namespace zeropage::checkpointing::detail {
 void OutsideWrites::made(const at::Tensor& tensor) {

@@ -12,9 +12,9 @@
 #include "checkpointing/detail/storage_bytes.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/check.h"
-#include "memory/dispatch_keys.h"
-#include "memory/operator_interceptor.h"
-#include "memory/operator_schema.h"
+#include "operators/dispatch_keys.h"
+#include "operators/operator_interceptor.h"
+#include "operators/operator_schema.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

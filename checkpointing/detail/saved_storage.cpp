@@ -5,7 +5,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
-#include "memory/dispatch_keys.h"
+#include "operators/dispatch_keys.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

@@ -22,7 +22,7 @@
 
 #include "checkpointing/detail/unchanged.h"
 #include "checkpointing/saved_tensors.h"
-#include "memory/stream.h"
+#include "device/stream.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "comm/detail/call.h"
-#include "memory/stream.h"
+#include "device/stream.h"
 
 namespace zeropage::comm::detail {
 

@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "memory/pending.h"
+#include "device/pending.h"
 
 namespace zeropage::comm::detail {
 

@@ -10,10 +10,10 @@
 
 #include "accumulate/batch_arithmetic.h"
 #include "comm/rendezvous.h"
+#include "device/device.h"
 #include "examples/train_gpt/accumulation_flags.h"
 #include "examples/train_gpt/value_options.h"
 #include "memory/check.h"
-#include "memory/device.h"
 #include "zero/options.h"
 
 namespace train_gpt {

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "memory/stream.h"
+#include "device/stream.h"
 
 namespace train_gpt {
 

@@ -9,6 +9,8 @@
 #include <optional>
 #include <sched.h>
 
+#include "device/device.h"
+#include "device/stream.h"
 #include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
@@ -19,10 +21,8 @@
 #include "examples/train_gpt/utilisation.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
-#include "memory/device.h"
 #include "memory/device_memory.h"
 #include "memory/process_memory.h"
-#include "memory/stream.h"
 #include "offload/device_speed.h"
 
 namespace train_gpt {

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "memory/device.h"
+#include "device/device.h"
 
 namespace train_gpt {
 namespace {

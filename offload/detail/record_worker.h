@@ -22,8 +22,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "device/pending.h"
 #include "memory/ledger.h"
-#include "memory/pending.h"
 #include "offload/detail/block_device.h"
 #include "offload/nvme_file.h"
 

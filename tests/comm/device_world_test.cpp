@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/world.h"
-#include "memory/device.h"
+#include "device/device.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/solo_communicator.h"
-#include "memory/device.h"
+#include "device/device.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/ranks.h"
 

@@ -12,7 +12,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/communicator.h"
-#include "memory/stream.h"
+#include "device/stream.h"
 #include "tests/harness/fake_accelerator/host_view.h"
 #include "tests/harness/fake_accelerator/stream.h"
 

@@ -15,8 +15,8 @@
 #include <torch/torch.h>
 
 #include "memory/ledger.h"
-#include "memory/pager.h"
-#include "memory/trap.h"
+#include "paging/pager.h"
+#include "paging/trap.h"
 
 namespace zeropage::testing {
 

@@ -7,8 +7,8 @@
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 
+#include "device/device.h"
 #include "memory/check.h"
-#include "memory/device.h"
 #include "zero/detail/archive_values.h"
 
 namespace zeropage::detail {

@@ -1,4 +1,4 @@
-// Sizes of what LibTorch's C++ library lacks on the meta device, beside memory/meta_operators: operators
+// Sizes of what LibTorch's C++ library lacks on the meta device, beside operators/meta_operators: operators
 // of training loops and of tests. What is lacking still runs, but while the host waits.
 #pragma once
 

@@ -6,7 +6,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
-#include "memory/meta_operators.h"
+#include "operators/meta_operators.h"
 #include "tests/harness/fake_accelerator/allocator.h"
 #include "tests/harness/fake_accelerator/attention.h"
 #include "tests/harness/fake_accelerator/counters.h"

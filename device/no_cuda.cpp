@@ -1,0 +1,47 @@
+#include "device/detail/cuda_device.h"
+#include "device/detail/nvtx.h"
+#include "device/device.h"
+#include "memory/check.h"
+
+namespace zeropage::memory::cuda {
+
+int device_count() {
+  return 0;
+}
+
+std::string why_none() {
+  return "this build of Zeropage has no CUDA; build the preset cuda (cmake --preset cuda), or "
+         "train "
+         "on the host";
+}
+
+std::string uuid(int /*index*/) {
+  ZP_THROW(why_none());
+}
+
+std::string name(int /*index*/) {
+  ZP_THROW(why_none());
+}
+
+void register_host_memory(void* /*data*/, int64_t /*bytes*/) {
+  ZP_THROW(why_none());
+}
+
+void unregister_host_memory(void* /*data*/) noexcept {}
+
+}  // namespace zeropage::memory::cuda
+
+namespace zeropage::memory::nvtx {
+
+void push(const char* /*name*/) {}
+void pop() {}
+
+}  // namespace zeropage::memory::nvtx
+
+namespace zeropage::memory {
+
+bool has_cuda_driver() {
+  return false;
+}
+
+}  // namespace zeropage::memory

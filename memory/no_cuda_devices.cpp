@@ -1,9 +1,0 @@
-#include "memory/device_places.h"
-
-namespace zeropage::memory {
-
-std::vector<DevicePlace> cuda_device_places() {
-  return {};
-}
-
-}  // namespace zeropage::memory

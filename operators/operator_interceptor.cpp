@@ -1,0 +1,80 @@
+#include "operators/operator_interceptor.h"
+
+#include <utility>
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "operators/dispatch_keys.h"
+
+namespace zeropage::memory {
+namespace {
+
+thread_local OperatorInterceptor* current_interceptor = nullptr;
+
+c10::DispatchKeySet below_us(c10::DispatchKeySet keys) {
+  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
+}
+
+class Excluded {
+ public:
+  explicit Excluded(bool excluded)
+      : before_(c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) {
+    c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, excluded);
+  }
+  ~Excluded() { c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, before_); }
+  Excluded(const Excluded&) = delete;
+  Excluded& operator=(const Excluded&) = delete;
+
+ private:
+  const bool before_;
+};
+
+void intercept(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+               torch::jit::Stack* stack) {
+  const Excluded inner(true);
+  if (OperatorInterceptor* interceptor = OperatorInterceptor::current()) {
+    interceptor->run(handle, keys, *stack);
+  } else {
+    run_operator(handle, keys, *stack);
+  }
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
+  static_assert(kInterceptorKey == c10::DispatchKey::TESTING_ONLY_GenericMode);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&intercept>());
+}
+
+}  // namespace
+
+OperatorInterceptor* OperatorInterceptor::current() {
+  return current_interceptor;
+}
+
+InterceptorScope::InterceptorScope(OperatorInterceptor* interceptor)
+    : before_(std::exchange(current_interceptor, interceptor)),
+      was_included_(c10::impl::tls_is_dispatch_key_included(kInterceptorKey)),
+      was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) {
+  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, interceptor != nullptr);
+  // A scope may begin within an operator of an outer one.
+  c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, false);
+}
+
+InterceptorScope::~InterceptorScope() {
+  current_interceptor = before_;
+  c10::impl::tls_set_dispatch_key_included(kInterceptorKey, was_included_);
+  c10::impl::tls_set_dispatch_key_excluded(kInterceptorKey, was_excluded_);
+}
+
+void run_operator(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                  torch::jit::Stack& stack) {
+  handle.redispatchBoxed(below_us(keys), &stack);
+}
+
+void run_operator_from_outside(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
+                               torch::jit::Stack& stack) {
+  const Excluded inner(false);
+  handle.redispatchBoxed(below_us(keys), &stack);
+}
+
+}  // namespace zeropage::memory

@@ -1,0 +1,42 @@
+// Keeps pages resident for as long as something uses them: an operator, or a guard of the user.
+//
+// Threads: taken and let go on one thread.
+#pragma once
+
+#include <memory>
+#include <string_view>
+
+#include <c10/util/SmallVector.h>
+
+#include "paging/pager.h"
+
+namespace zeropage::memory {
+
+// Pages, of any pagers, that stay resident while it lives.
+class Pins {
+ public:
+  Pins() = default;
+  ~Pins();
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+
+  void add(const PageAddress& address, bool writes);
+  // Waits until all that were added are resident. who: for errors, such as an operator.
+  void take(std::string_view who);
+  // The same, without a place in a trace.
+  void take_aside(std::string_view who);
+  bool empty() const { return of_pagers_.empty(); }
+
+ private:
+  void take(std::string_view who, Pass pass);
+
+  struct OfPager {
+    std::shared_ptr<Pager> pager;
+    c10::SmallVector<PageUse, 4> uses;  // each page once
+  };
+  c10::SmallVector<OfPager, 1> of_pagers_;
+  size_t taken_ = 0;  // of of_pagers_
+  Pass pass_ = Pass::kAside;
+};
+
+}  // namespace zeropage::memory

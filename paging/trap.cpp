@@ -1,0 +1,172 @@
+#include "paging/trap.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/library.h>
+
+#include "memory/check.h"
+#include "operators/dispatch_keys.h"
+#include "operators/operator_interceptor.h"
+#include "operators/operator_schema.h"
+#include "paging/pins.h"
+
+namespace zeropage::memory {
+namespace {
+
+using c10::FunctionSchema;
+using c10::IValue;
+
+bool is_trapped(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kTrapKey) && tensor.has_storage();
+}
+
+bool is_paged(const at::Tensor& tensor) {
+  return is_trapped(tensor) && memory::is_paged(*tensor.storage().unsafeGetStorageImpl());
+}
+
+PageAddress address_of(const at::Tensor& tensor, const FunctionSchema& schema) {
+  PageAddress address = memory::address_of(*tensor.storage().unsafeGetStorageImpl());
+  ZP_CHECK(address.pager, schema.name(), ": a sharded tensor of sizes ", tensor.sizes(),
+           " outlived the DataParallel that held its values; keep that alive, or copy the values "
+           "under GatheredParameters first");
+  return address;
+}
+
+// Takes sizes or dtype from its argument, not values: zeros_like, new_zeros.
+bool only_imitates(const FunctionSchema& schema) {
+  const std::string_view name = schema.name();
+  return name.ends_with("_like") || name.starts_with("aten::new_");
+}
+
+template <typename Visit>
+void for_each_trapped(const IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    if (is_paged(value.toTensor())) visit(value.toTensor());
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& tensor : value.toTensorList()) {
+      if (is_paged(tensor)) visit(tensor);
+    }
+  } else if (value.isList()) {
+    for (const IValue& element : value.toListRef()) {
+      if (element.isTensor() && is_paged(element.toTensor())) visit(element.toTensor());
+    }
+  }
+}
+
+// While it lives, views of the arguments may be made.
+class Views {
+ public:
+  ~Views() {
+    for (const PageAddress& address : addresses_) address.pager->end_view(address.page);
+  }
+  void add(PageAddress address) {
+    address.pager->begin_view(address.page);
+    addresses_.push_back(std::move(address));
+  }
+
+ private:
+  c10::SmallVector<PageAddress, 2> addresses_;
+};
+
+// Operators of this thread that the trap has let through and that have not ended. What they call,
+// they need: it is not for the user to change.
+thread_local int operators_under_way = 0;
+
+void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet below,
+                torch::jit::Stack* stack) {
+  struct UnderWay {
+    UnderWay() { ++operators_under_way; }
+    ~UnderWay() { --operators_under_way; }
+  };
+  const UnderWay under_way;
+  op.redispatchBoxed(below, stack);
+}
+
+// What would leave a page's storage behind.
+void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
+  const std::string_view name = schema.name();
+  const bool sets = name == "aten::set_";
+  const bool resizes = sets || name == "aten::resize_" || name == "aten::resize_as_";
+  const bool sets_data = name == "aten::_has_compatible_shallow_copy_type";
+  const bool clones = name == "aten::clone";
+  if (!(resizes || sets_data || clones)) return;
+  // A tensor that takes over a page's memory would read it untrapped.
+  const auto changed = arguments.slice(0, std::min<size_t>(arguments.size(), sets ? 2 : 1));
+  const auto paged = std::find_if(changed.begin(), changed.end(), [](const IValue& argument) {
+    return argument.isTensor() && is_paged(argument.toTensor());
+  });
+  if (paged == changed.end()) return;
+  const at::Tensor& tensor = paged->toTensor();
+  const auto who = [&] { return c10::str("a sharded parameter of sizes ", tensor.sizes()); };
+  ZP_CHECK(!resizes, name, " of ", who(),
+           ": its memory belongs to its page; change the module, or torch::load into it, before "
+           "wrapping it");
+  ZP_CHECK(!sets_data || arguments[1].toTensor().is_alias_of(tensor), "set_data() or ->to() on ",
+           who(),
+           ": its memory belongs to its page; call ->to() on the module before wrapping it, or "
+           "cast what goes in and out");
+  if (!clones || operators_under_way > 0 || !tensor.is_leaf() || !tensor.requires_grad()) return;
+  const PageAddress address = address_of(tensor, schema);
+  ZP_CHECK(address.pager->is_pinned(address.page), "clone() of ", who(),
+           ": a copy of a sharded module would hold every parameter whole on every rank; if that "
+           "is meant, clone under a GatheredParameters guard; to copy one parameter, use "
+           "p.detach().clone()");
+}
+
+void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::DispatchKeySet below =
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTrapKey);
+  const FunctionSchema& schema = op.schema();
+  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  refuse_what_breaks_pages(schema, arguments);
+  // The key is not excluded below: operators that this one calls are trapped again, and pin what
+  // they need themselves.
+  if (only_views(op) || only_imitates(schema)) {
+    Views views;
+    for (const IValue& argument : arguments) {
+      for_each_trapped(argument,
+                       [&](const at::Tensor& tensor) { views.add(address_of(tensor, schema)); });
+    }
+    redispatch(op, below, stack);
+    return;
+  }
+  Pins pins;
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    for_each_trapped(arguments[index], [&](const at::Tensor& tensor) {
+      const at::AliasInfo* alias = schema.arguments()[index].alias_info();
+      pins.add(address_of(tensor, schema), alias != nullptr && alias->isWrite());
+    });
+  }
+  if (!pins.empty()) {
+    // What brings a page is no part of the forward that somebody may be recording.
+    const InterceptorScope unseen(nullptr);
+    pins.take(schema.name());
+  }
+  redispatch(op, below, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
+  static_assert(kTrapKey == c10::DispatchKey::TESTING_ONLY_GenericWrapper);
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&trap>());
+}
+
+}  // namespace
+
+void set_trap(const at::Tensor& tensor) {
+  if (tensor.key_set().has(kTrapKey)) return;
+  TORCH_INTERNAL_ASSERT(!memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
+                        "trap a tensor before its storage is paged");
+  // An inference tensor's keys are others.
+  const c10::InferenceMode off(false);
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  const auto trapped = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(tensor.storage()), impl->key_set().add(kTrapKey), tensor.dtype());
+  trapped->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
+  impl->shallow_copy_from(trapped);
+}
+
+}  // namespace zeropage::memory

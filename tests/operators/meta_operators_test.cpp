@@ -1,0 +1,103 @@
+#include "operators/meta_operators.h"
+
+#include <functional>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace zeropage::memory::meta_operators_test {
+namespace {
+
+using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+using Function = std::function<Tensor(const Tensors&)>;
+
+std::string describe(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined";
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes(), " strides ", tensor.strides());
+}
+
+// The function's result and the gradients of its inputs, in words. inputs: on the host.
+std::vector<std::string> shapes(const Function& function, const Tensors& inputs,
+                                torch::Device device) {
+  Tensors there;
+  for (const Tensor& input : inputs) {
+    there.push_back(torch::zeros(input.sizes(), input.options().device(device)));
+    if (input.is_floating_point()) there.back().requires_grad_();
+  }
+  const Tensor result = function(there);
+  result.sum().backward();
+  std::vector<std::string> found = {describe(result)};
+  for (const Tensor& input : there) found.push_back(describe(input.grad()));
+  return found;
+}
+
+class MetaOperatorsTest : public ::testing::Test {
+ protected:
+  void SetUp() override { provide_meta_operators(); }
+
+  static void expect_shapes_of_host(const Function& function, const Tensors& inputs) {
+    EXPECT_EQ(shapes(function, inputs, torch::kMeta), shapes(function, inputs, torch::kCPU));
+  }
+};
+
+Tensor floats(at::IntArrayRef sizes) {
+  return torch::empty(sizes);
+}
+
+TEST_F(MetaOperatorsTest, GiveEmbeddingsTheirSizes) {
+  expect_shapes_of_host([](const Tensors& in) { return torch::embedding(in[0], in[1]); },
+                        {floats({10, 4}), torch::empty({2, 3}, torch::kInt64)});
+  expect_shapes_of_host([](const Tensors& in) { return in[0].index_select(-1, in[1]); },
+                        {floats({3, 10, 4}), torch::empty({7}, torch::kInt64)});
+}
+
+TEST_F(MetaOperatorsTest, GiveNormsTheirSizes) {
+  const auto layer_norm = [](const Tensors& in) {
+    return torch::layer_norm(in[0], in[1].sizes(), in[1], in[2]);
+  };
+  expect_shapes_of_host(layer_norm, {floats({2, 3, 4}), floats({4}), floats({4})});
+  expect_shapes_of_host(layer_norm, {floats({2, 3, 4}), floats({3, 4}), floats({3, 4})});
+  expect_shapes_of_host([](const Tensors& in) { return torch::layer_norm(in[0], {4}); },
+                        {floats({2, 4})});
+  for (const bool training : {true, false}) {
+    expect_shapes_of_host(
+        [training](const Tensors& in) {
+          return torch::batch_norm(in[0], in[1], in[2], torch::zeros_like(in[1]).detach(),
+                                   torch::ones_like(in[1]).detach(), training, 0.1, 1e-5, false);
+        },
+        {floats({6, 4, 5}), floats({4}), floats({4})});
+  }
+}
+
+TEST_F(MetaOperatorsTest, GiveElementwiseOperatorsTheirSizes) {
+  expect_shapes_of_host([](const Tensors& in) { return torch::where(in[0] > 0, in[0], in[1]); },
+                        {floats({3, 1}), torch::empty({4}, torch::kFloat64)});
+  expect_shapes_of_host([](const Tensors& in) { return torch::relu(in[0]); }, {floats({3, 4})});
+  expect_shapes_of_host([](const Tensors& in) { return in[0].mul(2).relu_(); }, {floats({3, 4})});
+  expect_shapes_of_host([](const Tensors& in) { return torch::mse_loss(in[0], in[1]); },
+                        {floats({3, 4}), floats({3, 4})});
+}
+
+TEST_F(MetaOperatorsTest, GiveAttentionItsSizes) {
+  expect_shapes_of_host(
+      [](const Tensors& in) {
+        return at::scaled_dot_product_attention(in[0], in[1], in[2], {}, 0.0, /*is_causal=*/true)
+            .contiguous();
+      },
+      {floats({2, 3, 8, 4}), floats({2, 3, 8, 4}), floats({2, 3, 8, 4})});
+}
+
+TEST_F(MetaOperatorsTest, GiveConvolutionsTheirSizes) {
+  expect_shapes_of_host(
+      [](const Tensors& in) { return torch::conv2d(in[0], in[1], in[2], 2, 1, 1, 2).contiguous(); },
+      {floats({3, 4, 9, 7}), floats({6, 2, 3, 3}), floats({6})});
+  expect_shapes_of_host(
+      [](const Tensors& in) {
+        return torch::conv_transpose1d(in[0], in[1], in[2], 2, 1, 1).contiguous();
+      },
+      {floats({3, 4, 9}), floats({4, 5, 3}), floats({5})});
+}
+
+}  // namespace
+}  // namespace zeropage::memory::meta_operators_test

@@ -9,12 +9,12 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/gloo_communicator.h"
-#include "comm/nccl_communicator.h"
-#include "comm/shared_memory_communicator.h"
-#include "comm/staged_communicator.h"
+#include "comm/devices/nccl_communicator.h"
+#include "comm/devices/staged_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/topology.h"
-#include "comm/two_level_communicator.h"
+#include "comm/two_level/two_level_communicator.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "memory/check.h"

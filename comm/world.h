@@ -15,7 +15,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/communicator.h"
-#include "comm/launcher.h"
+#include "comm/launcher/launcher.h"
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
@@ -49,7 +49,7 @@ class World {
   static World from_environment(const WorldOptions& options = {});
 
   // Starts `ranks` processes on this host, calls `function` in each with its world, and returns
-  // what main() should return (comm/launcher.h). One rank runs in this process. Call it first thing
+  // what main() should return (comm/launcher/launcher.h). One rank runs in this process. Call it first thing
   // in main().
   static int launch(int ranks, const std::function<int(World&)>& function,
                     const WorldOptions& options = {}, const LaunchOptions& launch = {});

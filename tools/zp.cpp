@@ -12,7 +12,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "comm/launcher.h"
+#include "comm/launcher/launcher.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
 #include "tools/topology_command.h"

@@ -11,7 +11,7 @@
 #include "bench/collectives/measuring.h"
 #include "bench/collectives/report.h"
 #include "bench/collectives/run_json.h"
-#include "comm/launcher.h"
+#include "comm/launcher/launcher.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
 

@@ -1,12 +1,12 @@
 // Communicators of an accelerator, on the fake one, whose streams are late by random times.
-#include "comm/device_communicator.h"
+#include "comm/devices/device_communicator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/gloo_communicator.h"
+#include "comm/devices/staged_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/solo_communicator.h"
-#include "comm/staged_communicator.h"
 #include "memory/ledger.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/delays.h"

@@ -1,4 +1,4 @@
-#include "comm/detail/device_watch.h"
+#include "comm/devices/device_watch.h"
 
 #include <atomic>
 

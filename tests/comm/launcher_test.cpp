@@ -1,4 +1,4 @@
-#include "comm/launcher.h"
+#include "comm/launcher/launcher.h"
 
 #include <cstdio>
 #include <stdexcept>

@@ -1,6 +1,6 @@
 // NCCL on real devices. How its communicator orders work is tested without one, over a backend of the
 // tests' own: device_communicator_test.cpp.
-#include "comm/nccl_communicator.h"
+#include "comm/devices/nccl_communicator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/nccl_communicator.h"
+#include "comm/devices/nccl_communicator.h"
 #include "tests/harness/errors.h"
 
 namespace zeropage::comm::no_nccl_test {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "comm/detail/device_reduction.h"
+#include "comm/devices/device_reduction.h"
 
 namespace zeropage::comm::reduction_test {
 namespace {

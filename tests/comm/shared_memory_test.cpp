@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/detail/host_link.h"
+#include "comm/shared_memory/host_link.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm::shared_memory_test {

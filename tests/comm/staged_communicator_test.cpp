@@ -1,5 +1,5 @@
 // What only a staged communicator does; what all do on a device: device_communicator_test.cpp.
-#include "comm/staged_communicator.h"
+#include "comm/devices/staged_communicator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -6,10 +6,10 @@
 
 #include <torch/torch.h>
 
-#include "comm/device_communicator.h"
-#include "comm/gloo_communicator.h"
+#include "comm/devices/device_communicator.h"
+#include "comm/devices/staged_communicator.h"
+#include "comm/gloo/gloo_communicator.h"
 #include "comm/solo_communicator.h"
-#include "comm/staged_communicator.h"
 #include "device/device.h"
 #include "device/stream.h"
 #include "memory/device_memory.h"

@@ -6,8 +6,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comm/shared_memory_communicator.h"
-#include "comm/two_level_communicator.h"
+#include "comm/shared_memory/shared_memory_communicator.h"
+#include "comm/two_level/two_level_communicator.h"
 
 namespace zeropage::testing {
 

@@ -1,0 +1,92 @@
+#include "comm/devices/nccl_communicator.h"
+
+#include <cstdlib>
+#include <future>
+#include <thread>
+#include <utility>
+
+#include <c10/cuda/CUDAGuard.h>
+
+// LibTorch's header is empty without it; the library was built with it.
+#define USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+#include "comm/devices/device_communicator.h"
+#include "memory/check.h"
+
+namespace zeropage::comm {
+namespace {
+
+using Backend = c10::intrusive_ptr<c10d::Backend>;
+
+constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
+
+// c10d reads them where a ProcessGroupNCCL is made, and has no option for them.
+void leave_errors_to_us() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    for (const char* variable :
+         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+          "TORCH_NCCL_ENABLE_MONITORING",
+          // Pairs share the connection of all ranks on purpose: operations run in order.
+          "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"}) {
+      setenv(variable, "0", /*overwrite=*/0);
+    }
+  });
+}
+
+// NCCL connects on the thread that asks, without a limit, and cannot be woken while it does. So that
+// is a thread that may be left behind.
+void connect(const Backend& backend, Communicator& host, const NcclOptions& options) {
+  auto connected = std::make_shared<std::promise<void>>();
+  std::future<void> outcome = connected->get_future();
+  std::thread([backend, connected, device = options.device] {
+    try {
+      const c10::cuda::CUDAGuard guard(device);
+      backend->eagerConnectSingleDevice(device);
+      connected->set_value();
+    } catch (...) {
+      connected->set_exception(std::current_exception());
+    }
+  }).detach();
+  const auto give_up_at = std::chrono::steady_clock::now() + options.deadline;
+  while (outcome.wait_for(kBetweenLooks) != std::future_status::ready) {
+    const std::vector<int> lost = host.lost_ranks();
+    ZP_CHECK(lost.empty(), "connecting NCCL on ", options.device, ": lost rank ", lost.front(),
+             "; it has ended or was killed. See its last lines");
+    ZP_CHECK(std::chrono::steady_clock::now() < give_up_at, "connecting NCCL on ", options.device,
+             ": not all ranks came within ", static_cast<double>(options.deadline.count()) / 1000.0,
+             " s; set NCCL_DEBUG=INFO to see why, or raise the deadline");
+  }
+  try {
+    outcome.get();
+  } catch (const std::exception& error) {
+    ZP_THROW(
+        "connecting NCCL on ", options.device, ": ", memory::message_of(error),
+        "; set NCCL_DEBUG=INFO to see why, or use gloo or shared, which pass through the host");
+  }
+}
+
+}  // namespace
+
+bool has_nccl() {
+  return true;
+}
+
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> host,
+                                                     const NcclOptions& options) {
+  leave_errors_to_us();
+  auto nccl = c10d::ProcessGroupNCCL::Options::create();
+  // Ours ends an operation first, and knows what it was.
+  nccl->timeout = std::chrono::hours(24 * 365);
+  const Backend backend =
+      c10::make_intrusive<c10d::ProcessGroupNCCL>(options.store, host->rank(), host->size(), nccl);
+  connect(backend, *host, options);
+  return make_device_communicator(std::move(host), {.backend = backend,
+                                                    .device = options.device,
+                                                    .order = options.order,
+                                                    .deadline = options.deadline,
+                                                    .transport = "nccl"});
+}
+
+}  // namespace zeropage::comm

@@ -1,0 +1,120 @@
+#include "comm/devices/device_watch.h"
+
+#include <pthread.h>
+#include <utility>
+
+#include "memory/check.h"
+#include "memory/ledger.h"
+
+namespace zeropage::comm::detail {
+
+DeviceWatch::DeviceWatch(Options options) : options_(std::move(options)) {
+  thread_ = std::thread([this, ledger = memory::Ledger::current()] {
+    pthread_setname_np(pthread_self(), "zp-device-watch");
+    const memory::LedgerScope scope(ledger);
+    look_until_stopped();
+  });
+}
+
+void DeviceWatch::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void DeviceWatch::add(Call call, memory::Event begun, memory::Event end) {
+  bool was_asleep = false;
+  {
+    const std::lock_guard lock(mutex_);
+    was_asleep = entries_.empty();
+    entries_.push_back({std::move(call), std::move(begun), std::move(end)});
+  }
+  if (was_asleep) changed_.notify_all();
+}
+
+void DeviceWatch::check() const {
+  const std::lock_guard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
+}
+
+void DeviceWatch::fail(const Call& call, const std::string& what_went_wrong) {
+  keep(call, what_went_wrong);
+  check();
+  TORCH_INTERNAL_ASSERT(false, "an error was kept");
+}
+
+bool DeviceWatch::is_idle(std::chrono::milliseconds limit) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, limit, [this] { return error_ || entries_.empty() || stopping_; });
+  return !error_ && entries_.empty();
+}
+
+void DeviceWatch::look_until_stopped() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    changed_.wait(lock, [this] { return stopping_ || (!entries_.empty() && !error_); });
+    while (!stopping_ && !entries_.empty() && !error_) {
+      const Entry entry = entries_.front();
+      lock.unlock();
+      // Neither the device nor the ranks are asked under the lock: who adds must not wait for them.
+      std::string wrong;
+      bool has_ended = false;
+      try {
+        has_ended = entry.end.passed();
+        if (!has_ended) wrong = look_at(entry);
+      } catch (const std::exception& error) {
+        wrong = c10::str("the device failed: ", memory::message_of(error));
+      }
+      if (!wrong.empty()) keep(entry.call, wrong);
+      lock.lock();
+      if (has_ended) {
+        entries_.pop_front();
+        under_way_since_.reset();
+        if (entries_.empty()) changed_.notify_all();
+      } else if (!error_) {
+        changed_.wait_for(lock, kBetweenLooks, [this] { return stopping_; });
+      }
+    }
+  }
+}
+
+std::string DeviceWatch::look_at(const Entry& entry) {
+  if (!entry.begun.passed()) return "";
+  const auto now = Clock::now();
+  if (!under_way_since_) under_way_since_ = now;
+  // The first are to be named: others end because of them.
+  if (!lost_since_ && options_.lost_ranks) {
+    first_lost_ = options_.lost_ranks();
+    if (!first_lost_.empty()) lost_since_ = now;
+  }
+  if (lost_since_ && now - std::max(*lost_since_, *under_way_since_) >= kAfterLoss) {
+    std::string list;
+    for (const int rank : first_lost_) list += (list.empty() ? "" : ", ") + std::to_string(rank);
+    return c10::str("lost rank ", list, "; it has ended or was killed. See its last lines");
+  }
+  if (now - *under_way_since_ < options_.deadline) return "";
+  return c10::str("it did not end within ", static_cast<double>(options_.deadline.count()) / 1000.0,
+                  " s on this rank's device. All ranks live, so one is slow, or has called another "
+                  "operation; compare what the ranks say, or raise the deadline");
+}
+
+void DeviceWatch::keep(const Call& call, const std::string& what_went_wrong) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (error_) return;
+    error_ = std::make_exception_ptr(
+        c10::Error({__func__, __FILE__, __LINE__},
+                   c10::str(memory::owner_prefix(), call.describe(), ": ", what_went_wrong)));
+  }
+  changed_.notify_all();
+  try {
+    if (options_.abort) options_.abort();
+  } catch (const std::exception&) {
+    // What is kept says more than that its consequences could not be stopped.
+  }
+}
+
+}  // namespace zeropage::comm::detail

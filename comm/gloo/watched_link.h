@@ -1,0 +1,86 @@
+// Messages between all ranks, with a watch over who waits in vain and the whole account of who fails.
+//
+// A rank that fails tells the others through the store why, asks what they say, and ends with one
+// error that has both; the rank that serves the store lets the others ask before it ends.
+//
+// Threads: perform() and what it calls on the thread that performs the operations; abort() and
+// lost_peers() from any. Owns the watch's thread.
+// Throws: perform() c10::Error with the call and who is to blame, or what the body throws.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/detail/call.h"
+#include "comm/detail/peer_error.h"
+#include "comm/gloo/gloo_link.h"
+#include "comm/gloo/watch.h"
+#include "memory/check.h"
+
+namespace zeropage::comm::detail {
+
+class WatchedLink {
+ public:
+  struct Options {
+    c10::intrusive_ptr<c10d::Store> store;  // ranks meet here; keys are prefixed by the caller
+    int rank = 0;
+    int size = 1;
+    // This host's name or address as its peers reach it.
+    std::string bind_address = "127.0.0.1";
+    // The rank whose process serves the store; -1: none of them.
+    int store_server = -1;
+    // How long an operation may wait for a peer.
+    std::chrono::milliseconds deadline = std::chrono::seconds(60);
+    // What else the operations wait in, if anything. Ends it, and all later waits, with a PeerError
+    // of an abort.
+    std::function<void()> abort_others = [] {};
+    // Told what this rank fails with, before it is thrown.
+    std::function<void(const std::string& account)> on_failure = [](const std::string&) {};
+  };
+
+  // Connects to all peers; throws if one does not come within the deadline.
+  explicit WatchedLink(Options options);
+
+  GlooLink& messages() { return link_; }
+
+  // Does `body`, which waits in messages() or in what abort_others() ends.
+  template <typename Body>
+  void perform(const Call& call, const Body& body) {
+    try {
+      watch_.perform(call, body);
+    } catch (const PeerError& error) {
+      fail(call, error);
+    } catch (const std::exception& error) {
+      options_.on_failure(c10::str(call.describe(), ": ", memory::message_of(error)));
+      throw;
+    }
+  }
+
+  // Ends what waits, and all later waits, with an error. For destruction.
+  void abort();
+  // Those whose connection has broken.
+  std::vector<int> lost_peers() { return link_.lost_peers(); }
+
+ private:
+  [[noreturn]] void fail(const Call& call, const PeerError& error);
+  [[noreturn]] void fail_without(int peer, const Call& call, const std::string& reason);
+  [[noreturn]] void fail_late(const Call& call, const PeerError& error);
+  std::optional<std::string> account_of(int peer, const std::string& ours,
+                                        std::chrono::seconds patience) const;
+  [[noreturn]] void part(const std::string& words, int silent);
+  [[noreturn]] void end(const std::string& words) const;
+
+  // Constant after construction.
+  const Options options_;
+  const c10::intrusive_ptr<c10d::Store> store_;  // a connection of its own
+
+  GlooLink link_;
+  Watch watch_;  // last: its thread uses everything above
+};
+
+}  // namespace zeropage::comm::detail

@@ -1,0 +1,218 @@
+#include "comm/launcher/rank_supervisor.h"
+
+#include <algorithm>
+#include <limits>
+#include <poll.h>
+#include <utility>
+
+#include "comm/launcher/launch_report.h"
+
+namespace zeropage::comm::detail {
+namespace {
+
+// From SIGTERM to SIGKILL after a failure: enough to flush, not to save a state.
+constexpr std::chrono::milliseconds kTerminationTime{1000};
+
+// A killed rank's connections close a moment before its end can be seen, so that a peer may end first.
+constexpr std::chrono::milliseconds kLateNotice{500};
+
+// Whether this is the cause and the end of another rank with an exit code is the effect. Losing a
+// peer may make a rank abort, but raises no other signal.
+bool explains_failure_of_others(const RankEnd& end) {
+  return end.signal != 0 && end.signal != SIGABRT;
+}
+
+void say(const std::string& text) {
+  write_fully(STDERR_FILENO, "zeropage: " + text + "\n");
+}
+
+}  // namespace
+
+RankSupervisor::RankSupervisor(const LaunchOptions& options, SignalRelay& relay)
+    : options_(options), relay_(relay) {}
+
+void RankSupervisor::start_rank(std::function<int(int status)> body) {
+  const int number = static_cast<int>(ranks_.size());
+  std::vector<int> others;
+  for (const Rank& rank : ranks_) {
+    for (const LineForwarder& stream : rank.streams) others.push_back(stream.source());
+  }
+  RankStart start;
+  if (number == 0) {
+    start.input = RankStart::Input::kInheritedUnlessTerminal;
+    if (options_.output == LaunchOptions::Output::kRankZeroBare) {
+      start.streams = RankStart::Streams::kInherited;
+    }
+  }
+  start.body = std::move(body);
+  start.close_in_child = others;
+  Rank& rank = ranks_.emplace_back(
+      Rank{RankProcess::start(start, relay_), OutputTail(options_.tail_lines), {}});
+  if (start.streams == RankStart::Streams::kPiped) {
+    const std::string prefix = "[rank " + std::to_string(number) + "] ";
+    rank.streams.emplace_back(std::move(rank.process.standard_output), STDOUT_FILENO, prefix);
+    rank.streams.emplace_back(std::move(rank.process.standard_error), STDERR_FILENO, prefix);
+  }
+}
+
+int RankSupervisor::run() {
+  while (!running_ranks().empty()) {
+    wait_and_forward();
+    handle_signals();
+    if (deadline_ && Clock::now() >= *deadline_) escalate();
+  }
+  end_leftovers_and_drain();
+  if (culprit_) {
+    const Rank& rank = ranks_[*culprit_];
+    const auto streams =
+        rank.streams.empty() ? RankStart::Streams::kInherited : RankStart::Streams::kPiped;
+    write_fully(STDERR_FILENO,
+                failure_report({*culprit_, rank.process.pid(), *rank.process.end(), streams},
+                               rank.tail, options_));
+  }
+  for (Rank& rank : ranks_) rank.process.reap();
+  return exit_code();
+}
+
+void RankSupervisor::wait_and_forward() {
+  std::vector<pollfd> watched{{relay_.fd(), POLLIN, 0}};
+  std::vector<std::pair<LineForwarder*, OutputTail*>> sources;
+  for (Rank& rank : ranks_) {
+    for (LineForwarder& stream : rank.streams) {
+      if (!stream.is_open()) continue;
+      watched.push_back({stream.source(), POLLIN, 0});
+      sources.emplace_back(&stream, &rank.tail);
+    }
+  }
+  if (::poll(watched.data(), watched.size(), poll_timeout()) <= 0) return;
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    if (watched[i + 1].revents != 0) sources[i].first->forward_available(*sources[i].second);
+  }
+}
+
+int RankSupervisor::poll_timeout() const {
+  if (!deadline_) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  constexpr std::chrono::milliseconds::rep kLongest = std::numeric_limits<int>::max();
+  return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, kLongest));
+}
+
+void RankSupervisor::handle_signals() {
+  const std::vector<SignalEvent> events = relay_.take();
+  if (events.empty()) return;
+  notice_ends(events);
+  for (const SignalEvent& event : events) {
+    if (event.signal == SIGTSTP) {
+      suspend();
+    } else if (event.signal != SIGCHLD) {
+      on_signal(event.signal);
+    }
+  }
+}
+
+void RankSupervisor::notice_ends(const std::vector<SignalEvent>& order) {
+  // First in the order the kernel told, because a rank's end makes its peers fail within
+  // microseconds...
+  for (const SignalEvent& event : order) {
+    for (std::size_t i = 0; event.signal == SIGCHLD && i < ranks_.size(); ++i) {
+      RankProcess& process = ranks_[i].process;
+      if (process.pid() == event.sender && process.notice_end()) on_end(static_cast<int>(i));
+    }
+  }
+  // ...then all, because of several SIGCHLD at once we see one.
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (ranks_[i].process.notice_end()) on_end(static_cast<int>(i));
+  }
+}
+
+void RankSupervisor::on_end(int rank) {
+  const RankEnd& end = *ranks_[rank].process.end();
+  if (phase_ == Phase::kRunning && end.failed()) {
+    culprit_ = rank;
+    first_failure_ = Clock::now();
+    enter(Phase::kGrace, options_.grace);
+  } else if (phase_ == Phase::kGrace && ranks_[*culprit_].process.end()->signal == 0 &&
+             explains_failure_of_others(end) && Clock::now() < first_failure_ + kLateNotice) {
+    culprit_ = rank;
+  }
+}
+
+void RankSupervisor::on_signal(int signal) {
+  const std::vector<int> running = running_ranks();
+  if (running.empty()) return;
+  if (phase_ == Phase::kRunning) interrupted_by_ = signal;
+  if (phase_ < Phase::kTerminating) {
+    // Nobody wants to hear about `zp run ... | head`.
+    if (signal != SIGPIPE) {
+      say("received " + signal_name(signal) + ", passed on to " + name_ranks(running));
+    }
+    enter(Phase::kTerminating, options_.grace);
+  }
+  // Ranks have nothing to do with our own output being closed.
+  signal_all(signal == SIGPIPE ? SIGTERM : signal);
+}
+
+void RankSupervisor::suspend() {
+  // Ctrl-Z reached only us. The ranks' groups are orphans to the terminal, for which the kernel
+  // ignores SIGTSTP.
+  signal_all(SIGSTOP);
+  ::kill(::getpid(), SIGSTOP);
+  signal_all(SIGCONT);
+}
+
+void RankSupervisor::escalate() {
+  const std::string running = name_ranks(running_ranks());
+  if (phase_ == Phase::kGrace) {
+    say(running + " still running " + name_duration(options_.grace) + " after rank " +
+        std::to_string(*culprit_) + " failed: sending SIGTERM");
+    enter(Phase::kTerminating, kTerminationTime);
+    signal_all(SIGTERM);
+    signal_all(SIGCONT);
+  } else {
+    say(running + " did not end in time: sending SIGKILL");
+    enter(Phase::kKilling, {});
+    signal_all(SIGKILL);
+  }
+}
+
+void RankSupervisor::enter(Phase phase, std::chrono::milliseconds time) {
+  phase_ = phase;
+  deadline_.reset();
+  if (phase != Phase::kKilling) deadline_ = Clock::now() + time;
+}
+
+void RankSupervisor::signal_all(int signal) const {
+  for (const Rank& rank : ranks_) rank.process.signal_group(signal);
+}
+
+void RankSupervisor::end_leftovers_and_drain() {
+  // Not until end of file: a daemon that left the group may hold the pipe open for ever.
+  signal_all(SIGKILL);
+  for (Rank& rank : ranks_) {
+    for (LineForwarder& stream : rank.streams) {
+      while (stream.is_open() && stream.forward_available(rank.tail)) {
+      }
+      if (stream.is_open()) stream.finish(rank.tail);
+    }
+  }
+  // A signal that came with the last end counts as well.
+  for (const SignalEvent& event : relay_.take()) {
+    if (event.signal == SIGCHLD || event.signal == SIGTSTP || phase_ != Phase::kRunning) continue;
+    if (!interrupted_by_) interrupted_by_ = event.signal;
+  }
+}
+
+std::vector<int> RankSupervisor::running_ranks() const {
+  std::vector<int> running;
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    if (!ranks_[i].process.end()) running.push_back(static_cast<int>(i));
+  }
+  return running;
+}
+
+int RankSupervisor::exit_code() const {
+  if (culprit_) return ranks_[*culprit_].process.end()->shell_code();
+  return interrupted_by_ ? 128 + *interrupted_by_ : 0;
+}
+
+}  // namespace zeropage::comm::detail

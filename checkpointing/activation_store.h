@@ -1,5 +1,5 @@
 // Where copies of activations lie from forward to backward, if not in host memory: an interface, so
-// that this folder knows no device that keeps bytes. zero/nvme_activations.h is one.
+// that this folder knows no device that keeps bytes. zero/tiers/nvme_activations.h is one.
 //
 // Lifetime: the hooks of an ActivationOffload share the store, and what graphs hold of it outlives
 // the ActivationOffload.

@@ -7,7 +7,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/gradient_norm.h"
-#include "zero/sharded_optimizer.h"
+#include "zero/update/sharded_optimizer.h"
 
 namespace zeropage {
 namespace {

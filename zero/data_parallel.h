@@ -27,10 +27,10 @@
 
 #include "comm/world.h"
 #include "memory/ledger.h"
-#include "zero/buffer_sync.h"
 #include "zero/deferred_module.h"
 #include "zero/options.h"
-#include "zero/sharded_parameters.h"
+#include "zero/pages/buffer_sync.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
 

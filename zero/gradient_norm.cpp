@@ -10,6 +10,7 @@
 #include "memory/check.h"
 #include "memory/exact.h"
 #include "offload/flat_norm.h"
+#include "zero/setup/choose_gradients.h"
 
 namespace zeropage {
 namespace {

@@ -19,7 +19,7 @@
 
 #include "offload/exact_sum.h"
 #include "zero/data_parallel.h"
-#include "zero/sharded_parameters.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
 

@@ -19,9 +19,9 @@
 #include <c10/util/Type.h>
 
 #include "zero/data_parallel.h"
-#include "zero/fused_update.h"
 #include "zero/optimizer_traits.h"
-#include "zero/sharded_optimizer.h"
+#include "zero/update/fused_update.h"
+#include "zero/update/sharded_optimizer.h"
 
 namespace zeropage {
 

@@ -2,7 +2,7 @@
 
 #include <vector>
 
-#include "zero/nvme_activations.h"
+#include "zero/tiers/nvme_activations.h"
 
 namespace train_gpt {
 

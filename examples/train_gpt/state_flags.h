@@ -6,7 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "zero/state_saver.h"
+#include "zero/saving/state_saver.h"
 
 namespace CLI {
 class App;

@@ -14,7 +14,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/nvme_activations.h"
+#include "zero/tiers/nvme_activations.h"
 
 namespace zeropage::checkpointing::device_offload_test {
 namespace {

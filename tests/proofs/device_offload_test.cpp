@@ -11,7 +11,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/offloaded_steps.h"
+#include "zero/update/offloaded_steps.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::device_offload_test {

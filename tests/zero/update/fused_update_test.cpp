@@ -1,0 +1,177 @@
+// Optimizers that update in one pass over memory instead of by the torch::optim class.
+#include "zero/update/fused_update.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/errors.h"
+#include "tests/harness/ranks.h"
+#include "tests/harness/reference.h"
+#include "tests/harness/tiny_models.h"
+#include "zero/zeropage.h"
+
+namespace zeropage::fused_update_test {
+namespace {
+
+using namespace zeropage::testing;
+using ::testing::HasSubstr;
+using memory::operator""_KiB;
+
+constexpr int kSteps = 5;
+
+Oddball make_oddball() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(7);
+  return Oddball();
+}
+
+Options fused(int stage) {
+  Options options;
+  options.stage = stage_of(stage);
+  options.page_bytes = 4_KiB;
+  options.update_by = UpdateBy::kFused;
+  return options;
+}
+
+template <typename A>
+std::vector<torch::Tensor> train(int ranks, const Options& options,
+                                 const typename OptimizerTraits<A>::Options& algorithm) {
+  std::vector<torch::Tensor> result;
+  run_ranks(ranks, [&](comm::World& world) {
+    DataParallel<Oddball> model(make_oddball(), world, options);
+    Optimizer<A> optimizer(model, algorithm);
+    for (int step = 0; step < kSteps; ++step) {
+      const Samples samples = samples_of(world.rank(), step);
+      optimizer.zero_grad();
+      loss_of(model(samples.inputs), samples).backward();
+      optimizer.step();
+    }
+    const auto state = full_state(model);
+    for (const auto& item : state) {
+      if (item.key() != "steps") result.push_back(item.value());
+    }
+  });
+  return result;
+}
+
+template <typename A>
+void expect_same_bits_at_every_stage(const typename OptimizerTraits<A>::Options& algorithm) {
+  at::set_num_threads(1);
+  for (const int ranks : {1, 2, 3}) {
+    const auto expected = train<A>(ranks, fused(0), algorithm);
+    for (const int stage : {1, 2, 3}) {
+      EXPECT_TRUE(same_bits(expected, train<A>(ranks, fused(stage), algorithm)))
+          << "stage " << stage << ", " << ranks << " ranks";
+    }
+  }
+}
+
+template <typename A>
+void expect_close_to_the_class(const typename OptimizerTraits<A>::Options& algorithm) {
+  Options by_class = fused(2);
+  by_class.update_by = UpdateBy::kClass;
+  const auto expected = train<A>(2, by_class, algorithm);
+  const auto actual = train<A>(2, fused(2), algorithm);
+  ASSERT_EQ(expected.size(), actual.size());
+  for (size_t index = 0; index < expected.size(); ++index) {
+    EXPECT_TRUE(torch::allclose(expected[index], actual[index], 1e-5, 1e-6)) << index;
+  }
+}
+
+TEST(FusedUpdateTest, GivesTheSameBitsAtEveryStageWithAdamW) {
+  expect_same_bits_at_every_stage<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+}
+TEST(FusedUpdateTest, GivesTheSameBitsAtEveryStageWithSgd) {
+  expect_same_bits_at_every_stage<torch::optim::SGD>(
+      torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.1));
+}
+TEST(FusedUpdateTest, GivesTheSameBitsAtEveryStageWithLion) {
+  expect_same_bits_at_every_stage<Lion>(LionOptions(1e-3));
+}
+TEST(FusedUpdateTest, IsAsCloseToTheClassAsRoundingAllows) {
+  expect_close_to_the_class<torch::optim::AdamW>(torch::optim::AdamWOptions(0.01));
+  expect_close_to_the_class<torch::optim::Adam>(torch::optim::AdamOptions(0.01).amsgrad(true));
+  expect_close_to_the_class<torch::optim::SGD>(torch::optim::SGDOptions(0.05).momentum(0.9));
+  expect_close_to_the_class<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05));
+}
+
+TEST(FusedUpdateTest, LeavesParametersWithoutAGradientAloneAndTheirSteps) {
+  run_ranks(2, [](comm::World& world) {
+    const auto by = [&](UpdateBy update_by) {
+      Options options = fused(1);
+      options.update_by = update_by;
+      DataParallel<Oddball> model(make_oddball(), world, options);
+      Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1));
+      // The scale misses the first step and the first layer the second: their bias corrections
+      // differ at the third.
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        auto loss = model->strided.square().sum();
+        if (step != 0) loss = loss + model->scale.square();
+        if (step != 1) loss = loss + model->first->weight.square().sum();
+        loss.backward();
+        optimizer.step();
+      }
+      return full_state(model, world.rank());
+    };
+    const auto expected = by(UpdateBy::kClass);
+    const auto actual = by(UpdateBy::kFused);
+    for (const auto& item : expected) {
+      EXPECT_TRUE(torch::allclose(item.value(), actual[item.key()], 1e-5, 1e-6)) << item.key();
+    }
+    EXPECT_TRUE(torch::equal(actual["unused.weight"], make_oddball()->unused->weight));
+  });
+}
+
+TEST(FusedUpdateTest, GivesEveryGroupItsOwnOptionsAlsoWhenTheyChange) {
+  run_ranks(2, [](comm::World& world) {
+    torch::nn::Linear linear(7, 7);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : linear->parameters()) parameter.fill_(1.0);
+    }
+    DataParallel<torch::nn::Linear> model(linear, world, fused(3));
+    using torch::optim::SGDOptions;
+    Optimizer<torch::optim::SGD> optimizer(
+        model, {{{model->weight}, std::make_unique<SGDOptions>(0.5)}, {{model->bias}}},
+        SGDOptions(0.25));
+    const auto step = [&] {
+      optimizer.zero_grad();
+      (model->weight.sum() + model->bias.sum()).backward();
+      optimizer.step();
+    };
+    step();
+    EXPECT_TRUE(model->weight.eq(0.5).all().item<bool>());
+    EXPECT_TRUE(model->bias.eq(0.75).all().item<bool>());
+    auto& options = static_cast<SGDOptions&>(optimizer.param_groups()[0].options());
+    options.lr(1.0).momentum(0.5);
+    step();
+    EXPECT_TRUE(model->weight.eq(-0.5).all().item<bool>()) << model->weight;
+    step();
+    EXPECT_TRUE(model->weight.eq(-2.0).all().item<bool>()) << model->weight;
+  });
+}
+
+TEST(FusedUpdateTest, IsRefusedForAClassThatHasNone) {
+  run_ranks(1, [](comm::World& world) {
+    DataParallel<Oddball> model(make_oddball(), world, fused(1));
+    EXPECT_THAT(error_of([&] { Optimizer<torch::optim::RMSprop> optimizer(model); }),
+                HasSubstr("torch::optim::RMSprop has no fused form"));
+  });
+}
+
+TEST(FusedUpdateTest, IsRefusedForLowPrecisionWithoutMasterWeights) {
+  run_ranks(1, [](comm::World& world) {
+    Oddball module = make_oddball();
+    module->to(torch::kBFloat16);
+    Options options = fused(1);
+    options.low_precision_update = LowPrecisionUpdate::kNearest;
+    DataParallel<Oddball> model(module, world, options);
+    EXPECT_THAT(error_of([&] { Optimizer<torch::optim::AdamW> optimizer(model); }),
+                HasSubstr("set options.low_precision_update"));
+  });
+}
+
+}  // namespace
+}  // namespace zeropage::fused_update_test

@@ -1,0 +1,126 @@
+#include "zero/gradients/owned_gradient.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "memory/ledger.h"
+
+namespace zeropage {
+
+using accumulate::SumOrder;
+
+void ResidentGradient::take(const at::Tensor& mean, bool /*more*/) {
+  if (std::exchange(kept_, false)) {
+    values_.add_(mean);
+  } else {
+    at::Tensor(values_).copy_(mean);
+  }
+}
+
+void ResidentGradient::keep() {
+  kept_ = sums_.order() == SumOrder::kRunning;
+  if (kept_) return;
+  const memory::KindScope kind(memory::Kind::kGradient);
+  sums_.push(values_);
+}
+
+void ResidentGradient::forget() {
+  kept_ = false;
+  sums_.clear();
+}
+
+void ResidentGradient::skip() {
+  kept_ = false;
+  sums_.skip();
+}
+
+void ResidentGradient::zero(const Range& range) {
+  values_.narrow(0, range.begin, range.numel()).zero_();
+  sums_.zero(range.begin, range.numel());
+}
+
+bool ResidentGradient::complete() {
+  if (sums_.empty()) return false;
+  sums_.add_to(values_);
+  return true;
+}
+
+OffloadedGradient::OffloadedGradient(at::Tensor host, c10::Device device, SumOrder order,
+                                     offload::CopyEngine& copies)
+    : host_(std::move(host)), device_(device), order_(order), copies_(copies) {}
+
+// What the copy reads must not go before it has ended.
+OffloadedGradient::~OffloadedGradient() {
+  try {
+    down_.synchronize();
+  } catch (const std::exception&) {
+    // Whoever waited for the gradient was told.
+  }
+}
+
+ResidentGradient& OffloadedGradient::on_device() {
+  if (!on_device_) {
+    const memory::KindScope kind(memory::Kind::kGradient);
+    on_device_ = std::make_unique<ResidentGradient>(
+        at::empty({host_.numel()}, host_.options().device(device_)), order_);
+  }
+  return *on_device_;
+}
+
+void OffloadedGradient::wait() {
+  down_.synchronize();
+  down_ = {};
+}
+
+void OffloadedGradient::start_down(const at::Tensor& from) {
+  wait();
+  down_ = copies_.start(offload::Direction::kToHost, host_, from);
+}
+
+void OffloadedGradient::take(const at::Tensor& mean, bool more) {
+  if (more || on_device_) on_device().take(mean, more);
+  if (more) return;
+  if (on_device_) {
+    complete();
+  } else {
+    start_down(mean.to(host_.scalar_type()));
+  }
+}
+
+void OffloadedGradient::keep() {
+  // It went down as if it were all of the step's, and comes back to be added to.
+  if (!on_device_) {
+    wait();
+    copies_.start(offload::Direction::kToDevice, on_device().values(), host_).synchronize();
+  }
+  on_device_->keep();
+}
+
+void OffloadedGradient::forget() {
+  on_device_.reset();
+}
+
+void OffloadedGradient::skip() {
+  on_device().skip();
+}
+
+void OffloadedGradient::zero(const Range& range) {
+  wait();
+  if (on_device_) {
+    on_device_->zero(range);
+  } else {
+    host_.narrow(0, range.begin, range.numel()).zero_();
+  }
+}
+
+bool OffloadedGradient::complete() {
+  if (!on_device_) return false;
+  on_device_->complete();
+  // What is on its way keeps its memory.
+  start_down(on_device_->values());
+  on_device_.reset();
+  return true;
+}
+
+}  // namespace zeropage

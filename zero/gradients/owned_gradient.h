@@ -1,0 +1,98 @@
+// The reduced gradient of what this rank owns of a page, where only that survives a reduction: what
+// reductions of one or several backwards make of it, until the step.
+#pragma once
+
+#include <memory>
+
+#include <ATen/core/TensorBody.h>
+
+#include "accumulate/micro_step_sums.h"
+#include "device/pending.h"
+#include "offload/copy_engine.h"
+#include "zero/layout/shard_layout.h"
+
+namespace zeropage {
+
+class OwnedGradient {
+ public:
+  virtual ~OwnedGradient() = default;
+  OwnedGradient(const OwnedGradient&) = delete;
+  OwnedGradient& operator=(const OwnedGradient&) = delete;
+
+  // Always the same memory, [owned numel]; has what was taken once arrival() has ended.
+  virtual const at::Tensor& values() const = 0;
+  virtual memory::Pending arrival() const { return {}; }
+  // Until it has them, and nothing else of what was taken is held.
+  virtual void wait() {}
+
+  // The mean or sum of a backward, added to what is kept, unless that waits for complete(). more:
+  // the step has further backwards.
+  virtual void take(const at::Tensor& mean, bool more) = 0;
+  // What was taken so far is added to the next.
+  virtual void keep() = 0;
+  // Nothing of it is.
+  virtual void forget() = 0;
+  virtual void skip() = 0;
+  virtual void zero(const Range& range) = 0;
+  // Makes values() the sum of all; whether that changed them.
+  virtual bool complete() = 0;
+
+ protected:
+  OwnedGradient() = default;
+};
+
+// In one place, which reductions add to.
+class ResidentGradient final : public OwnedGradient {
+ public:
+  // values: [owned numel].
+  ResidentGradient(at::Tensor values, accumulate::SumOrder order)
+      : values_(std::move(values)), sums_(order) {}
+
+  const at::Tensor& values() const override { return values_; }
+  void take(const at::Tensor& mean, bool more) override;
+  void keep() override;
+  void forget() override;
+  void skip() override;
+  void zero(const Range& range) override;
+  bool complete() override;
+
+ private:
+  const at::Tensor values_;
+  bool kept_ = false;               // values_ is added to the next, in running order
+  accumulate::MicroStepSums sums_;  // of earlier backwards, in tree order
+};
+
+// On the host. A backward's gradient goes down as soon as it is reduced; those of several backwards
+// of a step are added up on the device first, so each element goes down once a step: that costs the
+// owned part on the device from the first to the last of them.
+class OffloadedGradient final : public OwnedGradient {
+ public:
+  // host: [owned numel]. copies: outlives it.
+  OffloadedGradient(at::Tensor host, c10::Device device, accumulate::SumOrder order,
+                    offload::CopyEngine& copies);
+  ~OffloadedGradient() override;
+
+  const at::Tensor& values() const override { return host_; }
+  memory::Pending arrival() const override { return down_; }
+  void wait() override;
+  void take(const at::Tensor& mean, bool more) override;
+  void keep() override;
+  void forget() override;
+  void skip() override;
+  void zero(const Range& range) override;
+  bool complete() override;
+
+ private:
+  ResidentGradient& on_device();
+  void start_down(const at::Tensor& from);
+
+  const at::Tensor host_;
+  const c10::Device device_;
+  const accumulate::SumOrder order_;
+  offload::CopyEngine& copies_;
+  // While several backwards add up.
+  std::unique_ptr<ResidentGradient> on_device_;
+  memory::Pending down_;
+};
+
+}  // namespace zeropage

@@ -1,0 +1,111 @@
+#include "zero/layout/module_parameters.h"
+
+#include <unordered_map>
+#include <unordered_set>
+
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include "memory/check.h"
+
+namespace zeropage {
+namespace {
+
+class Walk {
+ public:
+  void visit(const torch::nn::Module& module, const std::string& prefix) {
+    for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
+      add(prefix + parameter.key(), parameter.value());
+    }
+    const bool children_are_units = dynamic_cast<const torch::nn::ModuleListImpl*>(&module) ||
+                                    dynamic_cast<const torch::nn::SequentialImpl*>(&module);
+    for (const auto& child : module.named_children()) {
+      if (children_are_units) ++unit_;
+      visit(*child.value(), prefix + child.key() + ".");
+      if (children_are_units) ++unit_;
+    }
+  }
+
+  void add(const std::string& name, const at::Tensor& tensor) {
+    const auto [at, is_new] = known_.try_emplace(tensor.unsafeGetTensorImpl(), found_.size());
+    if (is_new) {
+      found_.push_back({{name}, tensor, unit_, tensor.scalar_type()});
+    } else {
+      found_[at->second].names.push_back(name);
+    }
+  }
+
+  std::vector<NamedParameter> take() { return std::move(found_); }
+
+ private:
+  std::vector<NamedParameter> found_;
+  std::unordered_map<const at::TensorImpl*, size_t> known_;
+  int unit_ = 0;
+};
+
+// Of the parameters that selected modules register themselves. A tied one is one storage, which stays
+// fp32 for both.
+std::unordered_set<const c10::StorageImpl*> storages_of(const torch::nn::Module& module,
+                                                        const ModuleSelection& selection) {
+  std::unordered_set<const c10::StorageImpl*> storages;
+  const std::function<void(const torch::nn::Module&, const std::string&)> visit =
+      [&](const torch::nn::Module& at, const std::string& name) {
+        if (selection.contains(name, at)) {
+          for (const auto& parameter : at.parameters(/*recurse=*/false)) {
+            storages.insert(parameter.storage().unsafeGetStorageImpl());
+          }
+        }
+        for (const auto& child : at.named_children()) {
+          visit(*child.value(), name.empty() ? child.key() : name + "." + child.key());
+        }
+      };
+  visit(module, "");
+  return storages;
+}
+
+}  // namespace
+
+std::string describe(const NamedParameter& parameter) {
+  std::string names;
+  for (const std::string& name : parameter.names) names += (names.empty() ? "" : " = ") + name;
+  const bool is_cast = parameter.dtype != parameter.tensor.scalar_type();
+  return c10::str("parameter \"", names, "\": ", parameter.tensor.scalar_type(),
+                  is_cast ? c10::str(" to ", parameter.dtype) : "", " ", parameter.tensor.sizes(),
+                  parameter.tensor.requires_grad() ? "" : " frozen");
+}
+
+std::vector<NamedParameter> parameters_of(const torch::nn::Module& module) {
+  Walk walk;
+  walk.visit(module, "");
+  return walk.take();
+}
+
+std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const Options& options) {
+  auto parameters = parameters_of(module);
+  if (!options.compute_dtype) return parameters;
+  const auto staying = storages_of(module, options.stays_fp32);
+  for (NamedParameter& parameter : parameters) {
+    const c10::ScalarType dtype = parameter.tensor.scalar_type();
+    if (dtype == c10::kFloat) {
+      const auto* storage = parameter.tensor.storage().unsafeGetStorageImpl();
+      if (!staying.contains(storage)) parameter.dtype = *options.compute_dtype;
+      continue;
+    }
+    ZP_CHECK(!parameter.tensor.requires_grad() || dtype == *options.compute_dtype, "parameter \"",
+             parameter.name(), "\" trains in ", dtype, ", but options.compute_dtype is ",
+             *options.compute_dtype,
+             ": expected an fp32 module, whose values master weights begin with; wrap it before "
+             "casting, or leave compute_dtype unset");
+  }
+  return parameters;
+}
+
+std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors) {
+  Walk walk;
+  for (size_t index = 0; index < tensors.size(); ++index) {
+    walk.add("parameter " + std::to_string(index), tensors[index]);
+  }
+  return walk.take();
+}
+
+}  // namespace zeropage

@@ -1,0 +1,45 @@
+#include "zero/pages/buffer_sync.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "memory/ledger.h"
+
+namespace zeropage {
+
+BufferSync::BufferSync(comm::World world, std::vector<at::Tensor> buffers)
+    : world_(std::move(world)) {
+  for (at::Tensor& buffer : buffers) {
+    const auto alike = std::find_if(alike_.begin(), alike_.end(), [&](const auto& group) {
+      return group.front().scalar_type() == buffer.scalar_type() &&
+             group.front().device() == buffer.device();
+    });
+    if (alike != alike_.end()) {
+      alike->push_back(std::move(buffer));
+    } else {
+      alike_.push_back({std::move(buffer)});
+    }
+  }
+}
+
+void BufferSync::broadcast_from_rank_zero() const {
+  if (world_.size() == 1) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& buffers : alike_) {
+    const memory::KindScope kind(memory::Kind::kStaging);
+    std::vector<at::Tensor> flattened;
+    for (const at::Tensor& buffer : buffers) flattened.push_back(buffer.reshape({-1}));
+    const at::Tensor together = at::cat(flattened);
+    world_.communicator().broadcast(together, /*root=*/0, "the module's buffers").wait();
+    if (world_.rank() == 0) continue;
+    int64_t offset = 0;
+    for (const at::Tensor& buffer : buffers) {
+      buffer.copy_(together.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
+      offset += buffer.numel();
+    }
+  }
+}
+
+}  // namespace zeropage

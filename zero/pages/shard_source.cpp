@@ -1,0 +1,86 @@
+#include "zero/pages/shard_source.h"
+
+#include <utility>
+
+#include <ATen/ATen.h>
+
+namespace zeropage {
+
+ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
+    : world_(std::move(world)),
+      what_(std::move(what)),
+      kind_(kind),
+      ledger_(memory::Ledger::current()),
+      gathers_(memory::Stream::another(world_.communicator().device())) {}
+
+ShardSource::~ShardSource() {
+  try {
+    for (const Entry& entry : entries_) {
+      if (entry.away.home != nullptr) entry.away.offloading->copies().wait_for_device();
+    }
+  } catch (const std::exception&) {
+    // A device that failed has told whoever computed on it.
+  }
+}
+
+int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away) {
+  entries_.push_back(
+      {what_ + " \"" + layout.name + "\"", layout.shard(world_.rank()), std::move(shard), away});
+  const auto shard_bytes = static_cast<int64_t>(entries_.back().shard.nbytes());
+  return entries_.back().is_whole(world_) ? 0 : shard_bytes * world_.size();
+}
+
+memory::Fetch ShardSource::start_fetch(size_t page) {
+  const Entry& entry = entries_[page];
+  if (entry.is_whole(world_)) return {entry.shard, {}};
+  wait_for_compute();
+  const memory::StreamScope on_gathers(gathers_);
+  // In the backward of an accelerator the thread is autograd's.
+  const memory::LedgerScope ledger(ledger_);
+  at::Tensor whole;  // [world size * shard_numel]
+  {
+    const memory::KindScope kind(kind_);
+    whole = world_.communicator().buffer(entry.shard.numel() * world_.size(),
+                                         entry.shard.scalar_type());
+  }
+  const memory::Pending own =
+      start_own(entry, whole.narrow(0, entry.range.begin, entry.range.numel()));
+  if (world_.size() == 1) return {whole, own};
+  own.wait();
+  return {whole, world_.communicator().all_gather(whole, entry.what)};
+}
+
+// Brings this rank's shard into its place in the page.
+memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& slice) {
+  if (entry.away.home == nullptr) {
+    at::Tensor(slice).copy_(entry.shard);
+    return {};
+  }
+  entry.away.home->fetch(entry.away.page);
+  const memory::Pending up =
+      entry.away.offloading->copies().start(offload::Direction::kToDevice, slice, entry.shard);
+  // Memory that goes with the release is read until then.
+  if (!entry.away.home->stays() || entry.away.changes_at_any_time) up.synchronize();
+  entry.away.home->release(entry.away.page, PageHome::Use::kRead);
+  return up;
+}
+
+void ShardSource::end_use(size_t page) {
+  if (!entries_[page].is_whole(world_)) wait_for_compute();
+}
+
+void ShardSource::wait_for_compute() const {
+  gathers_.wait_for(memory::Stream::current(world_.communicator().device()));
+}
+
+void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
+  const Entry& entry = entries_[page];
+  if (entry.is_whole(world_)) return;
+  if (entry.away.home != nullptr) entry.away.home->fetch(entry.away.page);
+  entry.shard.copy_(buffer.narrow(0, entry.range.begin, entry.range.numel()));
+  if (entry.away.home != nullptr) {
+    entry.away.home->release(entry.away.page, PageHome::Use::kWrite);
+  }
+}
+
+}  // namespace zeropage

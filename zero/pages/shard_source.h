@@ -1,0 +1,77 @@
+// Brings pages by gathering the shards of all ranks, and takes back what was written to them.
+//
+// On one rank a page is its shard: nothing is copied, and a page costs no bytes, unless shards are
+// offloaded; then they are copied up first.
+//
+// On an accelerator gathers have a stream of their own, and whole pages have their memory from it. That
+// stream waits for what compute has been given so far, when a page is let go, whose memory the next
+// one may get at once, and when one is fetched, whose shard may just have been written. With two
+// pages at a time this costs nothing: the page that is gathered takes the place of the one that
+// compute has just left.
+//
+// Lifetime: owned by a pager. Collective: start_fetch.
+// Threads: under the pager's mutex; add_shard before the first fetch of that page. Streams: pages are
+// used on the stream that was current when they were fetched.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "device/stream.h"
+#include "memory/ledger.h"
+#include "paging/pager.h"
+#include "zero/layout/shard_layout.h"
+#include "zero/tiers/offloading.h"
+
+namespace zeropage {
+
+class ShardSource final : public memory::PageSource {
+ public:
+  // what: "the gradient of page", for errors. kind: of the whole pages.
+  ShardSource(comm::World world, std::string what, memory::Kind kind);
+  // Waits for copies that read shards on the host.
+  ~ShardSource() override;
+
+  // Where a shard lives that is not on the device.
+  struct Away {
+    PageHome* home = nullptr;  // of offloading; null: it is on the device
+    size_t page = 0;           // there
+    std::shared_ptr<Offloading> offloading;
+    // Who changes it on the host does not ask what the device still reads, as optimizers do
+    // (zero/update/offloaded_steps.h): the host waits for each copy up.
+    bool changes_at_any_time = false;
+  };
+  // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
+  // costs while it is whole, in bytes.
+  int64_t add_shard(const PageLayout& layout, at::Tensor shard, const Away& away);
+
+  memory::Fetch start_fetch(size_t page) override;
+  void write_back(size_t page, const at::Tensor& buffer) override;
+  void end_use(size_t page) override;
+
+ private:
+  struct Entry {
+    std::string what;
+    Range range;       // of the shard in the page
+    at::Tensor shard;  // [shard_numel]
+    Away away;
+
+    bool is_whole(const comm::World& world) const {
+      return world.size() == 1 && away.home == nullptr;
+    }
+  };
+
+  void wait_for_compute() const;
+  memory::Pending start_own(const Entry& entry, const at::Tensor& slice);
+
+  const comm::World world_;
+  const std::string what_;
+  const memory::Kind kind_;
+  const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
+  const memory::Stream gathers_;
+  std::vector<Entry> entries_;
+};
+
+}  // namespace zeropage

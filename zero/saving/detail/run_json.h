@@ -1,0 +1,22 @@
+// What a run goes on from beside its tensors, as the manifest has it.
+#pragma once
+
+#include <string>
+
+#include <c10/core/Device.h>
+#include <nlohmann/json.hpp>
+
+#include "zero/saving/sharded_state.h"
+
+namespace zeropage::detail {
+
+// samples, loss_scaler, norm_spikes, scheduler and values, as far as the run has them.
+nlohmann::json progress_json(const RunState& run);
+// Gives it back. What the run has no place for stays where it is.
+void take_over(const nlohmann::json& progress, RunState& run);
+
+// The generators of this rank: the host's, and the device's if that is an accelerator.
+nlohmann::json random_state(c10::Device device);
+void set_random_state(const nlohmann::json& state, c10::Device device);
+
+}  // namespace zeropage::detail

@@ -1,0 +1,307 @@
+#include "zero/saving/detail/state_loading.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "memory/check.h"
+#include "memory/ledger.h"
+#include "offload/split_values.h"
+#include "state/state_error.h"
+#include "zero/saving/detail/element_runs.h"
+#include "zero/saving/detail/state_plan.h"
+#include "zero/update/archive_values.h"
+
+namespace zeropage::detail {
+namespace {
+
+using nlohmann::json;
+using state::StateError;
+
+// Of what is converted, or goes to a device.
+constexpr int64_t kMostElementsAtOnce = 1 << 18;
+
+std::string shape_text(const std::vector<uint64_t>& shape) {
+  std::string text = "[";
+  for (const uint64_t extent : shape) {
+    text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
+  }
+  return text + "]";
+}
+
+// Before the last colon is the parameter.
+std::pair<std::string, std::string> parts_of(const std::string& name) {
+  const size_t colon = name.rfind(':');
+  if (colon == std::string::npos) return {name, ""};
+  return {name.substr(0, colon), name.substr(colon + 1)};
+}
+
+}  // namespace
+
+StateLoading::StateLoading(const state::SavedState& saved, DataParallelBase& model,
+                           ShardedOptimizer* optimizer, const LoadOptions& options)
+    : saved_(saved),
+      model_(model),
+      optimizer_(optimizer),
+      options_(options),
+      pages_(*model.sharded_parameters().pages) {
+  for (const state::TensorFile* file : saved_.files()) {
+    readers_[file] = std::make_unique<state::BlockReader>(*file);
+  }
+  if (saved_.optimizer() == nullptr) return;
+  for (const state::TensorEntry& entry : saved_.optimizer()->header().tensors) {
+    const auto [parameter, state] = parts_of(entry.name);
+    states_[parameter].push_back(state);
+  }
+  const json& content = saved_.manifest().content;
+  if (!content.contains("optimizer")) return;
+  for (const json& group : content["optimizer"].at("groups")) {
+    for (const json& name : group.at("parameters")) optimized_.insert(name.get<std::string>());
+  }
+}
+
+std::string StateLoading::name_in_state(const std::string& name) const {
+  const auto mapped = options_.names.find(name);
+  return mapped == options_.names.end() ? name : mapped->second;
+}
+
+// A name may be an alias in the state and not in the model, and the other way round.
+StateLoading::Source StateLoading::weight(const NamedParameter& named) const {
+  const state::TensorFile& file = saved_.weights();
+  for (const std::string& own : named.names) {
+    const std::string name = name_in_state(own);
+    if (const auto* const entry = file.find(name)) return {&file, entry};
+    const auto alias = file.header().metadata.find(name);
+    if (alias == file.header().metadata.end()) continue;
+    if (const auto* const entry = file.find(alias->second)) return {&file, entry};
+  }
+  return {};
+}
+
+StateLoading::Source StateLoading::optimizer_state(const std::string& parameter,
+                                                   const std::string& state) const {
+  if (saved_.optimizer() == nullptr) return {};
+  const auto* const entry = saved_.optimizer()->find(state_name(name_in_state(parameter), state));
+  return {saved_.optimizer(), entry};
+}
+
+StateLoading::Source StateLoading::exact(const NamedParameter& named) const {
+  const Source master = optimizer_state(named.name(), kMasterState);
+  return master ? master : weight(named);
+}
+
+bool StateLoading::knows_states_of(const std::string& parameter) const {
+  return optimized_.contains(name_in_state(parameter));
+}
+
+void StateLoading::check_shape(const Source& source, const std::string& name,
+                               const at::Tensor& tensor) {
+  if (source.entry->shape == shape_of(tensor)) return;
+  throw StateError(source.file->name(), source.file->header().data_begin + source.entry->begin,
+                   "\"" + name + "\" of " + shape_text(shape_of(tensor)),
+                   shape_text(source.entry->shape), "it is of another model");
+}
+
+void StateLoading::match(LoadReport& report) const {
+  match_weights(report);
+  if (optimizer_ == nullptr) return;
+  match_optimizer();
+  match_states(report);
+}
+
+void StateLoading::match_weights(LoadReport& report) const {
+  std::set<std::string> left;
+  for (const state::TensorEntry& entry : saved_.weights().header().tensors) left.insert(entry.name);
+  const auto match_one = [&](const NamedParameter& named) {
+    const Source source = weight(named);
+    if (!source) {
+      report.missing.push_back(named.name());
+      return;
+    }
+    check_shape(source, named.name(), named.tensor);
+    left.erase(source.entry->name);
+    // Tied here, and of their own there.
+    for (const std::string& name : named.names) left.erase(name_in_state(name));
+  };
+  for (const PlacedParameter& placed : pages_.parameters()) match_one(placed.parameter);
+  for (const NamedParameter& buffer : buffers_of(model_)) match_one(buffer);
+  report.unexpected.insert(report.unexpected.end(), left.begin(), left.end());
+}
+
+void StateLoading::match_optimizer() const {
+  const json& content = saved_.manifest().content;
+  const std::string file = saved_.directory().string();
+  if (saved_.optimizer() == nullptr || !content.contains("optimizer")) {
+    throw StateError(file, 0,
+                     "expected the state of an optimizer, got weights alone; use load_weights()");
+  }
+  const std::string name = content["optimizer"].at("class");
+  if (options_.strict && name != optimizer_->class_name()) {
+    throw StateError(
+        file, 0,
+        "expected the state of " + optimizer_->class_name() + ", got that of " + name +
+            "; use load_weights(), or LoadOptions::strict = false for what they share");
+  }
+  const size_t groups = content["optimizer"].at("groups").size();
+  if (options_.strict && groups != optimizer_->param_groups().size()) {
+    throw StateError(file, 0,
+                     "expected " + std::to_string(optimizer_->param_groups().size()) +
+                         " parameter groups, got " + std::to_string(groups) +
+                         "; make the optimizer with as many, or load with LoadOptions::strict = "
+                         "false, which keeps its options");
+  }
+}
+
+void StateLoading::match_states(LoadReport& report) const {
+  optimizer_->visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+    const NamedParameter& named = pages_.parameters()[owned.parameter].parameter;
+    if (!knows_states_of(named.name())) {
+      report.missing.push_back(state_name(named.name(), kStepState));
+      return;
+    }
+    std::set<std::string> left;
+    const auto known = states_.find(name_in_state(named.name()));
+    if (known != states_.end()) left.insert(known->second.begin(), known->second.end());
+    if (left.contains(kStepState)) {
+      for (const OwnedState::Tensor& tensor : owned.tensors) {
+        const Source source = optimizer_state(named.name(), tensor.name);
+        if (!source) report.missing.push_back(state_name(named.name(), tensor.name));
+        if (source) check_shape(source, state_name(named.name(), tensor.name), named.tensor);
+        left.erase(tensor.name);
+      }
+    }
+    left.erase(kStepState);
+    left.erase(kMasterState);
+    if (owned.takes_others) return;
+    for (const std::string& state : left) {
+      report.unexpected.push_back(state_name(name_in_state(named.name()), state));
+    }
+  });
+}
+
+void StateLoading::read(const Source& source, int64_t first, const at::Tensor& to) {
+  const auto size = static_cast<uint64_t>(state::size_of(source.entry->dtype));
+  const at::ScalarType dtype = scalar_type(source.entry->dtype);
+  const uint64_t begin = source.entry->begin + static_cast<uint64_t>(first) * size;
+  state::BlockReader& reader = *readers_.at(source.file);
+  if (to.is_cpu() && to.scalar_type() == dtype) {
+    reader.read(begin, begin + static_cast<uint64_t>(to.numel()) * size,
+                static_cast<char*>(to.mutable_data_ptr()));
+    return;
+  }
+  const memory::KindScope kind(memory::Kind::kStaging);
+  for (int64_t at = 0; at < to.numel(); at += kMostElementsAtOnce) {
+    const int64_t numel = std::min(kMostElementsAtOnce, to.numel() - at);
+    const at::Tensor read = at::empty({numel}, dtype);
+    const uint64_t from = begin + static_cast<uint64_t>(at) * size;
+    reader.read(from, from + static_cast<uint64_t>(numel) * size,
+                static_cast<char*>(read.mutable_data_ptr()));
+    to.narrow(0, at, numel).copy_(read);
+  }
+}
+
+void StateLoading::load_weights() {
+  const at::NoGradGuard no_grad;
+  for (size_t page = 0; page < pages_.layouts().size(); ++page) load_page(page);
+  for (const NamedParameter& buffer : buffers_of(model_)) {
+    const Source source = weight(buffer);
+    if (!source || buffer.tensor.numel() == 0) continue;
+    const at::Tensor flat = at::empty({buffer.tensor.numel()}, scalar_type(source.entry->dtype));
+    read(source, 0, flat);
+    at::Tensor(buffer.tensor).copy_(flat.view(buffer.tensor.sizes()));
+  }
+}
+
+void StateLoading::load_page(size_t page) {
+  pages_.visit_owned(page, PageHome::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+    for (const PlacedParameter& placed : pages_.parameters()) {
+      if (placed.page == page) load_parameter(placed, owned);
+    }
+  });
+}
+
+void StateLoading::load_parameter(const PlacedParameter& placed,
+                                  const ParameterPages::Owned& owned) {
+  const Source raw = weight(placed.parameter);
+  if (!raw) return;
+  const Source most_exact = exact(placed.parameter);
+  const Range own = pages_.owned(placed.page);
+  const auto part = [&](const at::Tensor& of_owned, const ElementRun& run) {
+    return of_owned.narrow(0, run.in_page - own.begin, run.numel);
+  };
+  if (owned.remainders.defined()) {
+    for_each_run(placed, own, [&](const ElementRun& run) {
+      const at::Tensor wide = at::empty({run.numel}, at::kFloat);
+      read(most_exact, run.in_tensor, wide);
+      const offload::SplitValues split = offload::split_values(wide.to(owned.values.device()));
+      part(owned.values, run).copy_(split.high);
+      part(owned.remainders, run).copy_(split.low);
+    });
+    return;
+  }
+  const bool same = scalar_type(raw.entry->dtype) == owned.values.scalar_type();
+  // Where every rank has all of it, others read the rest.
+  const Range shard = pages_.layouts()[placed.page].shard(pages_.world().rank());
+  for_each_run(placed, intersection(own, shard), [&](const ElementRun& run) {
+    read(same ? raw : most_exact, run.in_tensor, part(owned.values, run));
+  });
+  if (!owned.master.defined()) return;
+  for_each_run(placed, own, [&](const ElementRun& run) {
+    read(most_exact, run.in_tensor, part(owned.master, run));
+  });
+}
+
+void StateLoading::load_optimizer() {
+  const at::NoGradGuard no_grad;
+  if (options_.optimizer_options) load_group_options();
+  optimizer_->visit_states(StateAccess::kWrite,
+                           [&](size_t page, OwnedState& owned) { load_slice(page, owned); });
+  optimizer_->set_steps(saved_.manifest().content["optimizer"].at("updates"));
+}
+
+void StateLoading::load_slice(size_t page, OwnedState& owned) {
+  const PlacedParameter& placed = pages_.parameters()[owned.parameter];
+  const std::string& name = placed.parameter.name();
+  if (!knows_states_of(name)) return;
+  const Source steps = optimizer_state(name, kStepState);
+  owned.steps = 0;
+  if (steps) {
+    const at::Tensor count = at::zeros({1}, at::kLong);
+    read(steps, 0, count);
+    owned.steps = count.item<int64_t>();
+  }
+  if (owned.takes_others && steps) {
+    owned.tensors.clear();
+    for (const std::string& state : states_.at(name_in_state(name))) {
+      if (state == kStepState || state == kMasterState) continue;
+      const auto dtype = scalar_type(optimizer_state(name, state).entry->dtype);
+      const auto options = at::TensorOptions(model_.world().device()).dtype(dtype);
+      owned.tensors.push_back({state, at::empty({owned.range.numel()}, options)});
+    }
+  }
+  const int64_t first = pages_.owned(page).begin + owned.range.begin;
+  for (const OwnedState::Tensor& tensor : owned.tensors) {
+    const Source source = optimizer_state(name, tensor.name);
+    if (!source) {
+      at::Tensor(tensor.values).zero_();
+      continue;
+    }
+    for_each_run(placed, {first, first + owned.range.numel()}, [&](const ElementRun& run) {
+      read(source, run.in_tensor, tensor.values.narrow(0, run.in_page - first, run.numel));
+    });
+  }
+}
+
+void StateLoading::load_group_options() {
+  const json& groups = saved_.manifest().content["optimizer"].at("groups");
+  auto& own = optimizer_->param_groups();
+  if (groups.size() != own.size()) return;
+  for (size_t group = 0; group < own.size(); ++group) {
+    auto& options = own[group].options();
+    load_json(groups[group].at("options"), [&](auto& from) { options.serialize(from); });
+  }
+}
+
+}  // namespace zeropage::detail

@@ -1,0 +1,70 @@
+// A state's tensors into what this rank owns of a model and its optimizer.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "state/saved_state.h"
+#include "zero/data_parallel.h"
+#include "zero/saving/sharded_state.h"
+#include "zero/update/sharded_optimizer.h"
+
+namespace zeropage::detail {
+
+// Threads: the training thread. Nothing here is collective.
+class StateLoading {
+ public:
+  // optimizer: null for weights alone. All outlive it.
+  StateLoading(const state::SavedState& saved, DataParallelBase& model, ShardedOptimizer* optimizer,
+               const LoadOptions& options);
+
+  // What is missing in the state, and what is left over, of what this rank knows. Throws for another
+  // shape, and for an optimizer of another class.
+  void match(LoadReport& report) const;
+
+  // Shards of pages that are whole are to be gathered afterwards.
+  void load_weights();
+  void load_optimizer();
+
+ private:
+  struct Source {
+    const state::TensorFile* file = nullptr;
+    const state::TensorEntry* entry = nullptr;
+
+    explicit operator bool() const { return entry != nullptr; }
+  };
+
+  std::string name_in_state(const std::string& name) const;
+  Source weight(const NamedParameter& named) const;
+  Source optimizer_state(const std::string& parameter, const std::string& state) const;
+  // The values of most digits: fp32 master weights where there are any.
+  Source exact(const NamedParameter& named) const;
+  bool knows_states_of(const std::string& parameter) const;
+
+  void match_weights(LoadReport& report) const;
+  void match_states(LoadReport& report) const;
+  void match_optimizer() const;
+  static void check_shape(const Source& source, const std::string& name, const at::Tensor& tensor);
+
+  void load_page(size_t page);
+  void load_parameter(const PlacedParameter& placed, const ParameterPages::Owned& owned);
+  void load_slice(size_t page, OwnedState& owned);
+  void load_group_options();
+  // Elements of the source from `first` on into `to`: flat, any dtype and device.
+  void read(const Source& source, int64_t first, const at::Tensor& to);
+
+  const state::SavedState& saved_;
+  DataParallelBase& model_;
+  ShardedOptimizer* const optimizer_;
+  const LoadOptions& options_;
+  const ParameterPages& pages_;
+  std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
+  // Whose optimizer it is; they may have no state as long as they had no gradient.
+  std::unordered_set<std::string> optimized_;
+  std::map<const state::TensorFile*, std::unique_ptr<state::BlockReader>> readers_;
+};
+
+}  // namespace zeropage::detail

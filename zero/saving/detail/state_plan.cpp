@@ -1,0 +1,255 @@
+#include "zero/saving/detail/state_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "memory/check.h"
+#include "state/manifest.h"
+#include "zero/saving/detail/run_json.h"
+#include "zero/saving/detail/told_errors.h"
+#include "zero/update/archive_values.h"
+
+namespace zeropage::detail {
+namespace {
+
+using nlohmann::json;
+using state::TensorEntry;
+
+constexpr std::array<std::pair<at::ScalarType, state::Dtype>, 10> kDtypes = {
+    {{at::kBool, state::Dtype::kBool},
+     {at::kByte, state::Dtype::kU8},
+     {at::kChar, state::Dtype::kI8},
+     {at::kShort, state::Dtype::kI16},
+     {at::kHalf, state::Dtype::kF16},
+     {at::kBFloat16, state::Dtype::kBF16},
+     {at::kInt, state::Dtype::kI32},
+     {at::kFloat, state::Dtype::kF32},
+     {at::kLong, state::Dtype::kI64},
+     {at::kDouble, state::Dtype::kF64}}};
+
+// In place, so that each tensor begins at a multiple of its elements' size; others keep their order.
+void order_by_size(std::vector<TensorEntry>& tensors) {
+  std::stable_sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) {
+    return state::size_of(a.dtype) > state::size_of(b.dtype);
+  });
+}
+
+// As safetensors.torch.save_model() has it: the names that a tensor is not stored under.
+void add_aliases(std::map<std::string, std::string>& metadata, const NamedParameter& named) {
+  for (size_t i = 1; i < named.names.size(); ++i) metadata[named.names[i]] = named.name();
+}
+
+PlannedFile plan_weights(const DataParallelBase& model) {
+  std::vector<TensorEntry> tensors;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  for (const PlacedParameter& placed : pages.parameters()) {
+    const NamedParameter& named = placed.parameter;
+    tensors.push_back({.name = named.name(),
+                       .dtype = state_dtype(pages.layouts()[placed.page].dtype),
+                       .shape = shape_of(named.tensor)});
+    add_aliases(metadata, named);
+  }
+  for (const NamedParameter& named : buffers_of(model)) {
+    tensors.push_back({.name = named.name(),
+                       .dtype = state_dtype(named.tensor.scalar_type()),
+                       .shape = shape_of(named.tensor)});
+    add_aliases(metadata, named);
+  }
+  return {state::kWeightsFile, std::move(tensors), metadata};
+}
+
+// What one rank, or all together, know of the states of a parameter.
+struct KnownStates {
+  int64_t steps = 0;
+  std::vector<std::pair<std::string, at::ScalarType>> tensors;
+};
+
+void to_json(json& to, const KnownStates& known) {
+  to = {{"steps", known.steps}, {"tensors", json::array()}};
+  for (const auto& [name, dtype] : known.tensors) {
+    to["tensors"].push_back({name, state::name_of(state_dtype(dtype))});
+  }
+}
+
+// By parameter, of this rank.
+json own_states(ShardedOptimizer& optimizer) {
+  std::map<size_t, KnownStates> known;
+  optimizer.visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+    if (owned.tensors.empty() && owned.steps == 0) return;
+    KnownStates& of = known[owned.parameter];
+    if (!of.tensors.empty()) return;
+    of.steps = owned.steps;
+    for (const auto& [name, values] : owned.tensors) {
+      of.tensors.emplace_back(name, values.scalar_type());
+    }
+  });
+  json own = json::object();
+  for (const auto& [parameter, of] : known) own[std::to_string(parameter)] = of;
+  return own;
+}
+
+// A rank that owns nothing of a parameter does not know its states.
+json merged(const std::vector<json>& by_rank) {
+  json all = json::object();
+  for (const json& told : by_rank) {
+    for (const auto& [parameter, known] : told.at("states").items()) {
+      if (!all.contains(parameter)) all[parameter] = known;
+      ZP_CHECK(all[parameter] == known, "parameter ", parameter, " has states ",
+               all[parameter].dump(), " on one rank and ", known.dump(),
+               " on another; this is an error of Zeropage");
+    }
+  }
+  return all;
+}
+
+PlannedFile plan_optimizer(const ParameterPages& pages, const json& states,
+                           std::map<size_t, int64_t>& steps) {
+  std::vector<TensorEntry> tensors;
+  std::vector<std::string> state_names;
+  std::map<std::string, std::vector<TensorEntry>> by_state;
+  for (size_t index = 0; index < pages.parameters().size(); ++index) {
+    const PlacedParameter& placed = pages.parameters()[index];
+    const std::string& name = placed.parameter.name();
+    const auto shape = shape_of(placed.parameter.tensor);
+    const auto add = [&](const std::string& state, state::Dtype dtype) {
+      if (!by_state.contains(state)) state_names.push_back(state);
+      by_state[state].push_back({state_name(name, state), dtype, shape});
+    };
+    if (has_exact_values(pages, placed.page)) add(kMasterState, state::Dtype::kF32);
+    const auto known = states.find(std::to_string(index));
+    if (known == states.end()) continue;
+    steps[index] = known->at("steps");
+    tensors.push_back({state_name(name, kStepState), state::Dtype::kI64, {}});
+    for (const json& tensor : known->at("tensors")) {
+      add(tensor.at(0), state::dtype_of(tensor.at(1)));
+    }
+  }
+  for (const std::string& state : state_names) {
+    for (TensorEntry& entry : by_state[state]) tensors.push_back(std::move(entry));
+  }
+  return {state::kOptimizerFile, std::move(tensors), {}};
+}
+
+json groups_of(const ShardedOptimizer& optimizer, const ParameterPages& pages) {
+  json groups = json::array();
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    json names = json::array();
+    for (const size_t index : optimizer.parameters_of_group(group)) {
+      names.push_back(pages.parameters()[index].parameter.name());
+    }
+    const auto& options = optimizer.param_groups()[group].options();
+    groups.push_back({{"options", saved_json(optimizer.class_name() + "Options",
+                                             [&](auto& to) { options.serialize(to); })},
+                      {"parameters", std::move(names)}});
+  }
+  return groups;
+}
+
+}  // namespace
+
+std::string state_name(const std::string& parameter, const std::string& state) {
+  return parameter + ":" + state;
+}
+
+state::Dtype state_dtype(at::ScalarType dtype) {
+  for (const auto& [ours, theirs] : kDtypes) {
+    if (ours == dtype) return theirs;
+  }
+  ZP_THROW("a tensor of ", dtype, " has no dtype in safetensors; convert it");
+}
+
+at::ScalarType scalar_type(state::Dtype dtype) {
+  for (const auto& [ours, theirs] : kDtypes) {
+    if (theirs == dtype) return ours;
+  }
+  ZP_THROW("a tensor of ", state::name_of(dtype),
+           " in a file; LibTorch's operators do not take it");
+}
+
+std::vector<uint64_t> shape_of(const at::Tensor& tensor) {
+  return {tensor.sizes().begin(), tensor.sizes().end()};
+}
+
+std::vector<NamedParameter> buffers_of(const DataParallelBase& model) {
+  std::vector<NamedParameter> buffers;
+  for (const auto& item : model.named_buffers()) {
+    const auto known = std::find_if(buffers.begin(), buffers.end(), [&](const auto& buffer) {
+      return same_elements(buffer.tensor, item.value());
+    });
+    if (known != buffers.end()) {
+      known->names.push_back(item.key());
+    } else {
+      buffers.push_back({.names = {item.key()}, .tensor = item.value()});
+    }
+  }
+  return buffers;
+}
+
+bool has_exact_values(const ParameterPages& pages, size_t page) {
+  return is_low_precision(pages.layouts()[page].dtype) &&
+         (pages.master_weights(page).defined() || pages.remainders(page).defined());
+}
+
+PlannedFile::PlannedFile(std::string name, std::vector<TensorEntry> tensors,
+                         const std::map<std::string, std::string>& metadata)
+    : name_(std::move(name)), tensors_(std::move(tensors)) {
+  order_by_size(tensors_);
+  const uint64_t data = state::place_in_order(tensors_);
+  prefix_ = state::safetensors_prefix(tensors_, metadata);
+  bytes_ = prefix_.size() + data;
+  for (size_t i = 0; i < tensors_.size(); ++i) by_name_.emplace(tensors_[i].name, i);
+}
+
+uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
+  const TensorEntry& entry = tensors_[by_name_.at(tensor)];
+  return prefix_.size() + entry.begin +
+         static_cast<uint64_t>(element) * state::size_of(entry.dtype);
+}
+
+StatePlan plan_state(const comm::World& texts, DataParallelBase& model, ShardedOptimizer* optimizer,
+                     const RunState& run) {
+  ParameterPages& pages = *model.sharded_parameters().pages;
+  json own;
+  const std::exception_ptr error = error_of([&] {
+    ZP_CHECK(!model.world().device().is_meta(), "saving state: a simulated world has no values");
+    ZP_CHECK(optimizer == nullptr || optimizer->updates(pages),
+             "saving state: the optimizer is of another model; give this one's");
+    ZP_CHECK(run.accumulator == nullptr || run.accumulator->micro_step() == 0,
+             "saving state: the accumulator has gradients of ", run.accumulator->micro_step(),
+             " micro-batches, which are no part of a state; save after its step()");
+    pages.settle_written("save_state()");
+    own = {{"progress", progress_json(run)},
+           {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
+           {"random", random_state(model.world().device())},
+           {"states", optimizer == nullptr ? json::object() : own_states(*optimizer)}};
+  });
+  const json all = settle(texts, "saving state", own, error, [](const auto& by_rank) -> json {
+    json random = json::array();
+    for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+      const json& told = by_rank[rank];
+      for (const char* key : {"step", "progress"}) {
+        ZP_CHECK(told.at(key) == by_rank.front().at(key), "saving state: ", key, " of rank 0 is ",
+                 by_rank.front().at(key).dump(), ", of rank ", rank, " ", told.at(key).dump(),
+                 "; give the same RunState on all ranks");
+      }
+      random.push_back(told.at("random"));
+    }
+    // Alike on all ranks, as where nothing is drawn: the same state for any number of them.
+    const auto other = std::find_if(random.begin(), random.end(),
+                                    [&](const json& of) { return of != random.front(); });
+    if (other == random.end()) random = json::array({random.front()});
+    return {{"states", merged(by_rank)}, {"random", std::move(random)}};
+  });
+  StatePlan plan{.step = own.at("step"), .weights = plan_weights(model)};
+  plan.content = {{"progress", own.at("progress")}, {"random", all.at("random")}};
+  if (optimizer == nullptr) return plan;
+  plan.optimizer = plan_optimizer(pages, all.at("states"), plan.steps);
+  plan.content["optimizer"] = {{"class", optimizer->class_name()},
+                               {"groups", groups_of(*optimizer, pages)},
+                               {"updates", optimizer->steps()}};
+  return plan;
+}
+
+}  // namespace zeropage::detail

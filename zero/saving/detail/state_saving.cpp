@@ -1,0 +1,209 @@
+#include "zero/saving/detail/state_saving.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ATen.h>
+#include <c10/util/ScopeExit.h>
+
+#include "offload/split_values.h"
+#include "zero/saving/detail/element_runs.h"
+#include "zero/saving/detail/told_errors.h"
+
+namespace zeropage::detail {
+namespace {
+
+using nlohmann::json;
+using state::ChecksumPiece;
+
+// Of the page, what this rank writes: also where every rank has all of it.
+Range written_part(const ParameterPages& pages, size_t page) {
+  return pages.layouts()[page].shard(pages.world().rank());
+}
+
+// values: of elements of the page from `first` on, all that are in `range`.
+void put_runs(const PlacedParameter& placed, const Range& range, const at::Tensor& values,
+              int64_t first, const PlannedFile& file, const std::string& tensor, StateSink& sink) {
+  for_each_run(placed, range, [&](const ElementRun& run) {
+    sink.put(file.offset(tensor, run.in_tensor), values.narrow(0, run.in_page - first, run.numel));
+  });
+}
+
+void collect_masters(const ParameterPages& pages, const PlannedFile& file, StateSink& sink) {
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (!has_exact_values(pages, page)) continue;
+    const Range owned_range = pages.owned(page);
+    const Range range = intersection(written_part(pages, page), owned_range);
+    pages.visit_owned(page, PageHome::Use::kRead, [&](const ParameterPages::Owned& owned) {
+      const auto part = [&](const at::Tensor& of_owned) {
+        return of_owned.narrow(0, range.begin - owned_range.begin, range.numel());
+      };
+      const at::Tensor exact =
+          owned.master.defined()
+              ? part(owned.master)
+              : offload::joined_values(part(owned.values), part(owned.remainders));
+      for (const PlacedParameter& placed : pages.parameters()) {
+        if (placed.page != page) continue;
+        put_runs(placed, range, exact, range.begin, file,
+                 state_name(placed.parameter.name(), kMasterState), sink);
+      }
+    });
+  }
+}
+
+void put_steps(const ParameterPages& pages, const StatePlan& plan, StateSink& sink) {
+  for (const auto& [index, steps] : plan.steps) {
+    const std::string& name = pages.parameters()[index].parameter.name();
+    sink.put(plan.optimizer->offset(state_name(name, kStepState)),
+             {reinterpret_cast<const char*>(&steps), sizeof(steps)});
+  }
+}
+
+int64_t bytes_of(const std::vector<ChecksumPiece>& pieces) {
+  int64_t bytes = 0;
+  for (const ChecksumPiece& piece : pieces) bytes += static_cast<int64_t>(piece.bytes);
+  return bytes;
+}
+
+json to_json(const std::vector<ChecksumPiece>& pieces) {
+  json list = json::array();
+  for (const ChecksumPiece& piece : pieces) {
+    list.push_back({piece.offset, piece.bytes, piece.crc});
+  }
+  return list;
+}
+
+state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_rank,
+                          const char* key) {
+  std::vector<ChecksumPiece> pieces;
+  for (const json& of_rank : by_rank) {
+    for (const json& piece : of_rank.at(key)) {
+      pieces.push_back({piece.at(0), piece.at(1), piece.at(2)});
+    }
+  }
+  return {file.name(), file.bytes(),
+          state::join_pieces(file.name(), file.bytes(), std::move(pieces))};
+}
+
+}  // namespace
+
+void collect_weights(DataParallelBase& model, const StatePlan& plan, StateSink& sink) {
+  const at::NoGradGuard no_grad;
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  if (model.world().rank() == 0) {
+    sink.put(0, plan.weights.prefix());
+    for (const NamedParameter& buffer : buffers_of(model)) {
+      if (buffer.tensor.numel() == 0) continue;
+      sink.put(plan.weights.offset(buffer.name()), buffer.tensor.contiguous().view({-1}));
+    }
+  }
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const Range range = written_part(pages, page);
+    const int64_t first = pages.owned(page).begin;
+    pages.visit_owned(page, PageHome::Use::kRead, [&](const ParameterPages::Owned& owned) {
+      for (const PlacedParameter& placed : pages.parameters()) {
+        if (placed.page != page) continue;
+        put_runs(placed, range, owned.values, first, plan.weights, placed.parameter.name(), sink);
+      }
+    });
+  }
+}
+
+void collect_optimizer(const DataParallelBase& model, ShardedOptimizer& optimizer,
+                       const StatePlan& plan, StateSink& sink) {
+  const at::NoGradGuard no_grad;
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const PlannedFile& file = *plan.optimizer;
+  if (model.world().rank() == 0) {
+    sink.put(0, file.prefix());
+    put_steps(pages, plan, sink);
+  }
+  collect_masters(pages, file, sink);
+  // State by state, as they lie in the file.
+  std::vector<OwnedState> of_page;
+  const auto put_page = [&](size_t page) {
+    const Range range = written_part(pages, page);
+    const int64_t owned_begin = pages.owned(page).begin;
+    std::vector<std::string> names;
+    for (const OwnedState& owned : of_page) {
+      for (const auto& [name, values] : owned.tensors) {
+        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      }
+    }
+    for (const std::string& name : names) {
+      for (const OwnedState& owned : of_page) {
+        const PlacedParameter& placed = pages.parameters()[owned.parameter];
+        const int64_t first = owned_begin + owned.range.begin;
+        for (const OwnedState::Tensor& tensor : owned.tensors) {
+          if (tensor.name != name) continue;
+          put_runs(placed, intersection(range, {first, first + owned.range.numel()}), tensor.values,
+                   first, file, state_name(placed.parameter.name(), name), sink);
+        }
+      }
+    }
+    of_page.clear();
+  };
+  optimizer.visit_states(
+      StateAccess::kRead, [&](size_t, OwnedState& owned) { of_page.push_back(owned); }, put_page);
+}
+
+SharedSave::SharedSave(comm::World texts, std::filesystem::path target)
+    : texts_(std::move(texts)), target_(std::move(target)) {}
+
+SharedSave::~SharedSave() = default;
+
+std::filesystem::path SharedSave::create(const StatePlan& plan) {
+  const json folder = settle(texts_, "saving " + target_.string(), nullptr, nullptr, [&](auto&) {
+    state_ = std::make_unique<state::NewState>(target_);
+    state_->create_file(plan.weights.name(), plan.weights.bytes());
+    if (plan.optimizer) state_->create_file(plan.optimizer->name(), plan.optimizer->bytes());
+    return json(state_->directory().string());
+  });
+  return folder.get<std::string>();
+}
+
+SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
+                               const std::exception_ptr& error, bool update_latest,
+                               const state::Keep& keep) {
+  const json own = {{"optimizer", to_json(pieces.optimizer)}, {"weights", to_json(pieces.weights)}};
+  SavedReport report{.directory = target_,
+                     .step = plan.step,
+                     .bytes = static_cast<int64_t>(plan.bytes()),
+                     .bytes_of_rank = bytes_of(pieces.weights) + bytes_of(pieces.optimizer)};
+  const auto end = c10::make_scope_exit([&] { state_.reset(); });
+  settle(texts_, "saving " + target_.string(), own, error, [&](const auto& by_rank) -> json {
+    state::Manifest manifest{.step = plan.step, .content = plan.content};
+    if (plan.optimizer) {
+      manifest.files.push_back(entry_of(*plan.optimizer, by_rank, "optimizer"));
+    }
+    manifest.files.push_back(entry_of(plan.weights, by_rank, "weights"));
+    state_->commit(manifest, update_latest);
+    report.notes = state_->notes();
+    const auto removed = state::remove_old_states(target_.parent_path(), keep);
+    report.notes.insert(report.notes.end(), removed.begin(), removed.end());
+    return nullptr;
+  });
+  report.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  return report;
+}
+
+SavedReport save_now(SharedSave& save, const StatePlan& plan, DataParallelBase& model,
+                     ShardedOptimizer* optimizer, const SaveOptions& options,
+                     const state::Keep& keep) {
+  const std::filesystem::path folder = save.create(plan);
+  SharedSave::Pieces pieces;
+  const auto write = [&](const PlannedFile& file, const auto& collect) {
+    FileSink sink(folder / file.name(), options.direct_io);
+    collect(sink);
+    return sink.finish();
+  };
+  const std::exception_ptr error = error_of([&] {
+    pieces.weights = write(plan.weights, [&](auto& to) { collect_weights(model, plan, to); });
+    if (optimizer == nullptr) return;
+    pieces.optimizer =
+        write(*plan.optimizer, [&](auto& to) { collect_optimizer(model, *optimizer, plan, to); });
+  });
+  return save.commit(plan, pieces, error, options.update_latest, keep);
+}
+
+}  // namespace zeropage::detail

@@ -1,0 +1,171 @@
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <c10/util/StringUtil.h>
+
+#include "memory/check.h"
+#include "state/state_folder.h"
+#include "zero/saving/detail/run_json.h"
+#include "zero/saving/detail/state_loading.h"
+#include "zero/saving/detail/told_errors.h"
+#include "zero/saving/sharded_state.h"
+#include "zero/update/archive_values.h"
+
+namespace zeropage {
+namespace {
+
+using detail::error_of;
+using detail::throw_alike;
+using nlohmann::json;
+using state::SavedState;
+using state::StateError;
+
+constexpr size_t kMostNames = 20;
+
+std::string list_of(const char* what, const std::vector<std::string>& names) {
+  if (names.empty()) return "";
+  std::string list = c10::str("\n  ", names.size(), " ", what, ": ");
+  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i) {
+    list += (i == 0 ? "" : ", ") + names[i];
+  }
+  return names.size() > kMostNames ? list + ", ..." : list;
+}
+
+// Rank 0 looks for all.
+void find(const comm::World& texts, const std::filesystem::path& path, const LoadOptions& options,
+          LoadReport& report) {
+  const json found =
+      detail::settle(texts, "loading " + path.string(), nullptr, nullptr, [&](auto&) {
+        if (!options.fall_back) {
+          return json{{"directory", state::find_state(path).string()}, {"refused", json::array()}};
+        }
+        const state::FoundState valid = state::find_valid_state(path);
+        return json{{"directory", valid.directory.string()}, {"refused", valid.refused}};
+      });
+  report.directory = found.at("directory").get<std::string>();
+  for (const std::string refused : found.at("refused")) {
+    report.notes.push_back("an older state is loaded, as the newer is damaged: " + refused);
+  }
+}
+
+void check_strict(const SavedState& saved, const LoadReport& report) {
+  if (report.missing.empty() && report.unexpected.empty()) return;
+  throw StateError(
+      saved.directory().string(), 0,
+      "the state is of another model or optimizer:" + list_of("missing in it", report.missing) +
+          list_of("unexpected", report.unexpected) +
+          "\nLoad what is there with LoadOptions::strict = false, give "
+          "LoadOptions::names, or load_weights() alone");
+}
+
+// Union over ranks of what each found of what it owns.
+void merge_names(const comm::World& texts, LoadReport& report) {
+  const json own = {{"missing", report.missing}, {"unexpected", report.unexpected}};
+  const json all = detail::settle(texts, "loading state", own, nullptr, [](const auto& by_rank) {
+    json merged;
+    for (const char* key : {"missing", "unexpected"}) {
+      std::set<std::string> names;
+      for (const json& of_rank : by_rank) {
+        for (const std::string name : of_rank.at(key)) names.insert(name);
+      }
+      merged[key] = names;
+    }
+    return merged;
+  });
+  report.missing = all.at("missing").get<std::vector<std::string>>();
+  report.unexpected = all.at("unexpected").get<std::vector<std::string>>();
+}
+
+void load_random(const json& states, const comm::World& world, LoadReport& report) {
+  report.random_states = static_cast<int>(states.size());
+  const auto rank = static_cast<size_t>(world.rank());
+  if (states.size() == 1) {
+    detail::set_random_state(states[0], world.device());
+  } else if (states.size() == static_cast<size_t>(world.size())) {
+    detail::set_random_state(states[rank], world.device());
+  } else {
+    report.notes.push_back(c10::str("the state has generators of random numbers of ", states.size(),
+                                    " ranks; those of these ", world.size(),
+                                    " ranks stay as they are"));
+  }
+}
+
+// What cannot be taken back once it has begun. Gathers nothing, so that a rank whose disk fails keeps
+// none waiting.
+void load_all(const SavedState& saved, DataParallelBase& model, ShardedOptimizer* optimizer,
+              RunState* run, const LoadOptions& options, detail::StateLoading& loading,
+              LoadReport& report) {
+  const json& content = saved.manifest().content;
+  loading.load_weights();
+  if (optimizer == nullptr) return;
+  loading.load_optimizer();
+  report.step = saved.manifest().step;
+  if (run != nullptr) {
+    run->step = saved.manifest().step;
+    detail::take_over(content.at("progress"), *run);
+  }
+  if (options.random) load_random(content.at("random"), model.world(), report);
+}
+
+LoadReport load(const std::filesystem::path& path, DataParallelBase& model,
+                ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
+  const comm::World texts = model.world().beside("state", options.deadline);
+  ParameterPages& pages = *model.sharded_parameters().pages;
+  LoadReport report;
+  find(texts, path, options, report);
+  std::unique_ptr<SavedState> saved;
+  std::unique_ptr<detail::StateLoading> loading;
+  throw_alike(texts, "loading state", error_of([&] {
+                ZP_CHECK(!model.world().device().is_meta(),
+                         "loading state: a simulated world has no values");
+                ZP_CHECK(optimizer == nullptr || optimizer->updates(pages),
+                         "loading state: the optimizer is of another model; give this one's");
+                saved = std::make_unique<SavedState>(report.directory);
+                loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, options);
+                loading->match(report);
+              }));
+  report.step = saved->manifest().step;
+  merge_names(texts, report);
+  if (options.strict) check_strict(*saved, report);
+  if (options.verify_first && !options.fall_back) {
+    throw_alike(texts, "loading state", error_of([&] {
+                  saved->verify(static_cast<uint64_t>(texts.rank()),
+                                static_cast<uint64_t>(texts.size()));
+                }));
+  }
+  pages.settle_written("load_state()");
+  try {
+    throw_alike(texts, "loading state", error_of([&] {
+                  load_all(*saved, model, optimizer, run, options, *loading, report);
+                }));
+  } catch (const StateError& error) {
+    throw StateError::as_said(std::string(error.what()) +
+                                  "; the model is half loaded, load a whole state before training",
+                              error.file(), error.offset());
+  }
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    pages.start_gather_shards(page).wait();
+  }
+  pages.end_load();
+  return report;
+}
+
+}  // namespace
+
+LoadReport load_state(const std::filesystem::path& path, DataParallelBase& model,
+                      ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options) {
+  return load(path, model, &optimizer, &run, options);
+}
+
+LoadReport load_state(const std::filesystem::path& path, DataParallelBase& model,
+                      ShardedOptimizer& optimizer, const LoadOptions& options) {
+  return load(path, model, &optimizer, nullptr, options);
+}
+
+LoadReport load_weights(const std::filesystem::path& path, DataParallelBase& model,
+                        const LoadOptions& options) {
+  return load(path, model, nullptr, nullptr, options);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,28 @@
+#include "zero/saving/detail/state_saving.h"
+#include "zero/saving/sharded_state.h"
+
+namespace zeropage {
+namespace {
+
+SavedReport save(const std::filesystem::path& directory, DataParallelBase& model,
+                 ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
+  const comm::World texts = model.world().beside("state", options.deadline);
+  detail::SharedSave shared(texts, directory);
+  const detail::StatePlan plan = detail::plan_state(texts, model, optimizer, run);
+  return detail::save_now(shared, plan, model, optimizer, options, /*keep=*/{});
+}
+
+}  // namespace
+
+SavedReport save_state(const std::filesystem::path& directory, DataParallelBase& model,
+                       ShardedOptimizer& optimizer, const RunState& run,
+                       const SaveOptions& options) {
+  return save(directory, model, &optimizer, run, options);
+}
+
+SavedReport save_weights(const std::filesystem::path& directory, DataParallelBase& model,
+                         const RunState& run, const SaveOptions& options) {
+  return save(directory, model, nullptr, run, options);
+}
+
+}  // namespace zeropage

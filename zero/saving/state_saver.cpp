@@ -1,0 +1,172 @@
+#include "zero/saving/state_saver.h"
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <utility>
+
+#include "device/topology.h"
+#include "memory/check.h"
+#include "state/file_writer.h"
+#include "state/state_folder.h"
+#include "zero/saving/detail/state_saving.h"
+#include "zero/saving/detail/told_errors.h"
+#include "zero/tiers/page_home.h"
+
+namespace zeropage {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+std::atomic<bool> sigterm_came{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
+
+void note_sigterm(int /*signal*/) {
+  sigterm_came.store(true);
+}
+
+// Memory that the device copies to at its full speed.
+at::Tensor host_memory(c10::Device device, int64_t bytes) {
+  if (!device.is_cpu()) {
+    HostHome home(device, memory::Machine::here().core_sets(1, {}).front());
+    return home.add(/*page=*/0, bytes, at::kByte, 0, memory::Kind::kStaging);
+  }
+  const memory::KindScope kind(memory::Kind::kStaging);
+  return at::empty({bytes}, at::kByte);
+}
+
+}  // namespace
+
+class StateSaver::SigtermHandler {
+ public:
+  SigtermHandler() {
+    struct sigaction action {};
+    action.sa_handler = note_sigterm;
+    action.sa_flags = SA_RESTART;
+    sigfillset(&action.sa_mask);
+    ::sigaction(SIGTERM, &action, &before_);
+  }
+  ~SigtermHandler() { ::sigaction(SIGTERM, &before_, nullptr); }
+  SigtermHandler(const SigtermHandler&) = delete;
+  SigtermHandler& operator=(const SigtermHandler&) = delete;
+
+ private:
+  struct sigaction before_ {};
+};
+
+// A save from its copy to its end.
+struct StateSaver::InFlight {
+  detail::StatePlan plan;
+  std::unique_ptr<detail::SharedSave> shared = nullptr;
+  std::vector<detail::StateStaging::Stretch> weights = {};
+  std::vector<detail::StateStaging::Stretch> optimizer = {};
+
+  std::exception_ptr error = nullptr;
+  SavedReport report = {};
+};
+
+StateSaver::StateSaver(std::filesystem::path folder, const comm::World& world,
+                       const StateSaverOptions& options)
+    : folder_(std::move(folder)),
+      world_(world),
+      texts_(world.beside("saver", options.save.deadline)),
+      options_(options),
+      sigterm_(options.on_sigterm ? std::make_unique<SigtermHandler>() : nullptr) {
+  ZP_CHECK(options.keep_last >= 0 && options.keep_every >= 0,
+           "StateSaverOptions: keep_last and keep_every: expected 0 or more, got ",
+           options.keep_last, " and ", options.keep_every);
+  ZP_CHECK(
+      options.keep_every == 0 || options.keep_last > 0,
+      "StateSaverOptions: keep_every without keep_last: all states stay anyway; set keep_last");
+  if (!options.asynchronous) return;
+  staging_ = std::make_unique<detail::StateStaging>(
+      [device = world.device()](int64_t bytes) { return host_memory(device, bytes); });
+}
+
+StateSaver::~StateSaver() {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "the last save did not end: %s\n", memory::message_of(error).c_str());
+  }
+}
+
+bool StateSaver::stop_requested() const {
+  ZP_CHECK(sigterm_ != nullptr, "stop_requested() without StateSaverOptions::on_sigterm");
+  const at::Tensor came = world_.communicator().buffer(1, at::kFloat);
+  came.fill_(sigterm_came.load() ? 1.0 : 0.0);
+  world_.communicator().all_reduce(came, comm::ReduceOp::kMax, "whether to stop").wait();
+  return came.item<float>() != 0;
+}
+
+double StateSaver::save(DataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run) {
+  wait();
+  const auto begin = Clock::now();
+  auto in_flight = std::make_unique<InFlight>(
+      InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run)});
+  in_flight->shared = std::make_unique<detail::SharedSave>(
+      texts_, folder_ / state::name_of_step(in_flight->plan.step));
+  if (staging_ == nullptr) {
+    last_ = detail::save_now(*in_flight->shared, in_flight->plan, model, &optimizer, options_.save,
+                             keep());
+    return seconds_since(begin);
+  }
+  staging_->clear(static_cast<int64_t>(in_flight->plan.bytes()) / world_.size());
+  // Where one rank has no memory for its copy, none saves.
+  detail::throw_alike(texts_, "saving state", detail::error_of([&] {
+                        detail::StagingSink weights(*staging_);
+                        detail::collect_weights(model, in_flight->plan, weights);
+                        in_flight->weights = weights.stretches();
+                        detail::StagingSink states(*staging_);
+                        detail::collect_optimizer(model, optimizer, in_flight->plan, states);
+                        in_flight->optimizer = states.stretches();
+                      }));
+  start(std::move(in_flight));
+  return seconds_since(begin);
+}
+
+state::Keep StateSaver::keep() const {
+  return {.last = options_.keep_last, .every = options_.keep_every};
+}
+
+void StateSaver::start(std::unique_ptr<InFlight> in_flight) {
+  in_flight_ = std::move(in_flight);
+  writes_ = true;
+  thread_ = std::thread([this, ledger = memory::Ledger::current()] {
+    const memory::LedgerScope on_ledger(ledger);
+    state::give_way();
+    in_flight_->error = detail::error_of([this] { write(*in_flight_); });
+    writes_ = false;
+  });
+}
+
+void StateSaver::write(InFlight& save) const {
+  const std::filesystem::path folder = save.shared->create(save.plan);
+  detail::SharedSave::Pieces pieces;
+  const std::exception_ptr error = detail::error_of([&] {
+    const bool direct = options_.save.direct_io;
+    pieces.weights =
+        detail::write_stretches(folder / save.plan.weights.name(), save.weights, direct);
+    pieces.optimizer =
+        detail::write_stretches(folder / save.plan.optimizer->name(), save.optimizer, direct);
+  });
+  save.report = save.shared->commit(save.plan, pieces, error, options_.save.update_latest, keep());
+}
+
+bool StateSaver::is_saving() const {
+  return writes_;
+}
+
+void StateSaver::wait() {
+  if (!thread_.joinable()) return;
+  thread_.join();
+  const std::unique_ptr<InFlight> ended = std::move(in_flight_);
+  if (ended->error) std::rethrow_exception(ended->error);
+  last_ = ended->report;
+}
+
+}  // namespace zeropage

@@ -1,0 +1,93 @@
+// Saves a run's state again and again beside its training: a step waits for a copy of what this rank
+// owns, and a thread writes it while training goes on.
+//
+//   zeropage::StateSaver saver("run", model.world(), {.keep_last = 3});
+//   for (...) {
+//     ...
+//     if (step % 1000 == 0) saver.save(model, optimizer, {.step = step});
+//   }
+//   saver.wait();
+//
+// One save at a time: the next one waits for it. An error of a save is thrown by the next save() or
+// wait(), on all ranks alike; the states before are as they were, and training may go on.
+//
+// Memory: what this rank writes (at fp32 and Adam 12 bytes a parameter it owns), on the host, from the
+// first asynchronous save to the end of the saver; Kind::kStaging on the ledger.
+// Collective: all but the destructor. Threads: the training thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <thread>
+
+#include "comm/world.h"
+#include "zero/saving/sharded_state.h"
+
+namespace zeropage {
+
+namespace detail {
+class StateStaging;
+}
+namespace state {
+struct Keep;
+}
+
+struct StateSaverOptions {
+  // The newest states stay, and those whose step is a multiple of keep_every; older ones are removed
+  // once a new one is whole. 0: all stay; none beside the newest.
+  int64_t keep_last = 0;
+  int64_t keep_every = 0;
+  // Without, save() returns when the state is on the disk, and needs no memory for a copy.
+  bool asynchronous = true;
+  // SIGTERM no longer ends the process, but makes stop_requested() true.
+  bool on_sigterm = false;
+  SaveOptions save = {};
+};
+
+class StateSaver {
+ public:
+  // folder: of the run; states are step-N in it, and `latest` names the newest.
+  StateSaver(std::filesystem::path folder, const comm::World& world,
+             const StateSaverOptions& options = {});
+  // Waits. Whoever does not wait() before is not told of an error but by a line on stderr.
+  ~StateSaver();
+  StateSaver(const StateSaver&) = delete;
+  StateSaver& operator=(const StateSaver&) = delete;
+
+  // The state as it is now. Returns the seconds for which training stood still.
+  double save(DataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run = {});
+  // Until the last save is on the disk.
+  void wait();
+  // Whether one is being written. Not collective: ranks end at different times.
+  bool is_saving() const;
+  // Of the last save that ended.
+  const std::optional<SavedReport>& last() const { return last_; }
+
+  // Whether any rank got SIGTERM: save, and end. Costs a reduction of one number.
+  bool stop_requested() const;
+
+ private:
+  struct InFlight;
+  class SigtermHandler;
+
+  state::Keep keep() const;
+  void start(std::unique_ptr<InFlight> in_flight);
+  // On the thread.
+  void write(InFlight& save) const;
+
+  const std::filesystem::path folder_;
+  const comm::World world_;
+  const comm::World texts_;
+  const StateSaverOptions options_;
+  const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
+  std::unique_ptr<detail::StateStaging> staging_;
+  std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
+  std::atomic<bool> writes_{false};      // the thread
+  std::optional<SavedReport> last_;
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace zeropage

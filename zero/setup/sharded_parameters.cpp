@@ -1,0 +1,141 @@
+#include "zero/setup/sharded_parameters.h"
+
+#include <bit>
+#include <utility>
+
+#include "memory/check.h"
+#include "zero/setup/choose_gradients.h"
+#include "zero/setup/memory_need.h"
+
+namespace zeropage {
+namespace {
+
+MasterWeights master_weights_of(LowPrecisionUpdate update) {
+  switch (update) {
+    case LowPrecisionUpdate::kMasterWeights:
+      return MasterWeights::kFp32;
+    case LowPrecisionUpdate::kSplitMasterWeights:
+      return MasterWeights::kRemainders;
+    case LowPrecisionUpdate::kStochasticRounding:
+    case LowPrecisionUpdate::kNearest:
+      break;
+  }
+  return MasterWeights::kNone;
+}
+
+ParameterPages::PageOptions page_options(const Options& options, c10::Device device) {
+  ParameterPages::PageOptions pages;
+  pages.page_bytes = page_bytes_on(device, options);
+  pages.ownership = ownership_of(options.stage);
+  pages.master_weights = master_weights_of(options.low_precision_update);
+  pages.reshard = options.reshard;
+  if (!options.stage.parameters) return pages;
+  pages.shard_from_bytes = options.whole_below_bytes;
+  pages.paging = {.what = "parameter",
+                  .budget_bytes = options.parameter_budget_bytes,
+                  .budget_option = "options.parameter_budget_bytes",
+                  .prefetch_bytes = options.prefetch_bytes,
+                  .retention = options.reshard == Reshard::kAfterUse
+                                   ? memory::Retention::kUntilUnused
+                                   : memory::Retention::kUntilReleased};
+  return pages;
+}
+
+void check_world_invariant(const comm::World& world, const Options& options) {
+  if (!options.world_invariant) return;
+  const auto ranks = static_cast<uint64_t>(world.size());
+  ZP_CHECK(std::has_single_bit(ranks),
+           "options.world_invariant: expected a power of two of ranks, ", "got ", ranks,
+           ", whose tree is no part of the tree over micro-batches; use ", std::bit_floor(ranks),
+           " or ", std::bit_ceil(ranks));
+  ZP_CHECK(world.communicator().has_fixed_order(),
+           "options.world_invariant: ", world.communicator().transport(),
+           " adds in an order that depends on the number of ranks; make the world with "
+           "WorldOptions::reduction_order = ReductionOrder::kFixed");
+}
+
+void check_can_be_split(const NamedParameter& parameter, const Options& options) {
+  ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
+               !parameter.tensor.requires_grad() || parameter.dtype != at::kHalf,
+           "options.low_precision_update: kSplitMasterWeights is for bfloat16, but parameter \"",
+           parameter.name(), "\" is half; use kMasterWeights");
+}
+
+void check_accumulates(const NamedParameter& parameter, const Options& options) {
+  if (!parameter.tensor.requires_grad() || !is_low_precision(parameter.dtype)) return;
+  const c10::ScalarType asked = options.accumulate_dtype.value_or(c10::kFloat);
+  ZP_CHECK(asked == c10::kFloat || asked == parameter.dtype,
+           "options.accumulate_dtype: expected float or the dtype of parameter \"",
+           parameter.name(), "\", ", parameter.dtype, ", got ", asked);
+}
+
+ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
+                        const Options& options, ReduceWhen when,
+                        const DeferredValues* deferred = nullptr) {
+  int64_t held_bytes = 0;
+  for (const NamedParameter& parameter : parameters) {
+    check_accumulates(parameter, options);
+    check_can_be_split(parameter, options);
+    if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
+  }
+  MemoryNeed need;
+  ParameterPages::PageOptions page_options = zeropage::page_options(options, world.device());
+  page_options.offloading = Offloading::make(world, options);
+  auto pages = std::make_shared<ParameterPages>(
+      world, std::move(parameters), page_options, deferred,
+      [&](const std::vector<PageLayout>& layouts) {
+        need = need_of_pages(layouts, options, world.size(), page_options.offloading.get());
+        check_device_holds(world, "the model", need, held_bytes);
+        if (page_options.offloading) {
+          check_host_holds(world, "what is offloaded of the model", need.host.total(),
+                           memory::read_host_memory());
+        }
+      });
+  auto reducer =
+      std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);
+  return {std::move(pages), std::move(reducer), options, need};
+}
+
+}  // namespace
+
+ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                          const Options& options,
+                                          const memory::ConstructionTape* tape) {
+  validate(options);
+  check_world_invariant(world, options);
+  auto parameters = parameters_of(module, options);
+  std::vector<std::string> lines = describe(options);
+  for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
+  for (const auto& buffer : module.named_buffers()) {
+    lines.push_back(c10::str("buffer \"", buffer.key(), "\": ", buffer.value().scalar_type(), " ",
+                             buffer.value().sizes()));
+  }
+  lines.push_back(c10::str("deferred construction: ", tape != nullptr));
+  world.check_agreement("the wrapped model", lines);
+  // In a simulated world there are no values to compute.
+  const bool stays_without = world.communicator().device().is_meta();
+  if (tape == nullptr || stays_without) {
+    return shard(std::move(parameters), world, options, ReduceWhen::kInBackward);
+  }
+  const DeferredValues deferred{*tape, module.buffers()};
+  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward, &deferred);
+}
+
+ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
+                                        const comm::World& world, const Options& options) {
+  validate(options);
+  ZP_CHECK(!options.stage.gradients && !options.stage.parameters,
+           "an optimizer over bare parameters averages gradients in step(), so it has them whole, "
+           "and it does not see forward: stages 2 and 3 need zeropage::DataParallel around the "
+           "module; wrap it, or use stage 0 or 1");
+  ZP_CHECK(!options.compute_dtype,
+           "options.compute_dtype: an optimizer over bare parameters does not see the module that "
+           "would be cast; wrap it in zeropage::DataParallel, or leave it out");
+  auto parameters = parameters_of(tensors);
+  std::vector<std::string> lines = describe(options);
+  for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
+  world.check_agreement("the optimizer's parameters", lines);
+  return shard(std::move(parameters), world, options, ReduceWhen::kInStep);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,38 @@
+// A rank's pages and their gradients, shared by a wrapped module and its optimizers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "comm/world.h"
+#include "operators/construction_tape.h"
+#include "zero/gradients/gradient_reducer.h"
+#include "zero/layout/module_parameters.h"
+#include "zero/options.h"
+#include "zero/pages/parameter_pages.h"
+#include "zero/setup/memory_need.h"
+
+namespace zeropage {
+
+struct ShardedParameters {
+  std::shared_ptr<ParameterPages> pages;
+  std::shared_ptr<GradientReducer> reducer;
+  Options options;
+  MemoryNeed need;
+};
+
+// Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed
+// without memory, which gets its values; null for others. Collective; every rank takes rank 0's
+// values.
+ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                          const Options& options,
+                                          const memory::ConstructionTape* tape);
+
+// Of parameters that nothing wraps: gradients are averaged in step(). Throws for stages that shard
+// gradients or parameters. Collective; every rank takes rank 0's values.
+ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
+                                        const comm::World& world, const Options& options);
+
+}  // namespace zeropage

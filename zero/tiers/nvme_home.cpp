@@ -1,0 +1,143 @@
+#include "zero/tiers/nvme_home.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "memory/check.h"
+#include "memory/exact.h"
+#include "memory/storage.h"
+
+namespace zeropage {
+namespace {
+
+constexpr int64_t kPieceAlignment = 64;
+
+// Reads ahead and writes behind the page that is used.
+constexpr size_t kBuffers = 3;
+
+}  // namespace
+
+NvmeHome::NvmeHome(offload::NvmeFileOptions file)
+    : ledger_(memory::Ledger::current()), options_(std::move(file)) {}
+
+NvmeHome::~NvmeHome() {
+  for (const auto& [page, record] : records_) {
+    for (const Piece& piece : record.pieces) {
+      ledger_->discharge_offloaded(memory::Tier::kNvme, piece.kind,
+                                   static_cast<int64_t>(piece.storage.nbytes()));
+    }
+  }
+}
+
+at::Tensor NvmeHome::add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
+                         memory::Kind kind) {
+  const std::lock_guard lock(mutex_);
+  ZP_CHECK(!file_, "the file of ", options_.owner,
+           " has its size, and options that change in the middle of a run ask for more state; set "
+           "them before the first step, or offload to the host");
+  const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  Record& record = records_[page];
+  record.pieces.push_back({memory::storage_without_memory(bytes, c10::kCPU), record.bytes, numel,
+                           dtype, initial, kind});
+  record.bytes += memory::round_up(bytes, kPieceAlignment);
+  ledger_->charge_offloaded(memory::Tier::kNvme, kind, bytes);
+  const at::Tensor like = at::empty({numel}, at::TensorOptions(c10::kMeta).dtype(dtype));
+  return memory::tensor_in(record.pieces.back().storage, like, /*offset=*/0, dtype);
+}
+
+void NvmeHome::make_file() {
+  if (file_) return;
+  std::vector<int64_t> bytes;
+  for (auto& [page, record] : records_) {
+    record.number = bytes.size();
+    bytes.push_back(record.bytes);
+  }
+  file_.emplace(options_, bytes);
+}
+
+at::Tensor NvmeHome::piece_in(const at::Tensor& buffer, const Piece& piece) {
+  return buffer.narrow(0, piece.begin, static_cast<int64_t>(piece.storage.nbytes()))
+      .view(piece.dtype);
+}
+
+at::Tensor NvmeHome::take_buffer() {
+  while (!writing_.empty() &&
+         (writing_.front().end.done() || (idle_.empty() && writing_.size() + 1 >= kBuffers))) {
+    const Writing oldest = std::move(writing_.front());
+    writing_.pop_front();
+    oldest.end.wait();
+    idle_.push_back(oldest.buffer);
+  }
+  if (idle_.empty()) return offload::make_buffer(file_->largest_buffer_bytes());
+  at::Tensor buffer = std::move(idle_.back());
+  idle_.pop_back();
+  return buffer;
+}
+
+void NvmeHome::start_reading(Record& record) {
+  if (record.buffer.defined()) return;
+  record.buffer = take_buffer();
+  if (record.written) record.reading = file_->start_read(record.number, record.buffer);
+}
+
+void NvmeHome::start_fetch(size_t page) {
+  const std::lock_guard lock(mutex_);
+  const auto at = records_.find(page);
+  if (at == records_.end()) return;
+  make_file();
+  start_reading(at->second);
+}
+
+void NvmeHome::fetch(size_t page) {
+  std::unique_lock lock(mutex_);
+  const auto at = records_.find(page);
+  if (at == records_.end()) return;
+  make_file();
+  Record& record = at->second;
+  start_reading(record);
+  ++record.uses;
+  const memory::Pending reading = record.reading;
+  lock.unlock();
+  reading.wait();
+  lock.lock();
+  if (record.uses > 1) return;
+  for (const Piece& piece : record.pieces) {
+    const at::Tensor memory = piece_in(record.buffer, piece);
+    if (!record.written) memory.fill_(piece.initial);
+    memory::give_memory(*piece.storage.unsafeGetStorageImpl(), memory);
+  }
+}
+
+void NvmeHome::release(size_t page, Use use) {
+  const std::lock_guard lock(mutex_);
+  const auto at = records_.find(page);
+  if (at == records_.end()) return;
+  Record& record = at->second;
+  record.dirty |= use == Use::kWrite;
+  if (--record.uses > 0) return;
+  for (const Piece& piece : record.pieces) {
+    memory::drop_memory(*piece.storage.unsafeGetStorageImpl());
+  }
+  const at::Tensor buffer = std::exchange(record.buffer, {});
+  record.reading = {};
+  if (!std::exchange(record.dirty, false)) {
+    idle_.push_back(buffer);
+    return;
+  }
+  writing_.push_back({buffer, file_->start_write(record.number, buffer)});
+  record.written = true;
+}
+
+offload::NvmeStatistics NvmeHome::statistics() const {
+  const std::lock_guard lock(mutex_);
+  return file_ ? file_->statistics() : offload::NvmeStatistics();
+}
+
+std::string NvmeHome::describe() const {
+  const std::lock_guard lock(mutex_);
+  return file_ ? file_->describe() + "; " + to_string(file_->statistics()) : "";
+}
+
+}  // namespace zeropage

@@ -1,0 +1,84 @@
+// Tensors of pages in a file on a local disk: each page's are one record (offload/nvme_file), which is
+// read before it is used and written after it.
+//
+// Three buffers of the largest record: while one page is used, the next is read and the last
+// written; more only while more pages are used at once. The file is made at the first use, when all
+// sizes are known. A page that was never written is not read, its tensors are as they began.
+//
+// Ledger: what is in the file, of the tier kNvme; buffers are kStaging.
+// Threads: any, but for add().
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "device/pending.h"
+#include "offload/nvme_file.h"
+#include "zero/tiers/page_home.h"
+
+namespace zeropage {
+
+class NvmeHome final : public PageHome {
+ public:
+  // file: its directory, name and owner.
+  explicit NvmeHome(offload::NvmeFileOptions file);
+  ~NvmeHome() override;
+
+  // Throws once the file is made.
+  at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
+                 memory::Kind kind) override;
+  void start_fetch(size_t page) override;
+  void fetch(size_t page) override;
+  void release(size_t page, Use use) override;
+  bool stays() const override { return false; }
+
+  offload::NvmeStatistics statistics() const;
+  // Where, how and how much; "" before the first use.
+  std::string describe() const override;
+
+ private:
+  struct Piece {
+    c10::Storage storage;
+    int64_t begin = 0;  // in the record, in bytes
+    int64_t numel = 0;
+    at::ScalarType dtype = at::kFloat;
+    double initial = 0;
+    memory::Kind kind = memory::Kind::kOptimizerState;
+  };
+  struct Record {
+    size_t number = 0;  // in the file
+    std::vector<Piece> pieces;
+    int64_t bytes = 0;
+    bool written = false;
+    int uses = 0;
+    bool dirty = false;
+    at::Tensor buffer;        // while it is used or read ahead
+    memory::Pending reading;  // into it
+  };
+  struct Writing {
+    at::Tensor buffer;
+    memory::Pending end;
+  };
+
+  void make_file();
+  void start_reading(Record& record);
+  at::Tensor take_buffer();
+  static at::Tensor piece_in(const at::Tensor& buffer, const Piece& piece);
+
+  const std::shared_ptr<memory::Ledger> ledger_;
+  offload::NvmeFileOptions options_;
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::map<size_t, Record> records_;  // by page
+  std::optional<offload::NvmeFile> file_;
+  std::vector<at::Tensor> idle_;  // buffers
+  std::deque<Writing> writing_;   // the earliest first
+};
+
+}  // namespace zeropage

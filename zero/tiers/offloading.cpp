@@ -1,0 +1,113 @@
+#include "zero/tiers/offloading.h"
+
+#include <utility>
+
+#include "device/device_places.h"
+#include "device/topology.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "zero/tiers/nvme_home.h"
+
+namespace zeropage {
+namespace {
+
+using memory::Tier;
+
+// The cores of this rank, near its device: ranks that are threads of one process share what the
+// process has.
+memory::CoreSet cores_of(const comm::World& world) {
+  const int ranks = world.local_size();
+  const auto sets = memory::Machine::here().core_sets(
+      ranks, world.device().is_cuda() ? memory::device_nodes_of_ranks(ranks) : std::vector<int>());
+  return sets[static_cast<size_t>(world.local_rank())];
+}
+
+}  // namespace
+
+std::shared_ptr<Offloading> Offloading::make(const comm::World& world, const Options& options) {
+  if (!options.offload.any()) return nullptr;
+  return std::shared_ptr<Offloading>(new Offloading(world, options));
+}
+
+Offloading::Offloading(const comm::World& world, const Options& options)
+    : options_(options.offload),
+      accumulate_bytes_of_([options](c10::ScalarType dtype) {
+        return static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, dtype)));
+      }),
+      owns_shards_(options.stage.optimizer_state),
+      world_(world) {
+  const c10::Device device = world.device();
+  ZP_CHECK(!device.is_meta(), "options.offload: a simulated world has no values to move");
+  const memory::CoreSet cores = cores_of(world);
+  pool_ = std::make_unique<offload::WorkerPool>(
+      offload::WorkerPoolOptions{.cores = cores, .threads = options_.worker_threads});
+  const auto make_home = [&](Tier tier, const char* what) -> std::unique_ptr<PageHome> {
+    if (tier != Tier::kNvme) return std::make_unique<HostHome>(device, cores);
+    return std::make_unique<NvmeHome>(
+        offload::NvmeFileOptions{.directory = options_.nvme_directory,
+                                 .name = c10::str("rank-", world.rank(), ".", what),
+                                 .owner = what,
+                                 .wrap = options_.wrap_disk});
+  };
+  copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
+  values_ = make_home(options_.optimizer, "values");
+  states_ = make_home(options_.optimizer, "optimizer-state");
+  gradients_ = make_home(Tier::kHost, "gradients");
+  parameters_ = make_home(options_.parameters, "parameters");
+}
+
+void Offloading::choose(const std::vector<PageLayout>& layouts) {
+  constexpr int64_t kBytesOfValuesAndTwoStates = 12;
+  optimizer_pages_.assign(layouts.size(), false);
+  int64_t left = options_.optimizer_bytes;
+  for (size_t page = layouts.size(); page-- > 0;) {
+    const PageLayout& layout = layouts[page];
+    if (!layout.requires_grad) continue;
+    ZP_CHECK(layout.dtype == c10::kFloat || is_low_precision(layout.dtype),
+             "options.offload.optimizer: page \"", layout.name, "\" has ", layout.dtype,
+             ", whose step has no fused form; keep its optimizer on the device");
+    const int64_t owned = owns_shards_ ? layout.shard_numel : layout.padded_numel(world_.size());
+    const int64_t bytes = owned * (kBytesOfValuesAndTwoStates + accumulate_bytes_of_(layout.dtype));
+    if (bytes > left) continue;
+    left -= bytes;
+    optimizer_pages_[page] = true;
+  }
+}
+
+std::string Offloading::describe() const {
+  std::string lines;
+  for (const PageHome* home : {values_.get(), states_.get(), parameters_.get()}) {
+    const std::string line = home->describe();
+    if (!line.empty()) lines += line + "\n";
+  }
+  return lines;
+}
+
+void Offloading::fetch_values(size_t page) {
+  values_->fetch(page);
+  if (offloads_parameters()) parameters_->fetch(page);
+}
+
+void Offloading::release_values(size_t page, PageHome::Use use) {
+  values_->release(page, use);
+  if (offloads_parameters()) parameters_->release(page, use);
+}
+
+void Offloading::start_fetch_for_update(size_t page) {
+  values_->start_fetch(page);
+  states_->start_fetch(page);
+}
+
+void Offloading::fetch_for_update(size_t page) {
+  values_->fetch(page);
+  states_->fetch(page);
+  if (offloads_parameters()) parameters_->fetch(page);
+}
+
+void Offloading::release_after_update(size_t page, PageHome::Use use) {
+  values_->release(page, use);
+  states_->release(page, use);
+  if (offloads_parameters()) parameters_->release(page, use);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,76 @@
+// What of a rank's pages leaves the device: which pages, where to, and what moves and updates them.
+//
+// Lifetime: shared by the pages, their gradients and their optimizers.
+// Threads: the training thread, but for what its parts say.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/world.h"
+#include "offload/copy_engine.h"
+#include "offload/worker_pool.h"
+#include "zero/layout/shard_layout.h"
+#include "zero/options.h"
+#include "zero/tiers/page_home.h"
+
+namespace zeropage {
+
+class Offloading {
+ public:
+  // Null where all stays on the device. Throws where the world, or the machine, cannot.
+  static std::shared_ptr<Offloading> make(const comm::World& world, const Options& options);
+
+  // Before anything of the pages is made. Throws for a page that cannot leave.
+  void choose(const std::vector<PageLayout>& layouts);
+  bool offloads_optimizer(size_t page) const { return optimizer_pages_[page]; }
+  bool offloads_parameters() const { return options_.parameters != memory::Tier::kDevice; }
+
+  c10::Device device() const { return world_.device(); }
+
+  // Of what the optimizer updates.
+  PageHome& values() { return *values_; }
+  PageHome& states() { return *states_; }
+  PageHome& gradients() { return *gradients_; }
+  // Of sharded parameters; only where they leave.
+  PageHome& parameters() { return *parameters_; }
+  // Buffers of the host.
+  PageHome& staging() { return *gradients_; }
+  offload::CopyEngine& copies() { return *copies_; }
+  // What computes the steps.
+  offload::WorkerPool& pool() { return *pool_; }
+
+  // All that an update of the page needs: of values(), states() and parameters().
+  void start_fetch_for_update(size_t page);
+  void fetch_for_update(size_t page);
+  void release_after_update(size_t page, PageHome::Use use = PageHome::Use::kWrite);
+  // What of it parameters are written to.
+  void fetch_values(size_t page);
+  void release_values(size_t page, PageHome::Use use = PageHome::Use::kWrite);
+  // Whether values have memory after the release too.
+  bool values_stay() const { return values_->stays(); }
+
+  // What the homes on disk did, in lines; "" for none.
+  std::string describe() const;
+
+  const Offload& options() const { return options_; }
+
+ private:
+  Offloading(const comm::World& world, const Options& options);
+
+  const Offload options_;
+  const std::function<int64_t(c10::ScalarType parameters)> accumulate_bytes_of_;
+  const bool owns_shards_;
+  const comm::World world_;
+  std::vector<bool> optimizer_pages_;  // by page
+  std::unique_ptr<offload::WorkerPool> pool_;
+  std::unique_ptr<offload::CopyEngine> copies_;
+  std::unique_ptr<PageHome> values_;
+  std::unique_ptr<PageHome> states_;
+  std::unique_ptr<PageHome> gradients_;
+  std::unique_ptr<PageHome> parameters_;
+};
+
+}  // namespace zeropage

@@ -1,0 +1,203 @@
+// Updates in one pass over memory (offload/fused_step): the formulas of the torch::optim class,
+// rounded otherwise, with the same bits on the host and on CUDA.
+//
+// Parameters that lie one after the other, are in one group and have made as many steps are updated
+// together: what lies between them is zero and stays so. Where states are smaller than fp32, a
+// parameter is updated by itself: their bits follow from the elements' places in it.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "memory/ledger.h"
+#include "offload/fused_step.h"
+#include "offload/quantised_states.h"
+#include "zero/update/page_update.h"
+
+namespace zeropage {
+
+template <offload::HasFusedStep AlgorithmOptions>
+class FusedUpdate final : public PageUpdate {
+ public:
+  explicit FusedUpdate(OwnedPart part) : part_(std::move(part)) {}
+
+  void add_groups(std::vector<OwnedGroup> groups) override {
+    for (OwnedGroup& group : groups) {
+      int64_t end_with_padding = -1;
+      for (const OwnedSlice& slice : group.slices) {
+        if (slice.range.empty()) continue;
+        const bool is_fp32 = slice.state_format == offload::StateFormat::kFp32;
+        const bool follows = slice.range.begin == end_with_padding && is_fp32;
+        end_with_padding = is_fp32 ? slice.range.end + slice.padding : -1;
+        if (!follows) runs_.push_back(run_from(slice));
+        runs_.back().slices.push_back({slice.parameter, slice.range});
+        runs_.back().range.end = slice.range.end;
+      }
+      group_options_.push_back(static_cast<const AlgorithmOptions&>(*group.options));
+    }
+    for (Run& run : runs_) make_states(run);
+  }
+
+  void set_options(size_t group, const torch::optim::OptimizerOptions& options) override {
+    group_options_[group] = static_cast<const AlgorithmOptions&>(options);
+  }
+
+  void visit_states(StateAccess access, const VisitState& visit) override {
+    for (Run& run : runs_) {
+      make_states(run);
+      for (Slice& slice : run.slices) {
+        OwnedState state{.parameter = slice.parameter, .range = slice.range, .steps = slice.steps};
+        const auto names = offload::state_names(group_options_[run.group]);
+        for (size_t index = 0; index < names.size(); ++index) {
+          state.tensors.push_back({names[index], access == StateAccess::kDescribe
+                                                     ? described_state(run, slice.range.numel())
+                                                     : state_values(run, slice.range, index)});
+        }
+        visit(state);
+        if (access != StateAccess::kWrite) continue;
+        slice.steps = state.steps;
+        if (run.format != offload::StateFormat::k8Bit) continue;
+        for (size_t index = 0; index < names.size(); ++index) {
+          offload::quantise_state(state_sign(run, index), state.tensors[index].values,
+                                  run.place.first_in_block, run.states[index], run.scales[index]);
+        }
+      }
+    }
+  }
+
+  // Each slice counts its steps.
+  void set_updates(int64_t /*updates*/) override {}
+
+  void step(const HasGradient& has_gradient, double factor) override {
+    for (Run& run : runs_) {
+      make_states(run);
+      for (size_t first = 0; first < run.slices.size();) {
+        if (!has_gradient(run.slices[first].parameter)) {
+          ++first;
+          continue;
+        }
+        size_t end = first;
+        const int64_t steps = run.slices[first].steps;
+        while (end < run.slices.size() && run.slices[end].steps == steps &&
+               has_gradient(run.slices[end].parameter)) {
+          ++run.slices[end++].steps;
+        }
+        update(run, {run.slices[first].range.begin, run.slices[end - 1].range.end}, steps + 1,
+               factor);
+        first = end;
+      }
+    }
+  }
+
+ private:
+  struct Slice {
+    size_t parameter;
+    Range range;        // in the owned part
+    int64_t steps = 0;  // made so far
+  };
+  struct Run {
+    size_t group;
+    Range range;  // in the owned part
+    std::vector<Slice> slices = {};
+    offload::StateFormat format;
+    offload::StretchPlace place;          // of the first slice
+    std::vector<at::Tensor> states = {};  // [range.numel()] each
+    std::vector<at::Tensor> scales = {};  // of 8-bit states
+  };
+
+  // An empty one in the group that is being added.
+  Run run_from(const OwnedSlice& slice) const {
+    return {.group = group_options_.size(),
+            .range = {slice.range.begin, slice.range.begin},
+            .format = slice.state_format,
+            .place = {.seed = part_.rounding_seed,
+                      .parameter = slice.parameter,
+                      .first_element = slice.first_element,
+                      // The owned part begins where a block of the page does.
+                      .first_in_block = slice.range.begin % offload::kStateBlockNumel}};
+  }
+
+  static at::Tensor within(const at::Tensor& flat, const Range& range) {
+    return flat.defined() ? flat.narrow(0, range.begin, range.numel()) : flat;
+  }
+
+  offload::StateSign state_sign(const Run& run, size_t index) const {
+    return offload::state_sign(group_options_[run.group], index);
+  }
+
+  static at::Tensor described_state(const Run& run, int64_t numel) {
+    const auto dtype = run.format == offload::StateFormat::kBf16 ? at::kBFloat16 : at::kFloat;
+    return at::empty({numel}, at::TensorOptions(at::kMeta).dtype(dtype));
+  }
+
+  // Of a slice: its memory, or fp32 of what is in 8 bits; such a run has one slice.
+  at::Tensor state_values(const Run& run, const Range& range, size_t index) const {
+    const at::Tensor& states = run.states[index];
+    if (run.format == offload::StateFormat::k8Bit) {
+      return offload::dequantised_state(state_sign(run, index), states, run.scales[index],
+                                        run.place.first_in_block);
+    }
+    return states.narrow(0, range.begin - run.range.begin, range.numel());
+  }
+
+  // Options that change may need more states.
+  void make_states(Run& run) const {
+    const AlgorithmOptions& options = group_options_[run.group];
+    if (run.states.size() >= offload::state_names(options).size()) return;
+    if (part_.states != nullptr) return make_states_at_home(run);
+    const memory::KindScope state(memory::Kind::kOptimizerState);
+    const at::Tensor values = within(part_.values, run.range);
+    extend(run.states, offload::make_states(options, values, run.format));
+    if (run.format != offload::StateFormat::k8Bit) return;
+    extend(run.scales, offload::make_scales(options, values, run.place.first_in_block));
+  }
+
+  // Those that there are stay.
+  static void extend(std::vector<at::Tensor>& old, std::vector<at::Tensor> made) {
+    std::copy(old.begin(), old.end(), made.begin());
+    old = std::move(made);
+  }
+
+  // All elements of a state begin alike, so one tells what they are.
+  void make_states_at_home(Run& run) const {
+    const AlgorithmOptions& options = group_options_[run.group];
+    const auto at_home = [&](const at::Tensor& example, int64_t numel) {
+      return part_.states->add(part_.page, numel, example.scalar_type(), example[0].item<double>(),
+                               memory::Kind::kOptimizerState);
+    };
+    const at::Tensor value = at::zeros({1}, at::kFloat);
+    const auto states = offload::make_states(options, value, run.format);
+    for (size_t index = run.states.size(); index < states.size(); ++index) {
+      run.states.push_back(at_home(states[index], run.range.numel()));
+    }
+    if (run.format != offload::StateFormat::k8Bit) return;
+    const auto scales = offload::make_scales(options, value, /*first_in_block=*/0);
+    const int64_t blocks = offload::blocks_of(run.place.first_in_block, run.range.numel());
+    for (size_t index = run.scales.size(); index < scales.size(); ++index) {
+      run.scales.push_back(at_home(scales[index], blocks));
+    }
+  }
+
+  void update(const Run& run, const Range& range, int64_t step, double factor) const {
+    offload::Stretch stretch{.values = within(part_.values, range),
+                             .gradient = within(part_.gradient, range),
+                             .copy_out = within(part_.copy_out, range),
+                             .states = {},
+                             .remainders = within(part_.remainders, range),
+                             .place = run.place};
+    for (size_t index = 0; index < offload::state_names(group_options_[run.group]).size();
+         ++index) {
+      stretch.states.push_back(
+          run.states[index].narrow(0, range.begin - run.range.begin, range.numel()));
+      if (!run.scales.empty()) stretch.scales.push_back(run.scales[index]);
+    }
+    offload::fused_step(group_options_[run.group], step, stretch, {.scale = factor});
+  }
+
+  const OwnedPart part_;
+  std::vector<AlgorithmOptions> group_options_;
+  std::vector<Run> runs_;
+};
+
+}  // namespace zeropage

@@ -1,0 +1,132 @@
+// Makes the optimizer's steps on pages whose state is offloaded, on a thread of its own: takes a
+// page's gradient when it has come down, updates the page, and sends its new values up, while the
+// gradient of the next comes down and backward, or the training thread, goes on.
+//
+//   start(page) ... wait(page)      once a step; pages are updated in the order of start()
+//
+// Bytes over the link a step: what gradients come down, and the parameters up. Beside the homes' own
+// buffers there are two staging buffers for values in a lower precision, each of the largest owned
+// part.
+//
+// On an accelerator nothing of a page changes before what the stream that is current at start() had
+// been given by then has ended: it may still read the page's values, on the device or on the host. What
+// that stream is given later is not waited for.
+//
+// Lifetime: owned by the optimizer. Threads: start() and wait() one thread at a time; a page's
+// update is called on the thread of this class only.
+// Throws: wait() what went wrong; then no later page is updated.
+#pragma once
+
+#include <array>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "device/pending.h"
+#include "device/stream.h"
+#include "memory/ledger.h"
+#include "zero/layout/shard_layout.h"
+#include "zero/tiers/offloading.h"
+#include "zero/update/page_update.h"
+
+namespace zeropage {
+
+class OffloadedSteps {
+ public:
+  struct Part {
+    size_t page = 0;
+    std::string name;     // for errors
+    at::Tensor values;    // [owned numel] of offloading.values() or parameters()
+    at::Tensor gradient;  // [owned numel] of offloading.gradients()
+    // [owned numel] where the gradient is on the device and must be brought; undefined: it comes by
+    // itself.
+    at::Tensor device_gradient;
+    // [owned numel] on the device: takes over the new values, in its precision. Undefined: nothing
+    // is sent up.
+    at::Tensor to;
+  };
+
+  // When new values are sent up.
+  enum class Publish : bool { kAtOnce, kWhenTold };
+
+  // The step itself; has_gradient as it was at start().
+  using Step = std::function<void()>;
+
+  OffloadedSteps(std::shared_ptr<Offloading> offloading, Publish publish);
+  // Waits.
+  ~OffloadedSteps();
+  OffloadedSteps(const OffloadedSteps&) = delete;
+  OffloadedSteps& operator=(const OffloadedSteps&) = delete;
+
+  // Before the first start(). Returns the part's number.
+  size_t add(Part part);
+  // Where the part's update is to write its values in the precision of `to`, if that is lower;
+  // undefined: none. Has memory while its step runs.
+  const at::Tensor& copy_out(size_t part) const { return parts_[part].copy_out; }
+
+  // gradient: its way down, where it comes by itself. unchanged: ranges of the part whose values the
+  // step leaves as they are; of the parameters' last values no copy is kept here.
+  void start(size_t part, Step step, const memory::Pending& gradient,
+             std::vector<Range> unchanged = {});
+  bool started(size_t part) const { return parts_[part].started; }
+  // Until the part is updated, if it was started.
+  void wait(size_t part);
+  // The same; its values are where they belong, if they are sent at once, and it may be started
+  // again.
+  void take(size_t part);
+  // kWhenTold: sends the part's values up. REQUIRES: take(part).
+  void publish(size_t part);
+
+ private:
+  struct OfPart {
+    Part part;
+    at::Tensor copy_out;
+    bool started = false;
+    bool done = false;
+    memory::Pending up;
+  };
+  struct Task {
+    size_t part;
+    Step step;
+    memory::Pending gradient;
+    std::vector<Range> unchanged;
+    memory::Event begun;  // of what was given to the device before
+  };
+  struct Staging {
+    at::Tensor memory;   // bytes of the largest copy_out
+    memory::Pending up;  // reads it
+  };
+
+  void run();
+  void perform(const Task& task);
+  static void step_and_round(OfPart& of_part, const Task& task);
+  void step_into_staging(OfPart& of_part, const Task& task);
+  void send_up(OfPart& of_part, const at::Tensor& from);
+  Staging& next_staging();
+
+  // Constant after construction, and add().
+  const std::shared_ptr<Offloading> offloading_;
+  const Publish publish_;
+  const std::shared_ptr<memory::Ledger> ledger_;
+  std::vector<OfPart> parts_;
+
+  // The thread's.
+  std::array<Staging, 2> staging_;
+  size_t staged_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_, and `done` and `up` of parts_.
+  std::deque<Task> tasks_;
+  bool ends_ = false;
+  std::exception_ptr error_;
+
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace zeropage

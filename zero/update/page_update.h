@@ -1,0 +1,102 @@
+// What updates the part of a page that this rank owns, once its gradient is there.
+//
+// Threads: the training thread. On an accelerator updates are enqueued to its current stream.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/optim/optimizer.h>
+
+#include "offload/state_format.h"
+#include "zero/gradients/gradient_reducer.h"
+#include "zero/layout/shard_layout.h"
+#include "zero/tiers/page_home.h"
+
+namespace zeropage {
+
+// The part of a page that this rank owns. Always the same memory.
+struct OwnedPart {
+  at::Tensor values;    // [owned numel]: the parameters', or their fp32 master weights
+  at::Tensor gradient;  // [owned numel]
+  at::Tensor
+      copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
+                 // undefined where there are none
+  at::Tensor remainders = {};  // [owned numel] int16: of values that are the parameters', what
+                               // makes fp32 master weights of them; undefined where there are none
+  uint64_t rounding_seed = 0;  // of states in bf16
+  // Where state lives: null for the device of the values.
+  PageHome* states = nullptr;
+  size_t page = 0;  // there
+};
+
+// What of it is one parameter's.
+struct OwnedSlice {
+  size_t parameter = 0;
+  Range range;  // in the owned part
+  // Its first element's place in the parameter, as it lies in memory.
+  int64_t first_element = 0;
+  // Elements after it that belong to nothing and are zero, in values and gradient.
+  int64_t padding = 0;
+  // Of the parameter's states, where the update is fused.
+  offload::StateFormat state_format = offload::StateFormat::kFp32;
+};
+
+// A parameter group of the user, as far as it lies in the owned part.
+struct OwnedGroup {
+  std::vector<OwnedSlice> slices;
+  std::unique_ptr<torch::optim::OptimizerOptions> options;
+};
+
+// The state of one parameter as far as this rank owns it, to be saved or loaded.
+struct OwnedState {
+  struct Tensor {
+    std::string name;   // "exp_avg"
+    at::Tensor values;  // [range.numel()], fp32 or bf16
+  };
+
+  size_t parameter = 0;
+  Range range;        // in the owned part
+  int64_t steps = 0;  // made so far
+  std::vector<Tensor> tensors = {};
+  // Whether tensors of other names may be added when it is loaded: a class that has not stepped yet
+  // does not tell which it has.
+  bool takes_others = false;
+};
+
+enum class StateAccess : uint8_t {
+  kDescribe,  // tensors have their dtypes and sizes, and may have no values
+  kRead,
+  kWrite,  // what the visitor leaves in it is the state from then on
+};
+
+class PageUpdate {
+ public:
+  virtual ~PageUpdate() = default;
+  PageUpdate(const PageUpdate&) = delete;
+  PageUpdate& operator=(const PageUpdate&) = delete;
+
+  virtual void add_groups(std::vector<OwnedGroup> groups) = 0;
+  // The options of a group from the next step on; groups are counted as they were added.
+  virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
+  // Leaves parameters without a gradient alone, and their state. Gradients are multiplied by the
+  // factor, in fp32, first of all; in place or not.
+  virtual void step(const HasGradient& has_gradient, double factor) = 0;
+
+  // Calls visit for each slice that was added, in that order; a parameter may come in several. Its
+  // tensors are the state's own memory, or a copy in fp32 of states in 8 bits.
+  using VisitState = std::function<void(OwnedState&)>;
+  virtual void visit_states(StateAccess access, const VisitState& visit) = 0;
+  // Steps of the optimizer so far, for what counts them itself.
+  virtual void set_updates(int64_t updates) = 0;
+
+ protected:
+  PageUpdate() = default;
+};
+
+using MakePageUpdate = std::function<std::unique_ptr<PageUpdate>(OwnedPart)>;
+
+}  // namespace zeropage

@@ -1,0 +1,490 @@
+#include "zero/update/sharded_optimizer.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include <c10/util/ScopeExit.h>
+#include <torch/serialize/archive.h>
+
+#include "device/named_range.h"
+#include "memory/check.h"
+#include "zero/update/stochastic_update.h"
+
+namespace zeropage {
+namespace {
+
+using torch::optim::OptimizerParamGroup;
+
+// The options as the class itself would save them; a user's class need not know how.
+std::string options_digest(const torch::optim::OptimizerOptions& options) {
+  try {
+    torch::serialize::OutputArchive archive;
+    options.serialize(archive);
+    std::ostringstream out;
+    archive.save_to(out);
+    return std::to_string(std::hash<std::string>{}(out.str()));
+  } catch (const std::exception&) {
+    return "not serializable";
+  }
+}
+
+std::string learning_rate(const torch::optim::OptimizerOptions& options) {
+  try {
+    return c10::str(options.get_lr());
+  } catch (const std::exception&) {
+    return "unknown";
+  }
+}
+
+std::unique_ptr<torch::optim::OptimizerOptions> options_of(
+    const OptimizerParamGroup& group, const torch::optim::OptimizerOptions& defaults) {
+  return group.has_options() ? group.options().clone() : defaults.clone();
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
+                                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
+                                   Algorithm algorithm)
+    : Optimizer(groups, std::move(defaults)),
+      parameters_(std::move(parameters)),
+      algorithm_(std::move(algorithm)),
+      grouped_(parameters_.pages->parameters().size()) {
+  // A checks its options when it is made, also on a rank that owns nothing.
+  for (const OptimizerParamGroup& group : param_groups_) {
+    Groups empty;
+    empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
+    algorithm_.make_class_optimizer(std::move(empty));
+  }
+  check_memory_holds_states();
+  make_updates();
+  adopt_groups();
+  step_offloaded_in_backward();
+  check_agreement();
+}
+
+// The option that the class itself cannot do; null: none.
+const char* ShardedOptimizer::what_needs_fused() const {
+  if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
+    return "options.optimizer_state";
+  }
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (pages.remainders(page).defined()) return "options.low_precision_update";
+  }
+  return nullptr;
+}
+
+bool ShardedOptimizer::updates_fused() const {
+  const bool has_fused = static_cast<bool>(algorithm_.make_fused);
+  if (const char* const option = what_needs_fused()) {
+    ZP_CHECK(has_fused, option, ": is done by the fused update, but ", algorithm_.class_name,
+             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; leave it out");
+    return true;
+  }
+  switch (parameters_.options.update_by) {
+    case UpdateBy::kClass:
+      return false;
+    case UpdateBy::kFused:
+      ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name,
+               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use kAuto or kClass");
+      return true;
+    case UpdateBy::kAuto:
+      break;
+  }
+  const c10::Device device = parameters_.pages->world().communicator().device();
+  return has_fused && (device.is_cpu() || device.is_cuda() || device.is_meta());
+}
+
+void ShardedOptimizer::check_memory_holds_states() const {
+  const ParameterPages& pages = *parameters_.pages;
+  MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (!pages.layouts()[page].requires_grad) continue;
+    const int64_t bytes = state_bytes(page) * algorithm_.states;
+    if (!pages.offloads_optimizer(page)) {
+      need.persistent[memory::Kind::kOptimizerState] += bytes;
+    } else if (parameters_.options.offload.optimizer == memory::Tier::kHost) {
+      need.host[memory::Kind::kOptimizerState] += bytes;
+    }
+  }
+  check_device_holds(pages.world(), "the optimizer", need, /*held_bytes=*/0);
+  if (pages.offloading()) {
+    check_host_holds(pages.world(), "the offloaded optimizer state", need.host.total(),
+                     memory::read_host_memory());
+  }
+}
+
+// Of one state of what this rank owns of the page.
+int64_t ShardedOptimizer::state_bytes(size_t page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const PageLayout& layout = pages.layouts()[page];
+  const Range owned = pages.owned(page);
+  if (parameters_.options.optimizer_state == offload::StateFormat::kFp32) {
+    const bool in_fp32 = pages.master_weights(page).defined() || pages.remainders(page).defined() ||
+                         rounds_stochastically(layout);
+    return owned.numel() *
+           static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
+  }
+  int64_t bytes = 0;
+  for (const PlacedParameter& placed : pages.parameters()) {
+    const Range range = intersection(owned, placed.range);
+    if (placed.page != page || range.empty()) continue;
+    bytes += offload::state_bytes(state_format_of(parameters_.options, placed.range.numel()),
+                                  range.begin % offload::kStateBlockNumel, range.numel());
+  }
+  return bytes;
+}
+
+void ShardedOptimizer::make_updates() {
+  const bool fused = updates_fused();
+  const ParameterPages& pages = *parameters_.pages;
+  if (pages.offloading()) {
+    ZP_CHECK(static_cast<bool>(algorithm_.make_fused),
+             "options.offload.optimizer: ", algorithm_.class_name,
+             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
+             "device");
+    steps_ = std::make_unique<OffloadedSteps>(
+        pages.offloading(), pages.offloading()->options().step == StepWhen::kOneStepLate
+                                ? OffloadedSteps::Publish::kWhenTold
+                                : OffloadedSteps::Publish::kAtOnce);
+  }
+  const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
+    if (fused && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
+      return algorithm_.make_fused(std::move(part));
+    }
+    return std::make_unique<ClassUpdate>(std::move(part), algorithm_.make_class_optimizer);
+  };
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const PageLayout& layout = pages.layouts()[page];
+    if (!layout.requires_grad) continue;
+    OwnedPart part{.values = pages.owned_values(page),
+                   .gradient = parameters_.reducer->owned_gradient(page),
+                   .remainders = pages.remainders(page),
+                   .rounding_seed = parameters_.options.rounding_seed};
+    if (pages.offloads_optimizer(page)) {
+      updates_.push_back(make_offloaded(page, std::move(part)));
+      continue;
+    }
+    if (rounds_stochastically(layout)) {
+      updates_.push_back({page, std::make_unique<StochasticUpdate>(
+                                    part, parameters_.options.rounding_seed, make_update)});
+      continue;
+    }
+    if (pages.master_weights(page).defined()) {
+      part.copy_out = std::exchange(part.values, pages.master_weights(page));
+    }
+    const char* const option = what_needs_fused();
+    ZP_CHECK(part.values.scalar_type() == at::kFloat || part.remainders.defined() ||
+                 (parameters_.options.update_by != UpdateBy::kFused && option == nullptr),
+             option == nullptr ? "options.update_by" : option,
+             ": the fused update is of fp32 values, but page \"", layout.name, "\" has ",
+             part.values.scalar_type(),
+             " and is rounded to nearest without master weights; set options.low_precision_update "
+             "to kMasterWeights or kStochasticRounding, or use kAuto");
+    updates_.push_back({page, make_update(std::move(part))});
+  }
+}
+
+ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart part) {
+  const ParameterPages& pages = *parameters_.pages;
+  Offloading& offloading = *pages.offloading();
+  OffloadedSteps::Part moved{.page = page,
+                             .name = pages.layouts()[page].name,
+                             .values = part.values,
+                             .gradient = part.gradient};
+  if (pages.master_weights(page).defined()) {
+    moved.values = pages.master_weights(page);
+    (pages.offloads_parameters(page) ? part.copy_out : moved.to) = part.values;
+  }
+  if (!parameters_.reducer->has_offloaded_gradient(page)) {
+    moved.device_gradient = part.gradient;
+    moved.gradient = offloading.gradients().add(
+        page, part.gradient.numel(), part.gradient.scalar_type(), 0, memory::Kind::kGradient);
+  }
+  part.values = moved.values;
+  part.gradient = moved.gradient;
+  part.states = &offloading.states();
+  part.page = page;
+  const size_t index = steps_->add(std::move(moved));
+  if (!part.copy_out.defined()) part.copy_out = steps_->copy_out(index);
+  return {page, algorithm_.make_fused(std::move(part)), index};
+}
+
+ShardedOptimizer::~ShardedOptimizer() {
+  parameters_.reducer->set_on_reduced(nullptr);
+  parameters_.reducer->set_before_close(nullptr);
+}
+
+// Follows gradients into the middle of a backward.
+void ShardedOptimizer::step_offloaded_in_backward() {
+  if (!steps_) return;
+  std::vector<const OfPage*> by_page(parameters_.pages->layouts().size());
+  for (const OfPage& of_page : updates_) {
+    if (of_page.part) by_page[of_page.page] = &of_page;
+  }
+  const StepWhen when = parameters_.options.offload.step;
+  ZP_CHECK(
+      when == StepWhen::kInStep || !parameters_.reducer->is_followed(),
+      "options.offload.step: another optimizer of this model follows backward already; make one "
+      "optimizer with several parameter groups, or use StepWhen::kInStep");
+  if (when == StepWhen::kInBackward) {
+    parameters_.reducer->set_on_reduced([this, by_page](size_t page, const HasGradient& has) {
+      if (by_page[page] == nullptr) return;
+      parameters_.pages->take_over_written(page);
+      start_offloaded(*by_page[page], has);
+    });
+  } else if (when == StepWhen::kOneStepLate) {
+    // The update of the step before reads it.
+    parameters_.reducer->set_before_close([this, by_page](size_t page) {
+      if (by_page[page] != nullptr) steps_->wait(*by_page[page]->part);
+    });
+  }
+}
+
+bool ShardedOptimizer::rounds_stochastically(const PageLayout& layout) const {
+  if (parameters_.options.low_precision_update != LowPrecisionUpdate::kStochasticRounding) {
+    return false;
+  }
+  ZP_CHECK(layout.dtype != at::kHalf,
+           "options.low_precision_update: kStochasticRounding is for "
+           "bfloat16, but page \"",
+           layout.name, "\" is half; use kMasterWeights");
+  return layout.dtype == at::kBFloat16;
+}
+
+void ShardedOptimizer::check_agreement() const {
+  std::vector<std::string> lines = {c10::str("optimizer: ", algorithm_.class_name),
+                                    c10::str("parameter groups: ", param_groups_.size())};
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    const torch::optim::OptimizerOptions& options = param_groups_[group].options();
+    const std::string prefix = c10::str("group ", group, " ");
+    lines.push_back(c10::str(prefix, "learning rate: ", learning_rate(options)));
+    lines.push_back(c10::str(prefix, "options digest: ", options_digest(options)));
+    for (const size_t index : parameters_of_group(group)) {
+      lines.push_back(
+          c10::str(prefix, "parameter: ", parameters_.pages->parameters()[index].parameter.name()));
+    }
+  }
+  parameters_.pages->world().check_agreement("the optimizer", lines);
+}
+
+std::vector<size_t> ShardedOptimizer::parameters_of_group(size_t group) const {
+  std::vector<size_t> indices;  // each parameter once
+  const auto& tensors = param_groups_[group].params();
+  for (size_t position = 0; position < tensors.size(); ++position) {
+    const int64_t index = parameters_.pages->index_of(tensors[position]);
+    ZP_CHECK(index >= 0, "parameter ", position, " of group ", group, " (sizes ",
+             tensors[position].sizes(),
+             ") is not a parameter of the wrapped module; optimizers step what was wrapped only");
+    // LibTorch lists a tied parameter under each of its names.
+    if (std::find(indices.begin(), indices.end(), static_cast<size_t>(index)) == indices.end()) {
+      indices.push_back(static_cast<size_t>(index));
+    }
+  }
+  return indices;
+}
+
+// Also called in step(): add_param_group() is not virtual, so a base reference may have added
+// groups.
+void ShardedOptimizer::adopt_groups() {
+  if (adopted_groups_ == param_groups_.size()) return;
+  std::vector<std::vector<size_t>> by_group;
+  for (size_t group = adopted_groups_; group < param_groups_.size(); ++group) {
+    by_group.push_back(parameters_of_group(group));
+    for (const size_t index : by_group.back()) {
+      ZP_CHECK(!grouped_[index], "parameter \"",
+               parameters_.pages->parameters()[index].parameter.name(),
+               "\" appears in two parameter groups; keep one");
+      grouped_[index] = true;
+    }
+  }
+  for (const OfPage& of_page : updates_) {
+    std::vector<OwnedGroup> groups;
+    for (size_t i = 0; i < by_group.size(); ++i) {
+      groups.push_back(owned_group(of_page.page, adopted_groups_ + i, by_group[i]));
+    }
+    of_page.update->add_groups(std::move(groups));
+  }
+  adopted_groups_ = param_groups_.size();
+}
+
+// The group as far as this rank owns it in that page.
+OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
+                                         const std::vector<size_t>& parameters) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const Range owned = pages.owned(page);
+  OwnedGroup result{{}, param_groups_[group].options().clone()};
+  for (const size_t index : parameters) {
+    const PlacedParameter& placed = pages.parameters()[index];
+    if (placed.page != page || !placed.parameter.tensor.requires_grad()) continue;
+    const Range range = intersection(owned, placed.range);
+    if (range.empty()) continue;
+    const Range padding = intersection(owned, pages.layouts()[page].padding_after(range.end));
+    result.slices.push_back({index,
+                             {range.begin - owned.begin, range.end - owned.begin},
+                             range.begin - placed.range.begin,
+                             padding.numel(),
+                             state_format_of(parameters_.options, placed.range.numel())});
+  }
+  return result;
+}
+
+void ShardedOptimizer::check_whole(const char* who) const {
+  ZP_CHECK(
+      error_.empty(), who,
+      " after a step that did not end, with parameters of this rank half updated: restart from "
+      "the last saved state. It said: ",
+      error_);
+}
+
+void ShardedOptimizer::set_steps(int64_t steps) {
+  made_ = steps;
+  for (const OfPage& of_page : updates_) of_page.update->set_updates(steps);
+}
+
+void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
+                                    const std::function<void(size_t page)>& end_page) {
+  const torch::NoGradGuard no_grad;
+  check_whole("reading or writing the optimizer's state");
+  ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
+           "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
+           "and states are of different steps; to save or load state use kInStep or kInBackward");
+  adopt_groups();
+  for (const OfPage& of_page : updates_) {
+    ZP_CHECK(!of_page.part || !steps_->started(*of_page.part), "the optimizer's state after a ",
+             "backward() that has begun the step (StepWhen::kInBackward): part of it is one step ",
+             "ahead; save or load after step()");
+  }
+  const auto use = access == StateAccess::kWrite ? PageHome::Use::kWrite : PageHome::Use::kRead;
+  for (const OfPage& of_page : updates_) {
+    set_options(of_page);
+    const bool is_away = of_page.part && access != StateAccess::kDescribe;
+    Offloading* const away = is_away ? parameters_.pages->offloading().get() : nullptr;
+    if (away != nullptr) away->fetch_for_update(of_page.page);
+    const auto release = c10::make_scope_exit([&] {
+      if (away != nullptr) away->release_after_update(of_page.page, use);
+    });
+    of_page.update->visit_states(access, [&](OwnedState& state) { visit(of_page.page, state); });
+    if (end_page) end_page(of_page.page);
+  }
+}
+
+torch::Tensor ShardedOptimizer::step(LossClosure closure) {
+  torch::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  const torch::NoGradGuard no_grad;
+  check_whole("step()");
+  adopt_groups();
+  parameters_.pages->check_can_update();
+  parameters_.reducer->finish();
+  parameters_.pages->begin_update();
+  try {
+    update();
+    end_step();
+  } catch (const std::exception& error) {
+    error_ = memory::message_of(error);
+    throw;
+  }
+  return loss;
+}
+
+void ShardedOptimizer::set_options(const OfPage& of_page) const {
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    of_page.update->set_options(group, param_groups_[group].options());
+  }
+}
+
+// has_gradient: asked here only.
+void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient) {
+  const Range owned = parameters_.pages->owned(of_page.page);
+  std::vector<bool> has(grouped_.size());
+  std::vector<Range> unchanged;
+  for (size_t index = 0; index < has.size(); ++index) {
+    const PlacedParameter& placed = parameters_.pages->parameters()[index];
+    if (placed.page != of_page.page) continue;
+    has[index] = grouped_[index] && has_gradient(index);
+    const Range range = intersection(owned, placed.range);
+    if (has[index] || range.empty()) continue;
+    unchanged.push_back({range.begin - owned.begin, range.end - owned.begin});
+  }
+  set_options(of_page);
+  steps_->start(
+      *of_page.part,
+      [update = of_page.update.get(), has = std::move(has),
+       factor = parameters_.reducer->factor()] {
+        update->step([&has](size_t parameter) { return has[parameter]; }, factor);
+      },
+      parameters_.reducer->arrival(of_page.page), std::move(unchanged));
+}
+
+void ShardedOptimizer::update_on_device(const OfPage& of_page) {
+  set_options(of_page);
+  try {
+    of_page.update->step(
+        [this](size_t parameter) { return parameters_.reducer->has_gradient(parameter); },
+        parameters_.reducer->factor());
+  } catch (c10::Error& error) {
+    error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
+                               parameters_.pages->layouts()[of_page.page].name, "\""));
+    throw;
+  }
+}
+
+void ShardedOptimizer::update() {
+  const memory::NamedRange range("ShardedOptimizer::update");
+  const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
+  for (const OfPage& of_page : updates_) {
+    if (!of_page.part) continue;
+    if (late && steps_->started(*of_page.part)) {
+      steps_->take(*of_page.part);
+      steps_->publish(*of_page.part);
+    }
+    if (!steps_->started(*of_page.part)) {
+      start_offloaded(of_page, [this](size_t parameter) {
+        return parameters_.reducer->has_gradient(parameter);
+      });
+    }
+  }
+  std::vector<comm::Pending> in_flight;
+  for (const OfPage& of_page : updates_) {
+    if (!of_page.part) {
+      update_on_device(of_page);
+    } else if (!late) {
+      steps_->take(*of_page.part);
+    }
+    in_flight.push_back(parameters_.pages->start_gather(of_page.page));
+  }
+  for (const comm::Pending& pending : in_flight) pending.wait();
+}
+
+void ShardedOptimizer::end_step() {
+  std::vector<bool> updated = grouped_;
+  for (size_t index = 0; index < updated.size(); ++index) {
+    updated[index] = updated[index] && parameters_.reducer->has_gradient(index);
+  }
+  ++made_;
+  parameters_.pages->end_update(updated);
+  parameters_.reducer->begin_cycle();
+  last_step_.synchronize();
+  last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
+  ZP_THROW(
+      "torch::save of a sharded optimizer: each rank holds a part of the state, and one archive "
+      "would "
+      "gather all of it; use zeropage::save_state(directory, model, optimizer)");
+}
+
+void ShardedOptimizer::load(torch::serialize::InputArchive&) {
+  ZP_THROW(
+      "torch::load into a sharded optimizer: its state is in no archive; use "
+      "zeropage::load_state(directory, model, optimizer)");
+}
+
+}  // namespace zeropage

@@ -1,0 +1,111 @@
+// Runs a torch::optim class on what this rank owns of each page, then shares the result.
+//
+// It is a torch::optim::Optimizer whose parameters and options are the user's: schedulers,
+// per-group options and add_param_group work on it as on any other. Inside, each page has an update
+// of what this rank owns of it (zero/update/page_update.h): by the class itself, or by the fused form of
+// it; so state exists once over all ranks. While page k + 1 is stepped, page k's new values travel.
+//
+// On an accelerator step() enqueues, and returns at once; only the step before must have ended, so
+// the host is never more than one ahead.
+//
+// Lifetime: shares the pages and the reducer with the DataParallel that made them; either may go
+// first.
+// Threads: the training thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "device/stream.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/class_update.h"
+#include "zero/update/offloaded_steps.h"
+#include "zero/update/page_update.h"
+
+namespace zeropage {
+
+class ShardedOptimizer : public torch::optim::Optimizer {
+ public:
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  ~ShardedOptimizer() override;
+
+  // Collective. Averages gradients that backward has not averaged yet, updates what this rank owns,
+  // and returns when all whole parameters are new on this rank; sharded ones come when they are
+  // used. Returns the closure's loss, or an undefined tensor.
+  torch::Tensor step(LossClosure closure = nullptr) override;
+
+  bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
+
+  // For zero/saving/sharded_state.h. Calls visit for what this rank owns of each parameter's state, page by
+  // page, and end_page when it was called for all of a page; until then offloaded states have memory.
+  // Throws where steps are one step late, and after a step that did not end.
+  using VisitState = std::function<void(size_t page, OwnedState&)>;
+  void visit_states(StateAccess access, const VisitState& visit,
+                    const std::function<void(size_t page)>& end_page = nullptr);
+  const std::string& class_name() const { return algorithm_.class_name; }
+  // Steps made, those before a load included.
+  int64_t steps() const { return made_; }
+  void set_steps(int64_t steps);
+  // Indices of the parameters of each group, each once.
+  std::vector<size_t> parameters_of_group(size_t group) const;
+
+  // Sharded state is not one archive; both throw.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  // What is particular to A.
+  struct Algorithm {
+    std::string class_name;  // for errors and for comparing ranks
+    MakeClassOptimizer make_class_optimizer;
+    MakePageUpdate make_fused;  // empty: A has no fused form
+    int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
+  };
+
+  // Collective: ranks must agree on groups and options.
+  ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
+                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, Algorithm algorithm);
+
+ private:
+  struct OfPage {
+    size_t page;
+    std::unique_ptr<PageUpdate> update;
+    std::optional<size_t> part;  // of steps_: its state is offloaded
+  };
+
+  const char* what_needs_fused() const;
+  bool updates_fused() const;
+  int64_t state_bytes(size_t page) const;
+  void make_updates();
+  OfPage make_offloaded(size_t page, OwnedPart part);
+  void step_offloaded_in_backward();
+  bool rounds_stochastically(const PageLayout& layout) const;
+  void check_memory_holds_states() const;
+  void check_agreement() const;
+  void check_whole(const char* who) const;
+  void adopt_groups();
+  OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
+  void set_options(const OfPage& of_page) const;
+  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient);
+  void update();
+  void update_on_device(const OfPage& of_page);
+  void end_step();
+
+  const ShardedParameters parameters_;
+  const Algorithm algorithm_;
+  std::vector<OfPage> updates_;
+  std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
+  std::vector<bool> grouped_;              // by parameter: is in a group
+  size_t adopted_groups_ = 0;
+  int64_t made_ = 0;
+  memory::Event last_step_;  // its end
+  std::string error_;        // of a step that was begun and did not end
+};
+
+}  // namespace zeropage

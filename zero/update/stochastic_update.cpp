@@ -1,0 +1,58 @@
+#include "zero/update/stochastic_update.h"
+
+#include <utility>
+
+#include "memory/storage.h"
+#include "offload/stochastic_rounding.h"
+
+namespace zeropage {
+namespace {
+
+// [numel of like] fp32 on its device.
+at::Tensor wide_without_memory(const at::Tensor& like) {
+  const auto bytes = like.numel() * static_cast<int64_t>(sizeof(float));
+  return memory::tensor_in(memory::storage_without_memory(bytes, like.device()), like,
+                           /*offset=*/0, at::kFloat);
+}
+
+}  // namespace
+
+StochasticUpdate::StochasticUpdate(const OwnedPart& part, uint64_t seed,
+                                   const MakePageUpdate& make_update)
+    : values_(part.values),
+      seed_(seed),
+      wide_(wide_without_memory(part.values)),
+      update_(make_update(
+          {.values = wide_, .gradient = part.gradient, .rounding_seed = part.rounding_seed})) {}
+
+void StochasticUpdate::add_groups(std::vector<OwnedGroup> groups) {
+  for (const OwnedGroup& group : groups) {
+    slices_.insert(slices_.end(), group.slices.begin(), group.slices.end());
+  }
+  update_->add_groups(std::move(groups));
+}
+
+void StochasticUpdate::set_options(size_t group, const torch::optim::OptimizerOptions& options) {
+  update_->set_options(group, options);
+}
+
+void StochasticUpdate::step(const HasGradient& has_gradient, double factor) {
+  c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
+  memory::give_memory(storage, values_.to(at::kFloat));
+  update_->step(has_gradient, factor);
+  for (const OwnedSlice& slice : slices_) {
+    if (slice.range.empty() || !has_gradient(slice.parameter)) continue;
+    const auto of_slice = [&](const at::Tensor& flat) {
+      return flat.narrow(0, slice.range.begin, slice.range.numel());
+    };
+    offload::round_stochastically(of_slice(wide_), of_slice(values_),
+                                  {.seed = seed_,
+                                   .step = steps_,
+                                   .tensor = slice.parameter,
+                                   .first_element = slice.first_element});
+  }
+  ++steps_;
+  memory::drop_memory(storage);
+}
+
+}  // namespace zeropage

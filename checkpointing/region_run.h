@@ -10,6 +10,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "checkpointing/region_options.h"
+
 namespace zeropage::checkpointing {
 
 namespace detail {
@@ -17,18 +19,9 @@ class Region;
 class RegionForward;
 }  // namespace detail
 
-struct RegionOptions {
-  std::string name;
-  bool preserve_random_state;
-  bool early_stop;
-  bool check_geometry;
-  bool check_values;
-};
-
 class RegionRun {
  public:
-  // Gives the inputs, in the order in which they were kept.
-  using NextInput = std::function<at::Tensor()>;
+  using NextInput = checkpointing::NextInput;
 
   explicit RegionRun(RegionOptions options);
   ~RegionRun();

@@ -18,7 +18,8 @@
 
 namespace zeropage::memory {
 
-// "[rank 3/8] " for a thread whose current ledger belongs to a rank, else "".
+// "[rank 3/8] " for a thread whose current ledger belongs to a rank, else "". The ledger defines it, which
+// knows the owner and includes this header.
 std::string owner_prefix();
 
 // The message of an exception in one line of words: without c10's stack trace.

@@ -112,3 +112,8 @@ ChargedBlock* host_block_of(const c10::DataPtr& data) {
 }
 
 }  // namespace zeropage::memory
+
+// Before main(), so that no tensor of the program escapes; LibTorch is initialised before us because we
+// link to it. Everybody who links the library asks the linker for it by name (memory/CMakeLists.txt).
+extern "C" __attribute__((visibility("default"))) const bool zeropage_observes_host_memory;
+const bool zeropage_observes_host_memory = zeropage::memory::observe_host_memory();

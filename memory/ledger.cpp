@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "memory/cpu_allocator.h"
 
 namespace zeropage::memory {
 namespace {
@@ -27,13 +26,14 @@ std::shared_ptr<Ledger>& current_slot() {
   return current;
 }
 
-// Before main(), so that no tensor of the program escapes; LibTorch is initialised before us because we
-// link to it.
-const bool host_is_observed = observe_host_memory();
-
 thread_local Kind kind_of_thread = Kind::kActivationAndOther;
 
 }  // namespace
+
+std::string owner_prefix() {
+  const std::string owner = Ledger::current()->owner();
+  return owner.empty() ? owner : "[" + owner + "] ";
+}
 
 std::string_view name(Kind kind) {
   static constexpr std::array<std::string_view, kKindCount> kNames = {

@@ -4,8 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/fused_step.h"
 #include "offload/packed_stretch.h"
+#include "offload/state_format.h"
+#include "offload/stretch.h"
 
 namespace zeropage::offload {
 

@@ -14,7 +14,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 
-#include "offload/lion.h"
+#include "offload/lion_options.h"
 #include "offload/update_rule.h"
 
 namespace zeropage::offload {

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "state/byte_source.h"
+
 namespace zeropage::state {
 
 enum class Dtype : uint8_t {
@@ -50,16 +52,6 @@ struct SafetensorsHeader {
   uint64_t data_begin = 0;  // in the file
 
   bool operator==(const SafetensorsHeader&) const = default;
-};
-
-// Where the bytes of a file come from. Free of what a file is, so that a parser's tests need none.
-class ByteSource {
- public:
-  virtual ~ByteSource() = default;
-  virtual const std::string& name() const = 0;  // for errors
-  virtual uint64_t size() const = 0;            // in bytes
-  // [offset, offset + bytes) of it, which are there. Throws where they cannot be read.
-  virtual void read(uint64_t offset, char* to, uint64_t bytes) const = 0;
 };
 
 // Throws StateError for whatever the format does not allow: lengths that lie, names twice, holes,

@@ -1,5 +1,3 @@
-#include "checkpointing/detail/offloaded_storage.h"
-
 #include <cstdint>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
 
+#include "checkpointing/detail/offloader.h"
 #include "memory/exact.h"
 
 namespace zeropage::checkpointing::detail {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "checkpointing/detail/offloaded_storage.h"
 #include "memory/bytes.h"
 
 namespace zeropage::checkpointing::detail {

@@ -1,5 +1,5 @@
 // The hooks behind ActivationOffload: what leaves, the order in which it left, and how much is on
-// its way.
+// its way; and what has left, which asks the hooks for its place in the order.
 //
 // Lifetime: graphs own it, through their OffloadedStorages.
 // Threads: any. Locks are taken in this order: a storage's, the Offloader's.
@@ -10,10 +10,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
-#include "checkpointing/activation_offload.h"
+#include "checkpointing/detail/compression.h"
 #include "checkpointing/detail/saved_storage.h"
+#include "checkpointing/offload_options.h"
+#include "checkpointing/saved_tensors.h"
+#include "memory/charged_block.h"
 #include "memory/ledger.h"
 
 namespace zeropage::checkpointing::detail {
@@ -93,6 +97,64 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   int64_t ahead_bytes_ = 0;
   int64_t largest_bytes_ = 0;
   OffloadStatistics statistics_;
+};
+
+// Host memory for a copy: its values, and all of it, as long and as aligned as the store wants it.
+struct HostBlock {
+  at::Tensor values;  // [numel]
+  at::Tensor bytes;   // uint8
+};
+
+// A span of a storage that has left for the host, and from there, if there is one, for a store.
+//
+// Lifetime: owns its host memory or its place in the store, and a share of the Offloader.
+// Threads: as SavedStorage.
+class OffloadedStorage final : public SavedStorage {
+ public:
+  // Starts the copy out.
+  OffloadedStorage(std::shared_ptr<Offloader> offloader, const at::Tensor& tensor,
+                   const Span& span);
+  ~OffloadedStorage() override;
+
+  int64_t place() const { return place_; }
+  // The copy has ended: it need not stay on the host. Returns at once if it has gone on already.
+  void go_to_store();
+  // Starts the copy back, unless it is back already, or need not come: from the store to the host, and
+  // when it is there, at a later call, to the device. False if there is no room.
+  bool fetch_ahead();
+  // Gives up what was fetched ahead.
+  void drop_ahead();
+
+ private:
+  at::Tensor fetch() override;
+  void after_unpack() override;
+
+  void copy_out(const at::Tensor& flat);
+  HostBlock host_memory() const;
+  void read_ahead();
+  void let_go_ahead();
+  const HostBlock& host_copy();
+  at::Tensor start_fetch();  // [numel], there at arrived_
+  // Where the program still holds it, else undefined.
+  at::Tensor source() const;
+  bool has_streams() const { return memory::has_streams(options().device().type()); }
+
+  // Constant after construction.
+  const std::shared_ptr<Offloader> offloader_;
+  const Encoded form_;
+  const CopyStreams streams_;
+  const int64_t place_;
+  const c10::weak_intrusive_ptr<c10::StorageImpl> source_;
+  memory::Event copied_;
+
+  // Guarded by mutex_.
+  HostBlock copy_;  // until it is stored, and when it was read again
+  std::unique_ptr<StoredActivation> stored_;
+  std::optional<memory::Pending> reading_;  // from the store into copy_
+  bool was_fetched_ = false;
+  bool counts_ahead_ = false;
+  at::Tensor ahead_;
+  memory::Event arrived_;
 };
 
 }  // namespace zeropage::checkpointing::detail

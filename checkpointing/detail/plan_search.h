@@ -17,7 +17,7 @@
 
 #include "checkpointing/detail/anchors.h"
 #include "checkpointing/detail/replay_simulator.h"
-#include "checkpointing/recompute_plan.h"
+#include "checkpointing/recorded_step.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -16,7 +16,7 @@
 #include "checkpointing/detail/outside_writes.h"
 #include "checkpointing/detail/recompute_account.h"
 #include "checkpointing/detail/thread_modes.h"
-#include "checkpointing/region_run.h"
+#include "checkpointing/region_options.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/ledger.h"
 #include "operators/operator_interceptor.h"
@@ -29,7 +29,7 @@ class Region : public std::enable_shared_from_this<Region> {
 
   // Before the first run.
   void keep_input(const at::Tensor& tensor, const std::string& name);
-  void set_function(std::function<void(const RegionRun::NextInput&)> function) {
+  void set_function(std::function<void(const NextInput&)> function) {
     function_ = std::move(function);
   }
 
@@ -77,7 +77,7 @@ class Region : public std::enable_shared_from_this<Region> {
   std::optional<RandomState> random_;
   OutsideWrites writes_;
   std::vector<Input> inputs_;
-  std::function<void(const RegionRun::NextInput&)> function_;
+  std::function<void(const NextInput&)> function_;
 
   std::recursive_mutex mutex_;
   // Guarded by mutex_.

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpointing/recompute_plan.h"
+#include "checkpointing/recorded_step.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -11,7 +11,7 @@
 
 #include "offload/detail/record_worker.h"
 #include "offload/detail/scratch_file.h"
-#include "offload/nvme_file.h"
+#include "offload/nvme_options.h"
 
 namespace zeropage::offload::detail {
 

@@ -25,7 +25,7 @@
 #include "device/pending.h"
 #include "memory/ledger.h"
 #include "offload/detail/block_device.h"
-#include "offload/nvme_file.h"
+#include "offload/nvme_options.h"
 
 namespace zeropage::offload::detail {
 

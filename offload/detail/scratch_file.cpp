@@ -14,7 +14,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "offload/nvme_file.h"
+#include "offload/nvme_options.h"
 
 namespace zeropage::offload::detail {
 namespace {

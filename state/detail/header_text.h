@@ -8,7 +8,7 @@
 #include <string>
 #include <string_view>
 
-#include "state/safetensors.h"
+#include "state/byte_source.h"
 #include "state/state_error.h"
 
 namespace zeropage::state::detail {

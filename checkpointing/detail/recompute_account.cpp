@@ -1,5 +1,3 @@
-#include "checkpointing/recompute_statistics.h"
-
 #include "checkpointing/detail/recompute_account.h"
 
 namespace zeropage::checkpointing {

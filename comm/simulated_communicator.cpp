@@ -46,12 +46,16 @@ SimulationOptions checked(const SimulationOptions& options) {
 }
 
 }  // namespace
+
 SimulatedCommunicator::SimulatedCommunicator(const SimulationOptions& options)
     : Communicator(options.rank, options.topology.size()),
       options_(checked(options)),
-      model_(options.topology, options.transport) {
+      model_(options.topology, options.transport),
+      calls_(std::make_unique<detail::CallNumbers>(size())) {
   memory::provide_meta_operators();
 }
+
+SimulatedCommunicator::~SimulatedCommunicator() = default;
 
 const SimulatedCommunicator& SimulatedCommunicator::of(const Communicator& communicator) {
   const auto* simulated = dynamic_cast<const SimulatedCommunicator*>(&communicator);
@@ -62,14 +66,14 @@ const SimulatedCommunicator& SimulatedCommunicator::of(const Communicator& commu
 
 Pending SimulatedCommunicator::start_all_gather(const at::Tensor& whole, std::string what) {
   const LinkTraffic sent = model_.all_gather(rank(), whole.numel(), whole.scalar_type());
-  return count(calls_.collective(Operation::kAllGather, whole, std::move(what)), sent,
+  return count(calls_->collective(Operation::kAllGather, whole, std::move(what)), sent,
                seconds_for(sent));
 }
 
 Pending SimulatedCommunicator::start_reduce_scatter(const at::Tensor& whole, ReduceOp op,
                                                     std::string what) {
   const LinkTraffic sent = model_.reduce_scatter(rank(), whole.numel(), whole.scalar_type());
-  Pending pending = count(calls_.collective(Operation::kReduceScatter, whole, std::move(what)),
+  Pending pending = count(calls_->collective(Operation::kReduceScatter, whole, std::move(what)),
                           sent, seconds_for(sent));
   reduce(detail::Slices::even(whole.numel(), size()).of(whole, rank()), op);
   return pending;
@@ -78,7 +82,7 @@ Pending SimulatedCommunicator::start_reduce_scatter(const at::Tensor& whole, Red
 Pending SimulatedCommunicator::start_all_reduce(const at::Tensor& tensor, ReduceOp op,
                                                 std::string what) {
   const LinkTraffic sent = model_.all_reduce(rank(), tensor.numel(), tensor.scalar_type());
-  Pending pending = count(calls_.collective(Operation::kAllReduce, tensor, std::move(what)), sent,
+  Pending pending = count(calls_->collective(Operation::kAllReduce, tensor, std::move(what)), sent,
                           seconds_for(sent));
   reduce(tensor, op);
   return pending;
@@ -87,25 +91,25 @@ Pending SimulatedCommunicator::start_all_reduce(const at::Tensor& tensor, Reduce
 Pending SimulatedCommunicator::start_broadcast(const at::Tensor& tensor, int root,
                                                std::string what) {
   const LinkTraffic sent = model_.broadcast(rank(), root, tensor.numel(), tensor.scalar_type());
-  return count(calls_.collective(Operation::kBroadcast, tensor, std::move(what)), sent,
+  return count(calls_->collective(Operation::kBroadcast, tensor, std::move(what)), sent,
                seconds_of_broadcast(detail::bytes_of(tensor)));
 }
 
 Pending SimulatedCommunicator::start_barrier(std::string what) {
-  return count(calls_.collective(Operation::kBarrier, at::empty({0}, at::kByte), std::move(what)),
+  return count(calls_->collective(Operation::kBarrier, at::empty({0}, at::kByte), std::move(what)),
                model_.barrier(rank()), seconds_of_barrier());
 }
 
 Pending SimulatedCommunicator::start_send(const at::Tensor& tensor, int to_rank, std::string what) {
   const LinkTraffic sent = model_.send(rank(), to_rank, tensor.numel(), tensor.scalar_type());
-  return count(calls_.send(tensor, to_rank, std::move(what)), sent, seconds_for(sent));
+  return count(calls_->send(tensor, to_rank, std::move(what)), sent, seconds_for(sent));
 }
 
 // Takes as long as the other rank's send.
 Pending SimulatedCommunicator::start_recv(const at::Tensor& tensor, int from_rank,
                                           std::string what) {
   const LinkTraffic arriving = model_.send(from_rank, rank(), tensor.numel(), tensor.scalar_type());
-  return count(calls_.recv(tensor, from_rank, std::move(what)), {}, seconds_for(arriving));
+  return count(calls_->recv(tensor, from_rank, std::move(what)), {}, seconds_for(arriving));
 }
 
 WireTraffic SimulatedCommunicator::sent() const {

@@ -21,18 +21,23 @@
 #include <array>
 #include <cstdint>
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "comm/communicator.h"
-#include "comm/detail/call.h"
 #include "comm/operation.h"
 #include "comm/topology.h"
 #include "comm/traffic.h"
 #include "comm/transport.h"
 
 namespace zeropage::comm {
+
+namespace detail {
+class CallNumbers;
+struct Call;
+}  // namespace detail
 
 inline constexpr int kMostSimulatedRanks = 4096;
 
@@ -81,6 +86,7 @@ class SimulatedCommunicator final : public Communicator {
   // Throws for a rank that is not in the topology, more than kMostSimulatedRanks, and links that
   // take no time.
   explicit SimulatedCommunicator(const SimulationOptions& options);
+  ~SimulatedCommunicator() override;
 
   // The communicator of a simulated world; throws for another.
   static const SimulatedCommunicator& of(const Communicator& communicator);
@@ -112,7 +118,7 @@ class SimulatedCommunicator final : public Communicator {
   const TrafficModel model_;
 
   // Owned by the calling thread.
-  detail::CallNumbers calls_{size()};
+  const std::unique_ptr<detail::CallNumbers> calls_;
   SimulationFigures figures_;
   std::exception_ptr first_error_;
 };

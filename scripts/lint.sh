@@ -12,6 +12,7 @@ clang-format --dry-run --Werror "${sources[@]}"
 echo "format: ${#sources[@]} files are clean"
 scripts/check_structure.py
 scripts/check_unity.py
+scripts/rooms.py --check >/dev/null && echo "rooms: no arrow runs back"
 scripts/paging_picture.py --check
 [ "${1:-}" = --fast ] && exit
 

@@ -127,8 +127,12 @@ struct StretchCase {
   std::optional<offload::Precision> copy = std::nullopt;
   int64_t first_in_block = 0;
   int64_t first_element = 0;
-  int64_t shift = 0;           // elements behind an aligned address, of every buffer
-  int64_t gradient_shift = 0;  // of the gradient, besides
+  int64_t shift = 0;  // elements behind an aligned address, of every buffer
+  // Of one buffer, besides.
+  int64_t gradient_shift = 0;
+  int64_t values_shift = 0;  // or of the upper halves
+  int64_t copy_shift = 0;
+  int64_t second_state_shift = 0;
   bool zeroes_gradient = false;
   std::optional<float> found_inf = std::nullopt;
 };
@@ -138,7 +142,9 @@ inline std::ostream& operator<<(std::ostream& out, const StretchCase& it) {
              << (it.is_split ? ", split" : "") << ", gradient " << static_cast<int>(it.gradient)
              << ", copy " << (it.copy ? static_cast<int>(*it.copy) : -1) << ", from "
              << it.first_in_block << " of a block and " << it.first_element << ", shifted "
-             << it.shift << " + " << it.gradient_shift << (it.zeroes_gradient ? ", zeroed" : "");
+             << it.shift << " + " << it.gradient_shift << ", " << it.values_shift << ", "
+             << it.copy_shift << ", " << it.second_state_shift
+             << (it.zeroes_gradient ? ", zeroed" : "");
 }
 
 inline size_t bytes_of(offload::Precision precision) {
@@ -157,15 +163,17 @@ class HostStretch {
     gradient_ = {of.numel, of.shift + of.gradient_shift, bytes_of(of.gradient)};
     fill(gradient_, of.gradient);
     if (of.is_split) {
-      high_ = low_ = {of.numel, of.shift, sizeof(uint16_t)};
+      high_ = {of.numel, of.shift + of.values_shift, sizeof(uint16_t)};
+      low_ = {of.numel, of.shift, sizeof(uint16_t)};
       fill_split();
     } else {
-      values_ = {of.numel, of.shift, sizeof(float)};
+      values_ = {of.numel, of.shift + of.values_shift, sizeof(float)};
       fill(values_, Precision::kFloat);
     }
-    if (of.copy) copy_ = {of.numel, of.shift, bytes_of(*of.copy)};
+    if (of.copy) copy_ = {of.numel, of.shift + of.copy_shift, bytes_of(*of.copy)};
     for (int state = 0; state < kMostStates; ++state) {
-      states_[state] = {of.numel, of.shift, bytes_of(of.format)};
+      const int64_t besides = state == 1 ? of.second_state_shift : 0;
+      states_[state] = {of.numel, of.shift + besides, bytes_of(of.format)};
       fill_state(state);
     }
     if (of.found_inf) found_inf_ = *of.found_inf;

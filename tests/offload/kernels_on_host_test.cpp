@@ -68,6 +68,20 @@ TEST_F(CudaFusedStepOnHostTest, HasThemAtAnyNumelAndAlignment) {
   }
 }
 
+TEST_F(CudaFusedStepOnHostTest, HasThemWhereOneBufferLiesUnlikeTheOthers) {
+  for (const Precision gradient : {Precision::kFloat, Precision::kHalf}) {
+    const auto expect = [&](StretchCase of) {
+      of.gradient = gradient;
+      of.numel = 77;
+      expect_the_cpus_bits(of);
+    };
+    expect({.gradient_shift = 1});
+    expect({.values_shift = 2});
+    expect({.second_state_shift = 3});
+    expect({.copy = Precision::kBFloat16, .copy_shift = 4});
+  }
+}
+
 TEST_F(CudaFusedStepOnHostTest, HasThemWhereAThreadGoesRoundMoreThanOnce) {
   for (const Order order : {Order::kForward, Order::kBackward}) {
     cuda_on_host::device.order = order;
@@ -145,9 +159,18 @@ TEST_F(CudaPackedStepOnHostTest, HasThemAtAnyAlignment) {
     expect_them_in_every_format({.numel = 300, .shift = shift});
     expect_them_in_every_format({.numel = 300, .first_in_block = shift, .shift = shift});
   }
+}
+
+TEST_F(CudaPackedStepOnHostTest, HasThemWhereOneBufferLiesUnlikeTheOthers) {
   expect_them_in_every_format({.numel = 300, .gradient_shift = 1});
   expect_them_in_every_format(
       {.numel = 300, .gradient = Precision::kBFloat16, .gradient_shift = 4});
+  expect_them_in_every_format({.numel = 300, .values_shift = 1});
+  expect_them_in_every_format({.numel = 300, .second_state_shift = 1});
+  for (const StateFormat format : kFormats) {
+    expect_the_cpus_bits(
+        {.numel = 300, .format = format, .copy = Precision::kHalf, .copy_shift = 4});
+  }
 }
 
 TEST_F(CudaPackedStepOnHostTest, RoundsByTheBitsOfEachElementsPlace) {

@@ -24,7 +24,7 @@ MOST_README_LINES = 80
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher", "comm/detail/rank_", "comm/detail/signal_relay", "comm/detail/line_forwarder",
-              "comm/detail/launch_report", "comm/detail/file_descriptor", "tools/", "memory/cuda/device_places",
+              "comm/detail/launch_report", "comm/detail/file_descriptor", "tools/", "memory/accelerator_driver", "memory/cuda/device_places",
               "memory/device_places", "memory/format_bytes", "memory/host_", "memory/no_cuda_devices", "memory/page_nodes", "memory/topology",
               "state/")
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)

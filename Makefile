@@ -4,7 +4,7 @@ JOBS := $(shell nproc)
 NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test cuda bench lint bundle consumer clean
+.PHONY: help setup build train test cuda bench lint bundle carry consumer clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
@@ -43,8 +43,12 @@ lint: ## check formatting, include arrows and file lengths, then clang-tidy (slo
 bundle: setup ## pack the non-torch libraries into bundle/, for machines without a network
 	@scripts/bundle.sh
 
+carry: ## pack what scripts/check_gpu.sh runs into carry/, built for sm_90: for machines with a GPU and torch
+	@scripts/setup.sh --cuda
+	@scripts/carry.sh --jobs $(JOBS)
+
 consumer: build ## install into build/install and build examples/consumer/ against it, as a user's project
 	@scripts/check_consumer.sh
 
-clean: ## remove build/ and bundle/ (.venv stays)
-	@rm -rf build bundle
+clean: ## remove build/, bundle/ and carry/ (.venv stays)
+	@rm -rf build bundle carry

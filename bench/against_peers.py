@@ -62,6 +62,7 @@ class Run:
     device_bytes: int  # at the peak on an accelerator, the largest of all ranks; 0 on the host
     loss: list  # per step, mean over ranks
     weights_sha256: str  # of the final weights; "" where the side does not say
+    update_seconds: float  # median as above, of the optimizer's step alone; 0 where the side does not say
 
 
 def parse_arguments(words):
@@ -147,11 +148,13 @@ def read_run(result, arguments):
         ),
         loss=result["loss"],
         weights_sha256=result.get("weights_sha256", ""),
+        update_seconds=statistics.median(result.get("update_seconds", [])[WARM_UP_STEPS:] or [0]),
     )
 
 
-def run_rounds(sides, folder, arguments):
-    """side -> its runs, interleaved: every side once a round, in turns who goes first."""
+def run_rounds(sides, folder, arguments, after_round):
+    """side -> its runs, interleaved: every side once a round, in turns who goes first. after_round is
+    called with what there is when every side has run as often as the others."""
     runs = {side: [] for side in sides}
     for number, side in in_turns(list(sides), arguments.rounds):
         run = measure(side, sides[side], folder, arguments.timeout,
@@ -163,6 +166,8 @@ def run_rounds(sides, folder, arguments):
             file=sys.stderr,
             flush=True,
         )
+        if len({len(of_side) for of_side in runs.values()}) == 1:
+            after_round(runs)
     return runs
 
 
@@ -243,12 +248,17 @@ def main(words=None):
         folder = Path(name)
         data = data_in(folder, arguments.data)
         sides = side_commands(arguments, python, data, folder)
-        runs = run_rounds(sides, folder, arguments)
-    tolerance = LOSS_TOLERANCE[arguments.compute_dtype]
-    figures = {peer: compare(runs["ours"], runs[peer], tolerance) for peer in arguments.peers}
+        tolerance = LOSS_TOLERANCE[arguments.compute_dtype]
+        figures = {}
+
+        def after_round(runs):
+            # Each time: what was measured is there even if a later round is stopped.
+            figures.update({peer: compare(runs["ours"], runs[peer], tolerance) for peer in arguments.peers})
+            if arguments.json is not None:
+                write_json(arguments.json, arguments, runs, figures)
+
+        run_rounds(sides, folder, arguments, after_round)
     print_report(arguments, figures, tolerance)
-    if arguments.json is not None:
-        write_json(arguments.json, arguments, runs, figures)
     return 0 if all(f["worst_loss_difference"]["agrees"] for f in figures.values()) else 1
 
 

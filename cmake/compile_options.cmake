@@ -11,6 +11,13 @@ set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 # Messages name sources from the project's folder on, and the compiler's cache serves every clone.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>)
 
+if(ZEROPAGE_RUN_PATH)
+  set(CMAKE_INSTALL_RPATH "${ZEROPAGE_RUN_PATH}")
+  set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+  # RPATH, which serves the libraries of libraries too, and not RUNPATH.
+  add_link_options(-Wl,--disable-new-dtags)
+endif()
+
 find_program(ZEROPAGE_CCACHE ccache)
 if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   # A precompiled header is cached only under these sloppiness flags; the base folder makes clones share hits.
@@ -33,7 +40,7 @@ endif()
 add_library(zeropage_warnings INTERFACE)
 # Designated initializers leave the rest at their defaults on purpose.
 target_compile_options(zeropage_warnings INTERFACE
-  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers>)
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;$<$<BOOL:${ZEROPAGE_WERROR}>:-Werror>;-Wno-missing-field-initializers>)
 if(CMAKE_UNITY_BUILD)
   # g++ takes the anonymous namespace of a source for that of a header where several sources are compiled as one.
   target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)

@@ -9,6 +9,8 @@ if(NOT ZEROPAGE_NVCC)
 endif()
 set(CMAKE_CUDA_COMPILER ${ZEROPAGE_NVCC})
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+# CMake's default is the static one: a second runtime beside LibTorch's, with streams and errors of its own.
+set(CMAKE_CUDA_RUNTIME_LIBRARY Shared)
 if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER})
 endif()

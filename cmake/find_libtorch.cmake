@@ -102,7 +102,10 @@ if(ZEROPAGE_CUDA)
   # Nothing of ours names a symbol of torch_cuda where it registers its operators, so the linker must not drop it.
   set(link_cuda -Wl,--no-as-needed zeropage::torch_cuda zeropage::c10_cuda ${ZEROPAGE_CUDART} -Wl,--as-needed)
   foreach(folder IN LISTS zeropage_nvidia_libraries)
-    list(APPEND link_cuda -Wl,-rpath,${folder} -Wl,-rpath-link,${folder})
+    list(APPEND link_cuda -Wl,-rpath-link,${folder})
+    if(NOT ZEROPAGE_RUN_PATH)
+      list(APPEND link_cuda -Wl,-rpath,${folder})
+    endif()
   endforeach()
   # For what torch_cuda needs and no wheel brought.
   list(APPEND link_cuda -Wl,-rpath-link,${CUDAToolkit_LIBRARY_DIR})

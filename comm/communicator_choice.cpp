@@ -4,6 +4,7 @@
 #include <array>
 #include <fstream>
 #include <iostream>
+#include <optional>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -11,6 +12,7 @@
 
 #include "comm/devices/nccl_communicator.h"
 #include "comm/devices/staged_communicator.h"
+#include "comm/devices/staging_buffer.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
 #include "comm/topology.h"
@@ -55,6 +57,9 @@ Topology topology_of(const std::vector<std::string>& hosts) {
   return Topology(numbers);
 }
 
+// Whose bytes a communicator of the host moves.
+enum class Carried : uint8_t { kTensorsOfTheHost, kStagedTensors };
+
 struct SharedMemory {
   std::unique_ptr<HostLink> link;  // null: cannot be had
   std::string reason;
@@ -62,7 +67,8 @@ struct SharedMemory {
 
 // Collective over the ranks of all hosts, each of which gets its own. Every rank learns of every
 // failure, so all come to the same end.
-SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Topology& topology) {
+SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Topology& topology,
+                                   Carried carried) {
   const std::vector<int>& here = topology.ranks_of(topology.host_of(options.rank));
   const int maker = here.front();
   SharedSegment segment;
@@ -75,15 +81,21 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   if (std::string reason = first_failure(made); !reason.empty()) return {nullptr, reason};
 
   SharedMemory shared;
+  std::optional<detail::StagingBuffer> staging;
   const std::vector<std::string> opened = options.gather_text(
       "shared memory", attempt([&] {
         if (options.rank != maker) {
           segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1));
         }
-        shared.link = std::make_unique<HostLink>(
-            std::move(segment), HostLink::Options{.ranks = here,
-                                                  .own = topology.index_in_host(options.rank),
-                                                  .deadline = options.deadline});
+        HostLink::Options link{.ranks = here,
+                               .own = topology.index_in_host(options.rank),
+                               .deadline = options.deadline};
+        if (carried == Carried::kStagedTensors) {
+          // Memory that a driver has mapped may be closed to other processes.
+          const at::Tensor sample = staging.emplace(options.device).take(1, at::kLong);
+          link.sample = static_cast<uint64_t*>(sample.data_ptr());
+        }
+        shared.link = std::make_unique<HostLink>(std::move(segment), link);
         return std::string();
       }));
   if (std::string reason = first_failure(opened); !reason.empty()) return {nullptr, reason};
@@ -95,7 +107,8 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   return shared;
 }
 
-std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& options) {
+std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& options,
+                                                     Carried carried) {
   const Topology topology = topology_of(options.hosts);
   const bool one_host = topology.hosts() == 1;
   ZP_CHECK(options.transport != Transport::kShared || one_host,
@@ -103,7 +116,7 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
            "auto or gloo");
   SharedMemory shared;
   if (options.transport != Transport::kGloo && topology.hosts() < topology.size()) {
-    shared = meet_in_shared_memory(options, topology);
+    shared = meet_in_shared_memory(options, topology, carried);
     if (shared.link && one_host) return make_shared_memory_communicator(std::move(shared.link));
     ZP_CHECK(shared.link || options.transport != Transport::kShared,
              "the shared-memory communicator was asked for, but cannot be had: ", shared.reason,
@@ -178,7 +191,7 @@ std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
       "NCCL was asked for, but this world is on ", options.device,
       " and NCCL moves tensors of CUDA devices; set WorldOptions::device to c10::kCUDA, or use "
       "auto, gloo or shared");
-  if (on_host) return make_host_communicator(options);
+  if (on_host) return make_host_communicator(options, Carried::kTensorsOfTheHost);
   const bool wants_nccl = options.transport == Transport::kNccl;
   const bool may_have_nccl = wants_nccl || options.transport == Transport::kAuto;
   const std::string obstacle = may_have_nccl ? why_no_nccl(options) : "";
@@ -186,8 +199,10 @@ std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
            "; use auto or shared, which pass through the host, or give every rank a device");
   CommunicatorOptions for_host = options;
   if (wants_nccl) for_host.transport = Transport::kAuto;
-  std::unique_ptr<Communicator> host = make_host_communicator(for_host);
-  if (may_have_nccl && obstacle.empty()) {
+  const bool by_nccl = may_have_nccl && obstacle.empty();
+  std::unique_ptr<Communicator> host = make_host_communicator(
+      for_host, by_nccl ? Carried::kTensorsOfTheHost : Carried::kStagedTensors);
+  if (by_nccl) {
     return make_nccl_communicator(
         std::move(host), {.store = c10::make_intrusive<c10d::PrefixStore>("nccl", options.store),
                           .device = options.device,

@@ -32,6 +32,9 @@ constexpr auto kBetweenProbes = std::chrono::milliseconds(200);
 constexpr auto kNoWait = std::chrono::milliseconds(1);
 constexpr char kFine = '+';
 constexpr char kFailed = '-';
+// Before what a rank says of its device.
+constexpr char kDevice = '+';
+constexpr char kNoDevice = '-';
 
 std::chrono::milliseconds left_until(Clock::time_point moment) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment - Clock::now());
@@ -84,6 +87,7 @@ struct World::State {
   std::chrono::milliseconds deadline{};
   c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
   bool store_is_gone = false;
+  int ranks_on_device = 1;
   uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<State> beside;  // whose ranks these are; null: their own
@@ -182,8 +186,9 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
         options);
 }
 
-// Collective: where one rank has no such device, all end with its reason.
-c10::Device World::choose_device(c10::DeviceType type) const {
+// Collective: where one rank has no such device, all end with its reason. The others learn which device
+// it is otherwise.
+c10::Device World::choose_device(c10::DeviceType type) {
   if (!memory::has_streams(type)) {
     ZP_CHECK(type == c10::kCPU, "a world cannot be on ", c10::Device(type),
              "; set WorldOptions::device to c10::kCUDA or c10::kCPU");
@@ -192,19 +197,24 @@ c10::Device World::choose_device(c10::DeviceType type) const {
   const int count = memory::device_count(type);
   const c10::Device device(type, static_cast<c10::DeviceIndex>(local_rank() % std::max(count, 1)));
   std::string obstacle = memory::obstacle_to(device);
+  std::string own;
   try {
     if (obstacle.empty()) {
       memory::set_current_device(device);
       if (type == c10::kCUDA) memory::observe_cuda_memory();
+      own = kDevice + memory::device_identity(device);
     }
   } catch (const std::exception& error) {
     obstacle = c10::str(device, ": ", memory::message_of(error));
   }
-  const std::vector<std::string> obstacles = gather_text("devices", obstacle);
+  const std::vector<std::string> of_ranks =
+      gather_text("devices", obstacle.empty() ? own : kNoDevice + obstacle);
   ZP_CHECK(obstacle.empty(), obstacle);
-  for (size_t other = 0; other < obstacles.size(); ++other) {
-    ZP_CHECK(obstacles[other].empty(), "rank ", other, " has no device: ", obstacles[other]);
+  for (size_t other = 0; other < of_ranks.size(); ++other) {
+    ZP_CHECK(of_ranks[other].front() != kNoDevice, "rank ", other,
+             " has no device: ", of_ranks[other].substr(1));
   }
+  state_->ranks_on_device = static_cast<int>(std::count(of_ranks.begin(), of_ranks.end(), own));
   return device;
 }
 
@@ -265,6 +275,9 @@ std::chrono::milliseconds World::deadline() const {
 }
 c10::Device World::device() const {
   return communicator().device();
+}
+int World::ranks_on_device() const {
+  return state_->ranks_on_device;
 }
 Communicator& World::communicator() const {
   ZP_CHECK(state_->communicator != nullptr,
@@ -333,6 +346,7 @@ World World::beside(const std::string& name, std::chrono::milliseconds deadline)
   auto state = std::make_shared<State>();
   state->place = state_->place;
   state->deadline = deadline;
+  state->ranks_on_device = state_->ranks_on_device;
   if (state_->store) {
     state->store = c10::make_intrusive<c10d::PrefixStore>(
         c10::str("beside/", state_->rounds++, "/", name), state_->store);

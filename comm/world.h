@@ -71,6 +71,9 @@ class World {
   std::chrono::milliseconds deadline() const;
   // The communicator's: with an index, unless it is the host.
   c10::Device device() const;
+  // This one among them, and at least 1. Ranks that a decorated communicator puts on a device, and
+  // those of the host, are not counted.
+  int ranks_on_device() const;
 
   Communicator& communicator() const;
 
@@ -97,7 +100,7 @@ class World {
   struct State;
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
   [[noreturn]] void fail_to_connect(const std::exception& error) const;
-  c10::Device choose_device(c10::DeviceType type) const;
+  c10::Device choose_device(c10::DeviceType type);
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
   void wait_until_seen(const std::string& round, const std::vector<int>& by) const;
   std::string settle_within(std::chrono::milliseconds deadline, const std::string& topic,

@@ -3,6 +3,7 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
 #include "device/stream.h"
 #include "memory/check.h"
@@ -23,6 +24,8 @@ std::string why_none(c10::DeviceType type) {
 
 int device_count(c10::DeviceType type) {
   if (!has_streams(type)) return type == c10::DeviceType::CPU ? 1 : 0;
+  note_driver_use(
+      c10::str("memory::device_count(", c10::DeviceTypeName(type, /*lower_case=*/true), ")"));
   if (is_cuda(type)) return cuda::device_count();
   if (!c10::impl::hasDeviceGuardImpl(type)) return 0;
   return c10::impl::VirtualGuardImpl(type).deviceCount();

@@ -11,11 +11,12 @@
 
 namespace zeropage::memory {
 
-// How many this process sees; 0 where there are none, or none that work. 1 for the host.
+// How many this process sees; 0 where there are none, or none that work. 1 for the host. Starts the
+// driver, as all of the following do unless they say otherwise: a process that asked cannot fork ranks
+// (device/accelerator_driver.h).
 int device_count(c10::DeviceType type);
 
-// Whether this build has CUDA and this machine its driver. Unlike device_count() it leaves CUDA
-// alone: a process that has asked CUDA cannot fork ranks.
+// Whether this build has CUDA and this machine its driver. Leaves the driver alone.
 bool has_cuda_driver();
 
 // Why tensors cannot be made there, and what to do; "" if they can. device: with an index, unless it

@@ -1,7 +1,7 @@
 // Where in the machine CUDA's devices are. A build without CUDA has none:
 // device/no_cuda_devices.cpp.
 //
-// Asks CUDA, so a process that did cannot fork ranks. Free of torch, for `zp`.
+// Asks CUDA, so a process that did cannot fork ranks (device/accelerator_driver.h). Free of torch, for `zp`.
 #pragma once
 
 #include <string>

@@ -1,8 +1,10 @@
+#include "device/accelerator_driver.h"
 #include "device/device_places.h"
 
 namespace zeropage::memory {
 
 std::vector<DevicePlace> cuda_device_places() {
+  note_driver_use("memory::cuda_device_places()");
   return {};
 }
 

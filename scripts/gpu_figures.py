@@ -9,6 +9,7 @@
 
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -34,6 +35,10 @@ def kernels(log):
 def peers(path):
     result = json.loads(Path(path).read_text())
     stage = result["flags"]["stage"]
+    ours = result["runs"]["ours"]
+    updates = [run["update_seconds"] for run in ours]
+    line(f"optimizer's step, stage {stage}", f"{statistics.median(updates) * 1e3:.2f} ms of "
+         f"{statistics.median(run['step_seconds'] for run in ours) * 1e3:.2f} ms, {len(ours)} rounds", "none", True)
     for peer, figures in result["against"].items():
         step = figures["step_seconds"]
         ratio = step["ratio"]

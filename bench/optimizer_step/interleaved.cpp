@@ -46,15 +46,7 @@ double seconds_of(const Contender& contender, const c10::Device& device, int64_t
 
 void time_one(benchmark::State& state, const Contender& contender, const c10::Device& device) {
   const auto runs = static_cast<int64_t>(state.max_iterations);
-  double seconds = 0;
-  if (contender.before) {
-    for (int64_t i = 0; i < runs; ++i) {
-      contender.before();
-      seconds += seconds_of(contender, device, 1);
-    }
-  } else {
-    seconds = seconds_of(contender, device, runs);
-  }
+  const double seconds = seconds_of(contender, device, runs);
   for ([[maybe_unused]] const auto iteration : state) {
     state.SetIterationTime(seconds / static_cast<double>(runs));
   }
@@ -64,10 +56,7 @@ void time_one(benchmark::State& state, const Contender& contender, const c10::De
 
 std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c10::Device& device,
                                      int rounds) {
-  for (const Contender& contender : all) {
-    if (contender.before) contender.before();
-    contender.run();
-  }
+  for (const Contender& contender : all) contender.run();
   benchmark::ClearRegisteredBenchmarks();
   for (int round = 0; round < rounds; ++round) {
     for (const Contender& contender : all) {

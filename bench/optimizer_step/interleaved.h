@@ -13,8 +13,7 @@ namespace optimizer_step {
 
 struct Contender {
   std::string name;
-  std::function<void()> run;          // once; queued, where the device has a stream
-  std::function<void()> before = {};  // each run, not timed; each run is then waited for by itself
+  std::function<void()> run;  // once; queued, where the device has a stream
 };
 
 // Seconds of each contender in every round. Runs each once before.

@@ -103,12 +103,14 @@ void run(const Flags& flags) {
   const auto time_and_report = [&](const Group& group) {
     const auto seconds = optimizer_step::time_interleaved(group.contenders, device, flags.rounds);
     json["groups"].push_back(report(group, seconds, text));
+    // After each: what was measured is there even if a later group is stopped.
+    if (!flags.json.empty() && flags.json != "-") write_json(json, flags.json);
   };
   for (const int64_t numel : numels_of(flags)) {
     time_and_report(optimizer_step::flat_group(device, numel));
   }
   time_and_report(optimizer_step::list_group(device, flags.tensors));
-  if (!flags.json.empty()) write_json(json, flags.json);
+  if (flags.json == "-") write_json(json, flags.json);
 }
 
 }  // namespace

@@ -28,7 +28,10 @@ using Work = c10::intrusive_ptr<c10d::Work>;
 // What ranks have enqueued when they end well needs this long at most.
 constexpr std::chrono::seconds kLastOperations{5};
 
-// The current stream waits for it.
+// Collectives run on the stream that is current: ours. A backend whose own stream takes them, as NCCL's
+// takes the messages of pairs, returns what the current stream then waits for.
+constexpr bool kOnOwnStream = false;
+
 void let_stream_wait(const Work& work) {
   if (work) work->wait();
 }
@@ -99,8 +102,8 @@ class DeviceCommunicator final : public Communicator {
                      reduce_slices_and_gather(tensor, op);
                    } else {
                      std::vector<at::Tensor> tensors = {tensor};
-                     let_stream_wait(
-                         options_.backend->allreduce(tensors, {.reduceOp = fast_op(tensor, op)}));
+                     let_stream_wait(options_.backend->allreduce(
+                         tensors, {.reduceOp = fast_op(tensor, op), .asyncOp = kOnOwnStream}));
                      divide_if_mean(tensor, op);
                    }
                  });
@@ -112,7 +115,8 @@ class DeviceCommunicator final : public Communicator {
                  [&](const Call& call) {
                    if ((rank() + 1) % size() != root) sent_.add(call.operation, call.bytes);
                    std::vector<at::Tensor> bytes = {tensor.view(at::kByte)};
-                   let_stream_wait(options_.backend->broadcast(bytes, {.rootRank = root}));
+                   let_stream_wait(options_.backend->broadcast(
+                       bytes, {.rootRank = root, .asyncOp = kOnOwnStream}));
                  });
   }
 
@@ -179,7 +183,7 @@ class DeviceCommunicator final : public Communicator {
   void gather(const at::Tensor& whole) const {
     at::Tensor bytes = whole.view(at::kByte);
     at::Tensor own = Slices::even(bytes.numel(), size()).of(bytes, rank());
-    let_stream_wait(options_.backend->_allgather_base(bytes, own));
+    let_stream_wait(options_.backend->_allgather_base(bytes, own, {.asyncOp = kOnOwnStream}));
   }
 
   void reduce_own_slice(const at::Tensor& whole, ReduceOp op) {
@@ -190,11 +194,12 @@ class DeviceCommunicator final : public Communicator {
       at::Tensor arriving = contributions.view(at::kByte);
       at::Tensor leaving = whole.view(at::kByte);
       std::vector<int64_t> even;
-      let_stream_wait(options_.backend->alltoall_base(arriving, leaving, even, even));
+      let_stream_wait(options_.backend->alltoall_base(arriving, leaving, even, even,
+                                                      {.asyncOp = kOnOwnStream}));
       detail::reduce_in_rank_order(contributions, size(), own, op, divisor());
     } else {
-      let_stream_wait(
-          options_.backend->_reduce_scatter_base(own, given, {.reduceOp = fast_op(whole, op)}));
+      let_stream_wait(options_.backend->_reduce_scatter_base(
+          own, given, {.reduceOp = fast_op(whole, op), .asyncOp = kOnOwnStream}));
       divide_if_mean(own, op);
     }
   }

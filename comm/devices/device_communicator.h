@@ -2,8 +2,9 @@
 // bytes from device to device. The host does not wait: an operation is enqueued at the call.
 //
 // Operations are enqueued to one stream, which first waits for what the caller's current stream
-// holds; so they run one after the other, beside the caller's. Each is a launch of its own: small ones
-// are not coalesced. Tensors of the host, and barriers, go to the communicator of the host.
+// holds; so they run one after the other, beside the caller's. The backend is asked to run collectives
+// on that very stream (asyncOp = false); one that has a stream of its own for them works too, by an
+// event there and one back. Each is a launch of its own: small ones are not coalesced. Tensors of the host, and barriers, go to the communicator of the host.
 //
 // Sums: ReductionOrder::kFast leaves the order to the backend, in the tensor's precision; a mean is
 // its sum, divided once on the device. (fp16 alone is divided before, by the backend: its sums

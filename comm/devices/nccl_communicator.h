@@ -1,9 +1,11 @@
 // Ranks with a CUDA device each, by c10d's NCCL: its collectives, and none of its watching over them.
 // What they cost and how they add: comm/devices/device_communicator.h.
 //
-// c10d's own watchdog would end the process without naming a page. It is told not to, by the
-// variables TORCH_NCCL_ASYNC_ERROR_HANDLING=0, TORCH_NCCL_RETHROW_CUDA_ERRORS=0 and
-// TORCH_NCCL_ENABLE_MONITORING=0, where they are not set. Every device needs a rank of its own.
+// c10d's own watchdog would end the process without naming a page, or hold what is under way while it
+// dumps what it knows. It is told not to, by variables that are set to 0 where they are not set:
+// TORCH_NCCL_ASYNC_ERROR_HANDLING, TORCH_NCCL_RETHROW_CUDA_ERRORS, TORCH_NCCL_ENABLE_MONITORING,
+// TORCH_NCCL_DUMP_ON_TIMEOUT, TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC and TORCH_FR_BUFFER_SIZE. Every device
+// needs a rank of its own.
 //
 // A build without CUDA has comm/devices/no_nccl.cpp instead.
 #pragma once

@@ -185,7 +185,7 @@ class StagedCommunicator final : public Communicator {
   const Stream copies_ = Stream::another(device_);
 
   // Owned by the thread that performs.
-  detail::StagingBuffer staging_{device_.type()};
+  detail::StagingBuffer staging_{device_};
   Event last_end_;
 
   std::mutex host_mutex_;

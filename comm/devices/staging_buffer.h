@@ -1,25 +1,27 @@
-// Host memory that a device copies to and from without the host's help.
+// Host memory that a device copies to and from without the host's help, and that other ranks may read.
 //
-// One buffer, grown to the largest use. Its bytes are charged by hand, as kStaging: page-locked
-// memory does not come from the allocator that the ledger wraps.
+// One buffer, grown to the largest use: a memory::PinnedArena. On CUDA that is ordinary memory which is
+// registered with the driver, since what cudaHostAlloc() maps may be closed to process_vm_readv().
+// Its bytes are charged by hand, as kStaging: an arena is on no ledger.
 //
 // Threads: one at a time.
 #pragma once
 
 #include <memory>
+#include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/core/TensorBody.h>
-#include <ATen/ops/from_blob.h>
+#include <ATen/ops/empty.h>
 
+#include "device/pinned_arena.h"
 #include "memory/ledger.h"
 
 namespace zeropage::comm::detail {
 
 class StagingBuffer {
  public:
-  // Charges the calling thread's ledger.
-  explicit StagingBuffer(c10::DeviceType device) : device_(device) {}
+  // device: with its index. Charges the calling thread's ledger.
+  explicit StagingBuffer(c10::Device device) : device_(device) {}
   ~StagingBuffer() { release(); }
   StagingBuffer(const StagingBuffer&) = delete;
   StagingBuffer& operator=(const StagingBuffer&) = delete;
@@ -31,25 +33,27 @@ class StagingBuffer {
     const int64_t needed = numel * static_cast<int64_t>(c10::elementSize(dtype));
     if (needed > bytes_) {
       release();
-      data_ = at::globalContext().getPinnedMemoryAllocator(device_)->allocate(
-          static_cast<size_t>(needed));
+      const memory::Take all{needed, at::kByte};
+      memory::PinnedArena arena(memory::PinnedArena::bytes_for({&all, 1}), {.device = device_});
+      memory_ = arena.take(needed, at::kByte);
       bytes_ = needed;
       ledger_->charge(memory::Kind::kStaging, bytes_);
     }
-    return at::from_blob(data_.get(), {numel}, at::TensorOptions().dtype(dtype));
+    if (needed == 0) return at::empty({0}, at::TensorOptions().dtype(dtype));
+    return memory_.narrow(0, 0, needed).view(dtype);
   }
 
  private:
   void release() {
-    data_.clear();
+    memory_ = at::Tensor();
     ledger_->discharge(memory::Kind::kStaging, std::exchange(bytes_, 0));
   }
 
   // Constant after construction.
-  const c10::DeviceType device_;
+  const c10::Device device_;
   const std::shared_ptr<memory::Ledger> ledger_ = memory::Ledger::current();
 
-  c10::DataPtr data_;
+  at::Tensor memory_;  // [bytes_]
   int64_t bytes_ = 0;
 };
 

@@ -8,6 +8,7 @@
 
 #include "comm/launcher/rank_environment.h"
 #include "comm/launcher/rank_supervisor.h"
+#include "device/accelerator_driver.h"
 
 namespace zeropage::comm {
 namespace {
@@ -49,6 +50,18 @@ void check_single_thread() {
         std::to_string(threads) +
         " (a fork copies only the calling thread: locks of the others would stay locked); call it "
         "before anything starts threads, first thing in main(), or start the program with zp run");
+  }
+}
+
+void check_no_driver() {
+  const std::string use = memory::driver_use();
+  if (!use.empty()) {
+    throw std::runtime_error(
+        "zeropage launcher: launch_function forks, which needs a process that has not started an "
+        "accelerator's driver, and this one has (" +
+        use +
+        "): its ranks would get errors from the driver; ask for devices in the ranks only "
+        "(memory::has_cuda_driver() asks without the driver), or start the program with zp run");
   }
 }
 
@@ -156,6 +169,7 @@ int launch_program(const std::vector<std::string>& argv, const LaunchOptions& op
 int launch_function(const std::function<int()>& function, const LaunchOptions& options) {
   check_options(options);
   check_single_thread();
+  check_no_driver();
   open_missing_standard_streams();
   // What is buffered here would otherwise come out once more from every rank.
   std::cout.flush();

@@ -46,8 +46,8 @@ int launch_program(const std::vector<std::string>& argv, const LaunchOptions& op
 // that leaves it is printed and the exit code is 1; the stack that LibTorch appends to its messages
 // is printed only with TORCH_SHOW_CPP_STACKTRACES=1.
 //
-// Throws std::runtime_error when the process already has a second thread: call it first thing in
-// main().
+// Throws std::runtime_error when the process already has a second thread, or has started an
+// accelerator's driver (device/accelerator_driver.h): call it first thing in main().
 int launch_function(const std::function<int()>& function, const LaunchOptions& options);
 
 }  // namespace zeropage::comm

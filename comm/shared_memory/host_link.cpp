@@ -63,7 +63,9 @@ HostLink::HostLink(SharedSegment segment, const Options& options)
     }
   }
   new (&board(own())) Board;
-  board(own()).announcements[0].address = reinterpret_cast<uint64_t>(&kCookie);
+  uint64_t* const sample = options.sample != nullptr ? options.sample : &cookie_;
+  *sample = kCookie;
+  board(own()).announcements[0].address = reinterpret_cast<uint64_t>(sample);
   board(own()).pid.store(getpid(), std::memory_order_release);
   let_siblings_read();
 }
@@ -79,7 +81,8 @@ std::string HostLink::find_peers() {
     const int error = peer.read(board(place).announcements[0].address, &cookie, sizeof(cookie));
     if (error != 0 || cookie != kCookie) {
       return c10::str("rank ", rank_of(own()), " cannot read the memory of rank ", rank_of(place),
-                      " (process ", peer.pid(), "): ", std::strerror(error));
+                      " (process ", peer.pid(),
+                      "): ", error != 0 ? std::strerror(error) : "it reads other values");
     }
   }
   return "";

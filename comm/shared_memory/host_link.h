@@ -40,6 +40,10 @@ class HostLink {
     std::vector<int> ranks;  // of this host, in the order that all of them use
     int own = 0;             // this rank's place among them
     std::chrono::milliseconds deadline;
+    // Of the kind of memory that this rank's tensors will be in: the others try to read it. Written by
+    // the constructor; must live until all ranks have found their peers. Null: memory of this process
+    // like any other.
+    uint64_t* sample = nullptr;
   };
 
   // The segment that the host's first rank makes for so many ranks.
@@ -115,6 +119,7 @@ class HostLink {
   const HostSegment segment_;
   const Options options_;
   std::vector<PeerProcess> peers_;  // by place
+  uint64_t cookie_ = 0;
   bool reads_peers_ = false;
   uint64_t sessions_ = 0;
   uint64_t rounds_ = 0;  // meetings so far

@@ -3,9 +3,12 @@
 #include <array>
 #include <cuda_runtime_api.h>
 
+#include "device/accelerator_driver.h"
+
 namespace zeropage::memory {
 
 std::vector<DevicePlace> cuda_device_places() {
+  note_driver_use("memory::cuda_device_places()");
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) {
     // It stays in CUDA's per-thread state, where LibTorch's next check would find it.

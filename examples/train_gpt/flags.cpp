@@ -116,8 +116,10 @@ void check_values(const Flags& flags) {
   require(!flags.simulates() || !flags.checkpointing.sees_values(),
           "--communicator simulated: computes no values to measure or offload; use "
           "--checkpoint-activations none, blocks or every:K, and no --offload-activations");
-  require(flags.device != "cuda" || zeropage::memory::has_cuda_driver(),
-          "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
+  if (flags.device == "cuda" && !zeropage::memory::has_cuda_driver()) {
+    // Only here, where no rank will be forked, may CUDA be asked why.
+    require(false, "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
+  }
   const bool on_cuda = flags.device_type() == torch::kCUDA;
   require(flags.communicator != "nccl" || on_cuda,
           "--communicator nccl: moves tensors between CUDA devices; use --device cuda, or auto, "
@@ -321,7 +323,8 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       "zp run.");
   app.option_defaults()->always_capture_default()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);
-  app.add_option("--data", flags.data, "Text file, or auto: LibTorch's own headers")
+  app.add_option("--data", flags.data,
+                 "Text file, a folder of headers, or auto: LibTorch's own headers")
       ->option_text("PATH|auto");
   app.add_option("--d-model", flags.model.d_model, "Width")->check(positive());
   app.add_option("--layers", flags.model.layers, "Blocks")->check(positive());

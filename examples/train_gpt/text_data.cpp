@@ -1,9 +1,12 @@
 #include "examples/train_gpt/text_data.h"
 
 #include <algorithm>
+#include <dlfcn.h>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+
+#include <ATen/Context.h>
 
 #include "examples/train_gpt/gpt.h"
 #include "memory/bytes.h"
@@ -16,6 +19,17 @@ namespace fs = std::filesystem;
 
 // Enough text for the largest run of the examples, little enough to be read at once.
 constexpr int64_t kMostHeaderBytes = int64_t{4} << 20;
+
+// Beside the library that runs, wherever it was found: <torch>/lib/libtorch_cpu.so.
+fs::path folder_of_headers() {
+  Dl_info library{};
+  const bool found = dladdr(reinterpret_cast<const void*>(&at::globalContext), &library) != 0;
+  ZP_CHECK(found,
+           "--data auto: the system does not tell where LibTorch is; give a text file or a "
+           "folder of headers with --data PATH");
+  return fs::path(library.dli_fname).parent_path().parent_path() /
+         "include/torch/csrc/api/include/torch";
+}
 
 }  // namespace
 
@@ -33,7 +47,11 @@ Batch to_device(const Batch& batch, torch::Device device) {
 
 TextData::TextData(const std::string& path, int64_t sequence) : sequence_(sequence) {
   if (path == "auto") {
-    read_headers();
+    read_headers(folder_of_headers());
+    description_ = "LibTorch's headers";
+  } else if (fs::is_directory(path)) {
+    read_headers(path);
+    description_ = "the headers in " + path;
   } else {
     read_file(path);
     description_ = path;
@@ -50,17 +68,17 @@ TextData::TextData(const std::string& path, int64_t sequence) : sequence_(sequen
 void TextData::read_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   ZP_CHECK(in && fs::is_regular_file(path), "--data ", path,
-           ": cannot be read as a file; give a text file, or `auto` for LibTorch's headers");
+           ": cannot be read as a file; give a text file, a folder of headers, or `auto` for "
+           "LibTorch's");
   const std::string text{std::istreambuf_iterator<char>(in), {}};
   ZP_CHECK(!text.empty(), "--data ", path, ": is empty; give a file with text");
   for (const char byte : text) tokens_.push_back(static_cast<unsigned char>(byte));
   tokens_.push_back(kEndOfText);
 }
 
-void TextData::read_headers() {
-  const fs::path root = TRAIN_GPT_HEADERS;
+void TextData::read_headers(const fs::path& root) {
   ZP_CHECK(fs::is_directory(root), "--data auto: LibTorch's headers are not at ", root.string(),
-           " any more; give a text file with --data PATH");
+           "; give a text file or a folder of headers with --data PATH");
   std::vector<fs::path> files;
   for (const auto& entry : fs::recursive_directory_iterator(root)) {
     if (entry.path().extension() == ".h") files.push_back(entry.path());
@@ -70,7 +88,8 @@ void TextData::read_headers() {
     if (static_cast<int64_t>(tokens_.size()) > kMostHeaderBytes) break;
     if (fs::file_size(file) > 0) read_file(file.string());
   }
-  description_ = "LibTorch's headers";
+  ZP_CHECK(!tokens_.empty(), "--data ", root.string(),
+           ": has no header (*.h) with text; give a text file or another folder");
 }
 
 Batch TextData::windows(const std::vector<int64_t>& starts) const {

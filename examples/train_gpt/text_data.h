@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -22,8 +23,8 @@ Batch to_device(const Batch& batch, torch::Device device);
 // Tokens 0..255 are bytes and 256 ends a file. The last 5 % are held out from training.
 class TextData {
  public:
-  // path: a file, or "auto" for LibTorch's own C++ headers (real text on every machine that built
-  // this). Throws if it cannot be read, is empty, or is shorter than a few sequences.
+  // path: a file, a folder with headers, or "auto" for those of the LibTorch that runs (real text on
+  // every machine). Throws if it cannot be read, is empty, or is shorter than a few sequences.
   TextData(const std::string& path, int64_t sequence);
 
   // Sample g of a run starts at splitmix64(splitmix64(seed) + g) modulo the possible starts.
@@ -37,7 +38,7 @@ class TextData {
 
  private:
   void read_file(const std::string& path);
-  void read_headers();
+  void read_headers(const std::filesystem::path& root);
   Batch windows(const std::vector<int64_t>& starts) const;
 
   const int64_t sequence_;

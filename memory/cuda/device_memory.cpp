@@ -1,5 +1,6 @@
 #include "memory/device_memory.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <iostream>
 #include <mutex>
@@ -40,6 +41,11 @@ void observe_cuda_memory() {
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     allocator::attachAllocatorTraceTracker(&track);
     allocator::attachOutOfMemoryObserver(&report_out_of_memory);
+    if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
+      TORCH_WARN(
+          "PYTORCH_NO_CUDA_MEMORY_CACHING is set: LibTorch then tells nobody of its blocks, so "
+          "figures of memory on CUDA are 0 here; unset it unless you look for errors of kernels");
+    }
   });
 }
 

@@ -30,14 +30,26 @@ using testing::run_ranks;
 using testing::tree_sum;
 using testing::try_ranks;
 
-enum class Way : uint8_t { kStagedGloo, kStagedShared, kStagedTwoLevels, kFast, kFixed, kDelayed };
+using testing::FakeBackend;
+
+enum class Way : uint8_t {
+  kStagedGloo,
+  kStagedShared,
+  kStagedTwoLevels,
+  kFast,
+  kFixed,
+  kDelayed,
+  kOwnStream,  // the backend has a stream of its own for everything
+};
 
 RankOptions options_for(Way way, int size) {
   testing::register_fake_accelerator();
   RankOptions options;
   if (way >= Way::kFast) {
+    const bool fast = way == Way::kFast || way == Way::kOwnStream;
     options.decorate = testing::over_fake_backend(
-        way == Way::kFast ? ReductionOrder::kFast : ReductionOrder::kFixed, options.deadline);
+        fast ? ReductionOrder::kFast : ReductionOrder::kFixed, options.deadline,
+        way == Way::kOwnStream ? FakeBackend::Streams::kOwnAlone : FakeBackend::Streams::kAsNccl);
     if (way == Way::kDelayed) {
       options.decorate = [make = options.decorate](std::unique_ptr<Communicator> host) {
         return std::make_unique<testing::DelayedCommunicator>(make(std::move(host)),
@@ -123,7 +135,7 @@ TEST_P(DeviceCommunicatorTest, ReduceScatterGivesTheMeanOfTheOwnSliceAndLeavesTh
 }
 
 TEST_P(DeviceCommunicatorTest, LowPrecisionRoundsOnceInTheFixedOrder) {
-  if (way() == Way::kFast) return;
+  if (way() == Way::kFast || way() == Way::kOwnStream) return;
   run([&](World& world) {
     for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
       for (const int64_t numel : {5, 30'001}) {
@@ -275,17 +287,44 @@ TEST_P(DeviceCommunicatorTest, RefusesAnotherDevicesTensorInWords) {
 }
 
 std::string case_name(const ::testing::TestParamInfo<std::tuple<Way, int>>& info) {
-  constexpr const char* kNames[] = {"StagedGloo", "StagedShared", "StagedTwoLevels",
-                                    "Fast",       "Fixed",        "Delayed"};
+  constexpr const char* kNames[] = {"StagedGloo", "StagedShared", "StagedTwoLevels", "Fast",
+                                    "Fixed",      "Delayed",      "OwnStream"};
   return c10::str(kNames[static_cast<size_t>(std::get<0>(info.param))], std::get<1>(info.param));
 }
 
 INSTANTIATE_TEST_SUITE_P(WaysAndRanks, DeviceCommunicatorTest,
                          ::testing::Combine(::testing::Values(Way::kStagedGloo, Way::kStagedShared,
                                                               Way::kStagedTwoLevels, Way::kFast,
-                                                              Way::kFixed, Way::kDelayed),
+                                                              Way::kFixed, Way::kDelayed,
+                                                              Way::kOwnStream),
                                             ::testing::Values(1, 2, 3, 4)),
                          case_name);
+
+TEST(DeviceCommunicatorStreamTest, CollectivesRunOnOurStreamWhereTheBackendLetsThem) {
+  testing::register_fake_accelerator();
+  const c10::Device device = fake_device();
+  for (const auto order : {ReductionOrder::kFast, ReductionOrder::kFixed}) {
+    for (const auto streams : {FakeBackend::Streams::kAsNccl, FakeBackend::Streams::kOwnAlone}) {
+      const auto backend =
+          c10::make_intrusive<FakeBackend>(std::make_unique<SoloCommunicator>(), device, streams);
+      const auto communicator = make_device_communicator(std::make_unique<SoloCommunicator>(),
+                                                         {.backend = backend,
+                                                          .device = device,
+                                                          .order = order,
+                                                          .deadline = std::chrono::seconds(30),
+                                                          .transport = "fake"});
+      const auto tensor = torch::ones({1000}, torch::TensorOptions(device));
+      communicator->all_gather(tensor, "a test").wait();
+      communicator->reduce_scatter(tensor, ReduceOp::kSum, "a test").wait();
+      communicator->all_reduce(tensor, ReduceOp::kMean, "a test").wait();
+      communicator->broadcast(tensor, 0, "a test").wait();
+      EXPECT_TRUE(tensor.cpu().eq(1).all().item<bool>());
+      // In the fixed order an all-reduce is two operations.
+      const int64_t operations = order == ReductionOrder::kFixed ? 5 : 4;
+      EXPECT_EQ(backend->hops(), streams == FakeBackend::Streams::kAsNccl ? 0 : operations);
+    }
+  }
+}
 
 TEST(DeviceCommunicatorFailureTest, TheDeadlineEndsWhatARankDoesNotJoin) {
   testing::register_fake_accelerator();

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "device/accelerator_driver.h"
 #include "tests/comm/launched_process.h"
 
 namespace zeropage::comm::launcher_test {
@@ -288,6 +289,42 @@ TEST(LauncherTest, RefusesToForkAProcessWithOtherThreads) {
   });
   EXPECT_EQ(launch.wait(), 99);
   EXPECT_THAT(launch.err(), ContainsRegex("1 thread, got [2-9].*first thing in main"));
+}
+
+TEST(LauncherTest, RefusesToForkOnceAnAcceleratorsDriverWasAsked) {
+  LaunchedProcess launch([] {
+    memory::note_driver_use("a stand-in for the driver");
+    memory::note_driver_use("somebody later");
+    return launch_function([] { return 0; }, ranks(2));
+  });
+  EXPECT_EQ(launch.wait(), 99);
+  EXPECT_THAT(launch.err(),
+              HasSubstr("has not started an accelerator's driver, and this one has (a stand-in for "
+                        "the driver asked it)"));
+  EXPECT_THAT(launch.err(), HasSubstr("ask for devices in the ranks only"));
+}
+
+TEST(LauncherTest, ForksAfterARankOfAnEarlierLaunchAskedTheDriver) {
+  LaunchedProcess launch([] {
+    const auto ask = [] {
+      memory::note_driver_use("a rank");
+      return 0;
+    };
+    return launch_function(ask, ranks(2)) + launch_function(ask, ranks(2));
+  });
+  EXPECT_EQ(launch.wait(), 0) << launch.err();
+}
+
+TEST(LauncherTest, SeesTheDriversFileWhoeverOpenedIt) {
+  const std::string file = ::testing::TempDir() + "zeropage-driver-" + std::to_string(::getpid());
+  EXPECT_EQ(memory::driver_use(file), "");
+  const int opened = ::open((file + "-uvm").c_str(), O_CREAT | O_RDWR, 0600);
+  ASSERT_GE(opened, 0);
+  EXPECT_EQ(memory::driver_use(file),
+            "the process has " + file + "-uvm open, which CUDA opens when it starts");
+  ::close(opened);
+  EXPECT_EQ(memory::driver_use(file), "");
+  ::unlink((file + "-uvm").c_str());
 }
 
 TEST(LauncherTest, RefusesOptionsThatMakeNoSense) {

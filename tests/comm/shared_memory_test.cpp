@@ -1,6 +1,8 @@
 // Whether a world gets shared memory, and what ranks say when they cannot have it.
 #include <csignal>
+#include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,6 +54,32 @@ class SegmentLimit {
   rlimit before_{};
   void (*before_handler_)(int) = nullptr;
 };
+
+TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
+  const auto page_bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  void* const page =
+      mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(page, MAP_FAILED);
+  auto segment = detail::SharedSegment::create(detail::HostLink::segment_bytes(2));
+  auto again = detail::SharedSegment::open(segment.ticket());
+  const auto options = [](int own, uint64_t* sample) {
+    return detail::HostLink::Options{
+        .ranks = {0, 1}, .own = own, .deadline = std::chrono::seconds(30), .sample = sample};
+  };
+  detail::HostLink first(std::move(segment), options(0, static_cast<uint64_t*>(page)));
+  detail::HostLink second(std::move(again), options(1, nullptr));
+  EXPECT_EQ(first.find_peers(), "");
+  EXPECT_EQ(second.find_peers(), "");
+  // As memory that only a driver maps.
+  ASSERT_EQ(mprotect(page, page_bytes, PROT_NONE), 0);
+  EXPECT_EQ(first.find_peers(), "");
+  EXPECT_THAT(second.find_peers(), AllOf(HasSubstr("rank 1 cannot read the memory of rank 0"),
+                                         HasSubstr("Bad address")));
+  ASSERT_EQ(mprotect(page, page_bytes, PROT_READ | PROT_WRITE), 0);
+  *static_cast<uint64_t*>(page) = 0;
+  EXPECT_THAT(second.find_peers(), HasSubstr("it reads other values"));
+  munmap(page, page_bytes);
+}
 
 TEST(SharedMemoryTest, IsWhatRanksOfOneHostGet) {
   EXPECT_EQ(transport_between(3, {}), "shared");

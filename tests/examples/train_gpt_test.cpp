@@ -36,42 +36,10 @@ TEST_F(TrainGptTest, RefusesCudaWithTheReasonWhereThereIsNone) {
   expect_refused(shell(hidden + "--communicator nccl"), "moves tensors between CUDA devices");
 }
 
-class TrainGptCudaTest : public TrainGptTest {
- protected:
-  void SetUp() override {
-    TrainGptTest::SetUp();
-    const Outcome outcome = train_gpt(tiny("--device cuda"));
-    if (outcome.exit_code != 0) GTEST_SKIP() << outcome.output;
-  }
-  void expect_the_same_bits(const std::string& flags) const {
-    std::string first;
-    for (const int stage : {0, 1, 2, 3}) {
-      const Outcome outcome = train_gpt(
-          tiny("--device cuda --deterministic --stage " + std::to_string(stage) + " " + flags));
-      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-      if (first.empty()) first = json()["weights_sha256"];
-      EXPECT_EQ(json()["weights_sha256"], first) << "stage " << stage;
-    }
-  }
-};
-
-TEST_F(TrainGptCudaTest, GivesTheSameBitsAtEveryStageOnOneRank) {
-  expect_the_same_bits("--page-bytes 16KiB");
-  expect_the_same_bits("--page-bytes 16KiB --compute-dtype bf16");
-}
-
-// Through the host, where the ranks share a device.
-TEST_F(TrainGptCudaTest, GivesTheSameBitsAtEveryStageOnTwoRanks) {
-  expect_the_same_bits("--page-bytes 16KiB --ranks 2");
-  expect_the_same_bits("--page-bytes 16KiB --ranks 2 --compute-dtype bf16 --optimizer lion");
-}
-
-TEST_F(TrainGptCudaTest, WritesASnapshotOfTheAllocator) {
-  const Outcome outcome =
-      train_gpt(tiny("--device cuda --memory-snapshot " + path("snapshot.pickle")));
-  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_GT(std::filesystem::file_size(path("snapshot.pickle")), 1000U);
-  EXPECT_GT(json()["memory"][0]["reserved_bytes"], 0);
+// In every build: who asks a driver notes it, with or without one.
+TEST_F(TrainGptTest, AsksNoDriverBeforeItForksItsRanks) {
+  const Outcome outcome = train_gpt(tiny("--device cpu --ranks 2"));
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
 }
 
 TEST_F(TrainGptTest, TrainsInBfloat16WithMasterWeightsToTheSameBitsAtEveryStage) {

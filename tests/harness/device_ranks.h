@@ -31,8 +31,9 @@ constexpr const char* name(Carrier carrier) {
 }
 
 // For each rank's communicator of the host: one that works on streams of its device.
-inline auto over_fake_backend(comm::ReductionOrder order, std::chrono::milliseconds deadline) {
-  return [order, deadline, store = c10::make_intrusive<c10d::HashStore>()](
+inline auto over_fake_backend(comm::ReductionOrder order, std::chrono::milliseconds deadline,
+                              FakeBackend::Streams streams = FakeBackend::Streams::kAsNccl) {
+  return [order, deadline, streams, store = c10::make_intrusive<c10d::HashStore>()](
              std::unique_ptr<comm::Communicator> host) {
     const int rank = host->rank();
     const int size = host->size();
@@ -42,11 +43,12 @@ inline auto over_fake_backend(comm::ReductionOrder order, std::chrono::milliseco
       carrier = comm::make_gloo_communicator({.store = store, .rank = rank, .size = size});
     }
     return comm::make_device_communicator(
-        std::move(host), {.backend = c10::make_intrusive<FakeBackend>(std::move(carrier), device),
-                          .device = device,
-                          .order = order,
-                          .deadline = deadline,
-                          .transport = "fake"});
+        std::move(host),
+        {.backend = c10::make_intrusive<FakeBackend>(std::move(carrier), device, streams),
+         .device = device,
+         .order = order,
+         .deadline = deadline,
+         .transport = "fake"});
   };
 }
 

@@ -1,8 +1,10 @@
-// A c10d backend for the fake accelerator that works as NCCL does: operations run on a stream of its
-// own, which waits for the caller's at the call; Work::wait() makes the then-current stream wait.
-// A communicator of the host carries the bytes, on the stream's thread.
+// A c10d backend for the fake accelerator that works as NCCL does. A collective with asyncOp = false runs
+// on the caller's current stream, and there is no Work. Others, and messages between pairs, run on a
+// stream of the backend's, which waits for the caller's at the call; Work::wait() makes the then-current
+// stream wait. A communicator of the host carries the bytes, on the stream's thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -20,9 +22,16 @@ namespace zeropage::testing {
 
 class FakeBackend final : public c10d::Backend {
  public:
-  FakeBackend(std::unique_ptr<comm::Communicator> host, c10::Device device)
+  enum class Streams : uint8_t {
+    kAsNccl,
+    kOwnAlone,  // whatever asyncOp says, as backends older than it
+  };
+
+  FakeBackend(std::unique_ptr<comm::Communicator> host, c10::Device device,
+              Streams streams = Streams::kAsNccl)
       : c10d::Backend(host->rank(), host->size()),
         device_(device),
+        streams_(streams),
         stream_(c10::impl::VirtualGuardImpl(device.type()).getStreamFromGlobalPool(device)),
         host_(std::move(host)) {}
 
@@ -37,11 +46,15 @@ class FakeBackend final : public c10d::Backend {
   }
   void shutdown() override { abort(); }
 
+  // Operations so far that ran on the backend's own stream.
+  int64_t hops() const { return hops_; }
+
   using Work = c10::intrusive_ptr<c10d::Work>;
 
-  Work _allgather_base(at::Tensor& whole, at::Tensor& own, const c10d::AllgatherOptions&) override {
+  Work _allgather_base(at::Tensor& whole, at::Tensor& own,
+                       const c10d::AllgatherOptions& options) override {
     TORCH_CHECK(whole.numel() == own.numel() * getSize());
-    return enqueue([this, whole = host_view(whole), own = host_view(own)] {
+    return enqueue(options.asyncOp, [this, whole = host_view(whole), own = host_view(own)] {
       slice(whole, getRank()).copy_(own);
       run([&](comm::Communicator& host) { return host.all_gather(whole, "a fake gather"); });
     });
@@ -50,19 +63,21 @@ class FakeBackend final : public c10d::Backend {
   Work _reduce_scatter_base(at::Tensor& own, at::Tensor& whole,
                             const c10d::ReduceScatterOptions& options) override {
     TORCH_CHECK(whole.numel() == own.numel() * getSize());
-    return enqueue([this, own = host_view(own), whole = host_view(whole), op = options.reduceOp] {
-      const at::Tensor copy = whole.clone();
-      run([&](comm::Communicator& host) {
-        return host.reduce_scatter(copy, op_of(op), "a fake reduction");
-      });
-      own.copy_(slice(copy, getRank()));
-    });
+    return enqueue(options.asyncOp,
+                   [this, own = host_view(own), whole = host_view(whole), op = options.reduceOp] {
+                     const at::Tensor copy = whole.clone();
+                     run([&](comm::Communicator& host) {
+                       return host.reduce_scatter(copy, op_of(op), "a fake reduction");
+                     });
+                     own.copy_(slice(copy, getRank()));
+                   });
   }
 
   Work alltoall_base(at::Tensor& to, at::Tensor& from, std::vector<int64_t>& to_sizes,
-                     std::vector<int64_t>& from_sizes, const c10d::AllToAllOptions&) override {
+                     std::vector<int64_t>& from_sizes,
+                     const c10d::AllToAllOptions& options) override {
     TORCH_CHECK(to_sizes.empty() && from_sizes.empty() && to.numel() == from.numel());
-    return enqueue([this, to = host_view(to), from = host_view(from)] {
+    return enqueue(options.asyncOp, [this, to = host_view(to), from = host_view(from)] {
       const at::Tensor all = at::empty({getSize() * from.numel()}, from.options());
       slice(all, getRank()).copy_(from);
       run([&](comm::Communicator& host) { return host.all_gather(all, "a fake exchange"); });
@@ -73,28 +88,29 @@ class FakeBackend final : public c10d::Backend {
   }
 
   Work allreduce(std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options) override {
-    return enqueue([this, tensor = host_view(tensors.at(0)), op = options.reduceOp] {
-      run([&](comm::Communicator& host) {
-        return host.all_reduce(tensor, op_of(op), "a fake reduction");
-      });
-    });
+    return enqueue(options.asyncOp,
+                   [this, tensor = host_view(tensors.at(0)), op = options.reduceOp] {
+                     run([&](comm::Communicator& host) {
+                       return host.all_reduce(tensor, op_of(op), "a fake reduction");
+                     });
+                   });
   }
 
   Work broadcast(std::vector<at::Tensor>& tensors, const c10d::BroadcastOptions& options) override {
     const int root = static_cast<int>(options.rootRank);
-    return enqueue([this, tensor = host_view(tensors.at(0)), root] {
+    return enqueue(options.asyncOp, [this, tensor = host_view(tensors.at(0)), root] {
       run([&](comm::Communicator& host) { return host.broadcast(tensor, root, "a fake one"); });
     });
   }
 
   Work send(std::vector<at::Tensor>& tensors, int to, int) override {
-    return enqueue([this, tensor = host_view(tensors.at(0)), to] {
+    return enqueue(/*async=*/true, [this, tensor = host_view(tensors.at(0)), to] {
       run([&](comm::Communicator& host) { return host.send(tensor, to, "a fake one"); });
     });
   }
 
   Work recv(std::vector<at::Tensor>& tensors, int from, int) override {
-    return enqueue([this, tensor = host_view(tensors.at(0)), from] {
+    return enqueue(/*async=*/true, [this, tensor = host_view(tensors.at(0)), from] {
       run([&](comm::Communicator& host) { return host.recv(tensor, from, "a fake one"); });
     });
   }
@@ -111,7 +127,12 @@ class FakeBackend final : public c10d::Backend {
     const memory::Event end_;
   };
 
-  Work enqueue(std::function<void()> task) {
+  Work enqueue(bool async, std::function<void()> task) {
+    if (!async && streams_ == Streams::kAsNccl) {
+      fake_stream(current_fake_stream(device_.index())).enqueue("a collective", std::move(task));
+      return {};
+    }
+    ++hops_;
     const memory::Event begun = memory::Stream::current(device_).record();
     const c10::StreamGuard guard(stream_);
     memory::Stream::current(device_).wait(begun);
@@ -146,7 +167,9 @@ class FakeBackend final : public c10d::Backend {
   }
 
   const c10::Device device_;
+  const Streams streams_;
   const c10::Stream stream_;
+  std::atomic<int64_t> hops_{0};
   std::mutex mutex_;
   std::condition_variable aborted_;
   std::unique_ptr<comm::Communicator> host_;  // guarded by mutex_

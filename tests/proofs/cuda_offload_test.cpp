@@ -13,7 +13,7 @@
 #include "tests/harness/needs_cuda.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
-#include "zero/nvme_activations.h"
+#include "zero/tiers/nvme_activations.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::cuda_offload_test {

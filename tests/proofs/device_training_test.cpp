@@ -274,6 +274,30 @@ TEST_F(DeviceStepTest, ModelsThatDoNotFitTheDeviceAreRefusedWithTheFiguresOnAllR
   EXPECT_THAT(message_of(errors[1]), HasSubstr("[rank 1/2] rank 0: the model needs 1.0 MiB"));
 }
 
+// One rank more than devices: the first device has two ranks, and as much free memory as one of them
+// needs and a half.
+TEST_F(DeviceStepTest, RanksThatShareADeviceAreRefusedWhatOnlyOneOfThemCouldHave) {
+  constexpr int kRanks = kFakeDevices + 1;
+  const MemoryLimit limit(fake_memory(0).current_bytes + 2 * 516_KiB + 3 * 516_KiB / 2);
+  const auto errors = try_ranks(
+      kRanks,
+      [](comm::World& world) {
+        torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
+        net->to(world.device());
+        // Each measures what is free when all models are there.
+        world.communicator().barrier("the models").wait();
+        DataParallel<torch::nn::Sequential> model(net, world, options_of(0));
+      },
+      on_fake_devices(Carrier::kStaged, kRanks));
+  for (const int rank : {0, kRanks - 1}) {
+    EXPECT_THAT(message_of(errors[static_cast<size_t>(rank)]),
+                HasSubstr("the model needs 1.0 MiB on fake:0 before any activation"));
+    EXPECT_THAT(message_of(errors[static_cast<size_t>(rank)]),
+                HasSubstr("as 2 ranks share what is free on it; use more devices"));
+  }
+  EXPECT_THAT(message_of(errors[1]), HasSubstr("rank 0: the model needs 1.0 MiB on fake:0"));
+}
+
 TEST_F(DeviceStepTest, OptimizersWhoseStateDoesNotFitAreRefusedBeforeTheFirstStep) {
   const MemoryLimit limit(fake_memory(0).current_bytes + 1500_KiB);
   const auto errors = try_ranks(

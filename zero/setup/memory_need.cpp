@@ -19,17 +19,21 @@ std::string shortage(const comm::World& world, const std::string& what, const Me
                      int64_t held_bytes) {
   const memory::DeviceMemory device = memory::device_memory(world.device());
   const int64_t needed = need.persistent.total() + need.transient_bytes;
-  const int64_t available = device.free_bytes + device.cached_bytes;
+  // What ranks hold already is not free, and what they are about to take is alike.
+  const int sharing = world.ranks_on_device();
+  const int64_t available = device.free_bytes / sharing + device.cached_bytes;
   if (needed - held_bytes <= available) return "";
   memory::Breakdown shown = need.persistent;
   shown[Kind::kStaging] += need.transient_bytes;
-  return c10::str(what, " needs ", format_bytes(needed), " on ", world.device(),
-                  " before any activation, but of its ", format_bytes(device.total_bytes), " only ",
-                  format_bytes(available + held_bytes),
-                  " are for this process; use more ranks, a higher stage, smaller pages or a lower "
-                  "precision\n",
-                  memory::memory_table(std::vector<memory::MemoryColumn>{
-                      {"needed", shown, need.persistent.total()}}));
+  return c10::str(
+      what, " needs ", format_bytes(needed), " on ", world.device(),
+      " before any activation, but of its ", format_bytes(device.total_bytes), " only ",
+      format_bytes(available + held_bytes), " are for this process",
+      sharing == 1 ? std::string() : c10::str(", as ", sharing, " ranks share what is free on it"),
+      "; use more ", sharing == 1 ? "ranks" : "devices",
+      ", a higher stage, smaller pages or a lower precision\n",
+      memory::memory_table(
+          std::vector<memory::MemoryColumn>{{"needed", shown, need.persistent.total()}}));
 }
 
 // Beside a parameter in a lower precision.

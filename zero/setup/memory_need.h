@@ -26,8 +26,8 @@ struct MemoryNeed {
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
                          int world_size, const Offloading* offloading = nullptr);
 
-// Throws, on all ranks alike, if a rank's accelerator has less: with the figures as a table. what:
-// "the model". held_bytes: of the need, on the device already. Nothing on the host. Collective.
+// Throws, on all ranks alike, if a rank's accelerator has less: with the figures as a table. Ranks that
+// share an accelerator have equal parts of what is free on it. what: "the model". held_bytes: of the need, on the device already. Nothing on the host. Collective.
 void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need,
                         int64_t held_bytes);
 

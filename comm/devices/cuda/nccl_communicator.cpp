@@ -1,7 +1,7 @@
 #include "comm/devices/nccl_communicator.h"
 
-#include <cstdlib>
 #include <future>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -12,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 #include "comm/devices/device_communicator.h"
+#include "comm/devices/nccl_environment.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -20,20 +21,6 @@ namespace {
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
 constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
-
-// c10d reads them where a ProcessGroupNCCL is made, and has no option for them.
-void leave_errors_to_us() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    for (const char* variable :
-         {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS",
-          "TORCH_NCCL_ENABLE_MONITORING",
-          // Pairs share the connection of all ranks on purpose: operations run in order.
-          "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING"}) {
-      setenv(variable, "0", /*overwrite=*/0);
-    }
-  });
-}
 
 // NCCL connects on the thread that asks, without a limit, and cannot be woken while it does. So that
 // is a thread that may be left behind.
@@ -75,7 +62,8 @@ bool has_nccl() {
 
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> host,
                                                      const NcclOptions& options) {
-  leave_errors_to_us();
+  static std::once_flag once;
+  std::call_once(once, detail::leave_nccl_errors_to_us);
   auto nccl = c10d::ProcessGroupNCCL::Options::create();
   // Ours ends an operation first, and knows what it was.
   nccl->timeout = std::chrono::hours(24 * 365);

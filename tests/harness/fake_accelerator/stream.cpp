@@ -27,7 +27,7 @@ struct Delays {
 };
 
 // What streams of one device share.
-struct StreamsOfDevice {
+struct FakeDevice {
   std::mutex mutex;
   // Guarded by mutex.
   std::map<c10::StreamId, std::unique_ptr<FakeStream>> streams;
@@ -40,8 +40,8 @@ Delays& delays() {
   return *delays;
 }
 
-StreamsOfDevice& streams_of(c10::DeviceIndex index) {
-  static auto* const devices = new std::array<StreamsOfDevice, kFakeDevices>;
+FakeDevice& device(c10::DeviceIndex index) {
+  static auto* const devices = new std::array<FakeDevice, kFakeDevices>;
   return devices->at(static_cast<size_t>(index));
 }
 
@@ -98,7 +98,7 @@ void FakeStream::run_one(const Entry& entry) {
   try {
     entry.task();
   } catch (const std::exception& error) {
-    StreamsOfDevice& mine = streams_of(stream_.device_index());
+    FakeDevice& mine = device(stream_.device_index());
     const std::lock_guard lock(mine.mutex);
     if (mine.error) return;
     mine.error = c10::str(stream_.device(), ": ", entry.what, ", a task of stream ", stream_.id(),
@@ -120,7 +120,7 @@ void FakeStream::sleep_as_told() {
 }
 
 FakeStream& fake_stream(c10::Stream stream) {
-  StreamsOfDevice& its = streams_of(stream.device_index());
+  FakeDevice& its = device(stream.device_index());
   const std::lock_guard lock(its.mutex);
   auto& found = its.streams[stream.id()];
   if (!found) found = std::make_unique<FakeStream>(stream);
@@ -130,8 +130,8 @@ FakeStream& fake_stream(c10::Stream stream) {
 void wait_for_fake_device(c10::DeviceIndex index) {
   std::vector<FakeStream*> streams;
   {
-    const std::lock_guard lock(streams_of(index).mutex);
-    for (const auto& [id, stream] : streams_of(index).streams) streams.push_back(stream.get());
+    const std::lock_guard lock(device(index).mutex);
+    for (const auto& [id, stream] : device(index).streams) streams.push_back(stream.get());
   }
   for (FakeStream* stream : streams) stream->wait();
 }
@@ -139,8 +139,8 @@ void wait_for_fake_device(c10::DeviceIndex index) {
 void rethrow_task_error(c10::DeviceIndex index) {
   std::optional<std::string> error;
   {
-    const std::lock_guard lock(streams_of(index).mutex);
-    error = std::exchange(streams_of(index).error, std::nullopt);
+    const std::lock_guard lock(device(index).mutex);
+    error = std::exchange(device(index).error, std::nullopt);
   }
   TORCH_CHECK(!error, *error);
 }

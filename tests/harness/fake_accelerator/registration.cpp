@@ -77,8 +77,10 @@ bool makes_views(const c10::FunctionSchema& schema) {
 }
 
 // Where the CPU has a kernel of its own and others compose the operator of several, the bits may
-// differ: layer norm, group norm. Convolutions choose their kernel by the device.
+// differ: layer norm, group norm. Convolutions choose their kernel by the device. A list is copied by one
+// kernel, as on CUDA, and not by one an element.
 void prefer_cpu_kernels(Library& aten) {
+  aten.impl("_foreach_copy_", on_stream());
   aten.impl("convolution", on_stream());
   aten.impl("convolution_backward", on_stream());
   auto& dispatcher = c10::Dispatcher::singleton();

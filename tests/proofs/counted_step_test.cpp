@@ -37,7 +37,7 @@ TEST_P(CountedStepTest, LaunchesAndWaitsNoMoreThanItDid) {
 
 INSTANTIATE_TEST_SUITE_P(StagesAndAccumulators, CountedStepTest,
                          ::testing::Values(Bound{0, 0, 225, 1}, Bound{0, 1, 1051, 2},
-                                           Bound{1, 0, 315, 2}, Bound{1, 1, 757, 3},
+                                           Bound{1, 0, 223, 2}, Bound{1, 1, 665, 3},
                                            Bound{2, 0, 220, 1}, Bound{2, 1, 662, 2},
                                            Bound{3, 0, 234, 1}, Bound{3, 1, 676, 2}),
                          [](const auto& info) {

@@ -3,36 +3,18 @@
 #include <algorithm>
 #include <utility>
 
+#include <ATen/ops/_foreach_copy.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "device/named_range.h"
 #include "memory/check.h"
+#include "zero/gradients/accumulate_hooks.h"
 
 namespace zeropage {
 namespace {
 
-using torch::autograd::variable_list;
-
 constexpr int kNoBackward = -1;
-
-struct PreHook final : torch::autograd::FunctionPreHook {
-  using Call = std::function<variable_list(const variable_list&)>;
-  explicit PreHook(Call call) : call(std::move(call)) {}
-  variable_list operator()(const variable_list& gradients) override { return call(gradients); }
-  Call call;
-};
-
-struct PostHook final : torch::autograd::FunctionPostHook {
-  explicit PostHook(std::function<void()> call) : call(std::move(call)) {}
-  variable_list operator()(const variable_list& outputs, const variable_list&) override {
-    call();
-    return outputs;
-  }
-  std::function<void()> call;
-};
 
 }  // namespace
 
@@ -43,7 +25,8 @@ GradientReducer::GradientReducer(std::shared_ptr<ParameterPages> pages,
       when_(when),
       ledger_(memory::Ledger::current()),
       states_(pages_->layouts().size()),
-      hooked_(pages_->parameters().size()) {
+      hooked_(pages_->parameters().size()),
+      waiting_(states_.size()) {
   for (size_t index = 0; index < hooked_.size(); ++index) {
     const PlacedParameter& placed = pages_->parameters()[index];
     if (!placed.parameter.tensor.requires_grad()) continue;
@@ -54,32 +37,20 @@ GradientReducer::GradientReducer(std::shared_ptr<ParameterPages> pages,
     if (states_[page].parameters.empty()) continue;
     launch_order_.push_back(page);
     if (!buckets_->are_transient()) open(page);
-    for (const size_t index : states_[page].parameters) collect(index);
+    collect(page, states_[page].parameters);
   }
   used_ = at::zeros({static_cast<int64_t>(hooked_.size())}, at::kByte);
 }
 
-GradientReducer::~GradientReducer() {
-  for (Hooked& hooked : hooked_) {
-    if (!hooked.accumulator) continue;
-    hooked.accumulator->del_post_hook(hooked.post_hook);
-    auto& pre_hooks = hooked.accumulator->pre_hooks();
-    std::erase_if(pre_hooks, [&](const auto& hook) { return hook.get() == hooked.pre_hook; });
-  }
-}
+GradientReducer::~GradientReducer() = default;
 
 void GradientReducer::hook(size_t parameter) {
-  Hooked& hooked = hooked_[parameter];
-  hooked.accumulator =
-      torch::autograd::impl::grad_accumulator(pages_->parameters()[parameter].parameter.tensor);
-  TORCH_INTERNAL_ASSERT(hooked.accumulator, "a leaf that requires grad has an accumulator");
-  auto pre_hook = std::make_unique<PreHook>([this, parameter](const variable_list& gradients) {
-    return before_accumulate(parameter, gradients);
-  });
-  hooked.pre_hook = pre_hook.get();
-  hooked.accumulator->add_pre_hook(std::move(pre_hook));
-  hooked.post_hook = hooked.accumulator->add_post_hook(
-      std::make_unique<PostHook>([this, parameter] { after_accumulate(parameter); }));
+  hooked_[parameter].hooks = std::make_unique<detail::AccumulateHooks>(
+      pages_->parameters()[parameter].parameter.tensor,
+      [this, parameter](const std::vector<at::Tensor>& gradients) {
+        return before_accumulate(parameter, gradients);
+      },
+      [this, parameter] { after_accumulate(parameter); });
 }
 
 GradientReducer::PageState& GradientReducer::page_of(size_t parameter) {
@@ -95,7 +66,8 @@ const std::string& GradientReducer::name_of(size_t parameter) const {
 }
 
 // Of an accelerator, backward runs on a thread of autograd's, which charges no rank.
-variable_list GradientReducer::before_accumulate(size_t parameter, const variable_list& gradients) {
+std::vector<at::Tensor> GradientReducer::before_accumulate(
+    size_t parameter, const std::vector<at::Tensor>& gradients) {
   const memory::LedgerScope ledger(ledger_);
   enter_backward();
   const PageState& state = page_of(parameter);
@@ -105,41 +77,52 @@ variable_list GradientReducer::before_accumulate(size_t parameter, const variabl
     forget_if_zeroed(parameter);
   }
   if (!discards_) return gradients;
-  return variable_list(gradients.size());
+  return std::vector<at::Tensor>(gradients.size());
 }
 
 void GradientReducer::after_accumulate(size_t parameter) {
   const memory::LedgerScope ledger(ledger_);
   const torch::NoGradGuard no_grad;
-  PageState& state = page_of(parameter);
+  const size_t page = pages_->parameters()[parameter].page;
+  PageState& state = states_[page];
   TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting, "parameter \"",
                         name_of(parameter), "\" got a gradient while its bucket was reduced");
-  if (!may_wait(parameter)) {
-    for (const size_t index : state.parameters) collect(index);
-  }
-  if (when_ == ReduceWhen::kInStep || !synchronizes_) return;
-  ++state.arrived;
-  launch_complete();
+  const at::Tensor& gradient = gradient_of(parameter);
+  if (gradient.defined() && !is_in_slot(parameter)) waiting_.add(page, parameter, gradient.numel());
+  const bool is_complete = ++state.arrived >= state.parameters.size();
+  if (is_complete || !may_wait(page)) collect_waiting(page);
+  if (when_ == ReduceWhen::kInBackward && synchronizes_) launch_complete();
 }
 
-// Opening a transient bucket waits for the one before it. While that is on its way, autograd's own
-// gradients may stay where they are, up to half a page of them. How far a device has come is not
-// asked: what memory a step takes must not depend on timing.
-bool GradientReducer::may_wait(size_t parameter) const {
-  const size_t page = pages_->parameters()[parameter].page;
-  if (!buckets_->are_transient() || hooked_[parameter].slot.defined()) return false;
-  const bool asks = !memory::has_streams(pages_->world().communicator().device().type());
-  const bool would_block =
-      std::any_of(launch_order_.begin(), launch_order_.end(), [&](size_t other) {
-        const PageState& state = states_[other];
-        return state.bucket == BucketState::kReducing && !(asks && state.reduction.done());
-      });
-  if (!would_block) return false;
-  int64_t waiting_numel = 0;
-  for (const size_t index : states_[page].parameters) {
-    if (gradient_of(index).defined()) waiting_numel += gradient_of(index).numel();
+// On an accelerator a launch costs more than most of the copies, so one call copies what has waited.
+// On the host each gradient is copied while it is in the cache, unless its bucket cannot be opened
+// yet. It is half a page over all pages: a model of which every page misses a gradient holds no more.
+bool GradientReducer::may_wait(size_t page) const {
+  const bool has_launches = memory::has_streams(pages_->world().communicator().device().type());
+  if (!has_launches && !would_block(page)) return false;
+  return 2 * waiting_.numel() <= pages_->layouts()[page].numel;
+}
+
+// Opening a transient bucket waits for the one before it.
+bool GradientReducer::would_block(size_t page) const {
+  if (!buckets_->are_transient() || is_open(page)) return false;
+  return std::any_of(launch_order_.begin(), launch_order_.end(), [&](size_t other) {
+    const PageState& state = states_[other];
+    return state.bucket == BucketState::kReducing && !state.reduction.done();
+  });
+}
+
+bool GradientReducer::is_open(size_t page) const {
+  return hooked_[states_[page].parameters.front()].slot.defined();
+}
+
+// Of other pages too, if their buckets have memory: what waits longer would leave less room.
+void GradientReducer::collect_waiting(size_t page) {
+  collect(page, waiting_.of(page));
+  for (const size_t other : launch_order_) {
+    if (waiting_.numel() == 0) return;
+    if (is_open(other)) collect(other, waiting_.of(other));
   }
-  return 2 * waiting_numel <= pages_->layouts()[page].numel;
 }
 
 void GradientReducer::enter_backward() {
@@ -168,7 +151,7 @@ void GradientReducer::enter_backward() {
 // reduction of the page before has had all of this page's backward so far to end in.
 void GradientReducer::open(size_t page) {
   PageState& state = states_[page];
-  if (hooked_[state.parameters.front()].slot.defined()) return;
+  if (is_open(page)) return;
   if (buckets_->are_transient()) {
     for (const size_t other : launch_order_) {
       if (states_[other].bucket == BucketState::kReducing) settle(other);
@@ -181,22 +164,32 @@ void GradientReducer::open(size_t page) {
   }
 }
 
-void GradientReducer::collect(size_t parameter) {
-  at::Tensor& gradient = gradient_of(parameter);
-  Hooked& hooked = hooked_[parameter];
-  if (!gradient.defined()) return;
-  if (hooked.slot.defined() && same_elements(gradient, hooked.slot)) {
-    gradient = hooked.slot;
-    return;
-  }
-  ZP_CHECK(
-      gradient.layout() == at::kStrided, "the gradient of parameter \"", name_of(parameter),
-      "\" is ", gradient.layout(),
-      "; sparse gradients are not reduced, make the module produce dense ones (sparse(false))");
+bool GradientReducer::is_in_slot(size_t parameter) const {
+  const at::Tensor& slot = hooked_[parameter].slot;
+  return slot.defined() && same_elements(gradient_of(parameter), slot);
+}
+
+// Moves what these parameters of the page have into their slots. A call a page: its slots are of one
+// dtype, which LibTorch's kernel for lists takes for granted.
+void GradientReducer::collect(size_t page, std::vector<size_t> parameters) {
   const torch::NoGradGuard no_grad;
-  open(pages_->parameters()[parameter].page);
-  hooked.slot.copy_(gradient);
-  gradient = hooked.slot;
+  waiting_.forget(page);
+  std::erase_if(parameters, [this](size_t index) {
+    return !gradient_of(index).defined() || is_in_slot(index);
+  });
+  if (parameters.empty()) return;
+  std::vector<at::Tensor> gradients, slots;
+  for (const size_t index : parameters) {
+    const at::Tensor& gradient = gradients.emplace_back(gradient_of(index));
+    ZP_CHECK(
+        gradient.layout() == at::kStrided, "the gradient of parameter \"", name_of(index), "\" is ",
+        gradient.layout(),
+        "; sparse gradients are not reduced, make the module produce dense ones (sparse(false))");
+  }
+  open(page);
+  for (const size_t index : parameters) slots.push_back(hooked_[index].slot);
+  at::_foreach_copy_(slots, gradients);
+  for (const size_t index : parameters) gradient_of(index) = hooked_[index].slot;
 }
 
 void GradientReducer::reopen(size_t page) {
@@ -242,6 +235,7 @@ void GradientReducer::end_local_backward() {
   for (const size_t page : launch_order_) {
     PageState& state = states_[page];
     state.arrived = 0;
+    collect(page, waiting_.of(page));
     if (!state.kept || state.bucket != BucketState::kCollecting) continue;
     open(page);
     for (const size_t index : state.parameters) {
@@ -259,6 +253,7 @@ void GradientReducer::end_local_backward() {
 void GradientReducer::forget_unfinished_backward() {
   for (const size_t page : launch_order_) {
     states_[page].arrived = 0;
+    waiting_.forget(page);
     if (states_[page].bucket != BucketState::kCollecting) continue;
     for (const size_t index : states_[page].parameters) forget_if_zeroed(index);
   }
@@ -288,7 +283,7 @@ void GradientReducer::launch(size_t page) {
   const memory::NamedRange range("GradientReducer::launch");
   PageState& state = states_[page];
   TORCH_INTERNAL_ASSERT(state.bucket == BucketState::kCollecting);
-  for (const size_t index : state.parameters) collect(index);
+  collect(page, state.parameters);
   open(page);
   auto* used = used_.mutable_data_ptr<uint8_t>();
   for (const size_t index : state.parameters) {

@@ -7,12 +7,13 @@
 //   kReducing   --(the end of backward, or a bucket after it)--> kReduced
 //   kReduced    --(first gradient of a later backward)---------> kCollecting
 //
-// * AccumulateGrad's post hook moves p.grad() into the bucket and lets p.grad() be the bucket's slot
+// * A hook behind AccumulateGrad moves p.grad() into the bucket and lets p.grad() be the bucket's slot
 //   from then on; so there is one copy of the gradients, and what accumulates (no_sync) accumulates
-//   in place.
+//   in place. On an accelerator gradients wait with autograd for others of their page, up to half a
+//   page of them, and are copied by one call.
 // * A complete bucket is reduced at once, beside the rest of backward, in the same order on all ranks.
 //   Where buckets are transient (zero/gradients/gradient_buckets), one is closed before the next is opened;
-//   up to half a page of gradients stays with autograd rather than wait for that.
+//   on the host too, up to half a page of gradients waits with autograd for that.
 // * At the end of backward the rest is reduced, with zeros for parameters without a gradient on this
 //   rank. A parameter without a gradient on any rank keeps p.grad() undefined, and the optimizer
 //   leaves it alone.
@@ -33,13 +34,17 @@
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
-#include <torch/csrc/autograd/function.h>
 
 #include "memory/ledger.h"
 #include "zero/gradients/gradient_buckets.h"
+#include "zero/gradients/waiting_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage {
+
+namespace detail {
+class AccumulateHooks;
+}
 
 using HasGradient = std::function<bool(size_t parameter)>;
 
@@ -53,7 +58,6 @@ class GradientReducer {
  public:
   GradientReducer(std::shared_ptr<ParameterPages> pages, std::unique_ptr<GradientBuckets> buckets,
                   ReduceWhen when);
-  // Takes its hooks off the parameters.
   ~GradientReducer();
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -144,28 +148,30 @@ class GradientReducer {
 
   struct Hooked {
     at::Tensor slot;  // the parameter's place in the bucket; undefined while that is closed
-    std::shared_ptr<torch::autograd::Node> accumulator;
-    torch::autograd::FunctionPreHook* pre_hook = nullptr;  // owned by the accumulator
-    uintptr_t post_hook = 0;
-    bool carried = false;  // has a gradient that was kept
+    std::unique_ptr<detail::AccumulateHooks> hooks;  // null: does not train
+    bool carried = false;                            // has a gradient that was kept
   };
 
   void hook(size_t parameter);
-  bool trains(size_t parameter) const { return hooked_[parameter].accumulator != nullptr; }
+  bool trains(size_t parameter) const { return hooked_[parameter].hooks != nullptr; }
   at::Tensor& gradient_of(size_t parameter) const;
   PageState& page_of(size_t parameter);
   const std::string& name_of(size_t parameter) const;
 
   // Called by the hooks.
-  torch::autograd::variable_list before_accumulate(size_t parameter,
-                                                   const torch::autograd::variable_list& gradients);
+  std::vector<at::Tensor> before_accumulate(size_t parameter,
+                                            const std::vector<at::Tensor>& gradients);
   void after_accumulate(size_t parameter);
   void enter_backward();
 
-  bool may_wait(size_t parameter) const;
+  bool may_wait(size_t page) const;
+  bool would_block(size_t page) const;
+  bool is_open(size_t page) const;
   void prepare();
   void open(size_t page);
-  void collect(size_t parameter);
+  void collect_waiting(size_t page);
+  void collect(size_t page, std::vector<size_t> parameters);
+  bool is_in_slot(size_t parameter) const;
   void reopen(size_t page);
   void end_local_backward();
   void forget_unfinished_backward();
@@ -189,9 +195,10 @@ class GradientReducer {
   // Owned by the thread that runs backward.
   std::vector<PageState> states_;  // by page
   std::vector<Hooked> hooked_;     // by parameter
-  at::Tensor used_;                // [parameters], uint8: has a gradient, here and then on any rank
-  size_t next_launch_ = 0;         // into launch_order_
-  int backward_ = -1;              // autograd's id of the backward in progress, -1 for none
+  WaitingGradients waiting_;
+  at::Tensor used_;         // [parameters], uint8: has a gradient, here and then on any rank
+  size_t next_launch_ = 0;  // into launch_order_
+  int backward_ = -1;       // autograd's id of the backward in progress, -1 for none
   bool synchronizes_ = true;
   bool reduced_in_cycle_ = false;
   Accumulation accumulation_ = Accumulation::kNone;

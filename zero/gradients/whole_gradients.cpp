@@ -7,15 +7,8 @@
 
 #include "memory/check.h"
 #include "memory/ledger.h"
-#include "memory/storage.h"
 
 namespace zeropage {
-namespace {
-
-// Of a parameter: enough that a change of all elements does not hide behind a few zeros.
-constexpr int64_t kSampledElements = 16;
-
-}  // namespace
 
 WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
@@ -114,6 +107,21 @@ void ReplicatedGradients::replace(size_t parameter, const at::Tensor& gradient) 
 
 // ---- owned ----
 
+OwnedGradients::OwnedGradients(std::shared_ptr<ParameterPages> of_pages, const Options& options)
+    : WholeGradients(std::move(of_pages), options) {
+  // There are no bits on the meta device.
+  if (pages().world().communicator().device().is_meta()) return;
+  std::vector<std::vector<size_t>> parameters_of_page(pages().layouts().size());
+  for (size_t index = 0; index < pages().parameters().size(); ++index) {
+    const PlacedParameter& placed = pages().parameters()[index];
+    if (placed.parameter.tensor.requires_grad()) parameters_of_page[placed.page].push_back(index);
+  }
+  for (size_t page = 0; page < parameters_of_page.size(); ++page) {
+    if (parameters_of_page[page].empty()) continue;
+    samples_.add(open(page, Collect::kLocally), pages(), parameters_of_page[page]);
+  }
+}
+
 comm::Pending OwnedGradients::start_reduction(size_t page) {
   return pages().world().communicator().reduce_scatter(wire(page), op(), describe(page));
 }
@@ -127,7 +135,7 @@ void OwnedGradients::replace(size_t parameter, const at::Tensor&) {
 
 void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins&) {
   // Whole pages are about to change, not only what was asked for.
-  take_over_changes(when_reduced_.parameters);
+  take_over_changes(reduced_);
   std::set<size_t> of_pages;
   for (const size_t index : parameters) of_pages.insert(pages().parameters()[index].page);
   std::vector<comm::Pending> in_flight;
@@ -136,49 +144,25 @@ void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins&
         pages().world().communicator().all_gather(open(page, Collect::kLocally), describe(page)));
   }
   for (const comm::Pending& pending : in_flight) pending.wait();
-  when_reduced_ = sample_of(when_reduced_.parameters);
-}
-
-// Version counters would not do: clip_grad_norm_ changes gradients behind .data().
-OwnedGradients::Sample OwnedGradients::sample_of(const std::vector<size_t>& parameters) const {
-  Sample sample{.parameters = parameters, .begins = {0}};
-  std::vector<at::Tensor> bits;
-  for (const size_t index : parameters) {
-    const PlacedParameter& placed = pages().parameters()[index];
-    const int64_t stride = std::max<int64_t>(1, placed.range.numel() / kSampledElements);
-    const at::Tensor elements = memory::whole_storage(reduced_gradient(index))
-                                    .slice(0, placed.range.begin, placed.range.end, stride);
-    bits.push_back(elements.clone(at::MemoryFormat::Contiguous).view(at::kByte));
-    sample.begins.push_back(sample.begins.back() + bits.back().numel());
-  }
-  if (!bits.empty()) sample.bits = at::cat(bits);
-  return sample;
+  note_reduced(std::vector<size_t>(reduced_));
 }
 
 void OwnedGradients::note_reduced(const std::vector<size_t>& parameters) {
-  when_reduced_ = sample_of(parameters);
+  reduced_ = parameters;
+  if (!samples_.empty()) when_reduced_ = samples_.take();
 }
 
 // On an accelerator this waits for backward: what the check finds must not reach the optimizer.
 void OwnedGradients::take_over_changes(const std::vector<size_t>& parameters) {
   std::vector<size_t> both;
-  std::set_intersection(when_reduced_.parameters.begin(), when_reduced_.parameters.end(),
-                        parameters.begin(), parameters.end(), std::back_inserter(both));
-  // On the meta device there are no bits.
-  if (both.empty() || when_reduced_.bits.is_meta()) return;
-  const Sample now = sample_of(when_reduced_.parameters);
-  if (now.bits.equal(when_reduced_.bits)) return;
-  for (size_t position = 0; position < now.parameters.size(); ++position) {
-    const auto of = [&](const Sample& sample) {
-      return sample.bits.slice(0, now.begins[position], now.begins[position + 1]);
-    };
-    const size_t index = now.parameters[position];
-    ZP_CHECK(
-        !std::binary_search(both.begin(), both.end(), index) || of(now).equal(of(when_reduced_)),
-        "parameter \"", name_of(index),
-        "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this "
-        "stage it is the mean gradient only in this rank's shard, so every rank would scale "
-        "differently; use stage 0, 2 or 3 to change gradients by hand");
+  std::set_intersection(reduced_.begin(), reduced_.end(), parameters.begin(), parameters.end(),
+                        std::back_inserter(both));
+  if (both.empty() || !when_reduced_.defined()) return;
+  for (const size_t index : samples_.differing(when_reduced_, samples_.take())) {
+    ZP_CHECK(!std::binary_search(both.begin(), both.end(), index), "parameter \"", name_of(index),
+             "\": p.grad() was changed between backward and step (clip_grad_norm_?), but at this "
+             "stage it is the mean gradient only in this rank's shard, so every rank would scale "
+             "differently; use stage 0, 2 or 3 to change gradients by hand");
   }
 }
 

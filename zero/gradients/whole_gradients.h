@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "zero/gradients/bucket_samples.h"
 #include "zero/gradients/gradient_buckets.h"
 
 namespace zeropage {
@@ -62,8 +63,7 @@ class ReplicatedGradients final : public WholeGradients {
 // (N-1)/N bytes.
 class OwnedGradients final : public WholeGradients {
  public:
-  OwnedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
-      : WholeGradients(std::move(pages), options) {}
+  OwnedGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
   comm::Pending start_reduction(size_t page) override;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
@@ -71,15 +71,9 @@ class OwnedGradients final : public WholeGradients {
   void take_over_changes(const std::vector<size_t>& parameters) override;
 
  private:
-  // A few elements of some parameters' slots, as bits.
-  struct Sample {
-    std::vector<size_t> parameters;
-    at::Tensor bits;              // [of all, one after the other], bytes
-    std::vector<int64_t> begins;  // by position in `parameters`, and the end
-  };
-  Sample sample_of(const std::vector<size_t>& parameters) const;
-
-  Sample when_reduced_;
+  BucketSamples samples_;
+  std::vector<size_t> reduced_;  // the parameters that had a gradient
+  at::Tensor when_reduced_;  // a sample of that moment; undefined before, and on the meta device
 };
 
 }  // namespace zeropage

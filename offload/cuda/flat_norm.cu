@@ -105,12 +105,11 @@ void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums
   if (numel == 0) return;
   const unsigned blocks = blocks_for(numel, int64_t{kWarps} * kBlockNumel);
   std::visit(
-      [&](const auto* elements) {
-        block_sums<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(elements, numel,
-                                                                               sums);
+      [&]<typename Element>(const Element* elements) {
+        launch({.what = "the launch of the sums of squares", .blocks = blocks, .stream = stream},
+               block_sums<Element>, elements, numel, sums);
       },
       flat);
-  check(cudaGetLastError(), "the launch of the sums of squares");
 }
 
 void look_for_not_finite(const FlatElements& flat, int64_t numel, float* found, void* stream) {
@@ -123,11 +122,11 @@ void look_for_not_finite(const FlatElements& flat, int64_t numel, float* found, 
             std::min<int64_t>((kOfWord - static_cast<int64_t>(offset)) % kOfWord, numel);
         const int64_t words = (numel - head) / kOfWord;
         const unsigned blocks = blocks_for(parts_of(numel, kOfWord), kThreads * 4);
-        look<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(elements, numel, head,
-                                                                         words, found);
+        launch(
+            {.what = "the launch of the look for infinities", .blocks = blocks, .stream = stream},
+            look<Element>, elements, numel, head, words, found);
       },
       flat);
-  check(cudaGetLastError(), "the launch of the look for infinities");
 }
 
 }  // namespace zeropage::offload::cuda

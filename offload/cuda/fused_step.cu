@@ -187,9 +187,8 @@ void fused_step(const UpdateRule& rule, const FlatStretch& stretch, void* stream
           const int64_t singles = stretch.numel - kLanes * split.quads;
           const unsigned blocks = std::max(blocks_for(split.quads, kThreads * kInFlight),
                                            blocks_for(singles, kThreads));
-          update<Rule, Gradient, Copy><<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-              of_class, stretch, split);
-          check(cudaGetLastError(), "the launch of a fused step");
+          launch({.what = "the launch of a fused step", .blocks = blocks, .stream = stream},
+                 update<Rule, Gradient, Copy>, of_class, stretch, split);
         });
       },
       rule);

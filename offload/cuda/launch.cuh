@@ -1,4 +1,4 @@
-// What the kernels here share: how many blocks, and what a launch that failed says.
+// What the kernels here share: how many blocks, the launch, and what one that failed says.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace zeropage::offload::cuda {
 
@@ -31,6 +32,28 @@ inline unsigned blocks_for(int64_t count, int64_t per_block) {
         "asking for the number of multiprocessors");
   const int64_t needed = (count + per_block - 1) / per_block;
   return static_cast<unsigned>(std::clamp<int64_t>(needed, 1, processors * kBlocksPerProcessor));
+}
+
+struct Launch {
+  const char* what = "";  // in errors, such as "a fused step"
+  unsigned blocks = 0;
+  void* stream = nullptr;  // a cudaStream_t of the current device
+  unsigned threads = kThreads;
+};
+
+// Every launch goes through it: `<<<...>>>` is no C++, and the host's compiler builds kernels too
+// (tests/harness/cuda_on_host).
+template <typename... Parameters, typename... Arguments>
+void launch(const Launch& how, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(how.blocks);
+  config.blockDim = dim3(how.threads);
+  config.stream = static_cast<cudaStream_t>(how.stream);
+  const cudaError_t error =
+      cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  // It stays CUDA's last error too, which somebody else would report as theirs.
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  check(error, how.what);
 }
 
 }  // namespace zeropage::offload::cuda

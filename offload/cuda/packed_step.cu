@@ -156,11 +156,10 @@ void packed_step(const UpdateRule& rule, const PackedStretch& stretch, void* str
   std::visit(
       [&]<typename Rule>(const Rule& of_class) {
         visit_precision(stretch.flat.gradient_precision, [&]<typename Gradient>() {
-          const unsigned launched = blocks_for(blocks, 1);
-          update_packed<Rule, Gradient>
-              <<<launched, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(of_class, stretch,
-                                                                             blocks);
-          check(cudaGetLastError(), "the launch of a packed step");
+          launch({.what = "the launch of a packed step",
+                  .blocks = blocks_for(blocks, 1),
+                  .stream = stream},
+                 update_packed<Rule, Gradient>, of_class, stretch, blocks);
         });
       },
       rule);

@@ -62,9 +62,8 @@ void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
   const int64_t head = (kRoundingLanes - place.first_element % kRoundingLanes) % kRoundingLanes;
   const bool aligned = is_aligned(from + head) && is_aligned(to + head);
   const unsigned blocks = blocks_for(numel / kRoundingLanes + 2, kThreads);
-  round_all<<<blocks, kThreads, 0, static_cast<cudaStream_t>(stream)>>>(from, to, numel, place,
-                                                                        aligned);
-  check(cudaGetLastError(), "the launch of a stochastic rounding");
+  launch({.what = "the launch of a stochastic rounding", .blocks = blocks, .stream = stream},
+         round_all, from, to, numel, place, aligned);
 }
 
 }  // namespace zeropage::offload::cuda

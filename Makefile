@@ -16,14 +16,15 @@ setup: ## install Debian packages and .venv (LibTorch, oneTBB, safetensors) wher
 $(BUILD)/build.ninja: CMakePresets.json | setup
 	@cmake --preset release
 
-build: setup $(BUILD)/build.ninja ## build the library, the examples, the tools and the tests
-	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS)
+build: setup $(BUILD)/build.ninja ## build the library, the examples and the tools; `make test` builds the tests
+	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target programs
 
 train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks with sharded optimizer state
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target train_gpt
 	@$(BUILD)/examples/train_gpt --ranks 2 --stage 1 --steps 300 --sample 400
 
-test: build ## run all tests
+test: setup $(BUILD)/build.ninja ## build and run all tests
+	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS)
 	@ctest --preset release -j $(JOBS)
 
 cuda: ## build everything with the CUDA runtime, for sm_80 and sm_90, in build/cuda; its tests need a GPU

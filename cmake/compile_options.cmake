@@ -31,6 +31,10 @@ add_library(zeropage_warnings INTERFACE)
 # Designated initializers leave the rest at their defaults on purpose.
 target_compile_options(zeropage_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Werror;-Wno-missing-field-initializers>)
+if(CMAKE_UNITY_BUILD)
+  # g++ takes the anonymous namespace of a source for that of a header where several sources are compiled as one.
+  target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 if(ZEROPAGE_SANITIZER)
   # g++ takes LibTorch's defaulted optional arguments for uninitialised once they are instrumented.
   target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
@@ -43,6 +47,15 @@ function(zeropage_intra_op_parallel target)
   if(NOT ZEROPAGE_SANITIZER STREQUAL "thread")
     set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS "-fopenmp"
                                 SKIP_PRECOMPILE_HEADERS ON)
+  endif()
+endfunction()
+
+# zeropage_without_cuda(<target> <sources>...): sources of a build without CUDA. Each is compiled by itself, so that the unity
+# sources are those of a build with CUDA and the compiler's cache serves both.
+function(zeropage_without_cuda target)
+  if(NOT ZEROPAGE_CUDA)
+    target_sources(${target} PRIVATE ${ARGN})
+    set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
   endif()
 endfunction()
 

@@ -12,7 +12,7 @@
 namespace zeropage::comm {
 namespace {
 
-constexpr int kMaxRanks = 4096;
+constexpr int kMostLocalRanks = 4096;
 constexpr int kNotFound = 127;
 constexpr int kNotExecutable = 126;
 
@@ -23,9 +23,10 @@ constexpr int kOwnThreads = 1;
 #endif
 
 void check_options(const LaunchOptions& options) {
-  if (options.ranks < 1 || options.ranks > kMaxRanks) {
-    throw std::invalid_argument("zeropage launcher: expected 1 to " + std::to_string(kMaxRanks) +
-                                " ranks, got " + std::to_string(options.ranks) +
+  if (options.ranks < 1 || options.ranks > kMostLocalRanks) {
+    throw std::invalid_argument("zeropage launcher: expected 1 to " +
+                                std::to_string(kMostLocalRanks) + " ranks, got " +
+                                std::to_string(options.ranks) +
                                 "; more ranks need more machines and their own launcher (srun)");
   }
   if (options.grace.count() < 0) {

@@ -29,7 +29,7 @@ using Session = HostLink::Session;
 
 // What is read of each rank before it is reduced: with the contributions of a few ranks it stays in
 // the second-level cache.
-constexpr int64_t kSegmentBytes = 128_KiB;
+constexpr int64_t kPeerSegmentBytes = 128_KiB;
 
 std::byte* bytes_in(const at::Tensor& tensor) {
   return static_cast<std::byte*>(tensor.data_ptr());
@@ -195,7 +195,7 @@ class SharedMemoryCommunicator final : public Communicator {
   void reduce_from_peers(const Session& session, const at::Tensor& whole, const Slices& slices,
                          ReduceOp op) {
     const auto element_bytes = static_cast<int64_t>(whole.element_size());
-    const int64_t segment_numel = kSegmentBytes / element_bytes;
+    const int64_t segment_numel = kPeerSegmentBytes / element_bytes;
     const int64_t end = slices.first(rank()) + slices.count(rank());
     std::byte* staging = this->staging();
     std::vector<const void*> contributions(static_cast<size_t>(size()));
@@ -206,7 +206,7 @@ class SharedMemoryCommunicator final : public Communicator {
       std::byte* next = staging;
       for_each_other(rank(), size(), [&](int peer) {
         session.read(peer, first * element_bytes, next, numel * element_bytes);
-        contributions[static_cast<size_t>(peer)] = std::exchange(next, next + kSegmentBytes);
+        contributions[static_cast<size_t>(peer)] = std::exchange(next, next + kPeerSegmentBytes);
       });
       reduce_in_rank_order(contributions, own, numel, whole.scalar_type(), op);
     }
@@ -271,7 +271,7 @@ class SharedMemoryCommunicator final : public Communicator {
   std::byte* staging() {
     if (!staging_.defined()) {
       const memory::KindScope kind(memory::Kind::kStaging);
-      staging_ = at::empty({(size() - 1) * kSegmentBytes}, at::kByte);
+      staging_ = at::empty({(size() - 1) * kPeerSegmentBytes}, at::kByte);
     }
     return bytes_in(staging_);
   }

@@ -21,6 +21,9 @@ constexpr int64_t operator""_GiB(unsigned long long count) {
 // By powers of 1024.
 inline constexpr std::string_view kByteUnits = "BKMGT";
 
+// The size of the operating system's pages.
+int64_t system_page_bytes();
+
 // "512 B", "1.5 KiB", "97.2 MiB", "1.20 GiB".
 std::string format_bytes(int64_t bytes);
 

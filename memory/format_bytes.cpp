@@ -2,10 +2,16 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <unistd.h>
 
 #include "memory/bytes.h"
 
 namespace zeropage::memory {
+
+int64_t system_page_bytes() {
+  static const int64_t bytes = sysconf(_SC_PAGESIZE);
+  return bytes;
+}
 
 std::string format_bytes(int64_t bytes) {
   double value = static_cast<double>(bytes);

@@ -18,13 +18,8 @@ namespace {
 
 constexpr int64_t kHugePageBytes = 2_MiB;
 
-int64_t page_bytes() {
-  static const int64_t bytes = sysconf(_SC_PAGESIZE);
-  return bytes;
-}
-
 void touch(std::byte* begin, std::byte* end) {
-  for (std::byte* page = begin; page < end; page += page_bytes()) {
+  for (std::byte* page = begin; page < end; page += system_page_bytes()) {
     *static_cast<volatile std::byte*>(page) = std::byte{0};
   }
 }
@@ -36,7 +31,7 @@ HostMapping::HostMapping(int64_t bytes, const HostMappingOptions& options) {
     throw std::invalid_argument("host mapping: expected 1 byte or more, got " +
                                 std::to_string(bytes));
   }
-  bytes_ = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  bytes_ = (bytes + system_page_bytes() - 1) / system_page_bytes() * system_page_bytes();
   void* const mapped = mmap(nullptr, static_cast<size_t>(bytes_), PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
   if (mapped == MAP_FAILED) {

@@ -3,18 +3,14 @@
 #include <algorithm>
 #include <new>
 #include <sys/mman.h>
-#include <unistd.h>
+
+#include "memory/bytes.h"
 
 namespace zeropage::memory {
 namespace {
 
 // A block may serve a request up to this much smaller than itself.
 constexpr size_t kMostWasteShare = 8;
-
-size_t page_bytes() {
-  static const auto bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
 
 void* map(size_t bytes) {
   return mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, /*fd=*/-1, 0);
@@ -31,7 +27,8 @@ MappingPool::~MappingPool() {
 }
 
 MappingPool::Block MappingPool::take(size_t bytes) {
-  const size_t rounded = (bytes + page_bytes() - 1) / page_bytes() * page_bytes();
+  const auto page_bytes = static_cast<size_t>(system_page_bytes());
+  const size_t rounded = (bytes + page_bytes - 1) / page_bytes * page_bytes;
   std::lock_guard lock(mutex_);
   if (const auto fit = find_fit(rounded); fit != idle_.end()) {
     const Block block = *fit;

@@ -14,24 +14,20 @@ namespace {
 // Pages a call: what is on the stack then stays small.
 constexpr size_t kPagesAtOnce = 512;
 
-uintptr_t page_bytes() {
-  static const auto bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  return bytes;
-}
-
 }  // namespace
 
 std::vector<int> page_nodes(const void* address, int64_t bytes) {
   std::vector<int> nodes;
   if (bytes <= 0) return nodes;
-  const auto begin = reinterpret_cast<uintptr_t>(address) / page_bytes() * page_bytes();
+  const auto page_bytes = static_cast<uintptr_t>(system_page_bytes());
+  const auto begin = reinterpret_cast<uintptr_t>(address) / page_bytes * page_bytes;
   const auto end = reinterpret_cast<uintptr_t>(address) + static_cast<uintptr_t>(bytes);
-  nodes.reserve((end - begin + page_bytes() - 1) / page_bytes());
+  nodes.reserve((end - begin + page_bytes - 1) / page_bytes);
   for (uintptr_t page = begin; page < end;) {
     void* pages[kPagesAtOnce];
     int status[kPagesAtOnce];
     size_t count = 0;
-    for (; count < kPagesAtOnce && page < end; ++count, page += page_bytes()) {
+    for (; count < kPagesAtOnce && page < end; ++count, page += page_bytes) {
       pages[count] = reinterpret_cast<void*>(page);
     }
     if (syscall(SYS_move_pages, /*pid=*/0, count, pages, /*nodes=*/nullptr, status, /*flags=*/0) !=
@@ -50,7 +46,7 @@ std::vector<int> page_nodes(const void* address, int64_t bytes) {
 BytesByNode bytes_by_node(const void* address, int64_t bytes) {
   BytesByNode placement;
   for (const int node : page_nodes(address, bytes)) {
-    placement[node] += static_cast<int64_t>(page_bytes());
+    placement[node] += system_page_bytes();
   }
   return placement;
 }

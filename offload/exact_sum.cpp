@@ -17,7 +17,7 @@ constexpr size_t kDigitBits = 32;
 constexpr uint64_t kDigitMask = 0xffffffff;
 constexpr int kMantissaBits = 52;  // that are stored
 constexpr uint64_t kImplicitBit = uint64_t{1} << kMantissaBits;
-constexpr uint64_t kInfinity = uint64_t{0x7ff} << kMantissaBits;
+constexpr uint64_t kInfinityBits = uint64_t{0x7ff} << kMantissaBits;
 
 // A term adds less than 2^52 + 2^32 to a digit, which holds less than 2^63.
 constexpr int64_t kMostUncarried = 1024;
@@ -105,7 +105,7 @@ void ExactSum::add(std::span<const double> terms) {
         std::min(terms.size(), static_cast<size_t>(kMostUncarried - sum.uncarried_));
     for (const double term : terms.first(count)) {
       const auto bits = std::bit_cast<uint64_t>(term);
-      if (bits < kInfinity) [[likely]] {
+      if (bits < kInfinityBits) [[likely]] {
         add_finite(sum.words_, bits);
       } else {
         add_other(sum.words_, term);

@@ -18,8 +18,8 @@ namespace zeropage::offload {
 namespace {
 
 // The least that is worth a thread of its own.
-constexpr int64_t kBlocksPerThread = 128;
-constexpr int64_t kNumelPerThread = kBlocksPerThread * kBlockNumel;
+constexpr int64_t kNormBlocksPerThread = 128;
+constexpr int64_t kNormNumelPerThread = kNormBlocksPerThread * kBlockNumel;
 
 // Checked. Null on the meta device.
 FlatElements elements_of(const Role& role, const at::Tensor& flat) {
@@ -65,7 +65,7 @@ at::Tensor block_sums_of_squares(const at::Tensor& flat) {
   if (flat.is_meta() || blocks == 0) return sums;
   auto* const to = sums.mutable_data_ptr<double>();
   if (flat.is_cpu()) {
-    parallel_for(blocks, kBlocksPerThread, [&](int64_t begin, int64_t end) {
+    parallel_for(blocks, kNormBlocksPerThread, [&](int64_t begin, int64_t end) {
       cpu::block_sums_of_squares(elements, flat.numel(), to, begin, end);
     });
   } else {
@@ -81,7 +81,7 @@ at::Tensor found_inf(const at::Tensor& flat) {
   if (flat.is_meta() || flat.numel() == 0) return found;
   if (flat.is_cpu()) {
     std::atomic<bool> any = false;
-    parallel_for(flat.numel(), kNumelPerThread, [&](int64_t begin, int64_t end) {
+    parallel_for(flat.numel(), kNormNumelPerThread, [&](int64_t begin, int64_t end) {
       if (cpu::any_not_finite(elements, begin, end)) any = true;
     });
     if (any) found.fill_(1);

@@ -19,10 +19,8 @@
 namespace zeropage::offload::detail {
 namespace {
 
-constexpr const char* kWho = "fused_step";
-
 // The least that is worth a thread of its own.
-constexpr int64_t kNumelPerThread = 32768;
+constexpr int64_t kStepNumelPerThread = 32768;
 
 size_t states_of(const UpdateRule& rule) {
   return std::visit(
@@ -31,26 +29,26 @@ size_t states_of(const UpdateRule& rule) {
 
 void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors& factors) {
   const at::Tensor& values = stretch.values;
-  check_flat({kWho, "values"}, values);
-  if (!stretch.remainders.defined()) check_fp32({kWho, "values"}, values);
-  check_alike({kWho, "gradient"}, stretch.gradient, values);
-  precision_of({kWho, "gradient"}, stretch.gradient);
+  check_flat({kFusedStep, "values"}, values);
+  if (!stretch.remainders.defined()) check_fp32({kFusedStep, "values"}, values);
+  check_alike({kFusedStep, "gradient"}, stretch.gradient, values);
+  precision_of({kFusedStep, "gradient"}, stretch.gradient);
   const size_t expected = states_of(rule);
-  ZP_CHECK(stretch.states.size() == expected, kWho, ": states: expected ", expected,
+  ZP_CHECK(stretch.states.size() == expected, kFusedStep, ": states: expected ", expected,
            " with these options, got ", stretch.states.size(),
            "; make them with make_states(options, values)");
   const StateFormat format = format_of(stretch);
   for (const at::Tensor& state : stretch.states) {
-    check_alike({kWho, "a state"}, state, values);
-    ZP_CHECK(state.scalar_type() == stretch.states.front().scalar_type(), kWho,
+    check_alike({kFusedStep, "a state"}, state, values);
+    ZP_CHECK(state.scalar_type() == stretch.states.front().scalar_type(), kFusedStep,
              ": a state: expected ", stretch.states.front().scalar_type(),
              " as the first one, got ", state.scalar_type(), "; make all of them in one format");
   }
   check_packed(stretch, format);
   if (stretch.copy_out.defined()) {
-    check_alike({kWho, "copy_out"}, stretch.copy_out, values);
+    check_alike({kFusedStep, "copy_out"}, stretch.copy_out, values);
     const at::ScalarType dtype = stretch.copy_out.scalar_type();
-    ZP_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, kWho,
+    ZP_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, kFusedStep,
              ": copy_out: expected bf16 or fp16, got ", dtype,
              "; leave it undefined where the parameters themselves are fp32");
   }
@@ -58,29 +56,30 @@ void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors
   if (flag.defined()) {
     ZP_CHECK(
         flag.numel() == 1 && flag.scalar_type() == at::kFloat && flag.device() == values.device(),
-        kWho, ": found_inf: expected one fp32 number on ", values.device(), ", got ",
+        kFusedStep, ": found_inf: expected one fp32 number on ", values.device(), ", got ",
         flag.scalar_type(), " of sizes ", flag.sizes(), " on ", flag.device(),
         "; offload::found_inf(gradient) makes it");
   }
 }
 
 void check_one_device(const Stretch& stretch, const Stretch& first) {
-  ZP_CHECK(stretch.values.device() == first.values.device(), kWho, ": stretches: expected all on ",
-           first.values.device(), ", where the first is, got one on ", stretch.values.device(),
+  ZP_CHECK(stretch.values.device() == first.values.device(), kFusedStep,
+           ": stretches: expected all on ", first.values.device(),
+           ", where the first is, got one on ", stretch.values.device(),
            "; make a call for each device");
 }
 
 FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
   FlatStretch flat;
   if (!stretch.remainders.defined()) flat.values = stretch.values.mutable_data_ptr<float>();
-  flat.gradient_precision = precision_of({kWho, "gradient"}, stretch.gradient);
+  flat.gradient_precision = precision_of({kFusedStep, "gradient"}, stretch.gradient);
   if (factors.after == GradientAfter::kZeroed) {
     flat.gradient_to_zero = stretch.gradient.mutable_data_ptr();
   }
   flat.gradient = stretch.gradient.const_data_ptr();
   if (stretch.copy_out.defined()) {
     flat.copy_out = stretch.copy_out.mutable_data_ptr();
-    flat.copy_precision = precision_of({kWho, "copy_out"}, stretch.copy_out);
+    flat.copy_precision = precision_of({kFusedStep, "copy_out"}, stretch.copy_out);
   }
   for (size_t i = 0; i < stretch.states.size() && !is_packed(stretch); ++i) {
     flat.states[i] = stretch.states[i].mutable_data_ptr<float>();
@@ -111,7 +110,7 @@ void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at:
   }
   // Threads share no block.
   const int64_t blocks = blocks_of(stretch.first_in_block, stretch.flat.numel);
-  parallel_for(blocks, kNumelPerThread / kStateBlockNumel, [&](int64_t begin, int64_t end) {
+  parallel_for(blocks, kStepNumelPerThread / kStateBlockNumel, [&](int64_t begin, int64_t end) {
     const auto element = [&](int64_t block) {
       return std::clamp(block * kStateBlockNumel - stretch.first_in_block, int64_t{0},
                         stretch.flat.numel);
@@ -258,7 +257,7 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
     step_packed(rule, packed_of(stretch, flat_of(stretch, factors), step), device);
   }
   if (device.is_cpu()) {
-    parallel_for(flats.numel(), kNumelPerThread,
+    parallel_for(flats.numel(), kStepNumelPerThread,
                  [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
   } else {
     const c10::DeviceGuard guard(device);

@@ -14,7 +14,6 @@
 namespace zeropage::offload {
 namespace {
 
-using detail::Direction;
 using detail::StoredRecord;
 using memory::format_bytes;
 
@@ -106,12 +105,12 @@ const std::string& NvmeFile::path() const {
 
 memory::Pending NvmeFile::start_read(size_t record, const at::Tensor& buffer) {
   at(record, "start_read");
-  return store_->start(Direction::kRead, records_[record], buffer);
+  return store_->start(detail::Direction::kRead, records_[record], buffer);
 }
 
 memory::Pending NvmeFile::start_write(size_t record, const at::Tensor& buffer) {
   at(record, "start_write");
-  return store_->start(Direction::kWrite, records_[record], buffer);
+  return store_->start(detail::Direction::kWrite, records_[record], buffer);
 }
 
 NvmeStatistics NvmeFile::statistics() const {

@@ -12,7 +12,6 @@
 
 namespace zeropage::offload {
 
-using detail::Direction;
 using detail::StoredRecord;
 
 // What of the file is free.
@@ -101,12 +100,12 @@ NvmeHeap::Put NvmeHeap::start_put(const at::Tensor& buffer, int64_t bytes) {
     }
     delete gone;
   });
-  memory::Pending write = store_->start(Direction::kWrite, handle, buffer);
+  memory::Pending write = store_->start(detail::Direction::kWrite, handle, buffer);
   return {std::move(handle), std::move(write)};
 }
 
 memory::Pending NvmeHeap::start_get(const Handle& record, const at::Tensor& buffer) {
-  return store_->start(Direction::kRead, record, buffer);
+  return store_->start(detail::Direction::kRead, record, buffer);
 }
 
 int64_t NvmeHeap::held_bytes() const {

@@ -6,11 +6,9 @@
 namespace zeropage::offload {
 namespace {
 
-constexpr const char* kWho = "fused_step";
-
 void check_scales(const Stretch& stretch, StateFormat format) {
   const size_t expected = format == StateFormat::k8Bit ? stretch.states.size() : 0;
-  ZP_CHECK(stretch.scales.size() == expected, kWho, ": scales: expected ", expected,
+  ZP_CHECK(stretch.scales.size() == expected, kFusedStep, ": scales: expected ", expected,
            " with states in ",
            stretch.states.empty() ? at::kFloat : stretch.states.front().scalar_type(), ", got ",
            stretch.scales.size(),
@@ -18,9 +16,9 @@ void check_scales(const Stretch& stretch, StateFormat format) {
            "those of 8-bit states");
   const int64_t blocks = blocks_of(stretch.place.first_in_block, stretch.values.numel());
   for (const at::Tensor& scales : stretch.scales) {
-    check_flat({kWho, "scales"}, scales);
-    check_fp32({kWho, "scales"}, scales);
-    ZP_CHECK(scales.numel() == blocks && scales.device() == stretch.values.device(), kWho,
+    check_flat({kFusedStep, "scales"}, scales);
+    check_fp32({kFusedStep, "scales"}, scales);
+    ZP_CHECK(scales.numel() == blocks && scales.device() == stretch.values.device(), kFusedStep,
              ": scales: expected ", blocks, " on ", stretch.values.device(), ", one a block of ",
              stretch.values.numel(), " elements from place ", stretch.place.first_in_block,
              " of one, got ", scales.numel(), " on ", scales.device());
@@ -29,16 +27,16 @@ void check_scales(const Stretch& stretch, StateFormat format) {
 
 void check_place(const Stretch& stretch, StateFormat format) {
   const StretchPlace& place = stretch.place;
-  ZP_CHECK(place.first_in_block >= 0 && place.first_in_block < kStateBlockNumel, kWho,
+  ZP_CHECK(place.first_in_block >= 0 && place.first_in_block < kStateBlockNumel, kFusedStep,
            ": place.first_in_block: expected 0 to ", kStateBlockNumel - 1, ", got ",
            place.first_in_block);
   if (format != StateFormat::kBf16) return;
-  ZP_CHECK(place.parameter < kFirstStateTensor, kWho,
+  ZP_CHECK(place.parameter < kFirstStateTensor, kFusedStep,
            ": place.parameter: expected less than 2^30, got ", place.parameter,
            "; number the parameters from 0");
   ZP_CHECK(place.first_element >= 0 &&
                place.first_element <= kMostRoundingNumel - stretch.values.numel(),
-           kWho, ": place.first_element: expected 0 or more and ", stretch.values.numel(),
+           kFusedStep, ": place.first_element: expected 0 or more and ", stretch.values.numel(),
            " elements from it within 2^51, got ", place.first_element,
            "; count from the parameter's beginning");
 }
@@ -46,13 +44,13 @@ void check_place(const Stretch& stretch, StateFormat format) {
 void check_remainders(const Stretch& stretch) {
   const at::Tensor& remainders = stretch.remainders;
   if (!remainders.defined()) return;
-  check_alike({kWho, "remainders"}, remainders, stretch.values);
-  ZP_CHECK(remainders.scalar_type() == at::kShort, kWho, ": remainders: expected int16, got ",
+  check_alike({kFusedStep, "remainders"}, remainders, stretch.values);
+  ZP_CHECK(remainders.scalar_type() == at::kShort, kFusedStep, ": remainders: expected int16, got ",
            remainders.scalar_type(), "; split_values(fp32) makes them");
-  ZP_CHECK(stretch.values.scalar_type() == at::kBFloat16, kWho,
+  ZP_CHECK(stretch.values.scalar_type() == at::kBFloat16, kFusedStep,
            ": values: expected bf16 beside remainders, got ", stretch.values.scalar_type(),
            "; split_values(fp32) makes both");
-  ZP_CHECK(!stretch.copy_out.defined(), kWho,
+  ZP_CHECK(!stretch.copy_out.defined(), kFusedStep,
            ": copy_out: expected none beside remainders, since the values are bf16 already");
 }
 
@@ -68,7 +66,7 @@ StateFormat format_of(const Stretch& stretch) {
     case at::kByte:
       return StateFormat::k8Bit;
     default:
-      ZP_THROW(kWho, ": a state: expected fp32, bf16 or uint8, got ",
+      ZP_THROW(kFusedStep, ": a state: expected fp32, bf16 or uint8, got ",
                stretch.states.front().scalar_type(), "; make_states makes them");
   }
 }

@@ -9,6 +9,9 @@
 
 namespace zeropage::offload {
 
+// Who throws: the call of users.
+inline constexpr const char* kFusedStep = "fused_step";
+
 // Of the states' dtype; throws for one that no format has. kFp32 where there are none.
 StateFormat format_of(const Stretch& stretch);
 

@@ -11,32 +11,34 @@
 namespace zeropage::offload {
 namespace {
 
-constexpr const char* kWho = "round_stochastically";
+constexpr const char* kRoundStochastically = "round_stochastically";
 
 // The least that is worth a thread of its own.
-constexpr int64_t kNumelPerThread = 32768;
+constexpr int64_t kRoundingNumelPerThread = 32768;
 
 void check_tensors(const at::Tensor& from, const at::Tensor& to) {
-  check_flat({kWho, "from"}, from);
-  check_flat({kWho, "to"}, to);
-  ZP_CHECK(from.scalar_type() == at::kFloat, kWho, ": from: expected fp32, got ",
+  check_flat({kRoundStochastically, "from"}, from);
+  check_flat({kRoundStochastically, "to"}, to);
+  ZP_CHECK(from.scalar_type() == at::kFloat, kRoundStochastically, ": from: expected fp32, got ",
            from.scalar_type(), "; convert it with .to()");
-  ZP_CHECK(to.scalar_type() == at::kBFloat16, kWho, ": to: expected bf16, got ", to.scalar_type(),
-           "; other precisions are rounded to nearest, by copy_()");
-  ZP_CHECK(to.numel() == from.numel(), kWho, ": to: expected ", from.numel(),
+  ZP_CHECK(to.scalar_type() == at::kBFloat16, kRoundStochastically, ": to: expected bf16, got ",
+           to.scalar_type(), "; other precisions are rounded to nearest, by copy_()");
+  ZP_CHECK(to.numel() == from.numel(), kRoundStochastically, ": to: expected ", from.numel(),
            " elements, as many as from, got ", to.numel(), "; pass the same stretch of both");
-  ZP_CHECK(to.device() == from.device(), kWho, ": to: expected it on ", from.device(),
-           ", where from is, got ", to.device(), "; move it there");
+  ZP_CHECK(to.device() == from.device(), kRoundStochastically, ": to: expected it on ",
+           from.device(), ", where from is, got ", to.device(), "; move it there");
 }
 
 void check_place(const RoundingPlace& place, int64_t numel) {
-  ZP_CHECK(place.first_element >= 0 && place.first_element <= kMostRoundingNumel - numel, kWho,
-           ": first_element: expected 0 or more and ", numel, " elements from it within 2^51, got ",
-           place.first_element, "; count from the tensor's beginning");
-  ZP_CHECK(place.step < kMostRoundingSteps, kWho, ": step: expected less than 2^48, got ",
-           place.step, "; pass the optimizer's step");
-  ZP_CHECK(place.tensor < kMostRoundingTensors, kWho, ": tensor: expected less than 2^32, got ",
-           place.tensor, "; pass the parameter's number");
+  ZP_CHECK(place.first_element >= 0 && place.first_element <= kMostRoundingNumel - numel,
+           kRoundStochastically, ": first_element: expected 0 or more and ", numel,
+           " elements from it within 2^51, got ", place.first_element,
+           "; count from the tensor's beginning");
+  ZP_CHECK(place.step < kMostRoundingSteps, kRoundStochastically,
+           ": step: expected less than 2^48, got ", place.step, "; pass the optimizer's step");
+  ZP_CHECK(place.tensor < kMostRoundingTensors, kRoundStochastically,
+           ": tensor: expected less than 2^32, got ", place.tensor,
+           "; pass the parameter's number");
 }
 
 }  // namespace
@@ -50,7 +52,7 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to,
   const auto* const source = from.const_data_ptr<float>();
   auto* const target = static_cast<BFloat16Bits*>(to.mutable_data_ptr());
   if (from.is_cpu()) {
-    parallel_for(numel, kNumelPerThread, [&](int64_t begin, int64_t end) {
+    parallel_for(numel, kRoundingNumelPerThread, [&](int64_t begin, int64_t end) {
       RoundingPlace own = place;
       own.first_element += begin;
       cpu::round_stochastically(source + begin, target + begin, end - begin, own);

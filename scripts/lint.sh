@@ -11,6 +11,7 @@ mapfile -t sources < <(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 clang-format --dry-run --Werror "${sources[@]}"
 echo "format: ${#sources[@]} files are clean"
 scripts/check_structure.py
+scripts/check_unity.py
 scripts/paging_picture.py --check
 [ "${1:-}" = --fast ] && exit
 

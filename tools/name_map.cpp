@@ -6,6 +6,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "tools/state_words.h"
+
 namespace zeropage::tools {
 namespace {
 
@@ -15,10 +17,6 @@ constexpr size_t kMostShownBytes = 100;
 
 bool is_digit(char character) {
   return std::isdigit(static_cast<unsigned char>(character)) != 0;
-}
-
-std::string in_quotes(const std::string& text) {
-  return "\"" + text + "\"";
 }
 
 std::string shown(const json& value) {

@@ -20,9 +20,6 @@ using namespace state;
 
 constexpr size_t kMostDamageShown = 16;
 
-std::string text_of(const json& value) {
-  return value.get<std::string>();
-}
 unsigned long long count_of(const json& value) {
   return value.get<unsigned long long>();
 }
@@ -45,7 +42,7 @@ json file_contents(const char* name, const FileEntry& entry, const TensorFile& f
   return found;
 }
 
-void print_file(const json& file) {
+void print_tensors_of(const json& file) {
   std::string dtypes;
   for (const auto& [dtype, numel] : file["numel_by_dtype"].items()) {
     dtypes += (dtypes.empty() ? "" : ", ") + dtype + " " + numel.dump();
@@ -172,7 +169,7 @@ json contents_of(const std::filesystem::path& state) {
 void print_contents(const json& contents, TensorTable table) {
   std::printf("%s: step %llu%s\n", text_of(contents["directory"]).c_str(),
               count_of(contents["step"]), contents["files"].size() == 1 ? ", weights alone" : "");
-  for (const json& file : contents["files"]) print_file(file);
+  for (const json& file : contents["files"]) print_tensors_of(file);
   for (const auto& [name, stored] : contents["tied"].items()) {
     std::printf("tied: %s is %s\n", printable(name).c_str(), printable(stored).c_str());
   }

@@ -17,6 +17,7 @@
 #include "memory/host_memory.h"
 #include "memory/page_nodes.h"
 #include "memory/topology.h"
+#include "tools/state_words.h"
 
 namespace zeropage::tools {
 namespace {
@@ -130,10 +131,6 @@ json topology(int ranks, int64_t buffer_bytes) {
                               {"placement", placement_of(cores, buffer_bytes)}});
   }
   return found;
-}
-
-std::string text_of(const json& value) {
-  return value.get<std::string>();
 }
 
 void print(const json& found) {

@@ -12,6 +12,7 @@
 #include "state/saved_state.h"
 #include "state/state_error.h"
 #include "state/state_folder.h"
+#include "tools/state_words.h"
 
 namespace zeropage::tools {
 namespace {
@@ -20,10 +21,6 @@ namespace fs = std::filesystem;
 using namespace state;
 
 constexpr uint64_t kPanelBytes = 4 << 20;
-
-std::string in_quotes(const std::string& text) {
-  return "\"" + text + "\"";
-}
 
 std::string words_of(const std::vector<uint64_t>& shape) {
   return nlohmann::json(shape).dump();

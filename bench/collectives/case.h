@@ -6,6 +6,9 @@
 
 namespace collectives {
 
+// Tensors are fp32.
+inline constexpr int64_t kElementBytes = 4;
+
 enum class Operation : uint8_t { kAllGather, kReduceScatter, kAllReduce, kBroadcast, kBarrier };
 
 inline constexpr std::array<const char*, 5> kOperationNames = {

@@ -13,7 +13,6 @@ namespace {
 
 constexpr int kUsageError = 2;
 constexpr int kMostRanks = 64;
-constexpr int64_t kElementBytes = 4;
 constexpr int64_t kSizeFactor = 4;
 constexpr const char* kRange = "..";
 

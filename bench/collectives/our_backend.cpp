@@ -11,7 +11,7 @@ using zeropage::comm::ReduceOp;
 using zeropage::comm::Transport;
 using zeropage::comm::World;
 
-constexpr const char* kWhat = "the measured tensor";
+constexpr const char* kMeasured = "the measured tensor";
 
 class OurBackend : public Backend {
  public:
@@ -24,15 +24,15 @@ class OurBackend : public Backend {
     zeropage::comm::Communicator& communicator = world_.communicator();
     switch (call.operation) {
       case Operation::kAllGather:
-        return communicator.all_gather(call.whole, kWhat);
+        return communicator.all_gather(call.whole, kMeasured);
       case Operation::kReduceScatter:
-        return communicator.reduce_scatter(call.whole, ReduceOp::kSum, kWhat);
+        return communicator.reduce_scatter(call.whole, ReduceOp::kSum, kMeasured);
       case Operation::kAllReduce:
-        return communicator.all_reduce(call.whole, ReduceOp::kSum, kWhat);
+        return communicator.all_reduce(call.whole, ReduceOp::kSum, kMeasured);
       case Operation::kBroadcast:
-        return communicator.broadcast(call.whole, call.root, kWhat);
+        return communicator.broadcast(call.whole, call.root, kMeasured);
       case Operation::kBarrier:
-        return communicator.barrier(kWhat);
+        return communicator.barrier(kMeasured);
     }
     TORCH_INTERNAL_ASSERT(false, "an operation without a call");
   }

@@ -18,7 +18,6 @@ using Clock = std::chrono::steady_clock;
 using zeropage::comm::ReduceOp;
 
 constexpr const char* kWhat = "the bench";
-constexpr int64_t kElementBytes = 4;
 
 // A rank's element before the operation: small whole numbers, whose sums fp32 holds exactly.
 float given(int64_t index, int64_t rank) {

@@ -36,7 +36,7 @@ bool draws(const c10::OperatorHandle& handle) {
                      [](const c10::Argument& argument) { return argument.name() == "generator"; });
 }
 
-c10::Device place_of(at::ArrayRef<c10::IValue> arguments) {
+c10::Device place_of_arguments(at::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& argument : arguments) {
     if (argument.isTensor() && argument.toTensor().defined() && !argument.toTensor().is_cpu()) {
       return argument.toTensor().device();
@@ -127,7 +127,7 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
   }
   const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
   const auto operation = record(handle, facts, arguments);
-  const c10::Device place = place_of(arguments);
+  const c10::Device place = place_of_arguments(arguments);
   {
     struct Current {
       explicit Current(ForwardTape& tape, std::shared_ptr<Operation> operation) : tape(tape) {
@@ -186,7 +186,7 @@ std::shared_ptr<Operation> ForwardTape::record(const c10::OperatorHandle& handle
     }
   }
   make_room_for_writes(facts, arguments, operation);
-  if (draws(handle)) operation->random = RandomState::take(place_of(arguments));
+  if (draws(handle)) operation->random = RandomState::take(place_of_arguments(arguments));
   follow_plan(*operation);
   signatures_.push_back(operation->signature);
   if (options_.measures) {

@@ -5,7 +5,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::accumulate {
+namespace zeropage::accumulate::batch_arithmetic_test {
 
 void PrintTo(const SolvedBatch& sizes, std::ostream* out) {
   *out << sizes.global_batch << " = " << sizes.micro_batch << " * " << sizes.accumulation << " * "
@@ -129,4 +129,4 @@ TEST(BatchArithmeticTest, NamesNoBatchThatOverflows) {
 }
 
 }  // namespace
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::accumulate::batch_arithmetic_test

@@ -9,7 +9,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::accumulate {
+namespace zeropage::accumulate::loss_scaler_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -219,4 +219,4 @@ TEST(LossScalerTest, RefusesOptionsOutOfRange) {
 }
 
 }  // namespace
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::accumulate::loss_scaler_test

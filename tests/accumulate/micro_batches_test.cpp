@@ -23,7 +23,7 @@ Tokens map_parts(const Tokens& batch, const auto& map) {
 
 }  // namespace text
 
-namespace zeropage::accumulate {
+namespace zeropage::accumulate::micro_batches_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -196,4 +196,4 @@ TEST(MicroBatchesTest, RefuseTensorsThatCountNoSamples) {
 }
 
 }  // namespace
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::accumulate::micro_batches_test

@@ -9,7 +9,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::accumulate {
+namespace zeropage::accumulate::norm_spikes_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -210,4 +210,4 @@ TEST(NormSpikesTest, RefusesInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::accumulate::norm_spikes_test

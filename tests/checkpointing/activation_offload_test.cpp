@@ -13,7 +13,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/tiny_models.h"
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::activation_offload_test {
 namespace {
 
 using memory::Kind;
@@ -315,4 +315,4 @@ TEST_F(ActivationOffloadTest, RefusesBytesBelowZero) {
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::activation_offload_test

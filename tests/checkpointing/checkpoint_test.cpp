@@ -15,7 +15,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::checkpoint_test {
 namespace {
 
 using Forward = std::function<torch::Tensor(torch::Tensor)>;
@@ -381,4 +381,4 @@ TEST(CheckpointedTest, BlocksListsAndSequentialsHaveThePlainNamesAndBits) {
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::checkpoint_test

@@ -16,7 +16,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/nvme_activations.h"
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::device_offload_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -249,4 +249,4 @@ TEST_F(DeviceOffloadTest, CopiesAreChargedOnTheHostUntilTheyHaveEnded) {
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::device_offload_test

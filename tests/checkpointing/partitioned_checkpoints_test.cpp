@@ -15,7 +15,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::partitioned_checkpoints_test {
 namespace {
 
 using memory::Kind;
@@ -234,4 +234,4 @@ TEST(PartitionedGroupTest, RefusesAGroupWithoutAGatherOrAPredicate) {
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::partitioned_checkpoints_test

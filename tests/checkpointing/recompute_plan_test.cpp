@@ -6,7 +6,7 @@
 #include "tests/checkpointing/synthetic_steps.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::recompute_plan_test {
 namespace {
 
 using ::testing::AllOf;
@@ -541,4 +541,4 @@ TEST(RecomputePlanTest, HasNothingToDropInAStepWithoutCandidates) {
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::recompute_plan_test

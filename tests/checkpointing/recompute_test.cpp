@@ -15,7 +15,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::recompute_test {
 namespace {
 
 using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
@@ -293,4 +293,4 @@ TEST(RecomputeTest, RegionsWithinAreLeftToThemselvesAndGraphsThatNeverRunFreeEve
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::recompute_test

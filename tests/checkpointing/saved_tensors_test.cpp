@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace zeropage::checkpointing {
+namespace zeropage::checkpointing::saved_tensors_test {
 namespace {
 
 // Writes down what it packs, and gives it back.
@@ -102,4 +102,4 @@ TEST(SavedTensorsTest, GraphsOwnWhatIsPacked) {
 }
 
 }  // namespace
-}  // namespace zeropage::checkpointing
+}  // namespace zeropage::checkpointing::saved_tensors_test

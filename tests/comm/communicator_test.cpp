@@ -8,7 +8,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/slots.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -417,4 +417,4 @@ TEST(CommunicatorFailureTest, ABrokenCommunicatorRefusesWhatFollows) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::communicator_test

@@ -15,7 +15,7 @@
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::device_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -332,4 +332,4 @@ TEST(DeviceCommunicatorFailureTest, ALostRankIsNamedLongBeforeTheDeadline) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::device_communicator_test

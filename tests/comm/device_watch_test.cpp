@@ -8,7 +8,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 
-namespace zeropage::comm::detail {
+namespace zeropage::comm::detail::device_watch_test {
 namespace {
 
 using memory::Event;
@@ -122,4 +122,4 @@ TEST_F(DeviceWatchTest, LetsAnOperationEndThatNeedsNothingMoreOfALostRank) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm::detail
+}  // namespace zeropage::comm::detail::device_watch_test

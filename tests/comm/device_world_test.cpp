@@ -7,7 +7,7 @@
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::device_world_test {
 namespace {
 
 using ::testing::AllOf;
@@ -131,4 +131,4 @@ TEST_F(DeviceWorldTest, RefusesWhatIsNoDevice) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::device_world_test

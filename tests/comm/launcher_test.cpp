@@ -10,7 +10,7 @@
 
 #include "tests/comm/launched_process.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::launcher_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -299,4 +299,4 @@ TEST(LauncherTest, RefusesOptionsThatMakeNoSense) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::launcher_test

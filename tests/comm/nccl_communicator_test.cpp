@@ -10,7 +10,7 @@
 #include "tests/harness/contributions.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::nccl_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -135,4 +135,4 @@ TEST_F(NcclRanksTest, TheFixedOrderGivesTheHostsBits) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::nccl_communicator_test

@@ -5,7 +5,7 @@
 #include "comm/nccl_communicator.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::no_nccl_test {
 namespace {
 
 TEST(NoNcclTest, SaysSoAndWhichBuildHasIt) {
@@ -14,4 +14,4 @@ TEST(NoNcclTest, SaysSoAndWhichBuildHasIt) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::no_nccl_test

@@ -5,7 +5,7 @@
 #include "comm/detail/standing.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::out_of_step_test {
 namespace {
 
 using ::testing::AllOf;
@@ -357,4 +357,4 @@ INSTANTIATE_TEST_SUITE_P(Transports, OutOfStepTest,
                          [](const auto& info) { return std::string(name(info.param)); });
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::out_of_step_test

@@ -7,7 +7,7 @@
 
 #include "comm/detail/device_reduction.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::reduction_test {
 namespace {
 
 // The tree of the header's definition, with LibTorch's own arithmetic.
@@ -186,4 +186,4 @@ TEST(MaximalSubtreesTest, PartWhereTheTreeDoes) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::reduction_test

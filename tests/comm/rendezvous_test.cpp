@@ -7,7 +7,7 @@
 
 #include "memory/check.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::rendezvous_test {
 namespace {
 
 Variables from(std::map<std::string, std::string> values) {
@@ -131,4 +131,4 @@ TEST(RendezvousTest, NamesVariablesThatContradictEachOther) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::rendezvous_test

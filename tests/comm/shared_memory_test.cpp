@@ -8,7 +8,7 @@
 #include "comm/detail/host_link.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::shared_memory_test {
 namespace {
 
 using ::testing::AllOf;
@@ -104,4 +104,4 @@ TEST(SharedMemoryTest, IsCountedOnceAHost) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::shared_memory_test

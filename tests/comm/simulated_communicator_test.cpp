@@ -9,7 +9,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::simulated_communicator_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -160,4 +160,4 @@ TEST(SimulatedWorldTest, HasFiguresThatARealWorldHasNot) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::simulated_communicator_test

@@ -9,7 +9,7 @@
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::staged_communicator_test {
 namespace {
 
 using ::testing::AllOf;
@@ -112,4 +112,4 @@ TEST(StagedCommunicatorTest, EndsAtOnceWhenItIsDestroyedWithOperationsInFlight) 
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::staged_communicator_test

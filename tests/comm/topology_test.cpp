@@ -5,7 +5,7 @@
 
 #include "memory/check.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::topology_test {
 namespace {
 
 using ::testing::ElementsAre;
@@ -45,4 +45,4 @@ TEST(TopologyTest, RefusesToHaveNoRanks) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::topology_test

@@ -6,7 +6,7 @@
 #include "comm/reduction.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::traffic_test {
 namespace {
 
 using testing::run_ranks;
@@ -214,4 +214,4 @@ TEST(TrafficTest, RefusesSharedMemoryBetweenHosts) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::traffic_test

@@ -8,7 +8,7 @@
 
 #include "tests/harness/ranks.h"
 
-namespace zeropage::comm {
+namespace zeropage::comm::world_test {
 namespace {
 
 using testing::message_of;
@@ -112,4 +112,4 @@ TEST(WorldTest, AWorldOfOneNeedsNobody) {
 }
 
 }  // namespace
-}  // namespace zeropage::comm
+}  // namespace zeropage::comm::world_test

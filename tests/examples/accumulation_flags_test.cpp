@@ -1,6 +1,7 @@
 // train_gpt with micro-batches, in low precision and clipped.
 #include "tests/examples/train_gpt_run.h"
 
+namespace accumulation_flags_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -122,3 +123,4 @@ TEST_F(AccumulationFlagsTest, ThatContradictEachOtherAreRefused) {
 }
 
 }  // namespace
+}  // namespace accumulation_flags_test

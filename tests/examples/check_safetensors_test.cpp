@@ -2,6 +2,7 @@
 #include "tests/examples/train_gpt_run.h"
 #include "tests/harness/small_states.h"
 
+namespace check_safetensors_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -107,3 +108,4 @@ TEST_F(CheckSafetensorsTest, WhatIsNoStateIsSaidInOneLine) {
 }
 
 }  // namespace
+}  // namespace check_safetensors_test

@@ -4,6 +4,7 @@
 
 #include "tests/examples/train_gpt_run.h"
 
+namespace checkpointing_flags_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -170,3 +171,4 @@ TEST_F(CheckpointingFlagsTest, AreRefusedInWords) {
 }
 
 }  // namespace
+}  // namespace checkpointing_flags_test

@@ -3,6 +3,7 @@
 
 #include "tests/examples/train_gpt_run.h"
 
+namespace offload_flags_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -75,3 +76,4 @@ TEST_F(OffloadFlagsTest, AreRefusedWhereTheyMakeNoSense) {
 }
 
 }  // namespace
+}  // namespace offload_flags_test

@@ -5,6 +5,7 @@
 #include "tests/examples/train_gpt_run.h"
 #include "tests/harness/small_states.h"
 
+namespace state_command_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -463,3 +464,4 @@ TEST_F(StateCommandTest, RefusesBadCommandLinesInOneLine) {
 }
 
 }  // namespace
+}  // namespace state_command_test

@@ -1,6 +1,7 @@
 // train_gpt's --save and --resume, as users type them.
 #include "tests/examples/train_gpt_run.h"
 
+namespace state_flags_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -102,3 +103,4 @@ TEST_F(StateFlagsTest, WritesWhatEverySaveTook) {
 }
 
 }  // namespace
+}  // namespace state_flags_test

@@ -1,6 +1,7 @@
 // `zp topology` as users type it.
 #include "tests/examples/train_gpt_run.h"
 
+namespace topology_command_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -57,3 +58,4 @@ TEST(TopologyCommandTest, RefusesBadCommandLinesInOneLine) {
 }
 
 }  // namespace
+}  // namespace topology_command_test

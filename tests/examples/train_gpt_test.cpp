@@ -2,6 +2,7 @@
 // launchers.
 #include "tests/examples/train_gpt_run.h"
 
+namespace train_gpt_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -326,3 +327,4 @@ TEST(ExamplesTest, RunAloneAndUnderALauncher) {
 }
 
 }  // namespace
+}  // namespace train_gpt_test

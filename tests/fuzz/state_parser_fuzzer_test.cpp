@@ -8,6 +8,7 @@
 
 #include "tests/harness/small_states.h"
 
+namespace state_parser_fuzzer_test {
 namespace {
 
 using zeropage::testing::bytes_in;
@@ -98,3 +99,4 @@ TEST(StateParserFuzzerTest, MutationsOfTheCorpusHarmNoParser) {
 }
 
 }  // namespace
+}  // namespace state_parser_fuzzer_test

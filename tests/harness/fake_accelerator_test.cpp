@@ -21,7 +21,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 
-namespace zeropage::testing {
+namespace zeropage::testing::fake_accelerator_test {
 namespace {
 
 using torch::Tensor;
@@ -579,4 +579,4 @@ TEST_F(FakeAcceleratorTest, TimesEvents) {
 }
 
 }  // namespace
-}  // namespace zeropage::testing
+}  // namespace zeropage::testing::fake_accelerator_test

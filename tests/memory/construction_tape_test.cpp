@@ -12,7 +12,7 @@
 #include "memory/storage.h"
 #include "memory/testing.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::construction_tape_test {
 namespace {
 
 using ::testing::AllOf;
@@ -669,4 +669,4 @@ TEST(ConstructionTapeTest, LetsTheSinksErrorThroughAndKeepsTheGenerator) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::construction_tape_test

@@ -12,7 +12,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::device_memory_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -90,4 +90,4 @@ TEST_F(DeviceMemoryTest, ReportsWhatIsHeldWhenMemoryRunsOut) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::device_memory_test

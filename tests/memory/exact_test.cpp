@@ -4,7 +4,7 @@
 
 #include "memory/bytes.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::exact_test {
 namespace {
 
 TEST(ExactTest, DividesOnlyWithoutARest) {
@@ -51,4 +51,4 @@ TEST(BytesTest, WritesTheLargestUnitThatReads) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::exact_test

@@ -10,7 +10,7 @@
 #include "memory/bytes.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::host_memory_test {
 namespace {
 
 using testing::error_of;
@@ -98,4 +98,4 @@ TEST_F(HostMemoryTest, ReadsThisMachine) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::host_memory_test

@@ -10,7 +10,7 @@
 #include "memory/memory_table.h"
 #include "memory/testing.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::ledger_test {
 namespace {
 
 class LedgerTest : public ::testing::Test {
@@ -170,4 +170,4 @@ TEST(MemoryTableTest, ShowsKindsRanksAndTheFormula) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::ledger_test

@@ -8,7 +8,7 @@
 
 #include "memory/bytes.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::mapping_pool_test {
 namespace {
 
 size_t mebibytes(size_t count) {
@@ -75,4 +75,4 @@ TEST(MappingPoolTest, ServesThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::mapping_pool_test

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace zeropage::memory {
+namespace zeropage::memory::meta_operators_test {
 namespace {
 
 using torch::Tensor;
@@ -100,4 +100,4 @@ TEST_F(MetaOperatorsTest, GiveConvolutionsTheirSizes) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::meta_operators_test

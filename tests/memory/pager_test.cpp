@@ -21,7 +21,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_page_source.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::pager_test {
 namespace {
 
 using ::testing::AllOf;
@@ -750,4 +750,4 @@ TEST_F(PagerTest, LeavesOtherPagersAlone) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::pager_test

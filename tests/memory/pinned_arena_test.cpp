@@ -14,7 +14,7 @@
 #include "memory/process_memory.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::pinned_arena_test {
 namespace {
 
 using testing::error_of;
@@ -146,4 +146,4 @@ TEST(PageNodesTest, SaysInALineHowManyBytesLieWhere) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::pinned_arena_test

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace zeropage::memory {
+namespace zeropage::memory::storage_test {
 namespace {
 
 TEST(StorageTest, MovesValuesAndKeepsEveryAlias) {
@@ -56,4 +56,4 @@ TEST(StorageTest, RefusesToWritePastTheEnd) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::storage_test

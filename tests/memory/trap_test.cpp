@@ -21,7 +21,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 
-namespace zeropage::memory {
+namespace zeropage::memory::trap_test {
 namespace {
 
 using ::testing::AllOf;
@@ -1014,4 +1014,4 @@ TEST_F(TrapTest, SaysSoWhenATensorOutlivedItsPager) {
 }
 
 }  // namespace
-}  // namespace zeropage::memory
+}  // namespace zeropage::memory::trap_test

@@ -9,7 +9,7 @@
 #include "offload/stochastic_rounding.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::cuda_kernels_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -199,4 +199,4 @@ TEST_F(CudaCopyOutTest, RoundsEveryBitPatternAsTheCpuDoes) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::cuda_kernels_test

@@ -7,7 +7,7 @@
 
 #include "tests/harness/errors.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::device_speed_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -39,4 +39,4 @@ TEST(DeviceSpeedTest, AStepTakesTheLongerOfDeviceAndComputeAndWritesTheStateOnce
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::device_speed_test

@@ -12,7 +12,7 @@
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::flat_norm_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -166,4 +166,4 @@ TEST(FlatNormTest, RefusesOtherTensorsInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::flat_norm_test

@@ -9,7 +9,7 @@
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::fused_step_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -363,4 +363,4 @@ TEST(FusedStepRefusesTest, OptionsThatAreOutOfRangeInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::fused_step_test

@@ -9,7 +9,7 @@
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage {
+namespace zeropage::lion_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -172,4 +172,4 @@ TEST(LionTest, RefusesInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::lion_test

@@ -4,7 +4,7 @@
 #include "offload/cuda/fused_step.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::no_cuda_test {
 namespace {
 
 TEST(WithoutCudaTest, TensorsOnCudaAreRefusedInWords) {
@@ -15,4 +15,4 @@ TEST(WithoutCudaTest, TensorsOnCudaAreRefusedInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::no_cuda_test

@@ -23,7 +23,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/faulty_device.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::nvme_file_test {
 namespace {
 
 using ::testing::AllOf;
@@ -399,4 +399,4 @@ TEST_F(NvmeFileTest, ABufferThatWillNotDoIsRefused) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::nvme_file_test

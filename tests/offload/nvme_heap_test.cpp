@@ -14,7 +14,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/faulty_device.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::nvme_heap_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -111,4 +111,4 @@ TEST_F(NvmeHeapTest, WhereThereIsLittleRoomTheFileGrowsByTheRecordAlone) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::nvme_heap_test

@@ -14,7 +14,7 @@
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::packed_step_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -352,4 +352,4 @@ TEST(SplitValuesTest, AreThoseOfTheLoops) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::packed_step_test

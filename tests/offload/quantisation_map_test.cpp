@@ -11,7 +11,7 @@
 
 #include "offload/cpu/quantised_block.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::quantisation_map_test {
 namespace {
 
 using cpu::Instructions;
@@ -181,4 +181,4 @@ TEST_P(QuantisationMapTest, HasTheSameBitsForEverySetOfInstructions) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::quantisation_map_test

@@ -8,7 +8,7 @@
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::step_paths_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -150,4 +150,4 @@ TEST(ListOfStretchesTest, IsCheckedBeforeAnythingIsWritten) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::step_paths_test

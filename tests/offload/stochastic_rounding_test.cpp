@@ -12,7 +12,7 @@
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::stochastic_rounding_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -260,4 +260,4 @@ TEST(StochasticRoundingTest, RefusesOtherTensorsAndPlacesInWords) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::stochastic_rounding_test

@@ -21,7 +21,7 @@
 #include "offload/stochastic_rounding.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::offload {
+namespace zeropage::offload::worker_pool_test {
 namespace {
 
 using testing::error_of;
@@ -258,4 +258,4 @@ TEST(WorkerPoolScopeTest, ChangesNoBitOfAStepANormOrARounding) {
 }
 
 }  // namespace
-}  // namespace zeropage::offload
+}  // namespace zeropage::offload::worker_pool_test

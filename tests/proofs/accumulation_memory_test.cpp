@@ -6,7 +6,7 @@
 #include "tests/harness/accumulated.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage {
+namespace zeropage::accumulation_memory_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -208,4 +208,4 @@ TEST_P(AccumulationMemoryTest, AutoReducesOnceWhereWholeGradientsFitTheBudget) {
 INSTANTIATE_TEST_SUITE_P(Ranks, AccumulationMemoryTest, ::testing::Values(2, 4));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::accumulation_memory_test

@@ -8,7 +8,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage {
+namespace zeropage::accumulation_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -564,4 +564,4 @@ INSTANTIATE_TEST_SUITE_P(StagesPolicies, AbandonTest,
                                                               ReduceMicroSteps::kOnce)));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::accumulation_test

@@ -8,7 +8,7 @@
 #include "tests/harness/delays.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage {
+namespace zeropage::checkpointing_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -268,4 +268,4 @@ TEST(CheckpointingMemoryTest, StageThreeHoldsTwoPagesAndABucketWithRegionsAtAnyD
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::checkpointing_test

@@ -7,7 +7,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::device_accumulation_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -127,4 +127,4 @@ INSTANTIATE_TEST_SUITE_P(CarriersRanksStages, DeviceAccumulationTest,
                          });
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::device_accumulation_test

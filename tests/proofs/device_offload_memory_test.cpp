@@ -9,7 +9,7 @@
 #include "tests/harness/device_ranks.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::device_offload_memory_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -146,4 +146,4 @@ TEST_P(OffloadFormulaOnDeviceTest, HoldsSumsOfMicroStepsOnTheDeviceUntilTheLast)
 INSTANTIATE_TEST_SUITE_P(Stages, OffloadFormulaOnDeviceTest, ::testing::Values(0, 1, 2, 3));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::device_offload_memory_test

@@ -14,7 +14,7 @@
 #include "zero/offloaded_steps.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::device_offload_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -402,4 +402,4 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::device_offload_test

@@ -7,7 +7,7 @@
 #include "tests/harness/restarts.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::device_restart_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -99,4 +99,4 @@ INSTANTIATE_TEST_SUITE_P(
                       std::pair(Place{3, 2, Tier::kHost, true}, Place{1, 2, Tier::kHost, true})));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::device_restart_test

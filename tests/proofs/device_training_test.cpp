@@ -13,7 +13,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::device_training_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -316,4 +316,4 @@ TEST_F(DeviceStepTest, ModulesOnAnotherDeviceAreRefusedByParameter) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::device_training_test

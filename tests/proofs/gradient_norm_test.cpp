@@ -11,7 +11,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage {
+namespace zeropage::gradient_norm_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -335,4 +335,4 @@ TEST(AccumulatorClipTest, ByNormAndByValueIsLibTorchsOfTheMean) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::gradient_norm_test

@@ -6,7 +6,7 @@
 #include "tests/harness/reference.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::memory_formula_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -165,4 +165,4 @@ TEST(MemoryFormulaTest, EveryByteIsGoneWhenTheModelIs) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::memory_formula_test

@@ -10,7 +10,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::nvme_faults_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -156,4 +156,4 @@ INSTANTIATE_TEST_SUITE_P(When, NvmeFaultsTest,
                          });
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::nvme_faults_test

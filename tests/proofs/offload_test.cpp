@@ -12,7 +12,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::offload_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -394,4 +394,4 @@ TEST(OffloadErrorTest, AStepInBackwardAllowsNoChangeOfGradientsAfterIt) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::offload_test

@@ -8,7 +8,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::overlap_delays_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -67,4 +67,4 @@ TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Stages, OverlapDelaysTest, ::testing::Values(0, 1, 2, 3));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::overlap_delays_test

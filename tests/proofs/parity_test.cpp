@@ -6,7 +6,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::parity_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -137,4 +137,4 @@ TEST(WideParityTest, HoldsWhereShardsAndSlicesEndInsideAParameter) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::parity_test

@@ -10,7 +10,7 @@
 #include "tests/harness/endless_training.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::rank_lost_test {
 namespace {
 
 using comm::LaunchedProcess;
@@ -125,4 +125,4 @@ INSTANTIATE_TEST_SUITE_P(Victims, RankStoppedTest,
                                                               Transport::kShared)));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::rank_lost_test

@@ -7,7 +7,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/restarts.h"
 
-namespace zeropage {
+namespace zeropage::restart_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -218,4 +218,4 @@ TEST(CanonicalStateTest, LargeTensorsOfManyBlocksAreTheSameBytes) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::restart_test

@@ -16,7 +16,7 @@
 #include "tests/harness/faulty_calls.h"
 #include "tests/harness/restarts.h"
 
-namespace zeropage {
+namespace zeropage::save_faults_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -258,4 +258,4 @@ TEST_F(SaveFaults, WhereAnyCallFailsTheErrorHasItsNameAndTrainingGoesOn) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::save_faults_test

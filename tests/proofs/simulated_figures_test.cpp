@@ -12,7 +12,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::simulated_figures_test {
 namespace {
 
 using comm::Topology;
@@ -238,4 +238,4 @@ TEST(SimulatedModuleTest, EndsTrainingWhereARankIsLost) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::simulated_figures_test

@@ -9,7 +9,7 @@
 #include "tests/harness/accumulated.h"
 #include "tests/harness/ranks.h"
 
-namespace zeropage {
+namespace zeropage::skipped_steps_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -237,4 +237,4 @@ TEST(AccumulatorRestartTest, ContinuesTheScaleAndTheWindowOfNormsWhereTheyWereSa
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::skipped_steps_test

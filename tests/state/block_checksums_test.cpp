@@ -7,7 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace zeropage::state {
+namespace zeropage::state::block_checksums_test {
 namespace {
 
 using ::testing::HasSubstr;
@@ -146,4 +146,4 @@ TEST(BlockChecksumsTest, PiecesBehindTheEndOfTheFileAreRefused) {
 }
 
 }  // namespace
-}  // namespace zeropage::state
+}  // namespace zeropage::state::block_checksums_test

@@ -10,7 +10,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/small_states.h"
 
-namespace zeropage::state {
+namespace zeropage::state::file_writer_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -153,4 +153,4 @@ TEST(FileWriterErrorsTest, AWriterThatGivesWayWritesTheSame) {
 }
 
 }  // namespace
-}  // namespace zeropage::state
+}  // namespace zeropage::state::file_writer_test

@@ -10,7 +10,7 @@
 #include "tests/harness/byte_text.h"
 #include "tests/harness/sealed_manifest.h"
 
-namespace zeropage::state {
+namespace zeropage::state::manifest_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -160,4 +160,4 @@ TEST(ManifestTest, DamageBehindARightChecksumIsRefusedOrStillAManifest) {
 }
 
 }  // namespace
-}  // namespace zeropage::state
+}  // namespace zeropage::state::manifest_test

@@ -7,7 +7,7 @@
 
 #include "state/state_error.h"
 
-namespace zeropage::state {
+namespace zeropage::state::safetensors_test {
 namespace {
 
 using ::testing::AllOf;
@@ -199,4 +199,4 @@ TEST(SafetensorsTest, DamagedHeadersAreRefusedOrAreStillHeaders) {
 }
 
 }  // namespace
-}  // namespace zeropage::state
+}  // namespace zeropage::state::safetensors_test

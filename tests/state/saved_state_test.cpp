@@ -9,7 +9,7 @@
 #include "state/state_error.h"
 #include "tests/harness/small_states.h"
 
-namespace zeropage::state {
+namespace zeropage::state::saved_state_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -223,4 +223,4 @@ TEST_F(SavedStateTest, AManifestWithoutWeightsIsOfNoState) {
 }
 
 }  // namespace
-}  // namespace zeropage::state
+}  // namespace zeropage::state::saved_state_test

@@ -9,7 +9,7 @@
 #include "state/state_error.h"
 #include "tests/harness/small_states.h"
 
-namespace zeropage::state {
+namespace zeropage::state::state_folder_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -307,4 +307,4 @@ TEST_F(StateFolderTest, LatestThatLeadsNowhereIsPassedOver) {
 }
 
 }  // namespace
-}  // namespace zeropage::state
+}  // namespace zeropage::state::state_folder_test

@@ -10,7 +10,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::accumulator_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -865,4 +865,4 @@ TEST(StepReportTest, SaysWhatHappened) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::accumulator_test

@@ -9,7 +9,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/optimizer.h"
 
-namespace zeropage {
+namespace zeropage::data_parallel_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -493,4 +493,4 @@ TEST(DataParallelErrorTest, NoticesAParameterThatWasReplaced) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::data_parallel_test

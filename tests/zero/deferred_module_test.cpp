@@ -9,7 +9,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::deferred_module_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -120,4 +120,4 @@ TEST(DeferredModuleErrorTest, RanksMustAgreeOnHowTheyConstruct) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::deferred_module_test

@@ -10,7 +10,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::fused_update_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -174,4 +174,4 @@ TEST(FusedUpdateTest, IsRefusedForLowPrecisionWithoutMasterWeights) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::fused_update_test

@@ -9,7 +9,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::joined_batches_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -200,4 +200,4 @@ TEST_P(JoinedTrainingTest, EqualsTheMeanOverTheBatchesThatExist) {
 INSTANTIATE_TEST_SUITE_P(Stages, JoinedTrainingTest, ::testing::Values(0, 1, 2, 3));
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::joined_batches_test

@@ -9,7 +9,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::master_weights_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -135,4 +135,4 @@ TEST(MasterWeightsTest, AreNotMadeForParametersInFullPrecision) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::master_weights_test

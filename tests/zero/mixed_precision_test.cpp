@@ -10,7 +10,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::mixed_precision_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -676,4 +676,4 @@ TEST(ComputeDtypeErrorTest, NamesTheParameterThatStaysOnOneRankOnly) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::mixed_precision_test

@@ -5,7 +5,7 @@
 
 #include "tests/harness/tiny_models.h"
 
-namespace zeropage {
+namespace zeropage::module_parameters_test {
 namespace {
 
 TEST(ModuleParametersTest, ListsATiedParameterOnceWithAllItsNames) {
@@ -48,4 +48,4 @@ TEST(ModuleParametersTest, NumbersBareTensors) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::module_parameters_test

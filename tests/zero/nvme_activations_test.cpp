@@ -13,7 +13,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage {
+namespace zeropage::nvme_activations_test {
 namespace {
 
 using ::testing::AllOf;
@@ -127,4 +127,4 @@ TEST_F(NvmeActivationsTest, TheFileIsGoneWithTheLastGraph) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::nvme_activations_test

@@ -9,7 +9,7 @@
 #include "tests/harness/ranks.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::optimizer_state_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -244,4 +244,4 @@ TEST(SplitMasterWeightsTest, KeepSmallUpdatesAndTakeOverWhatIsWrittenToParameter
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::optimizer_state_test

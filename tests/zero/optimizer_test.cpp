@@ -50,7 +50,7 @@ struct zeropage::OptimizerTraits<Sign> {
   static constexpr bool kElementWise = true;
 };
 
-namespace zeropage {
+namespace zeropage::optimizer_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -283,4 +283,4 @@ TEST(OptimizerErrorTest, RefusesToBeSavedAsOneArchive) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::optimizer_test

@@ -4,7 +4,7 @@
 
 #include "memory/bytes.h"
 
-namespace zeropage {
+namespace zeropage::shard_layout_test {
 namespace {
 
 using memory::operator""_KiB;
@@ -133,4 +133,4 @@ TEST(ShardLayoutTest, PadsLessThanHalfAPercentOfALargeModel) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::shard_layout_test

@@ -13,7 +13,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::sharded_parameters_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -656,4 +656,4 @@ TEST(ShardedErrorTest, RefusesPagingOptionsAtStagesWithoutPaging) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::sharded_parameters_test

@@ -10,7 +10,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/restarts.h"
 
-namespace zeropage {
+namespace zeropage::sharded_state_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -576,4 +576,4 @@ TEST_F(StateSaverTest, AsksForTheEndOnAllRanksWhenSigtermCameToOne) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::sharded_state_test

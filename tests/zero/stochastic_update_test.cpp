@@ -10,7 +10,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
-namespace zeropage {
+namespace zeropage::stochastic_update_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -413,4 +413,4 @@ TEST(StochasticUpdateTest, IsRefusedForAModuleInHalf) {
 }
 
 }  // namespace
-}  // namespace zeropage
+}  // namespace zeropage::stochastic_update_test

@@ -23,7 +23,7 @@ using state::StateError;
 // Of what is converted, or goes to a device.
 constexpr int64_t kMostElementsAtOnce = 1 << 18;
 
-std::string text_of(const std::vector<uint64_t>& shape) {
+std::string shape_text(const std::vector<uint64_t>& shape) {
   std::string text = "[";
   for (const uint64_t extent : shape) {
     text += (text.size() > 1 ? ", " : "") + std::to_string(extent);
@@ -100,8 +100,8 @@ void StateLoading::check_shape(const Source& source, const std::string& name,
                                const at::Tensor& tensor) {
   if (source.entry->shape == shape_of(tensor)) return;
   throw StateError(source.file->name(), source.file->header().data_begin + source.entry->begin,
-                   "\"" + name + "\" of " + text_of(shape_of(tensor)), text_of(source.entry->shape),
-                   "it is of another model");
+                   "\"" + name + "\" of " + shape_text(shape_of(tensor)),
+                   shape_text(source.entry->shape), "it is of another model");
 }
 
 void StateLoading::match(LoadReport& report) const {

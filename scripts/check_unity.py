@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Checks that sources can be compiled as one: presets compile up to 14 at a time, which is several times faster where each sees LibTorch.
+
+Names in anonymous namespaces are unique in their namespace within a folder, and each test source has a namespace of its own.
+Prints each breach; exit 1 if any."""
+
+import collections
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# Compiled by themselves: flags of their own, or CUDA's headers.
+ALONE = re.compile(r"^offload/cpu/|/cuda/|/no_(?:cuda|nccl|cuda_devices)\.cpp$")
+TYPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:struct|class|enum class|enum)\s+(?:alignas\([^)]*\)\s*)?(\w+)")
+FUNCTION = re.compile(r"(\w+)\s*\((.*)\)[^()]*$", re.DOTALL)
+VALUE = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=|\{|$)")
+
+
+def sources(*patterns):
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout.split()
+    return sorted(name for name in set(listed) if (ROOT / name).exists())
+
+
+def plain(text):
+    """Without comments, literals and the preprocessor's lines."""
+    text = re.sub(r'R"(\w*)\(.*?\)\1"', '""', text, flags=re.DOTALL)
+    text = re.sub(r"^\s*#(?:.*\\\n)*.*", "", text, flags=re.MULTILINE)
+    return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|(?<!\w)\'(?:\\.|[^\'\\])\'', '""', text)
+
+
+def statements(text, begin):
+    """What stands directly in the braces that open at `begin`: declarations, and heads of definitions."""
+    depth, head = 0, ""
+    for character in text[begin:]:
+        if character == "{":
+            depth += 1
+            if depth == 2:
+                yield " ".join(head.split()) + " {"
+            if depth <= 2:
+                head = ""
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return
+            head = ""
+        elif depth == 1:
+            if character == ";":
+                yield " ".join(head.split())
+                head = ""
+            else:
+                head += character
+
+
+def name_of(statement):
+    """What a declaration must not share with another one; None for what may be repeated."""
+    head = statement.removesuffix(" {").strip()
+    if not head or head.startswith(("using ", "namespace ", "typedef ", "static_assert", "TEST", "TORCH_", "INSTANTIATE_")):
+        return None
+    found = TYPE.match(head)
+    if found:
+        return found[1]
+    before_value = head.split("=")[0]
+    if "(" in before_value:
+        function = FUNCTION.search(re.sub(r"\)\s*(?:const|noexcept|->.*|:.*)?$", ")", head))
+        # Overloads differ in their parameters' types.
+        return f"{function[1]}({function[2]})" if function else None
+    value = VALUE.search(before_value + "=")
+    return value[1] if value and not value[1][0].isdigit() else None
+
+
+def breaches():
+    where = collections.defaultdict(set)
+    for name in sources("*.cpp"):
+        folder = name.split("/")[0]
+        if folder == "tests" or ALONE.search(name):
+            continue
+        # Executables of one folder are apart from each other.
+        scope = folder if folder not in ("bench", "examples") else "/".join(name.split("/")[:2])
+        text = plain((ROOT / name).read_text())
+        for opened in re.finditer(r"^namespace \{", text, re.MULTILINE):
+            outer = re.findall(r"^namespace ([\w:]+) \{", text[:opened.start()], re.MULTILINE)
+            for statement in statements(text, opened.end() - 1):
+                declared = name_of(statement)
+                if declared:
+                    where[scope, outer[-1] if outer else "", declared].add(name)
+    for (_, namespace, declared), names in sorted(where.items()):
+        if len(names) > 1:
+            yield (f"{', '.join(sorted(names))}: each has {declared} in an anonymous namespace of {namespace or 'the global one'}; "
+                   "they are compiled as one: give one another name, or share it")
+    for name in sources("tests/*_test.cpp"):
+        stem = Path(name).stem
+        if not re.search(rf"^namespace (?:[\w:]+::)?{stem} \{{", (ROOT / name).read_text(), re.MULTILINE):
+            yield f"{name}: expected a namespace of its own, ...::{stem}: test sources are compiled as one"
+
+
+found = list(breaches())
+print("\n".join(found) or "unity: no two sources that are compiled as one share a name")
+sys.exit(1 if found else 0)

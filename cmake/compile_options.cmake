@@ -8,6 +8,9 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 # The library's precompiled header serves executables too only if both are compiled alike.
 set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 
+# Messages name sources from the project's folder on, and the compiler's cache serves every clone.
+add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>)
+
 find_program(ZEROPAGE_CCACHE ccache)
 if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   # A precompiled header is cached only under these sloppiness flags; the base folder makes clones share hits.

@@ -36,7 +36,7 @@ TEST(SavedTensorsTest, EachSavedTensorGoesThroughTheHooksAndGradientsHaveTheSame
   }
   loss.backward();
   EXPECT_TRUE(torch::equal(plain, module->parameters()[0].grad()));
-  EXPECT_THAT(recorder->shapes, testing::Contains(std::vector<int64_t>{4, 32}));
+  EXPECT_THAT(recorder->shapes, ::testing::Contains(std::vector<int64_t>{4, 32}));
 }
 
 TEST(SavedTensorsTest, TheInnermostScopePacksAndNullMeansWithoutHooks) {
@@ -71,7 +71,7 @@ TEST(SavedTensorsTest, WhatWasChangedSinceIsRefusedThoughLibTorchDoesNotCheckUnd
     const torch::NoGradGuard no_grad;
     middle.add_(1);
   }
-  EXPECT_THAT([&] { loss.backward(); }, testing::ThrowsMessage<c10::Error>(testing::HasSubstr(
+  EXPECT_THAT([&] { loss.backward(); }, ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(
                                             "was changed in place since the forward")));
 }
 

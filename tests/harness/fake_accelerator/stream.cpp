@@ -27,7 +27,7 @@ struct Delays {
 };
 
 // What streams of one device share.
-struct Device {
+struct FakeDevice {
   std::mutex mutex;
   // Guarded by mutex.
   std::map<c10::StreamId, std::unique_ptr<FakeStream>> streams;
@@ -40,8 +40,8 @@ Delays& delays() {
   return *delays;
 }
 
-Device& device(c10::DeviceIndex index) {
-  static auto* const devices = new std::array<Device, kFakeDevices>;
+FakeDevice& device(c10::DeviceIndex index) {
+  static auto* const devices = new std::array<FakeDevice, kFakeDevices>;
   return devices->at(static_cast<size_t>(index));
 }
 
@@ -98,7 +98,7 @@ void FakeStream::run_one(const Entry& entry) {
   try {
     entry.task();
   } catch (const std::exception& error) {
-    Device& mine = device(stream_.device_index());
+    FakeDevice& mine = device(stream_.device_index());
     const std::lock_guard lock(mine.mutex);
     if (mine.error) return;
     mine.error = c10::str(stream_.device(), ": ", entry.what, ", a task of stream ", stream_.id(),
@@ -120,7 +120,7 @@ void FakeStream::sleep_as_told() {
 }
 
 FakeStream& fake_stream(c10::Stream stream) {
-  Device& its = device(stream.device_index());
+  FakeDevice& its = device(stream.device_index());
   const std::lock_guard lock(its.mutex);
   auto& found = its.streams[stream.id()];
   if (!found) found = std::make_unique<FakeStream>(stream);

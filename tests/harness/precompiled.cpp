@@ -1,0 +1,2 @@
+// Carries the precompiled header; has nothing of its own.
+#include "tests/harness/precompiled.h"

@@ -503,6 +503,25 @@ TEST_F(FakeAcceleratorTest, CountsWhereTheHostWaits) {
   EXPECT_EQ(fake_counters().device_syncs, 1);
 }
 
+TEST_F(FakeAcceleratorTest, CountsLaunchesAndBytesThatGoToTheHost) {
+  const Tensor x = filled(1);
+  reset_fake_counters();
+  x.add_(1).add_(1).narrow(0, 0, 2).mul_(2);
+  EXPECT_EQ(fake_counters().launches, 3);
+  EXPECT_EQ(fake_launches()["aten::add.out"], 2);
+  EXPECT_EQ(fake_counters().bytes_to_host, 0);
+  x.cpu();
+  EXPECT_EQ(fake_launches()["aten::copy_"], 1);
+  EXPECT_EQ(fake_counters().bytes_to_host, 16);
+  x[0].item<float>();
+  EXPECT_EQ(fake_counters().bytes_to_host, 20);
+  x.copy_(torch::ones({4}));
+  EXPECT_EQ(fake_launches()["aten::copy_"], 2);
+  EXPECT_EQ(fake_counters().bytes_to_host, 20);
+  reset_fake_counters();
+  EXPECT_TRUE(fake_launches().empty());
+}
+
 TEST_F(FakeAcceleratorTest, ThrowsATasksErrorWhereTheHostWaits) {
   const Tensor weights = filled(1).view({2, 2});
   const Tensor rows = torch::embedding(weights, torch::tensor({7}).to(fake_device()));

@@ -13,6 +13,7 @@
 
 #include "comm/communicator.h"
 #include "memory/stream.h"
+#include "tests/harness/fake_accelerator/counters.h"
 #include "tests/harness/fake_accelerator/host_view.h"
 #include "tests/harness/fake_accelerator/stream.h"
 
@@ -115,6 +116,7 @@ class FakeBackend final : public c10d::Backend {
     const memory::Event begun = memory::Stream::current(device_).record();
     const c10::StreamGuard guard(stream_);
     memory::Stream::current(device_).wait(begun);
+    count_launch("a collective");
     fake_stream(stream_).enqueue("a collective", std::move(task));
     return c10::make_intrusive<FakeWork>(device_, memory::Stream::current(device_).record());
   }

@@ -16,7 +16,7 @@ namespace {
 using at::Tensor;
 
 void enqueue_copy(c10::Stream stream, const Tensor& to, const Tensor& from) {
-  ++live_counters().tasks;
+  count_launch("aten::copy_");
   fake_stream(stream).enqueue("aten::copy_", [to, from] { to.copy_(from); });
 }
 
@@ -50,6 +50,7 @@ void copy_to_device(const Tensor& from, const Tensor& to, bool non_blocking) {
 
 void copy_to_host(const Tensor& from, const Tensor& to, bool non_blocking) {
   const c10::Stream stream = current_fake_stream(from.device().index());
+  live_counters().bytes_to_host += static_cast<int64_t>(to.nbytes());
   enqueue_copy(stream, to, host_view(from));
   if (!non_blocking) wait_for_values(stream);
 }
@@ -75,6 +76,7 @@ Tensor copy_from_and_resize(const Tensor& from, const Tensor& to) {
 }
 
 at::Scalar local_scalar_dense(const Tensor& self) {
+  live_counters().bytes_to_host += static_cast<int64_t>(self.itemsize());
   wait_for_values(current_fake_stream(self.device().index()));
   return at::_local_scalar_dense(host_view(self));
 }

@@ -14,7 +14,9 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
+#include <string>
 
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
@@ -44,10 +46,14 @@ struct FakeCounters {
   int64_t host_syncs = 0;     // the host waited: stream or event synchronised, a value read
   int64_t device_syncs = 0;   // the host waited for a whole device
   int64_t record_stream = 0;  // record_stream() calls, autograd's too
-  int64_t tasks = 0;          // operators and copies enqueued
+  int64_t launches = 0;  // operators, copies and collectives enqueued: one kernel each, or more
+  // By copies, whole tensors or values; but for the few that an operator reads itself (nonzero).
+  int64_t bytes_to_host = 0;
   int64_t not_async = 0;  // operators that the fake, unlike a GPU, had to run while the host waits
 };
 FakeCounters fake_counters();
+// The launches by operator: "aten::copy_".
+std::map<std::string, int64_t> fake_launches();
 void reset_fake_counters();
 
 // Bytes that tensors of one device hold, in blocks of 512.

@@ -66,8 +66,9 @@ class Call {
  private:
   FakeStream& stream() const { return fake_stream(current_fake_stream(device_.index())); }
   void enqueue(Task task) const {
-    ++live_counters().tasks;
-    stream().enqueue(toString(op_.operator_name()), std::move(task));
+    std::string name = toString(op_.operator_name());
+    count_launch(name);
+    stream().enqueue(std::move(name), std::move(task));
   }
 
   // None where it, or an operator that it calls, has no meta kernel and its results need sizes.

@@ -25,6 +25,17 @@ using c10::DeviceIndex;
 using c10::DispatchKey;
 using torch::Library;
 
+struct LaunchesByName {
+  std::mutex mutex;
+  std::map<std::string, int64_t> count;  // guarded by mutex
+};
+
+// Never destroyed: threads of streams and of autograd count until the process ends.
+LaunchesByName& launches_by_name() {
+  static auto* const launches = new LaunchesByName;
+  return *launches;
+}
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -113,20 +124,34 @@ LiveCounters& live_counters() {
   return counters;
 }
 
+void count_launch(const std::string& what) {
+  ++live_counters().launches;
+  const std::lock_guard lock(launches_by_name().mutex);
+  ++launches_by_name().count[what];
+}
+
+std::map<std::string, int64_t> fake_launches() {
+  const std::lock_guard lock(launches_by_name().mutex);
+  return launches_by_name().count;
+}
+
 FakeCounters fake_counters() {
   const LiveCounters& live = live_counters();
   return {.host_syncs = live.host_syncs,
           .device_syncs = live.device_syncs,
           .record_stream = live.record_stream,
-          .tasks = live.tasks,
+          .launches = live.launches,
+          .bytes_to_host = live.bytes_to_host,
           .not_async = live.not_async};
 }
 
 void reset_fake_counters() {
   LiveCounters& live = live_counters();
-  for (auto* counter :
-       {&live.host_syncs, &live.device_syncs, &live.record_stream, &live.tasks, &live.not_async})
+  for (auto* counter : {&live.host_syncs, &live.device_syncs, &live.record_stream, &live.launches,
+                        &live.bytes_to_host, &live.not_async})
     *counter = 0;
+  const std::lock_guard lock(launches_by_name().mutex);
+  launches_by_name().count.clear();
 }
 
 void register_fake_accelerator() {

@@ -10,32 +10,23 @@
 namespace zeropage::offload {
 namespace {
 
-constexpr size_t kInfinities = ExactSum::kDigits;
-constexpr size_t kNans = ExactSum::kDigits + 1;
-
-constexpr size_t kDigitBits = 32;
-constexpr uint64_t kDigitMask = 0xffffffff;
-constexpr int kMantissaBits = 52;  // that are stored
-constexpr uint64_t kImplicitBit = uint64_t{1} << kMantissaBits;
-constexpr uint64_t kInfinityBits = uint64_t{0x7ff} << kMantissaBits;
+constexpr size_t kInfinities = kInfinitiesWord;
+constexpr size_t kNans = kNansWord;
 
 // A term adds less than 2^52 + 2^32 to a digit, which holds less than 2^63.
 constexpr int64_t kMostUncarried = 1024;
 
 // Neither the words of 2^20 sums, added, nor the counts and the top digit of 2^52 terms reach it.
 constexpr int64_t kWordLimit = int64_t{1} << 52;
+constexpr int64_t kUncarriedLimit = kMostUncarriedTerms << 32;
 
 // REQUIRES: the bits of a number that is finite and not negative.
 void add_finite(ExactSum::Words& words, uint64_t bits) {
-  const uint64_t exponent = bits >> kMantissaBits;
-  const uint64_t is_normal = exponent != 0 ? 1 : 0;
-  const uint64_t mantissa = (bits & (kImplicitBit - 1)) | is_normal << kMantissaBits;
-  const uint64_t place = exponent - is_normal;  // of the mantissa's last bit
-  const size_t digit = place / kDigitBits;
-  const uint64_t shift = place % kDigitBits;
+  const PlacedMantissa placed = placed_mantissa(bits);
   // In two parts that are shifted within 64 bits: the upper one is less than 2^52.
-  const uint64_t low = (mantissa & kDigitMask) << shift;
-  const uint64_t high = ((mantissa >> kDigitBits) << shift) + (low >> kDigitBits);
+  const uint64_t low = (placed.mantissa & kDigitMask) << placed.shift;
+  const uint64_t high = ((placed.mantissa >> kDigitBits) << placed.shift) + (low >> kDigitBits);
+  const auto digit = static_cast<size_t>(placed.digit);
   words[digit] += static_cast<int64_t>(low & kDigitMask);
   words[digit + 1] += static_cast<int64_t>(high);
 }
@@ -137,16 +128,26 @@ ExactSum::Words ExactSum::words() const {
   return sum.words_;
 }
 
-ExactSum ExactSum::from_words(std::span<const int64_t, kWords> words) {
+ExactSum ExactSum::carried(std::span<const int64_t, kWords> words, int64_t limit, const char* below,
+                           const char* advice) {
   ExactSum sum;
   for (size_t i = 0; i < kWords; ++i) {
-    ZP_CHECK(words[i] >= 0 && words[i] < kWordLimit, "ExactSum: word ", i, " of ", kWords,
-             ": expected 0 or more and less than 2^52, got ", words[i],
-             "; pass what words() returned, or the sums of that over up to 2^20 ranks");
+    ZP_CHECK(words[i] >= 0 && words[i] < limit, "ExactSum: word ", i, " of ", kWords,
+             ": expected 0 or more and less than ", below, ", got ", words[i], "; ", advice);
     sum.words_[i] = words[i];
   }
   sum.carry();
   return sum;
+}
+
+ExactSum ExactSum::from_words(std::span<const int64_t, kWords> words) {
+  return carried(words, kWordLimit, "2^52",
+                 "pass what words() returned, or the sums of that over up to 2^20 ranks");
+}
+
+ExactSum ExactSum::from_uncarried(std::span<const int64_t, kWords> words) {
+  return carried(words, kUncarriedLimit, "2^62",
+                 "pass words that began at 0, and to which up to 2^30 terms were added");
 }
 
 }  // namespace zeropage::offload

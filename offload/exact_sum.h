@@ -18,13 +18,15 @@
 #include <cstdint>
 #include <span>
 
+#include "offload/exact_digits.h"
+
 namespace zeropage::offload {
 
 class ExactSum {
  public:
   // Digits of 32 bits, the first worth 2^-1074; then how many infinities and how many NaNs.
-  static constexpr size_t kDigits = 67;
-  static constexpr size_t kWords = kDigits + 2;
+  static constexpr size_t kDigits = kExactDigits;
+  static constexpr size_t kWords = kExactWords;
   using Words = std::array<int64_t, kWords>;
 
   // Infinities and NaNs are counted.
@@ -40,8 +42,13 @@ class ExactSum {
   // sums are those from which from_words makes their sum.
   Words words() const;
   static ExactSum from_words(std::span<const int64_t, kWords> words);
+  // Of words to which the parts of terms were added (offload/exact_digits.h) and nothing was carried.
+  // Throws unless they are those of up to kMostUncarriedTerms terms.
+  static ExactSum from_uncarried(std::span<const int64_t, kWords> words);
 
  private:
+  static ExactSum carried(std::span<const int64_t, kWords> words, int64_t limit, const char* below,
+                          const char* advice);
   void carry();
 
   Words words_{};          // a digit's carries wait in its upper half

@@ -21,25 +21,6 @@ namespace {
 constexpr int64_t kNormBlocksPerThread = 128;
 constexpr int64_t kNormNumelPerThread = kNormBlocksPerThread * kBlockNumel;
 
-// Checked. Null on the meta device.
-FlatElements elements_of(const Role& role, const at::Tensor& flat) {
-  check_flat(role, flat);
-  const void* const first = flat.const_data_ptr();
-  switch (flat.scalar_type()) {
-    case at::kDouble:
-      return static_cast<const double*>(first);
-    case at::kFloat:
-      return static_cast<const float*>(first);
-    case at::kBFloat16:
-      return static_cast<const BFloat16Bits*>(first);
-    case at::kHalf:
-      return static_cast<const HalfBits*>(first);
-    default:
-      ZP_THROW(role.who, ": ", role.what, ": expected fp64, fp32, bf16 or fp16, got ",
-               flat.scalar_type(), "; convert it with .to()");
-  }
-}
-
 // Where there is no kernel of ours: the same tree in LibTorch's operators, in 2 fp64 copies.
 at::Tensor sums_by_operators(const at::Tensor& flat) {
   ZP_CHECK(flat.dim() == 1 && flat.is_floating_point(),
@@ -59,7 +40,7 @@ at::Tensor sums_by_operators(const at::Tensor& flat) {
 
 at::Tensor block_sums_of_squares(const at::Tensor& flat) {
   if (!flat.is_cpu() && !flat.is_cuda() && !flat.is_meta()) return sums_by_operators(flat);
-  const FlatElements elements = elements_of({"block_sums_of_squares", "flat"}, flat);
+  const FlatElements elements = flat_elements({"block_sums_of_squares", "flat"}, flat);
   const int64_t blocks = parts_of<int64_t>(flat.numel(), kBlockNumel);
   at::Tensor sums = at::empty({blocks}, flat.options().dtype(at::kDouble).requires_grad(false));
   if (flat.is_meta() || blocks == 0) return sums;
@@ -76,7 +57,7 @@ at::Tensor block_sums_of_squares(const at::Tensor& flat) {
 }
 
 at::Tensor found_inf(const at::Tensor& flat) {
-  const FlatElements elements = elements_of({"found_inf", "flat"}, flat);
+  const FlatElements elements = flat_elements({"found_inf", "flat"}, flat);
   at::Tensor found = at::zeros({1}, flat.options().dtype(at::kFloat).requires_grad(false));
   if (flat.is_meta() || flat.numel() == 0) return found;
   if (flat.is_cpu()) {

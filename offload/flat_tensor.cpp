@@ -45,6 +45,24 @@ Precision precision_of(const Role& role, const at::Tensor& tensor) {
   }
 }
 
+FlatElements flat_elements(const Role& role, const at::Tensor& flat) {
+  check_flat(role, flat);
+  const void* const first = flat.const_data_ptr();
+  switch (flat.scalar_type()) {
+    case at::kDouble:
+      return static_cast<const double*>(first);
+    case at::kFloat:
+      return static_cast<const float*>(first);
+    case at::kBFloat16:
+      return static_cast<const BFloat16Bits*>(first);
+    case at::kHalf:
+      return static_cast<const HalfBits*>(first);
+    default:
+      ZP_THROW(role.who, ": ", role.what, ": expected fp64, fp32, bf16 or fp16, got ",
+               flat.scalar_type(), "; convert it with .to()");
+  }
+}
+
 void* current_stream(const at::Device& device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }

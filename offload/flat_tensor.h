@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/flat_stretch.h"
+#include "offload/summation_tree.h"
 
 namespace zeropage::offload {
 
@@ -23,6 +24,10 @@ void check_fp32(const Role& role, const at::Tensor& tensor);
 
 // fp32, bf16 or fp16; throws on others.
 Precision precision_of(const Role& role, const at::Tensor& tensor);
+
+// The first element of a flat tensor that has norms: fp64, fp32, bf16 or fp16; throws on others. Null
+// on the meta device.
+FlatElements flat_elements(const Role& role, const at::Tensor& flat);
 
 // The current stream of a CUDA device, as a cudaStream_t.
 void* current_stream(const at::Device& device);

@@ -33,6 +33,12 @@ void block_sums_of_squares(const FlatElements& /*flat*/, int64_t /*numel*/, doub
   refuse("block_sums_of_squares");
 }
 
+void add_norm_parts(const FlatElements& /*flat*/, const NormPart* /*parts*/,
+                    const NormRange* /*ranges*/, int64_t /*most_blocks*/,
+                    const NormWords& /*words*/, void* /*stream*/) {
+  refuse("NormTable::add_squares");
+}
+
 void look_for_not_finite(const FlatElements& /*flat*/, int64_t /*numel*/, float* /*found*/,
                          void* /*stream*/) {
   refuse("found_inf");

@@ -59,22 +59,6 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
 
 }  // namespace
 
-std::string StepReport::to_string() const {
-  switch (skipped) {
-    case Skipped::kNo:
-      return clipped_norm < norm ? c10::str("stepped, norm ", norm, " clipped to ", clipped_norm)
-                                 : c10::str("stepped, norm ", norm);
-    case Skipped::kNotFinite:
-      return c10::str("skipped: ", say_not_finite(not_finite), "; loss scale ", loss_scale,
-                      ", next ", next_loss_scale, at_lowest_scale ? ", the lowest" : "");
-    case Skipped::kNormSpike:
-      return c10::str("skipped: the norm ", norm, " is a spike");
-    case Skipped::kNoWeight:
-      return "skipped: no micro-batch of any rank had weight";
-  }
-  return "";
-}
-
 Accumulator::Accumulator(DataParallelBase& model, const AccumulatorOptions& options)
     : sharded_(model.sharded_parameters()),
       op_(op_for(*sharded_.pages, sharded_.options)),
@@ -201,14 +185,23 @@ torch::Tensor Accumulator::loss() const {
   return loss_sum_.defined() ? loss_sum_ / loss_weight_ : torch::Tensor();
 }
 
-void Accumulator::check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const {
-  for (const torch::optim::Optimizer* optimizer : optimizers) {
-    const auto* sharded = dynamic_cast<const ShardedOptimizer*>(optimizer);
+Accumulator::Optimizers Accumulator::checked(
+    const std::vector<torch::optim::Optimizer*>& given) const {
+  Optimizers optimizers;
+  for (torch::optim::Optimizer* optimizer : given) {
+    auto* const sharded = dynamic_cast<ShardedOptimizer*>(optimizer);
     ZP_CHECK(sharded != nullptr && sharded->updates(*sharded_.pages),
              "accumulator.step(): expected a zeropage::Optimizer of the accumulator's model, got ",
              sharded == nullptr ? "another class" : "one of another model",
              ", which would step with sums instead of the mean; make it of this model");
+    optimizers.push_back(sharded);
   }
+  return optimizers;
+}
+
+// All parameters.
+std::vector<int> Accumulator::one_group() const {
+  return std::vector<int>(sharded_.pages->parameters().size(), 0);
 }
 
 void Accumulator::check_complete() const {
@@ -229,8 +222,7 @@ double Accumulator::mean_factor(double weight) const {
 // Norms of the mean gradient; skips what no step can be made of.
 StepReport Accumulator::measure() {
   StepReport report;
-  const GradientSums sums =
-      sum_gradients(sharded_, std::vector<int>(sharded_.pages->parameters().size(), 0), 1, weight_);
+  const GradientSums sums = sharded_.sums->sum(one_group(), 1, weight_);
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = scaler_.scale();
   if (!sums.not_finite.empty()) {
@@ -245,13 +237,12 @@ StepReport Accumulator::measure() {
   return report;
 }
 
-void Accumulator::apply(StepReport& report,
-                        const std::vector<torch::optim::Optimizer*>& optimizers) {
+void Accumulator::apply(StepReport& report, const Optimizers& optimizers) {
   double factor = mean_factor(report.weight);
   if (options_.clip_norm) {
     const double clip = clip_factor(report.norm, *options_.clip_norm);
     factor *= clip;
-    report.clipped_norm *= clip;
+    report.clipped_norm = report.clipped_norm * clip;
   }
   if (options_.clip_value) {
     const double bound = *options_.clip_value;
@@ -259,9 +250,14 @@ void Accumulator::apply(StepReport& report,
         [&](const at::Tensor& owned) { owned.mul_(factor).clamp_(-bound, bound); });
     factor = 1;
   }
+  update(optimizers, factor, [](ShardedOptimizer& optimizer) { optimizer.step(); });
+}
+
+void Accumulator::update(const Optimizers& optimizers, double factor,
+                         const std::function<void(ShardedOptimizer&)>& step) {
   sharded_.reducer->set_factor(factor);
   try {
-    for (torch::optim::Optimizer* optimizer : optimizers) optimizer->step();
+    for (ShardedOptimizer* optimizer : optimizers) step(*optimizer);
   } catch (...) {
     // Some may have taken the factor in place.
     end();
@@ -274,10 +270,12 @@ void Accumulator::end() {
   micro_step_ = 0;
 }
 
-StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& optimizers) {
-  check_optimizers(optimizers);
+StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& given) {
+  const Optimizers optimizers = checked(given);
   check_complete();
+  hear();
   sharded_.reducer->finish_accumulation();
+  if (may_be_told_late(optimizers)) return step_told_late(optimizers);
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !steps_in_backward(),
            "accumulator.step(): ", say_not_finite(report.not_finite),

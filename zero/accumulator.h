@@ -17,6 +17,11 @@
 // gradients are finite. A step that is skipped leaves weights and optimizer state as they were, bit
 // for bit.
 //
+// On an accelerator step() waits for the gradients where something is decided by them: with clip_norm,
+// clip_value, norm_spikes, a loss scale that changes or stops, an optimizer by its class or offloaded.
+// Else it only enqueues. The device leaves out an update with gradients that are not finite, and the
+// report is read when its norm or verdict is asked for (zero/step_report.h).
+//
 // Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
 // gradients of an accumulation that is open.
@@ -25,6 +30,7 @@
 
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,6 +42,7 @@
 #include "accumulate/norm_spikes.h"
 #include "offload/exact_sum.h"
 #include "zero/data_parallel.h"
+#include "zero/step_report.h"
 
 namespace zeropage {
 
@@ -77,27 +84,7 @@ struct AccumulatorOptions {
   std::optional<accumulate::NormSpikeOptions> norm_spikes;
 };
 
-enum class Skipped : uint8_t {
-  kNo,
-  kNotFinite,  // an infinity or NaN in the gradients of some rank
-  kNormSpike,
-  kNoWeight,  // no micro-batch of any rank had weight
-};
-
-struct StepReport {
-  Skipped skipped = Skipped::kNo;
-  double norm = 0;          // of the mean gradient, before clipping
-  double clipped_norm = 0;  // as the optimizer got it; with clip_value as before
-  double weight = 0;        // of all micro-batches of all ranks
-  double loss_scale = 1;    // of these gradients
-  double next_loss_scale = 1;
-  bool at_lowest_scale = false;         // an overflow should have lowered the scale, and could not
-  std::vector<std::string> not_finite;  // parameters, in the module's order
-
-  bool stepped() const { return skipped == Skipped::kNo; }
-  // "stepped, norm 1.25 clipped to 1", or why not.
-  std::string to_string() const;
-};
+class ShardedOptimizer;
 
 class Accumulator {
  public:
@@ -115,7 +102,7 @@ class Accumulator {
   void backward(const torch::Tensor& loss, double weight = 1);
 
   // One step of these zeropage::Optimizers of the model with the mean gradient, or none; then all
-  // gradients are zeroed.
+  // gradients are zeroed. What the device failed at in the step before may be thrown here.
   template <std::derived_from<torch::optim::Optimizer>... More>
   StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
     return step({&optimizer, &more...});
@@ -137,11 +124,17 @@ class Accumulator {
 
   bool reduces_each() const { return reduces_each_; }
   // To be saved and loaded with the training state.
-  accumulate::LossScaler& loss_scaler() { return scaler_; }
+  // Waits for the verdict on the last step.
+  accumulate::LossScaler& loss_scaler() {
+    hear();
+    return scaler_;
+  }
   accumulate::NormSpikes* norm_spikes() { return spikes_ ? &*spikes_ : nullptr; }
 
  private:
-  StepReport step(const std::vector<torch::optim::Optimizer*>& optimizers);
+  using Optimizers = std::vector<ShardedOptimizer*>;
+
+  StepReport step(const std::vector<torch::optim::Optimizer*>& given);
   void check_agreement() const;
   bool chooses_each() const;
   void begin();
@@ -149,10 +142,16 @@ class Accumulator {
   bool steps_in_backward() const;
   void check_can_step_in_backward() const;
   void check_complete() const;
-  void check_optimizers(const std::vector<torch::optim::Optimizer*>& optimizers) const;
+  Optimizers checked(const std::vector<torch::optim::Optimizer*>& given) const;
+  std::vector<int> one_group() const;
   StepReport measure();
   double mean_factor(double weight) const;
-  void apply(StepReport& report, const std::vector<torch::optim::Optimizer*>& optimizers);
+  void apply(StepReport& report, const Optimizers& optimizers);
+  void update(const Optimizers& optimizers, double factor,
+              const std::function<void(ShardedOptimizer&)>& step);
+  bool may_be_told_late(const Optimizers& optimizers) const;
+  StepReport step_told_late(const Optimizers& optimizers);
+  void hear();
   void end();
 
   // Constant after construction.
@@ -161,7 +160,8 @@ class Accumulator {
   bool reduces_each_ = true;
 
   AccumulatorOptions options_;
-  accumulate::LossScaler scaler_;
+  accumulate::LossScaler scaler_;  // has counted all steps but the one that is untold_
+  std::shared_ptr<LateOutcome> untold_;
   std::optional<accumulate::NormSpikes> spikes_;
   int64_t micro_step_ = 0;
   offload::ExactSum weight_;  // of this rank

@@ -6,8 +6,8 @@
 // (offload/exact_sum), so it does not matter which rank has which. The sum is rounded once, then its
 // root is. With other page sizes blocks lie elsewhere, and the last bits may differ.
 //
-// Costs a read of what this rank owns, and a message of 0.6 KiB, as much again a group, and a bit a
-// parameter to each rank. On an accelerator the host waits for the gradients.
+// Costs a read of what this rank owns, on an accelerator in a launch a page, and a message of 0.6 KiB,
+// as much again a group, and a bit a parameter to each rank. The host waits for the gradients.
 // Collective. Threads: the training thread, after a backward that averages and before the step.
 #pragma once
 
@@ -17,7 +17,6 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "offload/exact_sum.h"
 #include "zero/data_parallel.h"
 #include "zero/setup/sharded_parameters.h"
 
@@ -58,20 +57,5 @@ std::vector<std::string> names_of(const ParameterPages& pages,
                                   const std::vector<size_t>& parameters);
 // "the gradients of parameters "a", "b", "c" and 2 more are not finite".
 std::string say_not_finite(const std::vector<std::string>& names);
-
-// The sums behind the norms, over all ranks.
-struct GradientSums {
-  std::vector<offload::ExactSum> squares_of_group;
-  std::vector<size_t> not_finite;  // parameters, ascending
-  offload::ExactSum weight;        // of the ranks'
-};
-
-// Of what each rank has. Collective.
-offload::ExactSum sum_over_ranks(const comm::World& world, const offload::ExactSum& own);
-
-// group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
-// rank. REQUIRES: gradients that are ready for a step. Collective.
-GradientSums sum_gradients(const ShardedParameters& sharded, const std::vector<int>& group_of,
-                           size_t groups, const offload::ExactSum& weight = {});
 
 }  // namespace zeropage

@@ -17,15 +17,15 @@
 #include "bench/optimizer_step/interleaved.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
-#include "offload/exact_sum.h"
-#include "offload/flat_norm.h"
 #include "offload/fused_step.h"
+#include "offload/norm_table.h"
 
 namespace {
 
 using collectives::Spread;
 using collectives::spread_json;
 using optimizer_step::Contender;
+using zeropage::offload::NormTable;
 
 constexpr int64_t kDefaultNumel = int64_t{1} << 26;
 constexpr int64_t kStepNumber = 10;
@@ -64,11 +64,17 @@ struct OurPass {
   double factor;  // on the gradient; 0 where the step is to be left out
 };
 
-OurPass our_pass(const at::Tensor& gradient, const Scaling& scaling) {
-  const at::Tensor sums = zeropage::offload::block_sums_of_squares(gradient).cpu();
-  zeropage::offload::ExactSum squares;
-  squares.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
-  const double norm = std::sqrt(squares.value()) / scaling.loss_scale;
+// Of all elements as one parameter.
+NormTable table_of(const at::Tensor& gradient) {
+  return {{{.begin = 0, .numel = gradient.numel()}}, {.sums = 1, .flags = 1}, gradient.device()};
+}
+
+OurPass our_pass(const NormTable& table, const at::Tensor& gradient, const Scaling& scaling) {
+  const at::Tensor words = table.sizes().make_words(gradient.device());
+  table.add_squares(gradient, words);
+  const at::Tensor on_host = words.cpu();
+  const double squares = table.sizes().sum(on_host.const_data_ptr<int64_t>(), 0).value();
+  const double norm = std::sqrt(squares) / scaling.loss_scale;
   if (!std::isfinite(norm)) return {norm, 0};
   return {norm, std::min(1.0, scaling.max_norm / (norm + kNormEps)) / scaling.loss_scale};
 }
@@ -78,8 +84,9 @@ void our_step(const Problem& problem, double factor) {
   zeropage::offload::fused_step(problem.options, kStepNumber, problem.stretch, {.scale = factor});
 }
 
-double our_pass_rewriting(const at::Tensor& gradient, const Scaling& scaling) {
-  const double factor = our_pass(gradient, scaling).factor;
+double our_pass_rewriting(const NormTable& table, const at::Tensor& gradient,
+                          const Scaling& scaling) {
+  const double factor = our_pass(table, gradient, scaling).factor;
   if (factor == 0) return 0;
   at::Tensor(gradient).mul_(factor);
   return 1;
@@ -136,20 +143,21 @@ void check_that_all_agree(const at::Tensor& whole) {
   constexpr int64_t kCheckedNumel = 1 << 16;
   const at::Tensor gradient = whole.narrow(0, 0, std::min(kCheckedNumel, whole.numel())).clone();
   const Scaling scaling{.loss_scale = 1024, .max_norm = 0.01};
-  const OurPass ours = our_pass(gradient, scaling);
+  const NormTable table = table_of(gradient);
+  const OurPass ours = our_pass(table, gradient, scaling);
   check_norm("LibTorch, folded", libtorch_folded_pass(gradient, scaling).norm.item<double>(),
              ours.norm);
   const at::Tensor theirs = gradient.clone();
   check_norm("LibTorch", libtorch_pass(theirs, scaling).norm.item<double>(), ours.norm);
   const at::Tensor rewritten = gradient.clone();
-  our_pass_rewriting(rewritten, scaling);
+  our_pass_rewriting(table, rewritten, scaling);
   ZP_CHECK(at::allclose(rewritten, theirs, kMostNormError, 0),
            "the clipped gradients: expected LibTorch's to be ours, to 1e-5");
 }
 
 // Of all elements: ours must be LibTorch's in fp64; how far that in fp32 is off is printed.
 void check_whole_norm(const at::Tensor& gradient) {
-  const double ours = our_pass(gradient, {}).norm;
+  const double ours = our_pass(table_of(gradient), gradient, {}).norm;
   const auto norm_in = [&](at::ScalarType dtype) {
     return at::linalg_vector_norm(gradient, 2, {}, false, dtype).item<double>();
   };
@@ -165,11 +173,13 @@ std::vector<Contender> contenders(const Problem& problem) {
       at::full({}, static_cast<double>(kStepNumber), problem.stretch.values.options());
   const at::Tensor& gradient = problem.stretch.gradient;
   const Scaling& scaling = problem.scaling;
-  return {{"ours", [=] { our_pass(gradient, scaling); }},
-          {"ours, with the step", [=] { our_step(problem, our_pass(gradient, scaling).factor); }},
-          {"ours, rewritten", [=] { our_pass_rewriting(gradient, scaling); }},
+  const NormTable table = table_of(gradient);
+  return {{"ours", [=] { our_pass(table, gradient, scaling); }},
+          {"ours, with the step",
+           [=] { our_step(problem, our_pass(table, gradient, scaling).factor); }},
+          {"ours, rewritten", [=] { our_pass_rewriting(table, gradient, scaling); }},
           {"ours, rewritten, with the step",
-           [=] { our_step(problem, our_pass_rewriting(gradient, scaling)); }},
+           [=] { our_step(problem, our_pass_rewriting(table, gradient, scaling)); }},
           {"LibTorch", [=] { libtorch_pass(gradient, scaling); }},
           {"LibTorch, with the step",
            [=] { libtorch_step(problem, libtorch_pass(gradient, scaling), step); }},

@@ -133,14 +133,6 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
   model.train();
   auto paged = model.paging();
   StepTimer timer;
-  const auto finish = [&](const StepInFlight& step) {
-    run.step_seconds.push_back(timer.seconds_of(step));
-    run.loss.push_back(mean_over_ranks(world, step.loss()));
-    const auto index = run.first_step + static_cast<int64_t>(run.loss.size()) - 1;
-    ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
-             "; training cannot go on, lower --lr (now ", flags.lr, ")");
-    progress.show(index, run.loss.back(), run.step_seconds.back());
-  };
   const auto note = [&](int64_t step, const zeropage::StepReport& report) {
     run.gradient_norm.push_back(report.norm);
     run.clipped_norm.push_back(report.clipped_norm);
@@ -149,8 +141,21 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     progress.tell(step, report.to_string());
     run.skipped_steps.push_back({{"step", step + 1}, {"reason", report.to_string()}});
   };
+  struct Enqueued {
+    StepInFlight timing;
+    zeropage::StepReport report;
+  };
+  const auto finish = [&](const Enqueued& step) {
+    run.step_seconds.push_back(timer.seconds_of(step.timing));
+    run.loss.push_back(mean_over_ranks(world, step.timing.loss()));
+    const auto index = run.first_step + static_cast<int64_t>(run.loss.size()) - 1;
+    note(index, step.report);
+    ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
+             "; training cannot go on, lower --lr (now ", flags.lr, ")");
+    progress.show(index, run.loss.back(), run.step_seconds.back());
+  };
   const torch::Device device = world.device();
-  std::optional<StepInFlight> before;
+  std::optional<Enqueued> before;
   bool stopped = false;
   for (int64_t step = run.first_step; step < flags.steps && !stopped; ++step) {
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
@@ -160,13 +165,13 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
       accumulator.backward(forward(to_device(batch, device)));
     }
     const auto update_start = Clock::now();
-    note(step, accumulator.step(optimizer));
+    zeropage::StepReport report = accumulator.step(optimizer);
     run.update_seconds.push_back(
         std::chrono::duration<double>(Clock::now() - update_start).count());
-    StepInFlight enqueued(accumulator.loss(), start);
+    Enqueued enqueued{StepInFlight(accumulator.loss(), start), std::move(report)};
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
-    // While a device works at this step, the loss of the one before is shown.
+    // While a device works at this step, the loss and the report of the one before are shown.
     if (zeropage::memory::has_streams(device.type())) {
       if (before) finish(*before);
       before = std::move(enqueued);

@@ -5,6 +5,7 @@
 
 #include "offload/flat_norm.h"
 #include "offload/fused_step.h"
+#include "offload/norm_table.h"
 #include "offload/stochastic_rounding.h"
 #include "tests/harness/needs_cuda.h"
 #include "tests/offload/step_cases.h"
@@ -149,6 +150,36 @@ TEST_P(CudaFlatNormTest, FindsAnInfinityOrNanWhereverItIs) {
       EXPECT_EQ(found_inf(spoiled).item<float>(), 1) << bad << " at " << i;
       EXPECT_EQ(found_inf(shifted(spoiled, 1)).item<float>(), 1) << bad << " at " << i;
       EXPECT_EQ(found_inf(spoiled.narrow(0, 0, i)).item<float>(), 0);
+    }
+  }
+}
+
+TEST_P(CudaFlatNormTest, HasTheCpusExactSumsAndFlagsOfManyParts) {
+  constexpr int64_t kNumel = 3000001;
+  auto flat = random_numbers(kNumel, 1).to(GetParam());
+  std::vector<NormPart> parts;
+  for (int64_t begin = 0, flag = 0; begin < kNumel; ++flag) {
+    const int64_t numel = std::min(kNumel - begin, 1 + flag * flag * 37 % 50000);
+    parts.push_back({.begin = begin, .numel = numel, .sum = flag % 3, .flag = flag});
+    begin += numel + flag % 5;
+  }
+  const NormSizes sizes{.sums = 3, .flags = static_cast<int64_t>(parts.size())};
+  const NormTable here(parts, sizes, at::kCPU);
+  const NormTable there(parts, sizes, c10::Device(at::kCUDA, 0));
+  for (const double bad : {0.0, double{INFINITY}, -double{INFINITY}, double{NAN}}) {
+    if (bad != 0) flat[kNumel / 2] = bad;
+    const auto expected = sizes.make_words(at::kCPU);
+    here.add_squares(flat, expected);
+    const auto words = sizes.make_words(c10::Device(at::kCUDA, 0));
+    there.add_squares(shifted(flat.to(at::kCUDA), 1), words);
+    const auto on_host = words.cpu();
+    const auto* const first = on_host.const_data_ptr<int64_t>();
+    const auto* const expected_first = expected.const_data_ptr<int64_t>();
+    for (int64_t sum = 0; sum < sizes.sums; ++sum) {
+      EXPECT_EQ(sizes.sum(first, sum).words(), sizes.sum(expected_first, sum).words()) << bad;
+    }
+    for (int64_t flag = 0; flag < sizes.flags; ++flag) {
+      EXPECT_EQ(sizes.flag(first, flag), sizes.flag(expected_first, flag)) << flag;
     }
   }
 }

@@ -93,7 +93,8 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
       });
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);
-  return {std::move(pages), std::move(reducer), options, need};
+  auto sums = std::make_shared<GradientSummer>(pages, reducer, ownership_of(options.stage));
+  return {std::move(pages), std::move(reducer), options, need, std::move(sums)};
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "comm/world.h"
 #include "operators/construction_tape.h"
 #include "zero/gradients/gradient_reducer.h"
+#include "zero/gradients/gradient_sums.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
@@ -21,6 +22,7 @@ struct ShardedParameters {
   std::shared_ptr<GradientReducer> reducer;
   Options options;
   MemoryNeed need;
+  std::shared_ptr<GradientSummer> sums;  // of the gradients
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed

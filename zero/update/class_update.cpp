@@ -83,14 +83,16 @@ void ClassUpdate::set_options(size_t group, const torch::optim::OptimizerOptions
   optimizer_->param_groups()[group].set_options(options.clone());
 }
 
-void ClassUpdate::step(const HasGradient& has_gradient, double factor) {
+void ClassUpdate::step(const HasGradient& has_gradient, const offload::GradientFactors& factors) {
+  TORCH_INTERNAL_ASSERT(!factors.found_inf.defined(), "a class reads no flag");
   ++steps_;
   if (slices_.empty()) return;
   // The first step makes the state; later ones only temporaries.
   const memory::SurvivorScope state(memory::Kind::kOptimizerState);
   for (Slice& slice : slices_) {
     if (!has_gradient(slice.parameter)) continue;
-    slice.values.mutable_grad() = multiplied(slice.gradient, factor).to(slice.values.scalar_type());
+    slice.values.mutable_grad() =
+        multiplied(slice.gradient, factors.scale).to(slice.values.scalar_type());
   }
   optimizer_->step();
   for (Slice& slice : slices_) {

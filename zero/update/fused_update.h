@@ -69,22 +69,32 @@ class FusedUpdate final : public PageUpdate {
   // Each slice counts its steps.
   void set_updates(int64_t /*updates*/) override {}
 
-  void step(const HasGradient& has_gradient, double factor) override {
+  bool reads_found_inf() const override { return true; }
+  void uncount_step() override {
+    for (Run& run : runs_) {
+      for (Slice& slice : run.slices) slice.steps -= std::exchange(slice.stepped_last, 0);
+    }
+  }
+
+  void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override {
     for (Run& run : runs_) {
       make_states(run);
+      for (Slice& slice : run.slices) {
+        slice.stepped_last = has_gradient(slice.parameter) ? 1 : 0;
+      }
       for (size_t first = 0; first < run.slices.size();) {
-        if (!has_gradient(run.slices[first].parameter)) {
+        if (run.slices[first].stepped_last == 0) {
           ++first;
           continue;
         }
         size_t end = first;
         const int64_t steps = run.slices[first].steps;
         while (end < run.slices.size() && run.slices[end].steps == steps &&
-               has_gradient(run.slices[end].parameter)) {
+               run.slices[end].stepped_last != 0) {
           ++run.slices[end++].steps;
         }
         update(run, {run.slices[first].range.begin, run.slices[end - 1].range.end}, steps + 1,
-               factor);
+               factors);
         first = end;
       }
     }
@@ -93,8 +103,9 @@ class FusedUpdate final : public PageUpdate {
  private:
   struct Slice {
     size_t parameter;
-    Range range;        // in the owned part
-    int64_t steps = 0;  // made so far
+    Range range;               // in the owned part
+    int64_t steps = 0;         // made so far
+    int64_t stepped_last = 0;  // how many of them in the last step(): 0 or 1
   };
   struct Run {
     size_t group;
@@ -179,7 +190,8 @@ class FusedUpdate final : public PageUpdate {
     }
   }
 
-  void update(const Run& run, const Range& range, int64_t step, double factor) const {
+  void update(const Run& run, const Range& range, int64_t step,
+              const offload::GradientFactors& factors) const {
     offload::Stretch stretch{.values = within(part_.values, range),
                              .gradient = within(part_.gradient, range),
                              .copy_out = within(part_.copy_out, range),
@@ -192,7 +204,7 @@ class FusedUpdate final : public PageUpdate {
           run.states[index].narrow(0, range.begin - run.range.begin, range.numel()));
       if (!run.scales.empty()) stretch.scales.push_back(run.scales[index]);
     }
-    offload::fused_step(group_options_[run.group], step, stretch, {.scale = factor});
+    offload::fused_step(group_options_[run.group], step, stretch, factors);
   }
 
   const OwnedPart part_;

@@ -11,6 +11,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/optim/optimizer.h>
 
+#include "offload/fused_step.h"
 #include "offload/state_format.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/layout/shard_layout.h"
@@ -83,8 +84,12 @@ class PageUpdate {
   // The options of a group from the next step on; groups are counted as they were added.
   virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
   // Leaves parameters without a gradient alone, and their state. Gradients are multiplied by the
-  // factor, in fp32, first of all; in place or not.
-  virtual void step(const HasGradient& has_gradient, double factor) = 0;
+  // scale, in fp32, first of all; in place or not. REQUIRES: no found_inf, or reads_found_inf().
+  virtual void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) = 0;
+  // Whether a device's flag can keep step() from changing anything.
+  virtual bool reads_found_inf() const { return false; }
+  // The last step() found that flag set, and does not count. REQUIRES: reads_found_inf().
+  virtual void uncount_step() {}
 
   // Calls visit for each slice that was added, in that order; a parameter may come in several. Its
   // tensors are the state's own memory, or a copy in fp32 of states in 8 bits.

@@ -340,6 +340,7 @@ void ShardedOptimizer::check_whole(const char* who) const {
 }
 
 void ShardedOptimizer::set_steps(int64_t steps) {
+  hear();
   made_ = steps;
   for (const OfPage& of_page : updates_) of_page.update->set_updates(steps);
 }
@@ -348,6 +349,7 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
                                     const std::function<void(size_t page)>& end_page) {
   const torch::NoGradGuard no_grad;
   check_whole("reading or writing the optimizer's state");
+  hear();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
            "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
            "and states are of different steps; to save or load state use kInStep or kInBackward");
@@ -379,6 +381,7 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   }
   const torch::NoGradGuard no_grad;
   check_whole("step()");
+  hear();
   adopt_groups();
   parameters_.pages->check_can_update();
   parameters_.reducer->finish();
@@ -417,7 +420,7 @@ void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient&
       *of_page.part,
       [update = of_page.update.get(), has = std::move(has),
        factor = parameters_.reducer->factor()] {
-        update->step([&has](size_t parameter) { return has[parameter]; }, factor);
+        update->step([&has](size_t parameter) { return has[parameter]; }, {.scale = factor});
       },
       parameters_.reducer->arrival(of_page.page), std::move(unchanged));
 }
@@ -427,7 +430,7 @@ void ShardedOptimizer::update_on_device(const OfPage& of_page) {
   try {
     of_page.update->step(
         [this](size_t parameter) { return parameters_.reducer->has_gradient(parameter); },
-        parameters_.reducer->factor());
+        {.scale = parameters_.reducer->factor(), .found_inf = found_inf_});
   } catch (c10::Error& error) {
     error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
                                parameters_.pages->layouts()[of_page.page].name, "\""));

@@ -23,6 +23,7 @@
 
 #include "device/stream.h"
 #include "zero/setup/sharded_parameters.h"
+#include "zero/step_report.h"
 #include "zero/update/class_update.h"
 #include "zero/update/offloaded_steps.h"
 #include "zero/update/page_update.h"
@@ -40,6 +41,12 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // used. Returns the closure's loss, or an undefined tensor.
   torch::Tensor step(LossClosure closure = nullptr) override;
 
+  // Whether a device's flag can keep an update from being made: none is by the class, or offloaded.
+  bool reads_found_inf() const;
+  // step(), which the device leaves out where found_inf, fp32 [1] there, is not 0: values and states
+  // then stay, bit for bit, and so do the counts of steps, once the outcome has been asked.
+  void step_unless(const at::Tensor& found_inf, std::shared_ptr<LateOutcome> outcome);
+
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
   // For zero/saving/sharded_state.h. Calls visit for what this rank owns of each parameter's state, page by
@@ -49,8 +56,11 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void visit_states(StateAccess access, const VisitState& visit,
                     const std::function<void(size_t page)>& end_page = nullptr);
   const std::string& class_name() const { return algorithm_.class_name; }
-  // Steps made, those before a load included.
-  int64_t steps() const { return made_; }
+  // Steps made, those before a load included. Waits for the verdict on the last one.
+  int64_t steps() {
+    hear();
+    return made_;
+  }
   void set_steps(int64_t steps);
   // Indices of the parameters of each group, each once.
   std::vector<size_t> parameters_of_group(size_t group) const;
@@ -96,6 +106,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void update();
   void update_on_device(const OfPage& of_page);
   void end_step();
+  void hear();
 
   const ShardedParameters parameters_;
   const Algorithm algorithm_;
@@ -103,9 +114,11 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
   std::vector<bool> grouped_;              // by parameter: is in a group
   size_t adopted_groups_ = 0;
-  int64_t made_ = 0;
-  memory::Event last_step_;  // its end
-  std::string error_;        // of a step that was begun and did not end
+  int64_t made_ = 0;                     // one more where untold_ says that it was not made
+  at::Tensor found_inf_;                 // of the step that is enqueued now; undefined: none
+  std::shared_ptr<LateOutcome> untold_;  // of the last step; null: it was made
+  memory::Event last_step_;              // its end
+  std::string error_;                    // of a step that was begun and did not end
 };
 
 }  // namespace zeropage

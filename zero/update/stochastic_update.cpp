@@ -36,10 +36,11 @@ void StochasticUpdate::set_options(size_t group, const torch::optim::OptimizerOp
   update_->set_options(group, options);
 }
 
-void StochasticUpdate::step(const HasGradient& has_gradient, double factor) {
+void StochasticUpdate::step(const HasGradient& has_gradient,
+                            const offload::GradientFactors& factors) {
   c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
   memory::give_memory(storage, values_.to(at::kFloat));
-  update_->step(has_gradient, factor);
+  update_->step(has_gradient, factors);
   for (const OwnedSlice& slice : slices_) {
     if (slice.range.empty() || !has_gradient(slice.parameter)) continue;
     const auto of_slice = [&](const at::Tensor& flat) {

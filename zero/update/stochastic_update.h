@@ -22,7 +22,13 @@ class StochasticUpdate final : public PageUpdate {
 
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
-  void step(const HasGradient& has_gradient, double factor) override;
+  void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override;
+  // Values that were not updated are bfloat16 still, and rounding leaves those alone.
+  bool reads_found_inf() const override { return update_->reads_found_inf(); }
+  void uncount_step() override {
+    --steps_;
+    update_->uncount_step();
+  }
   void visit_states(StateAccess access, const VisitState& visit) override {
     update_->visit_states(access, visit);
   }

@@ -153,6 +153,43 @@ TEST(FusedUpdateTest, GivesEveryGroupItsOwnOptionsAlsoWhenTheyChange) {
   });
 }
 
+// Values and states of both halves of a page after steps of which one may be kept back by its flag.
+std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
+                                              const std::vector<bool>& flags) {
+  using torch::optim::AdamWOptions;
+  const OwnedPart part{.values = torch::linspace(-1, 1, 600),
+                       .gradient = torch::linspace(2, -1, 600),
+                       .copy_out = {}};
+  FusedUpdate<AdamWOptions> update(part);
+  std::vector<OwnedGroup> groups(1);
+  groups[0].slices = {{.parameter = 0, .range = {0, 256}, .state_format = format},
+                      {.parameter = 1, .range = {256, 600}, .state_format = format}};
+  groups[0].options = std::make_unique<AdamWOptions>(0.125);
+  update.add_groups(std::move(groups));
+  for (size_t step = 0; step < flags.size(); ++step) {
+    // The second parameter misses the first step.
+    const auto has = [&](size_t parameter) { return parameter == 0 || step > 0; };
+    update.step(has, {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)});
+    if (flags[step]) update.uncount_step();
+  }
+  std::vector<torch::Tensor> result = {part.values};
+  update.visit_states(StateAccess::kRead, [&](OwnedState& state) {
+    result.push_back(torch::tensor(state.steps));
+    for (const auto& tensor : state.tensors) result.push_back(tensor.values);
+  });
+  return result;
+}
+
+TEST(FusedUpdateTest, AStepThatItsFlagKeptBackLeavesNoTraceOnceItIsUncounted) {
+  for (const auto format :
+       {offload::StateFormat::kFp32, offload::StateFormat::kBf16, offload::StateFormat::k8Bit}) {
+    const auto expected = stepped_with_flags(format, {false, false, false});
+    EXPECT_TRUE(same_bits(expected, stepped_with_flags(format, {false, false, true, false})));
+    EXPECT_TRUE(same_bits(expected, stepped_with_flags(format, {false, true, true, false, false})));
+    EXPECT_FALSE(same_bits(expected, stepped_with_flags(format, {false, false, true})));
+  }
+}
+
 TEST(FusedUpdateTest, IsRefusedForAClassThatHasNone) {
   run_ranks(1, [](comm::World& world) {
     DataParallel<Oddball> model(make_oddball(), world, fused(1));

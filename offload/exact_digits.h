@@ -1,0 +1,53 @@
+// How the mantissa of a term lies in the digits of an exact sum (offload/exact_sum.h), on the host
+// and in CUDA kernels alike. Free of torch and of CUDA.
+#pragma once
+
+#include <cstdint>
+
+#include "offload/rounded.h"
+
+namespace zeropage::offload {
+
+// Of 32 bits, the first worth 2^-1074. Behind them: how many infinities and how many NaNs.
+inline constexpr int kExactDigits = 67;
+inline constexpr int kInfinitiesWord = kExactDigits;
+inline constexpr int kNansWord = kExactDigits + 1;
+inline constexpr int kExactWords = kExactDigits + 2;
+
+inline constexpr int kDigitBits = 32;
+inline constexpr uint64_t kDigitMask = 0xffffffff;
+inline constexpr int kMantissaBits = 52;  // that are stored
+inline constexpr uint64_t kImplicitBit = uint64_t{1} << kMantissaBits;
+inline constexpr uint64_t kInfinityBits = uint64_t{0x7ff} << kMantissaBits;
+
+// A term reaches into so many digits, and adds less than 2^32 to each: a word that begins at 0 holds
+// this many terms below 2^62, without a carry.
+inline constexpr int kDigitsOfTerm = 3;
+inline constexpr int64_t kMostUncarriedTerms = int64_t{1} << 30;
+
+struct PlacedMantissa {
+  uint64_t mantissa = 0;
+  int digit = 0;  // that its last bit lies in
+  int shift = 0;  // by how many bits above that digit's own last one
+
+  // What it adds to word digit + i. i: below kDigitsOfTerm.
+  ZEROPAGE_ELEMENT uint64_t part(int i) const {
+    const uint64_t shifted =
+        i == 0 ? mantissa << shift : mantissa >> (kDigitBits * (i - 1)) >> (kDigitBits - shift);
+    return shifted & kDigitMask;
+  }
+};
+
+// bits: of a number that is finite and not negative, so below kInfinityBits.
+ZEROPAGE_ELEMENT PlacedMantissa placed_mantissa(uint64_t bits) {
+  const uint64_t exponent = bits >> kMantissaBits;
+  const uint64_t is_normal = exponent != 0 ? 1 : 0;
+  const auto place = static_cast<int>(exponent - is_normal);  // of the mantissa's last bit
+  PlacedMantissa placed;
+  placed.mantissa = (bits & (kImplicitBit - 1)) | is_normal << kMantissaBits;
+  placed.digit = place / kDigitBits;
+  placed.shift = place % kDigitBits;
+  return placed;
+}
+
+}  // namespace zeropage::offload

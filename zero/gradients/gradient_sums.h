@@ -1,0 +1,78 @@
+// The sums behind the norms of gradients (zero/gradient_norm.h), over all ranks.
+//
+// They are made where the gradients are: on an accelerator a launch a page adds to words of about a
+// kilobyte there (offload/norm_table), which come to page-locked host memory with one copy. What of the
+// gradients lies on the host, offloaded or not, is summed there meanwhile.
+//
+// Tables of the parameters' places are kept: 40 bytes a parameter and group on the device, made anew
+// where other parameters have a gradient than the last time.
+// Lifetime: shares the pages and the reducer. Threads: the training thread. Collective: sum() and
+// start(), of ranks that ask for the same groups.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "offload/exact_sum.h"
+#include "offload/norm_table.h"
+#include "zero/gradients/gradient_reducer.h"
+#include "zero/pages/parameter_pages.h"
+
+namespace zeropage {
+
+struct GradientSums {
+  std::vector<offload::ExactSum> squares_of_group;
+  std::vector<size_t> not_finite;  // parameters, ascending
+  offload::ExactSum weight;        // of the ranks'
+};
+
+// Of what each rank has. Collective.
+offload::ExactSum sum_over_ranks(const comm::World& world, const offload::ExactSum& own);
+
+class GradientSummer {
+ public:
+  // ownership: of what a rank updates; where that is whole pages, each rank has the whole sums.
+  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<GradientReducer> reducer,
+                 Ownership ownership);
+
+  // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
+  // rank. The host waits for the gradients. REQUIRES: gradients that are ready for a step.
+  GradientSums sum(const std::vector<int>& group_of, size_t groups,
+                   const offload::ExactSum& weight = {});
+
+  // Sums that are on their way.
+  struct Started {
+    // fp32 [1] on the device: 1 where a gradient of any rank is not finite, else 0.
+    at::Tensor found_inf;
+    // Blocks until they have arrived. Its weight is 0. May be called again.
+    std::function<GradientSums()> arrived;
+  };
+  // Whether start() can: all gradients are on an accelerator.
+  bool can_start() const;
+  // As sum(), but the host does not wait: ranks exchange their words on the device.
+  Started start(const std::vector<int>& group_of, size_t groups);
+
+ private:
+  struct OfPage {
+    size_t page;
+    offload::NormTable table;
+  };
+  struct Tables {
+    std::vector<int> group_of;  // negative without a gradient, too
+    offload::NormSizes sizes;
+    std::vector<OfPage> of_pages;
+  };
+
+  std::vector<offload::NormPart> parts_of_page(size_t page, const std::vector<int>& group_of) const;
+  void make_tables(const std::vector<int>& group_of, size_t groups);
+  bool any_on_device() const;
+  void add_own(const at::Tensor& words) const;
+
+  const std::shared_ptr<ParameterPages> pages_;
+  const std::shared_ptr<GradientReducer> reducer_;
+  const Ownership ownership_;
+  Tables tables_;  // that were asked for last
+};
+
+}  // namespace zeropage

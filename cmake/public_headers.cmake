@@ -3,11 +3,13 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/zeropage.h
     # what a training script names
     zero/accumulator.h
-    zero/data_parallel.h
+    zero/distributed_data_parallel.h
     zero/deferred_module.h
     zero/gathered_parameters.h
     zero/gradient_norm.h
     zero/joined_batches.h
+    zero/names.h
+    zero/step_report.h
     zero/module_selection.h
     zero/offload_options.h
     zero/optimizer.h

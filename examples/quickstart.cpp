@@ -20,7 +20,7 @@ int train(zeropage::comm::World& world) {
   torch::set_num_threads(1);
   zeropage::Options options;
   options.stage = zeropage::Stage::kOptimizerState;  // ZeRO-1
-  zeropage::DataParallel<Net> model(Net(), world, options);
+  zeropage::DistributedDataParallel<Net> model(Net(), world, options);
   zeropage::Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
 
   torch::manual_seed(world.rank());  // every rank draws its own samples of one function

@@ -31,7 +31,8 @@ bool is_paged(const at::Tensor& tensor) {
 PageAddress address_of(const at::Tensor& tensor, const FunctionSchema& schema) {
   PageAddress address = memory::address_of(*tensor.storage().unsafeGetStorageImpl());
   ZP_CHECK(address.pager, schema.name(), ": a sharded tensor of sizes ", tensor.sizes(),
-           " outlived the DataParallel that held its values; keep that alive, or copy the values "
+           " outlived the DistributedDataParallel that held its values; keep that alive, or copy "
+           "the values "
            "under GatheredParameters first");
   return address;
 }

@@ -59,7 +59,7 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
 
 }  // namespace
 
-Accumulator::Accumulator(DataParallelBase& model, const AccumulatorOptions& options)
+Accumulator::Accumulator(DistributedDataParallelBase& model, const AccumulatorOptions& options)
     : sharded_(model.sharded_parameters()),
       op_(op_for(*sharded_.pages, sharded_.options)),
       options_(options),

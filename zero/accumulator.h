@@ -41,7 +41,7 @@
 #include "accumulate/loss_scaler.h"
 #include "accumulate/norm_spikes.h"
 #include "offload/exact_sum.h"
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 #include "zero/step_report.h"
 
 namespace zeropage {
@@ -89,7 +89,7 @@ class ShardedOptimizer;
 class Accumulator {
  public:
   // Throws where options contradict each other or the model's, or ranks differ.
-  explicit Accumulator(DataParallelBase& model, const AccumulatorOptions& options = {});
+  explicit Accumulator(DistributedDataParallelBase& model, const AccumulatorOptions& options = {});
   ~Accumulator();
   Accumulator(const Accumulator&) = delete;
   Accumulator& operator=(const Accumulator&) = delete;

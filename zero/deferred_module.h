@@ -1,7 +1,7 @@
 // A module that is constructed without memory for its parameters.
 //
 //   zeropage::DeferredModule<Gpt> deferred([&] { return Gpt(config); });
-//   zeropage::DataParallel<Gpt> model(std::move(deferred), world, options);
+//   zeropage::DistributedDataParallel<Gpt> model(std::move(deferred), world, options);
 //
 // The constructor runs on every rank and makes no parameter; wrapping then computes one parameter
 // after the other, takes this rank's share of it, and lets it go. So a module larger than a rank's

@@ -23,10 +23,11 @@ std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at
 
 }  // namespace
 
-GatheredParameters::GatheredParameters(const DataParallelBase& model, const Modified& modified)
+GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
+                                       const Modified& modified)
     : GatheredParameters(model, model.parameters(), modified) {}
 
-GatheredParameters::GatheredParameters(const DataParallelBase& model,
+GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
                                        const std::vector<at::Tensor>& parameters,
                                        const Modified& modified)
     : pages_(model.sharded_parameters().pages),
@@ -56,16 +57,16 @@ GatheredParameters::~GatheredParameters() noexcept(false) {
   for (const comm::Pending& pending : in_flight) pending.wait();
 }
 
-GatheredGradients::GatheredGradients(const DataParallelBase& model)
+GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model)
     : GatheredGradients(model, model.parameters()) {}
 
-GatheredGradients::GatheredGradients(const DataParallelBase& model,
+GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model,
                                      const std::vector<at::Tensor>& parameters) {
   const ShardedParameters& sharded = model.sharded_parameters();
   sharded.reducer->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), pins_);
 }
 
-void visit_parameters(const DataParallelBase& model,
+void visit_parameters(const DistributedDataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit) {
   const ParameterPages& pages = *model.sharded_parameters().pages;
   std::optional<GatheredParameters> guard;
@@ -83,7 +84,8 @@ void visit_parameters(const DataParallelBase& model,
   }
 }
 
-torch::OrderedDict<std::string, at::Tensor> full_state(const DataParallelBase& model, int rank) {
+torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataParallelBase& model,
+                                                       int rank) {
   ZP_CHECK(rank >= 0 && rank < model.world().size(), "full_state: expected a rank below ",
            model.world().size(), ", got ", rank);
   const torch::NoGradGuard no_grad;

@@ -21,7 +21,7 @@
 #include <torch/ordered_dict.h>
 
 #include "paging/pins.h"
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 
 namespace zeropage {
 
@@ -50,10 +50,11 @@ class Modified {
 class GatheredParameters {
  public:
   // All parameters of the model.
-  explicit GatheredParameters(const DataParallelBase& model,
+  explicit GatheredParameters(const DistributedDataParallelBase& model,
                               const Modified& modified = Modified::nowhere());
   // These, and what shares their pages.
-  GatheredParameters(const DataParallelBase& model, const std::vector<at::Tensor>& parameters,
+  GatheredParameters(const DistributedDataParallelBase& model,
+                     const std::vector<at::Tensor>& parameters,
                      const Modified& modified = Modified::nowhere());
   // Throws what the broadcast throws, unless an exception is passing already.
   ~GatheredParameters() noexcept(false);
@@ -72,8 +73,9 @@ class GatheredParameters {
 // memory itself. After a backward that averages, before the step. At stage 0 it is so without.
 class GatheredGradients {
  public:
-  explicit GatheredGradients(const DataParallelBase& model);
-  GatheredGradients(const DataParallelBase& model, const std::vector<at::Tensor>& parameters);
+  explicit GatheredGradients(const DistributedDataParallelBase& model);
+  GatheredGradients(const DistributedDataParallelBase& model,
+                    const std::vector<at::Tensor>& parameters);
 
  private:
   memory::Pins pins_;
@@ -81,11 +83,12 @@ class GatheredGradients {
 
 // Calls visit(name, values) for every parameter in named_parameters() order, a tied one under each
 // of its names; values: whole, until visit returns. Gathers a page at a time. Collective.
-void visit_parameters(const DataParallelBase& model,
+void visit_parameters(const DistributedDataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit);
 
 // Copies of all whole parameters, and of the buffers, on that rank; empty on the others. A tied
 // parameter is one tensor under each of its names. Collective.
-torch::OrderedDict<std::string, at::Tensor> full_state(const DataParallelBase& model, int rank = 0);
+torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataParallelBase& model,
+                                                       int rank = 0);
 
 }  // namespace zeropage

@@ -22,8 +22,8 @@ double norm_of(const ExactSum& squares) {
   return std::sqrt(squares.value());
 }
 
-GradientNorm norm_in_groups(const DataParallelBase& model, const std::vector<int>& group_of,
-                            size_t groups) {
+GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
+                            const std::vector<int>& group_of, size_t groups) {
   const ShardedParameters& sharded = model.sharded_parameters();
   sharded.reducer->finish();
   const GradientSums sums = sharded.sums->sum(group_of, groups);
@@ -40,14 +40,14 @@ GradientNorm norm_in_groups(const DataParallelBase& model, const std::vector<int
 
 }  // namespace
 
-GradientNorm gradient_norm(const DataParallelBase& model) {
+GradientNorm gradient_norm(const DistributedDataParallelBase& model) {
   const size_t parameters = model.sharded_parameters().pages->parameters().size();
   GradientNorm norm = norm_in_groups(model, std::vector<int>(parameters, 0), 1);
   norm.of_group.clear();
   return norm;
 }
 
-GradientNorm gradient_norm(const DataParallelBase& model,
+GradientNorm gradient_norm(const DistributedDataParallelBase& model,
                            const torch::optim::Optimizer& optimizer) {
   const ParameterPages& pages = *model.sharded_parameters().pages;
   const auto& groups = optimizer.param_groups();
@@ -89,7 +89,8 @@ double clip_factor(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + kLeast));
 }
 
-ClippedNorm clip_grad_norm_(const DataParallelBase& model, double max_norm, NotFinite not_finite) {
+ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max_norm,
+                            NotFinite not_finite) {
   ZP_CHECK(max_norm > 0, "clip_grad_norm_: expected a max_norm above 0, got ", max_norm);
   const GradientNorm norm = gradient_norm(model);
   if (!std::isfinite(norm.total)) {
@@ -107,7 +108,7 @@ ClippedNorm clip_grad_norm_(const DataParallelBase& model, double max_norm, NotF
   return {norm.total, norm.total * factor};
 }
 
-void clip_grad_value_(const DataParallelBase& model, double clip_value) {
+void clip_grad_value_(const DistributedDataParallelBase& model, double clip_value) {
   ZP_CHECK(clip_value > 0, "clip_grad_value_: expected a value above 0, got ", clip_value);
   GradientReducer& reducer = *model.sharded_parameters().reducer;
   reducer.finish();

@@ -18,7 +18,7 @@
 
 #include <c10/util/Type.h>
 
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 #include "zero/optimizer_traits.h"
 #include "zero/update/fused_update.h"
 #include "zero/update/sharded_optimizer.h"
@@ -41,12 +41,12 @@ class Optimizer final : public ShardedOptimizer {
 
   // All parameters of the wrapped module in one group.
   template <typename M>
-  Optimizer(DataParallel<M>& model, AlgorithmOptions defaults = {})
+  Optimizer(DistributedDataParallel<M>& model, AlgorithmOptions defaults = {})
       : Optimizer(model.sharded_parameters(), {{model.parameters()}}, std::move(defaults)) {}
 
   // The user's groups; a group without options takes the defaults.
   template <typename M>
-  Optimizer(DataParallel<M>& model, const Groups& groups, AlgorithmOptions defaults = {})
+  Optimizer(DistributedDataParallel<M>& model, const Groups& groups, AlgorithmOptions defaults = {})
       : Optimizer(model.sharded_parameters(), groups, std::move(defaults)) {}
 
   // Without a wrapped module.

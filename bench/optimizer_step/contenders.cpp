@@ -123,7 +123,7 @@ class Training {
     return module;
   }
 
-  zeropage::DataParallel<ManyParameters> model_;
+  zeropage::DistributedDataParallel<ManyParameters> model_;
   zeropage::Optimizer<torch::optim::AdamW> optimizer_;
 };
 

@@ -130,7 +130,7 @@ void measure(const Flags& flags) {
   const auto world = zeropage::comm::World::from_environment();
   constexpr int64_t kWidth = 1024;
   const int64_t layers = std::max<int64_t>(1, flags.mebibytes / 4);
-  zeropage::DataParallel<std::shared_ptr<LayersImpl>> model(
+  zeropage::DistributedDataParallel<std::shared_ptr<LayersImpl>> model(
       std::make_shared<LayersImpl>(layers, kWidth), world, {});
   zeropage::Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
   const fs::path folder = fs::path(flags.folder) / "state-io-bench";

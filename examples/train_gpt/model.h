@@ -12,7 +12,7 @@
 
 namespace train_gpt {
 
-using Model = zeropage::DataParallel<Gpt>;
+using Model = zeropage::DistributedDataParallel<Gpt>;
 
 // Collective.
 Model make_model(const zeropage::comm::World& world, const Flags& flags);

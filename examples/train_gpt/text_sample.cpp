@@ -18,8 +18,8 @@ void append_readable(std::string& text, int64_t token) {
 
 }  // namespace
 
-std::string sample_text(zeropage::DataParallel<Gpt>& model, const TextData& data, int64_t count,
-                        uint64_t seed) {
+std::string sample_text(zeropage::DistributedDataParallel<Gpt>& model, const TextData& data,
+                        int64_t count, uint64_t seed) {
   const torch::NoGradGuard no_grad;
   model.eval();
   auto generator = at::detail::createCPUGenerator(seed);

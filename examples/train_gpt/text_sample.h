@@ -11,7 +11,7 @@ namespace train_gpt {
 
 // Draws `count` bytes after a prompt of the held-out text, at temperature 0.8. The same on every
 // rank.
-std::string sample_text(zeropage::DataParallel<Gpt>& model, const TextData& data, int64_t count,
-                        uint64_t seed);
+std::string sample_text(zeropage::DistributedDataParallel<Gpt>& model, const TextData& data,
+                        int64_t count, uint64_t seed);
 
 }  // namespace train_gpt

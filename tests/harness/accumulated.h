@@ -99,7 +99,7 @@ std::vector<torch::Tensor> train_accumulated_reference(const Accumulation& how, 
 
 // What a user writes: the micro-batches of one step of this rank, then the step.
 template <typename Module>
-StepReport accumulated_step(DataParallel<Module>& model, Accumulator& accumulator,
+StepReport accumulated_step(DistributedDataParallel<Module>& model, Accumulator& accumulator,
                             torch::optim::Optimizer& optimizer, int step) {
   const comm::World& world = model.world();
   for (int64_t micro = 0; micro < accumulator.micro_steps(); ++micro) {

@@ -18,7 +18,7 @@ namespace zeropage::testing {
   Options options;
   options.stage = stage_of(stage);
   options.page_bytes = memory::operator""_KiB(64);
-  DataParallel<torch::nn::Sequential> model(net, world, options);
+  DistributedDataParallel<torch::nn::Sequential> model(net, world, options);
   Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
   for (int step = 0;; ++step) {
     before_step(step);

@@ -53,7 +53,7 @@ std::vector<torch::Tensor> trained(const Setting& setting, const Stretch& stretc
                                    const typename OptimizerTraits<A>::Options& algorithm) {
   std::vector<torch::Tensor> result;
   run_ranks(setting.ranks, [&](comm::World& world) {
-    DataParallel<Module> model(make<Module>(), world, setting.all());
+    DistributedDataParallel<Module> model(make<Module>(), world, setting.all());
     Optimizer<A> optimizer(model, algorithm);
     if (!stretch.load.empty()) load_state(stretch.load, model, optimizer, stretch.load_options);
     for (int step = stretch.first; step < stretch.end; ++step) train_step(model, optimizer, step);

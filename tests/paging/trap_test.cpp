@@ -1009,7 +1009,7 @@ TEST_F(TrapTest, SaysSoWhenATensorOutlivedItsPager) {
   for (const auto& run : std::vector<std::function<void()>>{
            [&] { (void)(weight + 1); }, [&] { (void)view.sum(); }, [&] { loss.backward(); },
            [&] { (void)weight.clone(); }, [&] { std::ostringstream() << weight; }}) {
-    EXPECT_THAT(error_of(run), HasSubstr("outlived the DataParallel"));
+    EXPECT_THAT(error_of(run), HasSubstr("outlived the DistributedDataParallel"));
   }
 }
 

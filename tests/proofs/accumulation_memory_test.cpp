@@ -52,7 +52,7 @@ Usage usage(int ranks, Options options, const AccumulatorOptions& accumulation) 
   options.page_bytes = 256_KiB;  // a layer in fp32
   Usage result;
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<torch::nn::Sequential> model(make_layers(), world, options);
+    DistributedDataParallel<torch::nn::Sequential> model(make_layers(), world, options);
     Optimizer<SGD> optimizer(model, SGDOptions(1e-6));
     Accumulator accumulator(model, accumulation);
     const auto inputs =
@@ -195,7 +195,7 @@ TEST_P(AccumulationMemoryTest, AutoReducesOnceWhereWholeGradientsFitTheBudget) {
   Options options;
   options.stage = Stage::kGradients;
   run_ranks(ranks(), [&](comm::World& world) {
-    DataParallel<torch::nn::Sequential> model(make_layers(), world, options);
+    DistributedDataParallel<torch::nn::Sequential> model(make_layers(), world, options);
     const auto reduces_each = [&](int64_t budget) {
       return Accumulator(model, {.micro_steps = 2, .gradient_budget_bytes = budget}).reduces_each();
     };

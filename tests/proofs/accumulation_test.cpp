@@ -38,7 +38,7 @@ void expect_parity(const Accumulation& how, const Options& options,
   run_ranks(
       how.ranks,
       [&](comm::World& world) {
-        DataParallel<Module> model(make_seeded<Module>(), world, options);
+        DistributedDataParallel<Module> model(make_seeded<Module>(), world, options);
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         Accumulator accumulator(model, {.micro_steps = how.micro_steps, .reduce = how.reduce});
         for (int step = 0; step < kSteps; ++step) {
@@ -116,11 +116,12 @@ struct ExpertsImpl : torch::nn::Module {
 TORCH_MODULE(Experts);
 
 template <typename Module>
-torch::Tensor outputs_of(DataParallel<Module>& model, const Samples& samples, int) {
+torch::Tensor outputs_of(DistributedDataParallel<Module>& model, const Samples& samples, int) {
   return model(samples.inputs);
 }
 template <>
-torch::Tensor outputs_of(DataParallel<Experts>& model, const Samples& samples, int index) {
+torch::Tensor outputs_of(DistributedDataParallel<Experts>& model, const Samples& samples,
+                         int index) {
   return model->forward_by(samples.inputs, index);
 }
 
@@ -139,7 +140,7 @@ template <typename Module>
 Trained train_split(const Split& split, const Options& options, std::optional<double> clip_norm) {
   Trained trained;
   run_ranks(split.ranks, [&](comm::World& world) {
-    DataParallel<Module> model(make_seeded<Module>(), world, options);
+    DistributedDataParallel<Module> model(make_seeded<Module>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, {.micro_steps = split.micro_steps, .clip_norm = clip_norm});
     Trained own;
@@ -232,12 +233,14 @@ TEST(WorldInvariantTest, RefusesWhatWouldDependOnTheSplit) {
   options.world_invariant = true;
   EXPECT_THAT(error_of(3,
                        [&](comm::World& world) {
-                         DataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
+                         DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world,
+                                                                options);
                        }),
               HasSubstr("options.world_invariant: expected a power of two of ranks, got 3"));
   EXPECT_THAT(error_of(2,
                        [&](comm::World& world) {
-                         DataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
+                         DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world,
+                                                                options);
                          Accumulator accumulator(
                              model, {.micro_steps = 2, .reduce = ReduceMicroSteps::kOnce});
                        }),
@@ -245,14 +248,16 @@ TEST(WorldInvariantTest, RefusesWhatWouldDependOnTheSplit) {
                         "Options::world_invariant adds up the ranks' first"));
   EXPECT_THAT(error_of(2,
                        [&](comm::World& world) {
-                         DataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
+                         DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world,
+                                                                options);
                          const NoSync guard = model.no_sync();
                        }),
               HasSubstr("no_sync(): adds up this rank's micro-batches before the ranks'"));
   options.reduce_dtype = torch::kBFloat16;
   EXPECT_THAT(error_of(2,
                        [&](comm::World& world) {
-                         DataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
+                         DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world,
+                                                                options);
                        }),
               HasSubstr("options.world_invariant: sums in fp32"));
 }
@@ -293,7 +298,7 @@ TEST(TokenWeightsTest, AreTheMeanOverAllTokensOfAllRanks) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const auto reduce : {ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce}) {
       run_ranks(2, [&](comm::World& world) {
-        DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(stage));
+        DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(stage));
         Optimizer<SGD> optimizer(model, SGDOptions(0.5));
         Accumulator accumulator(model, {.micro_steps = 4, .reduce = reduce});
         double loss = 0;
@@ -339,7 +344,7 @@ std::string message_thrown_by(const Fn& fn) {
 
 TEST(AccumulatorTest, GuardsTheGradientsOfAnOpenStep) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(2));
+    DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(2));
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, {.micro_steps = 2});
     Accumulator other(model, {.micro_steps = 2});
@@ -372,7 +377,7 @@ std::vector<torch::Tensor> trained_after(int stage, ReduceMicroSteps reduce, int
                                          const Before& before) {
   std::vector<torch::Tensor> result;
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(stage));
+    DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(stage));
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, {.micro_steps = 3, .reduce = reduce});
     accumulated_step(model, accumulator, optimizer, 0);
@@ -398,8 +403,8 @@ TEST(AccumulatorTest, StepsSeveralOptimizersByOneMean) {
       Options options = options_of(stage);
       options.world_invariant = world_invariant;
       run_ranks(2, [&](comm::World& world) {
-        DataParallel<Transformer> one(make_seeded<Transformer>(), world, options);
-        DataParallel<Transformer> two(make_seeded<Transformer>(), world, options);
+        DistributedDataParallel<Transformer> one(make_seeded<Transformer>(), world, options);
+        DistributedDataParallel<Transformer> two(make_seeded<Transformer>(), world, options);
         const AccumulatorOptions accumulation{.micro_steps = 3, .clip_norm = 0.1};
         Accumulator of_one(one, accumulation);
         Accumulator of_two(two, accumulation);
@@ -425,8 +430,8 @@ TEST(AccumulatorTest, StepsSeveralOptimizersByOneMean) {
 
 TEST(AccumulatorTest, RefusesAnOptimizerThatWouldStepByTheSum) {
   run_ranks(1, [](comm::World& world) {
-    DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(0));
-    DataParallel<Oddball> other(make_seeded<Oddball>(), world, options_of(0));
+    DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(0));
+    DistributedDataParallel<Oddball> other(make_seeded<Oddball>(), world, options_of(0));
     Accumulator accumulator(model, {.micro_steps = 2});
     AdamW plain(distinct_parameters(model.module()), AdamWOptions(0.01));
     Optimizer<AdamW> of_other(other, AdamWOptions(0.01));
@@ -447,7 +452,7 @@ TEST(AccumulatorTest, RefusesAnOptimizerThatWouldStepByTheSum) {
 
 TEST(AccumulatorTest, LeavesBackwardsOfTheUsersOwnAsTheyAre) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(2));
+    DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(2));
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model);
     const Samples samples = samples_of(world.rank(), 0);
@@ -467,8 +472,9 @@ TEST(AccumulatorTest, MakesAShortStepOfTheMicroBatchesSoFarWhereToldTo) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const auto reduce : {ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce}) {
       run_ranks(2, [&](comm::World& world) {
-        DataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(stage));
-        DataParallel<Oddball> reference(make_seeded<Oddball>(), world, options_of(stage));
+        DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options_of(stage));
+        DistributedDataParallel<Oddball> reference(make_seeded<Oddball>(), world,
+                                                   options_of(stage));
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         Optimizer<AdamW> of_reference(reference, AdamWOptions(0.01));
         Accumulator accumulator(
@@ -497,7 +503,7 @@ TEST(AccumulatorTest, ChangesNoBitByThePowerOfTwoThatScalesTheLoss) {
       std::vector<std::vector<torch::Tensor>> trained;
       for (const double scale : {1.0, 4096.0}) {
         run_ranks(2, [&](comm::World& world) {
-          DataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
+          DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
           Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
           Accumulator accumulator(
               model,

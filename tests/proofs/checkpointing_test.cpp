@@ -1,4 +1,4 @@
-// Regions under DataParallel: plain LibTorch's bits at every stage, pages that are gathered no oftener
+// Regions under DistributedDataParallel: plain LibTorch's bits at every stage, pages that are gathered no oftener
 // than a repetition needs, and two pages and a bucket as ever.
 #include <gtest/gtest.h>
 
@@ -70,7 +70,7 @@ void expect_parity(const Case& given, EveryBlocks every, const RankOptions& rank
         options.update_by = UpdateBy::kClass;  // whose bits a plain run has
         options.stage = stage_of(given.stage);
         options.page_bytes = 4_KiB;  // a block has two or three
-        DataParallel<Deep> model(make_seeded<Deep>(), world, options);
+        DistributedDataParallel<Deep> model(make_seeded<Deep>(), world, options);
         model->every = every;
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         Accumulator accumulator(model, {.micro_steps = given.micro_steps, .reduce = given.reduce});
@@ -168,7 +168,7 @@ Gathers gathers_of(int64_t blocks, EveryBlocks every) {
   at::set_num_threads(1);
   Gathers result;
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Pages> model(Pages(blocks), world, of_one_page_a_block());
+    DistributedDataParallel<Pages> model(Pages(blocks), world, of_one_page_a_block());
     model->every = every;
     Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
     memory::PagingStatistics before, after;
@@ -226,7 +226,7 @@ TEST(CheckpointingPagesTest, TheTraceIsFollowedThroughRepetitions) {
 int64_t transient_bytes(int64_t blocks, EveryBlocks every, int64_t* page_bytes) {
   int64_t highest = 0;
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Pages> model(Pages(blocks), world, of_one_page_a_block());
+    DistributedDataParallel<Pages> model(Pages(blocks), world, of_one_page_a_block());
     model->every = every;
     Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
     memory::Ledger& ledger = *memory::Ledger::current();

@@ -74,7 +74,7 @@ class Counting {
 
 StepEvents count_on(comm::World& world, const CountedStepOptions& how) {
   const c10::Device device = world.device();
-  DataParallel<Gpt> model(make_gpt(how, device), world, options_of(how));
+  DistributedDataParallel<Gpt> model(make_gpt(how, device), world, options_of(how));
   // One operator a parameter; a class with states would hide what the step itself launches.
   Optimizer<SGD> optimizer(model, SGDOptions(1e-3));
   std::optional<Accumulator> accumulator;

@@ -67,7 +67,7 @@ Options options_of(int stage, at::ScalarType compute) {
 std::vector<torch::Tensor> trained(const Options& options) {
   std::vector<torch::Tensor> values;
   const auto train = [&](comm::World& world) {
-    DataParallel<PagedLayers> model(layers_on(world.device()), world, options);
+    DistributedDataParallel<PagedLayers> model(layers_on(world.device()), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < kSteps; ++step) {
       const Samples samples = samples_at(world.device(), step);

@@ -27,7 +27,7 @@ struct Result {
 
 Result train(const comm::World& world, const Options& options, const AccumulatorOptions& how) {
   const c10::Device device = world.device();
-  DataParallel<Oddball> model(make_on<Oddball>(device), world, options);
+  DistributedDataParallel<Oddball> model(make_on<Oddball>(device), world, options);
   Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
   Accumulator accumulator(model, how);
   Result result;

@@ -47,7 +47,7 @@ class OffloadFormulaOnDeviceTest : public ::testing::TestWithParam<int> {
       net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
     }
     net->to(world.device());
-    DataParallel<torch::nn::Sequential> model(net, world, options);
+    DistributedDataParallel<torch::nn::Sequential> model(net, world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, {.micro_steps = micro_steps});
     const auto dtype = options.compute_dtype.value_or(torch::kFloat);
@@ -79,7 +79,7 @@ TEST_P(OffloadFormulaOnDeviceTest, HoldsNothingOfTheOptimizerOnTheDevice) {
       if (low) options.compute_dtype = options.accumulate_dtype = torch::kBFloat16;
       int64_t most_states = 0, most_staging = 0, most_host_staging = 0;
       memory::Breakdown device, host;
-      train(world, options, /*micro_steps=*/1, [&](const DataParallelBase&) {
+      train(world, options, /*micro_steps=*/1, [&](const DistributedDataParallelBase&) {
         device = ledger.now(kAccelerator);
         host = ledger.offloaded(Tier::kHost);
         most_states =
@@ -111,7 +111,7 @@ TEST_P(OffloadFormulaOnDeviceTest, MovesAGradientDownAndAValueUpAStep) {
         if (low) options.compute_dtype = options.accumulate_dtype = torch::kBFloat16;
         options.offload.step = when;
         int64_t down = 0, up = 0;
-        train(world, options, /*micro_steps=*/3, [&](const DataParallelBase& model) {
+        train(world, options, /*micro_steps=*/3, [&](const DistributedDataParallelBase& model) {
           const auto& copies = model.sharded_parameters().pages->offloading()->copies();
           down = copies.bytes(offload::Direction::kToHost);
           up = copies.bytes(offload::Direction::kToDevice);
@@ -130,7 +130,7 @@ TEST_P(OffloadFormulaOnDeviceTest, HoldsSumsOfMicroStepsOnTheDeviceUntilTheLast)
     const memory::Ledger& ledger = *memory::Ledger::current();
     Options options = this->options();
     std::vector<int64_t> held;
-    train(world, options, /*micro_steps=*/2, [&](const DataParallelBase&) {
+    train(world, options, /*micro_steps=*/2, [&](const DistributedDataParallelBase&) {
       held.push_back(ledger.now(kAccelerator)[Kind::kGradient]);
     });
     const int64_t most = *std::max_element(held.begin(), held.end());

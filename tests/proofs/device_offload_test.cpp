@@ -52,7 +52,7 @@ torch::Tensor copy_on_host(const torch::Tensor& tensor) {
   return tensor.detach().to(torch::kCPU, /*non_blocking=*/false, /*copy=*/true);
 }
 
-std::vector<torch::Tensor> values_of(const DataParallelBase& model) {
+std::vector<torch::Tensor> values_of(const DistributedDataParallelBase& model) {
   std::vector<torch::Tensor> values;
   visit_parameters(model, [&](const std::string&, const torch::Tensor& parameter) {
     values.push_back(copy_on_host(parameter));
@@ -78,7 +78,7 @@ struct Training {
 template <typename Module, typename A>
 std::vector<torch::Tensor> train(const comm::World& world, const Training& run,
                                  const typename OptimizerTraits<A>::Options& algorithm) {
-  DataParallel<Module> model(make_on<Module>(world.device()), world, run.options);
+  DistributedDataParallel<Module> model(make_on<Module>(world.device()), world, run.options);
   Optimizer<A> optimizer(model, algorithm);
   const auto loss_at = [&](int64_t index) {
     const auto samples = samples_on(world.device(), world.rank(), static_cast<int>(index));
@@ -269,7 +269,7 @@ TEST_F(OffloadStreamsTest, AStepChangesNoParameterThatTheDeviceStillReads) {
     run([&](comm::World& world) {
       Options options = at_stage(stage);
       options.offload.optimizer = Tier::kHost;
-      DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
+      DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       const auto samples = samples_on(world.device(), world.rank(), 0);
       loss_of(model(samples.inputs), samples).backward();
@@ -291,7 +291,7 @@ TEST_F(OffloadStreamsTest, AStepChangesNoOffloadedParameterThatIsStillOnItsWay) 
   run([&](comm::World& world) {
     Options options = at_stage(3);
     options.offload = {.optimizer = Tier::kHost, .parameters = Tier::kHost};
-    DataParallel<Layers> model(make_on<Layers>(world.device()), world, options);
+    DistributedDataParallel<Layers> model(make_on<Layers>(world.device()), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     const auto samples = samples_on(world.device(), world.rank(), 0);
     loss_of(model(samples.inputs), samples).backward();
@@ -312,7 +312,7 @@ TEST_F(OffloadStreamsTest, ClippingChangesNoGradientThatIsStillOnItsWay) {
   run([&](comm::World& world) {
     Options options = at_stage(2);
     options.offload.optimizer = Tier::kHost;
-    DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
+    DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
     // Alike on all ranks, so that the mean is each one's own. A look at it would leave its page.
     Oddball plain = make_on<Oddball>(torch::kCPU);
     loss_of(plain->forward(samples_of(0, 0).inputs), samples_of(0, 0)).backward();
@@ -373,12 +373,12 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
     Options options = at_stage(2);
     options.offload.optimizer = Tier::kHost;
     const auto offloading = Offloading::make(world, options);
-    PageHome& home = offloading->values();
+    TierStorage& storage = offloading->values();
     OffloadedSteps steps(offloading, OffloadedSteps::Publish::kAtOnce);
     const auto add = [&](size_t page) {
       return steps.add({.page = page,
                         .name = "",
-                        .values = home.add(page, 256, torch::kFloat, 0, Kind::kMasterWeights)});
+                        .values = storage.add(page, 256, torch::kFloat, 0, Kind::kMasterWeights)});
     };
     const size_t first = add(0), second = add(1);
     std::promise<void> slow;
@@ -386,9 +386,9 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
     torch::Tensor gradient = torch::ones({256}, world.device());
     const c10::weak_intrusive_ptr<c10::StorageImpl> memory(gradient.storage().getWeakStorageImpl());
     {
-      const memory::Pending down =
-          offloading->copies().start(offload::Direction::kToHost,
-                                     home.add(1, 256, torch::kFloat, 0, Kind::kGradient), gradient);
+      const memory::Pending down = offloading->copies().start(
+          offload::Direction::kToHost, storage.add(1, 256, torch::kFloat, 0, Kind::kGradient),
+          gradient);
       steps.start(
           second, [] {}, down);
       down.synchronize();

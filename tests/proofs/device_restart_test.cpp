@@ -57,7 +57,7 @@ class DeviceRestartTest : public ::testing::TestWithParam<std::pair<Place, Place
     options.offload.optimizer = place.optimizer;
     if (place.low_precision) options.compute_dtype = torch::kBFloat16;
     on_devices(Carrier::kDevice, place.ranks, [&](comm::World& world) {
-      DataParallel<Layers> model(make_on<Layers>(world.device()), world, options);
+      DistributedDataParallel<Layers> model(make_on<Layers>(world.device()), world, options);
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       if (!load.empty()) load_state(load, model, optimizer);
       StateSaver saver(save_to, world, {.asynchronous = asynchronous});

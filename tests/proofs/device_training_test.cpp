@@ -55,7 +55,8 @@ Options options_of(int stage) {
 }
 
 template <typename Module>
-void train(DataParallel<Module>& model, torch::optim::Optimizer& optimizer, int steps = kSteps) {
+void train(DistributedDataParallel<Module>& model, torch::optim::Optimizer& optimizer,
+           int steps = kSteps) {
   for (int step = 0; step < steps; ++step) {
     const Samples samples = samples_on(model.world().device(), model.world().rank(), step);
     optimizer.zero_grad();
@@ -84,7 +85,7 @@ class DeviceTrainingTest : public ::testing::TestWithParam<std::tuple<Carrier, i
   void expect_the_hosts_bits() const {
     const auto expected = train_reference<Module>(ranks(), kSteps, make<Module>, adamw);
     run([&](comm::World& world) {
-      DataParallel<Module> model(make_on<Module>(world.device()), world, options());
+      DistributedDataParallel<Module> model(make_on<Module>(world.device()), world, options());
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       train(model, optimizer);
       EXPECT_TRUE(same_bits(expected, on_host(model.parameters()))) << "rank " << world.rank();
@@ -113,7 +114,7 @@ TEST_P(DeviceTrainingTest, ConstructsDeferredModulesOnTheDevice) {
       return DeferredModule<Oddball>([] { return Oddball(); });
     };
     DeferredModule<Oddball> deferred = model();
-    DataParallel<Oddball> wrapped(std::move(deferred), world, options());
+    DistributedDataParallel<Oddball> wrapped(std::move(deferred), world, options());
     for (const auto& parameter : wrapped.parameters()) {
       EXPECT_EQ(parameter.device(), world.device());
     }
@@ -125,7 +126,8 @@ TEST_P(DeviceTrainingTest, ConstructsDeferredModulesOnTheDevice) {
 
 TEST_P(DeviceTrainingTest, SynchronisesNoDeviceAndRecordsNoStream) {
   run([&](comm::World& world) {
-    DataParallel<Transformer> model(make_on<Transformer>(world.device()), world, options());
+    DistributedDataParallel<Transformer> model(make_on<Transformer>(world.device()), world,
+                                               options());
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     train(model, optimizer, 1);
     world.communicator().barrier("counting begins").wait();
@@ -158,7 +160,8 @@ TEST_F(DeviceStepTest, TheHostWaitsForNoPage) {
   run_ranks(
       2,
       [](comm::World& world) {
-        DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(3));
+        DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
+                                               options_of(3));
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         train(model, optimizer, 2);
         const Samples samples = samples_on(world.device(), world.rank(), 0);
@@ -178,7 +181,8 @@ TEST_F(DeviceStepTest, TheHostIsNeverMoreThanAStepAhead) {
   run_ranks(
       1,
       [](comm::World& world) {
-        DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(0));
+        DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
+                                               options_of(0));
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         train(model, optimizer, 1);
         const auto step = [&] { train(model, optimizer, 1); };
@@ -198,7 +202,8 @@ TEST_F(DeviceStepTest, ChangedGradientsAreRefusedAtStageOneWithOneWait) {
   const auto errors = try_ranks(
       2,
       [](comm::World& world) {
-        DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(1));
+        DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
+                                               options_of(1));
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         train(model, optimizer, 2);
         const Samples samples = samples_on(world.device(), world.rank(), 0);
@@ -236,7 +241,7 @@ TEST_P(DeviceMemoryFormulaTest, HoldsOnTheDeviceAndTransientIsTwoPagesAndABucket
         net->to(world.device());
         Options options = options_of(stage);
         options.page_bytes = 256_KiB;  // a layer
-        DataParallel<torch::nn::Sequential> model(net, world, options);
+        DistributedDataParallel<torch::nn::Sequential> model(net, world, options);
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         memory::Ledger& ledger = *memory::Ledger::current();
         int64_t most_parameter = 0, most_bucket = 0;
@@ -291,7 +296,7 @@ TEST_F(DeviceStepTest, ModelsThatDoNotFitTheDeviceAreRefusedWithTheFiguresOnAllR
         // 256 KiB, and as much of gradients, twice.
         torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
         net->to(world.device());
-        DataParallel<torch::nn::Sequential> model(net, world, options_of(0));
+        DistributedDataParallel<torch::nn::Sequential> model(net, world, options_of(0));
       },
       on_fake_devices(Carrier::kStaged, 2));
   EXPECT_THAT(message_of(errors[0]),
@@ -312,7 +317,7 @@ TEST_F(DeviceStepTest, RanksThatShareADeviceAreRefusedWhatOnlyOneOfThemCouldHave
         net->to(world.device());
         // Each measures what is free when all models are there.
         world.communicator().barrier("the models").wait();
-        DataParallel<torch::nn::Sequential> model(net, world, options_of(0));
+        DistributedDataParallel<torch::nn::Sequential> model(net, world, options_of(0));
       },
       on_fake_devices(Carrier::kStaged, kRanks));
   for (const int rank : {0, kRanks - 1}) {
@@ -331,7 +336,7 @@ TEST_F(DeviceStepTest, OptimizersWhoseStateDoesNotFitAreRefusedBeforeTheFirstSte
       [](comm::World& world) {
         torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::Linear(256, 256));
         net->to(world.device());
-        DataParallel<torch::nn::Sequential> model(net, world, options_of(0));
+        DistributedDataParallel<torch::nn::Sequential> model(net, world, options_of(0));
         Optimizer<AdamW> optimizer(model);
       },
       on_fake_devices(Carrier::kStaged, 1));
@@ -342,7 +347,8 @@ TEST_F(DeviceStepTest, ForwardOnAnotherStreamIsRefused) {
   const auto errors = try_ranks(
       1,
       [](comm::World& world) {
-        DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(3));
+        DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
+                                               options_of(3));
         const memory::StreamScope other(memory::Stream::another(world.device()));
         model(samples_on(world.device(), 0, 0).inputs);
       },
@@ -357,7 +363,7 @@ TEST_F(DeviceStepTest, ModulesOnAnotherDeviceAreRefusedByParameter) {
       [](comm::World& world) {
         Oddball module = make_on<Oddball>(world.device());
         module->last->to(c10::kCPU);
-        DataParallel<Oddball> model(module, world, options_of(3));
+        DistributedDataParallel<Oddball> model(module, world, options_of(3));
       },
       on_fake_devices(Carrier::kStaged, 1));
   EXPECT_THAT(

@@ -31,19 +31,19 @@ Options options_of(int stage) {
   return options;
 }
 
-using WithModel = std::function<void(DataParallel<Ragged>&)>;
+using WithModel = std::function<void(DistributedDataParallel<Ragged>&)>;
 void at_every_stage(int ranks, const WithModel& fn) {
   for (const int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(c10::str(ranks, " ranks, stage ", stage));
     run_ranks(ranks, [&](comm::World& world) {
-      DataParallel<Ragged> model(Ragged(), world, options_of(stage));
+      DistributedDataParallel<Ragged> model(Ragged(), world, options_of(stage));
       fn(model);
     });
   }
 }
 
 // The same on every rank, so that their mean is it.
-void backward(DataParallel<Ragged>& model, int index = 0) {
+void backward(DistributedDataParallel<Ragged>& model, int index = 0) {
   loss_with_known_gradients(model.named_parameters(), index).backward();
 }
 
@@ -65,7 +65,7 @@ TEST(GradientNormTest, IsOneNumberAtEveryStageAndForAnyRanks) {
   std::mutex mutex;
   std::set<double> norms;
   for (const int ranks : kManyRanks) {
-    at_every_stage(ranks, [&](DataParallel<Ragged>& model) {
+    at_every_stage(ranks, [&](DistributedDataParallel<Ragged>& model) {
       backward(model);
       const GradientNorm norm = gradient_norm(model);
       EXPECT_TRUE(norm.not_finite.empty());
@@ -87,7 +87,8 @@ TEST(GradientNormTest, IsOneNumberWhereSquaresAreRounded) {
   for (const int ranks : {1, 2, 4, 8}) {
     for (const int stage : {0, 1, 2, 3}) {
       run_ranks(ranks, [&](comm::World& world) {
-        DataParallel<Transformer> model(make_seeded<Transformer>(), world, options_of(stage));
+        DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world,
+                                                   options_of(stage));
         const Samples samples = samples_of(0, 0);  // the same on all ranks
         loss_of(model(samples.inputs), samples).backward();
         const double norm = gradient_norm(model).total;
@@ -111,7 +112,7 @@ std::vector<double> norms_of_random_gradients(int ranks, int stage) {
   run_ranks(ranks, [&](comm::World& world) {
     Options options = options_of(stage);
     options.page_bytes = 64_KiB;  // all parameters in a page
-    DataParallel<Ragged> model(Ragged(), world, options);
+    DistributedDataParallel<Ragged> model(Ragged(), world, options);
     const torch::Tensor many = model.named_parameters()["many"];
     for (int64_t draw = 0; draw < 46; ++draw) {
       auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(draw + 1));
@@ -145,7 +146,7 @@ TEST(GradientNormTest, IsThatOfTheParametersInAGroup) {
     return norm_of(gradients);
   };
   for (const int ranks : {1, 3, 4}) {
-    at_every_stage(ranks, [&](DataParallel<Ragged>& model) {
+    at_every_stage(ranks, [&](DistributedDataParallel<Ragged>& model) {
       const auto of = [&](const std::vector<std::string>& names) {
         std::vector<torch::Tensor> parameters;
         for (const std::string& name : names) parameters.push_back(model.named_parameters()[name]);
@@ -172,7 +173,7 @@ TEST(GradientNormTest, IsThatOfTheParametersInAGroup) {
 }
 
 TEST(GradientNormTest, IsZeroWhereNothingHasAGradient) {
-  at_every_stage(2, [](DataParallel<Ragged>& model) {
+  at_every_stage(2, [](DistributedDataParallel<Ragged>& model) {
     EXPECT_EQ(gradient_norm(model).total, 0);
     backward(model);
     EXPECT_GT(gradient_norm(model).total, 0);
@@ -182,7 +183,7 @@ TEST(GradientNormTest, IsZeroWhereNothingHasAGradient) {
 }
 
 // Steps of plain SGD show the gradient that the optimizer took.
-void expect_stepped_by(DataParallel<Ragged>& model, Optimizer<SGD>& optimizer,
+void expect_stepped_by(DistributedDataParallel<Ragged>& model, Optimizer<SGD>& optimizer,
                        const Ragged& plain) {
   const auto before = copies_of(model.parameters());
   optimizer.step();
@@ -200,7 +201,7 @@ TEST(ClipTest, ByNormIsLibTorchsAtEveryStageAndIsStepped) {
   const Ragged plain = plain_after_backward();
   const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.75);
   for (const int ranks : {1, 2, 3}) {
-    at_every_stage(ranks, [&](DataParallel<Ragged>& model) {
+    at_every_stage(ranks, [&](DistributedDataParallel<Ragged>& model) {
       Optimizer<SGD> optimizer(model, SGDOptions(1.0));
       backward(model);
       const ClippedNorm norm = clip_grad_norm_(model, 0.75);
@@ -213,7 +214,7 @@ TEST(ClipTest, ByNormIsLibTorchsAtEveryStageAndIsStepped) {
 }
 
 TEST(ClipTest, ByANormThatIsNotReachedChangesNoBit) {
-  at_every_stage(2, [](DataParallel<Ragged>& model) {
+  at_every_stage(2, [](DistributedDataParallel<Ragged>& model) {
     backward(model);
     const double norm = gradient_norm(model).total;
     const ClippedNorm clipped = clip_grad_norm_(model, 2 * norm);
@@ -227,7 +228,7 @@ TEST(ClipTest, ByValueIsLibTorchsAtEveryStageAndIsStepped) {
   const Ragged plain = plain_after_backward();
   torch::nn::utils::clip_grad_value_(plain->parameters(), 0.25);
   for (const int ranks : {1, 2, 3}) {
-    at_every_stage(ranks, [&](DataParallel<Ragged>& model) {
+    at_every_stage(ranks, [&](DistributedDataParallel<Ragged>& model) {
       Optimizer<SGD> optimizer(model, SGDOptions(1.0));
       backward(model);
       clip_grad_value_(model, 0.25);
@@ -241,7 +242,7 @@ TEST(ClipTest, AfterNoSyncClipsTheSumOfAllBackwards) {
   loss_with_known_gradients(plain->named_parameters(), 5).backward();
   const double expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 1.5);
   for (const int ranks : {1, 2, 3}) {
-    at_every_stage(ranks, [&](DataParallel<Ragged>& model) {
+    at_every_stage(ranks, [&](DistributedDataParallel<Ragged>& model) {
       Optimizer<SGD> optimizer(model, SGDOptions(1.0));
       {
         const NoSync guard = model.no_sync();
@@ -262,7 +263,7 @@ TEST(ClipTest, AfterNoSyncClipsTheSumOfAllBackwards) {
 TEST(ClipTest, NamesTheParameterThatIsNotFiniteAndChangesNothing) {
   for (const double bad :
        {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
-    at_every_stage(3, [&](DataParallel<Ragged>& model) {
+    at_every_stage(3, [&](DistributedDataParallel<Ragged>& model) {
       Optimizer<SGD> optimizer(model, SGDOptions(1.0));
       const auto before = copies_of(model.parameters());
       auto loss = loss_with_known_gradients(model.named_parameters(), 0);
@@ -311,7 +312,7 @@ TEST(AccumulatorClipTest, ByNormAndByValueIsLibTorchsOfTheMean) {
     if (!by_value) options.clip_norm = 0.75;
     for (const auto reduce : {ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce}) {
       options.reduce = reduce;
-      at_every_stage(2, [&](DataParallel<Ragged>& model) {
+      at_every_stage(2, [&](DistributedDataParallel<Ragged>& model) {
         Optimizer<SGD> optimizer(model, SGDOptions(1.0));
         Accumulator accumulator(model, options);
         const auto before = copies_of(model.parameters());

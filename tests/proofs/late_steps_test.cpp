@@ -65,7 +65,7 @@ class FlaggedUpdate final : public PageUpdate {
 class FlaggedOptimizer final : public ShardedOptimizer {
  public:
   template <typename Module>
-  explicit FlaggedOptimizer(DataParallel<Module>& model)
+  explicit FlaggedOptimizer(DistributedDataParallel<Module>& model)
       : ShardedOptimizer(
             model.sharded_parameters(), {{model.parameters()}}, std::make_unique<SGDOptions>(0.1),
             {.class_name = "Flagged",
@@ -87,7 +87,8 @@ Options options_of(int stage) {
 }
 
 template <typename Module>
-void backwards(DataParallel<Module>& model, Accumulator& accumulator, int step, bool spoil) {
+void backwards(DistributedDataParallel<Module>& model, Accumulator& accumulator, int step,
+               bool spoil) {
   const comm::World& world = model.world();
   for (int64_t micro_step = 0; micro_step < kMicroSteps; ++micro_step) {
     Samples samples = samples_of(
@@ -115,7 +116,7 @@ struct Result {
 };
 
 Result train(const comm::World& world, const Options& options, Reads reads) {
-  DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
+  DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
   FlaggedOptimizer optimizer(model);
   Accumulator accumulator(model, {.micro_steps = kMicroSteps});
   Result result;
@@ -207,7 +208,8 @@ c10::Stream compute_of(const comm::World& world) {
 bool returns_before_its_gradients(int stage, const AccumulatorOptions& how) {
   bool returned = false;
   on_devices(Carrier::kStaged, 1, [&](comm::World& world) {
-    DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(stage));
+    DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
+                                           options_of(stage));
     FlaggedOptimizer optimizer(model);
     Accumulator accumulator(model, how);
     auto held = std::make_unique<HeldStream>(compute_of(world));
@@ -244,7 +246,8 @@ TEST_F(LateStepTest, KeepsItsReportBeyondTheAccumulatorAndTheModel) {
   on_devices(Carrier::kStaged, 1, [&](comm::World& world) {
     std::optional<StepReport> report;
     {
-      DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options_of(1));
+      DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
+                                             options_of(1));
       FlaggedOptimizer optimizer(model);
       Accumulator accumulator(model, {.micro_steps = kMicroSteps});
       backwards(model, accumulator, 0, /*spoil=*/true);
@@ -263,7 +266,7 @@ TEST_F(LateStepTest, OffloadedStepsAreSkippedBeforeTheyAreMade) {
     options.stage = stage_of(stage);
     options.page_bytes = 4_KiB;
     options.offload.optimizer = memory::Tier::kHost;
-    DataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
+    DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world, options);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.01));
     Accumulator accumulator(model, {.micro_steps = kMicroSteps});
     std::vector<std::string> told;

@@ -25,8 +25,8 @@ torch::nn::Sequential make_deep(int layers) {
   return net;
 }
 
-void train(DataParallel<torch::nn::Sequential>& model, torch::optim::Optimizer& optimizer,
-           int rank) {
+void train(DistributedDataParallel<torch::nn::Sequential>& model,
+           torch::optim::Optimizer& optimizer, int rank) {
   for (int step = 0; step < 2; ++step) {
     const Samples samples = samples_of(rank, step);
     optimizer.zero_grad();
@@ -43,7 +43,7 @@ TEST_P(MemoryFormulaTest, PersistentBytesAreTheFormula) {
     Options options;
     options.stage = stage_of(stage);
     options.page_bytes = memory::operator""_MiB(4);
-    DataParallel<torch::nn::Sequential> model(make_deep(6), world, options);
+    DistributedDataParallel<torch::nn::Sequential> model(make_deep(6), world, options);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
     train(model, optimizer, world.rank());
     int64_t numel = 0;
@@ -79,7 +79,7 @@ int64_t transient_bytes(int layers, int64_t* page_bytes) {
     Options options;
     options.stage = Stage::kParameters;
     options.page_bytes = memory::operator""_MiB(2);
-    DataParallel<torch::nn::Sequential> model(make_deep(layers), world, options);
+    DistributedDataParallel<torch::nn::Sequential> model(make_deep(layers), world, options);
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
     train(model, optimizer, world.rank());
     memory::Ledger& ledger = *memory::Ledger::current();
@@ -155,7 +155,7 @@ TEST(MemoryFormulaTest, EveryByteIsGoneWhenTheModelIs) {
     };
     const int64_t before = without_staging(memory::Ledger::current()->now());
     {
-      DataParallel<torch::nn::Sequential> model(make_deep(3), world);
+      DistributedDataParallel<torch::nn::Sequential> model(make_deep(3), world);
       Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
       train(model, optimizer, world.rank());
     }

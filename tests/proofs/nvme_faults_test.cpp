@@ -51,7 +51,7 @@ class NvmeFaultsTest : public ::testing::TestWithParam<StepWhen> {
     run_ranks(1, [&](comm::World& world) {
       outcome.error = words_of([&] {
         torch::manual_seed(7);
-        DataParallel<Transformer> model(Transformer(), world, options);
+        DistributedDataParallel<Transformer> model(Transformer(), world, options);
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         for (int step = 0; step < kSteps; ++step) {
           const Samples samples = samples_of(/*rank=*/0, step);

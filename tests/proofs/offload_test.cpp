@@ -35,7 +35,7 @@ Module make() {
   return Module();
 }
 
-std::vector<torch::Tensor> values_of(const DataParallelBase& model) {
+std::vector<torch::Tensor> values_of(const DistributedDataParallelBase& model) {
   std::vector<torch::Tensor> values;
   visit_parameters(model, [&](const std::string&, const torch::Tensor& parameter) {
     values.push_back(parameter.clone());
@@ -43,7 +43,7 @@ std::vector<torch::Tensor> values_of(const DataParallelBase& model) {
   return values;
 }
 
-using EachStep = std::function<void(int step, DataParallelBase& model)>;
+using EachStep = std::function<void(int step, DistributedDataParallelBase& model)>;
 
 // Rank 0's parameters after some steps.
 template <typename Module, typename A = AdamW>
@@ -52,7 +52,7 @@ std::vector<torch::Tensor> trained(int ranks, const Options& options,
                                    const EachStep& each_step = {}) {
   std::vector<torch::Tensor> result;
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<Module> model(make<Module>(), world, options);
+    DistributedDataParallel<Module> model(make<Module>(), world, options);
     Optimizer<A> optimizer(model, algorithm);
     for (int step = 0; step < kSteps; ++step) {
       const Samples samples = samples_of(world.rank(), step);
@@ -135,7 +135,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
   const auto train = [&](const Options& options, int64_t* bytes_down) {
     std::vector<torch::Tensor> result;
     run_ranks(2, [&](comm::World& world) {
-      DataParallel<Transformer> model(make<Transformer>(), world, options);
+      DistributedDataParallel<Transformer> model(make<Transformer>(), world, options);
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       Accumulator accumulator(model, {.micro_steps = 3});
       for (int micro_step = 0; micro_step < 3 * kSteps; ++micro_step) {
@@ -161,7 +161,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
     EXPECT_TRUE(same_bits(expected, train(options, &bytes_down)));
     int64_t owned_bytes = 0;
     run_ranks(2, [&](comm::World& world) {
-      DataParallel<Transformer> model(make<Transformer>(), world, at_stage(GetParam()));
+      DistributedDataParallel<Transformer> model(make<Transformer>(), world, at_stage(GetParam()));
       const ParameterPages& pages = *model.sharded_parameters().pages;
       if (world.rank() != 0) return;
       for (size_t page = 0; page < pages.layouts().size(); ++page) {
@@ -174,7 +174,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
 
 TEST_P(OffloadTest, TakesOverWhatIsWrittenToParametersBetweenSteps) {
   const Folder folder;
-  const EachStep halve = [](int step, DataParallelBase& model) {
+  const EachStep halve = [](int step, DistributedDataParallelBase& model) {
     if (step != 1) return;
     const torch::NoGradGuard no_grad;
     for (auto& parameter : model.parameters()) parameter.mul_(0.5);
@@ -190,7 +190,7 @@ TEST_P(OffloadTest, GradientsMayBeClippedAndLookedAt) {
   const auto train = [&](const Options& options) {
     std::vector<torch::Tensor> result;
     run_ranks(2, [&](comm::World& world) {
-      DataParallel<Transformer> model(make<Transformer>(), world, options);
+      DistributedDataParallel<Transformer> model(make<Transformer>(), world, options);
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       for (int step = 0; step < kSteps; ++step) {
         const Samples samples = samples_of(world.rank(), step);
@@ -218,14 +218,14 @@ TEST_P(OffloadTest, PartOfThePagesMayLeave) {
   Options options = offloaded(at_stage(GetParam()), Tier::kHost, folder);
   options.offload.optimizer_bytes = 40_KiB;
   EXPECT_TRUE(same_bits(
-      expected,
-      trained<Transformer>(2, options, AdamWOptions(0.01), [](int, DataParallelBase& model) {
-        const memory::Ledger& ledger = *memory::Ledger::current();
-        EXPECT_GT(ledger.offloaded(Tier::kHost)[Kind::kOptimizerState], 0);
-        EXPECT_LE(ledger.offloaded(Tier::kHost).total(), 40_KiB);
-        EXPECT_GT(ledger.now()[Kind::kOptimizerState], 0);
-        EXPECT_TRUE(model.sharded_parameters().pages->offloading() != nullptr);
-      })));
+      expected, trained<Transformer>(
+                    2, options, AdamWOptions(0.01), [](int, DistributedDataParallelBase& model) {
+                      const memory::Ledger& ledger = *memory::Ledger::current();
+                      EXPECT_GT(ledger.offloaded(Tier::kHost)[Kind::kOptimizerState], 0);
+                      EXPECT_LE(ledger.offloaded(Tier::kHost).total(), 40_KiB);
+                      EXPECT_GT(ledger.now()[Kind::kOptimizerState], 0);
+                      EXPECT_TRUE(model.sharded_parameters().pages->offloading() != nullptr);
+                    })));
 }
 
 TEST_P(OffloadTest, HoldsWhatTheFormulaSaysAndNothingOnTheDevice) {
@@ -237,7 +237,7 @@ TEST_P(OffloadTest, HoldsWhatTheFormulaSaysAndNothingOnTheDevice) {
       if (stage == 3) options.offload.parameters = tier;
       torch::nn::Sequential net(torch::nn::Linear(256, 256), torch::nn::ReLU(),
                                 torch::nn::Linear(256, 256));
-      DataParallel<torch::nn::Sequential> model(net, world, options);
+      DistributedDataParallel<torch::nn::Sequential> model(net, world, options);
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       for (int step = 0; step < 2; ++step) {
         optimizer.zero_grad();
@@ -295,7 +295,7 @@ TEST_P(OffloadTest, OneStepLateIsThePlainUpdateWithParametersOneStepOld) {
     torch::nn::init::constant_(net->bias, 0.25);
     torch::Tensor weight = net->weight.detach().clone();
     torch::Tensor bias = net->bias.detach().clone();
-    DataParallel<torch::nn::Linear> model(net, world, options);
+    DistributedDataParallel<torch::nn::Linear> model(net, world, options);
     Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.5));
     // The same on all ranks, so that the mean is each one's own.
     std::vector<torch::Tensor> next = {weight, bias};
@@ -324,7 +324,7 @@ std::string refusal_of(Options options,
   std::string words;
   run_ranks(1, [&](comm::World& world) {
     words = error_of([&] {
-      DataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
+      DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
       Optimizer<A> optimizer(model, algorithm);
       model->forward(torch::ones({1, 3})).sum().backward();
       optimizer.step();
@@ -365,7 +365,7 @@ TEST(OffloadErrorTest, OneOptimizerAloneFollowsBackward) {
     options.offload.optimizer = Tier::kHost;
     options.offload.step = when;
     run_ranks(1, [&](comm::World& world) {
-      DataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
+      DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
       {
         const Optimizer<AdamW> first(model, AdamWOptions(0.01));
         EXPECT_THAT(error_of([&] { Optimizer<AdamW>(model, AdamWOptions(0.01)); }),
@@ -381,7 +381,7 @@ TEST(OffloadErrorTest, AStepInBackwardAllowsNoChangeOfGradientsAfterIt) {
   options.offload.optimizer = Tier::kHost;
   options.offload.step = StepWhen::kInBackward;
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Transformer> model(make<Transformer>(), world, options);
+    DistributedDataParallel<Transformer> model(make<Transformer>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     const Samples samples = samples_of(world.rank(), 0);
     loss_of(model(samples.inputs), samples).backward();

@@ -44,7 +44,7 @@ TEST_P(OverlapDelaysTest, SlowAndUnevenRanksComputeTheSameBits) {
   run_ranks(
       kRanks,
       [&](comm::World& world) {
-        DataParallel<Transformer> model(make(), world, options);
+        DistributedDataParallel<Transformer> model(make(), world, options);
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         for (int step = 0; step < kSteps; ++step) {
           const Samples samples = samples_of(world.rank(), step);

@@ -41,7 +41,7 @@ void expect_parity(int ranks, Options options,
   run_ranks(
       ranks,
       [&](comm::World& world) {
-        DataParallel<Module> model(make<Module>(), world, options);
+        DistributedDataParallel<Module> model(make<Module>(), world, options);
         Optimizer<A> optimizer(model, algorithm);
         for (int step = 0; step < kSteps; ++step) {
           const Samples samples = samples_of(world.rank(), step);

@@ -68,7 +68,7 @@ class SaveFaults : public ::testing::Test {
   template <typename Save>
   static void train_and(const std::string& folder, const Save& save) {
     run_ranks(kRanks, [&](comm::World& world) {
-      DataParallel<Oddball> model(make<Oddball>(), world, Setting{3, kRanks}.all());
+      DistributedDataParallel<Oddball> model(make<Oddball>(), world, Setting{3, kRanks}.all());
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       if (!folder.empty()) load_state(folder, model, optimizer);
       train_step(model, optimizer, 0);
@@ -78,8 +78,8 @@ class SaveFaults : public ::testing::Test {
 
   static int64_t step_of(const std::string& name) { return std::stoll(name.substr(5)); }
 
-  static void save(const std::string& folder, const Scenario& scenario, DataParallelBase& model,
-                   ShardedOptimizer& optimizer) {
+  static void save(const std::string& folder, const Scenario& scenario,
+                   DistributedDataParallelBase& model, ShardedOptimizer& optimizer) {
     const RunState run{.step = step_of(scenario.after)};
     StateSaver saver(folder, model.world(),
                      {.keep_last = scenario.keep_last, .asynchronous = scenario.asynchronous});

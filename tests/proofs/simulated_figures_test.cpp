@@ -55,7 +55,7 @@ torch::Tensor input_of(const LanguageModel&, torch::Device device) {
 
 // Wraps and trains for a few steps; the second accumulates two backwards, and gradients are read.
 template <typename M>
-void train(DataParallel<M>& model, torch::Device device) {
+void train(DistributedDataParallel<M>& model, torch::Device device) {
   Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1));
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
@@ -74,7 +74,7 @@ WireTraffic simulated(int rank, int size, Transport transport, const Options& op
   const int ranks_per_host = transport == Transport::kGloo ? 1 : size;
   const World world =
       World::simulated({.rank = rank, .topology = Topology::even(size, ranks_per_host)});
-  DataParallel<M> model(DeferredModule<M>([] { return M(); }), world, options);
+  DistributedDataParallel<M> model(DeferredModule<M>([] { return M(); }), world, options);
   train(model, torch::kMeta);
   return world.communicator().wire_traffic();
 }
@@ -103,7 +103,7 @@ class SimulatedFiguresTest : public ::testing::TestWithParam<std::tuple<int, int
                            const std::lock_guard lock(random);
                            module = M();
                          }
-                         DataParallel<M> model(module, world, options());
+                         DistributedDataParallel<M> model(module, world, options());
                          train(model, torch::kCPU);
                          sent[static_cast<size_t>(world.rank())] =
                              world.communicator().wire_traffic();
@@ -151,7 +151,7 @@ TEST_P(ThousandRanksTest, SendTheFormulasBytesAStepPaddingIncluded) {
     for (int layer = 0; layer < 6; ++layer) layers->push_back(torch::nn::Linear(1000, 1000));
     return layers;
   });
-  DataParallel model(std::move(deferred), world, options);
+  DistributedDataParallel model(std::move(deferred), world, options);
   Optimizer<torch::optim::Adam> optimizer(model, torch::optim::AdamOptions(0.1));
   const auto step = [&] {
     optimizer.zero_grad();
@@ -195,7 +195,7 @@ TEST(SimulatedModuleTest, TakesNoMemoryForItsParameters) {
   const memory::LedgerScope scope(ledger);
   const World world = World::simulated({.topology = Topology::even(64, 8)});
   DeferredModule deferred([] { return torch::nn::Linear(1 << 15, 1 << 15); });  // 4 GiB
-  DataParallel model(std::move(deferred), world, {.stage = Stage::kParameters});
+  DistributedDataParallel model(std::move(deferred), world, {.stage = Stage::kParameters});
   Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1));
   model(torch::empty({8, 1 << 15}, torch::kMeta)).sum().backward();
   optimizer.step();
@@ -207,7 +207,7 @@ TEST(SimulatedModuleTest, TakesNoMemoryForItsParameters) {
 TEST(SimulatedModuleTest, RefusesParametersThatHaveValues) {
   const World world = World::simulated({.topology = Topology::even(4, 1)});
   try {
-    DataParallel model(torch::nn::Linear(2, 2), world);
+    DistributedDataParallel model(torch::nn::Linear(2, 2), world);
     FAIL() << "wrapped it";
   } catch (const c10::Error& error) {
     EXPECT_THAT(error.what_without_backtrace(),
@@ -220,7 +220,7 @@ TEST(SimulatedModuleTest, EndsTrainingWhereARankIsLost) {
   const World world = World::simulated(
       {.topology = Topology::even(16, 1),
        .failures = {{.operation = comm::Operation::kReduceScatter, .call = 1, .lost_rank = 7}}});
-  DataParallel model(DeferredModule([] { return torch::nn::Linear(8, 8); }), world);
+  DistributedDataParallel model(DeferredModule([] { return torch::nn::Linear(8, 8); }), world);
   Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1));
   const auto step = [&] {
     model(torch::empty({2, 8}, torch::kMeta)).sum().backward();

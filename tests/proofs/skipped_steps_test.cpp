@@ -47,7 +47,7 @@ class SkippedStepsTest : public ::testing::TestWithParam<std::tuple<int, int, Re
   }
 };
 
-void backwards(DataParallel<Oddball>& model, Accumulator& accumulator, int step,
+void backwards(DistributedDataParallel<Oddball>& model, Accumulator& accumulator, int step,
                double weight = 1) {
   const comm::World& world = model.world();
   for (int micro = 0; micro < kMicroSteps; ++micro) {
@@ -56,7 +56,8 @@ void backwards(DataParallel<Oddball>& model, Accumulator& accumulator, int step,
   }
 }
 
-using AtBadStep = std::function<void(DataParallel<Oddball>&, Accumulator&, Optimizer<AdamW>&)>;
+using AtBadStep =
+    std::function<void(DistributedDataParallel<Oddball>&, Accumulator&, Optimizer<AdamW>&)>;
 
 // All parameters after steps of which the second is done by `at_bad_step`.
 std::vector<std::vector<torch::Tensor>> train(int ranks, const Options& options,
@@ -64,7 +65,7 @@ std::vector<std::vector<torch::Tensor>> train(int ranks, const Options& options,
                                               const AtBadStep& at_bad_step) {
   std::vector<std::vector<torch::Tensor>> by_rank(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
+    DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, accumulation);
     for (int step = 0; step < kSteps; ++step) {
@@ -92,7 +93,8 @@ void expect_same(const std::vector<std::vector<torch::Tensor>>& expected,
 
 // The bad step with that fault in the gradient of "strided", which must be skipped.
 AtBadStep faulty_step(const Fault& fault, double loss_scale, double next_loss_scale) {
-  return [=](DataParallel<Oddball>& model, Accumulator& accumulator, Optimizer<AdamW>& optimizer) {
+  return [=](DistributedDataParallel<Oddball>& model, Accumulator& accumulator,
+             Optimizer<AdamW>& optimizer) {
     const auto before = copies_of(model.parameters());
     int micro = 0;
     const unsigned hook = model->strided.register_hook([&](torch::Tensor gradient) {
@@ -198,7 +200,7 @@ void load(State& state, const std::string& bytes) {
 }
 
 // The verdicts of steps [begin, end) on known gradients, whose norms jump now and then.
-std::vector<std::string> verdicts(Accumulator& accumulator, DataParallel<Ragged>& model,
+std::vector<std::string> verdicts(Accumulator& accumulator, DistributedDataParallel<Ragged>& model,
                                   Optimizer<AdamW>& optimizer, int begin, int end) {
   std::vector<std::string> lines;
   for (int step = begin; step < end; ++step) {
@@ -216,7 +218,7 @@ TEST(AccumulatorRestartTest, ContinuesTheScaleAndTheWindowOfNormsWhereTheyWereSa
       .loss_scaler = accumulate::LossScalerOptions{.initial_scale = 1024, .growth_interval = 3},
       .norm_spikes = accumulate::NormSpikeOptions{.window = 8, .z_score = 4, .warm_up = 3}};
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Ragged> model(Ragged(), world);
+    DistributedDataParallel<Ragged> model(Ragged(), world);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model, options);
     verdicts(accumulator, model, optimizer, 0, 11);

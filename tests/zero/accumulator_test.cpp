@@ -23,7 +23,7 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-using Linear = DataParallel<torch::nn::Linear>;
+using Linear = DistributedDataParallel<torch::nn::Linear>;
 
 torch::nn::Linear make_linear() {
   torch::nn::Linear linear(7, 7);
@@ -179,9 +179,9 @@ TEST_P(AccumulatorTest, GivesTheBitsOfOneBackwardWhereThereIsOneMicroBatch) {
       torch::manual_seed(5);
       return Oddball();
     };
-    DataParallel<Oddball> plain(make(), world, options());
+    DistributedDataParallel<Oddball> plain(make(), world, options());
     Optimizer<AdamW> plain_optimizer(plain, AdamWOptions(0.01));
-    DataParallel<Oddball> model(make(), world, options());
+    DistributedDataParallel<Oddball> model(make(), world, options());
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model);
     for (int step = 0; step < 3; ++step) {
@@ -433,7 +433,7 @@ TEST_P(AccumulatorTest, GoesOnAfterABackwardThatThrewAndWasAbandoned) {
       run_ranks(2, [&](comm::World& world) {
         const auto train = [&](bool throws) {
           TwoLayers layers;
-          DataParallel<torch::nn::Sequential> model(layers.net, world, options());
+          DistributedDataParallel<torch::nn::Sequential> model(layers.net, world, options());
           Optimizer<SGD> optimizer(model, SGDOptions(0.125));
           Accumulator accumulator(model, {.micro_steps = 2, .reduce = reduce});
           if (throws) {
@@ -464,7 +464,7 @@ TEST_P(AccumulatorTest, GoesOnAfterABackwardThatThrewAndWasAbandoned) {
 TEST_P(AccumulatorTest, LeavesPlainTrainingRightAfterABackwardThatThrewAndWasAbandoned) {
   run_ranks(2, [&](comm::World& world) {
     TwoLayers layers;
-    DataParallel<torch::nn::Sequential> model(layers.net, world, options());
+    DistributedDataParallel<torch::nn::Sequential> model(layers.net, world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     Accumulator accumulator(model, {.micro_steps = 2});
     accumulator.backward(model(torch::full({1, 7}, 50.0)).sum());

@@ -42,7 +42,7 @@ void expect_the_plain_constructors_bits(int stage) {
       torch::manual_seed(17 + static_cast<uint64_t>(world.rank()));
       deferred.emplace([] { return Module(); });
     }
-    DataParallel<Module> model(std::move(*deferred), world, at_stage(stage));
+    DistributedDataParallel<Module> model(std::move(*deferred), world, at_stage(stage));
     EXPECT_TRUE(same_bits(plain->parameters(), model.parameters()));
     const auto buffers = model.named_buffers();
     for (const auto& buffer : plain->named_buffers()) {
@@ -83,7 +83,7 @@ TEST(DeferredModuleMemoryTest, NeverHoldsMoreThanTheShareAndAParameter) {
     }
     EXPECT_LT(ledger.now().total(), 1_MiB) << "the constructor made parameters";
     ledger.reset_peak();
-    DataParallel<torch::nn::Sequential> model(std::move(*deferred), world, at_stage(3));
+    DistributedDataParallel<torch::nn::Sequential> model(std::move(*deferred), world, at_stage(3));
     // Parameters and gradients of this rank, one parameter of the tape, segments of collectives.
     EXPECT_PEAK_BYTES_LE(ledger, 2 * kLayers * kLayer / 4 + 2 * kLayer + 4_MiB);
     EXPECT_LT(ledger.now()[memory::Kind::kParameter], 1.02 * kLayers * kLayer / 4);
@@ -111,9 +111,9 @@ TEST(DeferredModuleErrorTest, RanksMustAgreeOnHowTheyConstruct) {
   DeferredModule<torch::nn::Linear> deferred(make);
   const auto errors = try_ranks(2, [&](comm::World& world) {
     if (world.rank() == 0) {
-      DataParallel<torch::nn::Linear> model(plain, world);
+      DistributedDataParallel<torch::nn::Linear> model(plain, world);
     } else {
-      DataParallel<torch::nn::Linear> model(std::move(deferred), world);
+      DistributedDataParallel<torch::nn::Linear> model(std::move(deferred), world);
     }
   });
   EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("deferred construction"));

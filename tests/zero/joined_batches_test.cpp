@@ -176,7 +176,7 @@ TEST_P(JoinedTrainingTest, EqualsTheMeanOverTheBatchesThatExist) {
   run_ranks(3, [&](comm::World& world) {
     Options options;
     options.stage = stage_of(GetParam());
-    DataParallel<Oddball> model(make_oddball(), world, options);
+    DistributedDataParallel<Oddball> model(make_oddball(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     Accumulator accumulator(model);
     std::vector<Samples> batches;

@@ -29,7 +29,7 @@ using torch::optim::SGDOptions;
 constexpr int kSteps = 4;
 
 template <typename Module>
-void train(DataParallel<Module>& model, torch::ScalarType dtype) {
+void train(DistributedDataParallel<Module>& model, torch::ScalarType dtype) {
   Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
   for (int step = 0; step < kSteps; ++step) {
     const Samples samples = samples_of(model.world().rank(), step);
@@ -62,7 +62,7 @@ class MixedPrecisionTest
   template <typename Module>
   void expect_bits(const std::vector<torch::Tensor>& expected, const Options& options) const {
     run_ranks(ranks(), [&](comm::World& world) {
-      DataParallel<Module> model(make<Module>(), world, options);
+      DistributedDataParallel<Module> model(make<Module>(), world, options);
       train(model, dtype());
       EXPECT_TRUE(same_bits(expected, model.parameters())) << "rank " << world.rank();
     });
@@ -87,7 +87,7 @@ TEST_P(MixedPrecisionTest, GivesDeferredModulesTheSameBits) {
       torch::manual_seed(7);
       deferred.emplace([] { return Oddball(); });
     }
-    DataParallel<Oddball> model(std::move(*deferred), world, options());
+    DistributedDataParallel<Oddball> model(std::move(*deferred), world, options());
     EXPECT_EQ(model.buffers()[0].scalar_type(), torch::kInt64);
     train(model, dtype());
     EXPECT_TRUE(same_bits(expected, model.parameters())) << "rank " << world.rank();
@@ -147,7 +147,7 @@ TEST_P(ComputeDtypeTest, LeavesBatchNormsInFp32WhichTakeLowerInputs) {
     reference.ranks = ranks;
     const auto expected = train_reference_in<ConvNet>(reference);
     run_ranks(ranks, [&](comm::World& world) {
-      DataParallel<ConvNet> model(make<ConvNet>(), world, options());
+      DistributedDataParallel<ConvNet> model(make<ConvNet>(), world, options());
       EXPECT_EQ(model->norm1->weight.scalar_type(), kFloat);
       EXPECT_EQ(model->norm1->running_mean.scalar_type(), kFloat);
       EXPECT_EQ(model->conv1->weight.scalar_type(), kBFloat16);
@@ -168,7 +168,7 @@ TEST_P(ComputeDtypeTest, CastsAllFp32ParametersAlsoFrozenOnesAndNoBuffer) {
       net->register_buffer("wide", torch::full({3}, 0.1, torch::kDouble));
       const auto* impl = net->first->weight.unsafeGetTensorImpl();
       const auto values = make<Oddball>()->named_parameters();
-      DataParallel<Oddball> model(net, world, options(dtype));
+      DistributedDataParallel<Oddball> model(net, world, options(dtype));
       EXPECT_EQ(model->first->weight.unsafeGetTensorImpl(), impl);
       EXPECT_TRUE(model->tied.is_same(model->last->weight));
       EXPECT_FALSE(model->frozen->weight.requires_grad());
@@ -188,7 +188,7 @@ TEST_P(ComputeDtypeTest, CastsAllFp32ParametersAlsoFrozenOnesAndNoBuffer) {
 
 TEST_P(ComputeDtypeTest, HoldsParametersInItAndMastersInFp32) {
   run_ranks(2, [&](comm::World& world) {
-    const DataParallel<Oddball> model(make<Oddball>(), world, options());
+    const DistributedDataParallel<Oddball> model(make<Oddball>(), world, options());
     const ParameterPages& pages = *model.sharded_parameters().pages;
     int64_t parameter_bytes = 0;
     int64_t master_bytes = 0;
@@ -212,7 +212,7 @@ comm::WireTraffic sent_in_a_step(int stage, const Options& options) {
   comm::WireTraffic sent;
   run_ranks(2, [&](comm::World& world) {
     torch::nn::Linear linear(64, 64);
-    DataParallel<torch::nn::Linear> model(linear, world, options);
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, options);
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
     const comm::WireTraffic before = world.communicator().wire_traffic();
     model(torch::ones({2, 64})).sum().backward();
@@ -256,7 +256,7 @@ TEST_P(ComputeDtypeTest, RoundsTheMeanOverRanksOnlyWhereItTravelsSo) {
     run_ranks(2, [&](comm::World& world) {
       Options options = this->options();
       options.reduce_dtype = reduce;
-      DataParallel<torch::nn::Linear> model(make<Oddball>()->first, world, options);
+      DistributedDataParallel<torch::nn::Linear> model(make<Oddball>()->first, world, options);
       // 1 and 2^-8: their sum is no bfloat16.
       (model->weight.sum() * (world.rank() == 0 ? 1.0 : 1.0 / 256)).backward();
       const GatheredGradients whole(model);
@@ -272,7 +272,7 @@ TEST_P(ComputeDtypeTest, LeavesGradientsOfFp32ParametersWhereOnlyTheWireIsLow) {
     Options options = this->options();
     options.compute_dtype.reset();
     options.reduce_dtype = kBFloat16;
-    DataParallel<torch::nn::Linear> model(make<Oddball>()->first, world, options);
+    DistributedDataParallel<torch::nn::Linear> model(make<Oddball>()->first, world, options);
     EXPECT_EQ(model->weight.scalar_type(), kFloat);
     // Each is rounded on its way: 1 + 2^-9 is 1 in bfloat16.
     (model->weight.sum() * (1 + 1.0 / 512)).backward();
@@ -294,7 +294,7 @@ TEST_P(ComputeDtypeTest, AddsBackwardsUpInFp32OrInItself) {
       run_ranks(2, [&](comm::World& world) {
         Options options = this->options();
         options.accumulate_dtype = accumulate;
-        DataParallel<torch::nn::Linear> model(make<Oddball>()->first, world, options);
+        DistributedDataParallel<torch::nn::Linear> model(make<Oddball>()->first, world, options);
         const auto backward = [&](double term) { (model->weight.sum() * term).backward(); };
         for (const double term : {kTerms[0], kTerms[1]}) {
           if (syncs) {
@@ -345,7 +345,7 @@ TEST_P(ComputeDtypeTest, AddsRandomBackwardsUpToTheBitsOfAnFp32Sum) {
     run_ranks(2, [&](comm::World& world) {
       Options options = this->options();
       options.reduce_dtype = kFloat;
-      DataParallel<Oddball> model(make<Oddball>(), world, options);
+      DistributedDataParallel<Oddball> model(make<Oddball>(), world, options);
       const auto backward = [&](int step) {
         const Samples samples = samples_in(world.rank(), step, kBFloat16);
         loss_of(model(samples.inputs), samples).backward();
@@ -385,7 +385,7 @@ TORCH_MODULE(TakesAnything);
 
 TEST_P(ComputeDtypeTest, CastsTensorsOfFloatingPointAmongTheArgumentsAndNothingElse) {
   run_ranks(1, [&](comm::World& world) {
-    DataParallel<TakesAnything> model(TakesAnything(), world, options());
+    DistributedDataParallel<TakesAnything> model(TakesAnything(), world, options());
     const torch::Tensor x = torch::full({3}, 2.0).requires_grad_();
     int address = 0;
     const torch::Tensor out =
@@ -428,7 +428,7 @@ TEST_P(ComputeDtypeTest, KeepsAStorageInFp32ThatAModuleShareWhichStays) {
     for (const bool stays : {true, false}) {
       Options options = this->options();
       if (stays) options.stays_fp32 = ModuleSelection::named({"right"});
-      DataParallel<Halves> model(Halves(), world, options);
+      DistributedDataParallel<Halves> model(Halves(), world, options);
       const auto dtype = stays ? kFloat : kBFloat16;
       EXPECT_EQ(model->left->weight.scalar_type(), dtype);
       EXPECT_EQ(model->right->weight.scalar_type(), dtype);
@@ -447,7 +447,7 @@ TEST_P(ComputeDtypeTest, KeepsATiedWeightInFp32WhichAModuleRegistersThatStays) {
     for (const char* name : {"last", ""}) {
       Options options = this->options();
       options.stays_fp32 = ModuleSelection::named({name});
-      DataParallel<Oddball> model(make<Oddball>(), world, options);
+      DistributedDataParallel<Oddball> model(make<Oddball>(), world, options);
       EXPECT_TRUE(model->tied.is_same(model->last->weight));
       EXPECT_EQ(model->tied.scalar_type(), kFloat) << name;
       EXPECT_EQ(model->first->weight.scalar_type(), kBFloat16) << name;
@@ -535,7 +535,7 @@ template <typename Module>
 std::string refusal_of(Module module, const Options& options) {
   std::string words;
   run_ranks(1, [&](comm::World& world) {
-    words = error_of([&] { DataParallel<Module> model(module, world, options); });
+    words = error_of([&] { DistributedDataParallel<Module> model(module, world, options); });
   });
   return words;
 }
@@ -668,7 +668,7 @@ TEST(ComputeDtypeErrorTest, NamesTheParameterThatStaysOnOneRankOnly) {
   const auto errors = try_ranks(2, [](comm::World& world) {
     Options options = in_bfloat16();
     if (world.rank() == 1) options.stays_fp32 = ModuleSelection::named({""});
-    DataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
+    DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(3, 3), world, options);
   });
   EXPECT_THAT(message_of(errors[0]),
               HasSubstr("rank 0 has parameter \"weight\": Float to BFloat16 [3, 3]; rank 1 has "

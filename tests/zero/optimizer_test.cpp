@@ -87,7 +87,7 @@ class OptimizerTest : public ::testing::TestWithParam<int> {
 
 TEST_P(OptimizerTest, RefusesToGoOnAfterAStepThatFailed) {
   run_ranks(1, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<Sign> optimizer(model, SignOptions(0.5));
     backward(model.module(), 1.0);
     sign_fails = true;
@@ -102,7 +102,7 @@ TEST_P(OptimizerTest, RefusesToGoOnAfterAStepThatFailed) {
 
 TEST_P(OptimizerTest, GivesEveryGroupItsOwnOptions) {
   run_ranks(3, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, {group({model->weight}, 1.0), group({model->bias}, 0.25)},
                              SGDOptions(9.0));
     backward(model.module(), 1.0);
@@ -116,7 +116,7 @@ TEST_P(OptimizerTest, MakesStateForAllGroupsOfAClassThatMakesItAtOnce) {
   run_ranks(2, [&](comm::World& world) {
     using torch::optim::Adagrad;
     using torch::optim::AdagradOptions;
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<Adagrad> optimizer(model, {{{model->weight}}, {{model->bias}}}, AdagradOptions(1.0));
     // Rank 1's shard of so small a page is padding.
     if (world.rank() == 0) {
@@ -131,7 +131,7 @@ TEST_P(OptimizerTest, MakesStateForAllGroupsOfAClassThatMakesItAtOnce) {
 
 TEST_P(OptimizerTest, StepsGroupsThatAreAddedLater) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, {group({model->weight}, 1.0)}, SGDOptions(9.0));
     backward(model.module(), 1.0);
     optimizer.step();
@@ -145,7 +145,7 @@ TEST_P(OptimizerTest, StepsGroupsThatAreAddedLater) {
 
 TEST_P(OptimizerTest, ObeysSchedulers) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     torch::optim::StepLR by_step(optimizer, /*step_size=*/1, /*gamma=*/0.5);
     torch::optim::ReduceLROnPlateauScheduler on_plateau(
@@ -171,7 +171,7 @@ TEST_P(OptimizerTest, ObeysSchedulers) {
 
 TEST_P(OptimizerTest, RunsTheClosure) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     const auto loss = optimizer.step([&] {
       optimizer.zero_grad();
@@ -186,7 +186,7 @@ TEST_P(OptimizerTest, RunsTheClosure) {
 
 TEST_P(OptimizerTest, TakesAUsersElementWiseClass) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<Sign> optimizer(model, SignOptions(0.5));
     backward(model.module(), 9.0);
     optimizer.step();
@@ -240,7 +240,7 @@ INSTANTIATE_TEST_SUITE_P(Stages, OptimizerTest, ::testing::Values(0, 1));
 
 TEST(OptimizerErrorTest, RefusesParametersThatWereNotWrapped) {
   run_ranks(1, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     auto other = make_linear();
     EXPECT_THAT(
         [&] { Optimizer<SGD>(model, {group({other->weight}, 1.0)}, SGDOptions(9.0)); },
@@ -252,7 +252,7 @@ TEST(OptimizerErrorTest, RefusesParametersThatWereNotWrapped) {
 
 TEST(OptimizerErrorTest, RefusesOptionsThatTheAlgorithmRefuses) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     EXPECT_THROW(Optimizer<AdamW>(model, AdamWOptions(std::nan(""))), c10::Error);
     EXPECT_THROW(Optimizer<AdamW>(model, AdamWOptions(-1.0)), c10::Error);
   });
@@ -260,14 +260,14 @@ TEST(OptimizerErrorTest, RefusesOptionsThatTheAlgorithmRefuses) {
 
 TEST(OptimizerErrorTest, NamesOptionsThatDifferBetweenRanks) {
   const auto errors = try_ranks(2, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     Optimizer<AdamW> optimizer(model, AdamWOptions(world.rank() == 0 ? 0.1 : 0.2));
   });
   EXPECT_THAT(message_of(errors[0]),
               ::testing::HasSubstr(
                   "rank 0 has group 0 learning rate: 0.1; rank 1 has group 0 learning rate: 0.2"));
   const auto betas = try_ranks(2, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.1).eps(world.rank() == 0 ? 1e-8 : 1e-7));
   });
   EXPECT_THAT(message_of(betas[1]), ::testing::HasSubstr("options digest"));
@@ -275,7 +275,7 @@ TEST(OptimizerErrorTest, NamesOptionsThatDifferBetweenRanks) {
 
 TEST(OptimizerErrorTest, RefusesToBeSavedAsOneArchive) {
   run_ranks(1, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     std::ostringstream out;
     EXPECT_THROW(torch::save(optimizer, out), c10::Error);

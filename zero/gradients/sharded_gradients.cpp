@@ -55,7 +55,7 @@ ShardedGradients::~ShardedGradients() {
   }
 }
 
-std::unique_ptr<OwnedGradient> ShardedGradients::make_owned(size_t page) const {
+std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
   const comm::Communicator& communicator = pages_->world().communicator();
   const at::ScalarType dtype = accumulate_dtype_of(options_, layout.dtype);
@@ -77,7 +77,7 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
   pages_of_gradients_[page].gaps = gaps_between(page, parameters);
   ShardSource::Away away;
   if (pages_->offloads_optimizer(page)) {
-    away = {.home = &pages_->offloading()->gradients(),
+    away = {.storage = &pages_->offloading()->gradients(),
             .page = page,
             .offloading = pages_->offloading(),
             .changes_at_any_time = true};

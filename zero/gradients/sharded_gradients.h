@@ -13,7 +13,7 @@
 
 #include "paging/pager.h"
 #include "zero/gradients/gradient_buckets.h"
-#include "zero/gradients/owned_gradient.h"
+#include "zero/gradients/shard_gradient.h"
 #include "zero/pages/shard_source.h"
 
 namespace zeropage {
@@ -51,13 +51,13 @@ class ShardedGradients final : public GradientBuckets {
  private:
   struct PageOfGradients {
     at::Tensor bucket;                     // [padded_numel]; undefined while closed
-    std::unique_ptr<OwnedGradient> owned;  // [shard_numel]; null for a page that does not train
+    std::unique_ptr<ShardGradient> owned;  // [shard_numel]; null for a page that does not train
     size_t pager_index = 0;
     std::vector<Range> gaps;  // of the page: where no parameter that trains lies
   };
 
   void make_page(size_t page, const std::vector<size_t>& parameters);
-  std::unique_ptr<OwnedGradient> make_owned(size_t page) const;
+  std::unique_ptr<ShardGradient> make_owned(size_t page) const;
   std::vector<Range> gaps_between(size_t page, const std::vector<size_t>& parameters) const;
 
   const std::shared_ptr<ParameterPages> pages_;

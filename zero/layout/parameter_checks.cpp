@@ -29,7 +29,8 @@ void check_can_be_placed(const NamedParameter& named, c10::Device device, bool f
                  "that device (WorldOptions::device)");
   ZP_CHECK(!tensor.has_storage() || !memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
            "parameter \"", named.name(),
-           "\" is sharded by another DataParallel, which is alive or has taken its values along; "
+           "\" is sharded by another DistributedDataParallel, which is alive or has taken its "
+           "values along; "
            "wrap a module once");
   ZP_CHECK(tensor.layout() == at::kStrided && tensor.has_storage(), "parameter \"", named.name(),
            "\": expected a dense tensor, got layout ", tensor.layout(), "; densify it first");

@@ -16,10 +16,10 @@
 #include "zero/layout/parameter_checks.h"
 
 namespace zeropage {
-// While it lives, what is kept of the page in homes has memory.
+// While it lives, what is kept of the page in tiers has memory.
 class ParameterPages::PageUse {
  public:
-  PageUse(const ParameterPages& pages, size_t page, PageHome::Use use = PageHome::Use::kWrite)
+  PageUse(const ParameterPages& pages, size_t page, TierStorage::Use use = TierStorage::Use::kWrite)
       : offloading_(pages.offloading()), page_(page), use_(use) {
     if (offloading_) offloading_->fetch_values(page_);
   }
@@ -32,7 +32,7 @@ class ParameterPages::PageUse {
  private:
   const std::shared_ptr<Offloading> offloading_;
   const size_t page_;
-  const PageHome::Use use_;
+  const TierStorage::Use use_;
 };
 
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
@@ -397,7 +397,7 @@ void ParameterPages::settle_written(const char* who) {
   for (size_t page = 0; page < layouts_.size(); ++page) take_over_written(page);
 }
 
-void ParameterPages::visit_owned(size_t page, PageHome::Use use,
+void ParameterPages::visit_owned(size_t page, TierStorage::Use use,
                                  const std::function<void(const Owned&)>& visit) const {
   const PageUse in_use(*this, page, use);
   visit({memory_[page].owned, memory_[page].master, memory_[page].remainders});

@@ -137,7 +137,7 @@ class ParameterPages {
     at::Tensor master;      // as master_weights()
     at::Tensor remainders;  // as remainders()
   };
-  void visit_owned(size_t page, PageHome::Use use,
+  void visit_owned(size_t page, TierStorage::Use use,
                    const std::function<void(const Owned&)>& visit) const;
   // Every rank takes over the others' shards of a whole page, whoever updates them. Collective.
   comm::Pending start_gather_shards(size_t page) const;

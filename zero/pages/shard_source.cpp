@@ -16,7 +16,7 @@ ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
 ShardSource::~ShardSource() {
   try {
     for (const Entry& entry : entries_) {
-      if (entry.away.home != nullptr) entry.away.offloading->copies().wait_for_device();
+      if (entry.away.storage != nullptr) entry.away.offloading->copies().wait_for_device();
     }
   } catch (const std::exception&) {
     // A device that failed has told whoever computed on it.
@@ -52,16 +52,16 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
 
 // Brings this rank's shard into its place in the page.
 memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& slice) {
-  if (entry.away.home == nullptr) {
+  if (entry.away.storage == nullptr) {
     at::Tensor(slice).copy_(entry.shard);
     return {};
   }
-  entry.away.home->fetch(entry.away.page);
+  entry.away.storage->fetch(entry.away.page);
   const memory::Pending up =
       entry.away.offloading->copies().start(offload::Direction::kToDevice, slice, entry.shard);
   // Memory that goes with the release is read until then.
-  if (!entry.away.home->stays() || entry.away.changes_at_any_time) up.synchronize();
-  entry.away.home->release(entry.away.page, PageHome::Use::kRead);
+  if (!entry.away.storage->stays() || entry.away.changes_at_any_time) up.synchronize();
+  entry.away.storage->release(entry.away.page, TierStorage::Use::kRead);
   return up;
 }
 
@@ -76,10 +76,10 @@ void ShardSource::wait_for_compute() const {
 void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
   const Entry& entry = entries_[page];
   if (entry.is_whole(world_)) return;
-  if (entry.away.home != nullptr) entry.away.home->fetch(entry.away.page);
+  if (entry.away.storage != nullptr) entry.away.storage->fetch(entry.away.page);
   entry.shard.copy_(buffer.narrow(0, entry.range.begin, entry.range.numel()));
-  if (entry.away.home != nullptr) {
-    entry.away.home->release(entry.away.page, PageHome::Use::kWrite);
+  if (entry.away.storage != nullptr) {
+    entry.away.storage->release(entry.away.page, TierStorage::Use::kWrite);
   }
 }
 

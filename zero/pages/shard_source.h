@@ -36,8 +36,8 @@ class ShardSource final : public memory::PageSource {
 
   // Where a shard lives that is not on the device.
   struct Away {
-    PageHome* home = nullptr;  // of offloading; null: it is on the device
-    size_t page = 0;           // there
+    TierStorage* storage = nullptr;  // of offloading; null: it is on the device
+    size_t page = 0;                 // there
     std::shared_ptr<Offloading> offloading;
     // Who changes it on the host does not ask what the device still reads, as optimizers do
     // (zero/update/offloaded_steps.h): the host waits for each copy up.
@@ -59,7 +59,7 @@ class ShardSource final : public memory::PageSource {
     Away away;
 
     bool is_whole(const comm::World& world) const {
-      return world.size() == 1 && away.home == nullptr;
+      return world.size() == 1 && away.storage == nullptr;
     }
   };
 

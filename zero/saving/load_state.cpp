@@ -6,9 +6,9 @@
 
 #include "memory/check.h"
 #include "state/state_folder.h"
+#include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
 #include "zero/saving/detail/state_loading.h"
-#include "zero/saving/detail/told_errors.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/archive_values.h"
 
@@ -93,9 +93,9 @@ void load_random(const json& states, const comm::World& world, LoadReport& repor
 
 // What cannot be taken back once it has begun. Gathers nothing, so that a rank whose disk fails keeps
 // none waiting.
-void load_all(const SavedState& saved, DataParallelBase& model, ShardedOptimizer* optimizer,
-              RunState* run, const LoadOptions& options, detail::StateLoading& loading,
-              LoadReport& report) {
+void load_all(const SavedState& saved, DistributedDataParallelBase& model,
+              ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options,
+              detail::StateLoading& loading, LoadReport& report) {
   const json& content = saved.manifest().content;
   loading.load_weights();
   if (optimizer == nullptr) return;
@@ -108,7 +108,7 @@ void load_all(const SavedState& saved, DataParallelBase& model, ShardedOptimizer
   if (options.random) load_random(content.at("random"), model.world(), report);
 }
 
-LoadReport load(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
   const comm::World texts = model.world().beside("state", options.deadline);
   ParameterPages& pages = *model.sharded_parameters().pages;
@@ -153,17 +153,17 @@ LoadReport load(const std::filesystem::path& path, DataParallelBase& model,
 
 }  // namespace
 
-LoadReport load_state(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options) {
   return load(path, model, &optimizer, &run, options);
 }
 
-LoadReport load_state(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
                       ShardedOptimizer& optimizer, const LoadOptions& options) {
   return load(path, model, &optimizer, nullptr, options);
 }
 
-LoadReport load_weights(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load_weights(const std::filesystem::path& path, DistributedDataParallelBase& model,
                         const LoadOptions& options) {
   return load(path, model, nullptr, nullptr, options);
 }

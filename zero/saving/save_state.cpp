@@ -4,7 +4,7 @@
 namespace zeropage {
 namespace {
 
-SavedReport save(const std::filesystem::path& directory, DataParallelBase& model,
+SavedReport save(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                  ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
   const comm::World texts = model.world().beside("state", options.deadline);
   detail::SharedSave shared(texts, directory);
@@ -14,13 +14,13 @@ SavedReport save(const std::filesystem::path& directory, DataParallelBase& model
 
 }  // namespace
 
-SavedReport save_state(const std::filesystem::path& directory, DataParallelBase& model,
+SavedReport save_state(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                        ShardedOptimizer& optimizer, const RunState& run,
                        const SaveOptions& options) {
   return save(directory, model, &optimizer, run, options);
 }
 
-SavedReport save_weights(const std::filesystem::path& directory, DataParallelBase& model,
+SavedReport save_weights(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                          const RunState& run, const SaveOptions& options) {
   return save(directory, model, nullptr, run, options);
 }

@@ -27,7 +27,7 @@
 
 #include "state/state_error.h"
 #include "zero/accumulator.h"
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 #include "zero/update/sharded_optimizer.h"
 
 namespace zeropage {
@@ -66,11 +66,11 @@ struct SavedReport {
 
 // directory: of this state, such as run/step-1000. One that is there is kept until the new one is
 // whole.
-SavedReport save_state(const std::filesystem::path& directory, DataParallelBase& model,
+SavedReport save_state(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                        ShardedOptimizer& optimizer, const RunState& run = {},
                        const SaveOptions& options = {});
 // Weights and buffers alone.
-SavedReport save_weights(const std::filesystem::path& directory, DataParallelBase& model,
+SavedReport save_weights(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                          const RunState& run = {}, const SaveOptions& options = {});
 
 struct LoadOptions {
@@ -103,12 +103,12 @@ struct LoadReport {
 
 // path: a state, or a run's folder: what its `latest` names. run: takes over step, samples and values,
 // and gives its accumulator and scheduler theirs.
-LoadReport load_state(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options = {});
-LoadReport load_state(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
                       ShardedOptimizer& optimizer, const LoadOptions& options = {});
 // Weights and buffers of any state. Master weights take over the most exact values that it has.
-LoadReport load_weights(const std::filesystem::path& path, DataParallelBase& model,
+LoadReport load_weights(const std::filesystem::path& path, DistributedDataParallelBase& model,
                         const LoadOptions& options = {});
 
 }  // namespace zeropage

@@ -9,9 +9,9 @@
 #include "memory/check.h"
 #include "state/file_writer.h"
 #include "state/state_folder.h"
+#include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/state_saving.h"
-#include "zero/saving/detail/told_errors.h"
-#include "zero/tiers/page_home.h"
+#include "zero/tiers/tier_storage.h"
 
 namespace zeropage {
 namespace {
@@ -32,8 +32,8 @@ void note_sigterm(int /*signal*/) {
 // Memory that the device copies to at its full speed.
 at::Tensor host_memory(c10::Device device, int64_t bytes) {
   if (!device.is_cpu()) {
-    HostHome home(device, memory::Machine::here().core_sets(1, {}).front());
-    return home.add(/*page=*/0, bytes, at::kByte, 0, memory::Kind::kStaging);
+    HostStorage storage(device, memory::Machine::here().core_sets(1, {}).front());
+    return storage.add(/*page=*/0, bytes, at::kByte, 0, memory::Kind::kStaging);
   }
   const memory::KindScope kind(memory::Kind::kStaging);
   return at::empty({bytes}, at::kByte);
@@ -103,7 +103,8 @@ bool StateSaver::stop_requested() const {
   return came.item<float>() != 0;
 }
 
-double StateSaver::save(DataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run) {
+double StateSaver::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+                        const RunState& run) {
   wait();
   const auto begin = Clock::now();
   auto in_flight = std::make_unique<InFlight>(

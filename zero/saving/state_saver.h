@@ -58,7 +58,8 @@ class StateSaver {
   StateSaver& operator=(const StateSaver&) = delete;
 
   // The state as it is now. Returns the seconds for which training stood still.
-  double save(DataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run = {});
+  double save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+              const RunState& run = {});
   // Until the last save is on the disk.
   void wait();
   // Whether one is being written. Not collective: ranks end at different times.

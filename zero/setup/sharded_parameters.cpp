@@ -127,11 +127,12 @@ ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
   validate(options);
   ZP_CHECK(!options.stage.gradients && !options.stage.parameters,
            "an optimizer over bare parameters averages gradients in step(), so it has them whole, "
-           "and it does not see forward: stages 2 and 3 need zeropage::DataParallel around the "
+           "and it does not see forward: stages 2 and 3 need zeropage::DistributedDataParallel "
+           "around the "
            "module; wrap it, or use stage 0 or 1");
   ZP_CHECK(!options.compute_dtype,
            "options.compute_dtype: an optimizer over bare parameters does not see the module that "
-           "would be cast; wrap it in zeropage::DataParallel, or leave it out");
+           "would be cast; wrap it in zeropage::DistributedDataParallel, or leave it out");
   auto parameters = parameters_of(tensors);
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));

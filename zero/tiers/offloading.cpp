@@ -6,7 +6,7 @@
 #include "device/topology.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "zero/tiers/nvme_home.h"
+#include "zero/tiers/nvme_storage.h"
 
 namespace zeropage {
 namespace {
@@ -41,19 +41,19 @@ Offloading::Offloading(const comm::World& world, const Options& options)
   const memory::CoreSet cores = cores_of(world);
   pool_ = std::make_unique<offload::WorkerPool>(
       offload::WorkerPoolOptions{.cores = cores, .threads = options_.worker_threads});
-  const auto make_home = [&](Tier tier, const char* what) -> std::unique_ptr<PageHome> {
-    if (tier != Tier::kNvme) return std::make_unique<HostHome>(device, cores);
-    return std::make_unique<NvmeHome>(
+  const auto make_storage = [&](Tier tier, const char* what) -> std::unique_ptr<TierStorage> {
+    if (tier != Tier::kNvme) return std::make_unique<HostStorage>(device, cores);
+    return std::make_unique<NvmeStorage>(
         offload::NvmeFileOptions{.directory = options_.nvme_directory,
                                  .name = c10::str("rank-", world.rank(), ".", what),
                                  .owner = what,
                                  .wrap = options_.wrap_disk});
   };
   copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
-  values_ = make_home(options_.optimizer, "values");
-  states_ = make_home(options_.optimizer, "optimizer-state");
-  gradients_ = make_home(Tier::kHost, "gradients");
-  parameters_ = make_home(options_.parameters, "parameters");
+  values_ = make_storage(options_.optimizer, "values");
+  states_ = make_storage(options_.optimizer, "optimizer-state");
+  gradients_ = make_storage(Tier::kHost, "gradients");
+  parameters_ = make_storage(options_.parameters, "parameters");
 }
 
 void Offloading::choose(const std::vector<PageLayout>& layouts) {
@@ -76,8 +76,8 @@ void Offloading::choose(const std::vector<PageLayout>& layouts) {
 
 std::string Offloading::describe() const {
   std::string lines;
-  for (const PageHome* home : {values_.get(), states_.get(), parameters_.get()}) {
-    const std::string line = home->describe();
+  for (const TierStorage* storage : {values_.get(), states_.get(), parameters_.get()}) {
+    const std::string line = storage->describe();
     if (!line.empty()) lines += line + "\n";
   }
   return lines;
@@ -88,7 +88,7 @@ void Offloading::fetch_values(size_t page) {
   if (offloads_parameters()) parameters_->fetch(page);
 }
 
-void Offloading::release_values(size_t page, PageHome::Use use) {
+void Offloading::release_values(size_t page, TierStorage::Use use) {
   values_->release(page, use);
   if (offloads_parameters()) parameters_->release(page, use);
 }
@@ -104,7 +104,7 @@ void Offloading::fetch_for_update(size_t page) {
   if (offloads_parameters()) parameters_->fetch(page);
 }
 
-void Offloading::release_after_update(size_t page, PageHome::Use use) {
+void Offloading::release_after_update(size_t page, TierStorage::Use use) {
   values_->release(page, use);
   states_->release(page, use);
   if (offloads_parameters()) parameters_->release(page, use);

@@ -14,7 +14,7 @@
 #include "offload/worker_pool.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
-#include "zero/tiers/page_home.h"
+#include "zero/tiers/tier_storage.h"
 
 namespace zeropage {
 
@@ -31,13 +31,13 @@ class Offloading {
   c10::Device device() const { return world_.device(); }
 
   // Of what the optimizer updates.
-  PageHome& values() { return *values_; }
-  PageHome& states() { return *states_; }
-  PageHome& gradients() { return *gradients_; }
+  TierStorage& values() { return *values_; }
+  TierStorage& states() { return *states_; }
+  TierStorage& gradients() { return *gradients_; }
   // Of sharded parameters; only where they leave.
-  PageHome& parameters() { return *parameters_; }
+  TierStorage& parameters() { return *parameters_; }
   // Buffers of the host.
-  PageHome& staging() { return *gradients_; }
+  TierStorage& staging() { return *gradients_; }
   offload::CopyEngine& copies() { return *copies_; }
   // What computes the steps.
   offload::WorkerPool& pool() { return *pool_; }
@@ -45,14 +45,14 @@ class Offloading {
   // All that an update of the page needs: of values(), states() and parameters().
   void start_fetch_for_update(size_t page);
   void fetch_for_update(size_t page);
-  void release_after_update(size_t page, PageHome::Use use = PageHome::Use::kWrite);
+  void release_after_update(size_t page, TierStorage::Use use = TierStorage::Use::kWrite);
   // What of it parameters are written to.
   void fetch_values(size_t page);
-  void release_values(size_t page, PageHome::Use use = PageHome::Use::kWrite);
+  void release_values(size_t page, TierStorage::Use use = TierStorage::Use::kWrite);
   // Whether values have memory after the release too.
   bool values_stay() const { return values_->stays(); }
 
-  // What the homes on disk did, in lines; "" for none.
+  // What the tier storages on disk did, in lines; "" for none.
   std::string describe() const;
 
   const Offload& options() const { return options_; }
@@ -67,10 +67,10 @@ class Offloading {
   std::vector<bool> optimizer_pages_;  // by page
   std::unique_ptr<offload::WorkerPool> pool_;
   std::unique_ptr<offload::CopyEngine> copies_;
-  std::unique_ptr<PageHome> values_;
-  std::unique_ptr<PageHome> states_;
-  std::unique_ptr<PageHome> gradients_;
-  std::unique_ptr<PageHome> parameters_;
+  std::unique_ptr<TierStorage> values_;
+  std::unique_ptr<TierStorage> states_;
+  std::unique_ptr<TierStorage> gradients_;
+  std::unique_ptr<TierStorage> parameters_;
 };
 
 }  // namespace zeropage

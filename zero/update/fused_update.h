@@ -156,7 +156,7 @@ class FusedUpdate final : public PageUpdate {
   void make_states(Run& run) const {
     const AlgorithmOptions& options = group_options_[run.group];
     if (run.states.size() >= offload::state_names(options).size()) return;
-    if (part_.states != nullptr) return make_states_at_home(run);
+    if (part_.states != nullptr) return make_states_in_tier(run);
     const memory::KindScope state(memory::Kind::kOptimizerState);
     const at::Tensor values = within(part_.values, run.range);
     extend(run.states, offload::make_states(options, values, run.format));
@@ -171,22 +171,22 @@ class FusedUpdate final : public PageUpdate {
   }
 
   // All elements of a state begin alike, so one tells what they are.
-  void make_states_at_home(Run& run) const {
+  void make_states_in_tier(Run& run) const {
     const AlgorithmOptions& options = group_options_[run.group];
-    const auto at_home = [&](const at::Tensor& example, int64_t numel) {
+    const auto in_tier = [&](const at::Tensor& example, int64_t numel) {
       return part_.states->add(part_.page, numel, example.scalar_type(), example[0].item<double>(),
                                memory::Kind::kOptimizerState);
     };
     const at::Tensor value = at::zeros({1}, at::kFloat);
     const auto states = offload::make_states(options, value, run.format);
     for (size_t index = run.states.size(); index < states.size(); ++index) {
-      run.states.push_back(at_home(states[index], run.range.numel()));
+      run.states.push_back(in_tier(states[index], run.range.numel()));
     }
     if (run.format != offload::StateFormat::k8Bit) return;
     const auto scales = offload::make_scales(options, value, /*first_in_block=*/0);
     const int64_t blocks = offload::blocks_of(run.place.first_in_block, run.range.numel());
     for (size_t index = run.scales.size(); index < scales.size(); ++index) {
-      run.scales.push_back(at_home(scales[index], blocks));
+      run.scales.push_back(in_tier(scales[index], blocks));
     }
   }
 

@@ -4,7 +4,7 @@
 //
 //   start(page) ... wait(page)      once a step; pages are updated in the order of start()
 //
-// Bytes over the link a step: what gradients come down, and the parameters up. Beside the homes' own
+// Bytes over the link a step: what gradients come down, and the parameters up. Beside the own
 // buffers there are two staging buffers for values in a lower precision, each of the largest owned
 // part.
 //

@@ -15,7 +15,7 @@
 #include "offload/state_format.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/layout/shard_layout.h"
-#include "zero/tiers/page_home.h"
+#include "zero/tiers/tier_storage.h"
 
 namespace zeropage {
 
@@ -30,7 +30,7 @@ struct OwnedPart {
                                // makes fp32 master weights of them; undefined where there are none
   uint64_t rounding_seed = 0;  // of states in bf16
   // Where state lives: null for the device of the values.
-  PageHome* states = nullptr;
+  TierStorage* states = nullptr;
   size_t page = 0;  // there
 };
 

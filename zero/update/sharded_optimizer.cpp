@@ -359,7 +359,8 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
              "backward() that has begun the step (StepWhen::kInBackward): part of it is one step ",
              "ahead; save or load after step()");
   }
-  const auto use = access == StateAccess::kWrite ? PageHome::Use::kWrite : PageHome::Use::kRead;
+  const auto use =
+      access == StateAccess::kWrite ? TierStorage::Use::kWrite : TierStorage::Use::kRead;
   for (const OfPage& of_page : updates_) {
     set_options(of_page);
     const bool is_away = of_page.part && access != StateAccess::kDescribe;

@@ -8,7 +8,7 @@
 // On an accelerator step() enqueues, and returns at once; only the step before must have ended, so
 // the host is never more than one ahead.
 //
-// Lifetime: shares the pages and the reducer with the DataParallel that made them; either may go
+// Lifetime: shares the pages and the reducer with the DistributedDataParallel that made them; either may go
 // first.
 // Threads: the training thread.
 #pragma once

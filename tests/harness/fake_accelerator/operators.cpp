@@ -172,7 +172,7 @@ class Call {
     return found;
   }
 
-  static void bring_home(const std::vector<Written>& written) {
+  static void bring_to_tier(const std::vector<Written>& written) {
     for (const Written& one : written)
       if (one.seen.const_data_ptr() != one.home.const_data_ptr()) one.home.copy_(one.seen);
   }
@@ -188,7 +188,7 @@ class Call {
       const Quiet quiet;
       Stack stack = arguments;
       op.callBoxed(&stack);
-      bring_home(outs);
+      bring_to_tier(outs);
       for (size_t index = 0; index < to.size(); ++index) copy(to[index], stack[index]);
     });
   }
@@ -219,7 +219,7 @@ class Call {
       one.argument = Tensor();
     }
     stream().enqueue("a result", [outcome, outs = std::move(outs), to = host_results(results)] {
-      bring_home(outs);
+      bring_to_tier(outs);
       for (size_t index = 0; index < to.size(); ++index) copy(to[index], outcome->stack[index]);
     });
     return results;

@@ -89,7 +89,7 @@ class GradientsOnADeviceTest : public ::testing::TestWithParam<int> {
           Options options;
           options.stage = stage_of(GetParam());
           options.page_bytes = 16 * layers * kWeightBytes / 2;
-          DataParallel<Groups> model(module, world, options);
+          DistributedDataParallel<Groups> model(module, world, options);
           const auto x = torch::ones({1, kWidth}, torch::TensorOptions(world.device()));
           const memory::Ledger& ledger = *memory::Ledger::current();
           // Autograd's thread charges no ledger with what it makes.

@@ -41,7 +41,7 @@ struct Trained {
     return result;
   }
 
-  DataParallel<Module> model;
+  DistributedDataParallel<Module> model;
   Optimizer<A> optimizer;
 };
 
@@ -488,7 +488,8 @@ TEST_F(ShardedStateTest, SavesAndLoadsWithinItsBuffers) {
     Options options;
     options.stage = Stage::kParameters;
     options.page_bytes = 1 << 20;
-    DataParallel<std::shared_ptr<BigImpl>> model(std::make_shared<BigImpl>(), world, options);
+    DistributedDataParallel<std::shared_ptr<BigImpl>> model(std::make_shared<BigImpl>(), world,
+                                                            options);
     Optimizer<AdamW> optimizer(model, kAdamW);
     auto& ledger = *memory::Ledger::current();
     const auto peak_over = [&](const auto& action) {

@@ -89,7 +89,7 @@ void expect_parity(int ranks, const Options& options,
       },
       backward);
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<Module> model(make<Module>(), world, options);
+    DistributedDataParallel<Module> model(make<Module>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -223,7 +223,7 @@ TEST_P(ShardedTest, EvaluationBetweenStepsChangesNothing) {
         });
   }();
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -252,7 +252,7 @@ TEST_P(ShardedTest, ClippingTheGradientNormGivesTheBitsOfWholeGradients) {
     std::vector<torch::Tensor> weights;
     std::mutex mutex;
     run_ranks(3, [&](comm::World& world) {
-      DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(stage));
+      DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(stage));
       Optimizer<SGD> optimizer(model, SGDOptions(0.5));
       for (int step = 0; step < kSteps; ++step) {
         optimizer.zero_grad();
@@ -276,7 +276,7 @@ TEST_P(ShardedTest, ClippingTheGradientNormGivesTheBitsOfWholeGradients) {
 TEST_P(ShardedTest, AGradientMayBeReplacedBeforeTheStep) {
   run_ranks(2, [&](comm::World& world) {
     torch::nn::Linear linear(torch::nn::LinearOptions(7, 7).bias(false));
-    DataParallel<torch::nn::Linear> model(linear, world, options());
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, options());
     {
       const torch::NoGradGuard no_grad;
       model->weight.zero_();
@@ -291,8 +291,9 @@ TEST_P(ShardedTest, AGradientMayBeReplacedBeforeTheStep) {
 
 TEST_P(ShardedTest, SeveralModelsLiveInOneProcess) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<ThreeLayers> one(make<ThreeLayers>(), world, options());
-    auto two = std::make_unique<DataParallel<ThreeLayers>>(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> one(make<ThreeLayers>(), world, options());
+    auto two = std::make_unique<DistributedDataParallel<ThreeLayers>>(make<ThreeLayers>(), world,
+                                                                      options());
     Optimizer<SGD> of_one(one, SGDOptions(0.1));
     auto of_two = std::make_unique<Optimizer<SGD>>(*two, SGDOptions(0.1));
     const Samples samples = samples_of(world.rank(), 0);
@@ -328,7 +329,7 @@ float* memory_of(const torch::Tensor& tensor) {
 TEST_P(GuardTest, ShowsWholeParametersToWhatReadsMemory) {
   run_ranks(2, [&](comm::World& world) {
     const auto plain = make<ThreeLayers>();
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
     EXPECT_EQ(model->third->weight.data_ptr() == nullptr, options().stage.parameters);
     {
       const GatheredParameters guard(model, {model->third->weight});
@@ -345,7 +346,7 @@ TEST_P(GuardTest, ShowsWholeParametersToWhatReadsMemory) {
 
 TEST_P(GuardTest, GivesAllRanksWhatOneRankWrote) {
   run_ranks(3, [&](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
     {
       const GatheredParameters guard(model, {model->first->bias}, Modified::on_rank(1));
       std::fill_n(memory_of(model->first->bias), 30, 10.0F + static_cast<float>(world.rank()));
@@ -357,7 +358,7 @@ TEST_P(GuardTest, GivesAllRanksWhatOneRankWrote) {
 
 TEST_P(GuardTest, KeepsWhatEveryRankWrote) {
   run_ranks(3, [&](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
     {
       const GatheredParameters guard(model, Modified::on_every_rank());
       for (const auto& parameter : model.parameters()) {
@@ -372,7 +373,7 @@ TEST_P(GuardTest, KeepsWhatEveryRankWrote) {
 
 TEST_P(GuardTest, KeepsWhatOperatorsWriteWithoutAGuard) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
     const torch::NoGradGuard no_grad;
     for (auto& parameter : model.parameters()) torch::nn::init::constant_(parameter, 2);
     for (const auto& parameter : model.parameters()) {
@@ -384,7 +385,7 @@ TEST_P(GuardTest, KeepsWhatOperatorsWriteWithoutAGuard) {
 TEST_P(GuardTest, ShowsWholeMeanGradientsToWhatReadsMemory) {
   run_ranks(3, [&](comm::World& world) {
     torch::nn::Linear linear(torch::nn::LinearOptions(7, 7).bias(false));
-    DataParallel<torch::nn::Linear> model(linear, world, options());
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     EXPECT_THAT(error_of([&] { GatheredGradients guard(model); }), HasSubstr("no_sync"));
     model(torch::full({1, 7}, 1.0 * world.rank())).sum().backward();  // 0, 1, 2
@@ -401,7 +402,7 @@ TEST_P(GuardTest, ShowsWholeMeanGradientsToWhatReadsMemory) {
 
 TEST_P(GuardTest, GathersTheFullStateOnOneRank) {
   run_ranks(3, [&](comm::World& world) {
-    DataParallel<Oddball> model(make<Oddball>(), world, options());
+    DistributedDataParallel<Oddball> model(make<Oddball>(), world, options());
     const auto plain = make<Oddball>();
     const auto state = full_state(model, /*rank=*/1);
     if (world.rank() != 1) {
@@ -419,7 +420,7 @@ TEST_P(GuardTest, GathersTheFullStateOnOneRank) {
 
 TEST_P(GuardTest, LetsTorchSaveWriteTheModule) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options());
     std::stringstream file;
     if (options().stage.parameters) {
       EXPECT_THROW(torch::save(model.module(), file), c10::Error) << "outside of a guard";
@@ -446,7 +447,7 @@ TEST(ShardedTrafficTest, PagesAreGatheredAsOftenAsReshardSays) {
     run_ranks(2, [&](comm::World& world) {
       Options options = at_stage(3);
       options.reshard = reshard;
-      DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
+      DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
       Optimizer<SGD> optimizer(model, SGDOptions(0.1));
       memory::PagingStatistics before;
       for (int step = 0; step < 3; ++step) {
@@ -472,7 +473,7 @@ TEST(ShardedTrafficTest, PagesAreGatheredAsOftenAsReshardSays) {
 
 TEST(ShardedTrafficTest, AfterTheFirstStepPagesComeBeforeTheyAreAskedFor) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
     for (int step = 0; step < 3; ++step) {
       const memory::PagingStatistics before = model.paging();
@@ -499,10 +500,11 @@ TEST(ShardedErrorTest, RefusesABudgetBelowOnePage) {
   run_ranks(2, [](comm::World& world) {
     Options options = at_stage(3);
     options.parameter_budget_bytes = 3'000;
-    EXPECT_THAT(
-        error_of([&] { DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options); }),
-        ::testing::AllOf(HasSubstr("page \"layer0\" has"),
-                         HasSubstr("options.parameter_budget_bytes is 2.9 KiB")));
+    EXPECT_THAT(error_of([&] {
+                  DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
+                }),
+                ::testing::AllOf(HasSubstr("page \"layer0\" has"),
+                                 HasSubstr("options.parameter_budget_bytes is 2.9 KiB")));
   });
 }
 
@@ -510,7 +512,7 @@ TEST(ShardedErrorTest, RefusesAnOperatorThatNeedsMoreThanTheBudget) {
   run_ranks(2, [](comm::World& world) {
     Options options = at_stage(3);
     options.parameter_budget_bytes = 10_KiB;
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
     const std::vector<torch::Tensor> weights = {model->first->weight, model->second->weight,
                                                 model->third->weight};
     EXPECT_THAT(error_of([&] { torch::stack(weights); }),
@@ -524,7 +526,7 @@ TEST(ShardedErrorTest, RefusesAnOperatorThatNeedsMoreThanTheBudget) {
 
 TEST(ShardedErrorTest, RefusesWhatWouldTakeParametersOutOfTheirPages) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
     EXPECT_THAT(error_of([&] { model->to(torch::kFloat64); }),
                 ::testing::AllOf(HasSubstr("->to()"), HasSubstr("before wrapping")));
     EXPECT_THAT(error_of([&] {
@@ -548,7 +550,7 @@ TEST(ShardedErrorTest, NoticesAModuleThatGotOtherParameters) {
   run_ranks(1, [](comm::World& world) {
     for (const int stage : {0, 3}) {
       torch::nn::Sequential net(torch::nn::Linear(7, 7));
-      DataParallel<torch::nn::Sequential> model(net, world, at_stage(stage));
+      DistributedDataParallel<torch::nn::Sequential> model(net, world, at_stage(stage));
       net->push_back(torch::nn::Linear(7, 7));
       EXPECT_THAT(error_of([&] {
                     model(torch::ones({1, 7}));
@@ -562,24 +564,27 @@ TEST(ShardedErrorTest, RefusesToShardWhatSomethingElseHolds) {
   run_ranks(2, [](comm::World& world) {
     auto module = make<ThreeLayers>();
     auto view = module->second->weight[3];
-    EXPECT_THAT(error_of([&] { DataParallel<ThreeLayers> model(module, world, at_stage(3)); }),
-                ::testing::AllOf(HasSubstr("\"layer1.weight\": something else holds its memory"),
-                                 HasSubstr("before wrapping")));
+    EXPECT_THAT(
+        error_of([&] { DistributedDataParallel<ThreeLayers> model(module, world, at_stage(3)); }),
+        ::testing::AllOf(HasSubstr("\"layer1.weight\": something else holds its memory"),
+                         HasSubstr("before wrapping")));
     EXPECT_TRUE(torch::equal(module->second->weight, make<ThreeLayers>()->second->weight));
     view.reset();
-    DataParallel<ThreeLayers> model(module, world, at_stage(3));
+    DistributedDataParallel<ThreeLayers> model(module, world, at_stage(3));
   });
 }
 
 TEST(ShardedErrorTest, RefusesToWrapWhatIsShardedAlready) {
   run_ranks(1, [](comm::World& world) {
     auto module = make<ThreeLayers>();
-    auto model = std::make_unique<DataParallel<ThreeLayers>>(module, world, at_stage(3));
-    EXPECT_THAT(error_of([&] { DataParallel<ThreeLayers> again(module, world, at_stage(0)); }),
-                HasSubstr("is sharded by another DataParallel"));
+    auto model = std::make_unique<DistributedDataParallel<ThreeLayers>>(module, world, at_stage(3));
+    EXPECT_THAT(
+        error_of([&] { DistributedDataParallel<ThreeLayers> again(module, world, at_stage(0)); }),
+        HasSubstr("is sharded by another DistributedDataParallel"));
     model.reset();
-    EXPECT_THAT(error_of([&] { DataParallel<ThreeLayers> again(module, world, at_stage(3)); }),
-                HasSubstr("is sharded by another DataParallel"));
+    EXPECT_THAT(
+        error_of([&] { DistributedDataParallel<ThreeLayers> again(module, world, at_stage(3)); }),
+        HasSubstr("is sharded by another DistributedDataParallel"));
   });
 }
 
@@ -588,7 +593,7 @@ TEST(ShardedErrorTest, ARefusalLeavesTheModuleAsItWas) {
     auto module = make<ThreeLayers>();
     Options options = at_stage(3);
     options.parameter_budget_bytes = 3'000;
-    EXPECT_THROW(DataParallel<ThreeLayers>(module, world, options), c10::Error);
+    EXPECT_THROW(DistributedDataParallel<ThreeLayers>(module, world, options), c10::Error);
     EXPECT_TRUE(same_bits(make<ThreeLayers>()->parameters(), module->parameters()));
     EXPECT_NE(module->second->weight.data_ptr(), nullptr);
   });
@@ -599,7 +604,7 @@ TEST(ShardedErrorTest, GuardsLeaveNoMorePagesThanTheyFound) {
     run_ranks(2, [&](comm::World& world) {
       Options options = at_stage(3);
       options.reshard = reshard;
-      DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
+      DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
       const memory::Pager& pager = *model.sharded_parameters().pages->pager();
       {
         const GatheredParameters guard(model);
@@ -620,7 +625,7 @@ TEST(ShardedErrorTest, GuardsLeaveNoMorePagesThanTheyFound) {
 
 TEST(ShardedErrorTest, RefusesAStepWhileAGuardIsOpen) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
+    DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, at_stage(3));
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
     const Samples samples = samples_of(world.rank(), 0);
     loss_of(model(samples.inputs), samples).backward();
@@ -640,7 +645,7 @@ TEST(ShardedErrorTest, RefusesStagesTwoAndThreeForBareParameters) {
                     Optimizer<SGD> optimizer(linear->parameters(), world, SGDOptions(0.1),
                                              at_stage(stage));
                   }),
-                  HasSubstr("need zeropage::DataParallel"));
+                  HasSubstr("need zeropage::DistributedDataParallel"));
     }
   });
 }
@@ -649,9 +654,10 @@ TEST(ShardedErrorTest, RefusesPagingOptionsAtStagesWithoutPaging) {
   run_ranks(1, [](comm::World& world) {
     Options options = at_stage(2);
     options.parameter_budget_bytes = 1 << 20;
-    EXPECT_THAT(
-        error_of([&] { DataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options); }),
-        HasSubstr("use stage 3 or leave them out"));
+    EXPECT_THAT(error_of([&] {
+                  DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
+                }),
+                HasSubstr("use stage 3 or leave them out"));
   });
 }
 

@@ -39,7 +39,7 @@ std::vector<torch::Tensor> train(int ranks, const Options& options,
                                  const typename OptimizerTraits<A>::Options& algorithm) {
   std::vector<torch::Tensor> result;
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<Oddball> model(make_oddball(), world, options);
+    DistributedDataParallel<Oddball> model(make_oddball(), world, options);
     Optimizer<A> optimizer(model, algorithm);
     for (int step = 0; step < kSteps; ++step) {
       const Samples samples = samples_of(world.rank(), step);
@@ -101,7 +101,7 @@ TEST(FusedUpdateTest, LeavesParametersWithoutAGradientAloneAndTheirSteps) {
     const auto by = [&](UpdateBy update_by) {
       Options options = fused(1);
       options.update_by = update_by;
-      DataParallel<Oddball> model(make_oddball(), world, options);
+      DistributedDataParallel<Oddball> model(make_oddball(), world, options);
       Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.1));
       // The scale misses the first step and the first layer the second: their bias corrections
       // differ at the third.
@@ -131,7 +131,7 @@ TEST(FusedUpdateTest, GivesEveryGroupItsOwnOptionsAlsoWhenTheyChange) {
       const torch::NoGradGuard no_grad;
       for (auto& parameter : linear->parameters()) parameter.fill_(1.0);
     }
-    DataParallel<torch::nn::Linear> model(linear, world, fused(3));
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, fused(3));
     using torch::optim::SGDOptions;
     Optimizer<torch::optim::SGD> optimizer(
         model, {{{model->weight}, std::make_unique<SGDOptions>(0.5)}, {{model->bias}}},
@@ -192,7 +192,7 @@ TEST(FusedUpdateTest, AStepThatItsFlagKeptBackLeavesNoTraceOnceItIsUncounted) {
 
 TEST(FusedUpdateTest, IsRefusedForAClassThatHasNone) {
   run_ranks(1, [](comm::World& world) {
-    DataParallel<Oddball> model(make_oddball(), world, fused(1));
+    DistributedDataParallel<Oddball> model(make_oddball(), world, fused(1));
     EXPECT_THAT(error_of([&] { Optimizer<torch::optim::RMSprop> optimizer(model); }),
                 HasSubstr("torch::optim::RMSprop has no fused form"));
   });
@@ -204,7 +204,7 @@ TEST(FusedUpdateTest, IsRefusedForLowPrecisionWithoutMasterWeights) {
     module->to(torch::kBFloat16);
     Options options = fused(1);
     options.low_precision_update = LowPrecisionUpdate::kNearest;
-    DataParallel<Oddball> model(module, world, options);
+    DistributedDataParallel<Oddball> model(module, world, options);
     EXPECT_THAT(error_of([&] { Optimizer<torch::optim::AdamW> optimizer(model); }),
                 HasSubstr("set options.low_precision_update"));
   });

@@ -38,7 +38,7 @@ class MasterWeightsTest : public ::testing::TestWithParam<std::tuple<int, int, t
     options.low_precision_update = LowPrecisionUpdate::kMasterWeights;
     return options;
   }
-  void train(DataParallelBase& model, torch::optim::Optimizer& optimizer,
+  void train(DistributedDataParallelBase& model, torch::optim::Optimizer& optimizer,
              const std::function<torch::Tensor(const torch::Tensor&)>& forward, int step) const {
     const Samples samples = samples_in(model.world().rank(), step, dtype());
     optimizer.zero_grad();
@@ -52,7 +52,7 @@ TEST_P(MasterWeightsTest, AreWhatTheClassUpdatesAndRoundIntoTheParameters) {
   const auto expected = train_reference_in<Oddball>(
       {.ranks = ranks(), .dtype = dtype(), .masters = MastersBegin::kRounded});
   run_ranks(ranks(), [&](comm::World& world) {
-    DataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
+    DistributedDataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < kSteps; ++step) {
       train(
@@ -64,7 +64,8 @@ TEST_P(MasterWeightsTest, AreWhatTheClassUpdatesAndRoundIntoTheParameters) {
 
 TEST_P(MasterWeightsTest, KeepUpdatesThatAreTooSmallForTheParameters) {
   run_ranks(ranks(), [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_low<Oddball>(dtype())->first, world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_low<Oddball>(dtype())->first, world,
+                                                     options());
     {
       const torch::NoGradGuard no_grad;
       model->weight.fill_(1.0);
@@ -87,7 +88,8 @@ TEST_P(MasterWeightsTest, KeepUpdatesThatAreTooSmallForTheParameters) {
 
 TEST_P(MasterWeightsTest, TakeOverWhatIsWrittenToParameters) {
   run_ranks(ranks(), [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_low<Oddball>(dtype())->first, world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_low<Oddball>(dtype())->first, world,
+                                                     options());
     Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.5));
     const auto step = [&] {
       optimizer.zero_grad();
@@ -106,7 +108,7 @@ TEST_P(MasterWeightsTest, TakeOverWhatIsWrittenToParameters) {
 
 TEST_P(MasterWeightsTest, CostFourBytesForEachElementThatThisRankOwns) {
   run_ranks(ranks(), [&](comm::World& world) {
-    DataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
+    DistributedDataParallel<Oddball> model(make_low<Oddball>(dtype()), world, options());
     const ParameterPages& pages = *model.sharded_parameters().pages;
     int64_t expected = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
@@ -129,7 +131,7 @@ TEST(MasterWeightsTest, AreNotMadeForParametersInFullPrecision) {
   run_ranks(1, [](comm::World& world) {
     Options options;
     options.low_precision_update = LowPrecisionUpdate::kMasterWeights;
-    const DataParallel<torch::nn::Linear> model(torch::nn::Linear(7, 7), world, options);
+    const DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(7, 7), world, options);
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, 0);
   });
 }

@@ -45,8 +45,8 @@ Options options_with(StateFormat format, int stage) {
 }
 
 // All ranks have the same samples: for a power of two of them the mean has the gradient's bits.
-void train_step(DataParallel<TwoLayers>& model, torch::optim::Optimizer& optimizer, int step,
-                torch::ScalarType dtype = torch::kFloat) {
+void train_step(DistributedDataParallel<TwoLayers>& model, torch::optim::Optimizer& optimizer,
+                int step, torch::ScalarType dtype = torch::kFloat) {
   const auto samples =
       torch::randn({4, 70}, at::detail::createCPUGenerator(static_cast<uint64_t>(step))).to(dtype);
   optimizer.zero_grad();
@@ -60,7 +60,7 @@ void train_step(DataParallel<TwoLayers>& model, torch::optim::Optimizer& optimiz
 std::vector<torch::Tensor> train(int ranks, const Options& options) {
   std::vector<torch::Tensor> result;
   run_ranks(ranks, [&](comm::World& world) {
-    DataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
+    DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < kSteps; ++step) {
       train_step(model, optimizer, step, options.compute_dtype.value_or(torch::kFloat));
@@ -121,7 +121,8 @@ TEST(OptimizerStateTest, OfLargeParametersTakesTheBytesThatAreWritten) {
     run_ranks(1, [&](comm::World& world) {
       Options options = options_with(format, 1);
       options.page_bytes = Options::kPageBytesOfDevice;
-      DataParallel<torch::nn::Linear> model(torch::nn::Linear(512, 1024), world, options);
+      DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(512, 1024), world,
+                                                       options);
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
       model(torch::randn({2, 512})).sum().backward();
       optimizer.step();
@@ -137,7 +138,7 @@ TEST(OptimizerStateTest, OfLargeParametersTakesTheBytesThatAreWritten) {
 TEST(OptimizerStateTest, IsRefusedWhereTheUpdateIsNotFused) {
   run_ranks(1, [](comm::World& world) {
     const Options in_8_bits = options_with(StateFormat::k8Bit, 1);
-    DataParallel<TwoLayers> model(make<TwoLayers>(), world, in_8_bits);
+    DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, in_8_bits);
     EXPECT_THAT(error_of([&] { Optimizer<torch::optim::RMSprop> optimizer(model); }),
                 HasSubstr("RMSprop has no fused form"));
     Options by_class = in_8_bits;
@@ -154,8 +155,8 @@ TEST(OptimizerStateTest, IsRefusedWhereTheUpdateIsNotFused) {
 }
 
 // The same bf16 gradients for all kinds of master weights, which rounded parameters would not give.
-void step_with_drawn_gradients(DataParallel<TwoLayers>& model, torch::optim::Optimizer& optimizer,
-                               int step) {
+void step_with_drawn_gradients(DistributedDataParallel<TwoLayers>& model,
+                               torch::optim::Optimizer& optimizer, int step) {
   optimizer.zero_grad();
   auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(step));
   torch::Tensor loss = torch::zeros({}, torch::kBFloat16);
@@ -175,7 +176,7 @@ std::vector<torch::Tensor> masters_after_steps(LowPrecisionUpdate update, int st
     options.update_by = UpdateBy::kFused;
     options.compute_dtype = torch::kBFloat16;
     options.low_precision_update = update;
-    DataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
+    DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < 4; ++step) step_with_drawn_gradients(model, optimizer, step);
     if (world.rank() != 0) return;
@@ -203,7 +204,7 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
     Options options = options_with(StateFormat::kFp32, 2);
     options.compute_dtype = torch::kBFloat16;
     options.low_precision_update = LowPrecisionUpdate::kSplitMasterWeights;
-    DataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
+    DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
     const ParameterPages& pages = *model.sharded_parameters().pages;
     int64_t expected = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
@@ -220,7 +221,7 @@ TEST(SplitMasterWeightsTest, KeepSmallUpdatesAndTakeOverWhatIsWrittenToParameter
       Options options = options_with(StateFormat::kFp32, stage);
       options.compute_dtype = torch::kBFloat16;
       options.low_precision_update = LowPrecisionUpdate::kSplitMasterWeights;
-      DataParallel<torch::nn::Linear> model(torch::nn::Linear(70, 97), world, options);
+      DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(70, 97), world, options);
       Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(1.0 / 2048));
       const auto fill = [&](double value) {
         const torch::NoGradGuard no_grad;

@@ -75,7 +75,7 @@ std::vector<torch::Tensor> train(const Training& run, const std::function<Module
   std::vector<torch::Tensor> result;
   run_ranks(run.ranks, [&](comm::World& world) {
     at::set_num_threads(run.threads);
-    DataParallel<Module> model(make(), world, run.options);
+    DistributedDataParallel<Module> model(make(), world, run.options);
     Optimizer<A> optimizer(model, algorithm);
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -124,7 +124,7 @@ TEST(StochasticUpdateTest, HasTheSameBitsAtEveryStageOnSamplesOfRanks) {
     std::vector<torch::Tensor> expected;
     for (const int stage : {0, 1, 2, 3}) {
       run_ranks(ranks, [&](comm::World& world) {
-        DataParallel<Oddball> model(make_oddball(), world, stochastic(stage));
+        DistributedDataParallel<Oddball> model(make_oddball(), world, stochastic(stage));
         Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
         for (int step = 0; step < kSteps; ++step) {
           const Samples samples = samples_of(world.rank(), step);
@@ -195,7 +195,8 @@ TEST_P(StochasticUpdateOfStageTest, KeepsUpdatesThatAreTooSmallForTheParametersO
   constexpr double kExpected = 1 - 8.0 / 2048;
   for (const UpdateBy update_by : {UpdateBy::kClass, UpdateBy::kFused}) {
     run_ranks(2, [&](comm::World& world) {
-      DataParallel<torch::nn::Linear> model(linear_of_ones(100), world, options(update_by));
+      DistributedDataParallel<torch::nn::Linear> model(linear_of_ones(100), world,
+                                                       options(update_by));
       // An eighth of the last place below 1.
       Optimizer<SGD> optimizer(model, SGDOptions(1.0 / 2048));
       for (int step = 0; step < 8; ++step) {
@@ -217,7 +218,7 @@ TEST_P(StochasticUpdateOfStageTest, LosesThemWhereRoundedToNearest) {
   run_ranks(2, [&](comm::World& world) {
     Options nearest = options();
     nearest.low_precision_update = LowPrecisionUpdate::kNearest;
-    DataParallel<torch::nn::Linear> model(linear_of_ones(20), world, nearest);
+    DistributedDataParallel<torch::nn::Linear> model(linear_of_ones(20), world, nearest);
     Optimizer<SGD> optimizer(model, SGDOptions(1.0 / 2048));
     for (int step = 0; step < 8; ++step) {
       optimizer.zero_grad();
@@ -231,7 +232,7 @@ TEST_P(StochasticUpdateOfStageTest, LosesThemWhereRoundedToNearest) {
 
 TEST_P(StochasticUpdateOfStageTest, HasNoMasterWeights) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Oddball> model(make_oddball(), world, options());
+    DistributedDataParallel<Oddball> model(make_oddball(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
     loss_with_coefficients(model.module(), 0).backward();
     optimizer.step();
@@ -246,7 +247,7 @@ TEST_P(StochasticUpdateOfStageTest, HasNoMasterWeights) {
 TEST_P(StochasticUpdateOfStageTest, LeavesParametersWithoutAGradientBitForBit) {
   for (const UpdateBy update_by : {UpdateBy::kClass, UpdateBy::kFused}) {
     run_ranks(2, [&](comm::World& world) {
-      DataParallel<Oddball> model(make_oddball(), world, options(update_by));
+      DistributedDataParallel<Oddball> model(make_oddball(), world, options(update_by));
       Optimizer<AdamW> optimizer(model, AdamWOptions(0.1));
       const auto step = [&](bool with_scale) {
         optimizer.zero_grad();
@@ -273,7 +274,8 @@ TEST_P(StochasticUpdateOfStageTest, RoundsAParameterAlikeInWhateverGroupOrOptimi
     run_ranks(2, [&](comm::World& world) {
       using Groups = std::vector<torch::optim::OptimizerParamGroup>;
       const auto train = [&](const auto& make_optimizers) {
-        DataParallel<torch::nn::Linear> model(linear_of_ones(20), world, options(update_by));
+        DistributedDataParallel<torch::nn::Linear> model(linear_of_ones(20), world,
+                                                         options(update_by));
         auto optimizers = make_optimizers(model);
         for (int step = 0; step < kSteps; ++step) {
           model.zero_grad();
@@ -313,7 +315,7 @@ TEST_P(StochasticUpdateOfStageTest, HoldsFourBytesForEachElementOfOnePagesOwnedP
   run_ranks(2, [&](comm::World& world) {
     torch::nn::Sequential net;
     for (int layer = 0; layer < 6; ++layer) net->push_back(torch::nn::Linear(100, 100));
-    DataParallel<torch::nn::Sequential> model(net, world, options(UpdateBy::kFused));
+    DistributedDataParallel<torch::nn::Sequential> model(net, world, options(UpdateBy::kFused));
     const ParameterPages& pages = *model.sharded_parameters().pages;
     ASSERT_GE(pages.layouts().size(), 6U);
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
@@ -366,7 +368,7 @@ TEST_P(StochasticUpdateOfStageTest, LeavesFp32PagesToThePlainClass) {
   run_ranks(2, [&](comm::World& world) {
     Options mixed = options();
     mixed.stays_fp32 = ModuleSelection::of_type<torch::nn::LayerNorm>();
-    DataParallel<Normed> model(Normed(), world, mixed);
+    DistributedDataParallel<Normed> model(Normed(), world, mixed);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
@@ -388,7 +390,7 @@ TEST(StochasticUpdateTest, TakesAModuleThatIsInBfloat16Already) {
     linear->to(kBFloat16);
     Options options = stochastic();
     options.compute_dtype.reset();
-    DataParallel<torch::nn::Linear> model(linear, world, options);
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, options);
     Optimizer<SGD> optimizer(model, SGDOptions(1.0 / 1024));
     model->weight.sum().backward();
     optimizer.step();
@@ -404,7 +406,7 @@ TEST(StochasticUpdateTest, IsRefusedForAModuleInHalf) {
     linear->to(torch::kHalf);
     Options options = stochastic();
     options.compute_dtype.reset();
-    DataParallel<torch::nn::Linear> model(linear, world, options);
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, options);
     EXPECT_THAT(
         error_of([&] { Optimizer<SGD> optimizer(model, SGDOptions(0.1)); }),
         HasSubstr("kStochasticRounding is for bfloat16, but page \"weight .. bias\" is half; use "

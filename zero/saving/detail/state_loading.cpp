@@ -40,7 +40,7 @@ std::pair<std::string, std::string> parts_of(const std::string& name) {
 
 }  // namespace
 
-StateLoading::StateLoading(const state::SavedState& saved, DataParallelBase& model,
+StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParallelBase& model,
                            ShardedOptimizer* optimizer, const LoadOptions& options)
     : saved_(saved),
       model_(model),
@@ -215,7 +215,7 @@ void StateLoading::load_weights() {
 }
 
 void StateLoading::load_page(size_t page) {
-  pages_.visit_owned(page, PageHome::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+  pages_.visit_owned(page, TierStorage::Use::kWrite, [&](const ParameterPages::Owned& owned) {
     for (const PlacedParameter& placed : pages_.parameters()) {
       if (placed.page == page) load_parameter(placed, owned);
     }

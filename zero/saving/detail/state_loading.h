@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "state/saved_state.h"
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/sharded_optimizer.h"
 
@@ -18,8 +18,8 @@ namespace zeropage::detail {
 class StateLoading {
  public:
   // optimizer: null for weights alone. All outlive it.
-  StateLoading(const state::SavedState& saved, DataParallelBase& model, ShardedOptimizer* optimizer,
-               const LoadOptions& options);
+  StateLoading(const state::SavedState& saved, DistributedDataParallelBase& model,
+               ShardedOptimizer* optimizer, const LoadOptions& options);
 
   // What is missing in the state, and what is left over, of what this rank knows. Throws for another
   // shape, and for an optimizer of another class.
@@ -57,7 +57,7 @@ class StateLoading {
   void read(const Source& source, int64_t first, const at::Tensor& to);
 
   const state::SavedState& saved_;
-  DataParallelBase& model_;
+  DistributedDataParallelBase& model_;
   ShardedOptimizer* const optimizer_;
   const LoadOptions& options_;
   const ParameterPages& pages_;

@@ -6,8 +6,8 @@
 
 #include "memory/check.h"
 #include "state/manifest.h"
+#include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
-#include "zero/saving/detail/told_errors.h"
 #include "zero/update/archive_values.h"
 
 namespace zeropage::detail {
@@ -40,7 +40,7 @@ void add_aliases(std::map<std::string, std::string>& metadata, const NamedParame
   for (size_t i = 1; i < named.names.size(); ++i) metadata[named.names[i]] = named.name();
 }
 
-PlannedFile plan_weights(const DataParallelBase& model) {
+PlannedFile plan_weights(const DistributedDataParallelBase& model) {
   std::vector<TensorEntry> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   const ParameterPages& pages = *model.sharded_parameters().pages;
@@ -172,7 +172,7 @@ std::vector<uint64_t> shape_of(const at::Tensor& tensor) {
   return {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-std::vector<NamedParameter> buffers_of(const DataParallelBase& model) {
+std::vector<NamedParameter> buffers_of(const DistributedDataParallelBase& model) {
   std::vector<NamedParameter> buffers;
   for (const auto& item : model.named_buffers()) {
     const auto known = std::find_if(buffers.begin(), buffers.end(), [&](const auto& buffer) {
@@ -208,8 +208,8 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
          static_cast<uint64_t>(element) * state::size_of(entry.dtype);
 }
 
-StatePlan plan_state(const comm::World& texts, DataParallelBase& model, ShardedOptimizer* optimizer,
-                     const RunState& run) {
+StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
+                     ShardedOptimizer* optimizer, const RunState& run) {
   ParameterPages& pages = *model.sharded_parameters().pages;
   json own;
   const std::exception_ptr error = error_of([&] {

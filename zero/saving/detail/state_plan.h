@@ -13,7 +13,7 @@
 
 #include "comm/world.h"
 #include "state/safetensors.h"
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/sharded_optimizer.h"
 
@@ -29,7 +29,7 @@ at::ScalarType scalar_type(state::Dtype dtype);
 std::vector<uint64_t> shape_of(const at::Tensor& tensor);
 
 // The module's buffers, each once, with all its names.
-std::vector<NamedParameter> buffers_of(const DataParallelBase& model);
+std::vector<NamedParameter> buffers_of(const DistributedDataParallelBase& model);
 
 // Whether the optimizer keeps fp32 values of what is in the page in a lower precision.
 bool has_exact_values(const ParameterPages& pages, size_t page);
@@ -67,7 +67,7 @@ struct StatePlan {
 // What was written to parameters is in what ranks own from here on. optimizer: null for weights alone.
 // Collective: ranks tell each other in `texts` what states they have. Throws on all ranks alike, also
 // where they differ in `run`.
-StatePlan plan_state(const comm::World& texts, DataParallelBase& model, ShardedOptimizer* optimizer,
-                     const RunState& run);
+StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
+                     ShardedOptimizer* optimizer, const RunState& run);
 
 }  // namespace zeropage::detail

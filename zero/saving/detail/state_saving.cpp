@@ -7,8 +7,8 @@
 #include <c10/util/ScopeExit.h>
 
 #include "offload/split_values.h"
+#include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/element_runs.h"
-#include "zero/saving/detail/told_errors.h"
 
 namespace zeropage::detail {
 namespace {
@@ -34,7 +34,7 @@ void collect_masters(const ParameterPages& pages, const PlannedFile& file, State
     if (!has_exact_values(pages, page)) continue;
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
-    pages.visit_owned(page, PageHome::Use::kRead, [&](const ParameterPages::Owned& owned) {
+    pages.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
       const auto part = [&](const at::Tensor& of_owned) {
         return of_owned.narrow(0, range.begin - owned_range.begin, range.numel());
       };
@@ -87,7 +87,7 @@ state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_r
 
 }  // namespace
 
-void collect_weights(DataParallelBase& model, const StatePlan& plan, StateSink& sink) {
+void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
   const ParameterPages& pages = *model.sharded_parameters().pages;
   if (model.world().rank() == 0) {
@@ -100,7 +100,7 @@ void collect_weights(DataParallelBase& model, const StatePlan& plan, StateSink& 
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     const Range range = written_part(pages, page);
     const int64_t first = pages.owned(page).begin;
-    pages.visit_owned(page, PageHome::Use::kRead, [&](const ParameterPages::Owned& owned) {
+    pages.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
       for (const PlacedParameter& placed : pages.parameters()) {
         if (placed.page != page) continue;
         put_runs(placed, range, owned.values, first, plan.weights, placed.parameter.name(), sink);
@@ -109,7 +109,7 @@ void collect_weights(DataParallelBase& model, const StatePlan& plan, StateSink& 
   }
 }
 
-void collect_optimizer(const DataParallelBase& model, ShardedOptimizer& optimizer,
+void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
                        const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
   const ParameterPages& pages = *model.sharded_parameters().pages;
@@ -187,7 +187,7 @@ SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
   return report;
 }
 
-SavedReport save_now(SharedSave& save, const StatePlan& plan, DataParallelBase& model,
+SavedReport save_now(SharedSave& save, const StatePlan& plan, DistributedDataParallelBase& model,
                      ShardedOptimizer* optimizer, const SaveOptions& options,
                      const state::Keep& keep) {
   const std::filesystem::path folder = save.create(plan);

@@ -15,8 +15,8 @@
 namespace zeropage::detail {
 
 // What this rank writes of a file; rank 0 writes headers, buffers and steps too.
-void collect_weights(DataParallelBase& model, const StatePlan& plan, StateSink& sink);
-void collect_optimizer(const DataParallelBase& model, ShardedOptimizer& optimizer,
+void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink);
+void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
                        const StatePlan& plan, StateSink& sink);
 
 // A state that ranks put together: created by all, written by all, committed by all or by none.
@@ -47,7 +47,7 @@ class SharedSave {
 };
 
 // What was planned, from the model to the disk. Collective.
-SavedReport save_now(SharedSave& save, const StatePlan& plan, DataParallelBase& model,
+SavedReport save_now(SharedSave& save, const StatePlan& plan, DistributedDataParallelBase& model,
                      ShardedOptimizer* optimizer, const SaveOptions& options,
                      const state::Keep& keep);
 

@@ -1,4 +1,4 @@
-#include "zero/tiers/nvme_home.h"
+#include "zero/tiers/nvme_storage.h"
 
 #include <algorithm>
 #include <utility>
@@ -19,10 +19,10 @@ constexpr size_t kBuffers = 3;
 
 }  // namespace
 
-NvmeHome::NvmeHome(offload::NvmeFileOptions file)
+NvmeStorage::NvmeStorage(offload::NvmeFileOptions file)
     : ledger_(memory::Ledger::current()), options_(std::move(file)) {}
 
-NvmeHome::~NvmeHome() {
+NvmeStorage::~NvmeStorage() {
   for (const auto& [page, record] : records_) {
     for (const Piece& piece : record.pieces) {
       ledger_->discharge_offloaded(memory::Tier::kNvme, piece.kind,
@@ -31,8 +31,8 @@ NvmeHome::~NvmeHome() {
   }
 }
 
-at::Tensor NvmeHome::add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
-                         memory::Kind kind) {
+at::Tensor NvmeStorage::add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
+                            memory::Kind kind) {
   const std::lock_guard lock(mutex_);
   ZP_CHECK(!file_, "the file of ", options_.owner,
            " has its size, and options that change in the middle of a run ask for more state; set "
@@ -47,7 +47,7 @@ at::Tensor NvmeHome::add(size_t page, int64_t numel, at::ScalarType dtype, doubl
   return memory::tensor_in(record.pieces.back().storage, like, /*offset=*/0, dtype);
 }
 
-void NvmeHome::make_file() {
+void NvmeStorage::make_file() {
   if (file_) return;
   std::vector<int64_t> bytes;
   for (auto& [page, record] : records_) {
@@ -57,12 +57,12 @@ void NvmeHome::make_file() {
   file_.emplace(options_, bytes);
 }
 
-at::Tensor NvmeHome::piece_in(const at::Tensor& buffer, const Piece& piece) {
+at::Tensor NvmeStorage::piece_in(const at::Tensor& buffer, const Piece& piece) {
   return buffer.narrow(0, piece.begin, static_cast<int64_t>(piece.storage.nbytes()))
       .view(piece.dtype);
 }
 
-at::Tensor NvmeHome::take_buffer() {
+at::Tensor NvmeStorage::take_buffer() {
   while (!writing_.empty() &&
          (writing_.front().end.done() || (idle_.empty() && writing_.size() + 1 >= kBuffers))) {
     const Writing oldest = std::move(writing_.front());
@@ -76,13 +76,13 @@ at::Tensor NvmeHome::take_buffer() {
   return buffer;
 }
 
-void NvmeHome::start_reading(Record& record) {
+void NvmeStorage::start_reading(Record& record) {
   if (record.buffer.defined()) return;
   record.buffer = take_buffer();
   if (record.written) record.reading = file_->start_read(record.number, record.buffer);
 }
 
-void NvmeHome::start_fetch(size_t page) {
+void NvmeStorage::start_fetch(size_t page) {
   const std::lock_guard lock(mutex_);
   const auto at = records_.find(page);
   if (at == records_.end()) return;
@@ -90,7 +90,7 @@ void NvmeHome::start_fetch(size_t page) {
   start_reading(at->second);
 }
 
-void NvmeHome::fetch(size_t page) {
+void NvmeStorage::fetch(size_t page) {
   std::unique_lock lock(mutex_);
   const auto at = records_.find(page);
   if (at == records_.end()) return;
@@ -110,7 +110,7 @@ void NvmeHome::fetch(size_t page) {
   }
 }
 
-void NvmeHome::release(size_t page, Use use) {
+void NvmeStorage::release(size_t page, Use use) {
   const std::lock_guard lock(mutex_);
   const auto at = records_.find(page);
   if (at == records_.end()) return;
@@ -130,12 +130,12 @@ void NvmeHome::release(size_t page, Use use) {
   record.written = true;
 }
 
-offload::NvmeStatistics NvmeHome::statistics() const {
+offload::NvmeStatistics NvmeStorage::statistics() const {
   const std::lock_guard lock(mutex_);
   return file_ ? file_->statistics() : offload::NvmeStatistics();
 }
 
-std::string NvmeHome::describe() const {
+std::string NvmeStorage::describe() const {
   const std::lock_guard lock(mutex_);
   return file_ ? file_->describe() + "; " + to_string(file_->statistics()) : "";
 }

@@ -1,9 +1,9 @@
 // Where tensors that belong to pages live between their uses: on the host or on NVMe.
 //
-// A tensor of a home has memory from fetch(page) to release(page); on the host always. Its address
+// A tensor of a tier storage has memory from fetch(page) to release(page); on the host always. Its address
 // may differ from use to use, the tensor is the same.
 //
-// Lifetime: tensors may outlive their home, without memory then where it is not the host.
+// Lifetime: tensors may outlive their storage, without memory then where it is not the host.
 // Threads: add() the training thread, before the first fetch; then one thread at a time.
 // Throws c10::Error where memory or a disk is not there, in words.
 #pragma once
@@ -20,13 +20,13 @@
 
 namespace zeropage {
 
-class PageHome {
+class TierStorage {
  public:
   enum class Use : uint8_t { kRead, kWrite };
 
-  virtual ~PageHome() = default;
-  PageHome(const PageHome&) = delete;
-  PageHome& operator=(const PageHome&) = delete;
+  virtual ~TierStorage() = default;
+  TierStorage(const TierStorage&) = delete;
+  TierStorage& operator=(const TierStorage&) = delete;
 
   // [numel] on the host, every element `initial`.
   virtual at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
@@ -42,15 +42,15 @@ class PageHome {
   virtual bool stays() const { return true; }
 
  protected:
-  PageHome() = default;
+  TierStorage() = default;
 };
 
 // Page-locked memory where the device is an accelerator. On the ledger that is current when it is
 // made.
-class HostHome final : public PageHome {
+class HostStorage final : public TierStorage {
  public:
   // cores: near whose memory it is to be.
-  HostHome(c10::Device device, memory::CoreSet cores)
+  HostStorage(c10::Device device, memory::CoreSet cores)
       : device_(device), cores_(std::move(cores)), ledger_(memory::Ledger::current()) {}
 
   at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,

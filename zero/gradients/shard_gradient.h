@@ -13,11 +13,11 @@
 
 namespace zeropage {
 
-class OwnedGradient {
+class ShardGradient {
  public:
-  virtual ~OwnedGradient() = default;
-  OwnedGradient(const OwnedGradient&) = delete;
-  OwnedGradient& operator=(const OwnedGradient&) = delete;
+  virtual ~ShardGradient() = default;
+  ShardGradient(const ShardGradient&) = delete;
+  ShardGradient& operator=(const ShardGradient&) = delete;
 
   // Always the same memory, [owned numel]; has what was taken once arrival() has ended.
   virtual const at::Tensor& values() const = 0;
@@ -38,11 +38,11 @@ class OwnedGradient {
   virtual bool complete() = 0;
 
  protected:
-  OwnedGradient() = default;
+  ShardGradient() = default;
 };
 
 // In one place, which reductions add to.
-class ResidentGradient final : public OwnedGradient {
+class ResidentGradient final : public ShardGradient {
  public:
   // values: [owned numel].
   ResidentGradient(at::Tensor values, accumulate::SumOrder order)
@@ -65,7 +65,7 @@ class ResidentGradient final : public OwnedGradient {
 // On the host. A backward's gradient goes down as soon as it is reduced; those of several backwards
 // of a step are added up on the device first, so each element goes down once a step: that costs the
 // owned part on the device from the first to the last of them.
-class OffloadedGradient final : public OwnedGradient {
+class OffloadedGradient final : public ShardGradient {
  public:
   // host: [owned numel]. copies: outlives it.
   OffloadedGradient(at::Tensor host, c10::Device device, accumulate::SumOrder order,

@@ -19,15 +19,15 @@
 
 #include "device/pending.h"
 #include "offload/nvme_file.h"
-#include "zero/tiers/page_home.h"
+#include "zero/tiers/tier_storage.h"
 
 namespace zeropage {
 
-class NvmeHome final : public PageHome {
+class NvmeStorage final : public TierStorage {
  public:
   // file: its directory, name and owner.
-  explicit NvmeHome(offload::NvmeFileOptions file);
-  ~NvmeHome() override;
+  explicit NvmeStorage(offload::NvmeFileOptions file);
+  ~NvmeStorage() override;
 
   // Throws once the file is made.
   at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,

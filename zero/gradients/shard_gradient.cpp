@@ -1,4 +1,4 @@
-#include "zero/gradients/owned_gradient.h"
+#include "zero/gradients/shard_gradient.h"
 
 #include <utility>
 

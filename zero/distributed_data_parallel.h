@@ -1,7 +1,7 @@
 // A module trained by several ranks, each on its own part of the batch; reads like PyTorch's
 // DistributedDataParallel.
 //
-//   zeropage::DataParallel<Gpt> model(Gpt(config), world, options);
+//   zeropage::DistributedDataParallel<Gpt> model(Gpt(config), world, options);
 //   auto loss = criterion(model(batch.data), batch.target);
 //   loss.backward();  // gradients are averaged over ranks as it runs
 //
@@ -51,7 +51,7 @@ class NoSync {
 };
 
 // What does not depend on the module's type.
-class DataParallelBase {
+class DistributedDataParallelBase {
  public:
   const comm::World& world() const { return world_; }
   const ShardedParameters& sharded_parameters() const { return sharded_; }
@@ -79,8 +79,8 @@ class DataParallelBase {
 
  protected:
   // tape: of a module that was constructed without memory; null for others.
-  DataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
-                   const Options& options, const memory::ConstructionTape* tape);
+  DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
+                              const Options& options, const memory::ConstructionTape* tape);
 
   void before_forward();
   void check_module() const;
@@ -107,16 +107,18 @@ class DataParallelBase {
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
 template <typename M>
-class DataParallel final : public DataParallelBase {
+class DistributedDataParallel final : public DistributedDataParallelBase {
  public:
-  DataParallel(M module, comm::World world, const Options& options = {})
-      : DataParallelBase(pointer_to(module), std::move(world), options, /*tape=*/nullptr),
+  DistributedDataParallel(M module, comm::World world, const Options& options = {})
+      : DistributedDataParallelBase(pointer_to(module), std::move(world), options,
+                                    /*tape=*/nullptr),
         module_(std::move(module)) {}
 
   // Gives the module its values.
-  DataParallel(DeferredModule<M> deferred, comm::World world, const Options& options = {})
-      : DataParallelBase(pointer_to(deferred.module()), std::move(world), options,
-                         &deferred.tape()),
+  DistributedDataParallel(DeferredModule<M> deferred, comm::World world,
+                          const Options& options = {})
+      : DistributedDataParallelBase(pointer_to(deferred.module()), std::move(world), options,
+                                    &deferred.tape()),
         module_(std::move(deferred.module())) {}
 
   template <typename... Arguments>
@@ -151,12 +153,19 @@ class DataParallel final : public DataParallelBase {
 };
 
 template <typename M>
-DataParallel(M, comm::World) -> DataParallel<M>;
+DistributedDataParallel(M, comm::World) -> DistributedDataParallel<M>;
 template <typename M>
-DataParallel(M, comm::World, Options) -> DataParallel<M>;
+DistributedDataParallel(M, comm::World, Options) -> DistributedDataParallel<M>;
 template <typename M>
-DataParallel(DeferredModule<M>, comm::World) -> DataParallel<M>;
+DistributedDataParallel(DeferredModule<M>, comm::World) -> DistributedDataParallel<M>;
 template <typename M>
-DataParallel(DeferredModule<M>, comm::World, Options) -> DataParallel<M>;
+DistributedDataParallel(DeferredModule<M>, comm::World, Options) -> DistributedDataParallel<M>;
+
+// The names of release 0.1, which is the single-process class's in LibTorch. They go with the next release.
+template <typename M>
+using DataParallel [[deprecated("write zeropage::DistributedDataParallel")]] =
+    DistributedDataParallel<M>;
+using DataParallelBase [[deprecated("write zeropage::DistributedDataParallelBase")]] =
+    DistributedDataParallelBase;
 
 }  // namespace zeropage

@@ -1,4 +1,4 @@
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/optimizer.h"
 
-namespace zeropage::data_parallel_test {
+namespace zeropage::distributed_data_parallel_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -30,16 +30,16 @@ Options at_stage(int stage) {
 }
 
 // The gradient of sum(linear(x)) is the same in every row: the column sums of x.
-void backward(DataParallel<torch::nn::Linear>& model, double value) {
+void backward(DistributedDataParallel<torch::nn::Linear>& model, double value) {
   model(torch::full({1, 7}, value)).sum().backward();
 }
 
-class DataParallelTest : public ::testing::TestWithParam<int> {
+class DistributedDataParallelTest : public ::testing::TestWithParam<int> {
  protected:
   Options options() const { return at_stage(GetParam()); }
 
   // What the optimizer applies: with SGD of rate 1, the change of the weights.
-  static double applied_gradient(DataParallel<torch::nn::Linear>& model,
+  static double applied_gradient(DistributedDataParallel<torch::nn::Linear>& model,
                                  torch::optim::Optimizer& optimizer) {
     const double before = model->weight.sum().item<double>();
     optimizer.step();
@@ -47,7 +47,7 @@ class DataParallelTest : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(DataParallelTest, GivesEveryRankRankZerosParametersAndBuffers) {
+TEST_P(DistributedDataParallelTest, GivesEveryRankRankZerosParametersAndBuffers) {
   run_ranks(3, [&](comm::World& world) {
     ConvNet net;
     {
@@ -55,20 +55,20 @@ TEST_P(DataParallelTest, GivesEveryRankRankZerosParametersAndBuffers) {
       for (auto& parameter : net->parameters()) parameter.fill_(world.rank());
       for (auto& buffer : net->buffers()) buffer.fill_(world.rank() + 5);
     }
-    DataParallel<ConvNet> model(net, world, options());
+    DistributedDataParallel<ConvNet> model(net, world, options());
     for (const auto& parameter : model.parameters())
       EXPECT_TRUE(parameter.eq(0).all().item<bool>());
     for (const auto& buffer : model.buffers()) EXPECT_TRUE(buffer.eq(5).all().item<bool>());
   });
 }
 
-TEST_P(DataParallelTest, KeepsTheModuleItself) {
+TEST_P(DistributedDataParallelTest, KeepsTheModuleItself) {
   run_ranks(2, [&](comm::World& world) {
     auto linear = make_linear();
     const bool sharded = options().stage.parameters;
     const auto view = sharded ? torch::Tensor() : linear->weight.detach()[2];
     const auto* impl = linear->weight.unsafeGetTensorImpl();
-    DataParallel<torch::nn::Linear> model(linear, world, options());
+    DistributedDataParallel<torch::nn::Linear> model(linear, world, options());
     EXPECT_EQ(model->weight.unsafeGetTensorImpl(), impl);
     {
       const torch::NoGradGuard no_grad;
@@ -83,9 +83,9 @@ TEST_P(DataParallelTest, KeepsTheModuleItself) {
   });
 }
 
-TEST_P(DataParallelTest, NamesWhatItsForwardMakesAndLeavesPagesTheirNames) {
+TEST_P(DistributedDataParallelTest, NamesWhatItsForwardMakesAndLeavesPagesTheirNames) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     const memory::Ledger& ledger = *memory::Ledger::current();
     const memory::Breakdown before = ledger.now();
     const auto y = model(torch::ones({100, 7}));
@@ -104,18 +104,18 @@ TEST_P(DataParallelTest, NamesWhatItsForwardMakesAndLeavesPagesTheirNames) {
   });
 }
 
-TEST_P(DataParallelTest, AveragesGradientsOverRanks) {
+TEST_P(DistributedDataParallelTest, AveragesGradientsOverRanks) {
   run_ranks(3, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     backward(model, world.rank());  // 0, 1, 2
     EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 1.0);
   });
 }
 
-TEST_P(DataParallelTest, AccumulatesWithoutAveragingInsideNoSync) {
+TEST_P(DistributedDataParallelTest, AccumulatesWithoutAveragingInsideNoSync) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     const comm::WireTraffic sent_before = world.communicator().wire_traffic();
     {
@@ -131,9 +131,9 @@ TEST_P(DataParallelTest, AccumulatesWithoutAveragingInsideNoSync) {
   });
 }
 
-TEST_P(DataParallelTest, AveragesInStepWhatNoSyncLeft) {
+TEST_P(DistributedDataParallelTest, AveragesInStepWhatNoSyncLeft) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     {
       const auto guard = model.no_sync();
@@ -143,9 +143,9 @@ TEST_P(DataParallelTest, AveragesInStepWhatNoSyncLeft) {
   });
 }
 
-TEST_P(DataParallelTest, AveragesInStepWhatALocalBackwardAddedToAMean) {
+TEST_P(DistributedDataParallelTest, AveragesInStepWhatALocalBackwardAddedToAMean) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     backward(model, 2 * world.rank());  // mean 1
     {
@@ -156,9 +156,9 @@ TEST_P(DataParallelTest, AveragesInStepWhatALocalBackwardAddedToAMean) {
   });
 }
 
-TEST_P(DataParallelTest, ForgetsAMeanThatWasZeroedAfterALocalBackward) {
+TEST_P(DistributedDataParallelTest, ForgetsAMeanThatWasZeroedAfterALocalBackward) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Oddball> model(Oddball(), world, options());
+    DistributedDataParallel<Oddball> model(Oddball(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     {
       const torch::NoGradGuard no_grad;
@@ -182,10 +182,10 @@ TEST_P(DataParallelTest, ForgetsAMeanThatWasZeroedAfterALocalBackward) {
   });
 }
 
-TEST_P(DataParallelTest, RefusesBackwardOverAGraphFromBeforeTheStep) {
+TEST_P(DistributedDataParallelTest, RefusesBackwardOverAGraphFromBeforeTheStep) {
   run_ranks(2, [&](comm::World& world) {
     torch::nn::Sequential net(torch::nn::Linear(7, 7), torch::nn::Linear(7, 7));
-    DataParallel<torch::nn::Sequential> model(net, world, options());
+    DistributedDataParallel<torch::nn::Sequential> model(net, world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     const auto loss = model(torch::ones({1, 7})).sum();
     loss.backward({}, /*retain_graph=*/true);
@@ -197,10 +197,10 @@ TEST_P(DataParallelTest, RefusesBackwardOverAGraphFromBeforeTheStep) {
   });
 }
 
-TEST_P(DataParallelTest, RefusesToStepAfterABackwardThatThrew) {
+TEST_P(DistributedDataParallelTest, RefusesToStepAfterABackwardThatThrew) {
   run_ranks(2, [&](comm::World& world) {
     torch::nn::Sequential net(torch::nn::Linear(7, 7), torch::nn::Linear(7, 7));
-    DataParallel<torch::nn::Sequential> model(net, world, options());
+    DistributedDataParallel<torch::nn::Sequential> model(net, world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     auto hidden = net[0]->as<torch::nn::Linear>()->forward(torch::ones({1, 7}));
     hidden.register_hook(
@@ -214,9 +214,9 @@ TEST_P(DataParallelTest, RefusesToStepAfterABackwardThatThrew) {
   });
 }
 
-TEST_P(DataParallelTest, AddsSeveralAveragedBackwards) {
+TEST_P(DistributedDataParallelTest, AddsSeveralAveragedBackwards) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     backward(model, world.rank());      // mean 0.5
     backward(model, 3 * world.rank());  // mean 1.5
@@ -227,9 +227,9 @@ TEST_P(DataParallelTest, AddsSeveralAveragedBackwards) {
   });
 }
 
-TEST_P(DataParallelTest, ForgetsGradientsHoweverTheyAreZeroed) {
+TEST_P(DistributedDataParallelTest, ForgetsGradientsHoweverTheyAreZeroed) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     const std::vector<std::function<void()>> ways = {
         [&] { optimizer.zero_grad(); }, [&] { optimizer.zero_grad(/*set_to_none=*/false); },
@@ -245,9 +245,9 @@ TEST_P(DataParallelTest, ForgetsGradientsHoweverTheyAreZeroed) {
   });
 }
 
-TEST_P(DataParallelTest, LeavesParametersThatNoRankUsedAlone) {
+TEST_P(DistributedDataParallelTest, LeavesParametersThatNoRankUsedAlone) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Oddball> model(Oddball(), world, options());
+    DistributedDataParallel<Oddball> model(Oddball(), world, options());
     Optimizer<torch::optim::AdamW> optimizer(model,
                                              torch::optim::AdamWOptions(0.1).weight_decay(0.5));
     const auto before = model->unused->weight.detach().clone();
@@ -259,9 +259,9 @@ TEST_P(DataParallelTest, LeavesParametersThatNoRankUsedAlone) {
   });
 }
 
-TEST_P(DataParallelTest, CountsARankWithoutAGradientAsZero) {
+TEST_P(DistributedDataParallelTest, CountsARankWithoutAGradientAsZero) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<Oddball> model(Oddball(), world, options());
+    DistributedDataParallel<Oddball> model(Oddball(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     {
       const torch::NoGradGuard no_grad;
@@ -275,18 +275,18 @@ TEST_P(DataParallelTest, CountsARankWithoutAGradientAsZero) {
   });
 }
 
-TEST_P(DataParallelTest, WaitsInStepForARankWhoseBackwardReachedNothing) {
+TEST_P(DistributedDataParallelTest, WaitsInStepForARankWhoseBackwardReachedNothing) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     if (world.rank() == 0) backward(model, 2);
     EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 1.0);
   });
 }
 
-TEST_P(DataParallelTest, TakesRankZerosBuffersInForwardWhileTraining) {
+TEST_P(DistributedDataParallelTest, TakesRankZerosBuffersInForwardWhileTraining) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<ConvNet> model(ConvNet(), world, options());
+    DistributedDataParallel<ConvNet> model(ConvNet(), world, options());
     model(torch::full({4, 7}, 1.0 + world.rank()));
     EXPECT_EQ(model->norm1->num_batches_tracked.item<int64_t>(), 1);
     const auto own = model->norm1->running_mean.clone();
@@ -299,9 +299,9 @@ TEST_P(DataParallelTest, TakesRankZerosBuffersInForwardWhileTraining) {
   });
 }
 
-TEST_P(DataParallelTest, RunsBackwardOverSharedModulesAndRetainedGraphs) {
+TEST_P(DistributedDataParallelTest, RunsBackwardOverSharedModulesAndRetainedGraphs) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     const auto x = torch::full({1, 7}, 1.0 + world.rank());
     const auto loss = model(x).sum() + model(x).sum();
@@ -311,9 +311,9 @@ TEST_P(DataParallelTest, RunsBackwardOverSharedModulesAndRetainedGraphs) {
   });
 }
 
-TEST_P(DataParallelTest, RecoversFromABackwardThatThrewBeforeAnyExchange) {
+TEST_P(DistributedDataParallelTest, RecoversFromABackwardThatThrewBeforeAnyExchange) {
   run_ranks(2, [&](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     auto input = torch::full({1, 7}, 5.0);
     auto output = model(input);
@@ -325,10 +325,11 @@ TEST_P(DataParallelTest, RecoversFromABackwardThatThrewBeforeAnyExchange) {
   });
 }
 
-TEST_P(DataParallelTest, MayBeDestroyedBeforeOrAfterItsOptimizer) {
+TEST_P(DistributedDataParallelTest, MayBeDestroyedBeforeOrAfterItsOptimizer) {
   run_ranks(2, [&](comm::World& world) {
     auto linear = make_linear();
-    auto model = std::make_unique<DataParallel<torch::nn::Linear>>(linear, world, options());
+    auto model =
+        std::make_unique<DistributedDataParallel<torch::nn::Linear>>(linear, world, options());
     auto optimizer = std::make_unique<Optimizer<SGD>>(*model, SGDOptions(1.0));
     backward(*model, world.rank());
     model.reset();
@@ -342,7 +343,7 @@ TEST_P(DataParallelTest, MayBeDestroyedBeforeOrAfterItsOptimizer) {
           },
           ::testing::Throws<c10::Error>(
               ::testing::Property(&c10::Error::what_without_backtrace,
-                                  ::testing::HasSubstr("outlived the DataParallel"))));
+                                  ::testing::HasSubstr("outlived the DistributedDataParallel"))));
       return;
     }
     // A plain module again.
@@ -352,17 +353,18 @@ TEST_P(DataParallelTest, MayBeDestroyedBeforeOrAfterItsOptimizer) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Stages, DataParallelTest, ::testing::Values(0, 1, 2, 3));
+INSTANTIATE_TEST_SUITE_P(Stages, DistributedDataParallelTest, ::testing::Values(0, 1, 2, 3));
 
 TEST(DataParallelErrorTest, RefusesSetsThatCannotBeUpdated) {
   run_ranks(1, [](comm::World& world) {
     for (const Stage& stage : {Stage{.gradients = true}, Stage{.parameters = true}}) {
       Options options;
       options.stage = stage;
-      EXPECT_THAT([&] { DataParallel<torch::nn::Linear>(make_linear(), world, options); },
-                  ::testing::Throws<c10::Error>(::testing::Property(
-                      &c10::Error::what_without_backtrace,
-                      ::testing::HasSubstr("leaves the optimizer state whole"))));
+      EXPECT_THAT(
+          [&] { DistributedDataParallel<torch::nn::Linear>(make_linear(), world, options); },
+          ::testing::Throws<c10::Error>(
+              ::testing::Property(&c10::Error::what_without_backtrace,
+                                  ::testing::HasSubstr("leaves the optimizer state whole"))));
     }
     EXPECT_THROW(stage_of(4), c10::Error);
   });
@@ -371,7 +373,7 @@ TEST(DataParallelErrorTest, RefusesSetsThatCannotBeUpdated) {
 TEST(DataParallelErrorTest, NamesWhatDiffersBetweenRanksBeforeAnythingIsExchanged) {
   const auto errors = try_ranks(2, [](comm::World& world) {
     torch::nn::Linear linear(7, world.rank() == 0 ? 5 : 6);
-    DataParallel<torch::nn::Linear> model(linear, world);
+    DistributedDataParallel<torch::nn::Linear> model(linear, world);
   });
   for (const auto& error : errors) {
     EXPECT_THAT(message_of(error),
@@ -379,7 +381,7 @@ TEST(DataParallelErrorTest, NamesWhatDiffersBetweenRanksBeforeAnythingIsExchange
                                      "\"weight\": Float [6, 7]"));
   }
   const auto options = try_ranks(2, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(world.rank()));
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(world.rank()));
   });
   EXPECT_THAT(message_of(options[1]),
               ::testing::HasSubstr("rank 0 has options.stage: 0; rank 1 has options.stage: 1"));
@@ -392,7 +394,7 @@ TEST(DataParallelErrorTest, RefusesDifferentTensorsOverTheSameMemory) {
     second->weight.set_data(first->weight.data());
     torch::nn::Sequential both(first, second);
     try {
-      DataParallel<torch::nn::Sequential> model(both, world);
+      DistributedDataParallel<torch::nn::Sequential> model(both, world);
       ADD_FAILURE() << "accepted";
     } catch (const c10::Error& error) {
       EXPECT_THAT(error.what_without_backtrace(),
@@ -440,7 +442,7 @@ TEST(DataParallelErrorTest, RefusesParametersThatCannotBeShardedElementByElement
 TEST(DataParallelErrorTest, RefusesSparseGradients) {
   const auto errors = try_ranks(2, [](comm::World& world) {
     torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 3).sparse(true));
-    DataParallel<torch::nn::Embedding> model(embedding, world);
+    DistributedDataParallel<torch::nn::Embedding> model(embedding, world);
     model(torch::zeros({1}, torch::kInt64)).sum().backward();
   });
   EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("sparse gradients are not reduced"));
@@ -448,7 +450,7 @@ TEST(DataParallelErrorTest, RefusesSparseGradients) {
 
 TEST(DataParallelErrorTest, NoticesThatGradientsOfAShardWereChanged) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(1));
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(1));
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     backward(model, 1);
     torch::nn::utils::clip_grad_norm_(model.parameters(), 0.1);
@@ -464,7 +466,7 @@ TEST(DataParallelErrorTest, NoticesThatGradientsOfAShardWereChanged) {
 
 TEST(DataParallelErrorTest, LetsWholeGradientsBeChanged) {
   run_ranks(2, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(0));
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(0));
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     backward(model, world.rank());  // mean 0.5
     model->weight.mutable_grad().mul_(4);
@@ -478,7 +480,7 @@ TEST(DataParallelErrorTest, LetsWholeGradientsBeChanged) {
 
 TEST(DataParallelErrorTest, NoticesAParameterThatWasReplaced) {
   run_ranks(1, [](comm::World& world) {
-    DataParallel<torch::nn::Linear> model(make_linear(), world);
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
     backward(model, 1);
     model->weight.set_data(torch::zeros({7, 7}));
@@ -493,4 +495,4 @@ TEST(DataParallelErrorTest, NoticesAParameterThatWasReplaced) {
 }
 
 }  // namespace
-}  // namespace zeropage::data_parallel_test
+}  // namespace zeropage::distributed_data_parallel_test

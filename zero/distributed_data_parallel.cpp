@@ -1,11 +1,12 @@
-#include "zero/data_parallel.h"
+#include "zero/distributed_data_parallel.h"
 
 #include "memory/check.h"
 
 namespace zeropage {
 
-DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
-                                   const Options& options, const memory::ConstructionTape* tape)
+DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
+                                                         comm::World world, const Options& options,
+                                                         const memory::ConstructionTape* tape)
     : base_(std::move(module)),
       world_(std::move(world)),
       options_(options),
@@ -14,7 +15,7 @@ DataParallelBase::DataParallelBase(std::shared_ptr<torch::nn::Module> module, co
   buffers_.broadcast_from_rank_zero();
 }
 
-void DataParallelBase::before_forward() {
+void DistributedDataParallelBase::before_forward() {
   sharded_.pages->check_stream("forward()");
   check_module();
   // An evaluation has no step that ends its pass.
@@ -25,12 +26,12 @@ void DataParallelBase::before_forward() {
   if (options_.broadcast_buffers && base_->is_training()) buffers_.broadcast_from_rank_zero();
 }
 
-memory::Kind DataParallelBase::kind_of_forward() {
+memory::Kind DistributedDataParallelBase::kind_of_forward() {
   using memory::Kind;
   return memory::current_kind() == Kind::kRecompute ? Kind::kRecompute : Kind::kActivation;
 }
 
-NoSync DataParallelBase::no_sync() {
+NoSync DistributedDataParallelBase::no_sync() {
   ZP_CHECK(!options_.world_invariant,
            "no_sync(): adds up this rank's micro-batches before the ranks', but "
            "options.world_invariant adds up the ranks' first, for bits that do not depend on the "
@@ -38,13 +39,13 @@ NoSync DataParallelBase::no_sync() {
   return NoSync(sharded_.reducer);
 }
 
-at::Tensor DataParallelBase::cast_input(const at::Tensor& tensor) const {
+at::Tensor DistributedDataParallelBase::cast_input(const at::Tensor& tensor) const {
   const bool casts = options_.compute_dtype && tensor.defined() && tensor.is_floating_point();
   return casts ? tensor.to(*options_.compute_dtype) : tensor;
 }
 
 // A parameter that was registered anew would train on this rank alone.
-void DataParallelBase::check_module() const {
+void DistributedDataParallelBase::check_module() const {
   const auto& known = sharded_.pages->parameters();
   size_t next = 0;
   for (const NamedParameter& parameter : parameters_of(*base_)) {
@@ -59,7 +60,7 @@ void DataParallelBase::check_module() const {
            "wrap it");
 }
 
-memory::PagingStatistics DataParallelBase::paging() const {
+memory::PagingStatistics DistributedDataParallelBase::paging() const {
   const auto& pager = sharded_.pages->pager();
   return pager ? pager->statistics() : memory::PagingStatistics();
 }

@@ -1,4 +1,4 @@
-#include "zero/tiers/page_home.h"
+#include "zero/tiers/tier_storage.h"
 
 #include <utility>
 
@@ -8,8 +8,8 @@
 
 namespace zeropage {
 
-at::Tensor HostHome::add(size_t /*page*/, int64_t numel, at::ScalarType dtype, double initial,
-                         memory::Kind kind) {
+at::Tensor HostStorage::add(size_t /*page*/, int64_t numel, at::ScalarType dtype, double initial,
+                            memory::Kind kind) {
   const memory::Take take{numel, dtype};
   memory::PinnedArena arena(memory::PinnedArena::bytes_for({&take, 1}),
                             {.device = device_, .cores = cores_});

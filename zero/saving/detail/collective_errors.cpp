@@ -1,4 +1,4 @@
-#include "zero/saving/detail/told_errors.h"
+#include "zero/saving/detail/collective_errors.h"
 
 #include <c10/util/Exception.h>
 
@@ -22,7 +22,7 @@ json told(const std::exception_ptr& error) {
 }
 
 // Text that is no UTF-8, such as a path, is told with marks in its place.
-std::string told_text(const json& value) {
+std::string error_text(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -53,14 +53,14 @@ json settle(const comm::World& world, const std::string& topic, const json& own,
             const std::exception_ptr& error, const DecideJson& decide) {
   const json mine = error ? told(error) : json{{"own", own}};
   const std::string text =
-      world.settle(topic, told_text(mine), [&](const std::vector<std::string>& texts) {
+      world.settle(topic, error_text(mine), [&](const std::vector<std::string>& texts) {
         std::vector<json> by_rank;
         for (const std::string& text : texts) by_rank.push_back(json::parse(text));
         json answer = first_error(by_rank);
-        if (!answer.is_null()) return told_text(answer);
+        if (!answer.is_null()) return error_text(answer);
         for (json& of_rank : by_rank) of_rank = json(of_rank.at("own"));
         const std::exception_ptr failed = error_of([&] { answer = {{"answer", decide(by_rank)}}; });
-        return told_text(failed ? told(failed) : answer);
+        return error_text(failed ? told(failed) : answer);
       });
   const json answer = json::parse(text);
   if (answer.contains("error")) {

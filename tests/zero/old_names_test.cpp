@@ -1,0 +1,33 @@
+// What programs of release 0.1 wrote still builds, and is the same.
+#include <type_traits>
+
+#include "tests/harness/ranks.h"
+#include "zero/zeropage.h"
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+namespace zeropage::old_names_test {
+namespace {
+
+TEST(OldNamesTest, DataParallelIsTheDistributedOne) {
+  static_assert(
+      std::is_same_v<DataParallel<torch::nn::Linear>, DistributedDataParallel<torch::nn::Linear>>);
+  static_assert(std::is_same_v<DataParallelBase, DistributedDataParallelBase>);
+}
+
+TEST(OldNamesTest, TheModuleOfADataParallelIsDeduced) {
+  testing::run_ranks(1, [](World& world) {
+    DataParallel model(torch::nn::Linear(3, 2), world);
+    EXPECT_EQ(model(torch::ones({4, 3})).size(1), 2);
+  });
+}
+
+TEST(OldNamesTest, NamesOfFoldersAreThoseOfZeropage) {
+  static_assert(std::is_same_v<World, comm::World>);
+  static_assert(std::is_same_v<Ledger, memory::Ledger>);
+  static_assert(std::is_same_v<ActivationOffload, checkpointing::ActivationOffload>);
+  EXPECT_EQ(2_MiB, int64_t{2} << 20);
+}
+
+}  // namespace
+}  // namespace zeropage::old_names_test

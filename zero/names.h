@@ -1,0 +1,61 @@
+// The names that a training script writes, in zeropage:: whatever folder they are from. They are the same things under their folders'
+// names (zeropage::comm::World, zeropage::memory::Ledger).
+#pragma once
+
+#include "accumulate/loss_scaler.h"
+#include "accumulate/micro_batches.h"
+#include "accumulate/norm_spikes.h"
+#include "checkpointing/activation_offload.h"
+#include "checkpointing/checkpoint.h"
+#include "checkpointing/checkpointed.h"
+#include "checkpointing/partitioned_checkpoints.h"
+#include "checkpointing/recompute.h"
+#include "checkpointing/saved_tensors.h"
+#include "comm/world.h"
+#include "memory/bytes.h"
+#include "memory/ledger.h"
+#include "memory/memory_table.h"
+
+namespace zeropage {
+
+// Ranks.
+using comm::LaunchOptions;
+using comm::ReductionOrder;
+using comm::Transport;
+using comm::World;
+using comm::WorldOptions;
+
+// Micro-batches and the scale of the loss.
+using accumulate::LossScalerOptions;
+using accumulate::micro_batches;
+using accumulate::NormSpikeOptions;
+
+// Activations.
+using checkpointing::ActivationOffload;
+using checkpointing::checkpoint;
+using checkpointing::checkpoint_each;
+using checkpointing::checkpoint_sequential;
+using checkpointing::Checkpointed;
+using checkpointing::CheckpointOptions;
+using checkpointing::EveryBlocks;
+using checkpointing::PartitionedCheckpoints;
+using checkpointing::Recompute;
+using checkpointing::RecomputeOptions;
+using checkpointing::RecomputeScope;
+using checkpointing::SavedTensorScope;
+
+// Bytes.
+using memory::format_bytes;
+using memory::Kind;
+using memory::KindScope;
+using memory::Ledger;
+using memory::LedgerScope;
+using memory::memory_table;
+using memory::MemoryColumn;
+using memory::parse_bytes;
+using memory::Tier;
+using memory::operator""_GiB;
+using memory::operator""_KiB;
+using memory::operator""_MiB;
+
+}  // namespace zeropage

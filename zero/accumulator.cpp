@@ -67,6 +67,11 @@ Accumulator::Accumulator(DistributedDataParallelBase& model, const AccumulatorOp
   validate(options_);
   if (options_.norm_spikes) spikes_.emplace(*options_.norm_spikes);
   reduces_each_ = chooses_each();
+  std::vector<std::string> names;
+  for (const PlacedParameter& placed : sharded_.pages->parameters()) {
+    names.push_back(placed.parameter.name());
+  }
+  names_ = std::make_shared<const std::vector<std::string>>(std::move(names));
   check_can_step_in_backward();
   check_agreement();
 }

@@ -158,6 +158,8 @@ class Accumulator {
   const ShardedParameters sharded_;
   comm::ReduceOp op_ = comm::ReduceOp::kSum;
   bool reduces_each_ = true;
+  // Of the parameters; reports keep them, which must not keep the pages.
+  std::shared_ptr<const std::vector<std::string>> names_;
 
   AccumulatorOptions options_;
   accumulate::LossScaler scaler_;  // has counted all steps but the one that is untold_

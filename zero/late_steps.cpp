@@ -39,9 +39,10 @@ StepReport Accumulator::step_told_late(const Optimizers& optimizers) {
   }
   const GradientSummer::Started sums = sharded_.sums->start(one_group(), 1);
   const double factor = mean_factor(report.weight);
-  untold_ = std::make_shared<LateOutcome>([pages = sharded_.pages, arrived = sums.arrived, factor] {
+  untold_ = std::make_shared<LateOutcome>([names = names_, arrived = sums.arrived, factor] {
     const GradientSums all = arrived();
-    StepOutcome outcome{.not_finite = names_of(*pages, all.not_finite)};
+    StepOutcome outcome;
+    for (const size_t index : all.not_finite) outcome.not_finite.push_back((*names)[index]);
     if (!outcome.not_finite.empty()) outcome.skipped = Skipped::kNotFinite;
     outcome.norm = outcome.clipped_norm = std::sqrt(all.squares_of_group.front().value()) * factor;
     return outcome;

@@ -316,7 +316,7 @@ TEST_F(LateStepTest, NormsAreMadeByAsManyOperatorsHoweverManyParametersThereAre)
   gradient[777] = std::numeric_limits<float>::infinity();
   gradient[29000] = std::numeric_limits<float>::quiet_NaN();
   const auto there = gradient.to(device);
-  std::vector<int64_t> tasks;
+  std::vector<int64_t> launches;
   for (const int64_t parts : {2, 50, 400}) {
     const offload::NormSizes sizes{.sums = 2, .flags = parts};
     const offload::NormTable table(many_parts(parts, numel), sizes, device);
@@ -326,7 +326,7 @@ TEST_F(LateStepTest, NormsAreMadeByAsManyOperatorsHoweverManyParametersThereAre)
     table.add_squares(there, words);
     EXPECT_EQ(fake_counters().host_syncs, 0);
     EXPECT_EQ(fake_counters().not_async, 0);
-    tasks.push_back(fake_counters().tasks);
+    launches.push_back(fake_counters().launches);
     const auto on_host = words.cpu();
 
     const offload::NormTable of_host(many_parts(parts, numel), sizes, c10::kCPU);
@@ -341,8 +341,8 @@ TEST_F(LateStepTest, NormsAreMadeByAsManyOperatorsHoweverManyParametersThereAre)
       EXPECT_EQ(sizes.flag(first, flag), sizes.flag(expected_first, flag)) << flag;
     }
   }
-  EXPECT_EQ(tasks[0], tasks[1]);
-  EXPECT_EQ(tasks[0], tasks[2]);
+  EXPECT_EQ(launches[0], launches[1]);
+  EXPECT_EQ(launches[0], launches[2]);
 }
 
 }  // namespace

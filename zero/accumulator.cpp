@@ -247,7 +247,7 @@ void Accumulator::apply(StepReport& report, const Optimizers& optimizers) {
   if (options_.clip_norm) {
     const double clip = clip_factor(report.norm, *options_.clip_norm);
     factor *= clip;
-    report.clipped_norm = report.clipped_norm * clip;
+    report.clipped_norm *= clip;
   }
   if (options_.clip_value) {
     const double bound = *options_.clip_value;
@@ -275,7 +275,56 @@ void Accumulator::end() {
   micro_step_ = 0;
 }
 
-StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& given) {
+// Whether the step is the same whatever the gradients are, but for one that is not made.
+bool Accumulator::may_be_told_late(const Optimizers& optimizers) const {
+  const accumulate::LossScalerOptions& scaler = scaler_.options();
+  const bool scales = scaler.growth_factor != 1 || scaler.backoff_factor != 1 ||
+                      scaler.at_minimum != accumulate::AtMinimum::kContinue;
+  if (options_.clip_norm || options_.clip_value || spikes_ || scales) return false;
+  return sharded_.sums->can_start() &&
+         std::all_of(optimizers.begin(), optimizers.end(), [](const ShardedOptimizer* optimizer) {
+           return optimizer->reads_found_inf();
+         });
+}
+
+// The device itself leaves out the update where a gradient is not finite. The weights of the ranks are
+// known to hosts, so their sum does not wait for it.
+EnqueuedStep Accumulator::step_told_late(const Optimizers& optimizers) {
+  const comm::World& world = sharded_.pages->world();
+  StepReport report;
+  report.weight = (world.size() > 1 ? sum_over_ranks(world, weight_) : weight_).value();
+  report.loss_scale = report.next_loss_scale = scaler_.scale();
+  if (report.weight == 0) {
+    report.skipped = Skipped::kNoWeight;
+    sharded_.pages->skip_update();
+    end();
+    return EnqueuedStep(std::make_shared<LateReport>(report));
+  }
+  const GradientSummer::Started sums = sharded_.sums->start(one_group(), 1);
+  const double factor = mean_factor(report.weight);
+  untold_ = std::make_shared<LateReport>([names = names_, arrived = sums.arrived, factor,
+                                          report]() mutable {
+    const GradientSums all = arrived();
+    for (const size_t index : all.not_finite) report.not_finite.push_back((*names)[index]);
+    if (!report.not_finite.empty()) report.skipped = Skipped::kNotFinite;
+    report.norm = report.clipped_norm = std::sqrt(all.squares_of_group.front().value()) * factor;
+    return report;
+  });
+  update(optimizers, factor,
+         [&](ShardedOptimizer& optimizer) { optimizer.step_unless(sums.found_inf, untold_); });
+  end();
+  return EnqueuedStep(untold_);
+}
+
+// The scaler counts the step before, which it could not yet.
+void Accumulator::hear() {
+  if (!untold_) return;
+  const bool found_inf = untold_->get().skipped == Skipped::kNotFinite;
+  untold_.reset();
+  scaler_.update(found_inf);
+}
+
+EnqueuedStep Accumulator::enqueue_step(const std::vector<torch::optim::Optimizer*>& given) {
   const Optimizers optimizers = checked(given);
   check_complete();
   hear();
@@ -309,7 +358,7 @@ StepReport Accumulator::step(const std::vector<torch::optim::Optimizer*>& given)
     report.next_loss_scale = verdict.scale_after;
     report.at_lowest_scale = verdict.at_minimum && scaler_.options().backoff_factor < 1;
   }
-  return report;
+  return EnqueuedStep(std::make_shared<LateReport>(std::move(report)));
 }
 
 void Accumulator::abandon() {

@@ -17,10 +17,10 @@
 // gradients are finite. A step that is skipped leaves weights and optimizer state as they were, bit
 // for bit.
 //
-// On an accelerator step() waits for the gradients where something is decided by them: with clip_norm,
+// On an accelerator the update waits for the host where gradients decide something: with clip_norm,
 // clip_value, norm_spikes, a loss scale that changes or stops, an optimizer by its class or offloaded.
-// Else it only enqueues. The device leaves out an update with gradients that are not finite, and the
-// report is read when its norm or verdict is asked for (zero/step_report.h).
+// Else the device leaves out an update with gradients that are not finite, step() waits for its report
+// when the update is enqueued already, and enqueue_step() does not wait at all.
 //
 // Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
@@ -105,7 +105,13 @@ class Accumulator {
   // gradients are zeroed. What the device failed at in the step before may be thrown here.
   template <std::derived_from<torch::optim::Optimizer>... More>
   StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
-    return step({&optimizer, &more...});
+    return enqueue_step({&optimizer, &more...}).report();
+  }
+  // The same, and the report waits instead: read that of one step when the next is enqueued, and the
+  // host is always ahead of an accelerator. Its report is of this step, whenever it is read.
+  template <std::derived_from<torch::optim::Optimizer>... More>
+  EnqueuedStep enqueue_step(torch::optim::Optimizer& optimizer, More&... more) {
+    return enqueue_step({&optimizer, &more...});
   }
 
   // Drops what was accumulated since the last step, on all ranks alike; say after a backward() that
@@ -134,7 +140,7 @@ class Accumulator {
  private:
   using Optimizers = std::vector<ShardedOptimizer*>;
 
-  StepReport step(const std::vector<torch::optim::Optimizer*>& given);
+  EnqueuedStep enqueue_step(const std::vector<torch::optim::Optimizer*>& given);
   void check_agreement() const;
   bool chooses_each() const;
   void begin();
@@ -150,7 +156,7 @@ class Accumulator {
   void update(const Optimizers& optimizers, double factor,
               const std::function<void(ShardedOptimizer&)>& step);
   bool may_be_told_late(const Optimizers& optimizers) const;
-  StepReport step_told_late(const Optimizers& optimizers);
+  EnqueuedStep step_told_late(const Optimizers& optimizers);
   void hear();
   void end();
 
@@ -163,7 +169,7 @@ class Accumulator {
 
   AccumulatorOptions options_;
   accumulate::LossScaler scaler_;  // has counted all steps but the one that is untold_
-  std::shared_ptr<LateOutcome> untold_;
+  std::shared_ptr<LateReport> untold_;
   std::optional<accumulate::NormSpikes> spikes_;
   int64_t micro_step_ = 0;
   offload::ExactSum weight_;  // of this rank

@@ -143,13 +143,13 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
   };
   struct Enqueued {
     StepInFlight timing;
-    zeropage::StepReport report;
+    zeropage::EnqueuedStep report;
   };
   const auto finish = [&](const Enqueued& step) {
     run.step_seconds.push_back(timer.seconds_of(step.timing));
     run.loss.push_back(mean_over_ranks(world, step.timing.loss()));
     const auto index = run.first_step + static_cast<int64_t>(run.loss.size()) - 1;
-    note(index, step.report);
+    note(index, step.report.report());
     ZP_CHECK(std::isfinite(run.loss.back()), "step ", index + 1, ": the loss is ", run.loss.back(),
              "; training cannot go on, lower --lr (now ", flags.lr, ")");
     progress.show(index, run.loss.back(), run.step_seconds.back());
@@ -165,7 +165,7 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
       accumulator.backward(forward(to_device(batch, device)));
     }
     const auto update_start = Clock::now();
-    zeropage::StepReport report = accumulator.step(optimizer);
+    zeropage::EnqueuedStep report = accumulator.enqueue_step(optimizer);
     run.update_seconds.push_back(
         std::chrono::duration<double>(Clock::now() - update_start).count());
     Enqueued enqueued{StepInFlight(accumulator.loss(), start), std::move(report)};

@@ -120,10 +120,10 @@ Result train(const comm::World& world, const Options& options, Reads reads) {
   FlaggedOptimizer optimizer(model);
   Accumulator accumulator(model, {.micro_steps = kMicroSteps});
   Result result;
-  std::vector<StepReport> unread;
+  std::vector<EnqueuedStep> unread;
   const auto read = [&](size_t left) {
     for (; unread.size() > left; unread.erase(unread.begin())) {
-      const StepReport& report = unread.front();
+      const StepReport& report = unread.front().report();
       result.norms.push_back(report.norm);
       result.verdicts.push_back(report.stepped() ? "stepped" : report.to_string());
       result.not_finite.push_back(report.not_finite);
@@ -132,7 +132,7 @@ Result train(const comm::World& world, const Options& options, Reads reads) {
   };
   for (int step = 0; step < kSteps; ++step) {
     backwards(model, accumulator, step, step == kBadStep);
-    unread.push_back(accumulator.step(optimizer));
+    unread.push_back(accumulator.enqueue_step(optimizer));
     if (reads != Reads::kAtTheEnd) read(reads == Reads::kAtOnce ? 0 : 1);
   }
   read(0);
@@ -221,11 +221,11 @@ bool returns_before_its_gradients(int stage, const AccumulatorOptions& how) {
       held.reset();
     });
     backwards(model, accumulator, 0, /*spoil=*/false);
-    const StepReport report = accumulator.step(optimizer);
+    const EnqueuedStep step = accumulator.enqueue_step(optimizer);
     stepped.set_value();
     release.get();
-    EXPECT_TRUE(report.stepped());
-    EXPECT_GT(report.norm, 0);
+    EXPECT_TRUE(step.report().stepped());
+    EXPECT_GT(step.report().norm, 0);
   });
   return returned;
 }
@@ -244,17 +244,17 @@ TEST_F(LateStepTest, WaitsWhereTheGradientsDecide) {
 
 TEST_F(LateStepTest, KeepsItsReportBeyondTheAccumulatorAndTheModel) {
   on_devices(Carrier::kStaged, 1, [&](comm::World& world) {
-    std::optional<StepReport> report;
+    std::optional<EnqueuedStep> step;
     {
       DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
                                              options_of(1));
       FlaggedOptimizer optimizer(model);
       Accumulator accumulator(model, {.micro_steps = kMicroSteps});
       backwards(model, accumulator, 0, /*spoil=*/true);
-      report = accumulator.step(optimizer);
+      step = accumulator.enqueue_step(optimizer);
     }
-    EXPECT_EQ(report->skipped, Skipped::kNotFinite);
-    EXPECT_THAT(report->not_finite.get(), ::testing::Contains("first.weight"));
+    EXPECT_EQ(step->report().skipped, Skipped::kNotFinite);
+    EXPECT_THAT(step->report().not_finite, ::testing::Contains("first.weight"));
   });
 }
 

@@ -44,8 +44,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // Whether a device's flag can keep an update from being made: none is by the class, or offloaded.
   bool reads_found_inf() const;
   // step(), which the device leaves out where found_inf, fp32 [1] there, is not 0: values and states
-  // then stay, bit for bit, and so do the counts of steps, once the outcome has been asked.
-  void step_unless(const at::Tensor& found_inf, std::shared_ptr<LateOutcome> outcome);
+  // then stay, bit for bit, and so do the counts of steps, once the report has been asked.
+  void step_unless(const at::Tensor& found_inf, std::shared_ptr<LateReport> report);
 
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
@@ -114,11 +114,11 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
   std::vector<bool> grouped_;              // by parameter: is in a group
   size_t adopted_groups_ = 0;
-  int64_t made_ = 0;                     // one more where untold_ says that it was not made
-  at::Tensor found_inf_;                 // of the step that is enqueued now; undefined: none
-  std::shared_ptr<LateOutcome> untold_;  // of the last step; null: it was made
-  memory::Event last_step_;              // its end
-  std::string error_;                    // of a step that was begun and did not end
+  int64_t made_ = 0;                    // one more where untold_ says that it was not made
+  at::Tensor found_inf_;                // of the step that is enqueued now; undefined: none
+  std::shared_ptr<LateReport> untold_;  // of the last step; null: it was made
+  memory::Event last_step_;             // its end
+  std::string error_;                   // of a step that was begun and did not end
 };
 
 }  // namespace zeropage

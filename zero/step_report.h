@@ -77,7 +77,7 @@ class Late {
   }
 
  private:
-  T value_;  // where there is no outcome
+  T value_{};  // where there is no outcome
   std::shared_ptr<LateOutcome> outcome_;
   T StepOutcome::*member_ = nullptr;
 };

@@ -38,4 +38,9 @@ ZEROPAGE_ELEMENT PhiloxBlock random_block(const RoundingPlace& place, uint64_t b
   return philox(counter_of(place, block), key_of(place));
 }
 
+// lane: 0 to kRoundingLanes - 1. Known when compiled, in a kernel: else the block is in memory.
+ZEROPAGE_ELEMENT uint32_t lane_of(const PhiloxBlock& random, int lane) {
+  return random.words[lane / 2] >> (lane % 2 * 16) & 0xffffU;
+}
+
 }  // namespace zeropage::offload

@@ -3,85 +3,65 @@
 
 #include "offload/cuda/fused_step.h"
 #include "offload/cuda/launch.cuh"
+#include "offload/cuda/vectors.cuh"
 
 namespace zeropage::offload::cuda {
 namespace {
 
-// What a thread loads and stores at once: 16 bytes of fp32, 8 of bf16 or fp16.
-constexpr int kLanes = 4;
-template <typename Element>
-struct Quad {
-  Element at[kLanes];
-};
+// Elements that a thread steps together: what the narrowest of them is in 16 bytes.
+template <typename Gradient, typename Copy>
+constexpr int kTogether = sizeof(Gradient) == 4 && std::is_same_v<Copy, NoCopy> ? 4 : 8;
 
-// Of an assignment nvcc may make four narrow stores, of __stwb one wide one.
-__device__ __forceinline__ Quad<float> load_quad(const float* from) {
-  const float4 loaded = *reinterpret_cast<const float4*>(from);
-  return {{loaded.x, loaded.y, loaded.z, loaded.w}};
-}
-template <typename Bits>
-__device__ __forceinline__ Quad<Bits> load_quad(const Bits* from) {
-  const ushort4 loaded = *reinterpret_cast<const ushort4*>(from);
-  return {{{loaded.x}, {loaded.y}, {loaded.z}, {loaded.w}}};
-}
-__device__ __forceinline__ void store_quad(float* to, const Quad<float>& quad) {
-  __stwb(reinterpret_cast<float4*>(to),
-         make_float4(quad.at[0], quad.at[1], quad.at[2], quad.at[3]));
-}
-template <typename Bits>
-__device__ __forceinline__ void store_quad(Bits* to, const Quad<Bits>& quad) {
-  __stwb(reinterpret_cast<ushort4*>(to),
-         make_ushort4(quad.at[0].bits, quad.at[1].bits, quad.at[2].bits, quad.at[3].bits));
-}
+// Elements of a thread in flight: all their loads are issued before the first is waited for.
+constexpr int kInFlight = 8;
 
-// Quads of a thread in flight: all their loads are issued before the first is waited for.
-constexpr int kInFlight = 2;
-
-// Elements [head, head + 4 quads) are aligned in every pointer; the others go one by one.
+// Elements [head, head + kTogether groups) are aligned in every pointer; the others go one by one.
 struct Split {
   int64_t head = 0;
-  int64_t quads = 0;
+  int64_t groups = 0;
 };
 
 template <typename Rule, typename Gradient, typename Copy>
-struct Loaded {
-  Quad<Gradient> gradient;
-  Quad<float> values;
-  Quad<float> states[Rule::kStates + 1];  // one more, since there is no array of none
+struct Group {
+  static constexpr int kCount = kTogether<Gradient, Copy>;
 
-  __device__ __forceinline__ void load(const FlatStretch& stretch, int64_t first) {
-    gradient = load_quad(static_cast<const Gradient*>(stretch.gradient) + first);
-    values = load_quad(static_cast<const float*>(stretch.values) + first);
+  Elements<Gradient, kCount> gradient;
+  Elements<float, kCount> values;
+  Elements<float, kCount> states[Rule::kStates + 1];  // one more: there is no array of none
+
+  __device__ __forceinline__ void load_all(const FlatStretch& stretch, int64_t first) {
+    load(static_cast<const Gradient*>(stretch.gradient) + first, gradient);
+    load(stretch.values + first, values);
 #pragma unroll
     for (int state = 0; state < Rule::kStates; ++state) {
-      states[state] = load_quad(static_cast<const float*>(stretch.states[state]) + first);
+      load(stretch.states[state] + first, states[state]);
     }
   }
 
   __device__ __forceinline__ void update_and_store(const Rule& rule, const FlatStretch& stretch,
                                                    int64_t first) {
-    Quad<Copy> copies;
+    Elements<Copy, kCount> copies;
 #pragma unroll
-    for (int lane = 0; lane < kLanes; ++lane) {
-      float of_lane[kMostStates] = {};
+    for (int k = 0; k < kCount; ++k) {
+      float of_element[kMostStates] = {};
 #pragma unroll
-      for (int state = 0; state < Rule::kStates; ++state) of_lane[state] = states[state].at[lane];
-      const float scaled = rounded::multiply(to_float(gradient.at[lane]), stretch.gradient_scale);
-      values.at[lane] = rule.apply(values.at[lane], scaled, of_lane);
-      assign(copies.at[lane], values.at[lane]);
+      for (int state = 0; state < Rule::kStates; ++state) of_element[state] = states[state].at[k];
+      const float scaled = rounded::multiply(to_float(gradient.at[k]), stretch.gradient_scale);
+      values.at[k] = rule.apply(values.at[k], scaled, of_element);
+      assign(copies.at[k], values.at[k]);
 #pragma unroll
-      for (int state = 0; state < Rule::kStates; ++state) states[state].at[lane] = of_lane[state];
+      for (int state = 0; state < Rule::kStates; ++state) states[state].at[k] = of_element[state];
     }
-    store_quad(stretch.values + first, values);
+    store(stretch.values + first, values);
 #pragma unroll
     for (int state = 0; state < Rule::kStates; ++state) {
-      store_quad(stretch.states[state] + first, states[state]);
+      store(stretch.states[state] + first, states[state]);
     }
     if constexpr (!std::is_same_v<Copy, NoCopy>) {
-      store_quad(static_cast<Copy*>(stretch.copy_out) + first, copies);
+      store(static_cast<Copy*>(stretch.copy_out) + first, copies);
     }
     if (stretch.gradient_to_zero != nullptr) {
-      store_quad(static_cast<Gradient*>(stretch.gradient_to_zero) + first, Quad<Gradient>{});
+      store(static_cast<Gradient*>(stretch.gradient_to_zero) + first, Elements<Gradient, kCount>{});
     }
   }
 };
@@ -124,52 +104,51 @@ __global__ void __launch_bounds__(kThreads)
     zero_gradient<Gradient>(stretch);
     return;
   }
-  constexpr int64_t kTile = kThreads * kInFlight;
-  for (int64_t first = blockIdx.x * kTile + threadIdx.x; first < split.quads;
-       first += gridDim.x * kTile) {
-    Loaded<Rule, Gradient, Copy> loaded[kInFlight];
+  using Groups = Group<Rule, Gradient, Copy>;
+  constexpr int kGroups = kInFlight / Groups::kCount;
+  constexpr int64_t kTile = kThreads * kGroups;
+  for (int64_t tile = blockIdx.x * kTile + threadIdx.x; tile < split.groups;
+       tile += gridDim.x * kTile) {
+    Groups groups[kGroups];
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      const int64_t quad = first + k * kThreads;
-      if (quad < split.quads) loaded[k].load(stretch, split.head + kLanes * quad);
+    for (int k = 0; k < kGroups; ++k) {
+      const int64_t group = tile + k * kThreads;
+      if (group < split.groups) groups[k].load_all(stretch, split.head + Groups::kCount * group);
     }
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) {
-      const int64_t quad = first + k * kThreads;
-      if (quad < split.quads) {
-        loaded[k].update_and_store(rule, stretch, split.head + kLanes * quad);
+    for (int k = 0; k < kGroups; ++k) {
+      const int64_t group = tile + k * kThreads;
+      if (group < split.groups) {
+        groups[k].update_and_store(rule, stretch, split.head + Groups::kCount * group);
       }
     }
   }
-  const int64_t singles = stretch.numel - kLanes * split.quads;
-  for (int64_t single = blockIdx.x * int64_t{kThreads} + threadIdx.x; single < singles;
-       single += gridDim.x * int64_t{kThreads}) {
-    const int64_t i = single < split.head ? single : single + kLanes * split.quads;
+  const int64_t grouped = Groups::kCount * split.groups;
+  for (int64_t single = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+       single < stretch.numel - grouped; single += gridDim.x * int64_t{kThreads}) {
+    const int64_t i = single < split.head ? single : single + grouped;
     update_one<Rule, Gradient, Copy>(rule, stretch, i);
   }
-}
-
-template <typename Element>
-bool is_aligned(const Element* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % (kLanes * sizeof(Element)) == 0;
 }
 
 // A slice of a flat buffer begins anywhere, but at the same element in all of its buffers: then
 // all are aligned after the same few elements. If they are not, everything is head.
 template <typename Rule, typename Gradient, typename Copy>
 Split split_of(const FlatStretch& stretch) {
-  for (int64_t head = 0; head < kLanes && head < stretch.numel; ++head) {
-    bool aligned = is_aligned(stretch.values + head) &&
-                   is_aligned(static_cast<const Gradient*>(stretch.gradient) + head);
+  constexpr int kCount = kTogether<Gradient, Copy>;
+  const auto aligned = [](const auto* pointer) { return is_aligned<kCount>(pointer); };
+  for (int64_t head = 0; head < kCount && head < stretch.numel; ++head) {
+    bool all = aligned(stretch.values + head) &&
+               aligned(static_cast<const Gradient*>(stretch.gradient) + head);
     for (int state = 0; state < Rule::kStates; ++state) {
-      aligned = aligned && is_aligned(stretch.states[state] + head);
+      all = all && aligned(stretch.states[state] + head);
     }
     if constexpr (!std::is_same_v<Copy, NoCopy>) {
-      aligned = aligned && is_aligned(static_cast<const Copy*>(stretch.copy_out) + head);
+      all = all && aligned(static_cast<const Copy*>(stretch.copy_out) + head);
     }
-    if (aligned) return {.head = head, .quads = (stretch.numel - head) / kLanes};
+    if (all) return {.head = head, .groups = (stretch.numel - head) / kCount};
   }
-  return {.head = stretch.numel, .quads = 0};
+  return {.head = stretch.numel, .groups = 0};
 }
 
 }  // namespace
@@ -183,10 +162,11 @@ void fused_step(const UpdateRule& rule, const FlatStretch& stretch, void* stream
   std::visit(
       [&]<typename Rule>(const Rule& of_class) {
         visit_types(stretch, [&]<typename Gradient, typename Copy>() {
+          constexpr int kCount = kTogether<Gradient, Copy>;
           const Split split = split_of<Rule, Gradient, Copy>(stretch);
-          const int64_t singles = stretch.numel - kLanes * split.quads;
-          const unsigned blocks = std::max(blocks_for(split.quads, kThreads * kInFlight),
-                                           blocks_for(singles, kThreads));
+          const unsigned blocks =
+              std::max(blocks_for(split.groups, kThreads * (kInFlight / kCount)),
+                       blocks_for(stretch.numel - kCount * split.groups, kThreads));
           launch({.what = "the launch of a fused step", .blocks = blocks, .stream = stream},
                  update<Rule, Gradient, Copy>, of_class, stretch, split);
         });

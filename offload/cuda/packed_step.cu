@@ -1,165 +1,183 @@
 #include <type_traits>
 #include <variant>
 
+#include "offload/cuda/fused_step.h"
 #include "offload/cuda/launch.cuh"
+#include "offload/cuda/packed_lane.cuh"
 #include "offload/cuda/packed_step.h"
 
 namespace zeropage::offload::cuda {
 namespace {
 
-// A block of threads steps a block of elements.
-static_assert(kThreads == kStateBlockNumel);
-constexpr int kWarpThreads = 32;
-constexpr int kWarps = kThreads / kWarpThreads;
+constexpr int kWarps = kThreads / kWarp;
+// At least: a lane may have 128 registers. Told nothing, nvcc spills to have more blocks.
+constexpr int kBlocksOfProcessor = 2;
 
-// Of all threads of the block, and for all of them.
-__device__ __forceinline__ uint32_t largest_of_block(uint32_t mine) {
-  __shared__ uint32_t of_warps[kWarps];
+// Where blocks begin: `before` elements before the stretch's first.
+struct Blocks {
+  int64_t count = 0;
+  int64_t before = 0;
+  bool are_aligned = false;  // their eighths, in every buffer
+};
+
+__device__ __forceinline__ int of_lane(int64_t count) {
+  return static_cast<int>(count < 0 ? 0 : count < kOfLane ? count : kOfLane);
+}
+
+__device__ __forceinline__ Part part_of(const Blocks& blocks, int64_t block, int64_t numel) {
+  const int64_t first =
+      block * kStateBlockNumel - blocks.before + threadIdx.x % kWarp * int64_t{kOfLane};
+  return {first, of_lane(-first), of_lane(numel - first)};
+}
+
+// All lanes of the warp call it; some may have no element.
+template <typename Rule, typename Gradient, StateFormat kFormat, Values kValues>
+__device__ __forceinline__ void step_block(const Rule& rule, const PackedStretch& stretch,
+                                           int64_t block, const Part& part, bool is_whole) {
+  Lane<Rule, Gradient, kFormat, kValues> lane;
+  if constexpr (kFormat == StateFormat::k8Bit) {
 #pragma unroll
-  for (int distance = kWarpThreads / 2; distance > 0; distance /= 2) {
-    const uint32_t other = __shfl_xor_sync(0xffffffffU, mine, distance);
-    mine = other > mine ? other : mine;
-  }
-  __syncthreads();  // nobody reads the warps' of the time before any more
-  if (threadIdx.x % kWarpThreads == 0) of_warps[threadIdx.x / kWarpThreads] = mine;
-  __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < kWarps; ++warp) {
-    mine = of_warps[warp] > mine ? of_warps[warp] : mine;
-  }
-  return mine;
-}
-
-template <typename Rule>
-__device__ __forceinline__ StateSign sign_of(int state) {
-  return state < Rule::kSignedStates ? StateSign::kSigned : StateSign::kUnsigned;
-}
-
-template <typename Rule>
-__device__ __forceinline__ float load_state(const PackedStretch& stretch, int state, int64_t i,
-                                            int64_t block) {
-  const void* const from = stretch.states[state];
-  switch (stretch.format) {
-    case StateFormat::kFp32:
-      return static_cast<const float*>(from)[i];
-    case StateFormat::kBf16:
-      return to_float(static_cast<const BFloat16Bits*>(from)[i]);
-    case StateFormat::k8Bit:
-      break;
-  }
-  const uint8_t code = static_cast<const uint8_t*>(from)[i];
-  const float scale = stretch.scales[state][block];
-  return sign_of<Rule>(state) == StateSign::kSigned
-             ? dequantised<StateSign::kSigned>(code, scale)
-             : dequantised<StateSign::kUnsigned>(code, scale);
-}
-
-__device__ __forceinline__ uint32_t random_lane(const RoundingPlace& place) {
-  const auto element = static_cast<uint64_t>(place.first_element);
-  const PhiloxBlock random = random_block(place, element / kRoundingLanes);
-  const auto lane = static_cast<uint32_t>(element % kRoundingLanes);
-  const uint32_t low_pair = lane / 2 == 0 ? random.words[0] : random.words[1];
-  const uint32_t high_pair = lane / 2 == 2 ? random.words[2] : random.words[3];
-  const uint32_t word = lane < kRoundingLanes / 2 ? low_pair : high_pair;
-  return lane % 2 == 0 ? word & 0xffffU : word >> 16;
-}
-
-// All threads of the block call it; those without an element are not active.
-template <typename Rule>
-__device__ __forceinline__ void store_state(const PackedStretch& stretch, int state, int64_t i,
-                                            int64_t block, float value, bool active) {
-  void* const to = stretch.states[state];
-  if (stretch.format == StateFormat::kFp32) {
-    if (active) static_cast<float*>(to)[i] = value;
-    return;
-  }
-  if (stretch.format == StateFormat::kBf16) {
-    if (active) {
-      assign_stochastically(static_cast<BFloat16Bits*>(to)[i], value,
-                            random_lane(place_of_state(stretch, state, i)));
+    for (int state = 0; state < Rule::kStates; ++state) {
+      lane.scales[state] = stretch.scales[state][block];
     }
-    return;
   }
-  const BlockScale scale = block_scale(largest_of_block(active ? magnitude_of(value) : 0));
-  if (threadIdx.x == 0) stretch.scales[state][block] = scale.scale;
-  if (!active) return;
-  uint8_t code = 0;
-  if (scale.inverse != 0) {
-    code = sign_of<Rule>(state) == StateSign::kSigned
-               ? quantised<StateSign::kSigned>(value, scale.inverse)
-               : quantised<StateSign::kUnsigned>(value, scale.inverse);
-  }
-  static_cast<uint8_t*>(to)[i] = code;
-}
-
-__device__ __forceinline__ void store_value(const PackedStretch& stretch, int64_t i, float value) {
-  if (stretch.high != nullptr) {
-    const SplitValue both = split(value);
-    stretch.high[i] = both.high;
-    stretch.low[i] = both.low;
-    return;
-  }
-  const FlatStretch& flat = stretch.flat;
-  flat.values[i] = value;
-  if (flat.copy_out == nullptr) return;
-  if (flat.copy_precision == Precision::kBFloat16) {
-    assign(static_cast<BFloat16Bits*>(flat.copy_out)[i], value);
+  if (is_whole) {
+    lane.load_all(stretch, Whole{part.first});
   } else {
-    assign(static_cast<HalfBits*>(flat.copy_out)[i], value);
+    lane.load_all(stretch, part);
+  }
+  lane.unpack();
+  lane.update(rule, stretch.flat.gradient_scale);
+  lane.pack(stretch, part);
+  if (is_whole) {
+    lane.store_all(stretch, Whole{part.first});
+  } else {
+    lane.store_all(stretch, part);
+  }
+  // Every lane has read the old scale: the new one is made of what all of them made of it.
+  if constexpr (kFormat == StateFormat::k8Bit) {
+    if (threadIdx.x % kWarp != 0) return;
+#pragma unroll
+    for (int state = 0; state < Rule::kStates; ++state) {
+      stretch.scales[state][block] = lane.scales[state];
+    }
   }
 }
 
 // All bits 0 are +0 in each precision.
 template <typename Gradient>
-__device__ __forceinline__ void zero_gradient(const FlatStretch& flat, int64_t i) {
-  static_cast<Gradient*>(flat.gradient_to_zero)[i] = Gradient{};
+__device__ __forceinline__ void zero_gradient(const FlatStretch& flat, const Part& part,
+                                              bool is_whole) {
+  auto* const gradients = static_cast<Gradient*>(flat.gradient_to_zero);
+  if (is_whole) {
+    Whole{part.first}.store_to(gradients, Eight<Gradient>{});
+  } else {
+    part.store_to(gradients, Eight<Gradient>{});
+  }
 }
 
-template <typename Rule, typename Gradient>
-__global__ void __launch_bounds__(kThreads)
+template <typename Rule, typename Gradient, StateFormat kFormat, Values kValues>
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
     update_packed(const __grid_constant__ Rule rule, const __grid_constant__ PackedStretch stretch,
-                  int64_t blocks) {
+                  const __grid_constant__ Blocks blocks) {
   const FlatStretch& flat = stretch.flat;
   const bool is_made = flat.found_inf == nullptr || *flat.found_inf == 0.0F;
   if (!is_made && flat.gradient_to_zero == nullptr) return;
-  for (int64_t block = blockIdx.x; block < blocks; block += gridDim.x) {
-    const int64_t i = block * kStateBlockNumel + threadIdx.x - stretch.first_in_block;
-    const bool active = i >= 0 && i < flat.numel;
-    if (active && flat.gradient_to_zero != nullptr && !is_made) zero_gradient<Gradient>(flat, i);
-    if (!is_made) continue;
-    float states[kMostStates] = {};
-    if (active) {
-#pragma unroll
-      for (int state = 0; state < Rule::kStates; ++state) {
-        states[state] = load_state<Rule>(stretch, state, i, block);
-      }
-      const float gradient = rounded::multiply(
-          to_float(static_cast<const Gradient*>(flat.gradient)[i]), flat.gradient_scale);
-      if (flat.gradient_to_zero != nullptr) zero_gradient<Gradient>(flat, i);
-      const float old =
-          stretch.high != nullptr ? joined(stretch.high[i], stretch.low[i]) : flat.values[i];
-      store_value(stretch, i, rule.apply(old, gradient, states));
+  for (int64_t block = blockIdx.x * int64_t{kWarps} + threadIdx.x / kWarp; block < blocks.count;
+       block += gridDim.x * int64_t{kWarps}) {
+    const Part part = part_of(blocks, block, flat.numel);
+    const bool is_whole = blocks.are_aligned && part.is_whole();
+    if (is_made) {
+      step_block<Rule, Gradient, kFormat, kValues>(rule, stretch, block, part, is_whole);
     }
-    // Behind the first reduction's barriers, where all have read the scales.
-#pragma unroll
-    for (int state = 0; state < Rule::kStates; ++state) {
-      store_state<Rule>(stretch, state, i, block, states[state], active);
+    if (flat.gradient_to_zero != nullptr) zero_gradient<Gradient>(flat, part, is_whole);
+  }
+}
+
+template <typename Gradient, StateFormat kFormat, Values kValues>
+bool are_aligned(const PackedStretch& stretch, int states, int64_t before) {
+  const FlatStretch& flat = stretch.flat;
+  const auto aligned = [&](const auto* pointer) { return is_aligned<kOfLane>(pointer, before); };
+  bool all = aligned(static_cast<const Gradient*>(flat.gradient));
+  if constexpr (kValues == Values::kSplit) {
+    all = all && aligned(stretch.high) && aligned(stretch.low);
+  } else {
+    const auto* const copies = static_cast<const BFloat16Bits*>(flat.copy_out);  // or fp16, alike
+    all = all && aligned(flat.values) && (copies == nullptr || aligned(copies));
+  }
+  for (int state = 0; state < states; ++state) {
+    all = all && aligned(static_cast<const StateElement<kFormat>*>(stretch.states[state]));
+  }
+  return all;
+}
+
+// Only scales tie blocks to places. Elsewhere they begin where vectors of 16 bits do.
+template <StateFormat kFormat, Values kValues>
+int64_t elements_before(const PackedStretch& stretch) {
+  if constexpr (kFormat == StateFormat::k8Bit) return stretch.first_in_block;
+  const void* const pointer = kValues == Values::kSplit ? stretch.high : stretch.states[0];
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(pointer) % sizeof(uint4) /
+                              sizeof(BFloat16Bits));
+}
+
+template <typename Rule, typename Gradient, StateFormat kFormat, Values kValues>
+void launch_packed(const Rule& rule, const PackedStretch& stretch, void* stream) {
+  Blocks blocks{.before = elements_before<kFormat, kValues>(stretch)};
+  blocks.count = blocks_of(blocks.before, stretch.flat.numel);
+  blocks.are_aligned =
+      are_aligned<Gradient, kFormat, kValues>(stretch, Rule::kStates, blocks.before);
+  launch({.what = "the launch of a packed step",
+          .blocks = blocks_for(blocks.count, kWarps),
+          .stream = stream},
+         update_packed<Rule, Gradient, kFormat, kValues>, rule, stretch, blocks);
+}
+
+template <typename Rule, typename Gradient, StateFormat kFormat>
+void launch_with_values(const Rule& rule, const PackedStretch& stretch, void* stream) {
+  if (stretch.high != nullptr) {
+    return launch_packed<Rule, Gradient, kFormat, Values::kSplit>(rule, stretch, stream);
+  }
+  // With fp32 states too it is no packed stretch.
+  if constexpr (kFormat != StateFormat::kFp32) {
+    launch_packed<Rule, Gradient, kFormat, Values::kFp32>(rule, stretch, stream);
+  }
+}
+
+// A rule without states has no format.
+template <typename Rule, typename Gradient>
+void launch_with_states(const Rule& rule, const PackedStretch& stretch, void* stream) {
+  if constexpr (Rule::kStates > 0) {
+    if (stretch.format == StateFormat::kBf16) {
+      return launch_with_values<Rule, Gradient, StateFormat::kBf16>(rule, stretch, stream);
+    }
+    if (stretch.format == StateFormat::k8Bit) {
+      return launch_with_values<Rule, Gradient, StateFormat::k8Bit>(rule, stretch, stream);
     }
   }
+  launch_with_values<Rule, Gradient, StateFormat::kFp32>(rule, stretch, stream);
+}
+
+// Nothing of it is packed.
+FlatStretch flat_of(const PackedStretch& stretch) {
+  FlatStretch flat = stretch.flat;
+  for (int state = 0; state < kMostStates; ++state) {
+    flat.states[state] = static_cast<float*>(stretch.states[state]);
+  }
+  return flat;
 }
 
 }  // namespace
 
 void packed_step(const UpdateRule& rule, const PackedStretch& stretch, void* stream) {
-  const int64_t blocks = blocks_of(stretch.first_in_block, stretch.flat.numel);
-  if (blocks == 0) return;
+  if (stretch.flat.numel == 0) return;
   std::visit(
       [&]<typename Rule>(const Rule& of_class) {
+        const bool has_fp32_states = stretch.format == StateFormat::kFp32 || Rule::kStates == 0;
+        if (has_fp32_states && stretch.high == nullptr) {
+          return fused_step(rule, flat_of(stretch), stream);
+        }
         visit_precision(stretch.flat.gradient_precision, [&]<typename Gradient>() {
-          launch({.what = "the launch of a packed step",
-                  .blocks = blocks_for(blocks, 1),
-                  .stream = stream},
-                 update_packed<Rule, Gradient>, of_class, stretch, blocks);
+          launch_with_states<Rule, Gradient>(of_class, stretch, stream);
         });
       },
       rule);

@@ -1,28 +1,21 @@
 #include "offload/cuda/launch.cuh"
 #include "offload/cuda/stochastic_rounding.h"
+#include "offload/cuda/vectors.cuh"
 
 namespace zeropage::offload::cuda {
 namespace {
 
-constexpr int kWords = kRoundingLanes / 2;
-
 // from, to: of the block's first lane; every lane is there, and both are aligned to 16 bytes.
 __device__ __forceinline__ void round_block(const float* from, BFloat16Bits* to,
                                             const PhiloxBlock& random) {
-  const auto* const quads = reinterpret_cast<const float4*>(from);
-  const float4 low = quads[0];
-  const float4 high = quads[1];
-  const float values[kRoundingLanes] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-  uint32_t pairs[kWords];
+  Elements<float, kRoundingLanes> values;
+  Elements<BFloat16Bits, kRoundingLanes> rounded;
+  load(from, values);
 #pragma unroll
-  for (int word = 0; word < kWords; ++word) {
-    BFloat16Bits even;
-    BFloat16Bits odd;
-    assign_stochastically(even, values[2 * word], random.words[word] & 0xffffU);
-    assign_stochastically(odd, values[2 * word + 1], random.words[word] >> 16);
-    pairs[word] = even.bits | static_cast<uint32_t>(odd.bits) << 16;
+  for (int lane = 0; lane < kRoundingLanes; ++lane) {
+    assign_stochastically(rounded.at[lane], values.at[lane], lane_of(random, lane));
   }
-  *reinterpret_cast<uint4*>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+  store(to, rounded);
 }
 
 // A thread rounds a block. The first and last may lack lanes; none is aligned if one is not.
@@ -44,14 +37,9 @@ __global__ void __launch_bounds__(kThreads)
     for (int lane = 0; lane < kRoundingLanes; ++lane) {
       const int64_t at = begin + lane;
       if (at < 0 || at >= numel) continue;
-      const uint32_t bits = random.words[lane / 2] >> (lane % 2 * 16) & 0xffffU;
-      assign_stochastically(to[at], from[at], bits);
+      assign_stochastically(to[at], from[at], lane_of(random, lane));
     }
   }
-}
-
-bool is_aligned(const void* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % sizeof(uint4) == 0;
 }
 
 }  // namespace
@@ -60,7 +48,8 @@ void round_stochastically(const float* from, BFloat16Bits* to, int64_t numel,
                           const RoundingPlace& place, void* stream) {
   if (numel == 0) return;
   const int64_t head = (kRoundingLanes - place.first_element % kRoundingLanes) % kRoundingLanes;
-  const bool aligned = is_aligned(from + head) && is_aligned(to + head);
+  const bool aligned =
+      is_aligned<kRoundingLanes>(from + head) && is_aligned<kRoundingLanes>(to + head);
   const unsigned blocks = blocks_for(numel / kRoundingLanes + 2, kThreads);
   launch({.what = "the launch of a stochastic rounding", .blocks = blocks, .stream = stream},
          round_all, from, to, numel, place, aligned);

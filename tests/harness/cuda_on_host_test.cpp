@@ -11,7 +11,7 @@
 
 #include "offload/cuda/launch.cuh"
 
-namespace zeropage::testing {
+namespace zeropage::testing::cuda_on_host_test {
 namespace {
 
 using lockstep::Order;
@@ -234,4 +234,4 @@ TEST_F(CudaOnHostTest, GridsAreAsLargeAsTheProcessorsSay) {
 }
 
 }  // namespace
-}  // namespace zeropage::testing
+}  // namespace zeropage::testing::cuda_on_host_test

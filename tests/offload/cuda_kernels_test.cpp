@@ -3,11 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include "offload/cuda/fused_step.h"
 #include "offload/flat_norm.h"
 #include "offload/fused_step.h"
 #include "offload/norm_table.h"
 #include "offload/stochastic_rounding.h"
+#include "tests/harness/needs_cuda.h"
 #include "tests/offload/step_cases.h"
 
 namespace zeropage::offload::cuda_kernels_test {
@@ -27,16 +27,6 @@ torch::Tensor shifted(const torch::Tensor& tensor, int64_t shift) {
   part.copy_(tensor);
   return part;
 }
-
-// Skips a test where there is nothing to run it on.
-template <typename Base>
-class NeedsCuda : public Base {
- protected:
-  void SetUp() override {
-    if (!cuda::is_built()) GTEST_SKIP() << "built without CUDA";
-    if (!torch::cuda::is_available()) GTEST_SKIP() << "no CUDA device: LibTorch finds none";
-  }
-};
 
 class CudaFusedStepTest : public NeedsCuda<EveryStepCaseTest> {
  protected:
@@ -109,6 +99,28 @@ TEST_F(CudaFusedStepTest, ChangesNothingWhenAnInfinityWasFound) {
     EXPECT_TRUE(same_bits_of(before, device));
     step(options(), 2, device, {.found_inf = torch::zeros({1}, at::kCUDA)});
     EXPECT_FALSE(same_bits_of(before, device));
+  });
+}
+
+TEST_F(CudaFusedStepTest, ZeroesTheGradientAlsoWhenAnInfinityWasFound) {
+  for_each_case([&] {
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+      for (const int64_t shift : {0, 3}) {
+        const auto before = random_stretch(options(), 5003, dtype, at::kBFloat16);
+        const auto at_device = map(
+            on_cuda(before), [&](const torch::Tensor& tensor) { return shifted(tensor, shift); });
+        const auto found_inf = torch::ones({1}, at::kCUDA);
+        step(options(), 2, at_device, {.found_inf = found_inf, .after = GradientAfter::kZeroed});
+        EXPECT_TRUE(same_bits_of(before, at_device));
+        EXPECT_FALSE(at_device.gradient.any().item<bool>());
+        at_device.gradient.copy_(before.gradient);
+        const auto expected = copy_of(before);
+        step(options(), 2, expected);
+        step(options(), 2, at_device, {.after = GradientAfter::kZeroed});
+        EXPECT_TRUE(same_bits_of(expected, at_device));
+        EXPECT_FALSE(at_device.gradient.any().item<bool>());
+      }
+    }
   });
 }
 

@@ -12,96 +12,20 @@
 #include "offload/packed_tensors.h"
 #include "offload/split_values.h"
 #include "tests/harness/errors.h"
-#include "tests/offload/step_cases.h"
+#include "tests/offload/packed_cases.h"
 
 namespace zeropage::offload::packed_step_test {
 namespace {
 
 using namespace zeropage::testing;
+using namespace packed_cases;
 using cpu::Instructions;
 using ::testing::HasSubstr;
 using torch::optim::AdagradOptions;
 using torch::optim::AdamWOptions;
 using torch::optim::SGDOptions;
 
-constexpr int64_t kNumel = 2003;
-constexpr int64_t kFirstInBlock = 77;
-
-enum class Values : uint8_t { kFp32, kSplit };
-
-struct Format {
-  StateFormat states;
-  Values values;
-};
-
-std::ostream& operator<<(std::ostream& out, const Format& format) {
-  return out << "format " << static_cast<int>(format.states)
-             << (format.values == Values::kSplit ? ", split" : "");
-}
-
-const std::vector<Format>& all_formats() {
-  static const std::vector<Format> all = {{StateFormat::kBf16, Values::kFp32},
-                                          {StateFormat::k8Bit, Values::kFp32},
-                                          {StateFormat::kFp32, Values::kSplit},
-                                          {StateFormat::kBf16, Values::kSplit},
-                                          {StateFormat::k8Bit, Values::kSplit}};
-  return all;
-}
-
-Stretch packed_stretch(const AnyOptions& options, const Format& format, int64_t numel = kNumel) {
-  Stretch stretch{
-      .values = random_numbers(numel, 1),
-      .gradient = random_numbers(numel, 2),
-      .place = {.seed = 5, .parameter = 3, .first_element = 1000, .first_in_block = kFirstInBlock}};
-  std::visit(
-      [&](const auto& known) {
-        stretch.states = make_states(known, stretch.values, format.states);
-        if (format.states == StateFormat::k8Bit) {
-          stretch.scales = make_scales(known, stretch.values, kFirstInBlock);
-        }
-      },
-      options);
-  if (format.values == Values::kSplit) {
-    const SplitValues split = split_values(stretch.values);
-    stretch.values = split.high;
-    stretch.remainders = split.low;
-  }
-  return stretch;
-}
-
-void run_steps(const AnyOptions& options, int64_t steps, Stretch& stretch) {
-  for (int64_t number = 1; number <= steps; ++number) {
-    stretch.gradient = random_numbers(stretch.values.numel(), static_cast<uint64_t>(10 + number));
-    step(options, number, stretch, {.scale = 0.7});
-  }
-}
-
-::testing::AssertionResult same_packed_bits(const Stretch& expected, const Stretch& actual) {
-  const auto all_of = [](const Stretch& stretch) {
-    std::vector<torch::Tensor> all = stretch.states;
-    all.insert(all.end(), stretch.scales.begin(), stretch.scales.end());
-    all.push_back(stretch.values);
-    if (stretch.remainders.defined()) all.push_back(stretch.remainders);
-    return all;
-  };
-  const auto of_expected = all_of(expected);
-  const auto of_actual = all_of(actual);
-  for (size_t i = 0; i < of_expected.size(); ++i) {
-    const auto bytes = [](const torch::Tensor& tensor) { return tensor.view(at::kByte); };
-    if (!torch::equal(bytes(of_expected[i]), bytes(of_actual[i]))) {
-      return ::testing::AssertionFailure() << "tensor " << i << " differs";
-    }
-  }
-  return ::testing::AssertionSuccess();
-}
-
-Stretch copy_of_packed(const Stretch& stretch) {
-  Stretch copy = copy_of(stretch);
-  for (const auto& scales : stretch.scales) copy.scales.push_back(scales.clone());
-  if (stretch.remainders.defined()) copy.remainders = stretch.remainders.clone();
-  copy.place = stretch.place;
-  return copy;
-}
+constexpr int64_t kNumel = kPackedNumel;
 
 Stretch part_of(const Stretch& stretch, int64_t begin, int64_t numel) {
   Stretch part = narrow(stretch, begin, numel);
@@ -116,15 +40,6 @@ Stretch part_of(const Stretch& stretch, int64_t begin, int64_t numel) {
     part.remainders = stretch.remainders.narrow(0, begin, numel);
   }
   return part;
-}
-
-void for_each_case(const std::function<void(const AnyOptions&, const Format&)>& check) {
-  for (const StepCase& step_case : all_step_cases()) {
-    for (const Format& format : all_formats()) {
-      SCOPED_TRACE(::testing::Message() << step_case.name << ", " << format);
-      check(step_case.options, format);
-    }
-  }
 }
 
 TEST(PackedStepTest, HasTheSameBitsForEverySetOfInstructions) {

@@ -16,8 +16,8 @@ int main() {
   const torch::optim::AdamWOptions options(1e-3);
 
   // Before: torch::optim::AdamW optimizer(net->parameters(), options);
-  zeropage::Optimizer<torch::optim::AdamW> optimizer(
-      net->parameters(), zeropage::comm::World::from_environment(), options);
+  zeropage::Optimizer<torch::optim::AdamW> optimizer(net->parameters(),
+                                                     zeropage::World::from_environment(), options);
 
   torch::manual_seed(rank);  // every rank draws its own samples
   for (int step = 0; step < 200; ++step) {

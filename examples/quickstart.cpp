@@ -16,7 +16,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-int train(zeropage::comm::World& world) {
+int train(zeropage::World& world) {
   torch::set_num_threads(1);
   zeropage::Options options;
   options.stage = zeropage::Stage::kOptimizerState;  // ZeRO-1
@@ -39,9 +39,9 @@ int train(zeropage::comm::World& world) {
 }
 
 int main() {
-  if (zeropage::comm::launched_by_environment()) {
-    auto world = zeropage::comm::World::from_environment();
+  if (zeropage::launched_by_environment()) {
+    auto world = zeropage::World::from_environment();
     return train(world);
   }
-  return zeropage::comm::World::launch(/*ranks=*/2, train);
+  return zeropage::World::launch(/*ranks=*/2, train);
 }

@@ -163,9 +163,9 @@ DistributedDataParallel(DeferredModule<M>, comm::World, Options) -> DistributedD
 
 // The names of release 0.1, which is the single-process class's in LibTorch. They go with the next release.
 template <typename M>
-using DistributedDataParallel [[deprecated("write zeropage::DistributedDataParallel")]] =
+using DataParallel [[deprecated("write zeropage::DistributedDataParallel")]] =
     DistributedDataParallel<M>;
-using DistributedDataParallelBase [[deprecated("write zeropage::DistributedDataParallelBase")]] =
+using DataParallelBase [[deprecated("write zeropage::DistributedDataParallelBase")]] =
     DistributedDataParallelBase;
 
 }  // namespace zeropage

@@ -19,6 +19,7 @@
 namespace zeropage {
 
 // Ranks.
+using comm::launched_by_environment;
 using comm::LaunchOptions;
 using comm::ReductionOrder;
 using comm::Transport;

@@ -4,7 +4,7 @@
 #include <torch/torch.h>
 
 int main() {
-  const auto world = zeropage::comm::World::from_environment();
+  const auto world = zeropage::World::from_environment();
   zeropage::DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(8, 8), world);
   zeropage::Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
   auto loss = model(torch::ones({4, 8})).pow(2).mean();

@@ -11,13 +11,13 @@ namespace {
 
 TEST(OldNamesTest, DataParallelIsTheDistributedOne) {
   static_assert(
-      std::is_same_v<DistributedDataParallel<torch::nn::Linear>, DistributedDataParallel<torch::nn::Linear>>);
-  static_assert(std::is_same_v<DistributedDataParallelBase, DistributedDataParallelBase>);
+      std::is_same_v<DataParallel<torch::nn::Linear>, DistributedDataParallel<torch::nn::Linear>>);
+  static_assert(std::is_same_v<DataParallelBase, DistributedDataParallelBase>);
 }
 
 TEST(OldNamesTest, TheModuleOfADataParallelIsDeduced) {
   testing::run_ranks(1, [](World& world) {
-    DistributedDataParallel model(torch::nn::Linear(3, 2), world);
+    DataParallel model(torch::nn::Linear(3, 2), world);
     EXPECT_EQ(model(torch::ones({4, 3})).size(1), 2);
   });
 }

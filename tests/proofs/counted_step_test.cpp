@@ -36,10 +36,10 @@ TEST_P(CountedStepTest, LaunchesAndWaitsNoMoreThanItDid) {
 }
 
 INSTANTIATE_TEST_SUITE_P(StagesAndAccumulators, CountedStepTest,
-                         ::testing::Values(Bound{0, 0, 225, 1}, Bound{0, 1, 1051, 2},
-                                           Bound{1, 0, 223, 2}, Bound{1, 1, 665, 3},
-                                           Bound{2, 0, 220, 1}, Bound{2, 1, 662, 2},
-                                           Bound{3, 0, 234, 1}, Bound{3, 1, 676, 2}),
+                         ::testing::Values(Bound{0, 0, 225, 1}, Bound{0, 1, 635, 2},
+                                           Bound{1, 0, 223, 2}, Bound{1, 1, 575, 3},
+                                           Bound{2, 0, 220, 1}, Bound{2, 1, 570, 2},
+                                           Bound{3, 0, 234, 1}, Bound{3, 1, 582, 2}),
                          [](const auto& info) {
                            return c10::str("Stage", info.param.stage,
                                            info.param.micro_steps > 0 ? "Accumulated" : "Plain");

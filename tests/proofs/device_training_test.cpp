@@ -309,7 +309,7 @@ TEST_F(DeviceStepTest, ModelsThatDoNotFitTheDeviceAreRefusedWithTheFiguresOnAllR
 // needs and a half.
 TEST_F(DeviceStepTest, RanksThatShareADeviceAreRefusedWhatOnlyOneOfThemCouldHave) {
   constexpr int kRanks = kFakeDevices + 1;
-  const MemoryLimit limit(fake_memory(0).current_bytes + 2 * 516_KiB + 3 * 516_KiB / 2);
+  const MemoryLimit limit(fake_memory(0).current_bytes + 2 * 516_KiB + 3 * 540_KiB / 2);
   const auto errors = try_ranks(
       kRanks,
       [](comm::World& world) {
@@ -322,11 +322,11 @@ TEST_F(DeviceStepTest, RanksThatShareADeviceAreRefusedWhatOnlyOneOfThemCouldHave
       on_fake_devices(Carrier::kStaged, kRanks));
   for (const int rank : {0, kRanks - 1}) {
     EXPECT_THAT(message_of(errors[static_cast<size_t>(rank)]),
-                HasSubstr("the model needs 1.0 MiB on fake:0 before any activation"));
+                HasSubstr("the model needs 1.1 MiB on fake:0 before any activation"));
     EXPECT_THAT(message_of(errors[static_cast<size_t>(rank)]),
                 HasSubstr("as 2 ranks share what is free on it; use more devices"));
   }
-  EXPECT_THAT(message_of(errors[1]), HasSubstr("rank 0: the model needs 1.0 MiB on fake:0"));
+  EXPECT_THAT(message_of(errors[1]), HasSubstr("rank 0: the model needs 1.1 MiB on fake:0"));
 }
 
 TEST_F(DeviceStepTest, OptimizersWhoseStateDoesNotFitAreRefusedBeforeTheFirstStep) {

@@ -14,7 +14,7 @@ jobs=$(nproc)
 [ "${1:-}" != --jobs ] || jobs=${2:?carry: --jobs: expected a number}
 most_mebibytes=64
 programs=(examples/train_gpt bench/bare_loop bench/optimizer_step bench/gradient_pass
-          tests/offload_test tests/comm_test tests/memory_test tests/train_gpt_cuda_test)
+          tests/offload_test tests/cuda_test tests/comm_test tests/memory_test tests/train_gpt_cuda_test)
 # What every machine that runs torch has.
 system='lib(c|m|dl|rt|pthread|stdc\+\+|gcc_s|util)\.so\.|ld-linux|linux-vdso'
 # "library => file" of what a program needs beside those.

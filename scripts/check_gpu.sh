@@ -146,7 +146,7 @@ part_build() {
   # Another compiler than this project's warns of other things.
   passes "configure" 60 cmake --preset cuda "-DCMAKE_CUDA_ARCHITECTURES=${capability:-90}" -DZEROPAGE_WERROR=OFF || return
   passes "build" 350 cmake --build --preset cuda -j "$(nproc)" --target train_gpt bare_loop optimizer_step gradient_pass \
-    offload_test comm_test memory_test train_gpt_cuda_test
+    offload_test cuda_test comm_test memory_test train_gpt_cuda_test
 }
 
 part_first() {
@@ -156,6 +156,7 @@ part_first() {
   passes "three steps at stage 3" 60 "${train[@]}" "${small[@]}" --steps 3 --compute-dtype bf16 --stage 3
   passes "two ranks on one device" 60 "${train[@]}" "${small[@]}" --steps 3 --ranks 2 --stage 3
   tests "kernels against the host's bits" 120 "$built/tests/offload_test" --gtest_filter='*Cuda*-WithoutCuda*'
+  tests "offload on the device" 120 "$built/tests/cuda_test"
   tests "page-locked memory" 60 "$built/tests/memory_test" --gtest_filter='*Cuda*'
   local between=':NcclRanksTest.*'
   [ "$(wc -l <<<"$devices")" -lt 2 ] || between=

@@ -9,6 +9,7 @@
 #include "memory/exact.h"
 #include "operators/detail/operator_recorder.h"
 #include "operators/detail/tape_player.h"
+#include "operators/generator_state.h"
 
 namespace zeropage::memory {
 namespace {
@@ -79,7 +80,7 @@ std::vector<RandomStates::Tracked> untouched(const RandomStates& random) {
   const std::lock_guard lock(detail::RandomRecorder::mutex());
   std::vector<RandomStates::Tracked> generators;
   for (const RandomStates::Tracked& tracked : random.generators) {
-    if (detail::same_state(tracked.generator, random.left_at(tracked))) {
+    if (same_state(copy_of(tracked.generator), random.left_at(tracked))) {
       generators.push_back(tracked);
     }
   }
@@ -90,8 +91,8 @@ void carry_on(const RandomStates& random, const std::vector<RandomStates::Tracke
               const detail::TapePlayer& player) {
   const std::lock_guard lock(detail::RandomRecorder::mutex());
   for (const RandomStates::Tracked& tracked : generators) {
-    if (!detail::same_state(tracked.generator, random.left_at(tracked))) continue;
-    detail::assign_state(tracked.generator, player.state(tracked.last));
+    if (!same_state(copy_of(tracked.generator), random.left_at(tracked))) continue;
+    assign_state(tracked.generator, player.state(tracked.last));
   }
 }
 

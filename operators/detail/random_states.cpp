@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <optional>
 
 #include <ATen/CPUGeneratorImpl.h>
-#include <ATen/core/TensorBody.h>
 
 #include "memory/check.h"
 #include "memory/exact.h"
+#include "operators/generator_state.h"
 
 namespace zeropage::memory::detail {
 namespace {
@@ -65,26 +64,6 @@ std::optional<Mark> mark_on(const at::Generator& generator, const void* recorder
 }
 
 }  // namespace
-
-void assign_state(const at::Generator& to, const at::Generator& from) {
-  at::CPUGeneratorImpl& source = engine_of(from);
-  at::CPUGeneratorImpl& target = engine_of(to);
-  const std::lock_guard lock(target.mutex_);
-  target.set_engine(source.engine());
-  target.set_next_float_normal_sample(source.next_float_normal_sample());
-  target.set_next_double_normal_sample(source.next_double_normal_sample());
-}
-
-at::Generator copy_of(const at::Generator& generator) {
-  const std::lock_guard lock(engine_of(generator).mutex_);
-  return generator.clone();
-}
-
-bool same_state(const at::Generator& a, const at::Generator& b) {
-  const at::Tensor left = copy_of(a).get_state(), right = copy_of(b).get_state();
-  return left.nbytes() == right.nbytes() &&
-         std::memcmp(left.data_ptr(), right.data_ptr(), left.nbytes()) == 0;
-}
 
 // The generator that it guards is a global of LibTorch.
 std::mutex& RandomRecorder::mutex() {

@@ -60,8 +60,4 @@ class RandomRecorder {
   RandomStates& states_;
 };
 
-void assign_state(const at::Generator& to, const at::Generator& from);
-at::Generator copy_of(const at::Generator& generator);
-bool same_state(const at::Generator& a, const at::Generator& b);
-
 }  // namespace zeropage::memory::detail

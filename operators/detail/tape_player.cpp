@@ -8,6 +8,7 @@
 
 #include "memory/check.h"
 #include "operators/detail/operator_call.h"
+#include "operators/generator_state.h"
 
 namespace zeropage::memory::detail {
 namespace {

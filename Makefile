@@ -6,7 +6,7 @@ TEST_JOBS := $(shell echo $$(( $(JOBS) + $(JOBS) / 2 )))
 NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test cuda bench lint bundle carry consumer clean
+.PHONY: help setup build train test cuda bench lint bundle carry consumer headers clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
@@ -51,6 +51,9 @@ carry: ## pack what scripts/check_gpu.sh runs into carry/, built for sm_90: for 
 
 consumer: build ## install into build/install and build examples/consumer/ against it, as a user's project
 	@scripts/check_consumer.sh
+
+headers: build ## the same, and compile each public header alone against the installation (4 minutes)
+	@scripts/check_consumer.sh --headers
 
 clean: ## remove build/, bundle/ and carry/ (.venv stays)
 	@rm -rf build bundle carry

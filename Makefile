@@ -1,8 +1,6 @@
 # The commands of a newcomer; CMakePresets.json has the rest. Every target first installs what is missing.
 BUILD := build/release
 JOBS := $(shell nproc)
-# Some tests wait for deadlines and use no core meanwhile.
-TEST_JOBS := $(shell echo $$(( $(JOBS) + $(JOBS) / 2 )))
 NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
 
 .DEFAULT_GOAL := help
@@ -27,7 +25,7 @@ train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks wit
 
 test: setup $(BUILD)/build.ninja ## build and run all tests
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS)
-	@ctest --preset release -j $(TEST_JOBS)
+	@ctest --preset release -j $(JOBS)
 
 cuda: ## build everything with the CUDA runtime, for sm_80 and sm_90, in build/cuda; its tests need a GPU
 	@scripts/setup.sh --cuda

@@ -33,6 +33,8 @@ set(ZEROPAGE_PUBLIC_HEADERS
     offload/lion.h
     # ranks, without a module
     comm/communicator.h
+    comm/reduction.h
+    comm/solo_communicator.h
     comm/launcher/launcher.h
     comm/rendezvous.h
     comm/simulated_communicator.h
@@ -44,18 +46,31 @@ set(ZEROPAGE_PUBLIC_HEADERS
     memory/bytes.h
     memory/check.h
     memory/device_memory.h
+    memory/exact.h
+    memory/storage.h
     memory/ledger.h
     memory/memory_table.h
     memory/process_memory.h
     memory/testing.h
     device/host_memory.h
+    device/device.h
+    device/device_places.h
+    device/host_mapping.h
+    device/named_range.h
+    device/page_nodes.h
+    device/pinned_arena.h
     device/topology.h
     # state on disk, without a model
     state/safetensors.h
+    state/block_checksums.h
+    state/file_writer.h
+    state/state_folder.h
     state/saved_state.h
     state/state_error.h
     # an optimizer's step over flat tensors, records on NVMe
     offload/exact_sum.h
+    offload/device_speed.h
+    offload/stochastic_rounding.h
     offload/flat_norm.h
     offload/fused_step.h
     offload/nvme_file.h

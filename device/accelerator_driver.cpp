@@ -1,5 +1,6 @@
 #include "device/accelerator_driver.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <mutex>
 #include <system_error>
@@ -33,6 +34,10 @@ std::string open_file_that_begins(const std::string& name) {
 void note_driver_use(const std::string& who) {
   const std::lock_guard lock(driver_note().mutex);
   if (driver_note().who.empty()) driver_note().who = who;
+}
+
+void note_driver_question(const std::string& who) {
+  if (std::getenv("ZEROPAGE_STRICT_FORK") != nullptr) note_driver_use(who);
 }
 
 std::string driver_use(const std::string& file) {

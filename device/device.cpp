@@ -24,10 +24,10 @@ std::string why_none(c10::DeviceType type) {
 
 int device_count(c10::DeviceType type) {
   if (!has_streams(type)) return type == c10::DeviceType::CPU ? 1 : 0;
-  note_driver_use(
-      c10::str("memory::device_count(", c10::DeviceTypeName(type, /*lower_case=*/true), ")"));
   if (is_cuda(type)) return cuda::device_count();
   if (!c10::impl::hasDeviceGuardImpl(type)) return 0;
+  note_driver_use(
+      c10::str("memory::device_count(", c10::DeviceTypeName(type, /*lower_case=*/true), ")"));
   return c10::impl::VirtualGuardImpl(type).deviceCount();
 }
 

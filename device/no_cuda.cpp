@@ -1,3 +1,4 @@
+#include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
 #include "device/detail/nvtx.h"
 #include "device/device.h"
@@ -6,6 +7,7 @@
 namespace zeropage::memory::cuda {
 
 int device_count() {
+  note_driver_question("memory::device_count(cuda)");
   return 0;
 }
 

@@ -4,7 +4,7 @@
 namespace zeropage::memory {
 
 std::vector<DevicePlace> cuda_device_places() {
-  note_driver_use("memory::cuda_device_places()");
+  note_driver_question("memory::cuda_device_places()");
   return {};
 }
 

@@ -14,8 +14,7 @@ cmake -S examples/consumer -B build/consumer -G Ninja -DCMAKE_BUILD_TYPE=Release
 cmake --build build/consumer
 "$prefix/bin/zp" run -n 2 -- build/consumer/consumer
 
-list() { sed -nE "s#^ +\"?([a-z_/0-9]+\.h)[ )].*#\1#p; s#^ +([a-z_/0-9]+\.h)\$#\1#p" "$1"; }
-for header in $(list cmake/moved_headers.cmake); do
+for header in $(sed -nE 's#^ +"([a-z_/0-9]+\.h) .*#\1#p' cmake/moved_headers.cmake); do
   now=$(sed -n 's/^#include "\(.*\)"$/\1/p' "$prefix/include/zeropage/$header")
   [ -n "$now" ] && [ -e "$prefix/include/zeropage/$now" ] ||
     { echo "check_consumer: <$header> leads to \"$now\", which is not installed" >&2; exit 1; }
@@ -38,7 +37,7 @@ target_link_libraries(public_headers PRIVATE zeropage::zeropage)
 # LibTorch's headers alone, which take most of the time.
 target_precompile_headers(public_headers PRIVATE <torch/torch.h>)
 END
-for header in $(list cmake/public_headers.cmake); do
+for header in $(sed -nE 's#^ +([a-z_/0-9]+\.h)\)?$#\1#p' cmake/public_headers.cmake); do
   printf '#include <%s>\n' "$header" >"$headers/$(tr '/.' '__' <<<"$header").cpp"
 done
 cmake -S "$headers" -B "$headers/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" \

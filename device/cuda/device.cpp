@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <string>
 
+#include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -38,11 +39,13 @@ cudaError_t count(int* devices) {
 }  // namespace
 
 int device_count() {
+  note_driver_use("memory::device_count(cuda)");
   int devices = 0;
   return count(&devices) == cudaSuccess ? devices : 0;
 }
 
 std::string why_none() {
+  note_driver_use("memory::cuda::why_none()");
   int devices = 0;
   const cudaError_t result = count(&devices);
   if (result == cudaSuccess && devices > 0) return "";

@@ -304,6 +304,20 @@ TEST(LauncherTest, RefusesToForkOnceAnAcceleratorsDriverWasAsked) {
   EXPECT_THAT(launch.err(), HasSubstr("ask for devices in the ranks only"));
 }
 
+// A build for the host may be asked which devices there are, as before there was anything to refuse.
+TEST(LauncherTest, ForksWhereABuildThatHasNoDriverWasAsked) {
+  const auto forks_after_a_question = [](bool strict) {
+    LaunchedProcess launch([strict] {
+      if (strict) ::setenv("ZEROPAGE_STRICT_FORK", "1", /*overwrite=*/1);
+      memory::note_driver_question("a question");
+      return launch_function([] { return 0; }, ranks(2));
+    });
+    return launch.wait();
+  };
+  EXPECT_EQ(forks_after_a_question(false), 0);
+  EXPECT_EQ(forks_after_a_question(true), 99);
+}
+
 TEST(LauncherTest, ForksAfterARankOfAnEarlierLaunchAskedTheDriver) {
   LaunchedProcess launch([] {
     const auto ask = [] {

@@ -36,9 +36,10 @@ TEST_F(TrainGptTest, RefusesCudaWithTheReasonWhereThereIsNone) {
   expect_refused(shell(hidden + "--communicator nccl"), "moves tensors between CUDA devices");
 }
 
-// In every build: who asks a driver notes it, with or without one.
+// In every build: who asks for a driver notes it, with or without one.
 TEST_F(TrainGptTest, AsksNoDriverBeforeItForksItsRanks) {
-  const Outcome outcome = train_gpt(tiny("--device cpu --ranks 2"));
+  const Outcome outcome =
+      shell("ZEROPAGE_STRICT_FORK=1 " + train_gpt_program() + " " + tiny("--device cpu --ranks 2"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
 }
 

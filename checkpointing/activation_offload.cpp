@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "checkpointing/detail/offloader.h"
+#include "checkpointing/detail/activation_offloader.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 
@@ -20,7 +20,7 @@ std::string_view name(Compression compression) {
   return "unknown";
 }
 
-std::string to_string(const OffloadStatistics& statistics) {
+std::string to_string(const ActivationOffloadStatistics& statistics) {
   using memory::format_bytes;
   std::ostringstream out;
   out << statistics.saved_tensors << " saved tensors in " << statistics.copies << " copies, "
@@ -35,8 +35,8 @@ std::string to_string(const OffloadStatistics& statistics) {
   return out.str();
 }
 
-ActivationOffload::ActivationOffload(const OffloadOptions& options)
-    : offloader_(std::make_shared<detail::Offloader>(options)) {
+ActivationOffload::ActivationOffload(const ActivationOffloadOptions& options)
+    : offloader_(std::make_shared<detail::ActivationOffloader>(options)) {
   ZP_CHECK(options.least_bytes >= 0 && options.staging_bytes >= 0,
            "ActivationOffload: expected bytes of 0 or more, got least_bytes ", options.least_bytes,
            " and staging_bytes ", options.staging_bytes, "; 0 leaves the choice of staging to it");
@@ -52,7 +52,7 @@ void ActivationOffload::stay_here(const std::vector<at::Tensor>& tensors) {
   offloader_->stay_here(tensors);
 }
 
-OffloadStatistics ActivationOffload::statistics() const {
+ActivationOffloadStatistics ActivationOffload::statistics() const {
   return offloader_->statistics();
 }
 

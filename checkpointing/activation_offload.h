@@ -22,7 +22,7 @@
 // need: there ahead would only mean earlier. What the program still holds is not brought back but
 // used (only if it is not compressed, so that bits do not depend on time).
 //
-// With a store (OffloadOptions) copies go on from the host to it, and are read ahead as they are
+// With a store (ActivationOffloadOptions) copies go on from the host to it, and are read ahead as they are
 // fetched ahead.
 //
 // Bytes: copies are kActivationOffloaded on the host, what is brought back kActivation, of the
@@ -44,19 +44,19 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpointing/offload_options.h"
+#include "checkpointing/activation_offload_options.h"
 #include "checkpointing/saved_tensors.h"
 
 namespace zeropage::checkpointing {
 
 namespace detail {
-class Offloader;
+class ActivationOffloader;
 }
 
 class ActivationOffload {
  public:
   // Throws if an option makes no sense.
-  explicit ActivationOffload(const OffloadOptions& options = {});
+  explicit ActivationOffload(const ActivationOffloadOptions& options = {});
   ~ActivationOffload();
   ActivationOffload(const ActivationOffload&) = delete;
   ActivationOffload& operator=(const ActivationOffload&) = delete;
@@ -68,10 +68,10 @@ class ActivationOffload {
   // told, they are right too, but are copied.
   void stay_here(const std::vector<at::Tensor>& tensors);
 
-  OffloadStatistics statistics() const;
+  ActivationOffloadStatistics statistics() const;
 
  private:
-  const std::shared_ptr<detail::Offloader> offloader_;
+  const std::shared_ptr<detail::ActivationOffloader> offloader_;
 };
 
 }  // namespace zeropage::checkpointing

@@ -1,6 +1,7 @@
 # Headers that programs of release 0.1 may include, and where they are now. The old names are installed for one release: each includes the
 # new one and says so.
 set(ZEROPAGE_MOVED_HEADERS
+    "checkpointing/offload_options.h checkpointing/activation_offload_options.h"
     "comm/launcher.h comm/launcher/launcher.h"
     "memory/construction_tape.h operators/construction_tape.h"
     "memory/device.h device/device.h"
@@ -30,7 +31,7 @@ set(ZEROPAGE_MOVED_HEADERS
     "zero/module_parameters.h zero/layout/module_parameters.h"
     "zero/nvme_activations.h zero/tiers/nvme_activations.h"
     "zero/offloaded_steps.h zero/update/offloaded_steps.h"
-    "zero/offloading.h zero/tiers/offloading.h"
+    "zero/offloading.h zero/tiers/page_offload.h"
     "zero/page_home.h zero/tiers/tier_storage.h"
     "zero/page_update.h zero/update/page_update.h"
     "zero/parameter_pages.h zero/pages/parameter_pages.h"

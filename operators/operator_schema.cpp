@@ -24,6 +24,20 @@ bool is_written(const c10::Argument& argument) {
                                          [](const auto& inner) { return inner.isWrite(); });
 }
 
+std::optional<size_t> generator_argument(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    c10::TypePtr type = arguments[index].type();
+    if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
+    if (type->kind() == c10::TypeKind::GeneratorType) return index;
+  }
+  return std::nullopt;
+}
+
+bool draws(const c10::OperatorHandle& op) {
+  return op.hasTag(at::Tag::nondeterministic_seeded) || generator_argument(op).has_value();
+}
+
 bool only_views(const c10::OperatorHandle& op) {
   if (op.hasTag(at::Tag::inplace_view)) return true;
   const auto& returns = op.schema().returns();

@@ -3,6 +3,8 @@
 // Threads: any; pure functions.
 #pragma once
 
+#include <cstddef>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
@@ -16,6 +18,12 @@ std::vector<at::Tensor> tensors_in(const c10::IValue& value);
 
 // Whether the operator writes to the memory of that argument, or of tensors in it.
 bool is_written(const c10::Argument& argument);
+
+// Where it takes a generator.
+std::optional<size_t> generator_argument(const c10::OperatorHandle& op);
+
+// Whether its results depend on random numbers.
+bool draws(const c10::OperatorHandle& op);
 
 // Whether it reads and writes no memory itself: it returns views, or changes sizes and strides in
 // place.

@@ -48,7 +48,7 @@ Page::~Page() {
   point_tenants();
 }
 
-void Page::settle_in(const std::weak_ptr<Pager>& pager, size_t index) {
+void Page::join(const std::weak_ptr<Pager>& pager, size_t index) {
   TORCH_INTERNAL_ASSERT(state_ == State::kEvicted);
   for (Tenant& tenant : tenants_) {
     c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();

@@ -54,7 +54,7 @@ class Page {
 
   // Ties the tenants to their pager, by which the trap finds them, and evicts them: what memory they
   // had is let go.
-  void settle_in(const std::weak_ptr<Pager>& pager, size_t index);
+  void join(const std::weak_ptr<Pager>& pager, size_t index);
 
   const std::string& name() const { return name_; }
   int64_t bytes() const { return bytes_; }

@@ -58,7 +58,7 @@ size_t Pager::add_page(std::string name, int64_t bytes, std::vector<Page::Tenant
   const std::lock_guard lock(mutex_);
   const size_t index = pages_.size();
   pages_.push_back(std::make_unique<Page>(std::move(name), bytes, std::move(tenants)));
-  pages_.back()->settle_in(weak_from_this(), index);
+  pages_.back()->join(weak_from_this(), index);
   largest_page_bytes_ = std::max(largest_page_bytes_, bytes);
   return index;
 }

@@ -81,7 +81,7 @@ def life():
     yield line([(712, middle - 9), (772, middle - 9)])
     yield text(742, middle - 16, "a write", "small", "middle")
     yield line([(774, middle + 9), (714, middle + 9)])
-    yield text(744, top + height + 15, "own slice", "small", "middle")
+    yield text(744, top + height + 15, "own shard", "small", "middle")
     yield text(744, top + height + 30, "to the shard", "small", "middle")
     yield line([(659, top + height), (659, top + 74), (85, top + 74), (85, top + height + 2)])
     yield text(372, top + 67, "evict: after its last use, for room, or at step(); the shard stays", "small", "middle")

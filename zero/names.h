@@ -33,6 +33,8 @@ using accumulate::NormSpikeOptions;
 
 // Activations.
 using checkpointing::ActivationOffload;
+using checkpointing::ActivationOffloadOptions;
+using checkpointing::ActivationOffloadStatistics;
 using checkpointing::checkpoint;
 using checkpointing::checkpoint_each;
 using checkpointing::checkpoint_sequential;

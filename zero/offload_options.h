@@ -26,7 +26,7 @@ enum class StepWhen : uint8_t {
   kOneStepLate,
 };
 
-struct Offload {
+struct OffloadOptions {
   // Of what the optimizer needs: fp32 values (the parameters' or their master weights), its states,
   // and, unless kDevice, the reduced gradients. kNvme: gradients are on the host. For AdamW, Adam,
   // SGD, Adagrad and Lion, whose steps have a fused form. Bytes an owned element: 4 of values, 4 a
@@ -61,5 +61,7 @@ struct Offload {
     return optimizer != memory::Tier::kDevice || parameters != memory::Tier::kDevice;
   }
 };
+
+using Offload [[deprecated("the name is zeropage::OffloadOptions")]] = OffloadOptions;
 
 }  // namespace zeropage

@@ -30,7 +30,7 @@ class Optimizer final : public ShardedOptimizer {
   static_assert(OptimizerTraits<A>::kElementWise,
                 "zeropage::Optimizer<A>: A's update is not known to be element-wise, so its state "
                 "cannot be sharded: "
-                "a rank would update a slice of a parameter as if it were all of it. "
+                "a rank would update a part of a parameter as if it were all of it. "
                 "torch::optim::LBFGS is such a "
                 "class; use torch::optim::LBFGS itself on one rank. For a class of your own that "
                 "is element-wise, "
@@ -65,8 +65,8 @@ class Optimizer final : public ShardedOptimizer {
                          std::make_unique<AlgorithmOptions>(defaults), algorithm(defaults)) {}
 
   static Algorithm algorithm(const AlgorithmOptions& defaults) {
-    Algorithm algorithm{c10::demangle_type<A>(), [defaults](Groups slices) {
-                          return std::make_unique<A>(std::move(slices), defaults);
+    Algorithm algorithm{c10::demangle_type<A>(), [defaults](Groups shards) {
+                          return std::make_unique<A>(std::move(shards), defaults);
                         }};
     if constexpr (kHasFusedForm<A>) {
       algorithm.states = static_cast<int64_t>(offload::state_names(defaults).size());

@@ -1,7 +1,7 @@
 // What Zeropage must know of an optimizer class to shard its state.
 //
 // An update is element-wise when an element's new value depends on that element's value, gradient
-// and state alone. Then it may run on any slice of a parameter, and gives the same bits as on the
+// and state alone. Then it may run on any part of a parameter, and gives the same bits as on the
 // whole.
 //
 // For a class of your own, with the constructor A(std::vector<OptimizerParamGroup>, Options):
@@ -52,7 +52,7 @@ struct OptimizerTraits<torch::optim::RMSprop> : detail::ElementWise<torch::optim
 };
 template <>
 struct OptimizerTraits<Lion> : detail::ElementWise<LionOptions> {};
-// Its update searches along a line through all parameters at once: a slice of it has no meaning.
+// Its update searches along a line through all parameters at once: a part of it has no meaning.
 template <>
 struct OptimizerTraits<torch::optim::LBFGS> {
   using Options = torch::optim::LBFGSOptions;

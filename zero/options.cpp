@@ -34,6 +34,13 @@ Stage stage_of(int number) {
   }
 }
 
+int64_t minimum_sharded_bytes(const Options& options) {
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+  return std::max(options.minimum_sharded_bytes, options.whole_below_bytes);
+#pragma GCC diagnostic pop
+}
+
 int64_t page_bytes_on(c10::Device device, const Options& options) {
   if (options.page_bytes != Options::kPageBytesOfDevice) return options.page_bytes;
   return memory::has_streams(device.type()) ? 64_MiB : 16_MiB;
@@ -106,7 +113,7 @@ std::string name(const std::optional<c10::ScalarType>& dtype) {
 
 void validate_offload(const Options& options) {
   using memory::Tier;
-  const Offload& offload = options.offload;
+  const OffloadOptions& offload = options.offload;
   const bool optimizer = offload.optimizer != Tier::kDevice;
   ZP_CHECK(offload.parameters == Tier::kDevice || options.stage.parameters,
            "options.offload.parameters: stage ", name(options.stage),
@@ -125,7 +132,7 @@ void validate_offload(const Options& options) {
            "options.offload.optimizer, or leave it kInStep");
   ZP_CHECK(offload.optimizer_bytes >= 0,
            "options.offload.optimizer_bytes: expected 0 or more, got ", offload.optimizer_bytes);
-  ZP_CHECK(offload.parameters == Tier::kDevice || offload.optimizer_bytes == Offload::kAll,
+  ZP_CHECK(offload.parameters == Tier::kDevice || offload.optimizer_bytes == OffloadOptions::kAll,
            "options.offload.optimizer_bytes: offloaded parameters are updated where they are, so "
            "their whole optimizer leaves; leave it unset");
   ZP_CHECK(offload.worker_threads >= 0,
@@ -173,15 +180,16 @@ void validate(const Options& options) {
                options.prefetch_bytes == memory::PagerOptions::kTwoLargestPages,
            "options.prefetch_bytes: expected 0 or more, or PagerOptions::kTwoLargestPages, got ",
            options.prefetch_bytes);
-  ZP_CHECK(options.whole_below_bytes >= 0, "options.whole_below_bytes: expected 0 or more, got ",
-           options.whole_below_bytes);
+  ZP_CHECK(options.minimum_sharded_bytes >= 0,
+           "options.minimum_sharded_bytes: expected 0 or more, got ",
+           options.minimum_sharded_bytes);
   const Options defaults;
   ZP_CHECK(options.stage.parameters ||
                (options.parameter_budget_bytes == defaults.parameter_budget_bytes &&
                 options.prefetch_bytes == defaults.prefetch_bytes &&
                 options.reshard == defaults.reshard &&
-                options.whole_below_bytes == defaults.whole_below_bytes),
-           "options.parameter_budget_bytes, prefetch_bytes, reshard and whole_below_bytes are "
+                minimum_sharded_bytes(options) == defaults.minimum_sharded_bytes),
+           "options.parameter_budget_bytes, prefetch_bytes, reshard and minimum_sharded_bytes are "
            "about sharded parameters, and stage ",
            name(options.stage), " keeps parameters whole; use stage 3 or leave them out");
 }
@@ -205,7 +213,7 @@ std::vector<std::string> describe(const Options& options) {
       c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
       c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
       c10::str("options.reshard: ", static_cast<int>(options.reshard)),
-      c10::str("options.whole_below_bytes: ", options.whole_below_bytes)};
+      c10::str("options.minimum_sharded_bytes: ", minimum_sharded_bytes(options))};
 }
 
 }  // namespace zeropage

@@ -142,7 +142,7 @@ struct Options {
   int64_t page_bytes = kPageBytesOfDevice;
 
   // What leaves the device. By default nothing.
-  Offload offload;
+  OffloadOptions offload;
 
   // ---- memory and speed of sharded parameters ----
 
@@ -156,9 +156,13 @@ struct Options {
 
   Reshard reshard = Reshard::kAfterUse;
 
-  // Pages smaller than this are not sharded: their parameters stay whole on every rank.
-  int64_t whole_below_bytes = 0;
+  // The minimum size of a page that is sharded: parameters of smaller ones stay whole on every rank.
+  int64_t minimum_sharded_bytes = 0;
+  [[deprecated("the name is minimum_sharded_bytes")]] int64_t whole_below_bytes = 0;
 };
+
+// options.minimum_sharded_bytes, by its old name too.
+int64_t minimum_sharded_bytes(const Options& options);
 
 // options.page_bytes, or the device's.
 int64_t page_bytes_on(c10::Device device, const Options& options = {});

@@ -161,7 +161,7 @@ std::vector<Checked> hooks(const std::shared_ptr<const Chain>& chain) {
       std::make_shared<Recompute>(RecomputeOptions{.budget_bytes = kHugeBytes, .least_bytes = 1});
   const auto selective = std::make_shared<Recompute>(RecomputeOptions::selective());
   const auto offload =
-      std::make_shared<ActivationOffload>(OffloadOptions{.least_bytes = kHugeBytes});
+      std::make_shared<ActivationOffload>(ActivationOffloadOptions{.least_bytes = kHugeBytes});
   return {{"no hooks", [=] { return chain->step(); }},
           {"hooks that keep", [=] { return chain->step<SavedTensorScope>(keeping); }},
           {"Recompute that keeps", [=] { return chain->step<RecomputeScope>(*all_stays); }},

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpointing/offload_options.h"
+#include "checkpointing/activation_offload_options.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -29,13 +29,6 @@ bool in_backward() {
   return torch::autograd::get_current_graph_task_id() >= 0;
 }
 
-bool draws(const c10::OperatorHandle& handle) {
-  if (handle.hasTag(at::Tag::nondeterministic_seeded)) return true;
-  const auto& arguments = handle.schema().arguments();
-  return std::any_of(arguments.begin(), arguments.end(),
-                     [](const c10::Argument& argument) { return argument.name() == "generator"; });
-}
-
 c10::Device place_of_arguments(at::ArrayRef<c10::IValue> arguments) {
   for (const c10::IValue& argument : arguments) {
     if (argument.isTensor() && argument.toTensor().defined() && !argument.toTensor().is_cpu()) {
@@ -153,7 +146,6 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
 std::shared_ptr<Operation> ForwardTape::record(const c10::OperatorHandle& handle,
                                                const OperatorFacts& facts,
                                                at::ArrayRef<c10::IValue> arguments) {
-  using Form = Operation::Argument::Form;
   auto operation =
       std::make_shared<Operation>(Operation{.index = signatures_.size(),
                                             .signature = signature_of(handle, arguments),
@@ -164,29 +156,20 @@ std::shared_ptr<Operation> ForwardTape::record(const c10::OperatorHandle& handle
   const std::lock_guard lock(mutex_);
   for (size_t index = 0; index < arguments.size(); ++index) {
     const c10::IValue& given = arguments[index];
-    auto& argument = operation->arguments.emplace_back();
-    if (given.isTensor()) {
-      argument.form = Form::kTensor;
-    } else if (given.isTensorList()) {
-      argument.form = Form::kTensors;
-    } else if (given.isOptionalTensorList()) {
-      argument.form = Form::kOptionalTensors;
-    } else {
-      argument.other = given;
-      // Its state is nobody's here to put back.
-      if (given.isGenerator()) operation->replayable = false;
-      continue;
-    }
-    for (const at::Tensor& tensor : tensors_in(given)) {
-      argument.tensors.push_back(record_tensor(tensor, *operation));
-      argument.tensors.back().written = contains(facts.written, index);
-    }
+    const bool is_written = contains(facts.written, index);
+    auto& argument = operation->arguments.emplace_back(given, [&](const at::Tensor& tensor) {
+      Operation::Tensor recorded = record_tensor(tensor, *operation);
+      recorded.written = is_written;
+      return recorded;
+    });
+    // Its state is nobody's here to put back.
+    if (given.isGenerator()) operation->replayable = false;
     if (contains(facts.statistics, index)) {
-      for (auto& tensor : argument.tensors) tensor = as_scratch(tensor, given);
+      for (auto& tensor : argument.tensors()) tensor = as_scratch(tensor, given);
     }
   }
   make_room_for_writes(facts, arguments, operation);
-  if (draws(handle)) operation->random = RandomState::take(place_of_arguments(arguments));
+  if (memory::draws(handle)) operation->random = RandomState::take(place_of_arguments(arguments));
   follow_plan(*operation);
   signatures_.push_back(operation->signature);
   if (options_.measures) {

@@ -6,7 +6,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/from_blob.h>
 
-#include "checkpointing/detail/offloader.h"
+#include "checkpointing/detail/activation_offloader.h"
 #include "memory/exact.h"
 
 namespace zeropage::checkpointing::detail {
@@ -44,8 +44,8 @@ int64_t past_alignment(const at::Tensor& bytes, int64_t alignment) {
 
 }  // namespace
 
-OffloadedStorage::OffloadedStorage(std::shared_ptr<Offloader> offloader, const at::Tensor& tensor,
-                                   const Span& span)
+OffloadedStorage::OffloadedStorage(std::shared_ptr<ActivationOffloader> offloader,
+                                   const at::Tensor& tensor, const Span& span)
     : SavedStorage(tensor, span),
       offloader_(std::move(offloader)),
       form_(encoded_form(offloader_->compression(), tensor.scalar_type(), span.numel)),

@@ -67,25 +67,6 @@ at::Tensor input_of(const Operation::Tensor& input, const Operation& operation,
   return tensor;
 }
 
-c10::IValue argument_of(const Operation::Argument& argument, const Operation& operation,
-                        const Passing& passing) {
-  using Form = Operation::Argument::Form;
-  const auto& tensors = argument.tensors;
-  if (argument.form == Form::kOther) return argument.other;
-  if (argument.form == Form::kTensor) return input_of(tensors.front(), operation, passing);
-  if (argument.form == Form::kTensors) {
-    c10::List<at::Tensor> list;
-    for (const auto& tensor : tensors) list.push_back(input_of(tensor, operation, passing));
-    return list;
-  }
-  c10::List<std::optional<at::Tensor>> list;
-  for (const auto& tensor : tensors) {
-    const at::Tensor input = input_of(tensor, operation, passing);
-    list.push_back(input.defined() ? std::optional(input) : std::nullopt);
-  }
-  return list;
-}
-
 // Collects what autograd saves, in order, and keeps it until the operator has ended.
 class Collector final : public SavedTensorHooks {
  public:
@@ -113,7 +94,8 @@ Given run_again(const Operation& operation, const Passing& passing) {
   const memory::InterceptorScope unseen(nullptr);
   torch::jit::Stack stack;
   for (const auto& argument : operation.arguments) {
-    stack.push_back(argument_of(argument, operation, passing));
+    stack.push_back(
+        argument.with([&](const auto& input) { return input_of(input, operation, passing); }));
   }
   const ThreadModesScope modes(*operation.modes);
   std::optional<RandomStateScope> random;

@@ -26,6 +26,7 @@
 
 #include "checkpointing/detail/operator_facts.h"
 #include "checkpointing/detail/thread_modes.h"
+#include "operators/recorded_argument.h"
 
 namespace zeropage::checkpointing::detail {
 
@@ -122,12 +123,7 @@ struct Operation {
     bool requires_grad = false;
     bool written = false;  // in place: a repetition writes to a copy
   };
-  struct Argument {
-    enum class Form : uint8_t { kOther, kTensor, kTensors, kOptionalTensors };
-    Form form = Form::kOther;
-    c10::IValue other;
-    std::vector<Tensor> tensors;
-  };
+  using Argument = memory::RecordedArgument<Tensor>;
 
   size_t index = 0;
   size_t signature = 0;  // of its name and the sizes of its tensors
@@ -145,7 +141,7 @@ struct Operation {
   template <typename Visit>
   void for_each_input(const Visit& visit) const {
     for (const Argument& argument : arguments) {
-      for (const Tensor& tensor : argument.tensors) {
+      for (const Tensor& tensor : argument.tensors()) {
         if (tensor.value) visit(tensor.value);
       }
     }

@@ -25,7 +25,7 @@ KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::c
     recompute_.emplace(std::move(options));
   }
   if (flags.offload != CheckpointFlags::Offload::kNone) {
-    zeropage::checkpointing::OffloadOptions options;
+    zeropage::checkpointing::ActivationOffloadOptions options;
     if (flags.offload == CheckpointFlags::Offload::kFolder) {
       options.store = std::make_shared<zeropage::NvmeActivations>(zeropage::NvmeActivationsOptions{
           .directory = flags.offload_folder, .rank = world.rank()});

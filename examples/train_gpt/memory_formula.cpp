@@ -19,7 +19,7 @@ MemoryFormula memory_formula(const Flags& flags, int64_t parameters, int world_s
     if (tier == Tier::kDevice) return formula.device;
     return tier == Tier::kHost ? formula.host : formula.nvme;
   };
-  const zeropage::Offload offload = flags.offload.options();
+  const zeropage::OffloadOptions offload = flags.offload.options();
   const bool optimizer_leaves = offload.optimizer != Tier::kDevice;
   const bool parameters_leave = offload.parameters != Tier::kDevice;
   const bool is_fp32 = flags.dtype() == torch::kFloat32;

@@ -36,8 +36,8 @@ void add_tier(CLI::App& app, const char* flag, std::string& value, const char* h
 
 }  // namespace
 
-zeropage::Offload OffloadFlags::options() const {
-  zeropage::Offload offload;
+zeropage::OffloadOptions OffloadFlags::options() const {
+  zeropage::OffloadOptions offload;
   offload.optimizer = tier_of(optimizer);
   offload.parameters = tier_of(parameters);
   if (bytes > 0) offload.optimizer_bytes = bytes;

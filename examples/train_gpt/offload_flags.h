@@ -23,7 +23,7 @@ struct OffloadFlags {
   int64_t link_bytes_per_second = 0;
 
   bool any() const { return optimizer != "none" || parameters != "none"; }
-  zeropage::Offload options() const;
+  zeropage::OffloadOptions options() const;
   // Throws where they contradict each other or the stage.
   void check(int stage) const;
 };

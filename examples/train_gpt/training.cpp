@@ -263,8 +263,8 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   own.memory.now = ledger.now(device.type());
   own.memory.on_host = ledger.offloaded(zeropage::memory::Tier::kHost);
   own.memory.on_nvme = ledger.offloaded(zeropage::memory::Tier::kNvme);
-  if (const auto& offloading = model.sharded_parameters().pages->offloading()) {
-    run.offload_description = offloading->describe();
+  if (const auto& page_offload = model.sharded_parameters().pages->page_offload()) {
+    run.offload_description = page_offload->describe();
   }
   own.memory.at_peak = peaks.at_peak_since_start();
   own.memory.activation_peak_bytes = peaks.activation_peak();

@@ -126,7 +126,7 @@ void RecordWorker::serve() {
     try {
       begin_jobs();
       submit_blocks();
-      if (broken_.empty() && free_slots_.size() < slots_.size()) settle(device_->wait());
+      if (broken_.empty() && free_slots_.size() < slots_.size()) take_completion(device_->wait());
       end_jobs();
     } catch (const std::exception& error) {
       fail_all(memory::message_of(error));
@@ -224,7 +224,7 @@ void RecordWorker::submit(size_t slot) {
                    .tag = slot});
 }
 
-void RecordWorker::settle(const Completion& completion) {
+void RecordWorker::take_completion(const Completion& completion) {
   Slot& slot = slots_[completion.tag];
   Job& job = *slot.job;
   const int64_t wanted = transfer_bytes(job, slot.block);

@@ -92,7 +92,7 @@ class RecordWorker {
   void begin(Job& job);
   void submit_blocks();
   void submit(size_t slot);
-  void settle(const Completion& completion);
+  void take_completion(const Completion& completion);
   void end_block(const Slot& slot);
   void end_jobs();
   void end(Job& job);

@@ -50,16 +50,6 @@ std::optional<size_t> OperatorCall::device_argument() const {
   });
 }
 
-std::optional<size_t> OperatorCall::generator_argument() const {
-  return find(schema(), [](const c10::Argument&, c10::TypeKind kind) {
-    return kind == c10::TypeKind::GeneratorType;
-  });
-}
-
-bool OperatorCall::random() const {
-  return handle.hasTag(at::Tag::nondeterministic_seeded) || generator_argument().has_value();
-}
-
 bool OperatorCall::makes_literal() const {
   // torch::tensor asks for memory below autograd but above ADInplaceOrView, on the CPU by name, and
   // nobody else does.
@@ -74,8 +64,9 @@ bool OperatorCall::makes_literal() const {
 
 bool OperatorCall::has_values() const {
   if (operands.empty()) return makes_literal();
-  return !random() && std::none_of(operands.begin(), operands.end(),
-                                   [](const auto& operand) { return operand.tensor.is_meta(); });
+  return !draws(handle) && std::none_of(operands.begin(), operands.end(), [](const auto& operand) {
+    return operand.tensor.is_meta();
+  });
 }
 
 bool OperatorCall::reads_values() const {

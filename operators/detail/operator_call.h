@@ -33,10 +33,7 @@ struct OperatorCall {
   c10::IValue& argument(size_t index) const { return stack[first + index]; }
   std::optional<size_t> dtype_argument() const;
   std::optional<size_t> device_argument() const;
-  std::optional<size_t> generator_argument() const;
 
-  // Draws random numbers.
-  bool random() const;
   // Makes the memory that torch::tensor({...}) is about to write without an operator.
   bool makes_literal() const;
   // All its tensors are real, and so may its results be.

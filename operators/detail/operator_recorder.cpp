@@ -1,5 +1,7 @@
 #include "operators/detail/operator_recorder.h"
 
+#include <functional>
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
@@ -76,20 +78,13 @@ void call_on_meta(const OperatorCall& call) {
   }
 }
 
-Argument::Form form_of(const c10::IValue& value) {
-  if (value.isTensor() && value.toTensor().defined()) return Argument::Form::kTensor;
-  if (value.isTensorList()) return Argument::Form::kTensors;
-  if (value.isOptionalTensorList()) return Argument::Form::kOptionalTensors;
-  return Argument::Form::kValue;
-}
-
 // An operator with an argument left open means the default dtype of its time.
-void settle_dtype(const OperatorCall& call, RecordedOperator& recorded) {
+void note_default_dtype(const OperatorCall& call, RecordedOperator& recorded) {
   const auto dtype = call.dtype_argument();
   if (!dtype || !call.operands.empty() || recorded.results.size() != 1) return;
-  if (!recorded.arguments[*dtype].value.isNone() || recorded.results[0].size() != 1) return;
+  if (!recorded.arguments[*dtype].value().isNone() || recorded.results[0].size() != 1) return;
   if (const auto& view = recorded.results[0][0]) {
-    recorded.arguments[*dtype].value = static_cast<int64_t>(view->dtype);
+    recorded.arguments[*dtype].set_value(static_cast<int64_t>(view->dtype));
   }
 }
 
@@ -110,12 +105,12 @@ void OperatorRecorder::run(const c10::OperatorHandle& handle, c10::DispatchKeySe
     return;
   }
   refuse_values_in_real_tensors(call);
-  const auto argument = call.generator_argument();
+  const auto argument = generator_argument(call.handle);
   const bool given = argument && call.argument(*argument).isGenerator();
   const at::Generator generator =
       given ? call.argument(*argument).toGenerator() : at::detail::getDefaultCPUGenerator();
   RecordedOperator recorded = describe_call(call);
-  if (call.random()) recorded.draw = Draw{random_.state_of(generator), 0, argument};
+  if (draws(call.handle)) recorded.draw = Draw{random_.state_of(generator), 0, argument};
   move_to_meta(call);
   call_on_meta(call);
   if (recorded.draw) recorded.draw->after = random_.after_draw(generator, recorded.draw->before);
@@ -130,18 +125,12 @@ RecordedOperator OperatorRecorder::describe_call(const OperatorCall& call) {
   RecordedOperator recorded{.handle = call.handle};
   for (size_t index = 0; index < call.argument_count(); ++index) {
     const c10::IValue& value = call.argument(index);
-    Argument& argument = recorded.arguments.emplace_back();
-    argument.form = form_of(value);
-    if (argument.form != Argument::Form::kValue) {
-      for (const at::Tensor& tensor : tensors_in(value)) {
-        auto& view = argument.tensors.emplace_back();
-        if (tensor.defined()) view = view_of(tensor, storage_of(tensor, call));
-      }
-    } else if (value.isDevice()) {
-      argument.value = at::Device(at::kCPU);
-    } else if (!value.isGenerator()) {
-      argument.value = value;
-    }
+    Argument& argument = recorded.arguments.emplace_back(value, [&](const at::Tensor& tensor) {
+      return tensor.defined() ? std::optional(view_of(tensor, storage_of(tensor, call)))
+                              : std::nullopt;
+    });
+    if (value.isDevice()) argument.set_value(at::Device(at::kCPU));
+    if (value.isGenerator()) argument.set_value({});
   }
   return recorded;
 }
@@ -154,20 +143,10 @@ void OperatorRecorder::move_to_meta(const OperatorCall& call) {
   };
   for (size_t index = 0; index < call.argument_count(); ++index) {
     c10::IValue& value = call.argument(index);
-    if (value.isTensor()) {
-      value = stand_in(value.toTensor());
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> tensors;
-      for (const at::Tensor& tensor : value.toTensorVector()) tensors.push_back(stand_in(tensor));
-      value = tensors;
-    } else if (value.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> tensors;
-      for (const auto& tensor : value.toOptionalTensorVector()) {
-        tensors.push_back(tensor ? std::optional(stand_in(*tensor)) : std::nullopt);
-      }
-      value = tensors;
-    } else if (value.isGenerator()) {
+    if (value.isGenerator()) {
       value = c10::IValue();
+    } else {
+      value = RecordedArgument<at::Tensor>(value, stand_in).with(std::identity());
     }
   }
   const auto device = call.device_argument();
@@ -198,14 +177,14 @@ void OperatorRecorder::note_results(const OperatorCall& call, RecordedOperator& 
       if (contains(recorded.makes, *storage)) view = view_of(tensor, *storage);
     }
   }
-  settle_dtype(call, recorded);
+  note_default_dtype(call, recorded);
 }
 
 void OperatorRecorder::note_effects(const OperatorCall& call, RecordedOperator& recorded) const {
   bool grew = false;
   auto operand = call.operands.begin();
   for (const Argument& argument : recorded.arguments) {
-    for (const auto& view : argument.tensors) {
+    for (const auto& view : argument.tensors()) {
       if (!view) continue;
       const auto bytes = tape_.storages[view->storage].meta.nbytes();
       if (operand->written) {

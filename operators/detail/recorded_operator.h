@@ -20,6 +20,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "operators/detail/random_states.h"
+#include "operators/recorded_argument.h"
 
 namespace zeropage::memory::detail {
 
@@ -36,13 +37,8 @@ struct TensorView {
   bool wrapped_number;  // a Scalar that LibTorch made a tensor; it does not promote types
 };
 
-struct Argument {
-  enum class Form { kValue, kTensor, kTensors, kOptionalTensors };
-
-  Form form = Form::kValue;
-  c10::IValue value;                               // if kValue
-  std::vector<std::optional<TensorView>> tensors;  // else; nothing for an undefined tensor
-};
+// Nothing for an undefined tensor.
+using Argument = RecordedArgument<std::optional<TensorView>>;
 
 // A random operator takes the generator's state from one value to another.
 struct Draw {

@@ -58,7 +58,10 @@ void TapePlayer::run(const ReplayStep& step) {
   }
   {
     torch::jit::Stack stack;
-    for (const Argument& argument : recorded.arguments) stack.push_back(value_of(argument));
+    for (const Argument& argument : recorded.arguments) {
+      stack.push_back(
+          argument.with([&](const auto& view) { return view ? tensor_for(*view) : at::Tensor(); }));
+    }
     try {
       if (recorded.draw) {
         draw(recorded, step, stack);
@@ -99,30 +102,6 @@ c10::Storage& TapePlayer::storage_for(const TensorView& view) {
 
 at::Tensor TapePlayer::tensor_for(const TensorView& view) {
   return tensor_of(view, storage_for(view));
-}
-
-c10::IValue TapePlayer::value_of(const Argument& argument) {
-  switch (argument.form) {
-    case Argument::Form::kValue:
-      return argument.value;
-    case Argument::Form::kTensor:
-      return tensor_for(*argument.tensors[0]);
-    case Argument::Form::kTensors: {
-      c10::List<at::Tensor> tensors;
-      for (const auto& view : argument.tensors) {
-        tensors.push_back(view ? tensor_for(*view) : at::Tensor());
-      }
-      return tensors;
-    }
-    case Argument::Form::kOptionalTensors: {
-      c10::List<std::optional<at::Tensor>> tensors;
-      for (const auto& view : argument.tensors) {
-        tensors.push_back(view ? std::optional(tensor_for(*view)) : std::nullopt);
-      }
-      return tensors;
-    }
-  }
-  TORCH_INTERNAL_ASSERT(false);
 }
 
 void TapePlayer::draw(const RecordedOperator& recorded, const ReplayStep& step,

@@ -30,7 +30,6 @@ class TapePlayer {
  private:
   c10::Storage& storage_for(const TensorView& view);
   at::Tensor tensor_for(const TensorView& view);
-  c10::IValue value_of(const Argument& argument);
   void draw(const RecordedOperator& recorded, const ReplayStep& step, torch::jit::Stack& stack);
   void bind_results(const RecordedOperator& recorded, const torch::jit::Stack& stack);
   void bind(const RecordedOperator& recorded, const TensorView& view, const at::Tensor& result);

@@ -26,7 +26,7 @@ using zeropage::testing::error_of;
 using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
 
 // Everything leaves, if not told otherwise.
-const OffloadOptions kAll{.least_bytes = 0};
+const ActivationOffloadOptions kAll{.least_bytes = 0};
 
 torch::Tensor forward_with(const ActivationOffload& offload, const Forward& forward,
                            const torch::Tensor& x) {

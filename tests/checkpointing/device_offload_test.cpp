@@ -113,15 +113,15 @@ torch::Tensor chain(torch::Tensor x, int length) {
 struct ChainRun {
   torch::Tensor gradient;  // on the host
   int64_t peak = 0;        // of the device
-  OffloadStatistics statistics;
+  ActivationOffloadStatistics statistics;
   FakeCounters counters;
 };
 
-ChainRun run_chain(int length, const OffloadOptions* options) {
+ChainRun run_chain(int length, const ActivationOffloadOptions* options) {
   torch::manual_seed(1);
   const auto x = torch::randn({128, 128}).to(fake_device()).requires_grad_();
   finish_fake_work();
-  const ActivationOffload offload(options != nullptr ? *options : OffloadOptions());
+  const ActivationOffload offload(options != nullptr ? *options : ActivationOffloadOptions());
   reset_fake_counters();
   reset_fake_peak(0);
   torch::Tensor loss;
@@ -140,7 +140,7 @@ ChainRun run_chain(int length, const OffloadOptions* options) {
 
 TEST_F(DeviceOffloadTest, NoMoreIsOnItsWayThanTheBound) {
   constexpr int kLength = 40;
-  const OffloadOptions tight{.staging_bytes = 2 * kActivationBytes};
+  const ActivationOffloadOptions tight{.staging_bytes = 2 * kActivationBytes};
   const ChainRun plain = run_chain(kLength, nullptr), run = run_chain(kLength, &tight);
   EXPECT_TRUE(torch::equal(run.gradient, plain.gradient));
   EXPECT_EQ(run.statistics.most_leaving_bytes, tight.staging_bytes);
@@ -153,7 +153,7 @@ TEST_F(DeviceOffloadTest, NoMoreIsOnItsWayThanTheBound) {
 
 TEST_F(DeviceOffloadTest, OnlyEventsOrderTheCopies) {
   constexpr int kLength = 20;
-  const OffloadOptions roomy;
+  const ActivationOffloadOptions roomy;
   const ChainRun plain = run_chain(kLength, nullptr), run = run_chain(kLength, &roomy);
   EXPECT_EQ(run.counters.device_syncs, 0);
   EXPECT_EQ(run.counters.record_stream, plain.counters.record_stream);
@@ -176,7 +176,7 @@ TEST_F(DeviceOffloadTest, ARetainedGraphRunsBackwardAgain) {
   EXPECT_TRUE(torch::equal(second, plain));
 }
 
-// The fake accelerator numbers its new streams. An Offloader takes one for copies out, then one back.
+// The fake accelerator numbers its new streams. An ActivationOffloader takes one for copies out, then one back.
 c10::Stream second_stream_from_now() {
   const c10::Stream one =
       c10::impl::VirtualGuardImpl(fake_device().type()).getNewStream(fake_device());

@@ -149,7 +149,7 @@ class CudaActivationOffloadTest : public NeedsCuda<> {
     return gradients;
   }
 
-  static void expect_the_gradients_without(const checkpointing::OffloadOptions& options) {
+  static void expect_the_gradients_without(const checkpointing::ActivationOffloadOptions& options) {
     const checkpointing::ActivationOffload offload(options);
     EXPECT_TRUE(same_bits(gradients_with(nullptr), gradients_with(offload.hooks())));
     EXPECT_GT(offload.statistics().copies, 0);

@@ -112,7 +112,7 @@ TEST_P(OffloadFormulaOnDeviceTest, MovesAGradientDownAndAValueUpAStep) {
         options.offload.step = when;
         int64_t down = 0, up = 0;
         train(world, options, /*micro_steps=*/3, [&](const DistributedDataParallelBase& model) {
-          const auto& copies = model.sharded_parameters().pages->offloading()->copies();
+          const auto& copies = model.sharded_parameters().pages->page_offload()->copies();
           down = copies.bytes(offload::Direction::kToHost);
           up = copies.bytes(offload::Direction::kToDevice);
         });

@@ -128,7 +128,7 @@ class OffloadOnDeviceTest : public ::testing::TestWithParam<std::tuple<Carrier, 
   template <typename Module, typename A = AdamW>
   void expect_bits(const std::vector<torch::Tensor>& expected, const Training& run,
                    const typename OptimizerTraits<A>::Options& algorithm) const {
-    const Offload& offload = run.options.offload;
+    const OffloadOptions& offload = run.options.offload;
     on_devices(carrier(), ranks(), [&](comm::World& world) {
       EXPECT_TRUE(same_bits(expected, train<Module, A>(world, run, algorithm)))
           << "rank " << world.rank() << ", step " << static_cast<int>(offload.step)
@@ -337,12 +337,12 @@ TEST_F(OffloadStreamsTest, NewValuesGoUpBesideComputeFromAThreadOfTheRanksDevice
   run([&](comm::World& world) {
     Options options = at_stage(2);
     options.offload.optimizer = Tier::kHost;
-    const auto offloading = Offloading::make(world, options);
+    const auto page_offload = PageOffload::make(world, options);
     const torch::Tensor values =
-        offloading->values().add(/*page=*/0, 256, torch::kFloat, 1.5, Kind::kMasterWeights);
+        page_offload->values().add(/*page=*/0, 256, torch::kFloat, 1.5, Kind::kMasterWeights);
     EXPECT_TRUE(values.is_pinned());
     const torch::Tensor on_device = torch::zeros({256}, world.device());
-    OffloadedSteps steps(offloading, OffloadedSteps::Publish::kAtOnce);
+    OffloadedSteps steps(page_offload, OffloadedSteps::Publish::kAtOnce);
     const size_t part = steps.add({.page = 0, .name = "", .values = values, .to = on_device});
     const c10::impl::VirtualGuardImpl guard(kAccelerator);
     std::unique_ptr<HeldStream> held;
@@ -372,9 +372,9 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
   run([&](comm::World& world) {
     Options options = at_stage(2);
     options.offload.optimizer = Tier::kHost;
-    const auto offloading = Offloading::make(world, options);
-    TierStorage& storage = offloading->values();
-    OffloadedSteps steps(offloading, OffloadedSteps::Publish::kAtOnce);
+    const auto page_offload = PageOffload::make(world, options);
+    TierStorage& storage = page_offload->values();
+    OffloadedSteps steps(page_offload, OffloadedSteps::Publish::kAtOnce);
     const auto add = [&](size_t page) {
       return steps.add({.page = page,
                         .name = "",
@@ -386,7 +386,7 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
     torch::Tensor gradient = torch::ones({256}, world.device());
     const c10::weak_intrusive_ptr<c10::StorageImpl> memory(gradient.storage().getWeakStorageImpl());
     {
-      const memory::Pending down = offloading->copies().start(
+      const memory::Pending down = page_offload->copies().start(
           offload::Direction::kToHost, storage.add(1, 256, torch::kFloat, 0, Kind::kGradient),
           gradient);
       steps.start(

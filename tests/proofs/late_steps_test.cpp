@@ -46,7 +46,7 @@ class FlaggedUpdate final : public PageUpdate {
 
   void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override {
     ++steps_;
-    for (const OwnedSlice& slice : slices_) {
+    for (const ParameterShard& slice : slices_) {
       if (slice.range.empty() || !has_gradient(slice.parameter)) continue;
       auto values = part_.values.narrow(0, slice.range.begin, slice.range.numel());
       const auto gradient = part_.gradient.narrow(0, slice.range.begin, slice.range.numel());
@@ -58,7 +58,7 @@ class FlaggedUpdate final : public PageUpdate {
 
  private:
   const OwnedPart part_;
-  std::vector<OwnedSlice> slices_;
+  std::vector<ParameterShard> slices_;
   int64_t steps_ = 0;
 };
 

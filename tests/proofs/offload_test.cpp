@@ -144,7 +144,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
         if (micro_step % 3 == 2) accumulator.step(optimizer);
       }
       if (world.rank() == 0 && bytes_down != nullptr) {
-        *bytes_down = model.sharded_parameters().pages->offloading()->copies().bytes(
+        *bytes_down = model.sharded_parameters().pages->page_offload()->copies().bytes(
             offload::Direction::kToHost);
       }
       const auto values = values_of(model);
@@ -224,7 +224,7 @@ TEST_P(OffloadTest, PartOfThePagesMayLeave) {
                       EXPECT_GT(ledger.offloaded(Tier::kHost)[Kind::kOptimizerState], 0);
                       EXPECT_LE(ledger.offloaded(Tier::kHost).total(), 40_KiB);
                       EXPECT_GT(ledger.now()[Kind::kOptimizerState], 0);
-                      EXPECT_TRUE(model.sharded_parameters().pages->offloading() != nullptr);
+                      EXPECT_TRUE(model.sharded_parameters().pages->page_offload() != nullptr);
                     })));
 }
 

@@ -22,6 +22,20 @@ TEST(OldNamesTest, TheModuleOfADataParallelIsDeduced) {
   });
 }
 
+TEST(OldNamesTest, OffloadAndItsOptionsAreThoseOfTheirSubject) {
+  static_assert(std::is_same_v<Offload, OffloadOptions>);
+  static_assert(std::is_same_v<checkpointing::OffloadOptions, ActivationOffloadOptions>);
+  static_assert(std::is_same_v<checkpointing::OffloadStatistics, ActivationOffloadStatistics>);
+}
+
+TEST(OldNamesTest, WholeBelowIsTheMinimumSizeOfWhatIsSharded) {
+  Options old_name, new_name;
+  old_name.whole_below_bytes = 4_KiB;
+  new_name.minimum_sharded_bytes = 4_KiB;
+  EXPECT_EQ(describe(old_name), describe(new_name));
+  EXPECT_NE(describe(old_name), describe(Options()));
+}
+
 TEST(OldNamesTest, NamesOfFoldersAreThoseOfZeropage) {
   static_assert(std::is_same_v<World, comm::World>);
   static_assert(std::is_same_v<Ledger, memory::Ledger>);

@@ -154,7 +154,7 @@ void GradientReducer::open(size_t page) {
   if (is_open(page)) return;
   if (buckets_->are_transient()) {
     for (const size_t other : launch_order_) {
-      if (states_[other].bucket == BucketState::kReducing) settle(other);
+      if (states_[other].bucket == BucketState::kReducing) finish_reduction(other);
     }
   }
   const at::Tensor& bucket =
@@ -314,7 +314,7 @@ void GradientReducer::start_agreeing_on_used(size_t page) {
   state.used_anywhere = pages_->world().communicator().all_reduce(
       state.used, comm::ReduceOp::kMax, "which parameters of a page have a gradient");
   for (const size_t other : launch_order_) {
-    if (other != page && states_[other].bucket == BucketState::kReducing) settle(other);
+    if (other != page && states_[other].bucket == BucketState::kReducing) finish_reduction(other);
   }
 }
 
@@ -339,7 +339,7 @@ void GradientReducer::reduce_rest() {
   const comm::Pending used = pages_->world().communicator().all_reduce(
       used_, comm::ReduceOp::kMax, "which parameters have a gradient");
   for (const size_t page : launch_order_) {
-    if (states_[page].bucket == BucketState::kReducing) settle(page);
+    if (states_[page].bucket == BucketState::kReducing) finish_reduction(page);
   }
   used.wait();
   hand_over();
@@ -349,8 +349,8 @@ void GradientReducer::reduce_rest() {
   reduced_in_cycle_ = true;
 }
 
-void GradientReducer::settle(size_t page) {
-  const memory::NamedRange range("GradientReducer::settle");
+void GradientReducer::finish_reduction(size_t page) {
+  const memory::NamedRange range("GradientReducer::finish_reduction");
   PageState& state = states_[page];
   state.reduction.wait();
   state.reduction = {};

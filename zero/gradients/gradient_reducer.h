@@ -179,7 +179,7 @@ class GradientReducer {
   void launch_complete();
   void launch(size_t page);
   void reduce_rest();
-  void settle(size_t page);
+  void finish_reduction(size_t page);
   void start_agreeing_on_used(size_t page);
   void step_in_backward(size_t page);
   void hand_over();

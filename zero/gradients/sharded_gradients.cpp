@@ -6,7 +6,7 @@
 #include "memory/ledger.h"
 #include "memory/storage.h"
 #include "paging/trap.h"
-#include "zero/tiers/offloading.h"
+#include "zero/tiers/page_offload.h"
 
 namespace zeropage {
 namespace {
@@ -60,10 +60,10 @@ std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
   const comm::Communicator& communicator = pages_->world().communicator();
   const at::ScalarType dtype = accumulate_dtype_of(options_, layout.dtype);
   if (pages_->offloads_optimizer(page)) {
-    Offloading& offloading = *pages_->offloading();
+    PageOffload& page_offload = *pages_->page_offload();
     return std::make_unique<OffloadedGradient>(
-        offloading.gradients().add(page, layout.shard_numel, dtype, 0, memory::Kind::kGradient),
-        communicator.device(), sum_order_of(options_), offloading.copies());
+        page_offload.gradients().add(page, layout.shard_numel, dtype, 0, memory::Kind::kGradient),
+        communicator.device(), sum_order_of(options_), page_offload.copies());
   }
   const memory::KindScope kind(memory::Kind::kGradient);
   return std::make_unique<ResidentGradient>(communicator.buffer(layout.shard_numel, dtype).zero_(),
@@ -77,9 +77,9 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
   pages_of_gradients_[page].gaps = gaps_between(page, parameters);
   ShardSource::Away away;
   if (pages_->offloads_optimizer(page)) {
-    away = {.storage = &pages_->offloading()->gradients(),
+    away = {.storage = &pages_->page_offload()->gradients(),
             .page = page,
-            .offloading = pages_->offloading(),
+            .page_offload = pages_->page_offload(),
             .changes_at_any_time = true};
   }
   std::vector<memory::Page::Tenant> tenants;

@@ -20,17 +20,17 @@ namespace zeropage {
 class ParameterPages::PageUse {
  public:
   PageUse(const ParameterPages& pages, size_t page, TierStorage::Use use = TierStorage::Use::kWrite)
-      : offloading_(pages.offloading()), page_(page), use_(use) {
-    if (offloading_) offloading_->fetch_values(page_);
+      : page_offload_(pages.page_offload()), page_(page), use_(use) {
+    if (page_offload_) page_offload_->fetch_values(page_);
   }
   ~PageUse() {
-    if (offloading_) offloading_->release_values(page_, use_);
+    if (page_offload_) page_offload_->release_values(page_, use_);
   }
   PageUse(const PageUse&) = delete;
   PageUse& operator=(const PageUse&) = delete;
 
  private:
-  const std::shared_ptr<Offloading> offloading_;
+  const std::shared_ptr<PageOffload> page_offload_;
   const size_t page_;
   const TierStorage::Use use_;
 };
@@ -63,7 +63,7 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   }
   lay_out(group_by_storage());
   check_before_moving();
-  if (options_.offloading) options_.offloading->choose(layouts_);
+  if (options_.page_offload) options_.page_offload->choose(layouts_);
   if (check) check(layouts_);
   make_what_leaves();
   fill(deferred);
@@ -221,8 +221,8 @@ bool ParameterPages::has_master(size_t page) const {
 at::Tensor ParameterPages::make_master(size_t page) {
   const int64_t numel = owned(page).numel();
   if (offloads_optimizer(page)) {
-    return options_.offloading->values().add(page, numel, at::kFloat, 0,
-                                             memory::Kind::kMasterWeights);
+    return options_.page_offload->values().add(page, numel, at::kFloat, 0,
+                                               memory::Kind::kMasterWeights);
   }
   const memory::KindScope kind(memory::Kind::kMasterWeights);
   return world_.communicator().buffer(numel, at::kFloat).zero_();
@@ -231,8 +231,8 @@ at::Tensor ParameterPages::make_master(size_t page) {
 at::Tensor ParameterPages::make_shard(size_t page) {
   const PageLayout& layout = layouts_[page];
   if (offloads_parameters(page)) {
-    return options_.offloading->parameters().add(page, layout.shard_numel, layout.dtype, 0,
-                                                 memory::Kind::kParameter);
+    return options_.page_offload->parameters().add(page, layout.shard_numel, layout.dtype, 0,
+                                                   memory::Kind::kParameter);
   }
   const memory::KindScope kind(memory::Kind::kParameter);
   return world_.communicator().buffer(layout.shard_numel, layout.dtype).zero_();
@@ -361,7 +361,7 @@ void ParameterPages::hand_to_pager(size_t page) {
   }
   ShardSource::Away away;
   if (offloads_parameters(page)) {
-    away = {&options_.offloading->parameters(), page, options_.offloading};
+    away = {&options_.page_offload->parameters(), page, options_.page_offload};
   }
   const int64_t bytes = source_->add_shard(layout, memory_[page].owned, away);
   memory_[page].pager_index = pager_->add_page(layout.name, bytes, std::move(tenants));
@@ -389,10 +389,10 @@ void ParameterPages::end_backward() {
 }
 
 void ParameterPages::begin_update() {
-  settle_written("step()");
+  take_over_writes("step()");
 }
 
-void ParameterPages::settle_written(const char* who) {
+void ParameterPages::take_over_writes(const char* who) {
   if (pager_) pager_->release_all(who);
   for (size_t page = 0; page < layouts_.size(); ++page) take_over_written(page);
 }

@@ -28,7 +28,7 @@
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
 #include "zero/pages/shard_source.h"
-#include "zero/tiers/offloading.h"
+#include "zero/tiers/page_offload.h"
 
 namespace zeropage {
 
@@ -75,7 +75,7 @@ class ParameterPages {
     int64_t shard_from_bytes = kNever;
     MasterWeights master_weights = MasterWeights::kNone;
     // Null: all stays on the device.
-    std::shared_ptr<Offloading> offloading;
+    std::shared_ptr<PageOffload> page_offload;
     memory::PagerOptions paging;
     Reshard reshard = Reshard::kAfterUse;
   };
@@ -104,12 +104,12 @@ class ParameterPages {
   // Or what makes fp32 master weights of them; undefined where there is nothing.
   const at::Tensor& remainders(size_t page) const { return memory_[page].remainders; }
   // Null where all stays on the device.
-  const std::shared_ptr<Offloading>& offloading() const { return options_.offloading; }
+  const std::shared_ptr<PageOffload>& page_offload() const { return options_.page_offload; }
   bool offloads_optimizer(size_t page) const {
-    return options_.offloading && options_.offloading->offloads_optimizer(page);
+    return options_.page_offload && options_.page_offload->offloads_optimizer(page);
   }
   bool offloads_parameters(size_t page) const {
-    return options_.offloading && options_.offloading->offloads_parameters() && shards(page);
+    return options_.page_offload && options_.page_offload->offloads_parameters() && shards(page);
   }
   bool is_sharded(size_t page) const { return !memory_[page].whole.defined(); }
 
@@ -130,7 +130,7 @@ class ParameterPages {
 
   // What operators wrote to parameters is from here on in what this rank owns, master weights
   // included; no sharded page is resident. Throws if one is in use. who: "step()".
-  void settle_written(const char* who);
+  void take_over_writes(const char* who);
   // This rank's memory of the page, which it has until visit returns.
   struct Owned {
     at::Tensor values;      // [owned numel]

@@ -16,7 +16,7 @@ ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
 ShardSource::~ShardSource() {
   try {
     for (const Entry& entry : entries_) {
-      if (entry.away.storage != nullptr) entry.away.offloading->copies().wait_for_device();
+      if (entry.away.storage != nullptr) entry.away.page_offload->copies().wait_for_device();
     }
   } catch (const std::exception&) {
     // A device that failed has told whoever computed on it.
@@ -51,14 +51,14 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
 }
 
 // Brings this rank's shard into its place in the page.
-memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& slice) {
+memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& own) {
   if (entry.away.storage == nullptr) {
-    at::Tensor(slice).copy_(entry.shard);
+    at::Tensor(own).copy_(entry.shard);
     return {};
   }
   entry.away.storage->fetch(entry.away.page);
   const memory::Pending up =
-      entry.away.offloading->copies().start(offload::Direction::kToDevice, slice, entry.shard);
+      entry.away.page_offload->copies().start(offload::Direction::kToDevice, own, entry.shard);
   // Memory that goes with the release is read until then.
   if (!entry.away.storage->stays() || entry.away.changes_at_any_time) up.synchronize();
   entry.away.storage->release(entry.away.page, TierStorage::Use::kRead);

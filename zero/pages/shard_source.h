@@ -23,7 +23,7 @@
 #include "memory/ledger.h"
 #include "paging/pager.h"
 #include "zero/layout/shard_layout.h"
-#include "zero/tiers/offloading.h"
+#include "zero/tiers/page_offload.h"
 
 namespace zeropage {
 
@@ -36,9 +36,9 @@ class ShardSource final : public memory::PageSource {
 
   // Where a shard lives that is not on the device.
   struct Away {
-    TierStorage* storage = nullptr;  // of offloading; null: it is on the device
+    TierStorage* storage = nullptr;  // of page_offload; null: it is on the device
     size_t page = 0;                 // there
-    std::shared_ptr<Offloading> offloading;
+    std::shared_ptr<PageOffload> page_offload;
     // Who changes it on the host does not ask what the device still reads, as optimizers do
     // (zero/update/offloaded_steps.h): the host waits for each copy up.
     bool changes_at_any_time = false;
@@ -64,7 +64,7 @@ class ShardSource final : public memory::PageSource {
   };
 
   void wait_for_compute() const;
-  memory::Pending start_own(const Entry& entry, const at::Tensor& slice);
+  memory::Pending start_own(const Entry& entry, const at::Tensor& own);
 
   const comm::World world_;
   const std::string what_;

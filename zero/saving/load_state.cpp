@@ -134,7 +134,7 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
                                 static_cast<uint64_t>(texts.size()));
                 }));
   }
-  pages.settle_written("load_state()");
+  pages.take_over_writes("load_state()");
   try {
     throw_alike(texts, "loading state", error_of([&] {
                   load_all(*saved, model, optimizer, run, options, *loading, report);

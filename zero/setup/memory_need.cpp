@@ -45,19 +45,20 @@ int64_t master_bytes(LowPrecisionUpdate update) {
 }  // namespace
 
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
-                         int world_size, const Offloading* offloading) {
+                         int world_size, const PageOffload* page_offload) {
   MemoryNeed need;
   int64_t largest_page_bytes = 0;
   int64_t largest_bucket_bytes = 0;
   for (size_t index = 0; index < layouts.size(); ++index) {
     const PageLayout& page = layouts[index];
     const auto element_bytes = static_cast<int64_t>(c10::elementSize(page.dtype));
-    const bool optimizer_leaves = offloading != nullptr && offloading->offloads_optimizer(index);
+    const bool optimizer_leaves =
+        page_offload != nullptr && page_offload->offloads_optimizer(index);
     const int64_t whole_bytes = page.padded_numel(world_size) * element_bytes;
     const int64_t shard_bytes = page.shard_numel * element_bytes;
-    const bool sharded = options.stage.parameters && whole_bytes >= options.whole_below_bytes;
+    const bool sharded = options.stage.parameters && whole_bytes >= minimum_sharded_bytes(options);
     const bool parameters_leave =
-        sharded && offloading != nullptr && offloading->offloads_parameters();
+        sharded && page_offload != nullptr && page_offload->offloads_parameters();
     if (!parameters_leave || options.offload.parameters == memory::Tier::kHost) {
       (parameters_leave ? need.host : need.persistent)[Kind::kParameter] +=
           sharded ? shard_bytes : whole_bytes;
@@ -87,7 +88,7 @@ MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& 
     (optimizer_leaves ? need.host : need.persistent)[Kind::kMasterWeights] += owned_numel * master;
   }
   // On one rank a page is its shard.
-  if (world_size > 1 || (offloading != nullptr && offloading->offloads_parameters())) {
+  if (world_size > 1 || (page_offload != nullptr && page_offload->offloads_parameters())) {
     need.transient_bytes = options.parameter_budget_bytes > 0 ? options.parameter_budget_bytes
                                                               : 2 * largest_page_bytes;
   }

@@ -10,7 +10,7 @@
 #include "memory/ledger.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
-#include "zero/tiers/offloading.h"
+#include "zero/tiers/page_offload.h"
 
 namespace zeropage {
 
@@ -21,10 +21,10 @@ struct MemoryNeed {
   int64_t transient_bytes = 0;
 };
 
-// Of pages, their gradients and master weights; padding included. offloading: null where all stays
+// Of pages, their gradients and master weights; padding included. page_offload: null where all stays
 // on the device.
 MemoryNeed need_of_pages(const std::vector<PageLayout>& layouts, const Options& options,
-                         int world_size, const Offloading* offloading = nullptr);
+                         int world_size, const PageOffload* page_offload = nullptr);
 
 // Throws, on all ranks alike, if a rank's accelerator has less: with the figures as a table. Ranks that
 // share an accelerator have equal parts of what is free on it. what: "the model". held_bytes: of the need, on the device already. Nothing on the host. Collective.

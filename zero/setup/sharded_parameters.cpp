@@ -30,7 +30,7 @@ ParameterPages::PageOptions page_options(const Options& options, c10::Device dev
   pages.master_weights = master_weights_of(options.low_precision_update);
   pages.reshard = options.reshard;
   if (!options.stage.parameters) return pages;
-  pages.shard_from_bytes = options.whole_below_bytes;
+  pages.shard_from_bytes = minimum_sharded_bytes(options);
   pages.paging = {.what = "parameter",
                   .budget_bytes = options.parameter_budget_bytes,
                   .budget_option = "options.parameter_budget_bytes",
@@ -80,13 +80,13 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
   }
   MemoryNeed need;
   ParameterPages::PageOptions page_options = zeropage::page_options(options, world.device());
-  page_options.offloading = Offloading::make(world, options);
+  page_options.page_offload = PageOffload::make(world, options);
   auto pages = std::make_shared<ParameterPages>(
       world, std::move(parameters), page_options, deferred,
       [&](const std::vector<PageLayout>& layouts) {
-        need = need_of_pages(layouts, options, world.size(), page_options.offloading.get());
+        need = need_of_pages(layouts, options, world.size(), page_options.page_offload.get());
         check_device_holds(world, "the model", need, held_bytes);
-        if (page_options.offloading) {
+        if (page_options.page_offload) {
           check_host_holds(world, "what is offloaded of the model", need.host.total(),
                            memory::read_host_memory());
         }

@@ -1,6 +1,6 @@
 // Activations of one rank in a file, from forward to backward:
 //
-//   checkpointing::OffloadOptions options;
+//   checkpointing::ActivationOffloadOptions options;
 //   options.store = std::make_shared<NvmeActivations>(
 //       NvmeActivationsOptions{.directory = "/mnt/nvme", .rank = world.rank()});
 //   checkpointing::ActivationOffload offload(options);
@@ -10,7 +10,7 @@
 // graph that has an activation in it.
 //
 // Bytes: writing_bytes of host memory for what is on its way to the device, and what the
-// ActivationOffload reads ahead (OffloadOptions::staging_bytes).
+// ActivationOffload reads ahead (ActivationOffloadOptions::staging_bytes).
 // Threads: any.
 // Throws: the constructor, in words, where the directory will not do; put(), when an earlier write
 // failed and host memory did not take it in either.

@@ -22,10 +22,10 @@ using torch::optim::OptimizerParamGroup;
 
 // Values, gradient, two states and two temporaries of that many fp32 elements fit a second-level
 // cache of 2 MiB, and a state of them is a whole number of pages with the allocator's header.
-constexpr int64_t kSliceNumelPerThread = 65536 - 16;
+constexpr int64_t kTileNumelPerThread = 65536 - 16;
 
-int64_t longest_slice(const at::Tensor& values) {
-  return values.is_cpu() ? kSliceNumelPerThread * at::get_num_threads()
+int64_t longest_tile(const at::Tensor& values) {
+  return values.is_cpu() ? kTileNumelPerThread * at::get_num_threads()
                          : std::numeric_limits<int64_t>::max();
 }
 
@@ -57,22 +57,22 @@ void ClassUpdate::add_groups(std::vector<OwnedGroup> groups) {
   }
 }
 
-// The group as the class sees it: slices instead of parameters.
+// The group as the class sees it: tiles instead of parameters.
 OptimizerParamGroup ClassUpdate::mirror(OwnedGroup group) {
-  const int64_t longest = longest_slice(part_.values);
+  const int64_t longest = longest_tile(part_.values);
   std::vector<at::Tensor> values;
-  for (const OwnedSlice& slice : group.slices) {
-    for (int64_t begin = slice.range.begin; begin < slice.range.end;) {
-      const int64_t numel = std::min(longest, slice.range.end - begin);
+  for (const ParameterShard& shard : group.shards) {
+    for (int64_t begin = shard.range.begin; begin < shard.range.end;) {
+      const int64_t numel = std::min(longest, shard.range.end - begin);
       const auto of = [&](const at::Tensor& flat) {
         return flat.defined() ? flat.narrow(0, begin, numel) : flat;
       };
-      slices_.push_back({slice.parameter,
-                         {begin, begin + numel},
-                         of(part_.values),
-                         of(part_.gradient),
-                         of(part_.copy_out)});
-      values.push_back(slices_.back().values);
+      tiles_.push_back({shard.parameter,
+                        {begin, begin + numel},
+                        of(part_.values),
+                        of(part_.gradient),
+                        of(part_.copy_out)});
+      values.push_back(tiles_.back().values);
       begin += numel;
     }
   }
@@ -86,27 +86,27 @@ void ClassUpdate::set_options(size_t group, const torch::optim::OptimizerOptions
 void ClassUpdate::step(const HasGradient& has_gradient, const offload::GradientFactors& factors) {
   TORCH_INTERNAL_ASSERT(!factors.found_inf.defined(), "a class reads no flag");
   ++steps_;
-  if (slices_.empty()) return;
+  if (tiles_.empty()) return;
   // The first step makes the state; later ones only temporaries.
   const memory::SurvivorScope state(memory::Kind::kOptimizerState);
-  for (Slice& slice : slices_) {
-    if (!has_gradient(slice.parameter)) continue;
-    slice.values.mutable_grad() =
-        multiplied(slice.gradient, factors.scale).to(slice.values.scalar_type());
+  for (Tile& tile : tiles_) {
+    if (!has_gradient(tile.parameter)) continue;
+    tile.values.mutable_grad() =
+        multiplied(tile.gradient, factors.scale).to(tile.values.scalar_type());
   }
   optimizer_->step();
-  for (Slice& slice : slices_) {
-    if (slice.values.grad().defined() && slice.copy_out.defined()) {
-      slice.copy_out.copy_(slice.values);
+  for (Tile& tile : tiles_) {
+    if (tile.values.grad().defined() && tile.copy_out.defined()) {
+      tile.copy_out.copy_(tile.values);
     }
-    slice.values.mutable_grad().reset();
+    tile.values.mutable_grad().reset();
   }
 }
 
 // Without tensors where the class has made none.
-OwnedState ClassUpdate::saved_state(const Slice& slice) const {
-  OwnedState state{.parameter = slice.parameter, .range = slice.range, .takes_others = true};
-  const auto found = optimizer_->state().find(slice.values.unsafeGetTensorImpl());
+OwnedState ClassUpdate::saved_state(const Tile& tile) const {
+  OwnedState state{.parameter = tile.parameter, .range = tile.range, .takes_others = true};
+  const auto found = optimizer_->state().find(tile.values.unsafeGetTensorImpl());
   if (found == optimizer_->state().end()) return state;
   state.steps = std::max<int64_t>(steps_, 1);
   const auto& class_state = *found->second;
@@ -114,9 +114,9 @@ OwnedState ClassUpdate::saved_state(const Slice& slice) const {
     if (name == kStep && value.isInt()) {
       state.steps = value.toInt();
     } else if (value.isTensor() && value.toTensor().defined()) {
-      ZP_CHECK(value.toTensor().numel() == slice.range.numel(), "state \"", name, "\" of ",
+      ZP_CHECK(value.toTensor().numel() == tile.range.numel(), "state \"", name, "\" of ",
                c10::demangle(typeid(*optimizer_).name()), " has ", value.toTensor().numel(),
-               " elements for ", slice.range.numel(),
+               " elements for ", tile.range.numel(),
                " of the parameter; only states of one element each can be kept");
       state.tensors.push_back({name, value.toTensor().reshape({-1})});
     } else {
@@ -130,8 +130,8 @@ OwnedState ClassUpdate::saved_state(const Slice& slice) const {
 
 void ClassUpdate::visit_states(StateAccess access, const VisitState& visit) {
   std::vector<OwnedState> states;
-  for (const Slice& slice : slices_) {
-    OwnedState state = saved_state(slice);
+  for (const Tile& tile : tiles_) {
+    OwnedState state = saved_state(tile);
     visit(state);
     if (access == StateAccess::kWrite) states.push_back(std::move(state));
   }
@@ -161,7 +161,7 @@ void ClassUpdate::load_states(const std::vector<OwnedState>& states) {
       torch::serialize::OutputArchive one(archive.compilation_unit());
       one.write(kStep, c10::IValue(states[index].steps));
       for (const auto& [name, values] : states[index].tensors) one.write(name, c10::IValue(values));
-      all.write(key_of(slices_[index].values), one);
+      all.write(key_of(tiles_[index].values), one);
     }
     archive.write("state", all);
     torch::serialize::OutputArchive groups(archive.compilation_unit());
@@ -176,12 +176,12 @@ void ClassUpdate::load_states(const std::vector<OwnedState>& states) {
   };
   for (size_t index = 0; index < states.size(); ++index) {
     if (!states[index].tensors.empty() || states[index].steps > 0) continue;
-    optimizer_->state().erase(slices_[index].values.unsafeGetTensorImpl());
+    optimizer_->state().erase(tiles_[index].values.unsafeGetTensorImpl());
   }
   detail::load_filled(fill, [&](auto& archive) { optimizer_->load(archive); });
   for (size_t index = 0; index < states.size(); ++index) {
     const bool has_state =
-        optimizer_->state().count(slices_[index].values.unsafeGetTensorImpl()) > 0;
+        optimizer_->state().count(tiles_[index].values.unsafeGetTensorImpl()) > 0;
     ZP_CHECK(has_state || states[index].tensors.empty(), c10::demangle(typeid(*optimizer_).name()),
              "::load() does not take back what its states save; write it as torch::optim's do");
   }

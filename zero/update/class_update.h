@@ -1,7 +1,7 @@
 // Updates by a torch::optim class as LibTorch wrote it: its bits, and any class that is
 // element-wise.
 //
-// On the host the class runs over slices that fit the second-level cache, so its ten passes over
+// On the host the class runs over tiles that fit the second-level cache, so its ten passes over
 // memory cost about one. Low-precision gradients of master weights are widened for the length of
 // the step: 4 bytes an element of the owned part.
 #pragma once
@@ -23,14 +23,14 @@ class ClassUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override;
-  // What the class saves of itself: tensors with an element for each of the slice's, and `step`. A class
+  // What the class saves of itself: tensors with an element for each of the tile's, and `step`. A class
   // without that number counts as having stepped when the optimizer has. Throws where it saves anything
   // else, or does not load what it saved. kWrite costs the states once more.
   void visit_states(StateAccess access, const VisitState& visit) override;
   void set_updates(int64_t updates) override { steps_ = updates; }
 
  private:
-  struct Slice {
+  struct Tile {
     size_t parameter;
     Range range;          // in the owned part
     at::Tensor values;    // [numel]
@@ -39,13 +39,13 @@ class ClassUpdate final : public PageUpdate {
   };
 
   torch::optim::OptimizerParamGroup mirror(OwnedGroup group);
-  OwnedState saved_state(const Slice& slice) const;
+  OwnedState saved_state(const Tile& tile) const;
   void load_states(const std::vector<OwnedState>& states);
   void write_group(torch::serialize::OutputArchive& archive, size_t group) const;
 
   const OwnedPart part_;
   const MakeClassOptimizer make_class_optimizer_;
-  std::vector<Slice> slices_;
+  std::vector<Tile> tiles_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;  // its groups mirror those that were added
   int64_t steps_ = 0;
 };

@@ -25,14 +25,14 @@ class FusedUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override {
     for (OwnedGroup& group : groups) {
       int64_t end_with_padding = -1;
-      for (const OwnedSlice& slice : group.slices) {
-        if (slice.range.empty()) continue;
-        const bool is_fp32 = slice.state_format == offload::StateFormat::kFp32;
-        const bool follows = slice.range.begin == end_with_padding && is_fp32;
-        end_with_padding = is_fp32 ? slice.range.end + slice.padding : -1;
-        if (!follows) runs_.push_back(run_from(slice));
-        runs_.back().slices.push_back({slice.parameter, slice.range});
-        runs_.back().range.end = slice.range.end;
+      for (const ParameterShard& shard : group.shards) {
+        if (shard.range.empty()) continue;
+        const bool is_fp32 = shard.state_format == offload::StateFormat::kFp32;
+        const bool follows = shard.range.begin == end_with_padding && is_fp32;
+        end_with_padding = is_fp32 ? shard.range.end + shard.padding : -1;
+        if (!follows) runs_.push_back(run_from(shard));
+        runs_.back().shards.push_back({shard.parameter, shard.range});
+        runs_.back().range.end = shard.range.end;
       }
       group_options_.push_back(static_cast<const AlgorithmOptions&>(*group.options));
     }
@@ -46,17 +46,17 @@ class FusedUpdate final : public PageUpdate {
   void visit_states(StateAccess access, const VisitState& visit) override {
     for (Run& run : runs_) {
       make_states(run);
-      for (Slice& slice : run.slices) {
-        OwnedState state{.parameter = slice.parameter, .range = slice.range, .steps = slice.steps};
+      for (Shard& shard : run.shards) {
+        OwnedState state{.parameter = shard.parameter, .range = shard.range, .steps = shard.steps};
         const auto names = offload::state_names(group_options_[run.group]);
         for (size_t index = 0; index < names.size(); ++index) {
           state.tensors.push_back({names[index], access == StateAccess::kDescribe
-                                                     ? described_state(run, slice.range.numel())
-                                                     : state_values(run, slice.range, index)});
+                                                     ? described_state(run, shard.range.numel())
+                                                     : state_values(run, shard.range, index)});
         }
         visit(state);
         if (access != StateAccess::kWrite) continue;
-        slice.steps = state.steps;
+        shard.steps = state.steps;
         if (run.format != offload::StateFormat::k8Bit) continue;
         for (size_t index = 0; index < names.size(); ++index) {
           offload::quantise_state(state_sign(run, index), state.tensors[index].values,
@@ -66,34 +66,34 @@ class FusedUpdate final : public PageUpdate {
     }
   }
 
-  // Each slice counts its steps.
+  // Each shard counts its steps.
   void set_updates(int64_t /*updates*/) override {}
 
   bool reads_found_inf() const override { return true; }
   void uncount_step() override {
     for (Run& run : runs_) {
-      for (Slice& slice : run.slices) slice.steps -= std::exchange(slice.stepped_last, 0);
+      for (Shard& shard : run.shards) shard.steps -= std::exchange(shard.stepped_last, 0);
     }
   }
 
   void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override {
     for (Run& run : runs_) {
       make_states(run);
-      for (Slice& slice : run.slices) {
-        slice.stepped_last = has_gradient(slice.parameter) ? 1 : 0;
+      for (Shard& shard : run.shards) {
+        shard.stepped_last = has_gradient(shard.parameter) ? 1 : 0;
       }
-      for (size_t first = 0; first < run.slices.size();) {
-        if (run.slices[first].stepped_last == 0) {
+      for (size_t first = 0; first < run.shards.size();) {
+        if (run.shards[first].stepped_last == 0) {
           ++first;
           continue;
         }
         size_t end = first;
-        const int64_t steps = run.slices[first].steps;
-        while (end < run.slices.size() && run.slices[end].steps == steps &&
-               run.slices[end].stepped_last != 0) {
-          ++run.slices[end++].steps;
+        const int64_t steps = run.shards[first].steps;
+        while (end < run.shards.size() && run.shards[end].steps == steps &&
+               run.shards[end].stepped_last != 0) {
+          ++run.shards[end++].steps;
         }
-        update(run, {run.slices[first].range.begin, run.slices[end - 1].range.end}, steps + 1,
+        update(run, {run.shards[first].range.begin, run.shards[end - 1].range.end}, steps + 1,
                factors);
         first = end;
       }
@@ -101,7 +101,7 @@ class FusedUpdate final : public PageUpdate {
   }
 
  private:
-  struct Slice {
+  struct Shard {
     size_t parameter;
     Range range;               // in the owned part
     int64_t steps = 0;         // made so far
@@ -110,23 +110,23 @@ class FusedUpdate final : public PageUpdate {
   struct Run {
     size_t group;
     Range range;  // in the owned part
-    std::vector<Slice> slices = {};
+    std::vector<Shard> shards = {};
     offload::StateFormat format;
-    offload::StretchPlace place;          // of the first slice
+    offload::StretchPlace place;          // of the first shard
     std::vector<at::Tensor> states = {};  // [range.numel()] each
     std::vector<at::Tensor> scales = {};  // of 8-bit states
   };
 
   // An empty one in the group that is being added.
-  Run run_from(const OwnedSlice& slice) const {
+  Run run_from(const ParameterShard& shard) const {
     return {.group = group_options_.size(),
-            .range = {slice.range.begin, slice.range.begin},
-            .format = slice.state_format,
+            .range = {shard.range.begin, shard.range.begin},
+            .format = shard.state_format,
             .place = {.seed = part_.rounding_seed,
-                      .parameter = slice.parameter,
-                      .first_element = slice.first_element,
+                      .parameter = shard.parameter,
+                      .first_element = shard.first_element,
                       // The owned part begins where a block of the page does.
-                      .first_in_block = slice.range.begin % offload::kStateBlockNumel}};
+                      .first_in_block = shard.range.begin % offload::kStateBlockNumel}};
   }
 
   static at::Tensor within(const at::Tensor& flat, const Range& range) {
@@ -142,7 +142,7 @@ class FusedUpdate final : public PageUpdate {
     return at::empty({numel}, at::TensorOptions(at::kMeta).dtype(dtype));
   }
 
-  // Of a slice: its memory, or fp32 of what is in 8 bits; such a run has one slice.
+  // Of a shard: its memory, or fp32 of what is in 8 bits; such a run has one shard.
   at::Tensor state_values(const Run& run, const Range& range, size_t index) const {
     const at::Tensor& states = run.states[index];
     if (run.format == offload::StateFormat::k8Bit) {

@@ -14,8 +14,8 @@ namespace zeropage {
 using memory::Pending;
 using offload::Direction;
 
-OffloadedSteps::OffloadedSteps(std::shared_ptr<Offloading> offloading, Publish publish)
-    : offloading_(std::move(offloading)),
+OffloadedSteps::OffloadedSteps(std::shared_ptr<PageOffload> page_offload, Publish publish)
+    : page_offload_(std::move(page_offload)),
       publish_(publish),
       ledger_(memory::Ledger::current()),
       thread_([this] { run(); }) {}
@@ -42,8 +42,8 @@ size_t OffloadedSteps::add(Part part) {
     const auto bytes = static_cast<int64_t>(part.to.nbytes());
     const c10::ScalarType dtype = part.to.scalar_type();
     of_part.copy_out = publish_ == Publish::kWhenTold
-                           ? offloading_->staging().add(part.page, part.to.numel(), dtype, 0,
-                                                        memory::Kind::kStaging)
+                           ? page_offload_->staging().add(part.page, part.to.numel(), dtype, 0,
+                                                          memory::Kind::kStaging)
                            : memory::tensor_in(memory::storage_without_memory(bytes, c10::kCPU),
                                                part.values, /*offset=*/0, dtype);
   }
@@ -61,10 +61,10 @@ void OffloadedSteps::start(size_t part, Step step, const Pending& gradient,
            "accumulator's last; accumulate with an Accumulator, or use StepWhen::kInStep");
   // With its buffers a gradient would stay on the device until its turn has come.
   Task task{part, std::move(step), gradient.without_buffers(), std::move(unchanged),
-            memory::Stream::current(offloading_->device()).record()};
+            memory::Stream::current(page_offload_->device()).record()};
   if (of_part.part.device_gradient.defined()) {
-    task.gradient = offloading_->copies().start(Direction::kToHost, of_part.part.gradient,
-                                                of_part.part.device_gradient);
+    task.gradient = page_offload_->copies().start(Direction::kToHost, of_part.part.gradient,
+                                                  of_part.part.device_gradient);
     // The next backward writes there before it is waited for.
     if (publish_ == Publish::kWhenTold) task.gradient.synchronize();
   }
@@ -101,10 +101,10 @@ void OffloadedSteps::publish(size_t part) {
 void OffloadedSteps::run() {
   const at::NoGradGuard no_grad;
   const memory::LedgerScope ledger(ledger_);
-  const offload::WorkerPoolScope pool(offloading_->pool());
+  const offload::WorkerPoolScope pool(page_offload_->pool());
   // Copies wait for the current stream. The device's default one may be compute's, which has been
   // given what comes after, such as the rest of backward. It makes the device current too.
-  const memory::StreamScope stream(memory::Stream::another(offloading_->device()));
+  const memory::StreamScope stream(memory::Stream::another(page_offload_->device()));
   std::unique_lock lock(mutex_);
   while (true) {
     changed_.wait(lock, [this] { return ends_ || !tasks_.empty(); });
@@ -140,13 +140,13 @@ void OffloadedSteps::perform(const Task& task) {
   // What the last step sent up was read from the memory that is about to change.
   of_part.up.synchronize();
   of_part.up = {};
-  offloading_->fetch_for_update(page);
+  page_offload_->fetch_for_update(page);
   size_t next = page;
   {
     const std::lock_guard lock(mutex_);
     if (!tasks_.empty()) next = parts_[tasks_.front().part].part.page;
   }
-  if (next != page) offloading_->start_fetch_for_update(next);
+  if (next != page) page_offload_->start_fetch_for_update(next);
   task.gradient.synchronize();
   task.begun.synchronize();
   if (of_part.copy_out.defined() && publish_ == Publish::kAtOnce) {
@@ -156,8 +156,8 @@ void OffloadedSteps::perform(const Task& task) {
     if (publish_ == Publish::kAtOnce) send_up(of_part, of_part.part.values);
   }
   // Memory that goes with the release is read until then.
-  if (!offloading_->values_stay()) of_part.up.synchronize();
-  offloading_->release_after_update(page);
+  if (!page_offload_->values_stay()) of_part.up.synchronize();
+  page_offload_->release_after_update(page);
 }
 
 void OffloadedSteps::step_and_round(OfPart& of_part, const Task& task) {
@@ -183,7 +183,7 @@ void OffloadedSteps::step_into_staging(OfPart& of_part, const Task& task) {
 
 void OffloadedSteps::send_up(OfPart& of_part, const at::Tensor& from) {
   if (!of_part.part.to.defined()) return;
-  of_part.up = offloading_->copies().start(Direction::kToDevice, of_part.part.to, from);
+  of_part.up = page_offload_->copies().start(Direction::kToDevice, of_part.part.to, from);
 }
 
 OffloadedSteps::Staging& OffloadedSteps::next_staging() {
@@ -198,7 +198,7 @@ OffloadedSteps::Staging& OffloadedSteps::next_staging() {
       }
     }
     staging.memory =
-        offloading_->staging().add(/*page=*/0, largest, at::kByte, 0, memory::Kind::kStaging);
+        page_offload_->staging().add(/*page=*/0, largest, at::kByte, 0, memory::Kind::kStaging);
   }
   return staging;
 }

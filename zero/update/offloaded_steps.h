@@ -31,7 +31,7 @@
 #include "device/stream.h"
 #include "memory/ledger.h"
 #include "zero/layout/shard_layout.h"
-#include "zero/tiers/offloading.h"
+#include "zero/tiers/page_offload.h"
 #include "zero/update/page_update.h"
 
 namespace zeropage {
@@ -41,8 +41,8 @@ class OffloadedSteps {
   struct Part {
     size_t page = 0;
     std::string name;     // for errors
-    at::Tensor values;    // [owned numel] of offloading.values() or parameters()
-    at::Tensor gradient;  // [owned numel] of offloading.gradients()
+    at::Tensor values;    // [owned numel] of page_offload.values() or parameters()
+    at::Tensor gradient;  // [owned numel] of page_offload.gradients()
     // [owned numel] where the gradient is on the device and must be brought; undefined: it comes by
     // itself.
     at::Tensor device_gradient;
@@ -57,7 +57,7 @@ class OffloadedSteps {
   // The step itself; has_gradient as it was at start().
   using Step = std::function<void()>;
 
-  OffloadedSteps(std::shared_ptr<Offloading> offloading, Publish publish);
+  OffloadedSteps(std::shared_ptr<PageOffload> page_offload, Publish publish);
   // Waits.
   ~OffloadedSteps();
   OffloadedSteps(const OffloadedSteps&) = delete;
@@ -110,7 +110,7 @@ class OffloadedSteps {
   Staging& next_staging();
 
   // Constant after construction, and add().
-  const std::shared_ptr<Offloading> offloading_;
+  const std::shared_ptr<PageOffload> page_offload_;
   const Publish publish_;
   const std::shared_ptr<memory::Ledger> ledger_;
   std::vector<OfPart> parts_;

@@ -35,7 +35,7 @@ struct OwnedPart {
 };
 
 // What of it is one parameter's.
-struct OwnedSlice {
+struct ParameterShard {
   size_t parameter = 0;
   Range range;  // in the owned part
   // Its first element's place in the parameter, as it lies in memory.
@@ -48,7 +48,7 @@ struct OwnedSlice {
 
 // A parameter group of the user, as far as it lies in the owned part.
 struct OwnedGroup {
-  std::vector<OwnedSlice> slices;
+  std::vector<ParameterShard> shards;
   std::unique_ptr<torch::optim::OptimizerOptions> options;
 };
 
@@ -91,7 +91,7 @@ class PageUpdate {
   // The last step() found that flag set, and does not count. REQUIRES: reads_found_inf().
   virtual void uncount_step() {}
 
-  // Calls visit for each slice that was added, in that order; a parameter may come in several. Its
+  // Calls visit for each shard that was added, in that order; a parameter may come in several. Its
   // tensors are the state's own memory, or a copy in fp32 of states in 8 bits.
   using VisitState = std::function<void(OwnedState&)>;
   virtual void visit_states(StateAccess access, const VisitState& visit) = 0;

@@ -110,7 +110,7 @@ void ShardedOptimizer::check_memory_holds_states() const {
     }
   }
   check_device_holds(pages.world(), "the optimizer", need, /*held_bytes=*/0);
-  if (pages.offloading()) {
+  if (pages.page_offload()) {
     check_host_holds(pages.world(), "the offloaded optimizer state", need.host.total(),
                      memory::read_host_memory());
   }
@@ -140,15 +140,15 @@ int64_t ShardedOptimizer::state_bytes(size_t page) const {
 void ShardedOptimizer::make_updates() {
   const bool fused = updates_fused();
   const ParameterPages& pages = *parameters_.pages;
-  if (pages.offloading()) {
+  if (pages.page_offload()) {
     ZP_CHECK(static_cast<bool>(algorithm_.make_fused),
              "options.offload.optimizer: ", algorithm_.class_name,
              " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
              "device");
     steps_ = std::make_unique<OffloadedSteps>(
-        pages.offloading(), pages.offloading()->options().step == StepWhen::kOneStepLate
-                                ? OffloadedSteps::Publish::kWhenTold
-                                : OffloadedSteps::Publish::kAtOnce);
+        pages.page_offload(), pages.page_offload()->options().step == StepWhen::kOneStepLate
+                                  ? OffloadedSteps::Publish::kWhenTold
+                                  : OffloadedSteps::Publish::kAtOnce);
   }
   const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
     if (fused && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
@@ -189,7 +189,7 @@ void ShardedOptimizer::make_updates() {
 
 ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart part) {
   const ParameterPages& pages = *parameters_.pages;
-  Offloading& offloading = *pages.offloading();
+  PageOffload& page_offload = *pages.page_offload();
   OffloadedSteps::Part moved{.page = page,
                              .name = pages.layouts()[page].name,
                              .values = part.values,
@@ -200,12 +200,12 @@ ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart
   }
   if (!parameters_.reducer->has_offloaded_gradient(page)) {
     moved.device_gradient = part.gradient;
-    moved.gradient = offloading.gradients().add(
+    moved.gradient = page_offload.gradients().add(
         page, part.gradient.numel(), part.gradient.scalar_type(), 0, memory::Kind::kGradient);
   }
   part.values = moved.values;
   part.gradient = moved.gradient;
-  part.states = &offloading.states();
+  part.states = &page_offload.states();
   part.page = page;
   const size_t index = steps_->add(std::move(moved));
   if (!part.copy_out.defined()) part.copy_out = steps_->copy_out(index);
@@ -322,7 +322,7 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
     const Range range = intersection(owned, placed.range);
     if (range.empty()) continue;
     const Range padding = intersection(owned, pages.layouts()[page].padding_after(range.end));
-    result.slices.push_back({index,
+    result.shards.push_back({index,
                              {range.begin - owned.begin, range.end - owned.begin},
                              range.begin - placed.range.begin,
                              padding.numel(),
@@ -364,7 +364,7 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
   for (const OfPage& of_page : updates_) {
     set_options(of_page);
     const bool is_away = of_page.part && access != StateAccess::kDescribe;
-    Offloading* const away = is_away ? parameters_.pages->offloading().get() : nullptr;
+    PageOffload* const away = is_away ? parameters_.pages->page_offload().get() : nullptr;
     if (away != nullptr) away->fetch_for_update(of_page.page);
     const auto release = c10::make_scope_exit([&] {
       if (away != nullptr) away->release_after_update(of_page.page, use);

@@ -27,7 +27,7 @@ StochasticUpdate::StochasticUpdate(const OwnedPart& part, uint64_t seed,
 
 void StochasticUpdate::add_groups(std::vector<OwnedGroup> groups) {
   for (const OwnedGroup& group : groups) {
-    slices_.insert(slices_.end(), group.slices.begin(), group.slices.end());
+    shards_.insert(shards_.end(), group.shards.begin(), group.shards.end());
   }
   update_->add_groups(std::move(groups));
 }
@@ -41,16 +41,16 @@ void StochasticUpdate::step(const HasGradient& has_gradient,
   c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
   memory::give_memory(storage, values_.to(at::kFloat));
   update_->step(has_gradient, factors);
-  for (const OwnedSlice& slice : slices_) {
-    if (slice.range.empty() || !has_gradient(slice.parameter)) continue;
-    const auto of_slice = [&](const at::Tensor& flat) {
-      return flat.narrow(0, slice.range.begin, slice.range.numel());
+  for (const ParameterShard& shard : shards_) {
+    if (shard.range.empty() || !has_gradient(shard.parameter)) continue;
+    const auto of_shard = [&](const at::Tensor& flat) {
+      return flat.narrow(0, shard.range.begin, shard.range.numel());
     };
-    offload::round_stochastically(of_slice(wide_), of_slice(values_),
+    offload::round_stochastically(of_shard(wide_), of_shard(values_),
                                   {.seed = seed_,
                                    .step = steps_,
-                                   .tensor = slice.parameter,
-                                   .first_element = slice.first_element});
+                                   .tensor = shard.parameter,
+                                   .first_element = shard.first_element});
   }
   ++steps_;
   memory::drop_memory(storage);

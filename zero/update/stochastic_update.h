@@ -42,7 +42,7 @@ class StochasticUpdate final : public PageUpdate {
   const uint64_t seed_;
   const at::Tensor wide_;                     // [owned numel] fp32; has memory within step() only
   const std::unique_ptr<PageUpdate> update_;  // of wide_
-  std::vector<OwnedSlice> slices_;
+  std::vector<ParameterShard> shards_;
   uint64_t steps_ = 0;  // made
 };
 

@@ -137,8 +137,8 @@ std::vector<PagingCase> paging_cases() {
   add("TwoPages", [](Options& options) { options.parameter_budget_bytes = 16_KiB; });
   add("AfterBackward", [](Options& options) { options.reshard = Reshard::kAfterBackward; });
   add("AfterStep", [](Options& options) { options.reshard = Reshard::kAfterStep; });
-  add("SmallPagesWhole", [](Options& options) { options.whole_below_bytes = 4_KiB; });
-  add("AllWhole", [](Options& options) { options.whole_below_bytes = 1 << 30; });
+  add("SmallPagesWhole", [](Options& options) { options.minimum_sharded_bytes = 4_KiB; });
+  add("AllWhole", [](Options& options) { options.minimum_sharded_bytes = 1 << 30; });
   add("WholeGradients",
       [](Options& options) { options.stage = {.optimizer_state = true, .parameters = true}; });
   return cases;

@@ -38,8 +38,8 @@ class NvmeActivationsTest : public ::testing::Test {
   }
   ~NvmeActivationsTest() override { std::filesystem::remove_all(folder_); }
 
-  checkpointing::OffloadOptions options(int64_t writing_bytes, int64_t staging_bytes) {
-    checkpointing::OffloadOptions options;
+  checkpointing::ActivationOffloadOptions options(int64_t writing_bytes, int64_t staging_bytes) {
+    checkpointing::ActivationOffloadOptions options;
     options.staging_bytes = staging_bytes;
     store_.reset();  // it has the file
     store_ = std::make_shared<NvmeActivations>(

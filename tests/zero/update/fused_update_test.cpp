@@ -162,7 +162,7 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
                        .copy_out = {}};
   FusedUpdate<AdamWOptions> update(part);
   std::vector<OwnedGroup> groups(1);
-  groups[0].slices = {{.parameter = 0, .range = {0, 256}, .state_format = format},
+  groups[0].shards = {{.parameter = 0, .range = {0, 256}, .state_format = format},
                       {.parameter = 1, .range = {256, 600}, .state_format = format}};
   groups[0].options = std::make_unique<AdamWOptions>(0.125);
   update.add_groups(std::move(groups));

@@ -141,7 +141,7 @@ TEST(StochasticUpdateTest, HasTheSameBitsAtEveryStageOnSamplesOfRanks) {
   }
 }
 
-// Several slices of the class and several chunks of kernels.
+// Several tiles of the class and several chunks of kernels.
 TEST(StochasticUpdateTest, HasTheSameBitsForAnyNumberOfThreads) {
   const std::function<torch::nn::Linear()> make = [] {
     torch::nn::Linear linear(500, 400);

@@ -257,11 +257,11 @@ void StateLoading::load_optimizer() {
   const at::NoGradGuard no_grad;
   if (options_.optimizer_options) load_group_options();
   optimizer_->visit_states(StateAccess::kWrite,
-                           [&](size_t page, OwnedState& owned) { load_slice(page, owned); });
+                           [&](size_t page, OwnedState& owned) { load_shard(page, owned); });
   optimizer_->set_steps(saved_.manifest().content["optimizer"].at("updates"));
 }
 
-void StateLoading::load_slice(size_t page, OwnedState& owned) {
+void StateLoading::load_shard(size_t page, OwnedState& owned) {
   const PlacedParameter& placed = pages_.parameters()[owned.parameter];
   const std::string& name = placed.parameter.name();
   if (!knows_states_of(name)) return;

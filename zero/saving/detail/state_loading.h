@@ -51,7 +51,7 @@ class StateLoading {
 
   void load_page(size_t page);
   void load_parameter(const PlacedParameter& placed, const ParameterPages::Owned& owned);
-  void load_slice(size_t page, OwnedState& owned);
+  void load_shard(size_t page, OwnedState& owned);
   void load_group_options();
   // Elements of the source from `first` on into `to`: flat, any dtype and device.
   void read(const Source& source, int64_t first, const at::Tensor& to);

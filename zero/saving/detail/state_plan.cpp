@@ -219,7 +219,7 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     ZP_CHECK(run.accumulator == nullptr || run.accumulator->micro_step() == 0,
              "saving state: the accumulator has gradients of ", run.accumulator->micro_step(),
              " micro-batches, which are no part of a state; save after its step()");
-    pages.settle_written("save_state()");
+    pages.take_over_writes("save_state()");
     own = {{"progress", progress_json(run)},
            {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
            {"random", random_state(model.world().device())},

@@ -1,4 +1,4 @@
-#include "checkpointing/detail/offloader.h"
+#include "checkpointing/detail/activation_offloader.h"
 
 #include <algorithm>
 #include <utility>
@@ -26,12 +26,13 @@ bool by_device(c10::Device left, c10::Device right) {
 CopyStreams::CopyStreams(c10::Device device)
     : out(memory::Stream::another(device)), back(memory::Stream::another(device)) {}
 
-Offloader::Offloader(const OffloadOptions& options) : options_(options), streams_(by_device) {
+ActivationOffloader::ActivationOffloader(const ActivationOffloadOptions& options)
+    : options_(options), streams_(by_device) {
   statistics_.compression = options.compression;
   if (options.store) statistics_.where = options.store->describe();
 }
 
-std::unique_ptr<PackedTensor> Offloader::pack(const at::Tensor& tensor) {
+std::unique_ptr<PackedTensor> ActivationOffloader::pack(const at::Tensor& tensor) {
   if (!spans_.may_leave(tensor)) return keep(tensor);
   const auto span = span_of(tensor);
   const auto itemsize = static_cast<int64_t>(tensor.itemsize());
@@ -47,11 +48,12 @@ std::unique_ptr<PackedTensor> Offloader::pack(const at::Tensor& tensor) {
   return pack_in(std::move(storage), tensor, "");
 }
 
-void Offloader::stay_here(const std::vector<at::Tensor>& tensors) {
+void ActivationOffloader::stay_here(const std::vector<at::Tensor>& tensors) {
   for (const at::Tensor& tensor : tensors) spans_.stay_here(tensor);
 }
 
-std::shared_ptr<OffloadedStorage> Offloader::leave(const at::Tensor& tensor, const Span& span) {
+std::shared_ptr<OffloadedStorage> ActivationOffloader::leave(const at::Tensor& tensor,
+                                                             const Span& span) {
   auto storage = std::make_shared<OffloadedStorage>(shared_from_this(), tensor, span);
   spans_.add(tensor, storage);
   const std::lock_guard lock(mutex_);
@@ -59,17 +61,17 @@ std::shared_ptr<OffloadedStorage> Offloader::leave(const at::Tensor& tensor, con
   return storage;
 }
 
-OffloadStatistics Offloader::statistics() const {
+ActivationOffloadStatistics ActivationOffloader::statistics() const {
   const std::lock_guard lock(mutex_);
   return statistics_;
 }
 
-CopyStreams Offloader::streams(c10::Device device) {
+CopyStreams ActivationOffloader::streams(c10::Device device) {
   const std::lock_guard lock(mutex_);
   return streams_.try_emplace(device, device).first->second;
 }
 
-int64_t Offloader::note_copy(int64_t host_bytes) {
+int64_t ActivationOffloader::note_copy(int64_t host_bytes) {
   const std::lock_guard lock(mutex_);
   ++statistics_.copies;
   statistics_.host_bytes += host_bytes;
@@ -78,7 +80,7 @@ int64_t Offloader::note_copy(int64_t host_bytes) {
   return next_place_++;
 }
 
-void Offloader::forget_copy(int64_t place, int64_t host_bytes) {
+void ActivationOffloader::forget_copy(int64_t place, int64_t host_bytes) {
   std::vector<at::Tensor> buffers;  // freed outside of the lock
   const std::lock_guard lock(mutex_);
   statistics_.host_bytes -= host_bytes;
@@ -91,7 +93,7 @@ void Offloader::forget_copy(int64_t place, int64_t host_bytes) {
   leaving_.erase(leaving);
 }
 
-void Offloader::wait_to_leave(int64_t bytes) {
+void ActivationOffloader::wait_to_leave(int64_t bytes) {
   for (;;) {
     go_to_store(let_go_what_has_left());
     std::unique_lock lock(mutex_);
@@ -107,15 +109,15 @@ void Offloader::wait_to_leave(int64_t bytes) {
   }
 }
 
-void Offloader::note_leaving(int64_t place, memory::Event end, int64_t bytes,
-                             std::vector<at::Tensor> buffers) {
+void ActivationOffloader::note_leaving(int64_t place, memory::Event end, int64_t bytes,
+                                       std::vector<at::Tensor> buffers) {
   const std::lock_guard lock(mutex_);
   leaving_.push_back({place, std::move(end), bytes, std::move(buffers)});
   leaving_bytes_ += bytes;
   statistics_.most_leaving_bytes = std::max(statistics_.most_leaving_bytes, leaving_bytes_);
 }
 
-Offloader::Storages Offloader::let_go_what_has_left() {
+ActivationOffloader::Storages ActivationOffloader::let_go_what_has_left() {
   std::vector<Leaving> gone;  // freed outside of the lock
   Storages storages;
   const std::lock_guard lock(mutex_);
@@ -130,12 +132,12 @@ Offloader::Storages Offloader::let_go_what_has_left() {
   return storages;
 }
 
-void Offloader::go_to_store(const Storages& storages) {
+void ActivationOffloader::go_to_store(const Storages& storages) {
   if (!options_.store) return;
   for (const auto& storage : storages) storage->go_to_store();
 }
 
-bool Offloader::take_ahead(int64_t place, int64_t bytes) {
+bool ActivationOffloader::take_ahead(int64_t place, int64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (!ahead_.empty() && ahead_bytes_ + bytes > staging_bytes()) return false;
   ahead_[place] = bytes;
@@ -144,20 +146,20 @@ bool Offloader::take_ahead(int64_t place, int64_t bytes) {
   return true;
 }
 
-void Offloader::let_go_ahead(int64_t place) {
+void ActivationOffloader::let_go_ahead(int64_t place) {
   const std::lock_guard lock(mutex_);
   const auto ahead = ahead_.find(place);
   ahead_bytes_ -= ahead->second;
   ahead_.erase(ahead);
 }
 
-void Offloader::note_fetch(int64_t bytes, bool was_ahead) {
+void ActivationOffloader::note_fetch(int64_t bytes, bool was_ahead) {
   const std::lock_guard lock(mutex_);
   statistics_.fetched_bytes += bytes;
   if (was_ahead) statistics_.fetched_ahead_bytes += bytes;
 }
 
-void Offloader::fetch_before(int64_t place) {
+void ActivationOffloader::fetch_before(int64_t place) {
   Storages next;
   // On the host in time for backward: no store has to take them.
   const Storages arrived = let_go_what_has_left();
@@ -175,7 +177,7 @@ void Offloader::fetch_before(int64_t place) {
   }
 }
 
-void Offloader::drop_what_was_passed_by(int64_t place) {
+void ActivationOffloader::drop_what_was_passed_by(int64_t place) {
   Storages passed_by;
   {
     const std::lock_guard lock(mutex_);
@@ -188,7 +190,7 @@ void Offloader::drop_what_was_passed_by(int64_t place) {
   for (const auto& storage : passed_by) storage->drop_ahead();
 }
 
-int64_t Offloader::staging_bytes() const {
+int64_t ActivationOffloader::staging_bytes() const {
   return options_.staging_bytes > 0 ? options_.staging_bytes
                                     : std::max(kLeastStagingBytes, 2 * largest_bytes_);
 }

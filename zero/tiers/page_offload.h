@@ -18,10 +18,10 @@
 
 namespace zeropage {
 
-class Offloading {
+class PageOffload {
  public:
   // Null where all stays on the device. Throws where the world, or the machine, cannot.
-  static std::shared_ptr<Offloading> make(const comm::World& world, const Options& options);
+  static std::shared_ptr<PageOffload> make(const comm::World& world, const Options& options);
 
   // Before anything of the pages is made. Throws for a page that cannot leave.
   void choose(const std::vector<PageLayout>& layouts);
@@ -55,12 +55,12 @@ class Offloading {
   // What the tier storages on disk did, in lines; "" for none.
   std::string describe() const;
 
-  const Offload& options() const { return options_; }
+  const OffloadOptions& options() const { return options_; }
 
  private:
-  Offloading(const comm::World& world, const Options& options);
+  PageOffload(const comm::World& world, const Options& options);
 
-  const Offload options_;
+  const OffloadOptions options_;
   const std::function<int64_t(c10::ScalarType parameters)> accumulate_bytes_of_;
   const bool owns_shards_;
   const comm::World world_;

@@ -19,7 +19,7 @@ enum class Compression : uint8_t {
 };
 std::string_view name(Compression compression);  // "none", "bf16", "8-bit"
 
-struct OffloadOptions {
+struct ActivationOffloadOptions {
   // Saved tensors below stay: a copy of little costs more than it gives.
   int64_t least_bytes = int64_t{1} << 10;
   // The most device memory that is on its way out, and, apart from that, fetched ahead; a larger
@@ -33,7 +33,7 @@ struct OffloadOptions {
   std::shared_ptr<ActivationStore> store = nullptr;
 };
 
-struct OffloadStatistics {
+struct ActivationOffloadStatistics {
   Compression compression = Compression::kNone;
   int64_t saved_tensors = 0;          // that left
   int64_t copies = 0;                 // that they left in: fewer where they share memory
@@ -48,6 +48,11 @@ struct OffloadStatistics {
   double waited_seconds = 0;        // of the threads that pack, for earlier copies to end
 };
 // One line. Says that it is lossy if it is.
-std::string to_string(const OffloadStatistics& statistics);
+std::string to_string(const ActivationOffloadStatistics& statistics);
+
+using OffloadOptions [[deprecated("the name is ActivationOffloadOptions")]] =
+    ActivationOffloadOptions;
+using OffloadStatistics [[deprecated("the name is ActivationOffloadStatistics")]] =
+    ActivationOffloadStatistics;
 
 }  // namespace zeropage::checkpointing

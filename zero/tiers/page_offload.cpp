@@ -1,4 +1,4 @@
-#include "zero/tiers/offloading.h"
+#include "zero/tiers/page_offload.h"
 
 #include <utility>
 
@@ -24,12 +24,12 @@ memory::CoreSet cores_of(const comm::World& world) {
 
 }  // namespace
 
-std::shared_ptr<Offloading> Offloading::make(const comm::World& world, const Options& options) {
+std::shared_ptr<PageOffload> PageOffload::make(const comm::World& world, const Options& options) {
   if (!options.offload.any()) return nullptr;
-  return std::shared_ptr<Offloading>(new Offloading(world, options));
+  return std::shared_ptr<PageOffload>(new PageOffload(world, options));
 }
 
-Offloading::Offloading(const comm::World& world, const Options& options)
+PageOffload::PageOffload(const comm::World& world, const Options& options)
     : options_(options.offload),
       accumulate_bytes_of_([options](c10::ScalarType dtype) {
         return static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, dtype)));
@@ -56,7 +56,7 @@ Offloading::Offloading(const comm::World& world, const Options& options)
   parameters_ = make_storage(options_.parameters, "parameters");
 }
 
-void Offloading::choose(const std::vector<PageLayout>& layouts) {
+void PageOffload::choose(const std::vector<PageLayout>& layouts) {
   constexpr int64_t kBytesOfValuesAndTwoStates = 12;
   optimizer_pages_.assign(layouts.size(), false);
   int64_t left = options_.optimizer_bytes;
@@ -74,7 +74,7 @@ void Offloading::choose(const std::vector<PageLayout>& layouts) {
   }
 }
 
-std::string Offloading::describe() const {
+std::string PageOffload::describe() const {
   std::string lines;
   for (const TierStorage* storage : {values_.get(), states_.get(), parameters_.get()}) {
     const std::string line = storage->describe();
@@ -83,28 +83,28 @@ std::string Offloading::describe() const {
   return lines;
 }
 
-void Offloading::fetch_values(size_t page) {
+void PageOffload::fetch_values(size_t page) {
   values_->fetch(page);
   if (offloads_parameters()) parameters_->fetch(page);
 }
 
-void Offloading::release_values(size_t page, TierStorage::Use use) {
+void PageOffload::release_values(size_t page, TierStorage::Use use) {
   values_->release(page, use);
   if (offloads_parameters()) parameters_->release(page, use);
 }
 
-void Offloading::start_fetch_for_update(size_t page) {
+void PageOffload::start_fetch_for_update(size_t page) {
   values_->start_fetch(page);
   states_->start_fetch(page);
 }
 
-void Offloading::fetch_for_update(size_t page) {
+void PageOffload::fetch_for_update(size_t page) {
   values_->fetch(page);
   states_->fetch(page);
   if (offloads_parameters()) parameters_->fetch(page);
 }
 
-void Offloading::release_after_update(size_t page, TierStorage::Use use) {
+void PageOffload::release_after_update(size_t page, TierStorage::Use use) {
   values_->release(page, use);
   states_->release(page, use);
   if (offloads_parameters()) parameters_->release(page, use);

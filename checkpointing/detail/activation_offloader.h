@@ -2,7 +2,7 @@
 // its way; and what has left, which asks the hooks for its place in the order.
 //
 // Lifetime: graphs own it, through their OffloadedStorages.
-// Threads: any. Locks are taken in this order: a storage's, the Offloader's.
+// Threads: any. Locks are taken in this order: a storage's, the ActivationOffloader's.
 #pragma once
 
 #include <chrono>
@@ -13,9 +13,9 @@
 #include <optional>
 #include <vector>
 
+#include "checkpointing/activation_offload_options.h"
 #include "checkpointing/detail/compression.h"
 #include "checkpointing/detail/saved_storage.h"
-#include "checkpointing/offload_options.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/charged_block.h"
 #include "memory/ledger.h"
@@ -31,13 +31,14 @@ struct CopyStreams {
   memory::Stream back;
 };
 
-class Offloader final : public SavedTensorHooks, public std::enable_shared_from_this<Offloader> {
+class ActivationOffloader final : public SavedTensorHooks,
+                                  public std::enable_shared_from_this<ActivationOffloader> {
  public:
-  explicit Offloader(const OffloadOptions& options);
+  explicit ActivationOffloader(const ActivationOffloadOptions& options);
 
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override;
   void stay_here(const std::vector<at::Tensor>& tensors);
-  OffloadStatistics statistics() const;
+  ActivationOffloadStatistics statistics() const;
 
   // For OffloadedStorage:
 
@@ -81,7 +82,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   int64_t staging_bytes() const;  // under mutex_
 
   // Constant after construction.
-  const OffloadOptions options_;
+  const ActivationOffloadOptions options_;
   const std::shared_ptr<memory::Ledger> ledger_ = memory::Ledger::current();
 
   SavedSpans spans_;
@@ -96,7 +97,7 @@ class Offloader final : public SavedTensorHooks, public std::enable_shared_from_
   std::map<int64_t, int64_t> ahead_;  // place -> bytes
   int64_t ahead_bytes_ = 0;
   int64_t largest_bytes_ = 0;
-  OffloadStatistics statistics_;
+  ActivationOffloadStatistics statistics_;
 };
 
 // Host memory for a copy: its values, and all of it, as long and as aligned as the store wants it.
@@ -107,12 +108,12 @@ struct HostBlock {
 
 // A span of a storage that has left for the host, and from there, if there is one, for a store.
 //
-// Lifetime: owns its host memory or its place in the store, and a share of the Offloader.
+// Lifetime: owns its host memory or its place in the store, and a share of the ActivationOffloader.
 // Threads: as SavedStorage.
 class OffloadedStorage final : public SavedStorage {
  public:
   // Starts the copy out.
-  OffloadedStorage(std::shared_ptr<Offloader> offloader, const at::Tensor& tensor,
+  OffloadedStorage(std::shared_ptr<ActivationOffloader> offloader, const at::Tensor& tensor,
                    const Span& span);
   ~OffloadedStorage() override;
 
@@ -140,7 +141,7 @@ class OffloadedStorage final : public SavedStorage {
   bool has_streams() const { return memory::has_streams(options().device().type()); }
 
   // Constant after construction.
-  const std::shared_ptr<Offloader> offloader_;
+  const std::shared_ptr<ActivationOffloader> offloader_;
   const Encoded form_;
   const CopyStreams streams_;
   const int64_t place_;

@@ -35,7 +35,7 @@ class FlaggedUpdate final : public PageUpdate {
 
   void add_groups(std::vector<OwnedGroup> groups) override {
     for (const OwnedGroup& group : groups) {
-      slices_.insert(slices_.end(), group.slices.begin(), group.slices.end());
+      slices_.insert(slices_.end(), group.shards.begin(), group.shards.end());
     }
   }
   void set_options(size_t /*group*/, const torch::optim::OptimizerOptions&) override {}

@@ -37,7 +37,7 @@ double speed_of(const NvmeFile& file, double seconds, const Start& start_one) {
   return static_cast<double>(bytes) / elapsed();
 }
 
-std::string rounded(double value, const char* unit) {
+std::string in_words(double value, const char* unit) {
   std::array<char, 48> text{};
   std::snprintf(text.data(), text.size(), "%.3g %s", value, unit);
   return text.data();
@@ -96,11 +96,11 @@ StepForecast forecast(const DeviceSpeed& speed, int64_t state_bytes, double comp
 
 std::string to_string(const DeviceSpeed& speed, int64_t state_bytes, const StepForecast& forecast) {
   return c10::str(memory::format_bytes(state_bytes),
-                  " are read and written a step: ", rounded(forecast.read_seconds, "s"), " at ",
+                  " are read and written a step: ", in_words(forecast.read_seconds, "s"), " at ",
                   bytes_of(speed.read_bytes_per_second), "/s and ",
-                  rounded(forecast.write_seconds, "s"), " at ",
+                  in_words(forecast.write_seconds, "s"), " at ",
                   bytes_of(speed.write_bytes_per_second), "/s, a step of ",
-                  rounded(forecast.step_seconds, "s"), " or more; ",
+                  in_words(forecast.step_seconds, "s"), " or more; ",
                   bytes_of(forecast.bytes_written_a_day), " a day are written");
 }
 

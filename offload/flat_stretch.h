@@ -20,6 +20,9 @@ struct FlatStretch {
   void* gradient_to_zero = nullptr;  // the gradient, if it is zero afterwards; null: it is kept
   void* copy_out = nullptr;          // null: none
   Precision copy_precision = Precision::kBFloat16;
+  // The copy is what was copied out last, but where somebody wrote to it since: there its elements
+  // become the values, before anything else.
+  bool adopts_copy = false;
   float* states[kMostStates] = {};
   int64_t numel = 0;
   float gradient_scale = 1;  // a factor on the gradient, before anything else

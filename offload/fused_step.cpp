@@ -52,6 +52,9 @@ void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors
              ": copy_out: expected bf16 or fp16, got ", dtype,
              "; leave it undefined where the parameters themselves are fp32");
   }
+  ZP_CHECK(
+      !stretch.adopts_copy || stretch.copy_out.defined(), kFusedStep,
+      ": adopts_copy: expected a copy_out to adopt from, got none; set one, or leave it false");
   const at::Tensor& flag = factors.found_inf;
   if (flag.defined()) {
     ZP_CHECK(
@@ -80,6 +83,7 @@ FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
   if (stretch.copy_out.defined()) {
     flat.copy_out = stretch.copy_out.mutable_data_ptr();
     flat.copy_precision = precision_of({kFusedStep, "copy_out"}, stretch.copy_out);
+    flat.adopts_copy = stretch.adopts_copy;
   }
   for (size_t i = 0; i < stretch.states.size() && !is_packed(stretch); ++i) {
     flat.states[i] = stretch.states[i].mutable_data_ptr<float>();

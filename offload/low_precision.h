@@ -75,4 +75,13 @@ ZEROPAGE_ELEMENT void assign(HalfBits& to, float value) {
   to.bits = static_cast<uint16_t>(half | (bits >> 16 & 0x8000U));
 }
 
+// The number behind a copy in a lower precision: `wide`, if the copy is that, rounded; else what
+// somebody wrote to the copy since.
+template <typename Low>
+ZEROPAGE_ELEMENT float adopted(float wide, Low copy) {
+  Low rounded{};
+  assign(rounded, wide);
+  return rounded.bits == copy.bits ? wide : to_float(copy);
+}
+
 }  // namespace zeropage::offload

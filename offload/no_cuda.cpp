@@ -1,5 +1,6 @@
 // The CUDA functions of builds without CUDA.
 #include "memory/check.h"
+#include "offload/cuda/block_hashes.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/cuda/packed_step.h"
@@ -37,6 +38,11 @@ void add_norm_parts(const FlatElements& /*flat*/, const NormPart* /*parts*/,
                     const NormRange* /*ranges*/, int64_t /*most_blocks*/,
                     const NormWords& /*words*/, void* /*stream*/) {
   refuse("NormTable::add_squares");
+}
+
+void block_hashes(const uint32_t* /*words*/, int64_t /*block_words*/, int64_t /*blocks*/,
+                  uint64_t* /*hashes*/, void* /*stream*/) {
+  refuse("block_hashes");
 }
 
 void look_for_not_finite(const FlatElements& /*flat*/, int64_t /*numel*/, float* /*found*/,

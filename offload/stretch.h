@@ -32,6 +32,9 @@ struct Stretch {
       {};                      // of 8-bit states: [blocks] fp32 each, as made by make_scales
   at::Tensor remainders = {};  // [numel] int16: the values' lower bits; undefined: none
   StretchPlace place = {};
+  // copy_out holds what the last step copied there. What somebody wrote to it since becomes the
+  // values, element by element, before the step: the others keep their lower bits. Costs its reading.
+  bool adopts_copy = false;
 };
 
 // What becomes of the gradient when it was read.

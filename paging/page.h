@@ -77,6 +77,7 @@ class Page {
   int64_t last_touch = 0;   // a clock that ticks with every touch
   bool prefetched = false;  // brought before anything asked for it, and not touched since
   int aside_pins = 0;       // of `pins`, those of guards
+  int aside_writes = 0;     // of them, those of guards under which is written
   bool aside = false;       // brought by a guard, and not touched outside of guards since
   bool failed = false;      // its fetch ended with an error, of which all who pinned it are told
 

@@ -7,6 +7,7 @@
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
 
 #include "device/named_range.h"
 #include "memory/bytes.h"
@@ -85,6 +86,7 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
     ++page.pins;
     if (pass == Pass::kAside) {
       ++page.aside_pins;
+      page.aside_writes += use.writes ? 1 : 0;
       page.aside |= page.state() == Page::State::kEvicted;
     } else if (page.aside_pins == 0) {
       page.last_touch = ++clock_;
@@ -105,7 +107,10 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
     if (!lock.owns_lock()) lock.lock();
     for (const PageUse& use : uses) {
       Page& page = *pages_[use.page];
-      if (pass == Pass::kAside) --page.aside_pins;
+      if (pass == Pass::kAside) {
+        --page.aside_pins;
+        page.aside_writes -= use.writes ? 1 : 0;
+      }
       if (--page.pins == 0 && page.failed) abandon(use.page);
     }
     pins_of_thread -= static_cast<int>(uses.size());
@@ -115,19 +120,23 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
 }
 
 void Pager::unpin(std::span<const PageUse> uses, Pass pass) {
-  {
-    const std::lock_guard lock(mutex_);
-    for (const PageUse& use : uses) {
-      Page& page = *pages_[use.page];
-      TORCH_INTERNAL_ASSERT(page.pins > 0);
-      --page.pins;
-      if (pass == Pass::kAside) --page.aside_pins;
-      if (use.writes) page.mark_dirty();
+  // Also where a page that goes cannot be written back.
+  const auto notify = c10::make_scope_exit([this] {
+    if (options_.budget_bytes > 0) unpinned_.notify_all();
+  });
+  const std::lock_guard lock(mutex_);
+  for (const PageUse& use : uses) {
+    Page& page = *pages_[use.page];
+    TORCH_INTERNAL_ASSERT(page.pins > 0);
+    --page.pins;
+    if (pass == Pass::kAside) {
+      --page.aside_pins;
+      page.aside_writes -= use.writes ? 1 : 0;
     }
-    pins_of_thread -= static_cast<int>(uses.size());
-    drop_surplus(uses);
+    if (use.writes) page.mark_dirty();
   }
-  if (options_.budget_bytes > 0) unpinned_.notify_all();
+  pins_of_thread -= static_cast<int>(uses.size());
+  drop_surplus(uses);
 }
 
 // What a guard brought goes with it, and what was pinned beyond the limit. Drops nothing that is on
@@ -145,6 +154,11 @@ void Pager::drop_surplus(std::span<const PageUse> unpinned) {
 bool Pager::is_pinned(size_t page) const {
   const std::lock_guard lock(mutex_);
   return pages_[page]->pins > 0;
+}
+
+bool Pager::is_open_to_writes(size_t page) const {
+  const std::lock_guard lock(mutex_);
+  return pages_[page]->aside_writes > 0;
 }
 
 at::Tensor Pager::buffer(size_t page) const {
@@ -165,10 +179,12 @@ void Pager::end_view(size_t page) {
 
 bool Pager::touch(std::span<const PageUse> uses, Pass pass) {
   if (pass == Pass::kAside || !options_.traced) return false;
-  trace_ = &traces_[static_cast<size_t>(pass)];
   bool moved = false;
   for (const PageUse& use : uses) {
-    if (pages_[use.page]->aside_pins == 0) moved |= trace_->touch(use.page);
+    // One rank may look alone at what a guard holds, and must not decide by another trace then.
+    if (pages_[use.page]->aside_pins > 0) continue;
+    trace_ = &traces_[static_cast<size_t>(pass)];
+    moved |= trace_->touch(use.page);
   }
   return moved;
 }
@@ -369,6 +385,15 @@ void Pager::abandon(size_t index) {
   source_->end_use(index);
   page.abandon_fetch();
   resident_bytes_ -= page.bytes();
+}
+
+void Pager::write_back(size_t index) {
+  const std::lock_guard lock(mutex_);
+  const at::NoGradGuard no_grad;
+  Page& page = *pages_[index];
+  if (page.state() != Page::State::kDirty) return;
+  source_->write_back(index, page.buffer());
+  page.mark_clean();
 }
 
 void Pager::release_all(std::string_view who) {

@@ -95,8 +95,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
 
-  // Evicts the tenants' storages; their bytes are the source's from here on. All pages are added
-  // before the first pin. Returns the page's index, from 0 on.
+  // Evicts the tenants' storages; their bytes are the source's from here on. Returns the page's index, from 0 on.
   // Throws if the page alone exceeds the budget.
   size_t add_page(std::string name, int64_t bytes, std::vector<Page::Tenant> tenants);
 
@@ -104,12 +103,16 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void pin(std::span<const PageUse> uses, std::string_view who, Pass pass);
   void unpin(std::span<const PageUse> uses, Pass pass);
   bool is_pinned(size_t page) const;
+  // By a guard under which its tensors may be written to, and be given other memory.
+  bool is_open_to_writes(size_t page) const;
   // The whole page. REQUIRES: it is pinned.
   at::Tensor buffer(size_t page) const;
   // While an operator makes a view of a storage in the page (paging/page.h).
   void begin_view(size_t page);
   void end_view(size_t page);
 
+  // Writes the page back if it is dirty; it stays.
+  void write_back(size_t page);
   // Writes back what is dirty and evicts everything. Throws if a page is pinned.
   void release_all(std::string_view who);
   // The same for what is not pinned.
@@ -146,7 +149,6 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void drop(size_t page);
   void abandon(size_t page);
 
-  // Constant once all pages are added.
   const std::unique_ptr<PageSource> source_;
   const PagerOptions options_;
   int64_t largest_page_bytes_ = 0;

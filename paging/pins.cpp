@@ -17,9 +17,16 @@ Pass current_pass() {
 
 }  // namespace
 
-Pins::~Pins() {
-  for (size_t index = 0; index < taken_; ++index)
-    of_pagers_[index].pager->unpin(of_pagers_[index].uses, pass_);
+Pins::~Pins() noexcept(false) {
+  std::exception_ptr error;
+  for (size_t index = 0; index < taken_; ++index) {
+    try {
+      of_pagers_[index].pager->unpin(of_pagers_[index].uses, pass_);
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
+  }
+  if (error && std::uncaught_exceptions() == exceptions_) std::rethrow_exception(error);
 }
 
 void Pins::add(const PageAddress& address, bool writes) {

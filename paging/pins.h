@@ -3,6 +3,7 @@
 // Threads: taken and let go on one thread.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string_view>
 
@@ -16,7 +17,9 @@ namespace zeropage::memory {
 class Pins {
  public:
   Pins() = default;
-  ~Pins();
+  // Throws what writing back a page throws, unless an exception is passing already; the page then stays
+  // as it is, and whoever needs its room next is told.
+  ~Pins() noexcept(false);
   Pins(const Pins&) = delete;
   Pins& operator=(const Pins&) = delete;
 
@@ -36,6 +39,7 @@ class Pins {
   };
   c10::SmallVector<OfPager, 1> of_pagers_;
   size_t taken_ = 0;  // of of_pagers_
+  const int exceptions_ = std::uncaught_exceptions();
   Pass pass_ = Pass::kAside;
 };
 

@@ -102,14 +102,24 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
   });
   if (paged == changed.end()) return;
   const at::Tensor& tensor = paged->toTensor();
+  // As torch::load() gives a parameter other memory; the guard's end takes the values over.
+  const auto may_be_replaced = [&] {
+    const PageAddress address = address_of(tensor, schema);
+    return paged == changed.begin() && address.pager->is_open_to_writes(address.page);
+  };
+  if (sets && may_be_replaced()) return;
   const auto who = [&] { return c10::str("a sharded parameter of sizes ", tensor.sizes()); };
-  ZP_CHECK(!resizes, name, " of ", who(),
-           ": its memory belongs to its page; change the module, or torch::load into it, before "
-           "wrapping it");
-  ZP_CHECK(!sets_data || arguments[1].toTensor().is_alias_of(tensor), "set_data() or ->to() on ",
-           who(),
-           ": its memory belongs to its page; call ->to() on the module before wrapping it, or "
-           "cast what goes in and out");
+  ZP_CHECK(
+      !resizes, name, " of ", who(),
+      ": its memory belongs to its page; change the module before wrapping it, or torch::load() "
+      "into it under zeropage::GatheredParameters(model, Modified::on_every_rank())");
+  if (sets_data && !arguments[1].toTensor().is_alias_of(tensor)) {
+    ZP_CHECK(
+        may_be_replaced(), "torch::load(), set_data() or ->to() on ", who(),
+        ": its memory belongs to its page; load under zeropage::GatheredParameters(model, "
+        "Modified::on_every_rank()), call ->to() on the module before wrapping it, or cast what "
+        "goes in and out");
+  }
   if (!clones || operators_under_way > 0 || !tensor.is_leaf() || !tensor.requires_grad()) return;
   const PageAddress address = address_of(tensor, schema);
   ZP_CHECK(address.pager->is_pinned(address.page), "clone() of ", who(),

@@ -1,5 +1,7 @@
 #include "zero/distributed_data_parallel.h"
 
+#include <iostream>
+
 #include "memory/check.h"
 
 namespace zeropage {
@@ -13,17 +15,62 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
       sharded_(shard_module_parameters(*base_, world_, options, tape)),
       buffers_(world_, base_->buffers()) {
   buffers_.broadcast_from_rank_zero();
+  for (const PlacedParameter& placed : sharded_.pages->parameters()) {
+    versions_.push_back(placed.parameter.tensor._version());
+  }
+  if (!options_.broadcast_buffers) return;
+  // The reducer may outlive the module, with an optimizer.
+  sharded_.reducer->set_after_reduction(
+      [buffers = buffers_, module = std::weak_ptr<torch::nn::Module>(base_)] {
+        const auto trained = module.lock();
+        if (trained && trained->is_training()) buffers.broadcast_from_rank_zero();
+      });
 }
 
 void DistributedDataParallelBase::before_forward() {
   sharded_.pages->check_stream("forward()");
   check_module();
+  sharded_.pages->check_in_place("forward()");
   // An evaluation has no step that ends its pass.
   if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {
     pager->end_pass(memory::Pass::kInference);
   }
-  // In eval mode buffers do not change, and up to stage 2 one rank may evaluate alone.
-  if (options_.broadcast_buffers && base_->is_training()) buffers_.broadcast_from_rank_zero();
+  // No backward follows that would do it. In eval mode buffers do not change, and up to stage 2 one
+  // rank may evaluate alone.
+  if (options_.broadcast_buffers && base_->is_training() && !c10::GradMode::is_enabled()) {
+    buffers_.broadcast_from_rank_zero();
+  }
+  adopt_unfrozen();
+  tell_of_foreign_optimizer();
+}
+
+void DistributedDataParallelBase::adopt_unfrozen() {
+  const std::vector<size_t> unfrozen = sharded_.reducer->unfrozen();
+  if (unfrozen.empty()) return;
+  std::vector<std::string> lines;
+  for (const size_t index : unfrozen) {
+    lines.push_back("unfrozen: " + sharded_.pages->parameters()[index].parameter.name());
+  }
+  world_.check_agreement("which parameters were unfrozen", lines);
+  sharded_.reducer->begin_training(unfrozen);
+}
+
+// Right, but not what the stage promises.
+void DistributedDataParallelBase::tell_of_foreign_optimizer() {
+  if (told_ || !options_.stage.optimizer_state || world_.size() == 1 || world_.rank() != 0 ||
+      sharded_.reducer->has_optimizer() || !sharded_.reducer->has_reduced()) {
+    return;
+  }
+  for (size_t index = 0; index < versions_.size(); ++index) {
+    const PlacedParameter& placed = sharded_.pages->parameters()[index];
+    if (placed.parameter.tensor._version() == versions_[index]) continue;
+    told_ = true;
+    std::cerr
+        << "zeropage: parameters are updated by an optimizer that is not zeropage's: each rank "
+           "keeps its states whole; write zeropage::Optimizer<torch::optim::AdamW>(model, ...) "
+           "to shard them\n";
+    return;
+  }
 }
 
 memory::Kind DistributedDataParallelBase::kind_of_forward() {

@@ -8,12 +8,14 @@
 // The module stays itself: it may be called directly, and `model->` reaches it. Wrapping moves the
 // memory of its parameters into pages, and gives every rank rank 0's parameters and buffers.
 //
-// Wrap after the module is on its device, in its dtype and frozen where it shall be; make
-// optimizers after wrapping.
+// Wrap after the module is on its device and in its dtype; make optimizers after wrapping. Parameters may
+// be frozen and unfrozen between two steps, on all ranks alike.
 // What forward allocates is Kind::kActivation on the ledger, or kRecompute where it is repeated.
 // Lifetime: shares the module.
-// Collective: construction, backward, forward in training mode if the module has buffers; at stage 3
-// every use of a parameter.
+// Buffers (running statistics) become rank 0's at the end of each backward that averages, and before a
+// forward in training mode without gradients.
+// Collective: construction, backward, a forward after parameters were unfrozen; at stage 3 every use of a
+// parameter.
 // Threads: the training thread.
 #pragma once
 
@@ -84,6 +86,8 @@ class DistributedDataParallelBase {
 
   void before_forward();
   void check_module() const;
+  void adopt_unfrozen();
+  void tell_of_foreign_optimizer();
   static memory::Kind kind_of_forward();
 
   // Tensors of floating point in options.compute_dtype; all else as it is.
@@ -103,6 +107,8 @@ class DistributedDataParallelBase {
   const Options options_;
   ShardedParameters sharded_;
   const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
+  std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
+  bool told_ = false;
 };
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.

@@ -31,6 +31,7 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
                                        const std::vector<at::Tensor>& parameters,
                                        const Modified& modified)
     : pages_(model.sharded_parameters().pages),
+      reducer_(model.sharded_parameters().reducer),
       modified_(modified),
       exceptions_(std::uncaught_exceptions()) {
   const auto root = modified.only_rank();
@@ -48,13 +49,19 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
 }
 
 GatheredParameters::~GatheredParameters() noexcept(false) {
-  const auto root = modified_.only_rank();
-  if (!root || std::uncaught_exceptions() > exceptions_) return;
-  std::vector<comm::Pending> in_flight;
-  for (const size_t page : gathered_pages_) {
-    in_flight.push_back(pages_->start_broadcast(page, *root));
+  if (!modified_.anywhere()) return;
+  const std::string wrong = pages_->put_back(gathered_pages_);
+  reducer_->restore_hooks();
+  if (std::uncaught_exceptions() > exceptions_) return;
+  if (const auto root = modified_.only_rank()) {
+    std::vector<comm::Pending> in_flight;
+    for (const size_t page : gathered_pages_) {
+      in_flight.push_back(pages_->start_broadcast(page, *root));
+    }
+    for (const comm::Pending& pending : in_flight) pending.wait();
   }
-  for (const comm::Pending& pending : in_flight) pending.wait();
+  pages_->note_written(gathered_pages_);
+  ZP_CHECK(wrong.empty(), "GatheredParameters: ", wrong);
 }
 
 GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model)

@@ -8,6 +8,9 @@
 //     if (world.rank() == 0) torch::save(model.module(), "weights.pt");
 //   }
 //
+// Master weights and offloaded copies follow what is written under a guard that says where
+// (Modified), and a backward over a graph from before it is refused.
+//
 // Collective: construction, and the end of a guard that takes one rank's values. Works at every
 // stage. Lifetime: within the model's, and within one forward, backward or the time between.
 // Threads: the training thread. Throws if the budget does not hold all of it at once.
@@ -25,11 +28,12 @@
 
 namespace zeropage {
 
-// Where memory is written under a guard, past the dispatcher. What operators write is known anyway.
+// Where parameters are written to under a guard: by operators, past the dispatcher, or by torch::load()
+// into the module, whose values they take in the dtype and on the device that they have.
 class Modified {
  public:
   static Modified nowhere() { return Modified(Where::kNowhere, 0); }
-  // Alike; each rank keeps its shard of its own values.
+  // Alike; ranks keep their shards of their own values.
   static Modified on_every_rank() { return Modified(Where::kEveryRank, 0); }
   // All ranks take that rank's values when the guard ends. Costs a broadcast of the pages.
   static Modified on_rank(int rank) { return Modified(Where::kOneRank, rank); }
@@ -56,13 +60,15 @@ class GatheredParameters {
   GatheredParameters(const DistributedDataParallelBase& model,
                      const std::vector<at::Tensor>& parameters,
                      const Modified& modified = Modified::nowhere());
-  // Throws what the broadcast throws, unless an exception is passing already.
+  // Throws what the broadcast throws, and where a parameter was given values of other sizes, unless an
+  // exception is passing already.
   ~GatheredParameters() noexcept(false);
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;
 
  private:
   const std::shared_ptr<ParameterPages> pages_;
+  const std::shared_ptr<GradientReducer> reducer_;
   const Modified modified_;
   const int exceptions_;
   std::vector<size_t> gathered_pages_;

@@ -35,10 +35,7 @@ Stage stage_of(int number) {
 }
 
 int64_t minimum_sharded_bytes(const Options& options) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return std::max(options.minimum_sharded_bytes, options.whole_below_bytes);
-#pragma GCC diagnostic pop
+  return std::max(options.minimum_sharded_bytes, options.whole_below_bytes.bytes());
 }
 
 int64_t page_bytes_on(c10::Device device, const Options& options) {
@@ -194,26 +191,42 @@ void validate(const Options& options) {
            name(options.stage), " keeps parameters whole; use stage 3 or leave them out");
 }
 
+namespace {
+
+// An enumerator as the user writes it. words: of all, in their order.
+template <typename Enum>
+std::string word(Enum value, std::initializer_list<const char*> words) {
+  const auto index = static_cast<size_t>(value);
+  TORCH_INTERNAL_ASSERT(index < words.size());
+  return words.begin()[index];
+}
+
+}  // namespace
+
 std::vector<std::string> describe(const Options& options) {
-  return {
-      c10::str("options.stage: ", name(options.stage)),
-      c10::str("options.update_by: ", static_cast<int>(options.update_by)),
-      c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
-      c10::str("options.world_invariant: ", options.world_invariant),
-      c10::str("options.compute_dtype: ", name(options.compute_dtype)),
-      c10::str("options.low_precision_update: ", static_cast<int>(options.low_precision_update)),
-      c10::str("options.optimizer_state: ", static_cast<int>(options.optimizer_state)),
-      c10::str("options.rounding_seed: ", options.rounding_seed),
-      c10::str("options.reduce_dtype: ", name(options.reduce_dtype)),
-      c10::str("options.accumulate_dtype: ", name(options.accumulate_dtype)),
-      c10::str("options.page_bytes: ", options.page_bytes),
-      c10::str("options.offload: optimizer ", name(options.offload.optimizer), " (",
-               options.offload.optimizer_bytes, " bytes), parameters ",
-               name(options.offload.parameters), ", step ", static_cast<int>(options.offload.step)),
-      c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
-      c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
-      c10::str("options.reshard: ", static_cast<int>(options.reshard)),
-      c10::str("options.minimum_sharded_bytes: ", minimum_sharded_bytes(options))};
+  return {c10::str("options.stage: ", name(options.stage)),
+          c10::str("options.update_by: ", word(options.update_by, {"kAuto", "kClass", "kFused"})),
+          c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
+          c10::str("options.world_invariant: ", options.world_invariant),
+          c10::str("options.compute_dtype: ", name(options.compute_dtype)),
+          c10::str("options.low_precision_update: ",
+                   word(options.low_precision_update, {"kMasterWeights", "kSplitMasterWeights",
+                                                       "kStochasticRounding", "kNearest"})),
+          c10::str("options.optimizer_state: ",
+                   word(options.optimizer_state, {"kFp32", "kBf16", "k8Bit"})),
+          c10::str("options.rounding_seed: ", options.rounding_seed),
+          c10::str("options.reduce_dtype: ", name(options.reduce_dtype)),
+          c10::str("options.accumulate_dtype: ", name(options.accumulate_dtype)),
+          c10::str("options.page_bytes: ", options.page_bytes),
+          c10::str("options.offload: optimizer ", name(options.offload.optimizer), " (",
+                   options.offload.optimizer_bytes, " bytes), parameters ",
+                   name(options.offload.parameters), ", step ",
+                   word(options.offload.step, {"kInStep", "kInBackward", "kOneStepLate"})),
+          c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
+          c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
+          c10::str("options.reshard: ",
+                   word(options.reshard, {"kAfterUse", "kAfterBackward", "kAfterStep"})),
+          c10::str("options.minimum_sharded_bytes: ", minimum_sharded_bytes(options))};
 }
 
 }  // namespace zeropage

@@ -66,8 +66,8 @@ enum class UpdateBy : uint8_t {
 enum class LowPrecisionUpdate : uint8_t {
   // The optimizer updates an fp32 copy of what this rank owns and rounds it into them (Micikevicius
   // et al. 2018, "Mixed Precision Training", section 3.1). Costs 4 bytes an owned parameter, and
-  // keeps updates that are too small for the parameter's precision. What is written to parameters
-  // by operators is taken over; past them, through .data(), it is not seen.
+  // keeps updates that are too small for the parameter's precision. What is written to parameters,
+  // by operators or past them, becomes the copy, element by element; the others keep their lower bits.
   kMasterWeights,
   // The same copy as 16 bits that the bfloat16 parameter lacks: 2 bytes an owned parameter instead
   // of 4. The copy has the bits that kMasterWeights gives it from the same gradients, but parameters
@@ -80,6 +80,20 @@ enum class LowPrecisionUpdate : uint8_t {
   kStochasticRounding,
   // As torch::optim does on such parameters: updates below half a unit in the last place are lost.
   kNearest,
+};
+
+// Of an option by its name of release 0.1: the compiler says which it is now.
+class OldMinimumShardedBytes {
+ public:
+  OldMinimumShardedBytes() = default;
+  // Implicit, as the option was a number.
+  [[deprecated("the option is minimum_sharded_bytes")]] OldMinimumShardedBytes(int64_t bytes)
+      : bytes_(bytes) {}
+  [[deprecated("the option is minimum_sharded_bytes")]] operator int64_t() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
 };
 
 struct Options {
@@ -158,7 +172,7 @@ struct Options {
 
   // The minimum size of a page that is sharded: parameters of smaller ones stay whole on every rank.
   int64_t minimum_sharded_bytes = 0;
-  [[deprecated("the name is minimum_sharded_bytes")]] int64_t whole_below_bytes = 0;
+  OldMinimumShardedBytes whole_below_bytes;  // its name in release 0.1
 };
 
 // options.minimum_sharded_bytes, by its old name too.

@@ -78,6 +78,39 @@ void update(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, i
       rule);
 }
 
+template <typename Copy>
+ZEROPAGE_ELEMENT void adopt_elements(const FlatStretch& stretch, int64_t begin, int64_t end) {
+  float* const values = stretch.values;
+  const auto* const copies = static_cast<const Copy*>(stretch.copy_out);
+  ZEROPAGE_NO_OVERLAP
+  for (int64_t i = begin; i < end; ++i) values[i] = adopted(values[i], copies[i]);
+}
+
+template <typename Copy>
+void adopt_on_any_processor(const FlatStretch& stretch, int64_t begin, int64_t end) {
+  adopt_elements<Copy>(stretch, begin, end);
+}
+template <typename Copy>
+ZEROPAGE_AVX2 void adopt_with_avx2(const FlatStretch& stretch, int64_t begin, int64_t end) {
+  adopt_elements<Copy>(stretch, begin, end);
+}
+template <typename Copy>
+ZEROPAGE_AVX512 void adopt_with_avx512(const FlatStretch& stretch, int64_t begin, int64_t end) {
+  adopt_elements<Copy>(stretch, begin, end);
+}
+
+template <typename Copy>
+void adopt_with(const FlatStretch& stretch, int64_t begin, int64_t end, Instructions instructions) {
+  switch (instructions) {
+    case Instructions::kAvx512:
+      return adopt_with_avx512<Copy>(stretch, begin, end);
+    case Instructions::kAvx2:
+      return adopt_with_avx2<Copy>(stretch, begin, end);
+    case Instructions::kAnyProcessor:
+      return adopt_on_any_processor<Copy>(stretch, begin, end);
+  }
+}
+
 // All bits 0 are +0 in each precision.
 void zero_gradient(const FlatStretch& stretch, int64_t begin, int64_t end) {
   visit_precision(stretch.gradient_precision, [&]<typename Gradient>() {
@@ -86,22 +119,32 @@ void zero_gradient(const FlatStretch& stretch, int64_t begin, int64_t end) {
   });
 }
 
-// What is zeroed is still in the first-level cache, where it was read: 4 KiB of each buffer.
+// What is zeroed is still in the first-level cache, where it was read, and so is what was adopted
+// when it is stepped: 4 KiB of each buffer.
 constexpr int64_t kTileNumel = 1024;
 
 }  // namespace
 
+void adopt_copy(const FlatStretch& stretch, int64_t begin, int64_t end, Instructions instructions) {
+  if (stretch.copy_precision == Precision::kBFloat16) {
+    adopt_with<BFloat16Bits>(stretch, begin, end, usable(instructions));
+  } else {
+    adopt_with<HalfBits>(stretch, begin, end, usable(instructions));
+  }
+}
+
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
                 Instructions instructions) {
   const bool is_made = stretch.found_inf == nullptr || *stretch.found_inf == 0.0F;
-  if (stretch.gradient_to_zero == nullptr) {
+  if (stretch.gradient_to_zero == nullptr && !stretch.adopts_copy) {
     if (is_made) update(rule, stretch, begin, end, instructions);
     return;
   }
   for (int64_t tile = begin; tile < end; tile += kTileNumel) {
     const int64_t tile_end = std::min(tile + kTileNumel, end);
+    if (is_made && stretch.adopts_copy) adopt_copy(stretch, tile, tile_end, instructions);
     if (is_made) update(rule, stretch, tile, tile_end, instructions);
-    zero_gradient(stretch, tile, tile_end);
+    if (stretch.gradient_to_zero != nullptr) zero_gradient(stretch, tile, tile_end);
   }
 }
 

@@ -14,4 +14,8 @@ namespace zeropage::offload::cpu {
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, int64_t begin, int64_t end,
                 Instructions instructions = Instructions::kAvx512);
 
+// What fused_step() does first where the stretch adopts its copy; fp32 values.
+void adopt_copy(const FlatStretch& stretch, int64_t begin, int64_t end,
+                Instructions instructions = Instructions::kAvx512);
+
 }  // namespace zeropage::offload::cpu

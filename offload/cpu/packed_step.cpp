@@ -155,6 +155,7 @@ class PackedLoop {
   // In one pass, and what a fused step does besides.
   void step_blocks(const Place& place) {
     const FlatStretch flat = fp32_of(place);
+    if (flat.adopts_copy) adopt_copy(flat, 0, place.numel, instructions_);
     QuantisedBlocks all{.values = flat.values,
                         .gradient = flat.gradient,
                         .gradient_precision = flat.gradient_precision,

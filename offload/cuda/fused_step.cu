@@ -28,6 +28,7 @@ struct Group {
   Elements<Gradient, kCount> gradient;
   Elements<float, kCount> values;
   Elements<float, kCount> states[Rule::kStates + 1];  // one more: there is no array of none
+  Elements<Copy, kCount> copies;
 
   __device__ __forceinline__ void load_all(const FlatStretch& stretch, int64_t first) {
     load(static_cast<const Gradient*>(stretch.gradient) + first, gradient);
@@ -36,13 +37,18 @@ struct Group {
     for (int state = 0; state < Rule::kStates; ++state) {
       load(stretch.states[state] + first, states[state]);
     }
+    if constexpr (!std::is_same_v<Copy, NoCopy>) {
+      if (stretch.adopts_copy) load(static_cast<const Copy*>(stretch.copy_out) + first, copies);
+    }
   }
 
   __device__ __forceinline__ void update_and_store(const Rule& rule, const FlatStretch& stretch,
                                                    int64_t first) {
-    Elements<Copy, kCount> copies;
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
+      if constexpr (!std::is_same_v<Copy, NoCopy>) {
+        if (stretch.adopts_copy) values.at[k] = adopted(values.at[k], copies.at[k]);
+      }
       float of_element[kMostStates] = {};
 #pragma unroll
       for (int state = 0; state < Rule::kStates; ++state) of_element[state] = states[state].at[k];
@@ -74,7 +80,12 @@ __device__ __forceinline__ void update_one(const Rule& rule, const FlatStretch& 
   for (int state = 0; state < Rule::kStates; ++state) states[state] = stretch.states[state][i];
   const float gradient = rounded::multiply(
       to_float(static_cast<const Gradient*>(stretch.gradient)[i]), stretch.gradient_scale);
-  const float value = rule.apply(stretch.values[i], gradient, states);
+  float before = stretch.values[i];
+  if constexpr (!std::is_same_v<Copy, NoCopy>) {
+    if (stretch.adopts_copy)
+      before = adopted(before, static_cast<const Copy*>(stretch.copy_out)[i]);
+  }
+  const float value = rule.apply(before, gradient, states);
   stretch.values[i] = value;
 #pragma unroll
   for (int state = 0; state < Rule::kStates; ++state) stretch.states[state][i] = states[state];

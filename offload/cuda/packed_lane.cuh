@@ -116,11 +116,30 @@ struct Lane {
       access.load_from(stretch.low, low);
     } else {
       access.load_from(stretch.flat.values, values);
+      adopt_copy(stretch.flat, access);
     }
 #pragma unroll
     for (int state = 0; state < kStates; ++state) {
       access.load_from(static_cast<const State*>(stretch.states[state]), packed[state]);
     }
+  }
+
+  template <typename Access>
+  __device__ __forceinline__ void adopt_copy(const FlatStretch& flat, const Access& access) {
+    if (!flat.adopts_copy) return;
+    if (flat.copy_precision == Precision::kBFloat16) {
+      adopt_copy_of<BFloat16Bits>(flat.copy_out, access);
+    } else {
+      adopt_copy_of<HalfBits>(flat.copy_out, access);
+    }
+  }
+
+  template <typename Copy, typename Access>
+  __device__ __forceinline__ void adopt_copy_of(const void* from, const Access& access) {
+    Eight<Copy> copies;
+    access.load_from(static_cast<const Copy*>(from), copies);
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) values.at[k] = adopted(values.at[k], copies.at[k]);
   }
 
   __device__ __forceinline__ void unpack() {

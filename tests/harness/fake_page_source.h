@@ -28,6 +28,7 @@ struct FakePages {
   std::vector<size_t> fetched;             // pages, in the order in which their fetches began
   std::vector<size_t> written_back;        // pages, in order
   std::function<void(size_t)> on_start;    // before a fetch begins; may throw
+  std::function<void(size_t)> on_write_back;  // before it; may throw
   std::function<void(size_t)> on_arrival;  // while it is in flight; may throw. Unset: never is
 };
 
@@ -64,6 +65,7 @@ class FakePageSource final : public memory::PageSource {
 
   void write_back(size_t page, const at::Tensor& buffer) override {
     const at::DisableRecordFunctionGuard no_callbacks;
+    if (pages_->on_write_back) pages_->on_write_back(page);
     pages_->written_back.push_back(page);
     pages_->values[page].copy_(buffer);
   }

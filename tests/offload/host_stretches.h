@@ -125,6 +125,7 @@ struct StretchCase {
   bool is_split = false;
   offload::Precision gradient = offload::Precision::kFloat;
   std::optional<offload::Precision> copy = std::nullopt;
+  bool adopts_copy = false;  // of whose elements a third was written to
   int64_t first_in_block = 0;
   int64_t first_element = 0;
   int64_t shift = 0;  // elements behind an aligned address, of every buffer
@@ -144,7 +145,7 @@ inline std::ostream& operator<<(std::ostream& out, const StretchCase& it) {
              << it.first_in_block << " of a block and " << it.first_element << ", shifted "
              << it.shift << " + " << it.gradient_shift << ", " << it.values_shift << ", "
              << it.copy_shift << ", " << it.second_state_shift
-             << (it.zeroes_gradient ? ", zeroed" : "");
+             << (it.zeroes_gradient ? ", zeroed" : "") << (it.adopts_copy ? ", adopts" : "");
 }
 
 inline size_t bytes_of(offload::Precision precision) {
@@ -171,6 +172,7 @@ class HostStretch {
       fill(values_, Precision::kFloat);
     }
     if (of.copy) copy_ = {of.numel, of.shift + of.copy_shift, bytes_of(*of.copy)};
+    if (of.adopts_copy) fill_copy();
     for (int state = 0; state < kMostStates; ++state) {
       const int64_t besides = state == 1 ? of.second_state_shift : 0;
       states_[state] = {of.numel, of.shift + besides, bytes_of(of.format)};
@@ -237,6 +239,7 @@ class HostStretch {
                                  .numel = of_.numel,
                                  .gradient_scale = 0.7F};
     if (of_.copy) stretch.copy_precision = *of_.copy;
+    stretch.adopts_copy = of_.adopts_copy;
     if (of_.zeroes_gradient) stretch.gradient_to_zero = gradient_.as<void>();
     if (of_.found_inf) stretch.found_inf = &found_inf_;
     return stretch;
@@ -259,6 +262,17 @@ class HostStretch {
       buffer.fill<BFloat16Bits>([&] { return narrowed<BFloat16Bits>(number()); });
     } else {
       buffer.fill<HalfBits>([&] { return narrowed<HalfBits>(number()); });
+    }
+  }
+
+  void fill_copy() {
+    for (int64_t i = 0; i < of_.numel; ++i) {
+      const float value = i % 3 == 0 ? number() : values_.as<float>()[i];
+      if (*of_.copy == offload::Precision::kBFloat16) {
+        copy_.set(i, narrowed<offload::BFloat16Bits>(value));
+      } else {
+        copy_.set(i, narrowed<offload::HalfBits>(value));
+      }
     }
   }
 

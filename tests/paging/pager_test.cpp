@@ -236,6 +236,25 @@ TEST_F(PagerTest, LeavesTheTraceAloneForWhatHappensAside) {
   EXPECT_THAT(fetches_of({1}), ElementsAre(2)) << "1 had come ahead; the plan goes on to 2";
 }
 
+TEST_F(PagerTest, EvictsTheSamePageAfterALookAtWhatAGuardHolds) {
+  make_pages(4, 3);
+  const std::vector<size_t> order = {0, 1, 2, 3, 0, 1, 2};
+  record(order);
+  use_each({0, 1, 2});
+  {
+    Pins guard;
+    guard.add({paging_->pager, 0}, false);
+    guard.take_aside("GatheredParameters");
+    // As one rank of several may, without gradients: its pass would be that of an evaluation.
+    const at::NoGradGuard no_grad;
+    use({0});
+  }
+  pages().fetched.clear();
+  use({3});
+  EXPECT_TRUE(is_resident(0)) << "by the plan 2 goes, which is used last";
+  EXPECT_FALSE(is_resident(2));
+}
+
 // ---- prefetch ----
 
 TEST_F(PagerTest, PrefetchesInTheOrderOfThePlanAsFarAsItsBytesReach) {
@@ -477,6 +496,41 @@ TEST_F(PagerTest, WritesBackWhatWasWrittenWhileOthersReadIt) {
   pager().release_unpinned();
   EXPECT_TRUE(is_resident(0)) << "it is in use";
   EXPECT_THAT(pages().written_back, IsEmpty());
+}
+
+TEST_F(PagerTest, ThrowsFromTheEndOfAnOperatorWhenAPageThatGoesCannotBeWrittenBack) {
+  make(std::vector<int64_t>(4, kPageBytes), {});
+  bool fails = true;
+  pages().on_write_back = [&](size_t) { ZP_CHECK(!fails, "the disk is full"); };
+  const auto write_beyond_the_limit = [&](size_t page, bool throws) {
+    const auto others = keep({2, 3});
+    Pins pins;
+    pins.add({paging_->pager, page}, /*writes=*/true);
+    pins.take("aten::op");
+    pager().buffer(page).fill_(7);
+    if (throws) throw std::runtime_error("of the operator");
+  };
+  EXPECT_EQ(error_of([&] { write_beyond_the_limit(1, true); }), "of the operator")
+      << "one exception at a time";
+  fails = false;
+  pager().release_all("the test");
+  fails = true;
+  EXPECT_THAT(error_of([&] { write_beyond_the_limit(0, false); }), HasSubstr("the disk is full"));
+  fails = false;
+  pager().release_all("the test");
+  EXPECT_EQ(read(0), 7.0F) << "what could not be written was not let go";
+  EXPECT_EQ(read(1), 7.0F);
+}
+
+TEST_F(PagerTest, WritesOnePageBackAndKeepsIt) {
+  make_pages(2, 2);
+  write(0, 5);
+  pager().write_back(0);
+  pager().write_back(1);
+  EXPECT_THAT(pages().written_back, ElementsAre(0));
+  EXPECT_TRUE(is_resident(0));
+  pager().release_all("the test");
+  EXPECT_THAT(pages().written_back, ElementsAre(0)) << "nothing was written since";
 }
 
 TEST_F(PagerTest, ReleasesEverythingAndWritesBackWhatIsDirty) {

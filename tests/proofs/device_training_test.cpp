@@ -197,33 +197,6 @@ TEST_F(DeviceStepTest, TheHostIsNeverMoreThanAStepAhead) {
       on_fake_devices(Carrier::kStaged, 1));
 }
 
-// At stage 1 p.grad() is the mean in the rank's shard only.
-TEST_F(DeviceStepTest, ChangedGradientsAreRefusedAtStageOneWithOneWait) {
-  const auto errors = try_ranks(
-      2,
-      [](comm::World& world) {
-        DistributedDataParallel<Oddball> model(make_on<Oddball>(world.device()), world,
-                                               options_of(1));
-        Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
-        train(model, optimizer, 2);
-        const Samples samples = samples_on(world.device(), world.rank(), 0);
-        optimizer.zero_grad();
-        loss_of(model(samples.inputs), samples).backward();
-        world.communicator().barrier("counting begins").wait();
-        if (world.rank() == 0) reset_fake_counters();
-        world.communicator().barrier("counting has begun").wait();
-        model.sharded_parameters().reducer->finish();
-        world.communicator().barrier("counting ends").wait();
-        EXPECT_EQ(fake_counters().host_syncs, 2) << "one wait a rank";
-        world.communicator().barrier("the counters are read").wait();
-        torch::nn::utils::clip_grad_norm_(model.parameters(), 1e-3);
-        optimizer.step();
-      },
-      on_fake_devices(Carrier::kDevice, 2));
-  for (const auto& error : errors)
-    EXPECT_THAT(message_of(error), HasSubstr("p.grad() was changed"));
-}
-
 class DeviceMemoryFormulaTest : public ::testing::TestWithParam<std::tuple<int, int>> {
  private:
   const FakeMemoryOnLedgers on_ledgers_;

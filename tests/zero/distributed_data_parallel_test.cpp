@@ -284,15 +284,29 @@ TEST_P(DistributedDataParallelTest, WaitsInStepForARankWhoseBackwardReachedNothi
   });
 }
 
-TEST_P(DistributedDataParallelTest, TakesRankZerosBuffersInForwardWhileTraining) {
+TEST_P(DistributedDataParallelTest, TakesRankZerosBuffersAtTheEndOfEachBackwardThatAverages) {
   run_ranks(2, [&](comm::World& world) {
     DistributedDataParallel<ConvNet> model(ConvNet(), world, options());
-    model(torch::full({4, 7}, 1.0 + world.rank()));
+    const auto means_of_ranks = [&] {
+      return world.gather_text("means", c10::str(model->norm1->running_mean));
+    };
+    const auto x = torch::full({4, 7}, 1.0 + world.rank());
+    const auto loss = model(x).sum();
     EXPECT_EQ(model->norm1->num_batches_tracked.item<int64_t>(), 1);
-    const auto own = model->norm1->running_mean.clone();
-    model(torch::ones({4, 7}));
-    const auto means = world.gather_text("means", c10::str(model->norm1->running_mean));
+    auto means = means_of_ranks();
+    EXPECT_NE(means[0], means[1]);
+    const auto version = model->norm1->running_mean._version();
+    loss.backward();
+    means = means_of_ranks();
     EXPECT_EQ(means[0], means[1]);
+    EXPECT_EQ(model->norm1->running_mean._version(), version) << "graphs that saved it go on";
+    {
+      const torch::NoGradGuard no_grad;
+      model(x);
+      model(torch::ones({4, 7}));
+    }
+    means = means_of_ranks();
+    EXPECT_EQ(means[0], means[1]) << "without a backward a forward begins with rank 0's";
     model.eval();
     // One rank may evaluate alone.
     if (world.rank() == 0) model(torch::ones({4, 7}));
@@ -448,19 +462,15 @@ TEST(DataParallelErrorTest, RefusesSparseGradients) {
   EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("sparse gradients are not reduced"));
 }
 
-TEST(DataParallelErrorTest, NoticesThatGradientsOfAShardWereChanged) {
+TEST(DataParallelErrorTest, LetsGradientsOfAShardBeChanged) {
   run_ranks(2, [](comm::World& world) {
     DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, at_stage(1));
     Optimizer<SGD> optimizer(model, SGDOptions(1.0));
-    backward(model, 1);
-    torch::nn::utils::clip_grad_norm_(model.parameters(), 0.1);
-    try {
-      optimizer.step();
-      ADD_FAILURE() << "accepted";
-    } catch (const c10::Error& error) {
-      EXPECT_THAT(error.what_without_backtrace(),
-                  ::testing::HasSubstr("\"weight\": p.grad() was changed"));
-    }
+    backward(model, world.rank());  // mean 0.5
+    EXPECT_EQ(model->weight.grad().sum().item<double>(), 0.5 * 49) << "the mean, on every rank";
+    model->weight.mutable_grad().mul_(4);
+    optimizer.step();
+    EXPECT_EQ(model->weight[0][0].item<double>(), -1.0);
   });
 }
 

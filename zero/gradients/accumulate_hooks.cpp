@@ -1,5 +1,6 @@
 #include "zero/gradients/accumulate_hooks.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -36,6 +37,19 @@ AccumulateHooks::AccumulateHooks(const at::Tensor& leaf, Before before, After af
   before_ = pre_hook.get();
   accumulator_->add_pre_hook(std::move(pre_hook));
   after_ = accumulator_->add_post_hook(std::make_unique<PostHook>(std::move(after)));
+}
+
+void AccumulateHooks::restore(const at::Tensor& leaf) const {
+  if (torch::autograd::impl::try_get_grad_accumulator(leaf) == accumulator_) return;
+  torch::autograd::impl::set_grad_accumulator(leaf, accumulator_);
+}
+
+bool has_accumulate_hooks(const at::Tensor& leaf) {
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  if (!accumulator) return false;
+  return std::any_of(
+      accumulator->pre_hooks().begin(), accumulator->pre_hooks().end(),
+      [](const auto& hook) { return dynamic_cast<const PreHook*>(hook.get()) != nullptr; });
 }
 
 AccumulateHooks::~AccumulateHooks() {

@@ -20,6 +20,9 @@ class AccumulateHooks {
   // leaf: requires a gradient.
   AccumulateHooks(const at::Tensor& leaf, Before before, After after);
   ~AccumulateHooks();
+  // The leaf was given other values by set_data(), which drops its accumulator where their type is
+  // another.
+  void restore(const at::Tensor& leaf) const;
   AccumulateHooks(const AccumulateHooks&) = delete;
   AccumulateHooks& operator=(const AccumulateHooks&) = delete;
 
@@ -28,5 +31,8 @@ class AccumulateHooks {
   torch::autograd::FunctionPreHook* before_ = nullptr;  // owned by accumulator_
   uintptr_t after_ = 0;
 };
+
+// Whether somebody has such hooks on the leaf.
+bool has_accumulate_hooks(const at::Tensor& leaf);
 
 }  // namespace zeropage::detail

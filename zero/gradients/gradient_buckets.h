@@ -44,6 +44,10 @@ class GradientBuckets {
   void set_more_follow(bool more_follow) { more_follow_ = more_follow; }
   bool more_follow() const { return more_follow_; }
 
+  // The page's parameters that have gradients from here on, those before included. Makes what it needs
+  // for the page, once.
+  virtual void begin_training(size_t page, const std::vector<size_t>& parameters) = 0;
+
   // The bucket, zero in the gaps between parameters. [padded_numel]
   virtual const at::Tensor& open(size_t page, Collect collect) = 0;
   // Whether buckets have memory only from open() to close(), so that each should be closed before
@@ -81,10 +85,9 @@ class GradientBuckets {
   // Makes p.grad() of these parameters whole for as long as `pins` lives. Collective.
   virtual void gather(const std::vector<size_t>& parameters, memory::Pins& pins) = 0;
 
-  // After the reduction of all pages, or a change of owned() by us, and before a step: changes of
-  // gradients are refused or taken over.
-  virtual void note_reduced(const std::vector<size_t>&) {}
-  virtual void take_over_changes(const std::vector<size_t>&) {}
+  // After the reduction of all pages, and before a step, which takes over what was written to p.grad().
+  virtual void note_reduced() {}
+  virtual void take_over_changes() {}
 
  protected:
   GradientBuckets() = default;

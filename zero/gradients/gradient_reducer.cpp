@@ -18,41 +18,6 @@ constexpr int kNoBackward = -1;
 
 }  // namespace
 
-GradientReducer::GradientReducer(std::shared_ptr<ParameterPages> pages,
-                                 std::unique_ptr<GradientBuckets> buckets, ReduceWhen when)
-    : pages_(std::move(pages)),
-      buckets_(std::move(buckets)),
-      when_(when),
-      ledger_(memory::Ledger::current()),
-      states_(pages_->layouts().size()),
-      hooked_(pages_->parameters().size()),
-      waiting_(states_.size()) {
-  for (size_t index = 0; index < hooked_.size(); ++index) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    if (!placed.parameter.tensor.requires_grad()) continue;
-    states_[placed.page].parameters.push_back(index);
-    hook(index);
-  }
-  for (size_t page = states_.size(); page-- > 0;) {
-    if (states_[page].parameters.empty()) continue;
-    launch_order_.push_back(page);
-    if (!buckets_->are_transient()) open(page);
-    collect(page, states_[page].parameters);
-  }
-  used_ = at::zeros({static_cast<int64_t>(hooked_.size())}, at::kByte);
-}
-
-GradientReducer::~GradientReducer() = default;
-
-void GradientReducer::hook(size_t parameter) {
-  hooked_[parameter].hooks = std::make_unique<detail::AccumulateHooks>(
-      pages_->parameters()[parameter].parameter.tensor,
-      [this, parameter](const std::vector<at::Tensor>& gradients) {
-        return before_accumulate(parameter, gradients);
-      },
-      [this, parameter] { after_accumulate(parameter); });
-}
-
 GradientReducer::PageState& GradientReducer::page_of(size_t parameter) {
   return states_[pages_->parameters()[parameter].page];
 }
@@ -150,16 +115,19 @@ void GradientReducer::enter_backward() {
 // Gives the page's parameters their slots. Where buckets are transient, there is one at a time: the
 // reduction of the page before has had all of this page's backward so far to end in.
 void GradientReducer::open(size_t page) {
-  PageState& state = states_[page];
   if (is_open(page)) return;
   if (buckets_->are_transient()) {
     for (const size_t other : launch_order_) {
       if (states_[other].bucket == BucketState::kReducing) finish_reduction(other);
     }
   }
+  place_slots(page);
+}
+
+void GradientReducer::place_slots(size_t page) {
   const at::Tensor& bucket =
       buckets_->open(page, synchronizes_ ? Collect::kForReduction : Collect::kLocally);
-  for (const size_t index : state.parameters) {
+  for (const size_t index : states_[page].parameters) {
     hooked_[index].slot = slot_in(bucket, pages_->parameters()[index]);
   }
 }
@@ -346,7 +314,7 @@ void GradientReducer::reduce_rest() {
   pages_->end_backward();
   next_launch_ = 0;
   backward_ = kNoBackward;
-  reduced_in_cycle_ = true;
+  reduced_in_cycle_ = has_reduced_ = true;
 }
 
 void GradientReducer::finish_reduction(size_t page) {
@@ -372,7 +340,8 @@ void GradientReducer::hand_over() {
     gradient_of(index) =
         used_anywhere[index] != 0 ? buckets_->reduced_gradient(index) : at::Tensor();
   }
-  buckets_->note_reduced(with_gradient());
+  buckets_->note_reduced();
+  if (after_reduction_) after_reduction_();
 }
 
 std::vector<size_t> GradientReducer::with_gradient() const {
@@ -410,10 +379,10 @@ void GradientReducer::prepare() {
     if (replaced) buckets_->replace(index, gradient);
     gradient = reduced;
   }
-  buckets_->take_over_changes(with_gradient());
+  buckets_->take_over_changes();
   bool changed = false;
   for (const size_t page : launch_order_) changed |= buckets_->complete(page);
-  if (changed) buckets_->note_reduced(with_gradient());
+  if (changed) buckets_->note_reduced();
 }
 
 void GradientReducer::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
@@ -484,7 +453,7 @@ void GradientReducer::change_owned(const std::function<void(const at::Tensor& ow
            "step with them already (options.offload.step); use StepWhen::kInStep");
   const torch::NoGradGuard no_grad;
   for (const size_t page : launch_order_) change(buckets_->owned(page));
-  buckets_->note_reduced(with_gradient());
+  buckets_->note_reduced();
 }
 
 bool GradientReducer::has_gradient(size_t parameter) const {

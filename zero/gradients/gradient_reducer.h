@@ -66,6 +66,27 @@ class GradientReducer {
   bool synchronizes() const { return synchronizes_; }
   void set_synchronizes(bool synchronizes) { synchronizes_ = synchronizes; }
 
+  // After parameters were given other values by set_data().
+  void restore_hooks() const;
+
+  // Parameters that require a gradient and did not when begin_training() was called last.
+  std::vector<size_t> unfrozen() const;
+  // From here on they have gradients, and optimizers update them. The same on all ranks; between two
+  // steps.
+  void begin_training(const std::vector<size_t>& parameters);
+  // Throws if there are unfrozen() ones.
+  void check_all_train() const;
+
+  // Called at the end of each backward that reduced gradients. Collectives in it are in the order of
+  // the backward's.
+  void set_after_reduction(std::function<void()> call) { after_reduction_ = std::move(call); }
+
+  // Whether a backward has reduced gradients yet.
+  bool has_reduced() const { return has_reduced_; }
+  // Whether an optimizer of ours steps them.
+  bool has_optimizer() const { return has_optimizer_; }
+  void note_optimizer() { has_optimizer_ = true; }
+
   // Makes the gradients ready for a step: reduces them if no backward since the last step did.
   // Collective.
   void finish();
@@ -152,6 +173,7 @@ class GradientReducer {
     bool carried = false;                            // has a gradient that was kept
   };
 
+  void hook_what_trains();
   void hook(size_t parameter);
   bool trains(size_t parameter) const { return hooked_[parameter].hooks != nullptr; }
   at::Tensor& gradient_of(size_t parameter) const;
@@ -169,6 +191,7 @@ class GradientReducer {
   bool is_open(size_t page) const;
   void prepare();
   void open(size_t page);
+  void place_slots(size_t page);
   void collect_waiting(size_t page);
   void collect(size_t page, std::vector<size_t> parameters);
   bool is_in_slot(size_t parameter) const;
@@ -190,11 +213,11 @@ class GradientReducer {
   const std::unique_ptr<GradientBuckets> buckets_;
   const ReduceWhen when_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
-  std::vector<size_t> launch_order_;              // pages that train, the last of the module first
 
   // Owned by the thread that runs backward.
-  std::vector<PageState> states_;  // by page
-  std::vector<Hooked> hooked_;     // by parameter
+  std::vector<size_t> launch_order_;  // pages that train, the last of the module first
+  std::vector<PageState> states_;     // by page
+  std::vector<Hooked> hooked_;        // by parameter
   WaitingGradients waiting_;
   at::Tensor used_;         // [parameters], uint8: has a gradient, here and then on any rank
   size_t next_launch_ = 0;  // into launch_order_
@@ -206,6 +229,9 @@ class GradientReducer {
   double factor_ = 1;
   OnReduced on_reduced_;
   std::function<void(size_t page)> before_close_;
+  std::function<void()> after_reduction_;
+  bool has_optimizer_ = false;
+  bool has_reduced_ = false;
 };
 
 }  // namespace zeropage

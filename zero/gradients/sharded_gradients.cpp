@@ -4,56 +4,15 @@
 #include <utility>
 
 #include "memory/ledger.h"
-#include "memory/storage.h"
-#include "paging/trap.h"
 #include "zero/tiers/page_offload.h"
 
 namespace zeropage {
-namespace {
-
-// Of the parameter's sizes, on a storage of its own that has no memory.
-at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype) {
-  const at::Tensor& parameter = placed.parameter.tensor;
-  const auto bytes = placed.range.numel() * static_cast<int64_t>(c10::elementSize(dtype));
-  const at::Tensor sharded =
-      memory::tensor_in(memory::storage_without_memory(bytes, parameter.device()), parameter,
-                        placed.offset - placed.range.begin, dtype);
-  memory::set_trap(sharded);
-  return sharded;
-}
-
-}  // namespace
-
 ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
       options_(options),
       pages_of_gradients_(pages_->layouts().size()),
-      sharded_(pages_->parameters().size()) {
-  memory::check_dispatcher();
-  auto source = std::make_unique<ShardSource>(pages_->world(), "the gradient of page",
-                                              memory::Kind::kGradient);
-  source_ = source.get();
-  pager_ = memory::Pager::make(std::move(source),
-                               {.what = "gradient", .prefetch_bytes = 0, .traced = false});
-  std::vector<std::vector<size_t>> parameters_of_page(pages_->layouts().size());
-  for (size_t index = 0; index < sharded_.size(); ++index) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    if (placed.parameter.tensor.requires_grad()) parameters_of_page[placed.page].push_back(index);
-  }
-  for (size_t page = 0; page < parameters_of_page.size(); ++page) {
-    if (!parameters_of_page[page].empty()) make_page(page, parameters_of_page[page]);
-  }
-}
-
-ShardedGradients::~ShardedGradients() {
-  for (size_t index = 0; index < sharded_.size(); ++index) {
-    at::Tensor& gradient = pages_->parameters()[index].parameter.tensor.mutable_grad();
-    if (gradient.defined() && sharded_[index].defined() &&
-        same_elements(gradient, sharded_[index])) {
-      gradient.reset();
-    }
-  }
-}
+      source_(new ShardSource(pages_->world(), "the gradient of page", memory::Kind::kGradient)),
+      paged_(pages_, std::unique_ptr<memory::PageSource>(source_)) {}
 
 std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
@@ -70,11 +29,12 @@ std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
                                             sum_order_of(options_));
 }
 
-void ShardedGradients::make_page(size_t page, const std::vector<size_t>& parameters) {
+void ShardedGradients::begin_training(size_t page, const std::vector<size_t>& parameters) {
+  pages_of_gradients_[page].gaps = gaps_between(page, parameters);
+  if (paged_.has(page)) return;
   const PageLayout& layout = pages_->layouts()[page];
   pages_of_gradients_[page].owned = make_owned(page);
   const at::Tensor& owned = pages_of_gradients_[page].owned->values();
-  pages_of_gradients_[page].gaps = gaps_between(page, parameters);
   ShardSource::Away away;
   if (pages_->offloads_optimizer(page)) {
     away = {.storage = &pages_->page_offload()->gradients(),
@@ -82,15 +42,8 @@ void ShardedGradients::make_page(size_t page, const std::vector<size_t>& paramet
             .page_offload = pages_->page_offload(),
             .changes_at_any_time = true};
   }
-  std::vector<memory::Page::Tenant> tenants;
-  for (const size_t index : parameters) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    sharded_[index] = make_sharded_like(placed, owned.scalar_type());
-    tenants.push_back({sharded_[index].storage(),
-                       placed.range.begin * static_cast<int64_t>(owned.element_size())});
-  }
-  pages_of_gradients_[page].pager_index =
-      pager_->add_page(layout.name, source_->add_shard(layout, owned, away), std::move(tenants));
+  const int64_t bytes = source_->add_shard(layout, owned, away);
+  paged_.add_page(page, bytes, owned.scalar_type());
 }
 
 std::vector<Range> ShardedGradients::gaps_between(size_t page,
@@ -153,18 +106,18 @@ bool ShardedGradients::complete(size_t page) {
 }
 
 void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
-  pager_->release_all("backward()");
+  paged_.release("backward()");
   for (const Range& range : forgotten) forget(page, range);
   pages_of_gradients_[page].owned->keep();
 }
 
 void ShardedGradients::forget(size_t page) {
-  pager_->release_all("backward()");
+  paged_.release("backward()");
   pages_of_gradients_[page].owned->forget();
 }
 
 void ShardedGradients::skip(size_t page) {
-  pager_->release_all("backward()");
+  paged_.release("backward()");
   pages_of_gradients_[page].owned->skip();
 }
 
@@ -176,27 +129,23 @@ void ShardedGradients::forget(size_t page, const Range& range) {
 }
 
 void ShardedGradients::replace(size_t parameter, const at::Tensor& gradient) {
-  sharded_[parameter].copy_(gradient);
+  paged_.of(parameter).copy_(gradient);
 }
 
 void ShardedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
-  for (const size_t index : parameters) {
-    const size_t page = pages_->parameters()[index].page;
-    pins.add({pager_, pages_of_gradients_[page].pager_index}, /*writes=*/false);
-  }
-  pins.take_aside("GatheredGradients");
+  paged_.gather(parameters, pins);
 }
 
 // The last one's way down is all that backward did not hide.
-void ShardedGradients::note_reduced(const std::vector<size_t>&) {
+void ShardedGradients::note_reduced() {
   for (const PageOfGradients& of_page : pages_of_gradients_) {
     if (of_page.owned) of_page.owned->wait();
   }
   leaving_.reset();
 }
 
-void ShardedGradients::take_over_changes(const std::vector<size_t>&) {
-  pager_->release_all("step()");
+void ShardedGradients::take_over_changes() {
+  paged_.release("step()");
 }
 
 }  // namespace zeropage

@@ -1,18 +1,15 @@
 // Gradients of which a rank keeps its shard: a page's bucket has memory from its first gradient to
 // the end of its reduction.
 //
-// Afterwards p.grad() is a sharded tensor: it is defined, has the parameter's sizes and no memory.
-// That keeps p.grad() the truth about what exists, so zeroing it by whatever call works. An operator
-// on it gathers its page (paging/pager), so clip_grad_norm_ and a look at a norm work too, on all
-// ranks alike; what is written goes back to the shards.
+// Afterwards p.grad() is a sharded tensor (zero/gradients/paged_gradients.h).
 #pragma once
 
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "paging/pager.h"
 #include "zero/gradients/gradient_buckets.h"
+#include "zero/gradients/paged_gradients.h"
 #include "zero/gradients/shard_gradient.h"
 #include "zero/pages/shard_source.h"
 
@@ -21,9 +18,8 @@ namespace zeropage {
 class ShardedGradients final : public GradientBuckets {
  public:
   ShardedGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
-  // Sharded p.grad() become undefined.
-  ~ShardedGradients() override;
 
+  void begin_training(size_t page, const std::vector<size_t>& parameters) override;
   const at::Tensor& open(size_t page, Collect collect) override;
   bool are_transient() const override { return true; }
   comm::Pending start_reduction(size_t page) override;
@@ -37,7 +33,7 @@ class ShardedGradients final : public GradientBuckets {
     return pages_of_gradients_[page].owned->arrival();
   }
   const at::Tensor& reduced_gradient(size_t parameter) const override {
-    return sharded_[parameter];
+    return paged_.of(parameter);
   }
   void keep(size_t page, const std::vector<Range>& forgotten) override;
   void forget(size_t page) override;
@@ -45,27 +41,24 @@ class ShardedGradients final : public GradientBuckets {
   void forget(size_t page, const Range& range) override;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
-  void note_reduced(const std::vector<size_t>& parameters) override;
-  void take_over_changes(const std::vector<size_t>& parameters) override;
+  void note_reduced() override;
+  void take_over_changes() override;
 
  private:
   struct PageOfGradients {
     at::Tensor bucket;                     // [padded_numel]; undefined while closed
     std::unique_ptr<ShardGradient> owned;  // [shard_numel]; null for a page that does not train
-    size_t pager_index = 0;
-    std::vector<Range> gaps;  // of the page: where no parameter that trains lies
+    std::vector<Range> gaps;               // of the page: where no parameter that trains lies
   };
 
-  void make_page(size_t page, const std::vector<size_t>& parameters);
   std::unique_ptr<ShardGradient> make_owned(size_t page) const;
   std::vector<Range> gaps_between(size_t page, const std::vector<size_t>& parameters) const;
 
   const std::shared_ptr<ParameterPages> pages_;
   const Options options_;
   std::vector<PageOfGradients> pages_of_gradients_;
-  std::vector<at::Tensor> sharded_;  // by parameter, shaped as it; undefined if it does not train
-  ShardSource* source_ = nullptr;    // owned by pager_
-  std::shared_ptr<memory::Pager> pager_;
+  ShardSource* const source_;  // owned by paged_
+  PagedGradients paged_;
   std::optional<size_t> leaving_;  // the page closed last, whose bucket may still be read
 };
 

@@ -1,5 +1,4 @@
-// Gradients that stay whole on every rank: a page's bucket lives as long as the page, and p.grad()
-// is the parameter's slot in it.
+// Gradients whose buckets live as long as their pages, whole on every rank.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +6,13 @@
 #include <string>
 #include <vector>
 
-#include "zero/gradients/bucket_samples.h"
 #include "zero/gradients/gradient_buckets.h"
 
 namespace zeropage {
 
 class WholeGradients : public GradientBuckets {
  public:
+  void begin_training(size_t page, const std::vector<size_t>& parameters) override;
   const at::Tensor& open(size_t page, Collect) override { return pages_of_gradients_[page].bucket; }
   bool are_transient() const override { return false; }
   void close(size_t page) override;
@@ -49,7 +48,7 @@ class WholeGradients : public GradientBuckets {
   std::vector<at::Tensor> slots_;  // by parameter, shaped as it; undefined if it does not train
 };
 
-// Every rank gets the whole mean: 2 (N-1)/N bytes a gradient byte on the wire.
+// Every rank gets the whole mean, and p.grad() is the parameter's slot in the bucket: 2 (N-1)/N bytes a gradient byte on the wire.
 class ReplicatedGradients final : public WholeGradients {
  public:
   ReplicatedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
@@ -57,23 +56,6 @@ class ReplicatedGradients final : public WholeGradients {
   comm::Pending start_reduction(size_t page) override;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>&, memory::Pins&) override {}
-};
-
-// Every rank gets the mean of its shard; elsewhere the bucket keeps the rank's own gradient:
-// (N-1)/N bytes.
-class OwnedGradients final : public WholeGradients {
- public:
-  OwnedGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
-  comm::Pending start_reduction(size_t page) override;
-  void replace(size_t parameter, const at::Tensor& gradient) override;
-  void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
-  void note_reduced(const std::vector<size_t>& parameters) override;
-  void take_over_changes(const std::vector<size_t>& parameters) override;
-
- private:
-  BucketSamples samples_;
-  std::vector<size_t> reduced_;  // the parameters that had a gradient
-  at::Tensor when_reduced_;  // a sample of that moment; undefined before, and on the meta device
 };
 
 }  // namespace zeropage

@@ -36,7 +36,8 @@ void BufferSync::broadcast_from_rank_zero() const {
     if (world_.rank() == 0) continue;
     int64_t offset = 0;
     for (const at::Tensor& buffer : buffers) {
-      buffer.copy_(together.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
+      // Not buffer.copy_(): a backward that is to come would take it for a change of what it needs.
+      buffer.variable_data().copy_(together.narrow(0, offset, buffer.numel()).view(buffer.sizes()));
       offset += buffer.numel();
     }
   }

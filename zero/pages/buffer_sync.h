@@ -14,6 +14,7 @@ class BufferSync {
  public:
   BufferSync(comm::World world, std::vector<at::Tensor> buffers);
 
+  // Their version counters stay, so that a graph that saved them may still be run backward.
   // Collective; nothing for a module without buffers or a world of one.
   void broadcast_from_rank_zero() const;
 

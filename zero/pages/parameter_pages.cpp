@@ -1,7 +1,6 @@
 #include "zero/pages/parameter_pages.h"
 
 #include <algorithm>
-#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -14,27 +13,9 @@
 #include "offload/split_values.h"
 #include "paging/trap.h"
 #include "zero/layout/parameter_checks.h"
+#include "zero/pages/tier_use.h"
 
 namespace zeropage {
-// While it lives, what is kept of the page in tiers has memory.
-class ParameterPages::PageUse {
- public:
-  PageUse(const ParameterPages& pages, size_t page, TierStorage::Use use = TierStorage::Use::kWrite)
-      : page_offload_(pages.page_offload()), page_(page), use_(use) {
-    if (page_offload_) page_offload_->fetch_values(page_);
-  }
-  ~PageUse() {
-    if (page_offload_) page_offload_->release_values(page_, use_);
-  }
-  PageUse(const PageUse&) = delete;
-  PageUse& operator=(const PageUse&) = delete;
-
- private:
-  const std::shared_ptr<PageOffload> page_offload_;
-  const size_t page_;
-  const TierStorage::Use use_;
-};
-
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
   const at::Tensor& tensor = placed.parameter.tensor;
@@ -67,8 +48,14 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
   if (check) check(layouts_);
   make_what_leaves();
   fill(deferred);
-  for (PlacedParameter& placed : parameters_) placed.version = placed.parameter.tensor._version();
-  if (options_.shard_from_bytes == PageOptions::kNever) return;
+  for (size_t page = 0; page < layouts_.size(); ++page) {
+    if (is_copied_elsewhere(page)) written_.add(page, memory_[page].owned);
+  }
+  if (options_.shard_from_bytes != PageOptions::kNever) hand_to_pager();
+  for (PlacedParameter& placed : parameters_) placed.in_place = placed.parameter.tensor.detach();
+}
+
+void ParameterPages::hand_to_pager() {
   memory::check_dispatcher();
   auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
   source_ = source.get();
@@ -246,9 +233,8 @@ void ParameterPages::make_what_leaves() {
   }
 }
 
-void ParameterPages::make_memory(size_t page) {
+void ParameterPages::make_masters(size_t page) {
   PageMemory& memory = memory_[page];
-  if (memory.owned.defined()) return;
   const PageLayout& layout = layouts_[page];
   if (has_master(page) && !memory.master.defined()) memory.master = make_master(page);
   if (layout.requires_grad && is_low_precision(layout.dtype) &&
@@ -256,6 +242,13 @@ void ParameterPages::make_memory(size_t page) {
     const memory::KindScope kind(memory::Kind::kMasterWeights);
     memory.remainders = world_.communicator().buffer(owned(page).numel(), at::kShort).zero_();
   }
+}
+
+void ParameterPages::make_memory(size_t page) {
+  PageMemory& memory = memory_[page];
+  if (memory.owned.defined()) return;
+  const PageLayout& layout = layouts_[page];
+  make_masters(page);
   if (shards(page)) {
     memory.owned = make_shard(page);
     return;
@@ -265,26 +258,6 @@ void ParameterPages::make_memory(size_t page) {
   memory.whole =
       world_.communicator().buffer(layout.padded_numel(world_.size()), layout.dtype).zero_();
   memory.owned = memory.whole.narrow(0, own.begin, own.numel());
-}
-
-// What the user wrote to parameters since the last update.
-void ParameterPages::take_over_written(size_t page) {
-  const PageMemory& memory = memory_[page];
-  if (!memory.master.defined() && !memory.remainders.defined()) return;
-  const Range own = owned(page);
-  std::optional<PageUse> use;
-  for (PlacedParameter& placed : parameters_) {
-    const int64_t version = placed.parameter.tensor._version();
-    if (placed.page != page || std::exchange(placed.version, version) == version) continue;
-    const Range written = intersection(own, placed.range);
-    if (written.empty()) continue;
-    if (!use) use.emplace(*this, page);
-    const auto part = [&](const at::Tensor& of_owned) {
-      return of_owned.narrow(0, written.begin - own.begin, written.numel());
-    };
-    if (memory.master.defined()) part(memory.master).copy_(part(memory.owned));
-    if (memory.remainders.defined()) part(memory.remainders).zero_();
-  }
 }
 
 // values: [numel of the storage]; become rank 0's, and are let go.
@@ -298,7 +271,7 @@ void ParameterPages::take_over(size_t storage, const at::Tensor& values) {
         .wait();
   }
   const PageMemory& memory = memory_[placed.page];
-  const PageUse use(*this, placed.page);
+  const TierUse use(page_offload(), placed.page);
   // The part of `from` that a buffer keeps which begins at an element of the page.
   const auto copy_into = [&](const at::Tensor& kept, int64_t begin, const at::Tensor& from) {
     const Range range = intersection(placed.range, {begin, begin + kept.numel()});
@@ -344,9 +317,6 @@ void ParameterPages::live_in_page(size_t storage) {
   } else {
     memory::drop_memory(*first.storage().unsafeGetStorageImpl());
   }
-  for (const size_t index : placed.parameters) {
-    parameters_[index].storage = first.storage().unsafeGetStorageImpl();
-  }
 }
 
 void ParameterPages::hand_to_pager(size_t page) {
@@ -388,18 +358,9 @@ void ParameterPages::end_backward() {
   if (pager_ && options_.reshard == Reshard::kAfterBackward) pager_->release_unpinned();
 }
 
-void ParameterPages::begin_update() {
-  take_over_writes("step()");
-}
-
-void ParameterPages::take_over_writes(const char* who) {
-  if (pager_) pager_->release_all(who);
-  for (size_t page = 0; page < layouts_.size(); ++page) take_over_written(page);
-}
-
 void ParameterPages::visit_owned(size_t page, TierStorage::Use use,
                                  const std::function<void(const Owned&)>& visit) const {
-  const PageUse in_use(*this, page, use);
+  const TierUse in_use(page_offload(), page, use);
   visit({memory_[page].owned, memory_[page].master, memory_[page].remainders});
 }
 
@@ -411,8 +372,8 @@ comm::Pending ParameterPages::start_gather_shards(size_t page) const {
 void ParameterPages::end_load() {
   for (PlacedParameter& placed : parameters_) {
     placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    placed.version = placed.parameter.tensor._version();
   }
+  written_.note();
 }
 
 // The update went through the pages, behind autograd's back.
@@ -421,8 +382,10 @@ void ParameterPages::end_update(const std::vector<bool>& updated) {
   for (size_t index = 0; index < parameters_.size(); ++index) {
     PlacedParameter& placed = parameters_[index];
     if (updated[index]) placed.parameter.tensor.unsafeGetTensorImpl()->bump_version();
-    placed.version = placed.parameter.tensor._version();
+    placed.version = 0;
   }
+  written_.note();
+  was_updated_ = true;
 }
 
 void ParameterPages::skip_update() {
@@ -445,39 +408,6 @@ comm::Pending ParameterPages::start_broadcast(size_t page, int root) const {
 comm::Pending ParameterPages::start_gather(size_t page) const {
   if (options_.ownership == Ownership::kWholePage || is_sharded(page)) return {};
   return world_.communicator().all_gather(memory_[page].whole, describe(page));
-}
-
-bool ParameterPages::is_in_place(const PlacedParameter& placed) const {
-  const at::Tensor& tensor = placed.parameter.tensor;
-  if (tensor.storage().unsafeGetStorageImpl() != placed.storage) return false;
-  // Without memory there is no address either.
-  if (is_sharded(placed.page) || tensor.numel() == 0 || tensor.is_meta()) return true;
-  const auto* whole = static_cast<const char*>(memory_[placed.page].whole.const_data_ptr());
-  return tensor.const_data_ptr() ==
-         whole + placed.offset * static_cast<int64_t>(tensor.element_size());
-}
-
-void ParameterPages::check_stream(const char* who) const {
-  ZP_CHECK(
-      memory::Stream::current(world_.communicator().device()) == compute_, who,
-      ": the current stream of ", world_.communicator().device(),
-      " is another than when the module was wrapped, in whose order its memory is reused; make "
-      "that one current, or wrap under this one");
-}
-
-void ParameterPages::check_can_update() const {
-  check_stream("step()");
-  for (const PlacedParameter& placed : parameters_) {
-    const at::Tensor& tensor = placed.parameter.tensor;
-    ZP_CHECK(
-        is_in_place(placed), "parameter \"", placed.parameter.name(),
-        "\" no longer lives in its page: set_data() or ->to() replaced its memory after it was "
-        "wrapped; change the module first, then wrap it");
-    const bool trains = tensor.requires_grad();
-    ZP_CHECK(
-        !trains || layouts_[placed.page].requires_grad, "parameter \"", placed.parameter.name(),
-        "\" was frozen when it was wrapped and requires grad now; unfreeze it first, then wrap");
-  }
 }
 
 }  // namespace zeropage

@@ -28,6 +28,7 @@
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
 #include "zero/pages/shard_source.h"
+#include "zero/pages/written_blocks.h"
 #include "zero/tiers/page_offload.h"
 
 namespace zeropage {
@@ -52,9 +53,9 @@ struct PlacedParameter {
   Range range;
   // Of its first element.
   int64_t offset = 0;
-  // Where it lived when it was placed.
-  const c10::StorageImpl* storage = nullptr;
-  // Of the tensor when the master weights last had its values.
+  // As it was when it was placed: its elements, whatever memory the parameter is given later.
+  at::Tensor in_place;
+  // Of the tensor when a backward made its step (StepWhen::kInBackward).
   int64_t version = 0;
 };
 
@@ -118,18 +119,21 @@ class ParameterPages {
 
   // Gives back what need not stay between backward and step.
   void end_backward();
-  // Around an update of owned_values(). begin: from here on no sharded page is resident, and master
-  // weights have what was written to parameters. Throws if one is in use.
+  // Around an update of owned_values(). begin: from here on no sharded page is resident, and what was
+  // written to parameters is in a copy of them in another tier; master weights beside them follow it
+  // in the update (OwnedPart::adopts_copy). Throws if a page is in use.
   // updated: by parameter. A backward over a graph from before is refused from here on.
   void begin_update();
-  // The latter for one page, before its update in the middle of a backward.
-  void take_over_written(size_t page);
+  // The same for one page, before its update in the middle of a backward. has_gradient: of its
+  // parameters.
+  void begin_update_in_backward(size_t page, const std::function<bool(size_t)>& has_gradient);
   void end_update(const std::vector<bool>& updated);
   // Instead of both, where a step changes nothing: ends its pass.
   void skip_update();
 
-  // What operators wrote to parameters is from here on in what this rank owns, master weights
-  // included; no sharded page is resident. Throws if one is in use. who: "step()".
+  // What was written to parameters is from here on in what this rank owns, master weights included; no
+  // sharded page is resident. Throws if one is in use, or a parameter is not in place. who:
+  // "save_state()".
   void take_over_writes(const char* who);
   // This rank's memory of the page, which it has until visit returns.
   struct Owned {
@@ -148,6 +152,11 @@ class ParameterPages {
   void add_to(memory::Pins& pins, size_t parameter, bool writes) const;
   // Every rank takes the values that `root` has in the page, which is whole or pinned. Collective.
   comm::Pending start_broadcast(size_t page, int root) const;
+  // Parameters of these pages that were given other memory take its values and live in their page
+  // again. REQUIRES: sharded ones are pinned. Returns what is wrong with one that could not, or "".
+  std::string put_back(const std::vector<size_t>& pages);
+  // A backward over a graph from before is refused from here on.
+  void note_written(const std::vector<size_t>& pages);
   // Sends what this rank updated of a whole page to the others, in place. Nothing to do where each
   // rank updates whole pages, nor for a sharded page, which is gathered when it is used. Collective.
   comm::Pending start_gather(size_t page) const;
@@ -155,20 +164,23 @@ class ParameterPages {
   // Throws if the calling thread's current stream is another than where the pages were made: pages
   // come and go in that one's order. who: "forward()".
   void check_stream(const char* who) const;
-  // The same, and if a parameter no longer lives in its page or changed requires_grad since: who
-  // replaced it must wrap anew.
+  // The parameter was frozen when it was placed. Its page trains from here on.
+  void begin_training(size_t parameter);
+  // Throws if a parameter no longer lives in its page.
+  void check_in_place(const char* who) const;
+  // Both.
   void check_can_update() const;
 
  private:
-  class PageUse;
-
   std::vector<StorageSpec> group_by_storage();
   void lay_out(const std::vector<StorageSpec>& storages);
   void fill(const DeferredValues* deferred);
   void make_what_leaves();
   void make_memory(size_t page);
+  void make_masters(size_t page);
   void take_over(size_t storage, const at::Tensor& values);
   void live_in_page(size_t storage);
+  void hand_to_pager();
   void hand_to_pager(size_t page);
   bool has_master(size_t page) const;
   at::Tensor make_master(size_t page);
@@ -179,6 +191,9 @@ class ParameterPages {
   int64_t whole_bytes(size_t page) const;
   std::string describe(size_t page) const;
   bool is_in_place(const PlacedParameter& placed) const;
+  bool is_copied_elsewhere(size_t page) const;
+  void adopt_written(size_t page, const at::Tensor& blocks);
+  void check_unwritten_since_backward() const;
 
   struct PlacedStorage {
     std::vector<size_t> parameters;  // that share it
@@ -202,7 +217,9 @@ class ParameterPages {
   std::vector<PlacedParameter> parameters_;
   std::vector<PlacedStorage> storages_;  // by index of StorageSpec
   std::vector<PageMemory> memory_;       // by page
-  ShardSource* source_ = nullptr;        // owned by pager_
+  WrittenBlocks written_;                // of pages that have a copy in another tier
+  bool was_updated_ = false;
+  ShardSource* source_ = nullptr;  // owned by pager_
   std::shared_ptr<memory::Pager> pager_;
 };
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "zero/gradients/owned_gradients.h"
 #include "zero/gradients/sharded_gradients.h"
 #include "zero/gradients/whole_gradients.h"
 

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "operators/dispatch_keys.h"
+#include "zero/gradients/accumulate_hooks.h"
 #include "zero/setup/choose_gradients.h"
 #include "zero/setup/memory_need.h"
 
@@ -54,6 +56,15 @@ void check_world_invariant(const comm::World& world, const Options& options) {
            "WorldOptions::reduction_order = ReductionOrder::kFixed");
 }
 
+void check_not_wrapped(const NamedParameter& parameter) {
+  ZP_CHECK(
+      !detail::has_accumulate_hooks(parameter.tensor) &&
+          !parameter.tensor.key_set().has(memory::kTrapKey),
+      "parameter \"", parameter.name(),
+      "\" is wrapped already: its memory lies in the pages of another DistributedDataParallel or "
+      "Optimizer; use that one, or let it and its optimizers go first");
+}
+
 void check_can_be_split(const NamedParameter& parameter, const Options& options) {
   ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
                !parameter.tensor.requires_grad() || parameter.dtype != at::kHalf,
@@ -74,6 +85,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
                         const DeferredValues* deferred = nullptr) {
   int64_t held_bytes = 0;
   for (const NamedParameter& parameter : parameters) {
+    check_not_wrapped(parameter);
     check_accumulates(parameter, options);
     check_can_be_split(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());

@@ -102,7 +102,8 @@ void NvmeStorage::fetch(size_t page) {
   lock.unlock();
   reading.wait();
   lock.lock();
-  if (record.uses > 1) return;
+  // Another thread that asked for it may have been quicker.
+  if (std::exchange(record.has_memory, true)) return;
   for (const Piece& piece : record.pieces) {
     const at::Tensor memory = piece_in(record.buffer, piece);
     if (!record.written) memory.fill_(piece.initial);
@@ -117,6 +118,7 @@ void NvmeStorage::release(size_t page, Use use) {
   Record& record = at->second;
   record.dirty |= use == Use::kWrite;
   if (--record.uses > 0) return;
+  record.has_memory = false;
   for (const Piece& piece : record.pieces) {
     memory::drop_memory(*piece.storage.unsafeGetStorageImpl());
   }

@@ -57,6 +57,7 @@ class NvmeStorage final : public TierStorage {
     bool written = false;
     int uses = 0;
     bool dirty = false;
+    bool has_memory = false;  // its pieces have
     at::Tensor buffer;        // while it is used or read ahead
     memory::Pending reading;  // into it
   };

@@ -12,6 +12,7 @@
 
 #include "memory/charged_block.h"
 #include "memory/check.h"
+#include "offload/adopt_copy.h"
 #include "zero/options.h"
 #include "zero/update/archive_values.h"
 
@@ -91,6 +92,7 @@ void ClassUpdate::step(const HasGradient& has_gradient, const offload::GradientF
   const memory::SurvivorScope state(memory::Kind::kOptimizerState);
   for (Tile& tile : tiles_) {
     if (!has_gradient(tile.parameter)) continue;
+    if (part_.adopts_copy) offload::adopt_copy(tile.values, tile.copy_out);
     tile.values.mutable_grad() =
         multiplied(tile.gradient, factors.scale).to(tile.values.scalar_type());
   }
@@ -160,7 +162,13 @@ void ClassUpdate::load_states(const std::vector<OwnedState>& states) {
       if (states[index].tensors.empty() && states[index].steps == 0) continue;
       torch::serialize::OutputArchive one(archive.compilation_unit());
       one.write(kStep, c10::IValue(states[index].steps));
-      for (const auto& [name, values] : states[index].tensors) one.write(name, c10::IValue(values));
+      for (const auto& [name, values] : states[index].tensors) {
+        ZP_CHECK(values.numel() == tiles_[index].range.numel(), "loading state \"", name, "\" of ",
+                 c10::demangle(typeid(*optimizer_).name()), ": expected ",
+                 tiles_[index].range.numel(), " elements, as many as the parameter has here, got ",
+                 values.numel(), "; load a state of this model");
+        one.write(name, c10::IValue(values));
+      }
       all.write(key_of(tiles_[index].values), one);
     }
     archive.write("state", all);

@@ -197,7 +197,8 @@ class FusedUpdate final : public PageUpdate {
                              .copy_out = within(part_.copy_out, range),
                              .states = {},
                              .remainders = within(part_.remainders, range),
-                             .place = run.place};
+                             .place = run.place,
+                             .adopts_copy = part_.adopts_copy};
     for (size_t index = 0; index < offload::state_names(group_options_[run.group]).size();
          ++index) {
       stretch.states.push_back(

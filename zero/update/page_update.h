@@ -23,9 +23,12 @@ namespace zeropage {
 struct OwnedPart {
   at::Tensor values;    // [owned numel]: the parameters', or their fp32 master weights
   at::Tensor gradient;  // [owned numel]
-  at::Tensor
-      copy_out;  // [owned numel]: the parameters', which take over the master weights, rounded;
-                 // undefined where there are none
+  // [owned numel]: the parameters', which take over the master weights, rounded; undefined where
+  // there are none.
+  at::Tensor copy_out = {};
+  // copy_out is the parameters themselves, not a way to them: master weights follow what the user
+  // wrote there.
+  bool adopts_copy = false;
   at::Tensor remainders = {};  // [owned numel] int16: of values that are the parameters', what
                                // makes fp32 master weights of them; undefined where there are none
   uint64_t rounding_seed = 0;  // of states in bf16

@@ -9,7 +9,6 @@
 
 #include "device/named_range.h"
 #include "memory/check.h"
-#include "zero/update/stochastic_update.h"
 
 namespace zeropage {
 namespace {
@@ -49,52 +48,21 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
                                    Algorithm algorithm)
     : Optimizer(groups, std::move(defaults)),
       parameters_(std::move(parameters)),
-      algorithm_(std::move(algorithm)),
+      factory_(parameters_, std::move(algorithm)),
       grouped_(parameters_.pages->parameters().size()) {
   // A checks its options when it is made, also on a rank that owns nothing.
   for (const OptimizerParamGroup& group : param_groups_) {
     Groups empty;
     empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
-    algorithm_.make_class_optimizer(std::move(empty));
+    factory_.algorithm().make_class_optimizer(std::move(empty));
   }
   check_memory_holds_states();
   make_updates();
   adopt_groups();
-  step_offloaded_in_backward();
   check_agreement();
-}
-
-// The option that the class itself cannot do; null: none.
-const char* ShardedOptimizer::what_needs_fused() const {
-  if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
-    return "options.optimizer_state";
-  }
-  const ParameterPages& pages = *parameters_.pages;
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    if (pages.remainders(page).defined()) return "options.low_precision_update";
-  }
-  return nullptr;
-}
-
-bool ShardedOptimizer::updates_fused() const {
-  const bool has_fused = static_cast<bool>(algorithm_.make_fused);
-  if (const char* const option = what_needs_fused()) {
-    ZP_CHECK(has_fused, option, ": is done by the fused update, but ", algorithm_.class_name,
-             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; leave it out");
-    return true;
-  }
-  switch (parameters_.options.update_by) {
-    case UpdateBy::kClass:
-      return false;
-    case UpdateBy::kFused:
-      ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name,
-               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use kAuto or kClass");
-      return true;
-    case UpdateBy::kAuto:
-      break;
-  }
-  const c10::Device device = parameters_.pages->world().communicator().device();
-  return has_fused && (device.is_cpu() || device.is_cuda() || device.is_meta());
+  parameters_.reducer->note_optimizer();
+  // Last: what it leaves with the reducer is taken back by the destructor alone.
+  step_offloaded_in_backward();
 }
 
 void ShardedOptimizer::check_memory_holds_states() const {
@@ -102,7 +70,7 @@ void ShardedOptimizer::check_memory_holds_states() const {
   MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
-    const int64_t bytes = state_bytes(page) * algorithm_.states;
+    const int64_t bytes = factory_.state_bytes(page) * factory_.algorithm().states;
     if (!pages.offloads_optimizer(page)) {
       need.persistent[memory::Kind::kOptimizerState] += bytes;
     } else if (parameters_.options.offload.optimizer == memory::Tier::kHost) {
@@ -116,33 +84,11 @@ void ShardedOptimizer::check_memory_holds_states() const {
   }
 }
 
-// Of one state of what this rank owns of the page.
-int64_t ShardedOptimizer::state_bytes(size_t page) const {
-  const ParameterPages& pages = *parameters_.pages;
-  const PageLayout& layout = pages.layouts()[page];
-  const Range owned = pages.owned(page);
-  if (parameters_.options.optimizer_state == offload::StateFormat::kFp32) {
-    const bool in_fp32 = pages.master_weights(page).defined() || pages.remainders(page).defined() ||
-                         rounds_stochastically(layout);
-    return owned.numel() *
-           static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
-  }
-  int64_t bytes = 0;
-  for (const PlacedParameter& placed : pages.parameters()) {
-    const Range range = intersection(owned, placed.range);
-    if (placed.page != page || range.empty()) continue;
-    bytes += offload::state_bytes(state_format_of(parameters_.options, placed.range.numel()),
-                                  range.begin % offload::kStateBlockNumel, range.numel());
-  }
-  return bytes;
-}
-
 void ShardedOptimizer::make_updates() {
-  const bool fused = updates_fused();
   const ParameterPages& pages = *parameters_.pages;
   if (pages.page_offload()) {
-    ZP_CHECK(static_cast<bool>(algorithm_.make_fused),
-             "options.offload.optimizer: ", algorithm_.class_name,
+    ZP_CHECK(static_cast<bool>(factory_.algorithm().make_fused),
+             "options.offload.optimizer: ", class_name(),
              " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
              "device");
     steps_ = std::make_unique<OffloadedSteps>(
@@ -150,41 +96,40 @@ void ShardedOptimizer::make_updates() {
                                   ? OffloadedSteps::Publish::kWhenTold
                                   : OffloadedSteps::Publish::kAtOnce);
   }
-  const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
-    if (fused && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
-      return algorithm_.make_fused(std::move(part));
-    }
-    return std::make_unique<ClassUpdate>(std::move(part), algorithm_.make_class_optimizer);
-  };
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    const PageLayout& layout = pages.layouts()[page];
-    if (!layout.requires_grad) continue;
-    OwnedPart part{.values = pages.owned_values(page),
-                   .gradient = parameters_.reducer->owned_gradient(page),
-                   .remainders = pages.remainders(page),
-                   .rounding_seed = parameters_.options.rounding_seed};
+    if (!pages.layouts()[page].requires_grad) continue;
     if (pages.offloads_optimizer(page)) {
-      updates_.push_back(make_offloaded(page, std::move(part)));
-      continue;
+      updates_.push_back(make_offloaded(page, factory_.owned_part(page)));
+    } else {
+      updates_.push_back({page, factory_.make(page)});
     }
-    if (rounds_stochastically(layout)) {
-      updates_.push_back({page, std::make_unique<StochasticUpdate>(
-                                    part, parameters_.options.rounding_seed, make_update)});
-      continue;
-    }
-    if (pages.master_weights(page).defined()) {
-      part.copy_out = std::exchange(part.values, pages.master_weights(page));
-    }
-    const char* const option = what_needs_fused();
-    ZP_CHECK(part.values.scalar_type() == at::kFloat || part.remainders.defined() ||
-                 (parameters_.options.update_by != UpdateBy::kFused && option == nullptr),
-             option == nullptr ? "options.update_by" : option,
-             ": the fused update is of fp32 values, but page \"", layout.name, "\" has ",
-             part.values.scalar_type(),
-             " and is rounded to nearest without master weights; set options.low_precision_update "
-             "to kMasterWeights or kStochasticRounding, or use kAuto");
-    updates_.push_back({page, make_update(std::move(part))});
   }
+}
+
+// Those that were frozen when the optimizer was made, and train now.
+void ShardedOptimizer::adopt_pages() {
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const auto at = std::find_if(updates_.begin(), updates_.end(),
+                                 [page](const OfPage& of_page) { return of_page.page >= page; });
+    if (!pages.layouts()[page].requires_grad || (at != updates_.end() && at->page == page)) {
+      continue;
+    }
+    TORCH_INTERNAL_ASSERT(!pages.offloads_optimizer(page));
+    const auto made = updates_.insert(at, {page, factory_.make(page)});
+    std::vector<OwnedGroup> groups;
+    for (size_t group = 0; group < adopted_groups_; ++group) {
+      groups.push_back(owned_group(page, group, parameters_of_group(group)));
+    }
+    made->update->add_groups(std::move(groups));
+    made->update->set_updates(made_);
+  }
+}
+
+const ShardedOptimizer::OfPage* ShardedOptimizer::offloaded(size_t page) const {
+  const auto at = std::find_if(updates_.begin(), updates_.end(),
+                               [page](const OfPage& of_page) { return of_page.page == page; });
+  return at != updates_.end() && at->part ? &*at : nullptr;
 }
 
 ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart part) {
@@ -197,6 +142,7 @@ ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart
   if (pages.master_weights(page).defined()) {
     moved.values = pages.master_weights(page);
     (pages.offloads_parameters(page) ? part.copy_out : moved.to) = part.values;
+    part.adopts_copy = pages.offloads_parameters(page);
   }
   if (!parameters_.reducer->has_offloaded_gradient(page)) {
     moved.device_gradient = part.gradient;
@@ -209,7 +155,7 @@ ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart
   part.page = page;
   const size_t index = steps_->add(std::move(moved));
   if (!part.copy_out.defined()) part.copy_out = steps_->copy_out(index);
-  return {page, algorithm_.make_fused(std::move(part)), index};
+  return {page, factory_.make_fused(std::move(part)), index};
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
@@ -220,42 +166,28 @@ ShardedOptimizer::~ShardedOptimizer() {
 // Follows gradients into the middle of a backward.
 void ShardedOptimizer::step_offloaded_in_backward() {
   if (!steps_) return;
-  std::vector<const OfPage*> by_page(parameters_.pages->layouts().size());
-  for (const OfPage& of_page : updates_) {
-    if (of_page.part) by_page[of_page.page] = &of_page;
-  }
   const StepWhen when = parameters_.options.offload.step;
   ZP_CHECK(
       when == StepWhen::kInStep || !parameters_.reducer->is_followed(),
       "options.offload.step: another optimizer of this model follows backward already; make one "
       "optimizer with several parameter groups, or use StepWhen::kInStep");
   if (when == StepWhen::kInBackward) {
-    parameters_.reducer->set_on_reduced([this, by_page](size_t page, const HasGradient& has) {
-      if (by_page[page] == nullptr) return;
-      parameters_.pages->take_over_written(page);
-      start_offloaded(*by_page[page], has);
+    parameters_.reducer->set_on_reduced([this](size_t page, const HasGradient& has) {
+      const OfPage* const of_page = offloaded(page);
+      if (of_page == nullptr) return;
+      parameters_.pages->begin_update_in_backward(page, has);
+      start_offloaded(*of_page, has);
     });
   } else if (when == StepWhen::kOneStepLate) {
     // The update of the step before reads it.
-    parameters_.reducer->set_before_close([this, by_page](size_t page) {
-      if (by_page[page] != nullptr) steps_->wait(*by_page[page]->part);
+    parameters_.reducer->set_before_close([this](size_t page) {
+      if (const OfPage* const of_page = offloaded(page)) steps_->wait(*of_page->part);
     });
   }
 }
 
-bool ShardedOptimizer::rounds_stochastically(const PageLayout& layout) const {
-  if (parameters_.options.low_precision_update != LowPrecisionUpdate::kStochasticRounding) {
-    return false;
-  }
-  ZP_CHECK(layout.dtype != at::kHalf,
-           "options.low_precision_update: kStochasticRounding is for "
-           "bfloat16, but page \"",
-           layout.name, "\" is half; use kMasterWeights");
-  return layout.dtype == at::kBFloat16;
-}
-
 void ShardedOptimizer::check_agreement() const {
-  std::vector<std::string> lines = {c10::str("optimizer: ", algorithm_.class_name),
+  std::vector<std::string> lines = {c10::str("optimizer: ", class_name()),
                                     c10::str("parameter groups: ", param_groups_.size())};
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     const torch::optim::OptimizerOptions& options = param_groups_[group].options();
@@ -318,7 +250,7 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
   OwnedGroup result{{}, param_groups_[group].options().clone()};
   for (const size_t index : parameters) {
     const PlacedParameter& placed = pages.parameters()[index];
-    if (placed.page != page || !placed.parameter.tensor.requires_grad()) continue;
+    if (placed.page != page) continue;
     const Range range = intersection(owned, placed.range);
     if (range.empty()) continue;
     const Range padding = intersection(owned, pages.layouts()[page].padding_after(range.end));
@@ -353,6 +285,7 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
            "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
            "and states are of different steps; to save or load state use kInStep or kInBackward");
+  adopt_pages();
   adopt_groups();
   for (const OfPage& of_page : updates_) {
     ZP_CHECK(!of_page.part || !steps_->started(*of_page.part), "the optimizer's state after a ",
@@ -383,8 +316,10 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   const torch::NoGradGuard no_grad;
   check_whole("step()");
   hear();
-  adopt_groups();
   parameters_.pages->check_can_update();
+  parameters_.reducer->check_all_train();
+  adopt_pages();
+  adopt_groups();
   parameters_.reducer->finish();
   parameters_.pages->begin_update();
   try {

@@ -24,9 +24,9 @@
 #include "device/stream.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/step_report.h"
-#include "zero/update/class_update.h"
 #include "zero/update/offloaded_steps.h"
 #include "zero/update/page_update.h"
+#include "zero/update/update_factory.h"
 
 namespace zeropage {
 
@@ -55,7 +55,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   using VisitState = std::function<void(size_t page, OwnedState&)>;
   void visit_states(StateAccess access, const VisitState& visit,
                     const std::function<void(size_t page)>& end_page = nullptr);
-  const std::string& class_name() const { return algorithm_.class_name; }
+  const std::string& class_name() const { return factory_.algorithm().class_name; }
   // Steps made, those before a load included. Waits for the verdict on the last one.
   int64_t steps() {
     hear();
@@ -70,13 +70,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  // What is particular to A.
-  struct Algorithm {
-    std::string class_name;  // for errors and for comparing ranks
-    MakeClassOptimizer make_class_optimizer;
-    MakePageUpdate make_fused;  // empty: A has no fused form
-    int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
-  };
+  using Algorithm = UpdateAlgorithm;
 
   // Collective: ranks must agree on groups and options.
   ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
@@ -89,13 +83,11 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     std::optional<size_t> part;  // of steps_: its state is offloaded
   };
 
-  const char* what_needs_fused() const;
-  bool updates_fused() const;
-  int64_t state_bytes(size_t page) const;
   void make_updates();
+  void adopt_pages();
+  const OfPage* offloaded(size_t page) const;
   OfPage make_offloaded(size_t page, OwnedPart part);
   void step_offloaded_in_backward();
-  bool rounds_stochastically(const PageLayout& layout) const;
   void check_memory_holds_states() const;
   void check_agreement() const;
   void check_whole(const char* who) const;
@@ -109,7 +101,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void hear();
 
   const ShardedParameters parameters_;
-  const Algorithm algorithm_;
+  const UpdateFactory factory_;
   std::vector<OfPage> updates_;
   std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
   std::vector<bool> grouped_;              // by parameter: is in a group

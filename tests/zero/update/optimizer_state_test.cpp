@@ -215,31 +215,34 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
   });
 }
 
-TEST(SplitMasterWeightsTest, KeepSmallUpdatesAndTakeOverWhatIsWrittenToParameters) {
+TEST(SplitMasterWeightsTest, KeepSmallUpdatesAlsoWhereAnOperatorWritesTheParametersEveryStep) {
   for (const int stage : {1, 3}) {
     run_ranks(2, [&](comm::World& world) {
       Options options = options_with(StateFormat::kFp32, stage);
       options.compute_dtype = torch::kBFloat16;
       options.low_precision_update = LowPrecisionUpdate::kSplitMasterWeights;
-      DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(70, 97), world, options);
+      torch::nn::Linear linear(70, 97);
+      torch::nn::init::ones_(linear->weight);
+      DistributedDataParallel<torch::nn::Linear> model(linear, world, options);
       Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(1.0 / 2048));
-      const auto fill = [&](double value) {
+      const auto write = [&](const auto& change) {
         const torch::NoGradGuard no_grad;
-        model->weight.fill_(value);
+        change(model->weight);
       };
       const auto expect_weight_after = [&](int steps, double expected) {
         for (int step = 0; step < steps; ++step) {
           optimizer.zero_grad();
           model->weight.sum().backward();
           optimizer.step();
+          write([](torch::Tensor& weight) { weight.clamp_(-4, 4); });
         }
         EXPECT_TRUE(model->weight.eq(expected).all().item<bool>()) << model->weight[0][0];
       };
-      fill(1);
       expect_weight_after(1, 1);  // 1 - 2^-11 rounds to 1
       expect_weight_after(7, 1 - 8.0 / 2048);
-      fill(1);
-      expect_weight_after(1, 1);
+      // The lower bits are 0 now, and stay: they are less than half of the last bit of any number.
+      write([](torch::Tensor& weight) { weight.fill_(4); });
+      expect_weight_after(64, 4 - 64.0 / 2048);
     });
   }
 }

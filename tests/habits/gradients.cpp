@@ -1,0 +1,305 @@
+// How scripts read, change and accumulate gradients.
+#include "tests/habits/scripts.h"
+
+namespace zeropage::habits_of_gradients {
+namespace {
+
+using namespace zeropage::testing;
+
+constexpr const char* kGroup = "Gradients";
+const RightOptions kInFp32{.over = Over::kFp32};
+// (a + a + a) / 3 is not a.
+const RightOptions kNearly{.over = Over::kFp32, .tolerance = 1e-5};
+
+const int kNoSync = is_right(
+    kGroup, "accumulates under no_sync()",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        {
+          const auto guard = run.no_sync(model);
+          backward_of_step(run, model, 10 + step);
+        }
+        backward_of_step(run, model, step);
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kNearly);
+
+const int kTwice = is_right(
+    kGroup, "runs two backwards before a step",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        backward_of_step(run, model, 10 + step);
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kNearly);
+
+const int kRetains = is_right(
+    kGroup, "runs backward twice over a graph that it retains",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 2; ++step) {
+        optimizer->zero_grad();
+        const torch::Tensor loss = loss_of_step(run, model, step);
+        run.backward(loss, {}, /*keep_graph=*/true);
+        run.backward(loss);
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kNearly);
+
+const int kClipsByTorch = is_right(
+    kGroup, "clips by torch::nn::utils::clip_grad_norm_",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      Values norms;
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        norms.push_back(
+            torch::tensor(torch::nn::utils::clip_grad_norm_(distinct(model.parameters()), 0.05)));
+        optimizer->step();
+      }
+      Values all = run.values(model);
+      all.insert(all.end(), norms.begin(), norms.end());
+      return all;
+    },
+    {.over = Over::kFp32, .tolerance = 1e-6});
+
+const int kClips = is_right(kGroup, "clips by zeropage::clip_grad_norm_",
+                            [](auto& run) {
+                              auto model = run.wrap(make<Mlp>());
+                              auto optimizer =
+                                  run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+                              for (int step = 0; step < 3; ++step) {
+                                optimizer->zero_grad();
+                                backward_of_step(run, model, step);
+                                run.clip(model, 0.05);
+                                optimizer->step();
+                              }
+                              return run.values(model);
+                            },
+                            {.over = Over::kFp32, .tolerance = 1e-5});
+
+const int kReads = is_right(
+    kGroup, "reads norms of p.grad() between backward and step",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      Values all;
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        const torch::NoGradGuard no_grad;
+        for (const auto& parameter : model.parameters()) {
+          all.push_back(parameter.grad().norm().clone());
+          all.push_back(parameter.grad().isnan().any().clone());
+        }
+        optimizer->step();
+      }
+      for (const torch::Tensor& values : run.values(model)) all.push_back(values);
+      return all;
+    },
+    kInFp32);
+
+const int kScales = is_right(kGroup, "scales p.grad() in place", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    backward_of_step(run, model, step);
+    const torch::NoGradGuard no_grad;
+    for (const auto& parameter : model.parameters()) parameter.mutable_grad().mul_(0.5);
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kScalesBetween = is_right(
+    kGroup, "scales p.grad() between two backwards that accumulate",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        {
+          const torch::NoGradGuard no_grad;
+          for (const auto& parameter : model.parameters()) parameter.mutable_grad().mul_(-3);
+        }
+        backward_of_step(run, model, 10 + step);
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kNearly);
+
+const int kReplaces = is_right(
+    kGroup, "replaces p.grad() by another tensor",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        const torch::NoGradGuard no_grad;
+        for (const auto& parameter : model.parameters()) {
+          parameter.mutable_grad() = parameter.grad().sign();
+        }
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kZeroesSome = is_right(kGroup, "zeroes the gradients of some parameters", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    backward_of_step(run, model, step);
+    const torch::NoGradGuard no_grad;
+    for (const auto& parameter : model->second->parameters()) parameter.mutable_grad().zero_();
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kDropsSome = is_right(kGroup, "drops the gradients of some parameters", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    backward_of_step(run, model, step);
+    for (const auto& parameter : model->second->parameters()) parameter.mutable_grad().reset();
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kNotScalar =
+    is_right(kGroup, "runs backward of a tensor with a gradient for it", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        const Samples samples = samples_of(run.rank(), step);
+        const torch::Tensor outputs =
+            run.forward([&] { return model(samples.inputs).to(torch::kFloat); });
+        run.backward(outputs, samples.targets * 0.01);
+        optimizer->step();
+      }
+      return run.values(model);
+    });
+
+const int kPenalty = is_right(
+    kGroup, "adds a penalty on a gradient that autograd::grad gives",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        const Samples samples = samples_of(run.rank(), step);
+        const torch::Tensor inputs = samples.inputs.clone().requires_grad_();
+        const torch::Tensor outputs = model(inputs);
+        const torch::Tensor gradient =
+            torch::autograd::grad({outputs.sum()}, {inputs}, {}, true, /*create_graph=*/true)[0];
+        run.backward(loss_against(outputs, samples.targets) + gradient.pow(2).mean());
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kHookOfTensor = is_right(kGroup, "has a hook on an activation", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    const Samples samples = samples_of(run.rank(), step);
+    const torch::Tensor outputs =
+        run.forward([&] { return model(samples.inputs).to(torch::kFloat); });
+    outputs.register_hook(
+        [](const torch::Tensor& gradient) { return gradient.clamp(-0.01, 0.01); });
+    run.backward(loss_against(outputs, samples.targets));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kHookOfParameter = is_right(kGroup, "has a hook on a parameter", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (const torch::Tensor& parameter : model.parameters()) {
+    parameter.register_hook([](const torch::Tensor& gradient) { return gradient * 0.5; });
+  }
+  train_steps(run, model, *optimizer);
+  return run.values(model);
+});
+
+const int kThrowingHook = is_right(
+    kGroup, "goes on after a hook threw in backward",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      train_steps(run, model, *optimizer, 2);
+      const Samples samples = samples_of(run.rank(), 7);
+      const torch::Tensor outputs = model(samples.inputs);
+      outputs.register_hook([](const torch::Tensor&) -> torch::Tensor {
+        throw std::runtime_error("a hook of the script");
+      });
+      EXPECT_NE(error_of([&] { loss_against(outputs, samples.targets).backward(); }), "");
+      train_steps(run, model, *optimizer, 2, 2);
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kUnused = is_right(kGroup, "leaves a layer out of the loss in some steps", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 4; ++step) {
+    optimizer->zero_grad();
+    const Samples samples = samples_of(run.rank(), step);
+    const torch::Tensor loss = run.forward([&] {
+      const torch::Tensor hidden =
+          torch::tanh(model->first(samples.inputs.to(model->first->weight.scalar_type())));
+      const torch::Tensor outputs =
+          step % 2 == 0 ? model->last(hidden) : model->last(model->second(hidden));
+      return loss_against(outputs, samples.targets);
+    });
+    run.backward(loss);
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kDetaches = is_right(kGroup, "detaches a branch", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    const Samples samples = samples_of(run.rank(), step);
+    run.backward(run.forward([&] {
+      const torch::Tensor outputs = model(samples.inputs);
+      return loss_against(outputs + model(samples.inputs).detach(), samples.targets);
+    }));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+}  // namespace
+}  // namespace zeropage::habits_of_gradients

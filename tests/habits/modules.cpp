@@ -1,0 +1,378 @@
+// What modules of scripts are like, and how they are called.
+#include <atomic>
+#include <map>
+#include <stdexcept>
+
+#include "tests/habits/scripts.h"
+#include "tests/harness/errors.h"
+
+namespace zeropage::habits_of_modules {
+namespace {
+
+using namespace zeropage::testing;
+
+constexpr const char* kGroup = "Modules and forward";
+const RightOptions kInFp32{.over = Over::kFp32};
+
+template <typename M, typename Run>
+Values trained(Run& run) {
+  auto model = run.wrap(make<M>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  train_steps(run, model, *optimizer, 4);
+  return everything(run, model);
+}
+
+const int kOddball =
+    is_right(kGroup, "has tied, frozen, unused, scalar, empty and strided parameters",
+             [](auto& run) { return trained<Oddball>(run); });
+const int kConvolution = is_right(
+    kGroup, "has convolutions and BatchNorm", [](auto& run) { return trained<ConvNet>(run); },
+    kInFp32);
+const int kLstm = is_right(
+    kGroup, "has an LSTM", [](auto& run) { return trained<Recurrent>(run); }, kInFp32);
+const int kAttention =
+    is_right(kGroup, "has attention, and a head tied to the embedding", [](auto& run) {
+      auto model = run.wrap(make<Transformer>());
+      // Not Adam: where a gradient is noise (a bias of keys), so is its update.
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1).momentum(0.9));
+      train_steps(run, model, *optimizer, 4);
+      return run.values(model);
+    });
+
+// ---- BatchNorm ----
+
+struct NormedImpl : torch::nn::Module {
+  NormedImpl() {
+    first = register_module("first", torch::nn::Linear(7, 12));
+    norm = register_module("norm", torch::nn::BatchNorm1d(12));
+    last = register_module("last", torch::nn::Linear(12, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(norm(first(x)).relu_()); }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+TORCH_MODULE(Normed);
+
+const int kInPlace = is_right(
+    kGroup, "has an in-place ReLU behind BatchNorm", [](auto& run) { return trained<Normed>(run); },
+    kInFp32);
+
+const int kNormTwice = is_right(
+    kGroup, "runs two training forwards with BatchNorm before one backward",
+    [](auto& run) {
+      auto model = run.wrap(make<Normed>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        const torch::Tensor first = loss_of_step(run, model, step);
+        const torch::Tensor second = loss_of_step(run, model, 10 + step);
+        run.backward(first + second);
+        optimizer->step();
+      }
+      return everything(run, model);
+    },
+    kInFp32);
+
+const int kArrow = is_right(
+    kGroup, "calls model->forward(x), with BatchNorm",
+    [](auto& run) {
+      auto model = run.wrap(make<Normed>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        const Samples samples = samples_of(run.rank(), step);
+        run.backward(loss_against(model->forward(samples.inputs), samples.targets));
+        optimizer->step();
+      }
+      return everything(run, model);
+    },
+    kInFp32);
+
+const int kRecomputesNorm = is_right(
+    kGroup, "runs BatchNorm within a checkpointed region",
+    [](auto& run) {
+      auto model = run.wrap(make<Normed>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        const Samples samples = samples_of(run.rank(), step);
+        const auto forward = [&](const torch::Tensor& x) { return model(x); };
+        torch::Tensor outputs;
+        if constexpr (std::decay_t<decltype(run)>::kOurs) {
+          outputs = checkpoint(forward, samples.inputs);
+        } else {
+          outputs = forward(samples.inputs);
+        }
+        run.backward(loss_against(outputs, samples.targets));
+        optimizer->step();
+      }
+      return everything(run, model);
+    },
+    kInFp32);
+
+const int kEvaluates =
+    is_right(kGroup, "evaluates between micro-steps, in eval mode and without gradients",
+             [](auto& run) {
+               auto model = run.wrap(make<Normed>());
+               auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+               Values all;
+               for (int step = 0; step < 3; ++step) {
+                 optimizer->zero_grad();
+                 {
+                   const auto guard = run.no_sync(model);
+                   backward_of_step(run, model, 10 + step);
+                 }
+                 model.eval();
+                 {
+                   const torch::NoGradGuard no_grad;
+                   const torch::Tensor outputs = model(samples_of(0, 99).inputs);
+                   if (run.rank() == 0) all.push_back(outputs.clone());
+                 }
+                 model.train();
+                 backward_of_step(run, model, step);
+                 optimizer->step();
+               }
+               for (const torch::Tensor& values : everything(run, model)) all.push_back(values);
+               return all;
+             },
+             {.over = Over::kFp32, .tolerance = 1e-5});
+
+const int kInference = is_right(kGroup, "evaluates in inference mode", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  Values all;
+  for (int step = 0; step < 3; ++step) {
+    train_step(run, model, *optimizer, step);
+    torch::Tensor outputs;
+    {
+      const c10::InferenceMode inference;
+      outputs = model(samples_of(run.rank(), 99).inputs);
+    }
+    all.push_back(outputs.clone());
+  }
+  return all;
+});
+
+// ---- inputs and outputs ----
+
+struct Heads {
+  torch::Tensor wide;
+  std::vector<torch::Tensor> narrow;
+};
+
+struct StructuredImpl : torch::nn::Module {
+  StructuredImpl() {
+    first = register_module("first", torch::nn::Linear(7, 12));
+    last = register_module("last", torch::nn::Linear(12, 7));
+  }
+  Heads forward(const torch::Tensor& x) {
+    const torch::Tensor hidden = torch::tanh(first(x));
+    const torch::Tensor wide = last(hidden);
+    return {wide, {hidden.narrow(1, 0, 3), hidden.narrow(1, 3, 2)}};
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Structured);
+
+struct DictionaryImpl : torch::nn::Module {
+  DictionaryImpl() { last = register_module("last", torch::nn::Linear(7, 7)); }
+  std::map<std::string, torch::Tensor> forward(const std::map<std::string, torch::Tensor>& named) {
+    return {{"outputs", last(named.at("inputs"))}};
+  }
+  torch::nn::Linear last{nullptr};
+};
+TORCH_MODULE(Dictionary);
+
+const int kStructs = is_right(kGroup, "returns structs and vectors from forward", [](auto& run) {
+  auto model = run.wrap(make<Structured>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    const Samples samples = samples_of(run.rank(), step);
+    run.backward(run.forward([&] {
+      const Heads heads = model(samples.inputs);
+      return loss_against(heads.wide, samples.targets) +
+             heads.narrow[0].to(torch::kFloat).sum() * 0.01 +
+             heads.narrow[1].to(torch::kFloat).pow(2).sum() * 0.01;
+    }));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kDictionaries = is_right(
+    kGroup, "takes and returns dictionaries",
+    [](auto& run) {
+      auto model = run.wrap(make<Dictionary>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        const Samples samples = samples_of(run.rank(), step);
+        const std::map<std::string, torch::Tensor> inputs = {{"inputs", samples.inputs}};
+        run.backward(loss_against(model(inputs).at("outputs"), samples.targets));
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kRagged = is_right(kGroup, "has last batches of other sizes on each rank", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    run.backward(loss_of_step(run, model, step, step == 2 ? 1 + run.rank() : 3));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kSiamese = is_right(kGroup, "calls the model twice for one loss", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    run.backward(run.forward([&] {
+      const torch::Tensor left = model(samples_of(run.rank(), step).inputs);
+      const torch::Tensor right = model(samples_of(run.rank(), 10 + step).inputs);
+      return (left - right).to(torch::kFloat).pow(2).mean();
+    }));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+// ---- buffers ----
+
+struct RotaryImpl : torch::nn::Module {
+  RotaryImpl() {
+    first = register_module("first", torch::nn::Linear(7, 8));
+    last = register_module("last", torch::nn::Linear(8, 7));
+    turns =
+        register_buffer("turns", torch::polar(torch::ones({4}), torch::arange(4, torch::kFloat)));
+    calls = register_buffer("calls", torch::zeros({1}, torch::kInt64));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    calls.add_(1);
+    const torch::Tensor pairs = torch::view_as_complex(first(x).view({-1, 4, 2}).contiguous());
+    return last(torch::view_as_real(pairs * turns).flatten(1));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::Tensor turns, calls;
+};
+TORCH_MODULE(Rotary);
+
+const int kBuffers = is_right(
+    kGroup, "has complex and integer buffers, and counts its calls",
+    [](auto& run) { return trained<Rotary>(run); }, kInFp32);
+
+// ---- autograd ----
+
+struct Doubled : torch::autograd::Function<Doubled> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x) {
+    context->save_for_backward({x});
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0] * 2 + context->get_saved_variables()[0] * 0};
+  }
+};
+
+const int kFunction = is_right(kGroup, "applies an autograd function of its own", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad();
+    const Samples samples = samples_of(run.rank(), step);
+    run.backward(run.forward(
+        [&] { return loss_against(Doubled::apply(model(samples.inputs)), samples.targets); }));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kThrows = is_right(kGroup, "goes on after an exception in forward", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2) {
+      EXPECT_NE(error_of([&] {
+                  run.forward([&] {
+                    return loss_against(model(torch::ones({2, 7})), torch::ones({5, 3}));
+                  });
+                }),
+                "");
+    }
+    train_step(run, model, *optimizer, step);
+  }
+  return run.values(model);
+});
+
+// ---- several models ----
+
+const int kGan = is_right(
+    kGroup, "trains two models against each other, each with its optimizer",
+    [](auto& run) {
+      auto generator = run.wrap(make<Mlp>());
+      auto critic = run.wrap(make<Structured>());
+      auto of_generator = run.template optimizer<AdamW>(generator, AdamWOptions(0.01));
+      auto of_critic = run.template optimizer<AdamW>(critic, AdamWOptions(0.01));
+      const auto score = [&](const torch::Tensor& x) { return critic(x).wide.mean(); };
+      for (int step = 0; step < 3; ++step) {
+        const Samples samples = samples_of(run.rank(), step);
+        of_critic->zero_grad();
+        run.backward(score(generator(samples.inputs).detach()) - score(samples.targets));
+        of_critic->step();
+        for (torch::Tensor parameter : critic.parameters()) parameter.requires_grad_(false);
+        of_generator->zero_grad();
+        run.backward(-score(generator(samples.inputs)));
+        of_generator->step();
+        for (torch::Tensor parameter : critic.parameters()) parameter.requires_grad_(true);
+      }
+      Values all = run.values(generator);
+      for (const torch::Tensor& values : run.values(critic)) all.push_back(values);
+      return all;
+    },
+    kInFp32);
+
+const int kEvaluatesAlone = is_right(
+    kGroup, "evaluates on rank 0 alone at stages 0 to 2",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      for (int step = 0; step < 3; ++step) {
+        train_step(run, model, *optimizer, step);
+        if (run.setting().stage == 3 || run.rank() != 0) continue;
+        model.eval();
+        const torch::NoGradGuard no_grad;
+        EXPECT_TRUE(model(samples_of(0, 99).inputs).isfinite().all().template item<bool>());
+        model.train();
+      }
+      return run.values(model);
+    },
+    kInFp32);
+
+struct Numbers : torch::data::datasets::Dataset<Numbers> {
+  torch::data::Example<> get(size_t index) override {
+    return {torch::full({7}, static_cast<float>(index) * 0.1F), torch::full({7}, 0.5F)};
+  }
+  torch::optional<size_t> size() const override { return 12; }
+};
+
+const int kLoader = is_right(kGroup, "reads batches from a DataLoader with workers", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  auto loader = torch::data::make_data_loader<torch::data::samplers::SequentialSampler>(
+      Numbers().map(torch::data::transforms::Stack<>()),
+      torch::data::DataLoaderOptions(3).workers(2).enforce_ordering(true));
+  for (const auto& batch : *loader) {
+    optimizer->zero_grad();
+    run.backward(run.forward([&] { return loss_against(model(batch.data), batch.target); }));
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+}  // namespace
+}  // namespace zeropage::habits_of_modules

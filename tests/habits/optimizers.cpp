@@ -1,0 +1,258 @@
+// How scripts make, change and step optimizers.
+#include "tests/habits/scripts.h"
+
+namespace zeropage::habits_of_optimizers {
+namespace {
+
+using namespace zeropage::testing;
+
+constexpr const char* kGroup = "Optimizers";
+const RightOptions kInFp32{.over = Over::kFp32};
+
+const int kAdamW = is_right(kGroup, "steps AdamW over all parameters", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  train_steps(run, model, *optimizer, 4);
+  return run.values(model);
+});
+
+const int kMomentum = is_right(kGroup, "steps SGD with momentum and weight decay", [](auto& run) {
+  auto model = run.wrap(make<Oddball>());
+  auto optimizer =
+      run.template optimizer<SGD>(model, SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
+  train_steps(run, model, *optimizer, 4);
+  return run.values(model);
+});
+
+const int kTwo = is_right(kGroup, "has two optimizers on one model", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto first =
+      run.template optimizer_of<AdamW>(model, model->first->parameters(), AdamWOptions(0.01));
+  auto second = run.template optimizer_of<SGD>(model, model->last->parameters(), SGDOptions(0.1));
+  for (int step = 0; step < 4; ++step) {
+    model.zero_grad();
+    backward_of_step(run, model, step);
+    first->step();
+    second->step();
+  }
+  return run.values(model);
+});
+
+const int kScheduled = is_right(kGroup, "changes the learning rate by a scheduler", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.5));
+  torch::optim::StepLR scheduler(*optimizer, 1, 0.5);
+  for (int step = 0; step < 4; ++step) {
+    train_step(run, model, *optimizer, step);
+    scheduler.step();
+  }
+  return run.values(model);
+});
+
+const int kByHand =
+    is_right(kGroup, "sets options of a parameter group in the middle of a run", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      train_steps(run, model, *optimizer, 2);
+      for (auto& group : optimizer->param_groups()) {
+        static_cast<AdamWOptions&>(group.options()).lr(0.002).weight_decay(0.3);
+      }
+      train_steps(run, model, *optimizer, 2, 2);
+      return run.values(model);
+    });
+
+const int kClosure = is_right(kGroup, "gives step() a closure", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    const auto closure = [&] {
+      optimizer->zero_grad();
+      const torch::Tensor loss = loss_of_step(run, model, step);
+      run.backward(loss);
+      return loss;
+    };
+    if constexpr (std::decay_t<decltype(run)>::kOurs) {
+      optimizer->step(closure);
+    } else {
+      closure();
+      optimizer->step();
+    }
+  }
+  return run.values(model);
+});
+
+const int kZeroes = is_right(kGroup, "zeroes gradients instead of dropping them", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 3; ++step) {
+    optimizer->zero_grad(/*set_to_none=*/false);
+    backward_of_step(run, model, step);
+    optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kSkips = is_right(kGroup, "leaves out a step and drops its gradients", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  for (int step = 0; step < 4; ++step) {
+    optimizer->zero_grad();
+    backward_of_step(run, model, step);
+    if (step != 1) optimizer->step();
+  }
+  return run.values(model);
+});
+
+const int kAddsGroup = is_right(
+    kGroup, "adds a parameter group after some steps",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer =
+          run.template optimizer_of<SGD>(model, model->first->parameters(), SGDOptions(0.1));
+      train_steps(run, model, *optimizer, 2);
+      optimizer->add_param_group(torch::optim::OptimizerParamGroup(model->last->parameters()));
+      train_steps(run, model, *optimizer, 2, 2);
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kPlainClass = is_right(
+    kGroup, "steps a torch::optim class on the wrapped model's parameters",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      AdamW optimizer(distinct(model.parameters()), AdamWOptions(0.01));
+      train_steps(run, model, optimizer, 4);
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kMadeBefore = is_right(
+    kGroup, "makes a torch::optim optimizer before wrapping the model",
+    [](auto& run) {
+      Mlp module = make<Mlp>();
+      AdamW optimizer(module->parameters(), AdamWOptions(0.01));
+      auto model = run.wrap(module);
+      train_steps(run, model, optimizer, 4);
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kUpdatesByHand = is_right(
+    kGroup, "updates parameters by hand from p.grad()",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      for (int step = 0; step < 3; ++step) {
+        model.zero_grad();
+        backward_of_step(run, model, step);
+        const torch::NoGradGuard no_grad;
+        for (torch::Tensor parameter : model.parameters()) parameter.sub_(parameter.grad() * 0.1);
+      }
+      return run.values(model);
+    },
+    kInFp32);
+
+const int kDecaysByHand =
+    is_right(kGroup, "decays weights by hand before each step", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01).weight_decay(0));
+      for (int step = 0; step < 4; ++step) {
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        {
+          const torch::NoGradGuard no_grad;
+          for (torch::Tensor parameter : model.parameters()) parameter.mul_(0.75);
+        }
+        optimizer->step();
+      }
+      return run.values(model);
+    });
+
+const int kUnfreezes = is_right(
+    kGroup, "makes the optimizer while a layer is frozen and unfreezes it later", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      for (torch::Tensor parameter : model->second->parameters()) parameter.requires_grad_(false);
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      train_steps(run, model, *optimizer, 2);
+      for (torch::Tensor parameter : model->second->parameters()) parameter.requires_grad_(true);
+      train_steps(run, model, *optimizer, 3, 2);
+      return run.values(model);
+    });
+
+const int kUnfreezesWrapped =
+    is_right(kGroup, "wraps the model with a frozen layer and unfreezes it later", [](auto& run) {
+      Mlp module = make<Mlp>();
+      // What is frozen keeps the model's precision, and master weights begin with that.
+      for (torch::Tensor parameter : module->parameters()) {
+        parameter.set_data(parameter.detach().to(torch::kBFloat16).to(torch::kFloat));
+      }
+      for (torch::Tensor parameter : module->second->parameters()) parameter.requires_grad_(false);
+      for (torch::Tensor parameter : module->first->parameters()) parameter.requires_grad_(false);
+      auto model = run.wrap(module);
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      train_steps(run, model, *optimizer, 2);
+      module->second->bias.requires_grad_(true);
+      train_steps(run, model, *optimizer, 1, 2);
+      for (torch::Tensor parameter : module->parameters()) parameter.requires_grad_(true);
+      train_steps(run, model, *optimizer, 2, 3);
+      module->first->weight.requires_grad_(false);
+      train_steps(run, model, *optimizer, 2, 5);
+      return run.values(model);
+    });
+
+const int kFreezes = is_right(kGroup, "freezes a layer in the middle of a run", [](auto& run) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  train_steps(run, model, *optimizer, 2);
+  for (torch::Tensor parameter : model->first->parameters()) parameter.requires_grad_(false);
+  train_steps(run, model, *optimizer, 2, 2);
+  return run.values(model);
+});
+
+const int kToggles =
+    is_right(kGroup, "toggles requires_grad_ of a layer every step", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      for (int step = 0; step < 5; ++step) {
+        for (torch::Tensor parameter : model->second->parameters()) {
+          parameter.requires_grad_(step % 2 == 0);
+        }
+        train_step(run, model, *optimizer, step);
+      }
+      return run.values(model);
+    });
+
+const int kThrowing =
+    is_right(kGroup, "goes on after an optimizer's constructor threw", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      if constexpr (std::decay_t<decltype(run)>::kOurs) {
+        EXPECT_NE(error_of([&] {
+                    run.template optimizer<SGD>(model, SGDOptions(run.rank() == 0 ? 0.1 : 0.2));
+                  }),
+                  run.ranks() == 1 ? "never said" : "");
+      }
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      train_steps(run, model, *optimizer);
+      return run.values(model);
+    });
+
+const int kOldGraph = is_refused(
+    kGroup, "runs backward over a graph from before step()",
+    "has been modified by an inplace operation", "run backward() before step()", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      backward_of_step(run, model, 0);
+      const torch::Tensor loss = loss_of_step(run, model, 1);
+      optimizer->step();
+      run.backward(loss);
+    });
+
+const int kForeignParameter = is_refused(
+    kGroup, "gives the optimizer a parameter that the model has not",
+    "is not a parameter of the wrapped module", "step what was wrapped, one wrapper a model",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      run.template optimizer_of<SGD>(model, torch::nn::Linear(2, 2)->parameters(), SGDOptions(0.1));
+    });
+
+}  // namespace
+}  // namespace zeropage::habits_of_optimizers

@@ -1,0 +1,41 @@
+// Gradients whose buckets every rank has whole, while only its shard of one becomes the mean: (N-1)/N
+// bytes on the wire.
+//
+// Elsewhere the bucket keeps what this rank's own backward left. So p.grad() is a sharded tensor
+// (zero/gradients/paged_gradients.h) here too: an operator on it brings the other ranks' shards of the
+// mean into the bucket, in place, which costs no memory.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "zero/gradients/paged_gradients.h"
+#include "zero/gradients/whole_gradients.h"
+
+namespace zeropage {
+
+class OwnedGradients final : public WholeGradients {
+ public:
+  OwnedGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
+
+  void begin_training(size_t page, const std::vector<size_t>& parameters) override;
+  comm::Pending start_reduction(size_t page) override;
+  const at::Tensor& reduced_gradient(size_t parameter) const override {
+    return paged_.of(parameter);
+  }
+  void keep(size_t page, const std::vector<Range>& forgotten) override;
+  void forget(size_t page) override;
+  void skip(size_t page) override;
+  void forget(size_t page, const Range& range) override { WholeGradients::forget(page, range); }
+  void replace(size_t parameter, const at::Tensor& gradient) override;
+  void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
+  void take_over_changes() override;
+
+ private:
+  class BucketSource;
+
+  BucketSource* source_;  // owned by paged_
+  PagedGradients paged_;
+};
+
+}  // namespace zeropage

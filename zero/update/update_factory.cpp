@@ -1,0 +1,116 @@
+#include "zero/update/update_factory.h"
+
+#include <utility>
+
+#include "memory/check.h"
+#include "zero/update/class_update.h"
+#include "zero/update/stochastic_update.h"
+
+namespace zeropage {
+
+// The option that the class itself cannot do; null: none.
+const char* UpdateFactory::what_needs_fused() const {
+  if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
+    return "options.optimizer_state";
+  }
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (pages.remainders(page).defined()) return "options.low_precision_update";
+  }
+  return nullptr;
+}
+
+bool UpdateFactory::updates_fused() const {
+  const bool has_fused = static_cast<bool>(algorithm_.make_fused);
+  if (const char* const option = what_needs_fused()) {
+    ZP_CHECK(has_fused, option, ": is done by the fused update, but ", algorithm_.class_name,
+             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; leave it out");
+    return true;
+  }
+  switch (parameters_.options.update_by) {
+    case UpdateBy::kClass:
+      return false;
+    case UpdateBy::kFused:
+      ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name,
+               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use kAuto or kClass");
+      return true;
+    case UpdateBy::kAuto:
+      break;
+  }
+  const c10::Device device = parameters_.pages->world().communicator().device();
+  return has_fused && (device.is_cpu() || device.is_cuda() || device.is_meta());
+}
+
+bool UpdateFactory::rounds_stochastically(const PageLayout& layout) const {
+  if (parameters_.options.low_precision_update != LowPrecisionUpdate::kStochasticRounding) {
+    return false;
+  }
+  ZP_CHECK(layout.dtype != at::kHalf,
+           "options.low_precision_update: kStochasticRounding is for "
+           "bfloat16, but page \"",
+           layout.name, "\" is half; use kMasterWeights");
+  return layout.dtype == at::kBFloat16;
+}
+
+// Of one state of what this rank owns of the page.
+int64_t UpdateFactory::state_bytes(size_t page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const PageLayout& layout = pages.layouts()[page];
+  const Range owned = pages.owned(page);
+  if (parameters_.options.optimizer_state == offload::StateFormat::kFp32) {
+    const bool in_fp32 = pages.master_weights(page).defined() || pages.remainders(page).defined() ||
+                         rounds_stochastically(layout);
+    return owned.numel() *
+           static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
+  }
+  int64_t bytes = 0;
+  for (const PlacedParameter& placed : pages.parameters()) {
+    const Range range = intersection(owned, placed.range);
+    if (placed.page != page || range.empty()) continue;
+    bytes += offload::state_bytes(state_format_of(parameters_.options, placed.range.numel()),
+                                  range.begin % offload::kStateBlockNumel, range.numel());
+  }
+  return bytes;
+}
+
+OwnedPart UpdateFactory::owned_part(size_t page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  return {.values = pages.owned_values(page),
+          .gradient = parameters_.reducer->owned_gradient(page),
+          .remainders = pages.remainders(page),
+          .rounding_seed = parameters_.options.rounding_seed};
+}
+
+std::unique_ptr<PageUpdate> UpdateFactory::make_fused(OwnedPart part) const {
+  return algorithm_.make_fused(std::move(part));
+}
+
+std::unique_ptr<PageUpdate> UpdateFactory::make(size_t page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const PageLayout& layout = pages.layouts()[page];
+  const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
+    if (fused_ && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
+      return algorithm_.make_fused(std::move(part));
+    }
+    return std::make_unique<ClassUpdate>(std::move(part), algorithm_.make_class_optimizer);
+  };
+  OwnedPart part = owned_part(page);
+  if (rounds_stochastically(layout)) {
+    return std::make_unique<StochasticUpdate>(part, parameters_.options.rounding_seed, make_update);
+  }
+  if (pages.master_weights(page).defined()) {
+    part.copy_out = std::exchange(part.values, pages.master_weights(page));
+    part.adopts_copy = true;
+  }
+  const char* const option = what_needs_fused();
+  ZP_CHECK(part.values.scalar_type() == at::kFloat || part.remainders.defined() ||
+               (parameters_.options.update_by != UpdateBy::kFused && option == nullptr),
+           option == nullptr ? "options.update_by" : option,
+           ": the fused update is of fp32 values, but page \"", layout.name, "\" has ",
+           part.values.scalar_type(),
+           " and is rounded to nearest without master weights; set options.low_precision_update "
+           "to kMasterWeights or kStochasticRounding, or use kAuto");
+  return make_update(std::move(part));
+}
+
+}  // namespace zeropage

@@ -117,6 +117,7 @@ std::shared_ptr<ForwardTape> Recompute::begin_forward() {
     options.rule = plan_ ? TapeOptions::Rule::kPlanned : TapeOptions::Rule::kEvicting;
     options.plan = plan_;
     options.measures = !plan_;
+    options.decides_alone = !options_.agree;
   }
   last_measures_ = options.measures;
   last_ = std::make_shared<ForwardTape>(std::move(options));
@@ -155,6 +156,11 @@ RecomputeScope::RecomputeScope(Recompute& recompute) : tape_(recompute.begin_for
   hooks_.emplace(tape_->hooks());
   interceptor_.emplace(tape_.get());
   kind_.emplace(memory::Kind::kActivation);
+}
+
+bool RecomputeScope::decides_alone() {
+  const auto* tape = dynamic_cast<const ForwardTape*>(memory::OperatorInterceptor::current());
+  return tape != nullptr && tape->decides_alone();
 }
 
 RecomputeScope::~RecomputeScope() {

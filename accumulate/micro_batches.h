@@ -1,13 +1,18 @@
 // Cuts a batch along dimension 0 into micro-batches:
 //
 //   for (auto micro : accumulate::micro_batches(batch, 4)) {
-//     auto loss = criterion(model(micro.data), micro.target) / 4;
-//     loss.backward();
+//     accumulator.backward(criterion(model(micro.data), micro.target));  // zero/accumulator.h
 //   }
+//   accumulator.step(optimizer);
+//
+// The accumulator makes the mean over the micro-batches. A loss that is divided by their number as well
+// gives gradients that are smaller by that factor, and nothing can notice. Without an accumulator the
+// user divides: a loss that is a mean over its micro-batch is multiplied by
+// samples_in(i) / samples() before loss.backward().
 //
 // A micro-batch has the batch's type and views of its tensors, made when the iterator is
 // dereferenced; nothing is copied. Of n samples cut into k, the first n mod k micro-batches have
-// one more than the others; losses that are means then need the weights samples_in(i) / samples().
+// one more than the others; the accumulator then takes samples_in(i) as the weight of each.
 //
 // What a batch is, and how a type of yours becomes one: operators/tensor_structure.h.
 // Dimension 0 of every tensor counts samples, so all must agree on it. An undefined tensor stays

@@ -20,11 +20,13 @@
 //
 // Lifetime: a region lives as long as the part of the graph that it made.
 // Threads: a region may be repeated by autograd's threads; its function then runs there.
-// Errors: an input that was changed in place after the region, and a repetition that saves other
-// tensors than the first run, throw c10::Error with the region's name and the first tensor that
-// differs. What the function throws when it is repeated, backward() throws, behind the region's
-// name. After an error, hooks, random state and modes are as they were. A region none of whose
-// results requires a gradient warns: it keeps nothing anyway.
+// Errors: an input, or a tensor that the function captured and reads, such as a parameter, that was
+// changed in place after the region, and a repetition that saves other tensors than the first run,
+// throw c10::Error from backward() with the region's name and the first tensor that differs. So
+// backward() comes before optimizer.step(), as without regions; as there, writes through .data(), such
+// as torch::optim::SGD's, are not seen. What the function throws when it is repeated, backward() throws,
+// behind the region's name. After an error, hooks, random state and modes are as they were. A region
+// none of whose results requires a gradient warns: it keeps nothing anyway.
 #pragma once
 
 #include <memory>

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <iomanip>
 #include <map>
 #include <sstream>
@@ -80,20 +81,36 @@ int64_t held_before(const RecomputeOptions& options) {
   return agreed(memory::Ledger::current()->now(options.device).activations(), options);
 }
 
-// Rank 0's plan, if somebody tells it.
-void agree_on(RecomputePlan& plan, const RecomputeOptions& options) {
-  if (!options.agree) return;
-  const auto count = static_cast<int64_t>(plan.dropped.size());
-  const int64_t expected = agreed(count, options);
-  ZP_CHECK(count == expected,
-           "recompute: expected that the ranks run the same forward, but rank 0's makes ", expected,
-           " values and this rank's ", count,
+// This rank's plan, or rank 0's if somebody tells it. Measurements differ a little, so a budget that only
+// just holds may be out of reach by this rank's: what rank 0 finds decides for all.
+RecomputePlan agreed_plan(const RecordedStep& step, int64_t budget_bytes,
+                          const RecomputeOptions& options) {
+  if (!options.agree) return plan_recompute(step, budget_bytes);
+  constexpr int64_t kRefused = -1;
+  const auto count = static_cast<int64_t>(step.values.size());
+  RecomputePlan plan;
+  std::exception_ptr refused;
+  try {
+    plan = plan_recompute(step, budget_bytes);
+  } catch (const c10::Error&) {
+    refused = std::current_exception();
+    plan.dropped.assign(step.values.size(), false);
+  }
+  const int64_t of_rank_zero = agreed(refused ? kRefused : count, options);
+  if (of_rank_zero == kRefused && refused) std::rethrow_exception(refused);
+  ZP_CHECK(of_rank_zero != kRefused, "recompute: rank 0 found no plan within the budget of ",
+           memory::format_bytes(*options.budget_bytes),
+           "; its error has the least that one needs; raise the budget");
+  ZP_CHECK(count == of_rank_zero,
+           "recompute: expected that the ranks run the same forward, but rank 0's makes ",
+           of_rank_zero, " values and this rank's ", count,
            "; give ranks batches of the same shapes, or recompute selectively");
   at::Tensor decision = at::empty({count}, at::kByte);
   auto* bits = decision.mutable_data_ptr<uint8_t>();
   std::copy(plan.dropped.begin(), plan.dropped.end(), bits);
   options.agree(decision);
   std::transform(bits, bits + count, plan.dropped.begin(), [](uint8_t bit) { return bit != 0; });
+  return plan;
 }
 
 }  // namespace
@@ -117,6 +134,7 @@ std::shared_ptr<ForwardTape> Recompute::begin_forward() {
     options.rule = plan_ ? TapeOptions::Rule::kPlanned : TapeOptions::Rule::kEvicting;
     options.plan = plan_;
     options.measures = !plan_;
+    options.decides_alone = !options_.agree;
   }
   last_measures_ = options.measures;
   last_ = std::make_shared<ForwardTape>(std::move(options));
@@ -128,8 +146,7 @@ void Recompute::plan_from(const ForwardTape& measured) {
   const auto budget =
       static_cast<int64_t>(kPlannedShare * static_cast<double>(*options_.budget_bytes));
   auto plan = std::make_shared<ForwardPlan>();
-  plan->plan = plan_recompute(step, budget);
-  agree_on(plan->plan, options_);
+  plan->plan = agreed_plan(step, budget, options_);
   plan->plan.forecast = simulate(step, plan->plan.dropped);
   plan->signatures = measured.signatures();
   plan_table_ = table_of(step, plan->plan, measured.names());
@@ -155,6 +172,11 @@ RecomputeScope::RecomputeScope(Recompute& recompute) : tape_(recompute.begin_for
   hooks_.emplace(tape_->hooks());
   interceptor_.emplace(tape_.get());
   kind_.emplace(memory::Kind::kActivation);
+}
+
+bool RecomputeScope::decides_alone() {
+  const auto* tape = dynamic_cast<const ForwardTape*>(memory::OperatorInterceptor::current());
+  return tape != nullptr && tape->decides_alone();
 }
 
 RecomputeScope::~RecomputeScope() {

@@ -11,6 +11,9 @@
 //     loss.backward();
 //     ...
 //
+// A model that several ranks train makes it by `zeropage::recompute(model, options)`
+// (zero/recompute.h), so that all ranks repeat the same operators.
+//
 // Two ways to choose. *Selective* (Korthikanti et al. 2022, section 5): what takes a matrix product,
 // convolution or attention to compute again stays, what is cheap is dropped. *By budget*: the first
 // step is measured, costs in seconds and bytes over time, and from then on the set of least extra
@@ -63,7 +66,8 @@ struct RecomputeOptions {
   // Where activations lie.
   c10::DeviceType device = c10::DeviceType::CPU;
   // With parameters sharded at stage 3 a repeated operator gathers, so all ranks must repeat the
-  // same ones: makes the tensor (uint8) what rank 0's is. Empty: this rank alone decides.
+  // same ones: makes the tensor (uint8, on the host) what rank 0's is. zeropage::recompute() sets it.
+  // Empty: this rank alone decides, which the wrapped forward of such a model refuses under a budget.
   std::function<void(const at::Tensor& decision)> agree;
 };
 
@@ -102,6 +106,10 @@ class RecomputeScope {
   ~RecomputeScope();
   RecomputeScope(const RecomputeScope&) = delete;
   RecomputeScope& operator=(const RecomputeScope&) = delete;
+
+  // Whether the calling thread is in a scope that plans by what this rank alone measures: of a budget
+  // without RecomputeOptions::agree.
+  static bool decides_alone();
 
  private:
   const std::shared_ptr<detail::ForwardTape> tape_;

@@ -11,6 +11,7 @@
 
 #include "memory/bytes.h"
 #include "memory/charged_block.h"
+#include "memory/charged_by_hand.h"
 #include "memory/check.h"
 #include "memory/mapping_pool.h"
 
@@ -47,7 +48,10 @@ void release(void* data) {
   allocated_bytes.fetch_sub(header->charge.bytes(), std::memory_order_relaxed);
   c10::profiledCPUMemoryReporter().Delete(data);
   const size_t mapped_bytes = header->mapped_bytes;
-  header->~BlockHeader();
+  {
+    const HostAllocatorScope ours;
+    header->~BlockHeader();
+  }
   if (mapped_bytes > 0) {
     mappings().give_back({header, mapped_bytes});
   } else {
@@ -73,7 +77,10 @@ class LedgerCpuAllocator final : public c10::Allocator {
     const c10::Device host(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, host};
     const MappingPool::Block block = take(bytes + kHeaderBytes);
-    new (block.data) BlockHeader{block.bytes, {static_cast<int64_t>(bytes), host.type()}};
+    {
+      const HostAllocatorScope ours;
+      new (block.data) BlockHeader{block.bytes, {static_cast<int64_t>(bytes), host.type()}};
+    }
     allocated_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     void* data = static_cast<char*>(block.data) + kHeaderBytes;
     c10::profiledCPUMemoryReporter().New(data, bytes);

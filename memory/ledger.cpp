@@ -1,10 +1,12 @@
 #include "memory/ledger.h"
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <unordered_set>
 #include <utility>
 
+#include "memory/charged_by_hand.h"
 #include "memory/check.h"
 
 namespace zeropage::memory {
@@ -28,7 +30,25 @@ std::shared_ptr<Ledger>& current_slot() {
 
 thread_local Kind kind_of_thread = Kind::kActivationAndOther;
 
+thread_local bool allocator_charges = false;
+std::atomic<int64_t> host_bytes_by_hand{0};
+
+void note_by_hand(int64_t bytes, c10::DeviceType device) {
+  if (allocator_charges || device != c10::DeviceType::CPU) return;
+  host_bytes_by_hand.fetch_add(bytes, std::memory_order_relaxed);
+}
+
 }  // namespace
+
+int64_t host_bytes_charged_by_hand() {
+  return host_bytes_by_hand.load(std::memory_order_relaxed);
+}
+
+HostAllocatorScope::HostAllocatorScope() : before_(std::exchange(allocator_charges, true)) {}
+
+HostAllocatorScope::~HostAllocatorScope() {
+  allocator_charges = before_;
+}
 
 std::string owner_prefix() {
   const std::string owner = Ledger::current()->owner();
@@ -157,6 +177,7 @@ int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
 }
 
 void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
+  note_by_hand(bytes, device);
   std::lock_guard lock(mutex_);
   Account& account = accounts_[index_of(device)];
   account.add(kind, bytes);
@@ -164,6 +185,7 @@ void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
 }
 
 void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
+  note_by_hand(-bytes, device);
   std::lock_guard lock(mutex_);
   accounts_[index_of(device)].add(kind, -bytes);
 }

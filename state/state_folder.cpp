@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <system_error>
 #include <unistd.h>
 
@@ -21,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kStepPrefix = "step-";
+constexpr uint64_t kProbeBytes = 4096;
 
 // What is there, itself and not what a link leads to. The library's own would throw its own error where a
 // folder may not be read.
@@ -77,9 +79,22 @@ void make_directory(const fs::path& path) {
 
 void make_parents(const fs::path& folder) {
   if (folder.empty() || fs::is_directory(status_behind_links(folder))) return;
+  if (fs::exists(status_of(folder))) {
+    throw StateError(folder.string(), 0,
+                     "expected a folder, got something else; move it away, or give another folder");
+  }
   make_parents(folder.parent_path());
   make_directory(folder);
   sync_directory(folder.parent_path());
+}
+
+// Where `latest` is, or is to be.
+void check_latest(const fs::path& folder) {
+  const fs::path latest = folder / kLatest;
+  if (fs::exists(status_of(latest)) && !fs::is_symlink(status_of(latest))) {
+    throw StateError(latest.string(), 0,
+                     "expected a symbolic link, got something else; move it away");
+  }
 }
 
 void move_to(const fs::path& from, const fs::path& to) {
@@ -141,11 +156,7 @@ std::string name_of_step(int64_t step) {
 NewState::NewState(const fs::path& target)
     : target_(as_target(target)), writing_(hidden(target_, ".writing")) {
   make_parents(target_.parent_path());
-  const fs::path latest = target_.parent_path() / kLatest;
-  if (fs::exists(status_of(latest)) && !fs::is_symlink(status_of(latest))) {
-    throw StateError(latest.string(), 0,
-                     "expected a symbolic link, got something else; move it away");
-  }
+  check_latest(target_.parent_path());
   clear_target_name();
   remove_leftover(writing_, "which a save that did not end had left", notes_);
   make_directory(writing_);
@@ -226,6 +237,37 @@ void NewState::point_latest() const {
   }
   move_to(link, folder / kLatest);
   sync_directory(folder);
+}
+
+FolderProbe::FolderProbe(const fs::path& folder)
+    : folder_(fs::absolute(folder).lexically_normal()), file_(folder_ / ".probe.writing") {
+  make_parents(folder_);
+  check_latest(folder_);
+  // Left by a run that died.
+  remove_file(file_);
+  File(file_, File::Access::kCreate).allocate(kProbeBytes);
+}
+
+FolderProbe::~FolderProbe() {
+  ::unlink(file_.c_str());
+}
+
+void FolderProbe::check_room(uint64_t bytes) const {
+  struct statvfs status {};
+  if (::statvfs(folder_.c_str(), &status) != 0) throw_call_failed(folder_, "statvfs", errno);
+  const uint64_t available = static_cast<uint64_t>(status.f_bavail) * status.f_frsize;
+  if (available >= bytes) return;
+  throw StateError(folder_.string(), 0,
+                   "expected room for a state of " + std::to_string(bytes) + " bytes, got " +
+                       std::to_string(available) +
+                       " bytes free on its file system; make room there, or give another folder");
+}
+
+void write_to_probe(const fs::path& file) {
+  const std::string bytes(kProbeBytes, 'p');
+  File probe(file, File::Access::kWrite);
+  probe.write(0, bytes.data(), bytes.size());
+  probe.sync();
 }
 
 std::vector<fs::path> states_in(const fs::path& folder) {

@@ -2,7 +2,6 @@
 
 #include <cstdio>
 #include <limits>
-#include <map>
 #include <stdexcept>
 #include <utility>
 
@@ -14,6 +13,10 @@
 
 namespace zeropage::tools {
 namespace {
+
+constexpr const char* kKeep = "keep";
+constexpr const char* kLeaveOut = "leave-out";
+constexpr const char* kRefuse = "refuse";
 
 constexpr const char* kStateWords = "A state, or a run's folder: what its `latest` names";
 
@@ -59,12 +62,10 @@ void StateCommand::add_names(CLI::App* verb) {
                    "Map of names: JSON, {\"ours\": \"theirs\", \"blocks.*.out.weight\": {\"name\": "
                    "\"h.*.out.weight\", \"transpose\": true}}; * is a run of digits")
       ->type_name("MAP.json");
-  static const std::map<std::string, Unmapped> kWords = {
-      {"keep", Unmapped::kKeep}, {"leave-out", Unmapped::kLeaveOut}, {"refuse", Unmapped::kRefuse}};
-  verb->add_option(
-          "--unmapped", unmapped_,
-          "Tensors that the map has no entry for: keep their name, leave-out, refuse [keep]")
-      ->transform(CLI::CheckedTransformer(kWords))
+  verb->add_option("--unmapped", unmapped_,
+                   "Tensors that the map has no entry for: keep their name, leave-out, refuse")
+      ->check(CLI::IsMember({kKeep, kLeaveOut, kRefuse}))
+      ->capture_default_str()
       ->type_name("WHAT");
 }
 
@@ -135,7 +136,7 @@ void StateCommand::add_export() {
       "export", "Write the weights as a plain safetensors file",
       "FILE gets its name when all of it is on the disk.\n"
       "Example: zp state export run model.safetensors --names tools/names/gpt2.json",
-      [this] { return report_copy(export_weights(state_, file_, names(), unmapped_), file_); });
+      [this] { return report_copy(export_weights(state_, file_, names(), unmapped()), file_); });
   verb->add_option("DIR", state_, kStateWords)->required();
   verb->add_option("FILE", file_, "What is there is replaced")->required();
   add_names(verb);
@@ -148,7 +149,7 @@ void StateCommand::add_import() {
       [this] {
         const NameMap map = names();
         return report_copy(
-            import_weights(file_, state_, {map, NameMap::Direction::kToOurs, unmapped_}, step_),
+            import_weights(file_, state_, {map, NameMap::Direction::kToOurs, unmapped()}, step_),
             state_);
       });
   verb->add_option("FILE", file_, "Of safetensors")->required();
@@ -160,8 +161,13 @@ void StateCommand::add_import() {
   add_names(verb);
 }
 
+Unmapped StateCommand::unmapped() const {
+  if (unmapped_ == kLeaveOut) return Unmapped::kLeaveOut;
+  return unmapped_ == kRefuse ? Unmapped::kRefuse : Unmapped::kKeep;
+}
+
 NameMap StateCommand::names() const {
-  if (names_file_.empty() && unmapped_ != Unmapped::kKeep) {
+  if (names_file_.empty() && unmapped_ != kKeep) {
     throw std::invalid_argument("--unmapped needs --names");
   }
   return names_file_.empty() ? NameMap() : NameMap(names_file_);

@@ -38,6 +38,7 @@ class StateCommand : public Subcommand {
   void add_export();
   void add_import();
 
+  Unmapped unmapped() const;
   NameMap names() const;
 
   CLI::App* parser_;
@@ -46,7 +47,7 @@ class StateCommand : public Subcommand {
   std::string other_state_;
   std::string file_;
   std::string names_file_;
-  Unmapped unmapped_ = Unmapped::kKeep;
+  std::string unmapped_ = "keep";
   int64_t step_ = 0;
   bool all_ = false;
   bool tensors_ = false;

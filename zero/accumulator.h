@@ -95,7 +95,9 @@ class Accumulator {
   Accumulator& operator=(const Accumulator&) = delete;
 
   // The gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch,
-  // in fp32; one in bf16 or half that would round weight x loss scale is refused.
+  // in fp32; one in bf16 or half that would round weight x loss scale is refused. Not divided by
+  // micro_steps or ranks, which step() does: a loss that is divided as well gives gradients that are
+  // too small by that factor, and nothing can notice.
   // weight: what the mean is over, say its number of tokens; at least 0. So micro-batches and ranks
   // may differ in it, and the step takes the mean over all tokens. With weight 0 the loss and its
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.

@@ -2,9 +2,24 @@
 
 #include <iostream>
 
+#include "checkpointing/recompute.h"
 #include "memory/check.h"
 
 namespace zeropage {
+namespace {
+
+// Ranks that repeat other operators than others would gather other pages.
+void check_recompute(const comm::World& world) {
+  ZP_CHECK(
+      world.size() == 1 || !checkpointing::RecomputeScope::decides_alone(),
+      "recompute by a budget, around the forward of a model whose parameters are sharded over ",
+      world.size(),
+      " ranks: expected a Recompute whose plan the ranks share, got one by which each rank "
+      "decides for itself; make it by zeropage::recompute(model, options) "
+      "(zero/recompute.h), or set RecomputeOptions::agree");
+}
+
+}  // namespace
 
 DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
                                                          comm::World world, const Options& options,
@@ -31,6 +46,7 @@ void DistributedDataParallelBase::before_forward() {
   sharded_.pages->check_stream("forward()");
   check_module();
   sharded_.pages->check_in_place("forward()");
+  if (sharded_.pages->pager()) check_recompute(world_);
   // An evaluation has no step that ends its pass.
   if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {
     pager->end_pass(memory::Pass::kInference);

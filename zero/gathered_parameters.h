@@ -2,6 +2,9 @@
 //
 // An operator on a sharded parameter gathers it by itself, so most scripts need none of this. What
 // reads memory past the dispatcher does: data_ptr() in a kernel of yours, torch::save, Module::clone.
+// Without a guard LibTorch refuses it in words that name no parameter: data_ptr<T>() by "The tensor has a
+// non-zero number of elements, but its data is not allocated yet", torch::save by "Attempted to set the
+// storage of a tensor on device "cpu" to a storage on different device "meta"". data_ptr() gives null.
 //
 //   {
 //     zeropage::GatheredParameters guard(model);

@@ -21,6 +21,7 @@
 #include "zero/names.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"
+#include "zero/recompute.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/saving/state_saver.h"
 #include "zero/tiers/nvme_activations.h"

@@ -41,6 +41,8 @@ struct TapeOptions {
   int64_t limit_bytes = 0;
   std::shared_ptr<const ForwardPlan> plan;
   bool measures = false;  // the step is written down for planning
+  // What is planned goes by this rank's measurements, whatever others measure.
+  bool decides_alone = false;
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
@@ -55,6 +57,7 @@ class ForwardTape final : public memory::OperatorInterceptor,
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor);
   void end_forward();
 
+  bool decides_alone() const { return options_.decides_alone; }
   // Whether the forward did otherwise than the plan's.
   bool departed() const { return departed_; }
   // REQUIRES: it measures, and its backward has ended.

@@ -13,14 +13,20 @@ void OutsideWrites::made(const at::Tensor& tensor) {
   }
 }
 
-void OutsideWrites::before_write(const at::Tensor& tensor) {
-  if (!tensor.has_storage()) return;
+bool OutsideWrites::has_made(const at::Tensor& tensor) const {
+  return !tensor.has_storage() || made_.contains(tensor.storage().unsafeGetStorageImpl());
+}
+
+bool OutsideWrites::has_written(const at::Tensor& tensor) const {
+  if (!tensor.has_storage()) return false;
   const c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-  if (made_.contains(storage)) return;
-  const bool known = std::any_of(written_.begin(), written_.end(), [&](const Written& written) {
+  return std::any_of(written_.begin(), written_.end(), [&](const Written& written) {
     return written.bytes.storage().unsafeGetStorageImpl() == storage;
   });
-  if (known) return;
+}
+
+void OutsideWrites::before_write(const at::Tensor& tensor) {
+  if (has_made(tensor) || has_written(tensor)) return;
   ZP_CHECK(!tensor.key_set().has(memory::kTrapKey), "a checkpointed forward writes in place to a ",
            "sharded parameter of sizes ", tensor.sizes(),
            ": it could not be repeated; write to it outside of the region");

@@ -16,8 +16,12 @@ class OutsideWrites {
  public:
   // The forward has made that tensor.
   void made(const at::Tensor& tensor);
+  // Whether it has. Constant time; of what has no storage: true.
+  bool has_made(const at::Tensor& tensor) const;
   // The forward is about to write to that tensor.
   void before_write(const at::Tensor& tensor);
+  // Whether the forward wrote to it, so that a repetition finds what it found.
+  bool has_written(const at::Tensor& tensor) const;
   // The forward is through.
   void end_forward() { made_.clear(); }
 

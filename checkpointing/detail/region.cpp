@@ -13,6 +13,7 @@
 #include "checkpointing/detail/operator_facts.h"
 #include "checkpointing/detail/recorded_forward.h"
 #include "memory/check.h"
+#include "operators/operator_schema.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -39,8 +40,9 @@ std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, c10::Device de
   return c10::str(dtype, " ", sizes, " on ", device);
 }
 
-// Counts what the forward's operators cost. The repetition's, too.
-class FlopCounter : public memory::OperatorInterceptor {
+// Counts what the operators of a first run or of a repetition cost, and is shown what they read,
+// write and make.
+class OperatorObserver : public memory::OperatorInterceptor {
  public:
   void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
            torch::jit::Stack& stack) override {
@@ -57,12 +59,22 @@ class FlopCounter : public memory::OperatorInterceptor {
     after(facts, torch::jit::last(stack, handle.schema().returns().size()));
   }
 
-  double flops = 0;
+  virtual void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) = 0;
+  virtual void after(const OperatorFacts& facts, at::ArrayRef<c10::IValue> results) = 0;
 
- protected:
-  virtual void before(const OperatorFacts&, at::ArrayRef<c10::IValue>) {}
-  virtual void after(const OperatorFacts&, at::ArrayRef<c10::IValue>) {}
+  double flops = 0;
 };
+
+template <typename Visit>
+void for_each_tensor(at::ArrayRef<c10::IValue> values, const Visit& visit) {
+  for (const c10::IValue& value : values) {
+    if (value.isTensor()) {
+      visit(value.toTensor());
+    } else if (value.isList()) {
+      for (const at::Tensor& tensor : memory::tensors_in(value)) visit(tensor);
+    }
+  }
+}
 
 c10::Device place_of(const at::Tensor& tensor) {
   return tensor.defined() ? tensor.device() : c10::Device(c10::kCPU);
@@ -109,6 +121,24 @@ class Region::RepetitionHooks final : public SavedTensorHooks {
   size_t count_ = 0;
 };
 
+// Refuses what would give the repetition other values than the first run had.
+class Region::RepetitionObserver final : public OperatorObserver {
+ public:
+  explicit RepetitionObserver(const Region& region) : region_(region) {}
+  void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) override {
+    if (facts.only_views) return;
+    for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+      if (tensor.defined() && !region_.writes_.has_written(tensor)) {
+        region_.captured_.check(tensor, region_.who());
+      }
+    });
+  }
+  void after(const OperatorFacts&, at::ArrayRef<c10::IValue>) override {}
+
+ private:
+  const Region& region_;
+};
+
 Region::Region(RegionOptions options)
     : options_(std::move(options)),
       ledger_(memory::Ledger::current()),
@@ -119,6 +149,7 @@ Region::Region(RegionOptions options)
 void Region::keep_input(const at::Tensor& tensor, const std::string& name) {
   Input input{.name = name};
   if (tensor.defined()) {
+    captured_.leave_out(tensor);
     input.requires_grad = tensor.requires_grad();
     input.is_leaf = tensor.is_leaf();
     if (enclosing_) {
@@ -223,7 +254,7 @@ void Region::repeat() {
   const memory::KindScope kind(memory::Kind::kRecompute);
   check_inputs();
   const auto start = std::chrono::steady_clock::now();
-  FlopCounter counter;
+  RepetitionObserver observer(*this);
   next_input_ = 0;
   {
     const c10::InferenceMode no_inference(false);
@@ -233,7 +264,7 @@ void Region::repeat() {
     const OutsideWritesScope writes(writes_);
     const auto hooks = std::make_shared<RepetitionHooks>(*this);
     const SavedTensorScope scope(hooks);
-    const memory::InterceptorScope interceptor(&counter);
+    const memory::InterceptorScope interceptor(&observer);
     bool stopped = false;
     try {
       function_([this] { return next_input(); });
@@ -252,30 +283,37 @@ void Region::repeat() {
              "; a repetition must run the same operators on the same values");
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-  account_->add_replay(counter.flops, seconds.count());
+  account_->add_replay(observer.flops, seconds.count());
 }
 
-class RegionForward::Observer final : public FlopCounter {
+// Tells what it is shown to the region around this one too: that one's repetition runs all of it.
+class RegionForward::Observer final : public OperatorObserver {
  public:
-  explicit Observer(Region& region) : region_(region) {}
+  explicit Observer(Region& region)
+      : region_(region),
+        around_(dynamic_cast<OperatorObserver*>(memory::OperatorInterceptor::current())) {}
 
- private:
   void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) override {
+    if (around_ != nullptr) around_->before(facts, arguments);
+    if (!facts.only_views) {
+      for_each_tensor(arguments, [&](const at::Tensor& tensor) {
+        if (tensor.defined() && !region_.writes_.has_made(tensor)) region_.captured_.note(tensor);
+      });
+    }
     if (facts.written.empty() && facts.statistics.empty()) return;
     for (const at::Tensor& tensor : written_tensors(facts, arguments)) {
       region_.writes_.before_write(tensor);
     }
   }
   void after(const OperatorFacts& facts, at::ArrayRef<c10::IValue> results) override {
+    if (around_ != nullptr) around_->after(facts, results);
     if (facts.only_views) return;
-    for (const c10::IValue& result : results) {
-      if (result.isTensor()) region_.writes_.made(result.toTensor());
-      if (!result.isTensorList()) continue;
-      for (const at::Tensor& tensor : result.toTensorVector()) region_.writes_.made(tensor);
-    }
+    for_each_tensor(results, [&](const at::Tensor& tensor) { region_.writes_.made(tensor); });
   }
 
+ private:
   Region& region_;
+  OperatorObserver* const around_;
 };
 
 RegionForward::RegionForward(std::shared_ptr<Region> region)

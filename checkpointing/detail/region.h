@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "checkpointing/detail/captured_tensors.h"
 #include "checkpointing/detail/outside_writes.h"
 #include "checkpointing/detail/recompute_account.h"
 #include "checkpointing/detail/thread_modes.h"
@@ -37,6 +38,7 @@ class Region : public std::enable_shared_from_this<Region> {
   friend class RegionForward;
   class FirstRunHooks;
   class RepetitionHooks;
+  class RepetitionObserver;
   class Packed;
   struct EarlyStop {};
 
@@ -76,6 +78,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const ThreadModes modes_;
   std::optional<RandomState> random_;
   OutsideWrites writes_;
+  CapturedTensors captured_;
   std::vector<Input> inputs_;
   std::function<void(const NextInput&)> function_;
 

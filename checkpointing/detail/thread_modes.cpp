@@ -1,5 +1,6 @@
 #include "checkpointing/detail/thread_modes.h"
 
+#include <algorithm>
 #include <array>
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -57,6 +58,11 @@ ThreadModes ThreadModes::take() {
   return modes;
 }
 
+bool ThreadModes::casts() const {
+  return std::any_of(autocast_.begin(), autocast_.end(),
+                     [](const Autocast& of_device) { return of_device.enabled; });
+}
+
 void ThreadModesScope::apply(const ThreadModes& modes) {
   at::GradMode::set_enabled(modes.grad_mode_);
   at::autocast::set_autocast_cache_enabled(modes.autocast_cache_);
@@ -66,14 +72,16 @@ void ThreadModesScope::apply(const ThreadModes& modes) {
   }
 }
 
-ThreadModesScope::ThreadModesScope(const ThreadModes& modes) : before_(ThreadModes::take()) {
+ThreadModesScope::ThreadModesScope(const ThreadModes& modes)
+    : before_(ThreadModes::take()), casts_(modes.casts() || before_.casts()) {
+  if (casts_) at::autocast::clear_cache();
   apply(modes);
   at::autocast::increment_nesting();
 }
 
 ThreadModesScope::~ThreadModesScope() {
   // The casts of weights that autocast caches belong to graphs of this scope.
-  if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  if (at::autocast::decrement_nesting() == 0 || casts_) at::autocast::clear_cache();
   apply(before_);
 }
 

@@ -36,6 +36,9 @@ class ThreadModes {
   static ThreadModes take();
   friend bool operator==(const ThreadModes&, const ThreadModes&) = default;
 
+  // Whether autocast is on for any device.
+  bool casts() const;
+
  private:
   friend class ThreadModesScope;
   struct Autocast {
@@ -49,7 +52,8 @@ class ThreadModes {
   std::array<Autocast, 2> autocast_;  // of the host, and of CUDA
 };
 
-// While it lives, the calling thread has those modes.
+// While it lives, the calling thread has those modes. Casts of weights that autocast has cached are
+// forgotten when it begins and when it ends, where either casts: a cache knows weights but no dtypes.
 class ThreadModesScope {
  public:
   explicit ThreadModesScope(const ThreadModes& modes);
@@ -61,6 +65,7 @@ class ThreadModesScope {
   static void apply(const ThreadModes& modes);
 
   const ThreadModes before_;
+  const bool casts_;  // then or before
 };
 
 // While it lives, the generators begin where they were then; afterwards they are as before.

@@ -1,7 +1,8 @@
 #include "examples/train_gpt/kept_activations.h"
 
-#include <vector>
+#include <utility>
 
+#include "zero/recompute.h"
 #include "zero/tiers/nvme_activations.h"
 
 namespace train_gpt {
@@ -14,15 +15,8 @@ KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::c
     RecomputeOptions options = flags.policy == CheckpointFlags::Policy::kBudget
                                    ? RecomputeOptions::budget(flags.budget_bytes)
                                    : RecomputeOptions::selective();
-    options.device = world.device().type();
-    if (world.size() > 1) {
-      options.agree = [world](const at::Tensor& decision) {
-        const at::Tensor there = decision.to(world.device());
-        world.communicator().broadcast(there, /*root=*/0, "the recompute plan").wait();
-        decision.copy_(there);
-      };
-    }
-    recompute_.emplace(std::move(options));
+    recompute_.reset(
+        new zeropage::checkpointing::Recompute(zeropage::recompute(model, std::move(options))));
   }
   if (flags.offload != CheckpointFlags::Offload::kNone) {
     zeropage::checkpointing::ActivationOffloadOptions options;

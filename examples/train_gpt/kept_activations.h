@@ -37,7 +37,7 @@ class KeptActivations {
   std::string table() const;
 
  private:
-  std::optional<zeropage::checkpointing::Recompute> recompute_;
+  std::unique_ptr<zeropage::checkpointing::Recompute> recompute_;  // null: no flag asks for it
   std::optional<zeropage::checkpointing::ActivationOffload> offload_;
 };
 

@@ -24,6 +24,7 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
   run_.values = values_of(flags, data);
   if (!flags.state.resume.empty()) resume(data);
   if (!flags.state.saves()) return;
+  zeropage::check_can_save(flags.state.folder, model, optimizer);
   saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.world(),
                                                   flags.state.saver_options());
 }

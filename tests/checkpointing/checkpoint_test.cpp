@@ -1,6 +1,7 @@
 #include "checkpointing/checkpoint.h"
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +11,7 @@
 #include <torch/torch.h>
 
 #include "checkpointing/checkpointed.h"
+#include "checkpointing/recompute.h"
 #include "checkpointing/recompute_statistics.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/ledger.h"
@@ -249,6 +251,80 @@ TEST(CheckpointTest, AnInputChangedInPlaceAfterwardsIsRefusedByName) {
                                    "in place after the region"));
 }
 
+TEST(CheckpointTest, BackwardOverAGraphFromBeforeTheOptimizersStepIsRefused) {
+  torch::manual_seed(1);
+  torch::nn::Sequential module(torch::nn::Linear(4, 8), torch::nn::Tanh(), torch::nn::Linear(8, 4));
+  torch::optim::AdamW optimizer(module->parameters(), 0.1);
+  const auto x = torch::randn({3, 4}).requires_grad_();
+  const auto forward = [&](const torch::Tensor& t) { return module->forward(t); };
+  const auto within = [&](const torch::Tensor& t) {
+    return checkpoint({.name = "inner"}, forward, t.sin()).cos();
+  };
+  for (const bool nested : {false, true}) {
+    const auto run = [&](const torch::Tensor& t) {
+      return nested ? checkpoint({.name = "layer 4"}, within, t)
+                    : checkpoint({.name = "layer 4"}, forward, t);
+    };
+    const auto before = run(x).sum();
+    run(x).sum().backward();
+    optimizer.step();
+    EXPECT_THAT(testing::error_of([&] { before.backward(); }),
+                ::testing::AllOf(::testing::HasSubstr("region \"layer 4\": a tensor of sizes ["),
+                                 ::testing::HasSubstr("that its function captured, such as a "
+                                                      "parameter, was changed in place after the "
+                                                      "region (version "),
+                                 ::testing::HasSubstr("run backward() before optimizer.step()")));
+    run(x).sum().backward();  // nothing stays behind
+  }
+  // Also where the region's own tensors come first: only the second layer has changed.
+  const auto before = checkpoint({.name = "block"}, forward, x).sum();
+  {
+    const torch::NoGradGuard no_grad;
+    module[2]->as<torch::nn::Linear>()->weight.add_(1);
+  }
+  EXPECT_THAT(testing::error_of([&] { before.backward(); }),
+              ::testing::HasSubstr("region \"block\": a tensor of sizes [8, 4] that its function"));
+}
+
+TEST(CheckpointTest, WhatTheFunctionItselfWritesOrDoesNotReadAgainMayChange) {
+  torch::nn::Linear linear(4, 4);
+  torch::nn::BatchNorm1d norm(4);
+  const auto last = torch::ones({4});
+  const auto x = torch::randn({6, 4}).requires_grad_();
+  const auto function = [&](const torch::Tensor& t) { return norm(linear(t)).tanh() + last; };
+  const auto plain_of = [&](bool region) {
+    norm->reset_running_stats();
+    linear->zero_grad(true);
+    const auto run = [&] { return region ? checkpoint(function, x) : function(x); };
+    // Two forwards before the backwards, so the first one's statistics are not those of now.
+    const auto first = run().sum(), second = run().square().sum();
+    last.add_(1);  // nothing that is saved depends on it
+    second.backward();
+    first.backward();
+    return std::vector{linear->weight.grad().clone(), norm->running_mean.clone(),
+                       norm->num_batches_tracked.clone()};
+  };
+  const auto plain = plain_of(false);
+  last.fill_(1);
+  const auto regions = plain_of(true);
+  for (size_t index = 0; index < plain.size(); ++index) {
+    EXPECT_TRUE(torch::equal(plain[index], regions[index])) << index;
+  }
+}
+
+TEST(CheckpointTest, StatisticsThatARegionWithinARegionWritesAreUpdatedOnce) {
+  torch::nn::Linear linear(4, 4);
+  torch::nn::BatchNorm1d norm(4);
+  const auto x = torch::randn({6, 4});
+  torch::nn::Sequential module(linear, norm);
+  expect_a_region_changes_no_bit(*module, x, [&](const torch::Tensor& t) {
+    const auto y = checkpoint(
+        {.name = "inner"}, [&](const torch::Tensor& s) { return norm(linear(s)).tanh(); }, t.sin());
+    return y.exp().sin();
+  });
+  EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
+}
+
 TEST(CheckpointTest, ARepetitionThatDiffersIsRefusedWithTheFirstTensorThatDiffers) {
   const auto x = torch::ones({3}).requires_grad_();
   int64_t length = 3;
@@ -325,6 +401,91 @@ TEST(CheckpointTest, AutocastIsAsItWasInTheFirstRun) {
     return linear->weight.grad().clone();
   };
   EXPECT_TRUE(torch::equal(run(false), run(true)));
+}
+
+// Autocast of the host, while it lives.
+class Autocast {
+ public:
+  explicit Autocast(std::optional<at::ScalarType> dtype)
+      : enabled_(at::autocast::is_autocast_enabled(at::kCPU)),
+        dtype_(at::autocast::get_autocast_dtype(at::kCPU)) {
+    at::autocast::set_autocast_enabled(at::kCPU, dtype.has_value());
+    if (dtype) at::autocast::set_autocast_dtype(at::kCPU, *dtype);
+    at::autocast::increment_nesting();
+  }
+  ~Autocast() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    at::autocast::set_autocast_enabled(at::kCPU, enabled_);
+    at::autocast::set_autocast_dtype(at::kCPU, dtype_);
+  }
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+
+ private:
+  const bool enabled_;
+  const at::ScalarType dtype_;
+};
+
+// What runs the forward in bf16, and backward under `of_backward`. A forward before backward leaves
+// casts of the weights to its dtype in autocast's cache.
+Gradients gradients_across_autocast(torch::nn::SequentialImpl& module, const torch::Tensor& input,
+                                    std::optional<at::ScalarType> of_backward,
+                                    const Forward& forward) {
+  for (auto& parameter : module.parameters()) parameter.mutable_grad() = torch::Tensor();
+  const auto x = input.clone().requires_grad_();
+  torch::Tensor loss, output;
+  {
+    const Autocast bf16(at::kBFloat16);
+    output = forward(x);
+    loss = output.to(torch::kFloat).square().sum();
+  }
+  {
+    const Autocast other(of_backward);
+    const auto probe = module.forward(x);
+    EXPECT_EQ(probe.scalar_type(), of_backward.value_or(at::kFloat));
+    loss.backward();
+    EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCPU), of_backward.has_value());
+    if (of_backward) {
+      EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), *of_backward);
+    }
+    EXPECT_EQ(module.forward(x).scalar_type(), probe.scalar_type());
+  }
+  Gradients gradients{output.detach().clone(), {x.grad().clone()}};
+  for (auto& parameter : module.parameters()) gradients.of.push_back(parameter.grad().clone());
+  return gradients;
+}
+
+TEST(CheckpointTest, ARepetitionHasTheAutocastOfItsForwardWhateverBackwardRunsUnder) {
+  torch::manual_seed(3);
+  torch::nn::Sequential module(torch::nn::Linear(16, 32), torch::nn::Tanh(), torch::nn::Sigmoid(),
+                               torch::nn::Linear(32, 32), torch::nn::Sigmoid(),
+                               torch::nn::Linear(32, 4));
+  const auto x = torch::randn({8, 16});
+  const Forward plain = [&](const torch::Tensor& t) { return module->forward(t); };
+  const std::vector<std::optional<at::ScalarType>> of_backwards = {std::nullopt, at::kHalf,
+                                                                   at::kBFloat16};
+  for (const auto& of_backward : of_backwards) {
+    SCOPED_TRACE(of_backward ? c10::toString(*of_backward) : "no autocast");
+    const auto expected = gradients_across_autocast(*module, x, of_backward, plain);
+    expect_same_bits(
+        expected, gradients_across_autocast(*module, x, of_backward, [&](const torch::Tensor& t) {
+          return checkpoint({.check = RecomputeCheck::kValues}, plain, t);
+        }));
+    for (const std::optional<int64_t> budget :
+         {std::optional<int64_t>(), std::optional<int64_t>(1)}) {
+      const auto replays = recompute_statistics().replays;
+      RecomputeOptions options;
+      options.least_bytes = 1;
+      options.budget_bytes = budget;
+      Recompute recompute(options);
+      expect_same_bits(
+          expected, gradients_across_autocast(*module, x, of_backward, [&](const torch::Tensor& t) {
+            const RecomputeScope scope(recompute);
+            return plain(t);
+          }));
+      EXPECT_GT(recompute_statistics().replays, replays);
+    }
+  }
 }
 
 class GeluBlockImpl : public torch::nn::Module {

@@ -217,6 +217,46 @@ TEST(RecomputeTest, ABudgetBelowWhatIsReachableIsRefusedWithTheFigure) {
   EXPECT_THAT(error, ::testing::HasSubstr("raise the budget"));
 }
 
+// As rank 0 and another rank, one after the other: what rank 0 tells is what the other one is told.
+TEST(RecomputeTest, TheRanksFollowThePlanOrTheRefusalOfRankZero) {
+  Transformer net(4, 32);
+  const auto x = torch::randn({2, 16, 32});
+  const auto forward = [&](const torch::Tensor& t) { return net.forward(t); };
+  gradients_of(net, x, forward, nullptr);
+  Ledger::current()->reset_peak();
+  const auto plain = gradients_of(net, x, forward, nullptr);
+  const int64_t reachable = 2 * Ledger::current()->activation_peak();
+  const int64_t unreachable = 1000;
+  const auto run = [&](int64_t budget, std::function<void(const at::Tensor&)> agree) {
+    RecomputeOptions options = everything_small(budget);
+    options.agree = std::move(agree);
+    Recompute recompute(options);
+    const std::string error = testing::error_of([&] {
+      for (int step = 0; step < 3; ++step) {
+        expect_same_bits(plain, gradients_of(net, x, forward, &recompute));
+      }
+    });
+    return std::make_pair(error, recompute.plan_table());
+  };
+  for (const int64_t of_rank_zero : {reachable, unreachable}) {
+    for (const int64_t of_other : {reachable, unreachable}) {
+      std::vector<at::Tensor> told;
+      const auto zero =
+          run(of_rank_zero, [&](const at::Tensor& decision) { told.push_back(decision.clone()); });
+      size_t next = 0;
+      const auto other =
+          run(of_other, [&](const at::Tensor& decision) { decision.copy_(told.at(next++)); });
+      EXPECT_EQ(next, told.size());
+      EXPECT_EQ(zero.first.empty(), of_rank_zero == reachable) << zero.first;
+      EXPECT_EQ(other.first.empty(), of_rank_zero == reachable) << other.first;
+      EXPECT_EQ(other.second.empty(), of_rank_zero == unreachable);
+      if (of_rank_zero == unreachable) {
+        EXPECT_THAT(other.first, ::testing::HasSubstr("raise the budget"));
+      }
+    }
+  }
+}
+
 TEST(RecomputeTest, AForwardOfOtherShapesIsMeasuredAnew) {
   Transformer net(4, 32);
   const auto forward = [&](const torch::Tensor& t) { return net.forward(t); };

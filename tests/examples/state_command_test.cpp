@@ -463,5 +463,18 @@ TEST_F(StateCommandTest, RefusesBadCommandLinesInOneLine) {
   EXPECT_THAT(help.output, AllOf(HasSubstr("--names MAP.json"), HasSubstr("Example: ")));
 }
 
+TEST_F(StateCommandTest, HelpIsTextAndNamesTheWordsOfAnOption) {
+  for (const std::string verb : {"export", "import", "inspect", "verify", "diff"}) {
+    const Outcome outcome = zp(verb + " --help");
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    const bool is_text = std::all_of(outcome.output.begin(), outcome.output.end(),
+                                     [](char c) { return c == '\n' || (c >= ' ' && c <= '~'); });
+    EXPECT_TRUE(is_text) << outcome.output;
+  }
+  const Outcome wrong = zp("export a b --names m --unmapped often");
+  EXPECT_EQ(wrong.output.find('\0'), std::string::npos);
+  EXPECT_THAT(wrong.output, AllOf(HasSubstr("keep"), HasSubstr("leave-out"), HasSubstr("refuse")));
+}
+
 }  // namespace
 }  // namespace state_command_test

@@ -31,6 +31,16 @@ TEST_F(StateFlagsTest, RefusesWhatIsNothingWithoutAnotherFlag) {
                  "--offload-step late");
 }
 
+// Else all its steps would be lost.
+TEST_F(StateFlagsTest, AFolderThatCannotBeWrittenEndsTheRunBeforeItsFirstStep) {
+  std::ofstream(path("file")) << "not a folder";
+  const Outcome outcome =
+      train_gpt(tiny("--ranks 2 --stage 3 --steps 100000 --save " + path("file") + "/run"));
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("/file: expected a folder, got something else"));
+  EXPECT_THAT(outcome.output, ::testing::Not(HasSubstr("step 1")));
+}
+
 TEST_F(StateFlagsTest, ResumesAtAnotherStageAndNumberOfRanksWithTheSameBits) {
   const std::string split1 = "--world-invariant --ranks 1 --accumulate 4 ";
   const std::string split2 = "--world-invariant --ranks 2 --accumulate 2 ";

@@ -2,6 +2,7 @@
 
 #include <thread>
 
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -112,6 +113,50 @@ TEST_F(LedgerTest, CountsBytesChargedByHand) {
   EXPECT_KIND_BYTES_EQ(*ledger_, Kind::kStaging, 4096);
   ledger_->discharge(Kind::kStaging, 4096);
   EXPECT_EQ(ledger_->now().total(), 0);
+}
+
+TEST_F(LedgerTest, ExpectationsFailWithTheBreakdown) {
+  const KindScope kind(Kind::kGradient);
+  const auto held = allocate(2048);
+  const auto& ledger = *ledger_;
+  EXPECT_PEAK_BYTES_LE(ledger, 2048);
+  EXPECT_NONFATAL_FAILURE(EXPECT_PEAK_BYTES_LE(*Ledger::current(), 2047),
+                          "expected at most 2047 bytes, got 2048; at the peak: gradient 2.0 KiB");
+  EXPECT_NONFATAL_FAILURE(EXPECT_KIND_BYTES_EQ(*Ledger::current(), Kind::kGradient, 2047),
+                          "expected 2047 bytes of gradient, got 2048; the ledger holds gradient");
+}
+
+TEST_F(LedgerTest, ExpectationsFailForALedgerThatNobodyCharges) {
+  static const Ledger idle;
+  const auto held = allocate(2048);
+  EXPECT_NONFATAL_FAILURE(EXPECT_PEAK_BYTES_LE(idle, 1_KiB), "nobody charges this ledger");
+  EXPECT_NONFATAL_FAILURE(EXPECT_KIND_BYTES_EQ(idle, Kind::kGradient, 0), "Ledger::current()");
+  // One that is charged may have nothing to show.
+  const LedgerScope scope(std::make_shared<Ledger>());
+  EXPECT_PEAK_BYTES_LE(*Ledger::current(), 0);
+}
+
+TEST_F(LedgerTest, BytesThatWereChargedByHandAreNoneOfTheAllocators) {
+  const auto tensor = allocate(100);
+  const int64_t before = host_bytes_charged_by_hand();
+  ledger_->charge(Kind::kStaging, 4096);
+  ledger_->charge(Kind::kStaging, 4096, c10::DeviceType::CUDA);
+  EXPECT_EQ(host_bytes_charged_by_hand(), before + 4096);
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+  EXPECT_TRUE(assign(tensor, Kind::kParameter));
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+  ledger_->discharge(Kind::kStaging, 4096);
+  ledger_->discharge(Kind::kStaging, 4096, c10::DeviceType::CUDA);
+  EXPECT_EQ(host_bytes_charged_by_hand(), before);
+  EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+  // A ledger that is off by a byte is found.
+  {
+    const HostAllocatorScope as_allocator;
+    ledger_->charge(Kind::kStaging, 1);
+  }
+  EXPECT_NONFATAL_FAILURE(EXPECT_LEDGERS_EQUAL_ALLOCATOR(), "were charged by hand");
+  const HostAllocatorScope as_allocator;
+  ledger_->discharge(Kind::kStaging, 1);
 }
 
 TEST_F(LedgerTest, TellsSurvivorsFromTemporaries) {

@@ -1,11 +1,13 @@
 // Regions under DistributedDataParallel: plain LibTorch's bits at every stage, pages that are gathered no oftener
 // than a repetition needs, and two pages and a bucket as ever.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "memory/exact.h"
 #include "memory/testing.h"
 #include "tests/harness/accumulated.h"
 #include "tests/harness/delays.h"
+#include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::checkpointing_test {
@@ -116,6 +118,153 @@ TEST_P(CheckpointingProofTest, LateOperationsChangeNoBit) {
 INSTANTIATE_TEST_SUITE_P(RanksStages, CheckpointingProofTest,
                          ::testing::Combine(::testing::Values(1, 2, 3),
                                             ::testing::Values(0, 1, 2, 3)));
+
+// A graph from before the step must not be repeated with the weights from after it: at stage 3 they
+// are gathered anew, so nothing else would notice.
+TEST_P(CheckpointingProofTest, BackwardOverARegionFromBeforeTheStepIsRefused) {
+  const auto [ranks, stage] = GetParam();
+  at::set_num_threads(1);
+  run_ranks(ranks, [&, stage = stage](comm::World& world) {
+    Options options;
+    options.stage = stage_of(stage);
+    options.page_bytes = 4_KiB;
+    DistributedDataParallel<Mlp> model(make_seeded<Mlp>(), world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    const auto loss = [&] {
+      const auto forward = [&](const torch::Tensor& x) { return model->forward(x); };
+      return checkpointing::checkpoint(forward, torch::ones({2, 16})).square().sum();
+    };
+    const auto before = loss();
+    loss().backward();
+    optimizer.step();
+    EXPECT_THAT(error_of([&] { before.backward(); }),
+                ::testing::HasSubstr("that its function captured, such as a parameter, was changed "
+                                     "in place after the region"));
+  });
+}
+
+// ---- recompute of operators ----
+
+// Running statistics, which rank 0 gives to the others. [batch, 32] -> [batch, 32]
+struct NormsImpl : torch::nn::Module {
+  NormsImpl() {
+    for (int layer = 0; layer < 4; ++layer) {
+      linears->push_back(torch::nn::Linear(32, 32));
+      norms->push_back(torch::nn::BatchNorm1d(32));
+    }
+    register_module("linears", linears);
+    register_module("norms", norms);
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    for (size_t layer = 0; layer < linears->size(); ++layer) {
+      x = linears[layer]->as<torch::nn::Linear>()->forward(x);
+      x = torch::gelu(norms[layer]->as<torch::nn::BatchNorm1d>()->forward(x)).tanh();
+    }
+    return x;
+  }
+  torch::nn::ModuleList linears, norms;
+};
+TORCH_MODULE(Norms);
+
+using checkpointing::RecomputeOptions;
+using checkpointing::RecomputeScope;
+
+struct NormsRun {
+  std::vector<torch::Tensor> values;  // rank 0's parameters and buffers
+  int64_t activation_peak_bytes = 0;
+  std::vector<int64_t> replays;  // by rank
+};
+
+// Some steps on two ranks, each with batches of its own. Without options: without recompute.
+NormsRun train_norms(int stage, const std::optional<RecomputeOptions>& recompute_options) {
+  constexpr int kRanks = 2;
+  at::set_num_threads(1);
+  NormsRun run{.replays = std::vector<int64_t>(kRanks)};
+  run_ranks(kRanks, [&](comm::World& world) {
+    Options options;
+    options.stage = stage_of(stage);
+    options.page_bytes = 4_KiB;
+    DistributedDataParallel<Norms> model(make_seeded<Norms>(), world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    auto recompute = zeropage::recompute(model, recompute_options.value_or(RecomputeOptions()));
+    const int64_t replays = checkpointing::recompute_statistics().replays;
+    memory::Ledger& ledger = *memory::Ledger::current();
+    for (int step = 0; step < 5; ++step) {
+      const auto x =
+          torch::linspace(-1, 1, 64 * 32).view({64, 32}) * (1 + 0.1 * step + 0.3 * world.rank());
+      if (step == 2) ledger.reset_peak();
+      torch::Tensor loss;
+      {
+        std::optional<RecomputeScope> scope;
+        if (recompute_options) scope.emplace(recompute);
+        loss = model(x.sin()).square().sum();
+      }
+      loss.backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    run.replays[static_cast<size_t>(world.rank())] =
+        checkpointing::recompute_statistics().replays - replays;
+    const GatheredParameters whole(model);
+    if (world.rank() != 0) return;
+    run.activation_peak_bytes = ledger.activation_peak();
+    for (const auto& parameter : model.parameters()) {
+      run.values.push_back(parameter.detach().clone());
+    }
+    for (const auto& buffer : model.buffers()) run.values.push_back(buffer.clone());
+  });
+  return run;
+}
+
+TEST(RecomputeProofTest, BatchNormOnTwoRanksHasTheBitsOfTheRunWithoutRecompute) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const NormsRun plain = train_norms(stage, {});
+    RecomputeOptions selective = RecomputeOptions::selective();
+    RecomputeOptions budget = RecomputeOptions::budget(plain.activation_peak_bytes * 9 / 10);
+    selective.least_bytes = budget.least_bytes = 1024;
+    for (const auto& options : {selective, budget}) {
+      SCOPED_TRACE(c10::str("stage ", stage, options.budget_bytes ? ", budget" : ", selective"));
+      const NormsRun recomputed = train_norms(stage, options);
+      EXPECT_GT(recomputed.replays[0], 0);
+      EXPECT_EQ(recomputed.replays[0], recomputed.replays[1]);
+      ASSERT_EQ(plain.values.size(), recomputed.values.size());
+      for (size_t index = 0; index < plain.values.size(); ++index) {
+        EXPECT_TRUE(torch::equal(plain.values[index], recomputed.values[index])) << index;
+      }
+    }
+  }
+}
+
+// Each rank would measure for itself.
+TEST(RecomputeProofTest, ABudgetWithoutAgreementIsRefusedWhereParametersAreSharded) {
+  for (const int ranks : {1, 2}) {
+    for (const int stage : {2, 3}) {
+      run_ranks(ranks, [&](comm::World& world) {
+        Options options;
+        options.stage = stage_of(stage);
+        DistributedDataParallel<Norms> model(make_seeded<Norms>(), world, options);
+        const auto forward = [&](checkpointing::Recompute& recompute) {
+          const RecomputeScope scope(recompute);
+          model(torch::ones({4, 32}));
+        };
+        checkpointing::Recompute alone(RecomputeOptions::budget(1 << 20));
+        checkpointing::Recompute selective(RecomputeOptions::selective());
+        auto shared = zeropage::recompute(model, RecomputeOptions::budget(1 << 20));
+        const std::string refusal = error_of([&] { forward(alone); });
+        if (stage == 3 && ranks > 1) {
+          EXPECT_THAT(refusal, ::testing::HasSubstr("make it by zeropage::recompute(model, "
+                                                    "options)"));
+        } else {
+          EXPECT_EQ(refusal, "");
+        }
+        forward(selective);
+        forward(shared);
+        const torch::NoGradGuard no_grad;
+        forward(alone);
+      });
+    }
+  }
+}
 
 // ---- pages ----
 

@@ -1,4 +1,7 @@
 // Formula-exact memory: what persists on a rank is ZeRO's formula, by the ledger.
+#include <barrier>
+
+#include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
 #include "memory/testing.h"
@@ -33,6 +36,35 @@ void train(DistributedDataParallel<torch::nn::Sequential>& model,
     loss_of(model(samples.inputs), samples).backward();
     optimizer.step();
   }
+}
+
+// A world's segments in shared memory are on the ledgers, and not the allocator's.
+TEST(MemoryExpectationsTest, LedgersEqualTheAllocatorInAWorldOfTwo) {
+  std::barrier<> quiet(2);
+  run_ranks(2, [&](comm::World& world) {
+    DistributedDataParallel<torch::nn::Sequential> model(make_deep(1), world);
+    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+    train(model, optimizer, world.rank());
+    quiet.arrive_and_wait();
+    if (world.rank() == 0) {
+      EXPECT_GT(memory::host_bytes_charged_by_hand(), 0);
+      EXPECT_LEDGERS_EQUAL_ALLOCATOR();
+    }
+    quiet.arrive_and_wait();
+  });
+}
+
+TEST(MemoryExpectationsTest, TheDocumentedOneSeesWhatAStepAllocates) {
+  run_ranks(2, [&](comm::World& world) {
+    DistributedDataParallel<torch::nn::Sequential> model(make_deep(1), world);
+    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+    memory::Ledger& ledger = *memory::Ledger::current();
+    ledger.reset_peak();
+    const int64_t before = ledger.now().total();
+    train(model, optimizer, world.rank());
+    EXPECT_NONFATAL_FAILURE(EXPECT_PEAK_BYTES_LE(ledger, before + 1024), "expected at most");
+    EXPECT_PEAK_BYTES_LE(ledger, before + 64 * 1024 * 1024);
+  });
 }
 
 class MemoryFormulaTest : public ::testing::TestWithParam<std::tuple<int, int>> {};

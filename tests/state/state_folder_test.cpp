@@ -306,5 +306,34 @@ TEST_F(StateFolderTest, LatestThatLeadsNowhereIsPassedOver) {
   EXPECT_EQ(step_of(find_valid_state(run_).directory), 20);
 }
 
+TEST_F(StateFolderTest, AProbeMakesTheFolderTakesWritesAndLeavesNothingElse) {
+  const fs::path folder = run_ / "a" / "b";
+  {
+    const FolderProbe probe(folder);
+    write_to_probe(probe.file());
+    probe.check_room(1);
+    EXPECT_THAT(error_of([&] { probe.check_room(uint64_t{1} << 62); }),
+                AllOf(HasSubstr(folder.string() + ": expected room for a state of "
+                                                  "4611686018427387904 bytes, got "),
+                      HasSubstr("make room there, or give another folder")));
+    // As if the run had died here: the next one takes over.
+    const FolderProbe next(folder);
+  }
+  EXPECT_TRUE(fs::is_empty(folder));
+  EXPECT_THAT(error_of([&] { write_to_probe(folder / "nothing"); }), HasSubstr("open: No such"));
+}
+
+TEST_F(StateFolderTest, AProbeOfAFolderThatCannotBeSaysWhy) {
+  const fs::path file = run_ / "file";
+  fs::create_directories(run_);
+  put_bytes(file, "not a folder");
+  EXPECT_THAT(error_of([&] { FolderProbe(file / "run"); }),
+              HasSubstr("file: expected a folder, got something else"));
+  EXPECT_THAT(error_of([&] { FolderProbe probe(file); }),
+              HasSubstr("file: expected a folder, got something else"));
+  fs::create_directory(run_ / kLatest);
+  EXPECT_THAT(error_of([&] { FolderProbe probe(run_); }), HasSubstr("expected a symbolic link"));
+}
+
 }  // namespace
 }  // namespace zeropage::state::state_folder_test

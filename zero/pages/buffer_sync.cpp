@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "memory/ledger.h"
+#include "operators/operator_interceptor.h"
 
 namespace zeropage {
 
@@ -27,6 +28,8 @@ BufferSync::BufferSync(comm::World world, std::vector<at::Tensor> buffers)
 void BufferSync::broadcast_from_rank_zero() const {
   if (world_.size() == 1) return;
   const at::NoGradGuard no_grad;
+  // Rank 0 writes nothing here, and whoever records a forward must see the same one on all ranks.
+  const memory::InterceptorScope unseen(nullptr);
   for (const auto& buffers : alike_) {
     const memory::KindScope kind(memory::Kind::kStaging);
     std::vector<at::Tensor> flattened;

@@ -73,6 +73,16 @@ SavedReport save_state(const std::filesystem::path& directory, DistributedDataPa
 SavedReport save_weights(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                          const RunState& run = {}, const SaveOptions& options = {});
 
+// Before the first step of a run: throws what its first save would throw for want of a folder, on all
+// ranks alike. Makes `folder`, in which states are to lie (run, of run/step-1000), and lets each rank
+// write 4 KiB there and remove them. Throws state::StateError where that fails on any rank, and where
+// its file system has less room than one more state takes: weights, buffers, and the optimizer's states,
+// those that it is yet to make included where its class tells them (all but RMSprop and classes of
+// yours). Room for the older states that a StateSaver keeps is not looked at.
+// Costs the messages of a save; between steps. Collective.
+void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
+                    ShardedOptimizer& optimizer, const SaveOptions& options = {});
+
 struct LoadOptions {
   // Every parameter, buffer and state is there, in its shape, and nothing else. Else what is there is
   // loaded, and the report says what was not; another shape is an error none the less.

@@ -1,6 +1,7 @@
 // Saves a run's state again and again beside its training: a step waits for a copy of what this rank
 // owns, and a thread writes it while training goes on.
 //
+//   zeropage::check_can_save("run", model, optimizer);  // before hours of training, not after
 //   zeropage::StateSaver saver("run", model.world(), {.keep_last = 3});
 //   for (...) {
 //     ...

@@ -56,6 +56,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void visit_states(StateAccess access, const VisitState& visit,
                     const std::function<void(size_t page)>& end_page = nullptr);
   const std::string& class_name() const { return factory_.algorithm().class_name; }
+  // That it keeps of a parameter, of its size; 0 where that is not known before the first step.
+  int64_t states_of_a_parameter() const { return factory_.algorithm().states; }
   // Steps made, those before a load included. Waits for the verdict on the last one.
   int64_t steps() {
     hear();

@@ -576,5 +576,29 @@ TEST_F(StateSaverTest, AsksForTheEndOnAllRanksWhenSigtermCameToOne) {
   });
 }
 
+// ---- before training ----
+
+TEST_F(ShardedStateTest, AFolderThatTakesNoStateIsRefusedOnAllRanksBeforeTheFirstStep) {
+  std::ofstream(path("file")) << "not a folder";
+  for (const int stage : {0, 3}) {
+    run_ranks(2, [&](comm::World& world) {
+      Trained<Oddball> run(world, stage, kAdamW);
+      EXPECT_THAT(
+          error_of([&] { check_can_save(path("file") + "/run", run.model, run.optimizer); }),
+          HasSubstr(path("file") + ": expected a folder, got something else"));
+      check_can_save(path("run"), run.model, run.optimizer);
+      world.communicator().barrier("the check").wait();
+      EXPECT_TRUE(std::filesystem::is_empty(path("run")));
+      // It changes nothing, and a state that is there is no obstacle.
+      run.train(1);
+      save_state(path("run") + "/step-1", run.model, run.optimizer);
+      check_can_save(path("run"), run.model, run.optimizer);
+      run.train(1);
+      world.communicator().barrier("both stages").wait();
+      if (world.rank() == 0) std::filesystem::remove_all(path("run"));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace zeropage::sharded_state_test

@@ -1,0 +1,48 @@
+#include <memory>
+
+#include "state/state_folder.h"
+#include "zero/saving/detail/collective_errors.h"
+#include "zero/saving/detail/state_plan.h"
+#include "zero/saving/sharded_state.h"
+
+namespace zeropage {
+namespace {
+
+// What a state takes once the optimizer has all of its own.
+uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataParallelBase& model,
+                          const ShardedOptimizer& optimizer) {
+  const ShardedParameters& sharded = model.sharded_parameters();
+  uint64_t bytes = plan.bytes();
+  const auto& parameters = sharded.pages->parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    const at::Tensor& tensor = parameters[index].parameter.tensor;
+    if (plan.steps.contains(index) || !tensor.requires_grad()) continue;
+    // States in 8 bits are saved in fp32.
+    const bool halves =
+        state_format_of(sharded.options, tensor.numel()) == offload::StateFormat::kBf16;
+    bytes += static_cast<uint64_t>(tensor.numel() * optimizer.states_of_a_parameter()) *
+             (halves ? 2 : sizeof(float));
+  }
+  return bytes;
+}
+
+}  // namespace
+
+void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
+                    ShardedOptimizer& optimizer, const SaveOptions& options) {
+  const comm::World texts = model.world().beside("state", options.deadline);
+  const detail::StatePlan plan = detail::plan_state(texts, model, &optimizer, {});
+  const uint64_t needed = bytes_of_a_state(plan, model, optimizer);
+  const std::string topic = "whether " + folder.string() + " takes states";
+  std::unique_ptr<state::FolderProbe> probe;  // rank 0's
+  const auto begin = [&](const auto&) -> nlohmann::json {
+    probe = std::make_unique<state::FolderProbe>(folder);
+    probe->check_room(needed);
+    return probe->file().string();
+  };
+  const nlohmann::json file = detail::settle(texts, topic, nullptr, nullptr, begin);
+  detail::throw_alike(texts, topic,
+                      detail::error_of([&] { state::write_to_probe(file.get<std::string>()); }));
+}
+
+}  // namespace zeropage

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 #include <functional>
 #include <limits>
+#include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 #include "offload/cpu/fused_step.h"
 #include "offload/cpu/packed_step.h"
 #include "offload/cpu/stochastic_rounding.h"
+#include "offload/cuda/block_hashes.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/cuda/packed_step.h"
 #include "offload/cuda/stochastic_rounding.h"
@@ -52,6 +54,16 @@ TEST_F(CudaFusedStepOnHostTest, HasTheCpusBitsInEveryPrecision) {
     for (const Precision copy : {Precision::kBFloat16, Precision::kHalf}) {
       expect_the_cpus_bits({.numel = 2100, .gradient = gradient, .copy = copy});
     }
+  }
+}
+
+TEST_F(CudaFusedStepOnHostTest, AdoptsWhatWasWrittenToTheCopy) {
+  for (const Precision copy : {Precision::kBFloat16, Precision::kHalf}) {
+    for (const Precision gradient : kPrecisions) {
+      expect_the_cpus_bits(
+          {.numel = 2100, .gradient = gradient, .copy = copy, .adopts_copy = true});
+    }
+    expect_the_cpus_bits({.numel = 77, .copy = copy, .adopts_copy = true, .copy_shift = 3});
   }
 }
 
@@ -100,6 +112,36 @@ TEST_F(CudaFusedStepOnHostTest, ZeroesTheGradientAndMakesNoStepAfterAnInfinity) 
   }
 }
 
+class CudaBlockHashesOnHostTest : public KernelsOnHost {
+ protected:
+  static std::vector<uint64_t> hashes_of(const std::vector<uint32_t>& words, int64_t block_words) {
+    std::vector<uint64_t> hashes(words.size() / static_cast<size_t>(block_words));
+    cuda::block_hashes(words.data(), block_words, static_cast<int64_t>(hashes.size()),
+                       hashes.data(), nullptr);
+    return hashes;
+  }
+};
+
+TEST_F(CudaBlockHashesOnHostTest, DifferWhereABitOfABlockDoesAndNowhereElse) {
+  for (const int64_t block_words : {128, 256}) {
+    std::vector<uint32_t> words(static_cast<size_t>(5 * block_words));
+    std::mt19937 random(1);
+    for (uint32_t& word : words) word = random();
+    const auto before = hashes_of(words, block_words);
+    for (size_t changed = 0; changed < words.size(); ++changed) {
+      words[changed] ^= 1U << changed % 32;
+      const auto after = hashes_of(words, block_words);
+      for (size_t block = 0; block < before.size(); ++block) {
+        const bool is_in_it = changed / static_cast<size_t>(block_words) == block;
+        ASSERT_EQ(before[block] != after[block], is_in_it) << changed << " of " << block_words;
+      }
+      words[changed] ^= 1U << changed % 32;
+    }
+    std::swap(words[3], words[9]);
+    EXPECT_NE(before[0], hashes_of(words, block_words)[0]) << "the order counts";
+  }
+}
+
 class CudaPackedStepOnHostTest : public KernelsOnHost {
  protected:
   using Change = std::function<void(HostStretch&)>;
@@ -132,6 +174,19 @@ TEST_F(CudaPackedStepOnHostTest, HasTheCpusBitsInEveryFormatAndPrecision) {
   for (const Precision gradient : kPrecisions) {
     expect_them_in_every_format({.gradient = gradient});
     expect_them_in_every_format({.gradient = gradient, .first_in_block = 77});
+  }
+}
+
+TEST_F(CudaPackedStepOnHostTest, AdoptsWhatWasWrittenToTheCopy) {
+  for (const StateFormat format : kFormats) {
+    for (const Precision copy : {Precision::kBFloat16, Precision::kHalf}) {
+      expect_the_cpus_bits({.numel = 2100, .format = format, .copy = copy, .adopts_copy = true});
+      expect_the_cpus_bits({.format = format,
+                            .copy = copy,
+                            .adopts_copy = true,
+                            .first_in_block = 77,
+                            .copy_shift = 3});
+    }
   }
 }
 

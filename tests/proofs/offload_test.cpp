@@ -376,6 +376,84 @@ TEST(OffloadErrorTest, OneOptimizerAloneFollowsBackward) {
   }
 }
 
+// Each weight is a page.
+struct ThreePagesImpl : torch::nn::Module {
+  ThreePagesImpl() {
+    for (const char* name : {"first", "middle", "last"}) {
+      layers.push_back(
+          register_module(name, torch::nn::Linear(torch::nn::LinearOptions(40, 40).bias(false))));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x, bool detached_use = false) {
+    torch::Tensor y = layers[0](x);
+    if (detached_use) y = y.matmul(layers[2]->weight.detach());
+    return layers[2](layers[1](y));
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(ThreePages);
+
+Options stepping_in_backward() {
+  Options options = at_stage(1);
+  options.offload.optimizer = Tier::kHost;
+  options.offload.step = StepWhen::kInBackward;
+  return options;
+}
+
+TEST(OffloadErrorTest, AnOptimizerWhoseConstructorThrowsLeavesNothingBehind) {
+  run_ranks(2, [](comm::World& world) {
+    DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, stepping_in_backward());
+    const double rate = world.rank() == 0 ? 0.1 : 0.2;
+    EXPECT_THAT(error_of([&] { const Optimizer<torch::optim::SGD> optimizer(model, rate); }),
+                HasSubstr("learning rate"));
+    Optimizer<torch::optim::SGD> optimizer(model, 0.1);
+    model(torch::ones({2, 40})).sum().backward();
+    optimizer.step();
+  });
+}
+
+TEST(OffloadErrorTest, ADetachedUseOfWhatBackwardHasUpdatedIsRefused) {
+  const auto errors = try_ranks(2, [](comm::World& world) {
+    DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, stepping_in_backward());
+    Optimizer<torch::optim::SGD> optimizer(model, 0.1);
+    model(torch::ones({2, 40}), /*detached_use=*/true).sum().backward();
+  });
+  EXPECT_THAT(message_of(errors[0]), HasSubstr("modified by an inplace operation"));
+}
+
+TEST(OffloadErrorTest, AWriteBetweenABackwardThatMadeTheStepAndStepIsRefused) {
+  const auto errors = try_ranks(2, [](comm::World& world) {
+    DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, stepping_in_backward());
+    Optimizer<torch::optim::SGD> optimizer(model, 0.1);
+    model(torch::ones({2, 40})).sum().backward();
+    {
+      const torch::NoGradGuard no_grad;
+      model->layers[1]->weight.clamp_(-0.01, 0.01);
+    }
+    optimizer.step();
+  });
+  EXPECT_THAT(message_of(errors[0]),
+              HasSubstr("parameter \"middle.weight\" was written to between backward()"));
+}
+
+TEST(OffloadErrorTest, AWriteWhileAStepOneLateIsUnderWayIsRefused) {
+  const auto errors = try_ranks(2, [](comm::World& world) {
+    Options options = stepping_in_backward();
+    options.offload.step = StepWhen::kOneStepLate;
+    DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, options);
+    Optimizer<torch::optim::SGD> optimizer(model, 0.1);
+    const auto write_and_step = [&] {
+      model->layers[1]->weight.data().fill_(0.01);
+      optimizer.zero_grad();
+      model(torch::ones({2, 40})).sum().backward();
+      optimizer.step();
+    };
+    EXPECT_EQ(error_of(write_and_step), "") << "nothing is under way yet";
+    write_and_step();
+  });
+  EXPECT_THAT(message_of(errors[0]), HasSubstr("write before the first step"));
+}
+
 TEST(OffloadErrorTest, AStepInBackwardAllowsNoChangeOfGradientsAfterIt) {
   Options options = at_stage(2);
   options.offload.optimizer = Tier::kHost;

@@ -35,10 +35,7 @@ Stage stage_of(int number) {
 }
 
 int64_t minimum_sharded_bytes(const Options& options) {
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  return std::max(options.minimum_sharded_bytes, options.whole_below_bytes);
-#pragma GCC diagnostic pop
+  return std::max(options.minimum_sharded_bytes, options.whole_below_bytes.bytes());
 }
 
 int64_t page_bytes_on(c10::Device device, const Options& options) {

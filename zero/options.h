@@ -82,6 +82,20 @@ enum class LowPrecisionUpdate : uint8_t {
   kNearest,
 };
 
+// Of an option by its name of release 0.1: the compiler says which it is now.
+class OldMinimumShardedBytes {
+ public:
+  OldMinimumShardedBytes() = default;
+  // Implicit, as the option was a number.
+  [[deprecated("the option is minimum_sharded_bytes")]] OldMinimumShardedBytes(int64_t bytes)
+      : bytes_(bytes) {}
+  [[deprecated("the option is minimum_sharded_bytes")]] operator int64_t() const { return bytes_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  int64_t bytes_ = 0;
+};
+
 struct Options {
   // ---- what is computed where ----
 
@@ -158,7 +172,7 @@ struct Options {
 
   // The minimum size of a page that is sharded: parameters of smaller ones stay whole on every rank.
   int64_t minimum_sharded_bytes = 0;
-  [[deprecated("the name is minimum_sharded_bytes")]] int64_t whole_below_bytes = 0;
+  OldMinimumShardedBytes whole_below_bytes;  // its name in release 0.1
 };
 
 // options.minimum_sharded_bytes, by its old name too.

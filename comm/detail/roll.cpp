@@ -136,7 +136,7 @@ std::optional<Verdict> Roll::unreachable(const Wait& wait, Clock::time_point now
   std::string store;
   if (silence(store_answered_at_) >= wait.deadline) {
     silent = ranks_with_store();
-    if (!silent.empty()) store = " with the store";
+    if (!silent.empty()) store = ", nor did the store";
   } else {
     bool is_time = false;
     for (int other = 0; other < options_.size; ++other) {
@@ -154,9 +154,8 @@ std::optional<Verdict> Roll::unreachable(const Wait& wait, Clock::time_point now
   }
   return Verdict{
       Verdict::Kind::kLate, silent.front(),
-      c10::str(names(silent), store, " did not answer within ", in_seconds(wait.deadline),
-               " s; stopped, or cut off from this rank's network", states, ". ",
-               describe_others())};
+      c10::str(names(silent), " did not answer within ", in_seconds(wait.deadline), " s", store,
+               "; stopped, or cut off from this rank's network", states, ". ", describe_others())};
 }
 
 // Those that nobody hears of once the store is silent: its server, and who shares a host with it that is

@@ -85,11 +85,13 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   const std::vector<std::string> opened = options.gather_text(
       "shared memory", attempt([&] {
         if (options.rank != maker) {
-          segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1));
+          segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1),
+                                        HostLink::segment_bytes(here.size()));
         }
         HostLink::Options link{.ranks = here,
                                .own = topology.index_in_host(options.rank),
-                               .deadline = options.deadline};
+                               .deadline = options.deadline,
+                               .ends_at_deadline = false};
         if (carried == Carried::kStagedTensors) {
           // Memory that a driver has mapped may be closed to other processes.
           const at::Tensor sample = staging.emplace(options.device).take(1, at::kLong);
@@ -117,7 +119,8 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
   SharedMemory shared;
   if (options.transport != Transport::kGloo && topology.hosts() < topology.size()) {
     shared = meet_in_shared_memory(options, topology, carried);
-    if (shared.link && one_host) return make_shared_memory_communicator(std::move(shared.link));
+    if (shared.link && one_host)
+      return make_shared_memory_communicator(std::move(shared.link), options.watch);
     ZP_CHECK(shared.link || options.transport != Transport::kShared,
              "the shared-memory communicator was asked for, but cannot be had: ", shared.reason,
              "; make room, or use gloo");
@@ -133,6 +136,8 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
       .bind_address = options.bind_address,
       .store_server = options.store_server,
       .deadline = options.deadline,
+      .watch = options.watch,
+      .hosts = options.hosts,
   };
   try {
     if (shared.link) {

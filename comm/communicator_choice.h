@@ -10,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/communicator.h"
+#include "comm/detail/watch.h"
 #include "comm/transport.h"
 
 namespace zeropage::comm {
@@ -25,6 +26,7 @@ struct CommunicatorOptions {
   int size = 1;
   std::vector<std::string> hosts;  // identities, by rank
   std::chrono::milliseconds deadline;
+  std::shared_ptr<detail::Watch> watch;  // of these ranks; not started
   c10::intrusive_ptr<c10d::Store> store;
   int store_server = -1;  // the rank that serves the store; -1: none of them
   std::string bind_address;

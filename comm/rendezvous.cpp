@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <ifaddrs.h>
+#include <iostream>
 #include <limits>
 #include <memory>
 #include <net/if.h>
@@ -20,6 +21,7 @@
 
 #include "comm/detail/broken_pipe.h"
 #include "comm/detail/store_calls.h"
+#include "comm/detail/store_socket.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -112,6 +114,7 @@ Place read_torchrun(const Reader& reader) {
   check_ranks(place, "RANK", "WORLD_SIZE");
   place.launcher_serves_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   place.attempt = reader.text("TORCHELASTIC_RESTART_COUNT").value_or("");
+  place.store_socket = reader.integer("ZEROPAGE_STORE_SOCKET", 0, kMaxRanks).value_or(-1);
   read_meeting_point(reader, std::nullopt, "", place);
   return place;
 }
@@ -173,8 +176,25 @@ bool launched_by_environment(const Variables& variables) {
 
 namespace {
 
-bool is_loopback(std::string_view address) {
-  return address.starts_with("127.") || address == "::1" || address == "localhost";
+// The socket that rank 0 is to listen at; nothing: c10d makes one, at all addresses.
+std::optional<int> socket_for_store(const Place& place) {
+  if (place.store_socket >= 0 &&
+      detail::is_unused_socket_at(place.store_socket, place.master_port)) {
+    return place.store_socket;
+  }
+  const bool one_host = place.world_size == place.local_world_size;
+  const detail::StoreSocket bound =
+      detail::bind_store_socket(place.master_address, place.master_port, one_host);
+  if (!bound.why_everywhere.empty()) {
+    std::cerr << c10::str(
+                     "zeropage: the store where ranks meet listens at all addresses of this host, "
+                     "port ",
+                     place.master_port, ": ", bound.why_everywhere,
+                     ". Whoever reaches that port can stop this run (SECURITY.md); set "
+                     "MASTER_ADDR to this host's address in the ranks' network\n")
+              << std::flush;
+  }
+  return bound.fd >= 0 ? std::optional(bound.fd) : std::nullopt;
 }
 
 }  // namespace
@@ -192,7 +212,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
   // c10d asks the name service about each address that refuses it, for a message: seconds, where
   // that does not answer. So it is not let try before somebody listens.
   const auto give_up_at = std::chrono::steady_clock::now() + deadline;
-  while (!options.isServer && is_loopback(place.master_address) &&
+  while (!options.isServer && detail::is_loopback(place.master_address) &&
          !detail::is_listened_to(place.master_port)) {
     ZP_CHECK(std::chrono::steady_clock::now() < give_up_at, "rank ", place.rank, " of ",
              place.world_size, " cannot reach the store at ", place.master_address, ":",
@@ -201,6 +221,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
              " s; is rank 0 running, is the address right?");
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
+  if (options.isServer) options.masterListenFd = socket_for_store(place);
   // For the thread that serves it, which is started here.
   const detail::BrokenPipeScope broken_pipe;
   try {
@@ -248,7 +269,7 @@ std::string first_outside_address() {
                     NI_NUMERICHOST) != 0) {
       continue;
     }
-    if (!is_loopback(text.data())) return text.data();
+    if (!detail::is_loopback(text.data())) return text.data();
   }
   return "";
 }
@@ -283,7 +304,7 @@ std::string address_for_peers(const Place& place) {
   if (probe >= 0) close(probe);
   ZP_CHECK(known, "no network interface of this host reaches MASTER_ADDR=", place.master_address,
            "; set ZEROPAGE_ADDRESS to this host's address");
-  if (!is_loopback(text.data())) return text.data();
+  if (!detail::is_loopback(text.data())) return text.data();
   // Rank 0's host may know itself by a loopback address (Debian writes 127.0.1.1 into /etc/hosts);
   // its peers do not.
   const std::string outside = first_outside_address();

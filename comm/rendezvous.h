@@ -27,6 +27,8 @@ struct Place {
   std::string master_address;
   uint16_t master_port = 0;
   bool launcher_serves_store = false;
+  // Rank 0's, of our launcher: a socket that is bound to the port, to be listened at. -1: none.
+  int store_socket = -1;
   std::string rendezvous_file;
 
   // Which start of the ranks this is, where the launcher restarts them over one store (torchrun
@@ -51,8 +53,9 @@ Place read_place(const Variables& variables = environment_variable);
 // Whether a launcher started this process as one rank of several, or of one.
 bool launched_by_environment(const Variables& variables = environment_variable);
 
-// Opens the store; rank 0 serves it unless the launcher does. Throws if it cannot be reached within
-// the deadline.
+// Opens the store; rank 0 serves it unless the launcher does. It listens at the address that the others
+// use; where this host does not have that address, or has it for itself alone, at all of its addresses, and
+// says so on stderr. Throws if it cannot be reached within the deadline.
 c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::milliseconds deadline);
 
 // The first host of a Slurm node list: "gpu[03-05,9],login" -> "gpu03".

@@ -9,6 +9,8 @@
 
 #include "comm/communicator_choice.h"
 #include "comm/detail/store_calls.h"
+#include "comm/detail/text_rounds.h"
+#include "comm/detail/watch.h"
 #include "comm/simulated_communicator.h"
 #include "comm/solo_communicator.h"
 #include "device/device.h"
@@ -22,16 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The other ranks wait a little longer than rank 0, so that it can tell them who is missing.
-constexpr auto kVerdictMargin = std::chrono::seconds(5);
 // Ranks that cannot connect find out at about the same time.
 constexpr auto kRollCall = std::chrono::seconds(2);
 constexpr size_t kMostDifferences = 5;
-// While rank 0 waits for what a rank has to say, it looks whether there still is one.
-constexpr auto kBetweenProbes = std::chrono::milliseconds(200);
-constexpr auto kNoWait = std::chrono::milliseconds(1);
-constexpr char kFine = '+';
-constexpr char kFailed = '-';
 // Before what a rank says of its device.
 constexpr char kDevice = '+';
 constexpr char kNoDevice = '-';
@@ -39,18 +34,6 @@ constexpr char kNoDevice = '-';
 std::chrono::milliseconds left_until(Clock::time_point moment) {
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(moment - Clock::now());
   return std::max(left, std::chrono::milliseconds(1));
-}
-
-std::string were_lost(const std::vector<int>& ranks) {
-  std::string list;
-  for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-  return c10::str("lost rank ", list, "; it has ended or was killed. See its last lines");
-}
-
-std::string did_not_come(const std::string& ranks, std::chrono::milliseconds deadline) {
-  return c10::str("rank ", ranks, " did not come within ",
-                  static_cast<double>(deadline.count()) / 1000.0,
-                  " s; see its output, or raise the deadline");
 }
 
 std::vector<std::string> split_lines(const std::string& text) {
@@ -85,10 +68,10 @@ std::string difference(const std::string& first, const std::string& other_text, 
 struct World::State {
   Place place;
   std::chrono::milliseconds deadline{};
-  c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
-  bool store_is_gone = false;
+  c10::intrusive_ptr<c10d::Store> store;      // null in a simulated world
+  std::unique_ptr<detail::TextRounds> texts;  // null where there are no others
+  std::shared_ptr<detail::Watch> watch;
   int ranks_on_device = 1;
-  uint64_t rounds = 0;  // of gather_text and check_agreement, for keys that never repeat
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<State> beside;  // whose ranks these are; null: their own
 
@@ -96,22 +79,25 @@ struct World::State {
   int store_server() const {
     return place.launcher_serves_store || !place.rendezvous_file.empty() ? -1 : 0;
   }
-  bool has_lost_store() const {
-    return store_server() >= 0 && store_server() != place.rank &&
-           (store_is_gone || !detail::is_served(store));
-  }
-  std::optional<std::string> read(const std::string& key, std::chrono::milliseconds limit) {
-    return detail::read_key(store, key, limit, &store_is_gone);
-  }
   // Ranks that nobody needs to wait for any longer.
   std::vector<int> lost_ranks() const {
     Communicator* const watched = beside ? beside->communicator.get() : communicator.get();
     std::vector<int> lost = watched != nullptr ? watched->lost_ranks() : std::vector<int>();
     if (lost.empty()) return lost;
-    if (has_lost_store()) return {store_server()};
+    if (texts->has_lost_store()) return {store_server()};
     // While the store is served its rank is only about to end, because of another.
     if (lost.size() > 1) std::erase(lost, store_server());
     return lost;
+  }
+  void begin_texts() {
+    texts = std::make_unique<detail::TextRounds>(
+        detail::TextRounds::Options{.store = store,
+                                    .rank = place.rank,
+                                    .size = place.world_size,
+                                    .store_server = store_server(),
+                                    .deadline = deadline,
+                                    .watch = beside ? beside->watch : watch,
+                                    .lost_ranks = [this] { return lost_ranks(); }});
   }
 };
 
@@ -155,9 +141,11 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
     adopt(std::make_unique<SoloCommunicator>(choose_device(options.device)), options);
     return;
   }
+  begin_texts(options);
   check_agreement("the world",
                   {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
                    c10::str("deadline: ", options.deadline.count(), " ms"),
+                   c10::str("busy limit: ", options.busy_limit.count(), " ms"),
                    c10::str("device: ", c10::Device(options.device)),
                    c10::str("communicator: ", name(options.transport)),
                    c10::str("order of reductions: ", name(options.reduction_order))});
@@ -177,6 +165,7 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
              .size = size(),
              .hosts = hosts,
              .deadline = options.deadline,
+             .watch = state_->watch,
              .store = state_->store,
              .store_server = state_->store_server(),
              .bind_address = address_for_peers(state_->place),
@@ -184,6 +173,20 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
                                    const auto& text) { return gather_text(topic, text); },
              .fail_to_connect = [this](const std::exception& error) { fail_to_connect(error); }}),
         options);
+}
+
+// Nobody is waited for as busy before the watch starts, with the communicator.
+void World::begin_texts(const WorldOptions& options) {
+  state_->watch = std::make_shared<detail::Watch>(detail::Watch::Options{
+      .store = c10::make_intrusive<c10d::PrefixStore>("watch", state_->store),
+      .rank = rank(),
+      .size = size(),
+      .store_server = state_->store_server(),
+      .limits = {.deadline = options.deadline,
+                 .busy_limit = options.busy_limit,
+                 .report_interval = options.report_interval},
+      .begins_at_call = !memory::has_streams(options.device) && !options.decorate});
+  state_->begin_texts();
 }
 
 // Collective: where one rank has no such device, all end with its reason. The others learn which device
@@ -221,8 +224,8 @@ c10::Device World::choose_device(c10::DeviceType type) {
 // Gloo does not say whom it misses. Who still lives says so in the store.
 void World::fail_to_connect(const std::exception& error) const {
   const std::string reason = memory::message_of(error);
-  if (state_->has_lost_store()) {
-    ZP_THROW("connecting: ", were_lost({state_->store_server()}));
+  if (state_->texts->has_lost_store()) {
+    ZP_THROW("connecting: ", detail::were_lost({state_->store_server()}));
   }
   const auto key = [](int rank) { return c10::str("unconnected/", rank); };
   const auto leave_at = Clock::now() + kRollCall;
@@ -232,9 +235,9 @@ void World::fail_to_connect(const std::exception& error) const {
     return std::string();
   });
   for (int other = 0; other < size(); ++other) {
-    if (!state_->read(key(other), left_until(leave_at))) missing.push_back(other);
+    if (!state_->texts->read(key(other), left_until(leave_at))) missing.push_back(other);
   }
-  ZP_CHECK(missing.empty(), "connecting: ", were_lost(missing));
+  ZP_CHECK(missing.empty(), "connecting: ", detail::were_lost(missing));
   ZP_THROW("connecting: ", reason.substr(0, reason.find('\n')));
 }
 
@@ -289,36 +292,7 @@ std::vector<std::string> World::gather_text(const std::string& topic,
                                             const std::string& text) const {
   if (!state_->store) return std::vector<std::string>(static_cast<size_t>(size()), text);
   if (size() == 1) return {text};
-  const std::string round = c10::str("round/", state_->rounds++, "/");
-  detail::write_key(*state_->store, round + std::to_string(rank()), text);
-  const auto give_up_at = Clock::now() + state_->deadline;
-  std::vector<std::string> texts;
-  std::string missing;
-  std::vector<int> present;
-  for (int other = 0; other < size(); ++other) {
-    auto found = other == rank()
-                     ? text
-                     : state_->read(round + std::to_string(other), left_until(give_up_at));
-    if (found) {
-      present.push_back(other);
-    } else {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
-    }
-    texts.push_back(std::move(found).value_or(""));
-  }
-  if (missing.empty()) return texts;
-  ZP_CHECK(!state_->has_lost_store(), topic, ": ", were_lost({state_->store_server()}));
-  detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");
-  if (rank() == state_->store_server()) wait_until_seen(round, present);
-  ZP_THROW(topic, ": ", did_not_come(missing, state_->deadline));
-}
-
-// We are about to throw, and the store may end with us: lets the others read first.
-void World::wait_until_seen(const std::string& round, const std::vector<int>& by) const {
-  const auto leave_at = Clock::now() + kVerdictMargin;
-  for (const int other : by) {
-    if (other != rank()) state_->read(c10::str(round, "seen/", other), left_until(leave_at));
-  }
+  return state_->texts->gather(topic, text);
 }
 
 void World::check_agreement(const std::string& topic, const std::vector<std::string>& lines) const {
@@ -326,7 +300,7 @@ void World::check_agreement(const std::string& topic, const std::vector<std::str
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   const std::string differing =
-      settle_within(state_->deadline, topic, text, [](const std::vector<std::string>& texts) {
+      state_->texts->settle(topic, text, [](const std::vector<std::string>& texts) {
         for (size_t other = 1; other < texts.size(); ++other) {
           std::string found = difference(texts.front(), texts[other], static_cast<int>(other));
           if (!found.empty()) return found;
@@ -339,7 +313,7 @@ void World::check_agreement(const std::string& topic, const std::vector<std::str
 std::string World::settle(const std::string& topic, const std::string& text,
                           const Decide& decide) const {
   if (size() == 1 || !state_->store) return decide({text});
-  return settle_within(state_->deadline, topic, text, decide);
+  return state_->texts->settle(topic, text, decide);
 }
 
 World World::beside(const std::string& name, std::chrono::milliseconds deadline) const {
@@ -347,79 +321,14 @@ World World::beside(const std::string& name, std::chrono::milliseconds deadline)
   state->place = state_->place;
   state->deadline = deadline;
   state->ranks_on_device = state_->ranks_on_device;
-  if (state_->store) {
-    state->store = c10::make_intrusive<c10d::PrefixStore>(
-        c10::str("beside/", state_->rounds++, "/", name), state_->store);
-  }
   state->beside = state_;
+  if (state_->store) {
+    const uint64_t round = state_->texts ? state_->texts->next_round() : 0;
+    state->store = c10::make_intrusive<c10d::PrefixStore>(c10::str("beside/", round, "/", name),
+                                                          state_->store);
+    if (state_->texts) state->begin_texts();
+  }
   return World(std::move(state));
-}
-
-// An answer is told with kFine before it, what no rank can go on from with kFailed.
-std::string World::settle_within(std::chrono::milliseconds deadline, const std::string& topic,
-                                 const std::string& text, const Decide& decide) const {
-  const std::string round = c10::str("settle/", state_->rounds++, "/");
-  const std::string told = rank() == 0 ? decide_for_all(round, deadline, topic, text, decide)
-                                       : ask_for_answer(round, deadline, topic, text);
-  ZP_CHECK(told.front() == kFine, told.substr(1));
-  return told.substr(1);
-}
-
-// Only rank 0 reads all texts: N messages, not N squared.
-std::string World::decide_for_all(const std::string& round, std::chrono::milliseconds deadline,
-                                  const std::string& topic, const std::string& text,
-                                  const Decide& decide) const {
-  const auto give_up_at = Clock::now() + deadline;
-  std::vector<std::string> texts = {text};
-  std::string missing;
-  std::vector<int> lost;
-  std::vector<int> present;
-  for (int other = 1; other < size(); ++other) {
-    const std::string key = round + std::to_string(other);
-    std::optional<std::string> found;
-    do {
-      const auto slice = std::min(left_until(give_up_at), lost.empty() ? kBetweenProbes : kNoWait);
-      found = state_->read(key, slice);
-      if (!found && lost.empty()) lost = state_->lost_ranks();
-    } while (!found && lost.empty() && Clock::now() < give_up_at);
-    if (found) {
-      present.push_back(other);
-    } else {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
-    }
-    texts.push_back(std::move(found).value_or(""));
-  }
-  std::string told;
-  if (!lost.empty()) {
-    told = kFailed + topic + ": " + were_lost(lost);
-  } else if (!missing.empty()) {
-    told = kFailed + topic + ": " + did_not_come(missing, deadline);
-  } else {
-    told = kFine + decide(texts);
-  }
-  detail::write_key(*state_->store, round + "answer", told);
-  // What follows an answer may be an error, and the end of this process with the store.
-  if (told.size() > 1) wait_until_seen(round, present);
-  return told;
-}
-
-std::string World::ask_for_answer(const std::string& round, std::chrono::milliseconds deadline,
-                                  const std::string& topic, const std::string& text) const {
-  detail::write_key(*state_->store, round + std::to_string(rank()), text);
-  const auto give_up_at = Clock::now() + deadline + kVerdictMargin;
-  std::optional<std::string> told;
-  std::vector<int> lost;
-  // Once more after a rank was lost: rank 0 may have found out first.
-  for (bool last = false; !told && !last;) {
-    last = !lost.empty() || Clock::now() >= give_up_at;
-    told = state_->read(round + "answer", kBetweenProbes);
-    if (!told && lost.empty()) lost = state_->lost_ranks();
-    if (!told && lost.empty() && state_->has_lost_store()) lost = {state_->store_server()};
-  }
-  if (!told && !lost.empty()) return kFailed + topic + ": " + were_lost(lost);
-  if (!told) return kFailed + topic + ": " + did_not_come("0", deadline);
-  if (told->size() > 1) detail::write_key(*state_->store, c10::str(round, "seen/", rank()), "");
-  return *told;
 }
 
 }  // namespace zeropage::comm

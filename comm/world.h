@@ -22,9 +22,16 @@
 namespace zeropage::comm {
 
 struct WorldOptions {
-  // How long a rank may wait for another, in a collective as when they meet, before it ends with an
-  // error.
+  // How long a rank waits for another that shows no life or, although it is in a call of ours, no
+  // progress, before it ends with an error: in a collective, in texts, and when ranks meet. Default: 60 s.
+  // The same on all ranks.
   std::chrono::milliseconds deadline = std::chrono::seconds(60);
+  // How long a rank waits in one call for ranks that live and do work of their own meanwhile, as one that
+  // evaluates or writes a picture. Such time does not count for the deadline. Default: 30 min. The same on
+  // all ranks. 0: a rank that is late by half a second is an error.
+  std::chrono::milliseconds busy_limit = std::chrono::minutes(30);
+  // How often who waits for a busy rank says so on stderr, in a line. Default: 30 s.
+  std::chrono::milliseconds report_interval = std::chrono::seconds(30);
 
   // Where tensors are: the host, or the accelerator of this type whose index is the local rank,
   // modulo those that the process sees. It becomes the calling thread's current device.
@@ -86,9 +93,10 @@ class World {
   // protects.
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
 
-  // Rank 0 makes one answer of every rank's text, by rank; all get it. Where a rank is lost, or does
-  // not come within the deadline, all throw alike and nothing is decided. decide: called on rank 0;
-  // must not throw. Collective; for texts, as gather_text().
+  // Rank 0 makes one answer of every rank's text, by rank; all get it. Where a rank is lost, shows no
+  // life for the deadline, or is busy for the busy limit, all throw alike and nothing is decided.
+  // decide: called on rank 0; must not throw. Collective. Texts and answers may have any length; every
+  // rank reads the answer from the store.
   using Decide = std::function<std::string(const std::vector<std::string>& texts)>;
   std::string settle(const std::string& topic, const std::string& text, const Decide& decide) const;
 
@@ -102,14 +110,7 @@ class World {
   [[noreturn]] void fail_to_connect(const std::exception& error) const;
   c10::Device choose_device(c10::DeviceType type);
   void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
-  void wait_until_seen(const std::string& round, const std::vector<int>& by) const;
-  std::string settle_within(std::chrono::milliseconds deadline, const std::string& topic,
-                            const std::string& text, const Decide& decide) const;
-  std::string decide_for_all(const std::string& round, std::chrono::milliseconds deadline,
-                             const std::string& topic, const std::string& text,
-                             const Decide& decide) const;
-  std::string ask_for_answer(const std::string& round, std::chrono::milliseconds deadline,
-                             const std::string& topic, const std::string& text) const;
+  void begin_texts(const WorldOptions& options);
 
   std::shared_ptr<State> state_;
 };

@@ -1,7 +1,9 @@
-// Where a rank stands that has waited long in one operation, as it tells the others in the store.
+// Where a rank stands, as it tells the others in the store.
 #pragma once
 
 #include <charconv>
+#include <cstdint>
+#include <limits>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -10,18 +12,39 @@
 
 namespace zeropage::comm::detail {
 
+// What to do, in errors of ranks that are out of step.
+inline constexpr const char* kSameOrder =
+    "; all ranks must call the same operations on the same sizes in the same order";
+
 struct Standing {
-  uint64_t beat = 0;   // counts up for as long as the rank waits, so that silence can be told
-  uint64_t begun = 0;  // collectives that it has begun, this one included
-  Call call;
+  enum class Where : uint8_t {
+    kInCall,   // an operation is under way
+    kInTexts,  // the thread that calls waits for other ranks' texts
+    kOutside,  // neither: the rank does work of its own
+  };
+
+  uint64_t beat =
+      0;  // counts up for as long as the rank's process runs, so that silence can be told
+  // Collectives that it has begun, this one included. kMayBeginMore: some may be under way to it.
+  uint64_t begun = 0;
+  Where where = Where::kInCall;
+  int64_t since_ms = 0;  // that it has been there
+  Call call;             // kInCall
+  std::string
+      words;  // kInTexts: what they are about; kOutside: the last call, "" if there was none
   std::string account;  // not empty: the rank is about to end with these words
+
+  static constexpr uint64_t kMayBeginMore = std::numeric_limits<uint64_t>::max();
+
+  bool is_outside() const { return where == Where::kOutside; }
 
   std::string to_text() const {
     std::ostringstream text;
-    text << beat << kSeparator << begun << kSeparator << static_cast<int>(call.operation)
-         << kSeparator << call.sequence << kSeparator << call.bytes << kSeparator << call.peer
-         << kSeparator << static_cast<int>(call.end) << kSeparator << call.what << kSeparator
-         << account;
+    text << beat << kSeparator << begun << kSeparator << static_cast<int>(where) << kSeparator
+         << since_ms << kSeparator << static_cast<int>(call.operation) << kSeparator
+         << call.sequence << kSeparator << call.bytes << kSeparator << call.peer << kSeparator
+         << static_cast<int>(call.end) << kSeparator << call.what << kSeparator << words
+         << kSeparator << account;
     return text.str();
   }
 
@@ -33,22 +56,28 @@ struct Standing {
       std::getline(in, part, kSeparator);
       return part;
     };
-    const auto number = [&next] {
+    const auto read = [&next](auto& value) {
       const std::string part = next();
-      int64_t value = 0;
       std::from_chars(part.data(), part.data() + part.size(), value);
+    };
+    const auto number = [&read] {
+      int value = 0;
+      read(value);
       return value;
     };
     if (text.empty()) return std::nullopt;
     Standing standing;
-    standing.beat = static_cast<uint64_t>(number());
-    standing.begun = static_cast<uint64_t>(number());
+    read(standing.beat);
+    read(standing.begun);
+    standing.where = static_cast<Where>(number());
+    read(standing.since_ms);
     standing.call.operation = static_cast<Operation>(number());
-    standing.call.sequence = static_cast<uint64_t>(number());
-    standing.call.bytes = number();
-    standing.call.peer = static_cast<int>(number());
+    read(standing.call.sequence);
+    read(standing.call.bytes);
+    read(standing.call.peer);
     standing.call.end = static_cast<Call::End>(number());
     standing.call.what = next();
+    standing.words = next();
     standing.account = next();
     return standing;
   }
@@ -61,8 +90,21 @@ struct Standing {
 // broadcasts_wait: a broadcast, as all other collectives, does not end without every rank.
 inline bool never_meet(int rank, const Standing& ours, int other, const Standing& theirs,
                        bool broadcasts_wait = false) {
+  using Where = Standing::Where;
+  if (ours.is_outside() || theirs.is_outside()) return false;
+  const auto needs_all = [broadcasts_wait](const Standing& standing) {
+    return broadcasts_wait || standing.call.operation != Operation::kBroadcast;
+  };
   const bool we_are_two = ours.call.operation == Operation::kPair;
   const bool they_are_two = theirs.call.operation == Operation::kPair;
+  if (ours.where == Where::kInTexts || theirs.where == Where::kInTexts) {
+    if (ours.where == theirs.where) return false;
+    // Who waits for texts begins no collective before they have come.
+    const Standing& in_texts = ours.where == Where::kInTexts ? ours : theirs;
+    const Standing& in_call = ours.where == Where::kInTexts ? theirs : ours;
+    return in_call.call.operation != Operation::kPair && needs_all(in_call) &&
+           in_texts.begun <= in_call.call.sequence;
+  }
   if (!we_are_two && !they_are_two) {
     return ours.call.sequence == theirs.call.sequence && ours.call.tag(0) != theirs.call.tag(0);
   }
@@ -75,8 +117,7 @@ inline bool never_meet(int rank, const Standing& ours, int other, const Standing
   // One of the two is in a collective instead.
   const Standing& pair = we_are_two ? ours : theirs;
   const Standing& collective = we_are_two ? theirs : ours;
-  return pair.call.peer == (we_are_two ? other : rank) &&
-         (broadcasts_wait || collective.call.operation != Operation::kBroadcast) &&
+  return pair.call.peer == (we_are_two ? other : rank) && needs_all(collective) &&
          pair.begun <= collective.call.sequence;
 }
 

@@ -32,6 +32,7 @@ std::string first_line(const std::string& text) {
 struct GlooLink::Impl {
   c10::intrusive_ptr<c10d::ProcessGroupGloo> group;
   std::chrono::milliseconds deadline;
+  std::chrono::milliseconds longest_wait;
   std::mutex mutex;
   std::vector<WorkPointer> in_flight;  // guarded by mutex
   // A message from each peer that never comes; guarded by mutex.
@@ -52,6 +53,7 @@ struct GlooLink::Exchange::State {
 
 GlooLink::GlooLink(const Options& options) : impl_(std::make_unique<Impl>()) {
   impl_->deadline = options.deadline;
+  impl_->longest_wait = options.longest_wait;
   // For Gloo's thread, which is started here.
   const BrokenPipeScope broken_pipe;
   // Gloo tries a peer five times over; messages are waited for with limits of their own.
@@ -104,7 +106,7 @@ std::vector<int> GlooLink::lost_peers() {
 GlooLink::Exchange::Exchange(GlooLink& link)
     : link_(link),
       state_(std::make_unique<State>()),
-      give_up_at_(Clock::now() + link.impl_->deadline) {}
+      give_up_at_(Clock::now() + link.impl_->longest_wait) {}
 
 GlooLink::Exchange::~Exchange() {
   std::lock_guard lock(link_.impl_->mutex);

@@ -26,15 +26,17 @@ class GlooLink {
     c10::intrusive_ptr<c10d::Store> store;
     int rank = 0;
     int size = 1;
-    std::string bind_address;  // of this host, as the peers reach it
-    std::chrono::milliseconds deadline;
+    std::string bind_address;            // of this host, as the peers reach it
+    std::chrono::milliseconds deadline;  // of connecting
+    std::chrono::milliseconds
+        longest_wait;  // of an exchange: the last resort, who waits is interrupted
   };
   // Connects to every peer. Throws if one does not come within the deadline.
   explicit GlooLink(const Options& options);
   ~GlooLink();
 
-  // The messages of one operation. wait_* throw PeerError after `deadline` from the exchange's
-  // start.
+  // The messages of one operation. wait_* throw PeerError after `longest_wait` from the
+  // exchange's start.
   class Exchange {
    public:
     explicit Exchange(GlooLink& link);

@@ -10,16 +10,18 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/detail/account.h"
 #include "comm/detail/call.h"
 #include "comm/detail/peer_error.h"
+#include "comm/detail/watch.h"
 #include "comm/gloo/gloo_link.h"
-#include "comm/gloo/watch.h"
 #include "memory/check.h"
 
 namespace zeropage::comm::detail {
@@ -34,17 +36,23 @@ class WatchedLink {
     std::string bind_address = "127.0.0.1";
     // The rank whose process serves the store; -1: none of them.
     int store_server = -1;
-    // How long an operation may wait for a peer.
+    // How long connecting may take.
     std::chrono::milliseconds deadline = std::chrono::seconds(60);
+    // Decides how long an operation waits for a peer; not started. Null: one of its own, with that
+    // deadline.
+    std::shared_ptr<Watch> watch;
+    std::vector<std::string> hosts;                 // by rank; none: not known
+    std::function<std::string(int rank)> state_of;  // of a rank's process, for errors
     // What else the operations wait in, if anything. Ends it, and all later waits, with a PeerError
     // of an abort.
     std::function<void()> abort_others = [] {};
     // Told what this rank fails with, before it is thrown.
-    std::function<void(const std::string& account)> on_failure = [](const std::string&) {};
+    std::function<void(const Account& account)> on_failure = [](const Account&) {};
   };
 
   // Connects to all peers; throws if one does not come within the deadline.
   explicit WatchedLink(Options options);
+  ~WatchedLink() { watch_->stop(); }
 
   GlooLink& messages() { return link_; }
 
@@ -52,11 +60,11 @@ class WatchedLink {
   template <typename Body>
   void perform(const Call& call, const Body& body) {
     try {
-      watch_.perform(call, body);
+      watch_->perform(call, body);
     } catch (const PeerError& error) {
       fail(call, error);
     } catch (const std::exception& error) {
-      options_.on_failure(c10::str(call.describe(), ": ", memory::message_of(error)));
+      options_.on_failure({memory::message_of(error), call.describe()});
       throw;
     }
   }
@@ -69,18 +77,18 @@ class WatchedLink {
  private:
   [[noreturn]] void fail(const Call& call, const PeerError& error);
   [[noreturn]] void fail_without(int peer, const Call& call, const std::string& reason);
-  [[noreturn]] void fail_late(const Call& call, const PeerError& error);
-  std::optional<std::string> account_of(int peer, const std::string& ours,
-                                        std::chrono::seconds patience) const;
-  [[noreturn]] void part(const std::string& words, int silent);
-  [[noreturn]] void end(const std::string& words) const;
+  [[noreturn]] void fail_late(const Call& call, int peer, const std::string& reason);
+  std::optional<Account> account_of(int peer, const Account& ours,
+                                    std::chrono::seconds patience) const;
+  [[noreturn]] void part(const Account& ours, int silent);
+  [[noreturn]] void end(const Account& ours) const;
 
   // Constant after construction.
   const Options options_;
   const c10::intrusive_ptr<c10d::Store> store_;  // a connection of its own
 
   GlooLink link_;
-  Watch watch_;  // last: its thread uses everything above
+  const std::shared_ptr<Watch> watch_;  // its thread uses everything above
 };
 
 }  // namespace zeropage::comm::detail

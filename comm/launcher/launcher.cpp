@@ -117,7 +117,10 @@ int launch(const LaunchOptions& options, const MakeBody& make_body) {
   detail::RankSupervisor supervisor(options, relay);
   detail::RankEnvironment environment;
   environment.world_size = options.ranks;
-  environment.master_port = detail::find_free_port();
+  // Held until rank 0 has it.
+  const detail::PortSocket store = detail::bind_free_port();
+  environment.master_port = store.port;
+  environment.store_socket = store.socket.get();
   environment.launcher = ::getpid();
   for (int rank = 0; rank < options.ranks; ++rank) {
     environment.rank = rank;
@@ -153,6 +156,7 @@ int launch_program(const std::vector<std::string>& argv, const LaunchOptions& op
       variables = environment.merged_with_own();
       variable_pointers = pointers_to(variables);
       return [&](int status) {
+        if (environment.rank == 0) ::fcntl(environment.store_socket, F_SETFD, 0);
         ::execvpe(argument_pointers[0], argument_pointers.data(), variable_pointers.data());
         const int error = errno;
         [[maybe_unused]] const ssize_t told = ::write(status, &error, sizeof(error));
@@ -180,6 +184,7 @@ int launch_function(const std::function<int()>& function, const LaunchOptions& o
     return [&function, environment, bare](int status) {
       ::close(status);
       environment.apply();
+      if (environment.rank != 0) ::close(environment.store_socket);
       if (!bare) make_output_line_buffered();
       return run_function(function, environment.rank);
     };

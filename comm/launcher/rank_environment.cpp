@@ -8,8 +8,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "comm/launcher/file_descriptor.h"
-
 namespace zeropage::comm::detail {
 
 std::vector<std::pair<std::string, std::string>> RankEnvironment::variables() const {
@@ -19,6 +17,7 @@ std::vector<std::pair<std::string, std::string>> RankEnvironment::variables() co
           {"LOCAL_WORLD_SIZE", std::to_string(world_size)},
           {"MASTER_ADDR", "127.0.0.1"},
           {"MASTER_PORT", std::to_string(master_port)},
+          {"ZEROPAGE_STORE_SOCKET", rank == 0 ? std::to_string(store_socket) : std::string()},
           {"ZEROPAGE_LAUNCHER", std::to_string(launcher)}};
 }
 
@@ -42,24 +41,24 @@ void RankEnvironment::apply() const {
   for (const auto& [name, value] : variables()) ::setenv(name.c_str(), value.c_str(), 1);
 }
 
-int find_free_port() {
+PortSocket bind_free_port() {
   const auto fail = [](const char* what) {
     throw std::system_error(errno, std::generic_category(),
                             std::string("zeropage launcher: no free port on 127.0.0.1: ") + what);
   };
-  const FileDescriptor probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (!probe.is_open()) fail("socket");
-  // Without it the port could not be bound again at once on systems that hold it back.
+  FileDescriptor bound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!bound.is_open()) fail("socket");
+  // A program that makes its own socket for the port can do so while nobody listens at this one.
   const int enabled = 1;
-  ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof(enabled));
+  ::setsockopt(bound.get(), SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof(enabled));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   auto* generic = reinterpret_cast<sockaddr*>(&address);
   socklen_t size = sizeof(address);
-  if (::bind(probe.get(), generic, size) != 0) fail("bind");
-  if (::getsockname(probe.get(), generic, &size) != 0) fail("getsockname");
-  return ntohs(address.sin_port);
+  if (::bind(bound.get(), generic, size) != 0) fail("bind");
+  if (::getsockname(bound.get(), generic, &size) != 0) fail("getsockname");
+  return {std::move(bound), ntohs(address.sin_port)};
 }
 
 }  // namespace zeropage::comm::detail

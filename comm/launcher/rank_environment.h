@@ -3,7 +3,7 @@
 //
 // Lifetime, threads: plain values; read and changed by the thread that starts the ranks, `environ`
 // included.
-// Throws: find_free_port, std::system_error.
+// Throws: bind_free_port, std::system_error.
 #pragma once
 
 #include <string>
@@ -11,12 +11,15 @@
 #include <utility>
 #include <vector>
 
+#include "comm/launcher/file_descriptor.h"
+
 namespace zeropage::comm::detail {
 
 struct RankEnvironment {
   int rank = 0;
   int world_size = 1;
   int master_port = 0;
+  int store_socket = -1;  // bound to the port; rank 0's to listen at
   pid_t launcher = 0;
 
   std::vector<std::pair<std::string, std::string>> variables() const;
@@ -28,9 +31,12 @@ struct RankEnvironment {
   void apply() const;
 };
 
-// A TCP port that was free on 127.0.0.1 a moment ago. Another process may take it before rank 0
-// listens on it: the kernel hands out ports at random from a range of thousands, so this is rare,
-// and rank 0 then fails by name.
-int find_free_port();
+// A socket on 127.0.0.1, bound to a free TCP port, which nobody else gets while it is open. It closes on
+// exec. Whoever does not listen at it but binds the port as well (SO_REUSEADDR) may.
+struct PortSocket {
+  FileDescriptor socket;
+  int port = 0;
+};
+PortSocket bind_free_port();
 
 }  // namespace zeropage::comm::detail

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <new>
-#include <sys/prctl.h>
 #include <unistd.h>
 #include <utility>
 
@@ -28,9 +26,6 @@ constexpr auto kLookAround = std::chrono::milliseconds(100);
 // What a rank tries to read in another's memory.
 constexpr uint64_t kCookie = 0x5A65726F70616765ULL;
 
-constexpr const char* kSameOrder =
-    "; all ranks must call the same operations on the same sizes in the same order";
-
 // A rank waits this long before it asks itself whether the others wait for it in something else.
 std::chrono::milliseconds patience_for(std::chrono::milliseconds deadline) {
   return std::min<std::chrono::milliseconds>(std::chrono::seconds(1), deadline / 4);
@@ -40,14 +35,6 @@ void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #endif
-}
-
-// Yama's default lets a process be read by its ancestors only. Those started beside us by the same
-// launcher, and nobody else, are let in.
-void let_siblings_read() {
-  std::ifstream scope("/proc/sys/kernel/yama/ptrace_scope");
-  int value = 0;
-  if (scope >> value && value == 1) prctl(PR_SET_PTRACER, getppid(), 0, 0, 0);
 }
 
 }  // namespace
@@ -66,8 +53,8 @@ HostLink::HostLink(SharedSegment segment, const Options& options)
   uint64_t* const sample = options.sample != nullptr ? options.sample : &cookie_;
   *sample = kCookie;
   board(own()).announcements[0].address = reinterpret_cast<uint64_t>(sample);
+  siblings_may_read_.emplace();
   board(own()).pid.store(getpid(), std::memory_order_release);
-  let_siblings_read();
 }
 
 std::string HostLink::find_peers() {
@@ -86,6 +73,11 @@ std::string HostLink::find_peers() {
     }
   }
   return "";
+}
+
+void HostLink::use_peer_memory(bool all_can) {
+  reads_peers_ = all_can;
+  if (!all_can) siblings_may_read_.reset();
 }
 
 HostLink::~HostLink() {
@@ -123,8 +115,7 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     const int rank = rank_of(place);
     const auto condition = board(place).condition.load();
     if (condition == Condition::kFailed && place != own()) {
-      throw PeerError::explain(
-          rank, "rank " + std::to_string(rank) + " had failed in " + board(place).account.str());
+      throw PeerError::explain(rank, Account::parse(board(place).account.str()).as_cause_of(rank));
     }
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     if (peer.has_ended() && condition != Condition::kLeft) {
@@ -147,12 +138,11 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
   if (now > give_up_at - options_.deadline + patience_for(options_.deadline)) {
     look_for_ranks_out_of_step();
   }
-  if (now < give_up_at) return;
+  if (now < give_up_at || !options_.ends_at_deadline) return;
   std::string standings;
   for (const int place : awaited) {
-    const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     standings += c10::str(". Rank ", rank_of(place), " ", segment_.describe_standing(place),
-                          "; its process ", peer.pid(), " ", peer.state());
+                          state_of(rank_of(place)));
   }
   throw PeerError::explain(
       rank_of(awaited.front()),
@@ -385,9 +375,17 @@ std::vector<int> HostLink::lost_ranks() const {
   return lost;
 }
 
-void HostLink::fail(const std::string& account) {
+std::string HostLink::state_of(int rank) const {
+  const auto& ranks = options_.ranks;
+  const auto at = std::find(ranks.begin(), ranks.end(), rank);
+  if (at == ranks.end()) return "";
+  const PeerProcess& peer = peers_[static_cast<size_t>(at - ranks.begin())];
+  return c10::str("; its process ", peer.pid(), " ", peer.state());
+}
+
+void HostLink::fail(const Account& account) {
   Board& ours = board(own());
-  ours.account.assign(account);
+  ours.account.assign(account.to_text());
   ours.condition.store(Condition::kFailed, std::memory_order_release);
   futex_wake_all(header().meetings);
 }

@@ -12,8 +12,8 @@
 // Pairs of ranks exchange messages apart from the collectives (send, recv).
 //
 // Threads: one at a time; abort() may come from another.
-// Errors: PeerError for a peer that ended, left, did not come within the deadline, or is out of step
-// (all ranks then get one).
+// Errors: PeerError for a peer that ended, left, did not come within the deadline where that ends
+// operations, or is out of step (all ranks then get one).
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,16 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/detail/account.h"
 #include "comm/detail/call.h"
 #include "comm/detail/peer_error.h"
 #include "comm/shared_memory/futex.h"
 #include "comm/shared_memory/host_segment.h"
+#include "comm/shared_memory/memory_access.h"
 #include "comm/shared_memory/peer_process.h"
 
 namespace zeropage::comm::detail {
@@ -40,6 +43,8 @@ class HostLink {
     std::vector<int> ranks;  // of this host, in the order that all of them use
     int own = 0;             // this rank's place among them
     std::chrono::milliseconds deadline;
+    // Whether an operation ends at the deadline; if not, its owner ends it by abort().
+    bool ends_at_deadline = true;
     // Of the kind of memory that this rank's tensors will be in: the others try to read it. Written by
     // the constructor; must live until all ranks have found their peers. Null: memory of this process
     // like any other.
@@ -54,7 +59,7 @@ class HostLink {
   // memory; "" or why not.
   std::string find_peers();
   // all_can: the same on all ranks. False, as at first: tensors pass through slots.
-  void use_peer_memory(bool all_can) { reads_peers_ = all_can; }
+  void use_peer_memory(bool all_can);
   ~HostLink();
 
   int size() const { return static_cast<int>(options_.ranks.size()); }
@@ -96,8 +101,10 @@ class HostLink {
 
   // The ranks that left, ended with an error, or whose process has ended.
   std::vector<int> lost_ranks() const;
+  // What is known of a rank's process, "; its process 7 is running"; "" for one of another host.
+  std::string state_of(int rank) const;
   // Leaves this rank's account for the others, who end with it.
-  void fail(const std::string& account);
+  void fail(const Account& account);
   // Ends what waits, and all later waits, with an error. For destruction.
   void abort();
 
@@ -121,6 +128,7 @@ class HostLink {
   std::vector<PeerProcess> peers_;  // by place
   uint64_t cookie_ = 0;
   bool reads_peers_ = false;
+  std::optional<SiblingsMayRead> siblings_may_read_;
   uint64_t sessions_ = 0;
   uint64_t rounds_ = 0;  // meetings so far
   std::atomic<bool> aborted_{false};

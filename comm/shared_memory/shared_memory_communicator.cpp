@@ -24,6 +24,7 @@ using detail::for_each_other;
 using detail::HostLink;
 using detail::Operation;
 using detail::Slices;
+using detail::Watch;
 using memory::operator""_KiB;
 using Session = HostLink::Session;
 
@@ -41,14 +42,22 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
 
 class SharedMemoryCommunicator final : public Communicator {
  public:
-  explicit SharedMemoryCommunicator(std::unique_ptr<HostLink> link)
-      : Communicator(link->own(), link->size()), link_(std::move(link)) {
+  SharedMemoryCommunicator(std::unique_ptr<HostLink> link, std::shared_ptr<Watch> watch)
+      : Communicator(link->own(), link->size()), link_(std::move(link)), watch_(std::move(watch)) {
     for (int place = 0; place < size(); ++place) own_slices_.push_back({place});
+    if (watch_) {
+      watch_->start({.interrupt = [this] { link_->abort(); },
+                     .lost_ranks = {},  // the link looks for them itself
+                     .facts = {.hosts = {},
+                               .state_of = [this](int rank) { return link_->state_of(rank); },
+                               .broadcasts_wait = true}});
+    }
     memory::Ledger::current()->charge(memory::Kind::kStaging, segment_share());
   }
 
   ~SharedMemoryCommunicator() override {
     link_->abort();
+    if (watch_) watch_->stop();
     ledger_->discharge(memory::Kind::kStaging, segment_share());
   }
 
@@ -158,20 +167,29 @@ class SharedMemoryCommunicator final : public Communicator {
     return progress_.run(
         [this, call = std::move(call), body = std::move(body)] {
           try {
-            body(call);
+            if (watch_) {
+              watch_->perform(call, [&] { body(call); });
+            } else {
+              body(call);
+            }
           } catch (const detail::PeerError& error) {
-            ZP_CHECK(!error.aborted, call.describe(),
-                     ": the communicator was destroyed while this was in flight; wait for its "
-                     "Pending first");
-            const std::string account = c10::str(call.describe(), ": ", error.what());
-            link_->fail(account);
-            ZP_THROW(account);
+            fail(call, error);
           } catch (const std::exception& error) {
-            link_->fail(c10::str(call.describe(), ": ", memory::message_of(error)));
+            link_->fail({memory::message_of(error), call.describe()});
             throw;
           }
         },
         {tensor});
+  }
+
+  [[noreturn]] void fail(const Call& call, const detail::PeerError& error) {
+    const auto verdict = watch_ ? watch_->verdict() : std::nullopt;
+    ZP_CHECK(
+        !error.aborted || verdict, call.describe(),
+        ": the communicator was destroyed while this was in flight; wait for its Pending first");
+    const detail::Account account{error.aborted ? verdict->words : error.what(), call.describe()};
+    link_->fail(account);
+    ZP_THROW(account.words());
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
@@ -290,6 +308,7 @@ class SharedMemoryCommunicator final : public Communicator {
   at::Tensor staging_;
   detail::TrafficCounter sent_;
   const std::unique_ptr<HostLink> link_;
+  const std::shared_ptr<Watch> watch_;  // may be null
   const detail::HostCopies copies_{*link_};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
@@ -298,8 +317,8 @@ class SharedMemoryCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_shared_memory_communicator(
-    std::unique_ptr<detail::HostLink> link) {
-  return std::make_unique<SharedMemoryCommunicator>(std::move(link));
+    std::unique_ptr<detail::HostLink> link, std::shared_ptr<detail::Watch> watch) {
+  return std::make_unique<SharedMemoryCommunicator>(std::move(link), std::move(watch));
 }
 
 }  // namespace zeropage::comm

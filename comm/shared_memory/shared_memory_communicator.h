@@ -17,12 +17,14 @@
 #include <memory>
 
 #include "comm/communicator.h"
+#include "comm/detail/watch.h"
 #include "comm/shared_memory/host_link.h"
 
 namespace zeropage::comm {
 
-// link: met and with its peers found; its ranks are all of the world, in their order.
+// link: met and with its peers found; its ranks are all of the world, in their order. watch: not started;
+// decides how long an operation waits. Null: the link's deadline does.
 std::unique_ptr<Communicator> make_shared_memory_communicator(
-    std::unique_ptr<detail::HostLink> link);
+    std::unique_ptr<detail::HostLink> link, std::shared_ptr<detail::Watch> watch = nullptr);
 
 }  // namespace zeropage::comm

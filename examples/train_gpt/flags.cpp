@@ -391,7 +391,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       ->check(CLI::IsMember({"auto", "gloo", "shared", "nccl", "simulated"}))
       ->option_text("{auto,gloo,shared,nccl,simulated}=auto");
   app.add_option("--deadline", flags.deadline_seconds,
-                 "Seconds a rank waits for another before it gives up");
+                 "Seconds a rank waits for another that shows no life");
   app.add_option("--sample", flags.sample, "Characters to write at the end")->check(non_negative());
   app.add_option("--json", flags.json_path, "Where to write every figure")->option_text("FILE");
   app.add_option("--peak-tflops", flags.peak_tflops,

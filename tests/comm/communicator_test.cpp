@@ -275,28 +275,28 @@ TEST(CommunicatorFailureTest, ARankThatLeavesIsNamedWithTheOperation) {
   EXPECT_THAT(testing::message_of(errors[0]), ::testing::StartsWith("[rank 0/3]"));
 }
 
-TEST(CommunicatorFailureTest, ASilentRankIsNamedAtTheDeadline) {
+TEST(CommunicatorFailureTest, ARankThatStopsCallingIsNamedAtTheBusyLimit) {
   const auto start = std::chrono::steady_clock::now();
   std::atomic<bool> over{false};
-  const auto errors = try_ranks(2,
-                                [&](World& world) {
-                                  if (world.rank() == 1) {
-                                    while (!over)
-                                      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-                                    throw std::runtime_error("late");
-                                  }
-                                  try {
-                                    world.communicator().barrier("the start").wait();
-                                  } catch (...) {
-                                    over = true;
-                                    throw;
-                                  }
-                                },
-                                {.deadline = std::chrono::milliseconds(500)});
+  const auto errors = try_ranks(
+      2,
+      [&](World& world) {
+        if (world.rank() == 1) {
+          while (!over) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+          throw std::runtime_error("late");
+        }
+        try {
+          world.communicator().barrier("the start").wait();
+        } catch (...) {
+          over = true;
+          throw;
+        }
+      },
+      {.deadline = std::chrono::milliseconds(500), .busy_limit = std::chrono::milliseconds(500)});
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-  EXPECT_THAT(
-      testing::message_of(errors[0]),
-      ::testing::HasSubstr("barrier #0 of the start (0 B): rank 1 did not answer within 0.5 s"));
+  EXPECT_THAT(testing::message_of(errors[0]),
+              ::testing::HasSubstr(
+                  "barrier #0 of the start (0 B): rank 1 was waited for in vain, for 0.5 s"));
 }
 
 TEST(CommunicatorFailureTest, RanksOutOfStepLearnWhatTheOtherWasIn) {

@@ -1,10 +1,15 @@
 #include "comm/rendezvous.h"
 
+#include <fstream>
 #include <map>
+#include <sstream>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/detail/store_socket.h"
+#include "comm/launcher/rank_environment.h"
 #include "memory/check.h"
 
 namespace zeropage::comm::rendezvous_test {
@@ -128,6 +133,74 @@ TEST(RendezvousTest, NamesVariablesThatContradictEachOther) {
   EXPECT_THAT(
       refusal_of(from({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"ZEROPAGE_RENDEZVOUS", "tmp/meet"}})),
       ::testing::HasSubstr("expected file:///absolute/path"));
+}
+
+// What listens at that port, in the digits of /proc.
+std::vector<std::string> addresses_at(uint16_t port) {
+  std::vector<std::string> addresses;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream in(table);
+    std::string line;
+    std::getline(in, line);
+    while (std::getline(in, line)) {
+      std::istringstream fields(line);
+      std::string slot, local, remote, state;
+      fields >> slot >> local >> remote >> state;
+      const size_t colon = local.find(':');
+      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+        addresses.push_back(local.substr(0, colon));
+      }
+    }
+  }
+  return addresses;
+}
+
+TEST(RendezvousTest, ServesTheStoreAtTheAddressThatTheOthersUse) {
+  const detail::PortSocket free = detail::bind_free_port();
+  const auto port = static_cast<uint16_t>(free.port);
+  const Place place{.world_size = 2, .master_address = "127.0.0.1", .master_port = port};
+  ::testing::internal::CaptureStderr();
+  const auto store = open_store(place, std::chrono::seconds(10));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(addresses_at(port), ::testing::ElementsAre("0100007F"));
+  store->set("a key", std::string("a value"));
+}
+
+TEST(RendezvousTest, ServesAtTheSocketOfTheLauncher) {
+  detail::PortSocket given = detail::bind_free_port();
+  const auto port = static_cast<uint16_t>(given.port);
+  // c10d closes it.
+  const int fd = dup(given.socket.get());
+  const Place place{
+      .world_size = 2, .master_address = "127.0.0.1", .master_port = port, .store_socket = fd};
+  const auto store = open_store(place, std::chrono::seconds(10));
+  EXPECT_FALSE(detail::is_unused_socket_at(given.socket.get(), port)) << "it is listened at";
+  EXPECT_THAT(addresses_at(port), ::testing::ElementsAre("0100007F"));
+}
+
+TEST(RendezvousTest, TakesNoOtherSocketForTheLaunchers) {
+  const detail::PortSocket bound = detail::bind_free_port();
+  const auto port = static_cast<uint16_t>(bound.port);
+  EXPECT_TRUE(detail::is_unused_socket_at(bound.socket.get(), port));
+  EXPECT_FALSE(detail::is_unused_socket_at(bound.socket.get(), static_cast<uint16_t>(port + 1)));
+  EXPECT_FALSE(detail::is_unused_socket_at(STDERR_FILENO, port));
+  EXPECT_FALSE(detail::is_unused_socket_at(1'000'000, port));
+}
+
+TEST(RendezvousTest, BindsEveryAddressOnlyWhereTheNameIsNotAnAddressOfThisHost) {
+  const detail::StoreSocket elsewhere =
+      detail::bind_store_socket("192.0.2.1", /*port=*/0, /*one_host=*/false);
+  EXPECT_EQ(elsewhere.fd, -1);
+  EXPECT_EQ(elsewhere.why_everywhere, "192.0.2.1 is not an address of this host");
+  // As a host's own name on Debian: one word that means loopback here alone.
+  const detail::StoreSocket own_name =
+      detail::bind_store_socket("0x7f000101", /*port=*/0, /*one_host=*/false);
+  EXPECT_EQ(own_name.fd, -1);
+  EXPECT_THAT(own_name.why_everywhere, ::testing::HasSubstr("0x7f000101 is 127.0.1.1 here"));
+  const detail::StoreSocket alone =
+      detail::bind_store_socket("0x7f000101", /*port=*/0, /*one_host=*/true);
+  EXPECT_GE(alone.fd, 0);
+  close(alone.fd);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/shared_memory/host_link.h"
+#include "memory/check.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm::shared_memory_test {
@@ -60,8 +61,9 @@ TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
   void* const page =
       mmap(nullptr, page_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(page, MAP_FAILED);
-  auto segment = detail::SharedSegment::create(detail::HostLink::segment_bytes(2));
-  auto again = detail::SharedSegment::open(segment.ticket());
+  const size_t bytes = detail::HostLink::segment_bytes(2);
+  auto segment = detail::SharedSegment::create(bytes);
+  auto again = detail::SharedSegment::open(segment.ticket(), bytes);
   const auto options = [](int own, uint64_t* sample) {
     return detail::HostLink::Options{
         .ranks = {0, 1}, .own = own, .deadline = std::chrono::seconds(30), .sample = sample};
@@ -79,6 +81,51 @@ TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
   *static_cast<uint64_t*>(page) = 0;
   EXPECT_THAT(second.find_peers(), HasSubstr("it reads other values"));
   munmap(page, page_bytes);
+}
+
+std::string refusal_of(const std::string& ticket, size_t bytes) {
+  try {
+    detail::SharedSegment::open(ticket, bytes);
+  } catch (const std::exception& error) {
+    return memory::message_of(error);
+  }
+  return "";
+}
+
+TEST(SharedMemoryTest, OpensNothingButAMemfdOfThisUserWithTheExpectedSize) {
+  constexpr size_t kBytes = 8192;
+  const auto segment = detail::SharedSegment::create(kBytes);
+  EXPECT_EQ(refusal_of(segment.ticket(), kBytes), "");
+  EXPECT_THAT(refusal_of(segment.ticket(), 2 * kBytes),
+              AllOf(HasSubstr("expected 16384 bytes, got 8192"), HasSubstr("SECURITY.md")));
+  EXPECT_THAT(refusal_of("/etc/passwd 8192", kBytes), HasSubstr("is unreadable"));
+  EXPECT_THAT(refusal_of(segment.ticket() + " /etc/passwd", kBytes), HasSubstr("is unreadable"));
+  const auto ticket_of = [](int fd) { return c10::str(getpid(), " ", fd); };
+
+  std::string path = ::testing::TempDir() + "zeropage_segment_XXXXXX";
+  const int file = mkstemp(path.data());
+  ASSERT_EQ(ftruncate(file, kBytes), 0);
+  EXPECT_THAT(refusal_of(ticket_of(file), kBytes), HasSubstr("expected memory without a name"));
+  unlink(path.c_str());
+  EXPECT_THAT(refusal_of(ticket_of(file), kBytes), HasSubstr("is not a shared segment"));
+  close(file);
+
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  EXPECT_THAT(refusal_of(ticket_of(ends[0]), kBytes), HasSubstr("expected memory without a name"));
+  close(ends[0]);
+  close(ends[1]);
+
+  const int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  ASSERT_EQ(ftruncate(unsealed, kBytes), 0);
+  EXPECT_THAT(refusal_of(ticket_of(unsealed), kBytes), HasSubstr("a memfd of sealed size"));
+  close(unsealed);
+}
+
+TEST(SharedMemoryTest, LetsSiblingsReadForAsLongAsItIsUsed) {
+  run_ranks(2, [](World&) { EXPECT_EQ(detail::SiblingsMayRead::count(), 2); },
+            {.transport = Transport::kShared});
+  EXPECT_EQ(detail::SiblingsMayRead::count(), 0);
 }
 
 TEST(SharedMemoryTest, IsWhatRanksOfOneHostGet) {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "tests/harness/ranks.h"
 
@@ -49,6 +50,66 @@ TEST(WorldTest, NamesTheRankThatEndsInsteadOfComing) {
                                 {.deadline = std::chrono::seconds(30)});
   EXPECT_THAT(message_of(errors[0]), ::testing::HasSubstr("the model: lost rank 1"));
   EXPECT_THAT(message_of(errors[2]), ::testing::HasSubstr("the model: lost rank 1"));
+}
+
+// A store of ours over TCP, which takes no value of more than 8 MiB.
+class StoreOverTcp {
+ public:
+  c10::intrusive_ptr<c10d::Store> operator()(int) const {
+    c10d::TCPStoreOptions options;
+    options.port = server_->getPort();
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  }
+  int64_t keys() const { return server_->getNumKeys(); }
+
+ private:
+  static c10::intrusive_ptr<c10d::TCPStore> serve() {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    return c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  }
+  c10::intrusive_ptr<c10d::TCPStore> server_ = serve();
+};
+
+TEST(WorldTest, SettlesTextsThatNoValueOfTheStoreCanHold) {
+  const auto text_of = [](int rank) {
+    return std::string(size_t{6} << 20, static_cast<char>('a' + rank));
+  };
+  run_ranks(3,
+            [&](World& world) {
+              const std::string all = world.settle("a test", text_of(world.rank()),
+                                                   [](const std::vector<std::string>& texts) {
+                                                     return texts[0] + texts[1] + texts[2];
+                                                   });
+              EXPECT_EQ(all.size(), size_t{18} << 20);
+              EXPECT_TRUE(all == text_of(0) + text_of(1) + text_of(2));
+              const auto texts = world.gather_text("a test", text_of(world.rank()) + text_of(7));
+              EXPECT_TRUE(texts[2] == text_of(2) + text_of(7));
+            },
+            {.store = StoreOverTcp()});
+}
+
+TEST(WorldTest, LeavesNothingInTheStoreOfWhatIsSettled) {
+  const StoreOverTcp store;
+  run_ranks(3,
+            [&](World& world) {
+              int64_t before = 0;
+              for (int round = 0; round <= 100; ++round) {
+                const World beside = world.beside("a save", std::chrono::seconds(30));
+                beside.settle("a test", "a text", [](const auto& texts) { return texts[1]; });
+                world.settle("a test", std::string(1 << 17, 'a'),
+                             [](const auto& texts) { return texts[2]; });
+                world.check_agreement("the model", {"stage: 1"});
+                world.communicator().barrier("all have read").wait();
+                if (round == 0) before = store.keys();
+                EXPECT_EQ(store.keys(), before) << round;
+                world.communicator().barrier("all have counted").wait();
+              }
+            },
+            {.store = store});
 }
 
 TEST(WorldTest, RefusesRanksThatBelieveInDifferentDeadlines) {

@@ -22,11 +22,15 @@ using RankFunction = std::function<void(comm::World&)>;
 
 struct RankOptions {
   std::chrono::milliseconds deadline = std::chrono::seconds(30);
+  std::chrono::milliseconds busy_limit = std::chrono::seconds(60);
+  std::chrono::milliseconds report_interval = std::chrono::seconds(30);
   std::function<std::unique_ptr<comm::Communicator>(std::unique_ptr<comm::Communicator>)> decorate;
   comm::Transport transport = comm::Transport::kAuto;
   std::vector<std::string> hosts = {};  // by rank; none: all on this one
   c10::DeviceType device = c10::kCPU;
   comm::ReductionOrder reduction_order = comm::ReductionOrder::kFast;
+  // Where they meet; null: in a HashStore of their own. One a rank, or one for all.
+  std::function<c10::intrusive_ptr<c10d::Store>(int rank)> store = {};
 };
 
 // Labels of hosts for RankOptions::hosts, from any numbers that tell them apart.
@@ -39,7 +43,7 @@ inline std::vector<std::string> host_labels(const std::vector<int>& hosts) {
 // Runs fn on `size` ranks and returns what each threw (null: nothing), by rank.
 inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& fn,
                                                  const RankOptions& options = {}) {
-  auto store = c10::make_intrusive<c10d::HashStore>();
+  const c10::intrusive_ptr<c10d::Store> shared_store = c10::make_intrusive<c10d::HashStore>();
   std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
@@ -55,8 +59,10 @@ inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& f
                            .host = options.hosts.empty() ? std::string()
                                                          : options.hosts[static_cast<size_t>(rank)],
                            .launcher = "test"},
-                          store,
+                          options.store ? options.store(rank) : shared_store,
                           {.deadline = options.deadline,
+                           .busy_limit = options.busy_limit,
+                           .report_interval = options.report_interval,
                            .device = options.device,
                            .transport = options.transport,
                            .reduction_order = options.reduction_order,

@@ -27,7 +27,10 @@ inline std::unique_ptr<comm::detail::HostLink> link_through_slots(comm::Communic
     std::strncpy(texts + inner.rank() * kTicketBytes, segment.ticket().c_str(), kTicketBytes - 1);
   }
   inner.all_gather(tickets, "the tickets").wait();
-  if (!is_maker) segment = SharedSegment::open(texts + here.front() * kTicketBytes);
+  if (!is_maker) {
+    segment = SharedSegment::open(texts + here.front() * kTicketBytes,
+                                  HostLink::segment_bytes(here.size()));
+  }
   auto link = std::make_unique<HostLink>(
       std::move(segment), HostLink::Options{.ranks = here,
                                             .own = topology.index_in_host(inner.rank()),

@@ -11,10 +11,7 @@ class OwnedGradients::BucketSource final : public memory::PageSource {
 
   void add(const std::string& page, at::Tensor bucket) {
     entries_.push_back(
-        {"p.grad() of page \"" + page +
-             "\", which an operator on it gathers, so all ranks must look at it alike "
-             "(zeropage::GatheredGradients)",
-         std::move(bucket)});
+        {"the gradient of page \"" + page + "\"" + PagedGradients::kHint, std::move(bucket)});
   }
 
   memory::Fetch start_fetch(size_t page) override {

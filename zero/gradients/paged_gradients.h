@@ -21,6 +21,11 @@ namespace zeropage {
 
 class PagedGradients {
  public:
+  // What errors of a gather say behind the page's name.
+  static constexpr const char* kHint =
+      ", which an operator on p.grad() gathers, so all ranks run it alike "
+      "(zeropage::GatheredGradients)";
+
   // source: brings whole gradients, pages in the order in which they are added.
   PagedGradients(std::shared_ptr<ParameterPages> pages, std::unique_ptr<memory::PageSource> source);
   ~PagedGradients();

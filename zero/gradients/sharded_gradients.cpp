@@ -11,7 +11,8 @@ ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const 
     : pages_(std::move(pages)),
       options_(options),
       pages_of_gradients_(pages_->layouts().size()),
-      source_(new ShardSource(pages_->world(), "the gradient of page", memory::Kind::kGradient)),
+      source_(new ShardSource(pages_->world(), "the gradient of page", PagedGradients::kHint,
+                              memory::Kind::kGradient)),
       paged_(pages_, std::unique_ptr<memory::PageSource>(source_)) {}
 
 std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {

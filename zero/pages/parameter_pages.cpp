@@ -57,7 +57,8 @@ ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> pa
 
 void ParameterPages::hand_to_pager() {
   memory::check_dispatcher();
-  auto source = std::make_unique<ShardSource>(world_, "page", memory::Kind::kParameter);
+  auto source =
+      std::make_unique<ShardSource>(world_, "page", /*hint=*/"", memory::Kind::kParameter);
   source_ = source.get();
   pager_ = memory::Pager::make(std::move(source), options_.paging);
   for (size_t page = 0; page < layouts_.size(); ++page) {

@@ -6,9 +6,10 @@
 
 namespace zeropage {
 
-ShardSource::ShardSource(comm::World world, std::string what, memory::Kind kind)
+ShardSource::ShardSource(comm::World world, std::string what, std::string hint, memory::Kind kind)
     : world_(std::move(world)),
       what_(std::move(what)),
+      hint_(std::move(hint)),
       kind_(kind),
       ledger_(memory::Ledger::current()),
       gathers_(memory::Stream::another(world_.communicator().device())) {}
@@ -24,8 +25,8 @@ ShardSource::~ShardSource() {
 }
 
 int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away) {
-  entries_.push_back(
-      {what_ + " \"" + layout.name + "\"", layout.shard(world_.rank()), std::move(shard), away});
+  entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_, layout.shard(world_.rank()),
+                      std::move(shard), away});
   const auto shard_bytes = static_cast<int64_t>(entries_.back().shard.nbytes());
   return entries_.back().is_whole(world_) ? 0 : shard_bytes * world_.size();
 }

@@ -29,8 +29,9 @@ namespace zeropage {
 
 class ShardSource final : public memory::PageSource {
  public:
-  // what: "the gradient of page", for errors. kind: of the whole pages.
-  ShardSource(comm::World world, std::string what, memory::Kind kind);
+  // what: "the gradient of page", for errors. hint: behind the page's name there, what a user does who
+  // did not mean to gather. kind: of the whole pages.
+  ShardSource(comm::World world, std::string what, std::string hint, memory::Kind kind);
   // Waits for copies that read shards on the host.
   ~ShardSource() override;
 
@@ -68,6 +69,7 @@ class ShardSource final : public memory::PageSource {
 
   const comm::World world_;
   const std::string what_;
+  const std::string hint_;
   const memory::Kind kind_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
   const memory::Stream gathers_;

@@ -1,0 +1,156 @@
+// Tells ranks that wait from ranks that never will: beside a world, finds out why the others do not come.
+//
+// Every rank's watch beats in the store while somebody asks for it. Who waits asks, tells where it
+// stands, and reads where the others do:
+//   out of step    two ranks are in calls that never meet: both end, with both calls in their errors;
+//   busy           a rank beats and is in no call of ours: it is waited for up to the busy limit, and
+//                  every report interval a line on stderr says so;
+//   unreachable    a rank that must come has not beaten for the deadline (its process is stopped, its
+//                  network is gone): who waits ends;
+//   slow           no rank is busy: who waits ends at the deadline.
+// Waits shorter than `patience` never touch the store; an operation costs two locks that nobody else
+// holds. While nobody waits a rank reads one key in a twelfth of the deadline.
+//
+// Lifetime: the store must outlive it; what the hooks use must live until stop().
+// Threads: perform() on the thread that performs the operations; TextWait on any; the rest on any. Owns
+// a thread, which sleeps most of the time, looks at the store, and calls the hooks.
+// Throws: perform() what the operation throws.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "comm/detail/roll.h"
+#include "comm/detail/standing.h"
+
+namespace zeropage::comm::detail {
+
+class Watch {
+ public:
+  struct Options {
+    c10::intrusive_ptr<c10d::Store> store;  // of these ranks alone
+    int rank = 0;
+    int size = 1;
+    int store_server = -1;  // the rank whose process serves the store; -1: none of them
+    WaitLimits limits;
+    // Operations begin when they are called, or when the one before has ended: none is under way to
+    // this watch while the thread that calls does something else.
+    bool begins_at_call = false;
+  };
+
+  // What it looks at and ends beside the store.
+  struct Hooks {
+    // Must end the operation in progress, and all later ones, with an error; verdict() has its words.
+    std::function<void()> interrupt;
+    // The ranks whose connection to this one has broken. May be empty.
+    std::function<std::vector<int>()> lost_ranks;
+    Roll::Facts facts;
+  };
+
+  // Writes this rank's keys: once all ranks have one, all may look.
+  explicit Watch(const Options& options);
+  ~Watch() { stop(); }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  // Begins to look, and to answer who asks.
+  void start(Hooks hooks);
+  // Uses the hooks no more.
+  void stop();
+
+  const WaitLimits& limits() const { return options_.limits; }
+
+  template <typename Body>
+  void perform(const Call& call, const Body& body) {
+    begin(call);
+    try {
+      body();
+    } catch (...) {
+      end(call, /*completed=*/false);
+      throw;
+    }
+    end(call, /*completed=*/true);
+  }
+
+  // A rank that was lost while the operation waited, if that is why it was interrupted.
+  std::optional<int> lost_rank() const;
+  // Once there is one, every error of an operation follows from it.
+  std::optional<Verdict> verdict() const;
+
+  // While it lives, the thread that made it waits for texts of other ranks.
+  class TextWait;
+
+ private:
+  using Clock = Roll::Clock;
+  using Lock = std::unique_lock<std::mutex>;
+
+  void begin(const Call& call);
+  void end(const Call& call, bool completed);
+  void work();
+  void look(Lock& lock);
+  void answer(Lock& lock);
+  bool find_lost(Lock& lock);
+  bool tell_and_listen(const Standing& ours);
+  std::optional<std::string> ask(std::function<std::string()> question) const;
+  Standing own_standing();
+  const std::string& own_key() const { return keys_[static_cast<size_t>(options_.rank)]; }
+  void end_call(Lock& lock, Standing ours);
+  void wait_until_others_know(const Standing& ours);
+
+  // Constant after construction.
+  const Options options_;
+  const c10::intrusive_ptr<c10d::Store> store_;  // a connection of its own
+  const std::chrono::milliseconds patience_;
+  const std::thread::id caller_ = std::this_thread::get_id();
+  std::vector<std::string> keys_;
+
+  Hooks hooks_;  // from start() on
+
+  mutable std::mutex mutex_;
+  std::condition_variable wake_;
+  // Guarded by mutex_.
+  bool stopping_ = false;
+  bool running_ = false;
+  uint64_t beat_ = 0;
+  Roll roll_;
+  std::optional<Call> current_;
+  uint64_t begun_ = 0;  // collectives
+  Roll::Wait wait_;     // of current_
+  std::list<Roll::Wait> texts_;
+  std::string asked_;  // what was last seen of who asks
+  std::optional<Call> last_;
+  Clock::time_point outside_since_ = Clock::now();
+  std::optional<Verdict> verdict_;
+  std::optional<int> lost_rank_;
+
+  std::thread thread_;  // last: uses everything above
+};
+
+// Lifetime: the watch must outlive it.
+class Watch::TextWait {
+ public:
+  TextWait(Watch& watch, const std::string& topic, std::chrono::milliseconds deadline);
+  ~TextWait();
+  TextWait(const TextWait&) = delete;
+  TextWait& operator=(const TextWait&) = delete;
+
+  void await(int rank);
+  // Why it is in vain; nothing while it may end. Without words before start(), when nobody beats yet.
+  std::optional<Verdict> verdict() const;
+
+ private:
+  Watch& watch_;
+  std::list<Roll::Wait>::iterator wait_;
+};
+
+}  // namespace zeropage::comm::detail

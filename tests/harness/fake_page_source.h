@@ -24,12 +24,12 @@ namespace zeropage::testing {
 // Threads: set and read while no operator runs; the functions are called under the pager's mutex,
 // on_arrival on a thread of its own.
 struct FakePages {
-  std::vector<at::Tensor> values;          // by page: [numel]
-  std::vector<size_t> fetched;             // pages, in the order in which their fetches began
-  std::vector<size_t> written_back;        // pages, in order
-  std::function<void(size_t)> on_start;    // before a fetch begins; may throw
+  std::vector<at::Tensor> values;             // by page: [numel]
+  std::vector<size_t> fetched;                // pages, in the order in which their fetches began
+  std::vector<size_t> written_back;           // pages, in order
+  std::function<void(size_t)> on_start;       // before a fetch begins; may throw
   std::function<void(size_t)> on_write_back;  // before it; may throw
-  std::function<void(size_t)> on_arrival;  // while it is in flight; may throw. Unset: never is
+  std::function<void(size_t)> on_arrival;     // while it is in flight; may throw. Unset: never is
 };
 
 class FakePageSource final : public memory::PageSource {

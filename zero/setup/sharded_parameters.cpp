@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "operators/dispatch_keys.h"
 #include "zero/gradients/accumulate_hooks.h"
 #include "zero/setup/choose_gradients.h"
 #include "zero/setup/memory_need.h"
@@ -58,9 +57,7 @@ void check_world_invariant(const comm::World& world, const Options& options) {
 
 void check_not_wrapped(const NamedParameter& parameter) {
   ZP_CHECK(
-      !detail::has_accumulate_hooks(parameter.tensor) &&
-          !parameter.tensor.key_set().has(memory::kTrapKey),
-      "parameter \"", parameter.name(),
+      !detail::has_accumulate_hooks(parameter.tensor), "parameter \"", parameter.name(),
       "\" is wrapped already: its memory lies in the pages of another DistributedDataParallel or "
       "Optimizer; use that one, or let it and its optimizers go first");
 }

@@ -580,7 +580,7 @@ TEST(ShardedErrorTest, RefusesToWrapWhatIsShardedAlready) {
     auto model = std::make_unique<DistributedDataParallel<ThreeLayers>>(module, world, at_stage(3));
     EXPECT_THAT(
         error_of([&] { DistributedDataParallel<ThreeLayers> again(module, world, at_stage(0)); }),
-        HasSubstr("is sharded by another DistributedDataParallel"));
+        HasSubstr("is wrapped already"));
     model.reset();
     EXPECT_THAT(
         error_of([&] { DistributedDataParallel<ThreeLayers> again(module, world, at_stage(3)); }),

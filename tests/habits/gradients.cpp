@@ -301,5 +301,17 @@ const int kDetaches = is_right(kGroup, "detaches a branch", [](auto& run) {
   return run.values(model);
 });
 
+const int kReadsAlone = is_refused(kGroup, "reads p.grad() on rank 0 alone at stages 1 to 3",
+                                   "zeropage::GatheredGradients", "read it on all ranks",
+                                   [](auto& run) {
+                                     auto model = run.wrap(make<Mlp>());
+                                     auto optimizer =
+                                         run.template optimizer<SGD>(model, SGDOptions(0.1));
+                                     backward_of_step(run, model, 0);
+                                     if (run.rank() == 0) model->first->weight.grad().norm();
+                                     optimizer->step();
+                                   },
+                                   {.stages = {1, 2, 3}});
+
 }  // namespace
 }  // namespace zeropage::habits_of_gradients

@@ -309,6 +309,19 @@ const int kThrows = is_right(kGroup, "goes on after an exception in forward", []
   return run.values(model);
 });
 
+const int kOldRegion = is_refused(
+    kGroup, "runs backward over a checkpointed region from before step()",
+    "was changed in place after the region", "run backward() before step()", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      backward_of_step(run, model, 0);
+      const Samples samples = samples_of(run.rank(), 1);
+      const torch::Tensor outputs =
+          checkpoint([&](const torch::Tensor& x) { return model(x); }, samples.inputs);
+      optimizer->step();
+      run.backward(loss_against(outputs, samples.targets));
+    });
+
 // ---- several models ----
 
 const int kGan = is_right(

@@ -266,5 +266,18 @@ const int kAddsModule =
                  backward_of_step(run, model, 0);
                });
 
+const int kSavesAlone =
+    is_refused(kGroup, "saves on rank 0 alone", "saving", "save on all ranks",
+               [](auto& run) {
+                 const DiskFolder folder;
+                 auto model = run.wrap(make<Mlp>());
+                 auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+                 train_steps(run, model, *optimizer, 1);
+                 if (run.rank() == 0)
+                   save_weights(std::filesystem::path(folder.path()) / "state", model);
+                 train_steps(run, model, *optimizer, 1);
+               },
+               {.stages = {1, 3}});
+
 }  // namespace
 }  // namespace zeropage::habits_of_parameters

@@ -442,7 +442,8 @@ TEST(OffloadErrorTest, AWriteWhileAStepOneLateIsUnderWayIsRefused) {
     options.offload.step = StepWhen::kOneStepLate;
     DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, options);
     Optimizer<torch::optim::SGD> optimizer(model, 0.1);
-    const auto write_and_step = [&, value = 0.0]() mutable {
+    double value = 0;
+    const auto write_and_step = [&] {
       model->layers[1]->weight.data().fill_(value += 0.01);
       optimizer.zero_grad();
       model(torch::ones({2, 40})).sum().backward();

@@ -62,10 +62,15 @@ ScratchFile::~ScratchFile() {
 }
 
 void ScratchFile::open_locked(const std::string& owner) {
-  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  ZP_CHECK(
+      descriptor_ >= 0 || errno != ELOOP, "file \"", path_, "\" for ", owner,
+      " is a symbolic link, which is not followed: somebody else may have made it; remove it, or "
+      "name a directory that only you can write");
   ZP_CHECK(descriptor_ >= 0, "file \"", path_, "\" for ", owner,
            " cannot be opened: ", std::strerror(errno), "; name a directory that can be written");
   struct stat locked {};
+  check_is_ours(owner);
   if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor_, &locked) == 0) {
     if (locked.st_nlink > 0) return;
     // Its last owner removed it between the two calls.
@@ -77,6 +82,18 @@ void ScratchFile::open_locked(const std::string& owner) {
   ZP_CHECK(error != EWOULDBLOCK, "file \"", path_, "\" for ", owner,
            ": another rank or run uses it; give each a name or a directory of its own");
   ZP_THROW("file \"", path_, "\" for ", owner, " cannot be locked: ", std::strerror(error));
+}
+
+// What lies under the name already may be somebody else's, in a directory that several users write.
+void ScratchFile::check_is_ours(const std::string& owner) const {
+  struct stat found {};
+  const bool known = ::fstat(descriptor_, &found) == 0;
+  if (known && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() && found.st_nlink <= 1) return;
+  ::close(descriptor_);
+  ZP_THROW(
+      "file \"", path_, "\" for ", owner,
+      ": expected a file of this user's own, with one name; remove it, or name a directory that "
+      "only you can write");
 }
 
 void ScratchFile::preallocate(const std::string& directory, const std::string& owner) {

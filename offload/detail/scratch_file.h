@@ -31,6 +31,7 @@ class ScratchFile {
   bool direct() const { return direct_; }
 
  private:
+  void check_is_ours(const std::string& owner) const;
   void open_locked(const std::string& owner);
   void preallocate(const std::string& directory, const std::string& owner);
   bool make_room(int64_t first, int64_t bytes);

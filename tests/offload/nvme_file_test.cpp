@@ -313,6 +313,22 @@ TEST_F(NvmeFileTest, TheFileGoesWithTheObjectWhichWaitsForWhatIsInFlight) {
   EXPECT_THAT(files(), IsEmpty());
 }
 
+TEST_F(NvmeFileTest, WritesThroughNoLinkThatLiesUnderItsName) {
+  const std::string victim = folder_ + "/victim";
+  const std::string name = folder_ + "/rank-0.optimizer";
+  std::ofstream(victim) << "precious";
+  std::filesystem::create_symlink(victim, name);
+  EXPECT_THAT(error_of([&] { NvmeFile(options(), {kBlock}); }),
+              AllOf(HasSubstr("/rank-0.optimizer"), HasSubstr("symbolic link")));
+  std::filesystem::remove(name);
+  std::filesystem::create_hard_link(victim, name);
+  EXPECT_THAT(error_of([&] { NvmeFile(options(), {kBlock}); }),
+              HasSubstr("expected a file of this user's own"));
+  EXPECT_EQ(std::filesystem::file_size(victim), 8U);
+  std::filesystem::remove(name);
+  std::filesystem::remove(victim);
+}
+
 TEST_F(NvmeFileTest, OneNameIsOneRanksUnlessItsProcessIsGone) {
   std::ofstream(folder_ + "/rank-0.optimizer") << std::string(1 << 20, 'x');
   NvmeFile file(options(), {kBlock});

@@ -45,7 +45,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
 void DistributedDataParallelBase::before_forward() {
   sharded_.pages->check_stream("forward()");
   check_module();
-  sharded_.pages->check_in_place("forward()");
+  // An evaluation may use other memory: scripts swap averaged weights in by set_data(), and back.
+  if (c10::GradMode::is_enabled()) sharded_.pages->check_in_place("forward()");
   if (sharded_.pages->pager()) check_recompute(world_);
   // An evaluation has no step that ends its pass.
   if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {

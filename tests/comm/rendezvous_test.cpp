@@ -1,8 +1,6 @@
 #include "comm/rendezvous.h"
 
-#include <fstream>
 #include <map>
-#include <sstream>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
@@ -11,6 +9,7 @@
 #include "comm/detail/store_socket.h"
 #include "comm/launcher/rank_environment.h"
 #include "memory/check.h"
+#include "tests/harness/listening_sockets.h"
 
 namespace zeropage::comm::rendezvous_test {
 namespace {
@@ -135,22 +134,11 @@ TEST(RendezvousTest, NamesVariablesThatContradictEachOther) {
       ::testing::HasSubstr("expected file:///absolute/path"));
 }
 
-// What listens at that port, in the digits of /proc.
+// Where something listens at that port.
 std::vector<std::string> addresses_at(uint16_t port) {
   std::vector<std::string> addresses;
-  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream fields(line);
-      std::string slot, local, remote, state;
-      fields >> slot >> local >> remote >> state;
-      const size_t colon = local.find(':');
-      if (state == "0A" && std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
-        addresses.push_back(local.substr(0, colon));
-      }
-    }
+  for (const auto& socket : zeropage::testing::listening_sockets()) {
+    if (socket.port == port) addresses.push_back(socket.address);
   }
   return addresses;
 }

@@ -1,9 +1,9 @@
 // Ranks whose processes show no life, as when they are stopped or their host is cut off, and local ranks'
 // ports. Forks.
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <signal.h>
+#include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,6 +11,7 @@
 #include "comm/world.h"
 #include "memory/check.h"
 #include "tests/comm/launched_process.h"
+#include "tests/harness/listening_sockets.h"
 
 namespace zeropage::comm::stopped_ranks_test {
 namespace {
@@ -107,7 +108,7 @@ INSTANTIATE_TEST_SUITE_P(Hosts, PartitionTest, ::testing::Values(0, 1));
 
 // ---- what local ranks listen at ----
 
-// The addresses, in /proc's digits, of the sockets of this process that listen.
+// The addresses of the sockets of this process that listen.
 std::set<std::string> addresses_listened_at() {
   std::set<std::string> own_sockets;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -116,19 +117,8 @@ std::set<std::string> addresses_listened_at() {
     if (target.starts_with("socket:[")) own_sockets.insert(target.substr(8, target.size() - 9));
   }
   std::set<std::string> addresses;
-  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
-    std::ifstream in(table);
-    std::string line;
-    std::getline(in, line);
-    while (std::getline(in, line)) {
-      std::istringstream fields(line);
-      std::string slot, local, remote, state, queues, timer, retransmits, user, timeout, inode;
-      fields >> slot >> local >> remote >> state >> queues >> timer >> retransmits >> user >>
-          timeout >> inode;
-      if (state == "0A" && own_sockets.contains(inode)) {
-        addresses.insert(local.substr(0, local.find(':')));
-      }
-    }
+  for (const auto& socket : zeropage::testing::listening_sockets()) {
+    if (own_sockets.contains(socket.inode)) addresses.insert(socket.address);
   }
   return addresses;
 }

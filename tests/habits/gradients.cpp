@@ -14,49 +14,34 @@ const RightOptions kNearly{.over = Over::kFp32, .tolerance = 1e-5};
 const int kNoSync = is_right(
     kGroup, "accumulates under no_sync()",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         {
           const auto guard = run.no_sync(model);
           backward_of_step(run, model, 10 + step);
         }
         backward_of_step(run, model, step);
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kNearly);
 
 const int kTwice = is_right(
     kGroup, "runs two backwards before a step",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         backward_of_step(run, model, step);
         backward_of_step(run, model, 10 + step);
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kNearly);
 
 const int kRetains = is_right(
     kGroup, "runs backward twice over a graph that it retains",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 2; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 2, [&](auto& model, int step) {
         const torch::Tensor loss = loss_of_step(run, model, step);
         run.backward(loss, {}, /*keep_graph=*/true);
         run.backward(loss);
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kNearly);
 
@@ -81,16 +66,11 @@ const int kClipsByTorch = is_right(
 
 const int kClips = is_right(kGroup, "clips by zeropage::clip_grad_norm_",
                             [](auto& run) {
-                              auto model = run.wrap(make<Mlp>());
-                              auto optimizer =
-                                  run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-                              for (int step = 0; step < 3; ++step) {
-                                optimizer->zero_grad();
-                                backward_of_step(run, model, step);
-                                run.clip(model, 0.05);
-                                optimizer->step();
-                              }
-                              return run.values(model);
+                              return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3,
+                                                            [&](auto& model, int step) {
+                                                              backward_of_step(run, model, step);
+                                                              run.clip(model, 0.05);
+                                                            });
                             },
                             {.over = Over::kFp32, .tolerance = 1e-5});
 
@@ -116,128 +96,88 @@ const int kReads = is_right(
     kInFp32);
 
 const int kScales = is_right(kGroup, "scales p.grad() in place", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
     backward_of_step(run, model, step);
     const torch::NoGradGuard no_grad;
     for (const auto& parameter : model.parameters()) parameter.mutable_grad().mul_(0.5);
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kScalesBetween = is_right(
     kGroup, "scales p.grad() between two backwards that accumulate",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         backward_of_step(run, model, step);
         {
           const torch::NoGradGuard no_grad;
           for (const auto& parameter : model.parameters()) parameter.mutable_grad().mul_(-3);
         }
         backward_of_step(run, model, 10 + step);
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kNearly);
 
 const int kReplaces = is_right(
     kGroup, "replaces p.grad() by another tensor",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         backward_of_step(run, model, step);
         const torch::NoGradGuard no_grad;
         for (const auto& parameter : model.parameters()) {
           parameter.mutable_grad() = parameter.grad().sign();
         }
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kInFp32);
 
 const int kZeroesSome = is_right(kGroup, "zeroes the gradients of some parameters", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3, [&](auto& model, int step) {
     backward_of_step(run, model, step);
     const torch::NoGradGuard no_grad;
     for (const auto& parameter : model->second->parameters()) parameter.mutable_grad().zero_();
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kDropsSome = is_right(kGroup, "drops the gradients of some parameters", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3, [&](auto& model, int step) {
     backward_of_step(run, model, step);
     for (const auto& parameter : model->second->parameters()) parameter.mutable_grad().reset();
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kNotScalar =
     is_right(kGroup, "runs backward of a tensor with a gradient for it", [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         const Samples samples = samples_of(run.rank(), step);
         const torch::Tensor outputs =
             run.forward([&] { return model(samples.inputs).to(torch::kFloat); });
         run.backward(outputs, samples.targets * 0.01);
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     });
 
 const int kPenalty = is_right(
     kGroup, "adds a penalty on a gradient that autograd::grad gives",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         const Samples samples = samples_of(run.rank(), step);
         const torch::Tensor inputs = samples.inputs.clone().requires_grad_();
         const torch::Tensor outputs = model(inputs);
         const torch::Tensor gradient =
             torch::autograd::grad({outputs.sum()}, {inputs}, {}, true, /*create_graph=*/true)[0];
         run.backward(loss_against(outputs, samples.targets) + gradient.pow(2).mean());
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kInFp32);
 
 const int kHookOfTensor = is_right(kGroup, "has a hook on an activation", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
     const Samples samples = samples_of(run.rank(), step);
     const torch::Tensor outputs =
         run.forward([&] { return model(samples.inputs).to(torch::kFloat); });
     outputs.register_hook(
         [](const torch::Tensor& gradient) { return gradient.clamp(-0.01, 0.01); });
     run.backward(loss_against(outputs, samples.targets));
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kHookOfParameter = is_right(kGroup, "has a hook on a parameter", [](auto& run) {
@@ -268,10 +208,7 @@ const int kThrowingHook = is_right(
     kInFp32);
 
 const int kUnused = is_right(kGroup, "leaves a layer out of the loss in some steps", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-  for (int step = 0; step < 4; ++step) {
-    optimizer->zero_grad();
+  return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 4, [&](auto& model, int step) {
     const Samples samples = samples_of(run.rank(), step);
     const torch::Tensor loss = run.forward([&] {
       const torch::Tensor hidden =
@@ -281,24 +218,17 @@ const int kUnused = is_right(kGroup, "leaves a layer out of the loss in some ste
       return loss_against(outputs, samples.targets);
     });
     run.backward(loss);
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kDetaches = is_right(kGroup, "detaches a branch", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3, [&](auto& model, int step) {
     const Samples samples = samples_of(run.rank(), step);
     run.backward(run.forward([&] {
       const torch::Tensor outputs = model(samples.inputs);
       return loss_against(outputs + model(samples.inputs).detach(), samples.targets);
     }));
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kReadsAlone = is_refused(kGroup, "reads p.grad() on rank 0 alone at stages 1 to 3",

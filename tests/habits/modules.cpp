@@ -60,41 +60,28 @@ const int kInPlace = is_right(
 const int kNormTwice = is_right(
     kGroup, "runs two training forwards with BatchNorm before one backward",
     [](auto& run) {
-      auto model = run.wrap(make<Normed>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Normed>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         const torch::Tensor first = loss_of_step(run, model, step);
         const torch::Tensor second = loss_of_step(run, model, 10 + step);
         run.backward(first + second);
-        optimizer->step();
-      }
-      return everything(run, model);
+      });
     },
     kInFp32);
 
 const int kArrow = is_right(
     kGroup, "calls model->forward(x), with BatchNorm",
     [](auto& run) {
-      auto model = run.wrap(make<Normed>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Normed>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         const Samples samples = samples_of(run.rank(), step);
         run.backward(loss_against(model->forward(samples.inputs), samples.targets));
-        optimizer->step();
-      }
-      return everything(run, model);
+      });
     },
     kInFp32);
 
 const int kRecomputesNorm = is_right(
     kGroup, "runs BatchNorm within a checkpointed region",
     [](auto& run) {
-      auto model = run.wrap(make<Normed>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Normed>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         const Samples samples = samples_of(run.rank(), step);
         const auto forward = [&](const torch::Tensor& x) { return model(x); };
         torch::Tensor outputs;
@@ -104,9 +91,7 @@ const int kRecomputesNorm = is_right(
           outputs = forward(samples.inputs);
         }
         run.backward(loss_against(outputs, samples.targets));
-        optimizer->step();
-      }
-      return everything(run, model);
+      });
     },
     kInFp32);
 
@@ -184,10 +169,7 @@ struct DictionaryImpl : torch::nn::Module {
 TORCH_MODULE(Dictionary);
 
 const int kStructs = is_right(kGroup, "returns structs and vectors from forward", [](auto& run) {
-  auto model = run.wrap(make<Structured>());
-  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<SGD, Structured>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
     const Samples samples = samples_of(run.rank(), step);
     run.backward(run.forward([&] {
       const Heads heads = model(samples.inputs);
@@ -195,51 +177,34 @@ const int kStructs = is_right(kGroup, "returns structs and vectors from forward"
              heads.narrow[0].to(torch::kFloat).sum() * 0.01 +
              heads.narrow[1].to(torch::kFloat).pow(2).sum() * 0.01;
     }));
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kDictionaries = is_right(
     kGroup, "takes and returns dictionaries",
     [](auto& run) {
-      auto model = run.wrap(make<Dictionary>());
-      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer->zero_grad();
+      return trained_by<SGD, Dictionary>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
         const Samples samples = samples_of(run.rank(), step);
         const std::map<std::string, torch::Tensor> inputs = {{"inputs", samples.inputs}};
         run.backward(loss_against(model(inputs).at("outputs"), samples.targets));
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     },
     kInFp32);
 
 const int kRagged = is_right(kGroup, "has last batches of other sizes on each rank", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
     run.backward(loss_of_step(run, model, step, step == 2 ? 1 + run.rank() : 3));
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kSiamese = is_right(kGroup, "calls the model twice for one loss", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3, [&](auto& model, int step) {
     run.backward(run.forward([&] {
       const torch::Tensor left = model(samples_of(run.rank(), step).inputs);
       const torch::Tensor right = model(samples_of(run.rank(), 10 + step).inputs);
       return (left - right).to(torch::kFloat).pow(2).mean();
     }));
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 // ---- buffers ----
@@ -280,16 +245,11 @@ struct Doubled : torch::autograd::Function<Doubled> {
 };
 
 const int kFunction = is_right(kGroup, "applies an autograd function of its own", [](auto& run) {
-  auto model = run.wrap(make<Mlp>());
-  auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
-  for (int step = 0; step < 3; ++step) {
-    optimizer->zero_grad();
+  return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
     const Samples samples = samples_of(run.rank(), step);
     run.backward(run.forward(
         [&] { return loss_against(Doubled::apply(model(samples.inputs)), samples.targets); }));
-    optimizer->step();
-  }
-  return run.values(model);
+  });
 });
 
 const int kThrows = is_right(kGroup, "goes on after an exception in forward", [](auto& run) {

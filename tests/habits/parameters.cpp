@@ -180,6 +180,26 @@ const int kLoadsAndSaves =
                  save_weights(std::filesystem::path(folder.path()) / "state", model);
                });
 
+const int kSwapsMemory = is_right(
+    kGroup,
+    "evaluates with other weights by set_data(), and sets the old ones back, at stages 0 to 2",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      for (int step = 0; step < 3; ++step) {
+        train_step(run, model, *optimizer, step);
+        if (run.setting().stage == 3) continue;
+        const torch::NoGradGuard no_grad;
+        torch::Tensor bias = model->last->bias;
+        const torch::Tensor trained = bias.data();
+        bias.set_data(torch::zeros_like(trained));
+        const torch::Tensor outputs = model(samples_of(run.rank(), 99).inputs);
+        EXPECT_FALSE(outputs.isnan().any().template item<bool>());
+        bias.set_data(trained);
+      }
+      return run.values(model);
+    });
+
 const int kCasts = is_refused(kGroup, "casts the model by ->to() after wrapping it", "->to()",
                               "cast before wrapping, or set options.compute_dtype", [](auto& run) {
                                 auto model = run.wrap(make<Mlp>());
@@ -226,10 +246,7 @@ const int kFullState =
 const int kLooksAlone = is_right(
     kGroup, "looks at parameters on rank 0 alone, under a guard, between forward and backward",
     [](auto& run) {
-      auto model = run.wrap(make<Mlp>());
-      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
-      for (int step = 0; step < 4; ++step) {
-        optimizer->zero_grad();
+      return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 4, [&](auto& model, int step) {
         const torch::Tensor loss = loss_of_step(run, model, step);
         {
           const torch::NoGradGuard no_grad;
@@ -239,9 +256,7 @@ const int kLooksAlone = is_right(
           }
         }
         run.backward(loss);
-        optimizer->step();
-      }
-      return run.values(model);
+      });
     });
 
 const int kWrapsTwice = is_refused(kGroup, "wraps a model twice", "is wrapped already",

@@ -61,4 +61,17 @@ Values everything(Run& run, Model& model) {
   return all;
 }
 
+// A script of so many steps, each zero_grad(), backward(model, step), which may do more, and step().
+template <typename A, typename M, typename Run, typename Options, typename Backward>
+Values trained_by(Run& run, const Options& options, int steps, const Backward& backward) {
+  auto model = run.wrap(make<M>());
+  auto optimizer = run.template optimizer<A>(model, options);
+  for (int step = 0; step < steps; ++step) {
+    optimizer->zero_grad();
+    backward(model, step);
+    optimizer->step();
+  }
+  return everything(run, model);
+}
+
 }  // namespace zeropage::testing

@@ -26,7 +26,7 @@ class OwnedGradients final : public WholeGradients {
   void keep(size_t page, const std::vector<Range>& forgotten) override;
   void forget(size_t page) override;
   void skip(size_t page) override;
-  void forget(size_t page, const Range& range) override { WholeGradients::forget(page, range); }
+  using WholeGradients::forget;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
   void take_over_changes() override;

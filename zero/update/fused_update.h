@@ -28,7 +28,8 @@ class FusedUpdate final : public PageUpdate {
       for (const ParameterShard& shard : group.shards) {
         if (shard.range.empty()) continue;
         const bool is_fp32 = shard.state_format == offload::StateFormat::kFp32;
-        const bool follows = shard.range.begin == end_with_padding && is_fp32;
+        const bool follows =
+            shard.range.begin == end_with_padding && is_fp32 && runs_.back().frozen == shard.frozen;
         end_with_padding = is_fp32 ? shard.range.end + shard.padding : -1;
         if (!follows) runs_.push_back(run_from(shard));
         runs_.back().shards.push_back({shard.parameter, shard.range});
@@ -36,7 +37,11 @@ class FusedUpdate final : public PageUpdate {
       }
       group_options_.push_back(static_cast<const AlgorithmOptions&>(*group.options));
     }
-    for (Run& run : runs_) make_states(run);
+    // A file has its size before the first step.
+    const bool all_now = part_.states != nullptr && !part_.states->stays();
+    for (Run& run : runs_) {
+      if (!run.frozen || all_now) make_states(run);
+    }
   }
 
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override {
@@ -45,6 +50,10 @@ class FusedUpdate final : public PageUpdate {
 
   void visit_states(StateAccess access, const VisitState& visit) override {
     for (Run& run : runs_) {
+      if (run.frozen) {
+        visit_frozen(run, access, visit);
+        continue;
+      }
       make_states(run);
       for (Shard& shard : run.shards) {
         OwnedState state{.parameter = shard.parameter, .range = shard.range, .steps = shard.steps};
@@ -78,10 +87,12 @@ class FusedUpdate final : public PageUpdate {
 
   void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override {
     for (Run& run : runs_) {
-      make_states(run);
       for (Shard& shard : run.shards) {
         shard.stepped_last = has_gradient(shard.parameter) ? 1 : 0;
+        if (shard.stepped_last != 0) run.frozen = false;
       }
+      if (run.frozen) continue;
+      make_states(run);
       for (size_t first = 0; first < run.shards.size();) {
         if (run.shards[first].stepped_last == 0) {
           ++first;
@@ -113,6 +124,7 @@ class FusedUpdate final : public PageUpdate {
     std::vector<Shard> shards = {};
     offload::StateFormat format;
     offload::StretchPlace place;          // of the first shard
+    bool frozen = false;                  // its shards were when they were added, and never stepped
     std::vector<at::Tensor> states = {};  // [range.numel()] each
     std::vector<at::Tensor> scales = {};  // of 8-bit states
   };
@@ -126,7 +138,41 @@ class FusedUpdate final : public PageUpdate {
                       .parameter = shard.parameter,
                       .first_element = shard.first_element,
                       // The owned part begins where a block of the page does.
-                      .first_in_block = shard.range.begin % offload::kStateBlockNumel}};
+                      .first_in_block = shard.range.begin % offload::kStateBlockNumel},
+            .frozen = shard.frozen};
+  }
+
+  // Nothing is saved of them. A file that has states of one makes it one that steps.
+  void visit_frozen(Run& run, StateAccess access, const VisitState& visit) {
+    std::vector<OwnedState> loaded;
+    for (const Shard& shard : run.shards) {
+      OwnedState& state = loaded.emplace_back();
+      state = {.parameter = shard.parameter, .range = shard.range, .takes_others = true};
+      visit(state);
+      if (!state.tensors.empty() || state.steps > 0) run.frozen = false;
+    }
+    if (access != StateAccess::kWrite || run.frozen) return;
+    make_states(run);
+    const auto names = offload::state_names(group_options_[run.group]);
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      run.shards[i].steps = loaded[i].steps;
+      for (const auto& [name, values] : loaded[i].tensors) {
+        const auto at = std::find(names.begin(), names.end(), name);
+        if (at == names.end()) continue;
+        take_state(run, run.shards[i].range, static_cast<size_t>(at - names.begin()), values);
+      }
+    }
+  }
+
+  void take_state(const Run& run, const Range& range, size_t index,
+                  const at::Tensor& values) const {
+    if (run.format == offload::StateFormat::k8Bit) {
+      const at::Tensor wide = values.to(run.states[index].device(), at::kFloat);
+      offload::quantise_state(state_sign(run, index), wide, run.place.first_in_block,
+                              run.states[index], run.scales[index]);
+    } else {
+      state_values(run, range, index).copy_(values);
+    }
   }
 
   static at::Tensor within(const at::Tensor& flat, const Range& range) {

@@ -47,6 +47,8 @@ struct ParameterShard {
   int64_t padding = 0;
   // Of the parameter's states, where the update is fused.
   offload::StateFormat state_format = offload::StateFormat::kFp32;
+  // It is frozen for now: its states are made when it steps first.
+  bool frozen = false;
 };
 
 // A parameter group of the user, as far as it lies in the owned part.

@@ -258,7 +258,8 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
                              {range.begin - owned.begin, range.end - owned.begin},
                              range.begin - placed.range.begin,
                              padding.numel(),
-                             state_format_of(parameters_.options, placed.range.numel())});
+                             state_format_of(parameters_.options, placed.range.numel()),
+                             !placed.parameter.tensor.requires_grad()});
   }
   return result;
 }

@@ -68,6 +68,86 @@ class ShardedStateTest : public ::testing::Test {
   const DiskFolder disk_;
 };
 
+// ---- what is frozen ----
+
+struct TwoWidePagesImpl : torch::nn::Module {
+  TwoWidePagesImpl() {
+    first = register_module("first", torch::nn::Linear(70, 70));
+    second = register_module("second", torch::nn::Linear(70, 70));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return second(torch::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(TwoWidePages);
+
+// Made while its second layer is frozen.
+struct PartlyFrozen {
+  PartlyFrozen(comm::World& world, int stage, const Options& options)
+      : model(make<TwoWidePages>(), world, Setting{stage, world.size(), options}.all()),
+        optimizer((freeze(true), model), kAdamW) {}
+
+  void freeze(bool frozen) {
+    for (torch::Tensor parameter : model->second->parameters()) parameter.requires_grad_(!frozen);
+  }
+  void train(int first, int last) {
+    for (int step = first; step < last; ++step) {
+      optimizer.zero_grad();
+      model(torch::full({2, 70}, 0.1 * (1 + step + model.world().rank()))).pow(2).sum().backward();
+      optimizer.step();
+    }
+  }
+  std::vector<torch::Tensor> values() {
+    std::vector<torch::Tensor> result;
+    visit_parameters(model, [&](const std::string&, const torch::Tensor& values) {
+      result.push_back(values.clone());
+    });
+    return result;
+  }
+  static int64_t state_bytes() {
+    const auto& ledger = *memory::Ledger::current();
+    return ledger.now()[memory::Kind::kOptimizerState] +
+           ledger.offloaded(memory::Tier::kHost)[memory::Kind::kOptimizerState];
+  }
+
+  DistributedDataParallel<TwoWidePages> model;
+  Optimizer<AdamW> optimizer;
+};
+
+TEST_F(ShardedStateTest,
+       WhatIsFrozenWhenTheOptimizerIsMadeHasNoStatesUntilItStepsAndGoesOnWithThem) {
+  Options small, host;
+  small.optimizer_state = offload::StateFormat::k8Bit;
+  host.offload.optimizer = memory::Tier::kHost;
+  for (const Options& options : {Options(), small, host}) {
+    for (const int stage : {1, 3}) {
+      run_ranks(2, [&](comm::World& world) {
+        PartlyFrozen run(world, stage, options);
+        const int64_t frozen_bytes = PartlyFrozen::state_bytes();
+        run.train(0, 2);
+        save_state(path("frozen"), run.model, run.optimizer);
+        EXPECT_EQ(PartlyFrozen::state_bytes(), frozen_bytes) << "saving makes none either";
+        run.freeze(false);
+        run.train(2, 4);
+        EXPECT_EQ(PartlyFrozen::state_bytes(), 2 * frozen_bytes);
+        save_state(path("unfrozen"), run.model, run.optimizer);
+        run.train(4, 6);
+
+        PartlyFrozen again(world, stage, options);
+        load_state(path("unfrozen"), again.model, again.optimizer);
+        again.freeze(false);
+        again.train(4, 6);
+        EXPECT_TRUE(same_bits(run.values(), again.values()));
+
+        PartlyFrozen earlier(world, stage, options);
+        load_state(path("frozen"), earlier.model, earlier.optimizer);
+        earlier.freeze(false);
+        earlier.train(2, 6);
+        EXPECT_TRUE(same_bits(run.values(), earlier.values()));
+      });
+    }
+  }
+}
+
 // ---- what is in it ----
 
 TEST_F(ShardedStateTest, HasEveryParameterAndBufferUnderItsNameAndTiedOnesAsAliases) {

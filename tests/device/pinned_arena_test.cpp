@@ -20,6 +20,12 @@ namespace {
 using testing::error_of;
 using ::testing::HasSubstr;
 
+#ifdef __SANITIZE_THREAD__
+constexpr bool kHasShadow = true;
+#else
+constexpr bool kHasShadow = false;
+#endif
+
 // The system may refuse to tell; then it says so.
 void expect_on_own_nodes(const void* data, int64_t bytes) {
   std::vector<int> nodes;
@@ -61,6 +67,7 @@ TEST(PinnedArenaTest, HoldsExactlyWhatWasComputedForItsTakes) {
 }
 
 TEST(PinnedArenaTest, MapsNoPageMoreAndFirstTouchesAll) {
+  if (kHasShadow) GTEST_SKIP() << "ThreadSanitizer's shadow of the arena is resident too";
   constexpr int64_t kBytes = 40_MiB + 4096;  // a power of two would be 64 MiB
   for (const HugePages huge_pages : {HugePages::kAsk, HugePages::kNone}) {
     for (const CoreSet& cores : {CoreSet{}, Machine::here().cores()}) {
@@ -74,6 +81,7 @@ TEST(PinnedArenaTest, MapsNoPageMoreAndFirstTouchesAll) {
 }
 
 TEST(PinnedArenaTest, LivesAsLongAsATensorOfItAndNoLonger) {
+  if (kHasShadow) GTEST_SKIP() << "ThreadSanitizer's shadow of the arena is resident too";
   constexpr int64_t kBytes = 32_MiB;
   const int64_t before = resident_bytes();
   at::Tensor tensor;

@@ -311,7 +311,8 @@ TEST_F(PagerTest, KeepsAndLaterDropsAPrefetchedPageThatNothingUsed) {
 TEST_F(PagerTest, WaitsForAPrefetchedPageWhenItIsUsedTooEarly) {
   make_pages(2, 2, 1);
   record({0, 1});
-  pages().on_arrival = [](size_t) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  // Long beside what another process may take of this core between the two uses.
+  pages().on_arrival = [](size_t) { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
   const auto before = pager().statistics();
   use({0});
   EXPECT_EQ(read(1), 1.0F);

@@ -33,7 +33,7 @@ using WrapDevice =
 
 struct NvmeFileOptions {
   std::string directory;                   // exists, on a disk
-  std::string name;                        // of the file in it; no other rank's
+  std::string name;                        // what its file there begins with; no other rank's
   std::string owner = "optimizer state";   // what the records are, for messages
   std::vector<std::string> record_names;   // for messages; empty: by number
   int64_t block_bytes = int64_t{2} << 20;  // of one operation and one checksum; multiple of 4096

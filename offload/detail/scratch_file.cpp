@@ -4,12 +4,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <linux/magic.h>
 #include <memory>
+#include <string_view>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/statvfs.h>
+#include <system_error>
 #include <unistd.h>
 
 #include "memory/bytes.h"
@@ -20,6 +23,8 @@ namespace zeropage::offload::detail {
 namespace {
 
 using memory::format_bytes;
+
+constexpr std::string_view kRandomPart = ".XXXXXX";
 
 void check_directory(const std::string& directory, const std::string& owner) {
   struct stat found {};
@@ -37,6 +42,30 @@ void check_directory(const std::string& directory, const std::string& owner) {
            " it on the host openly");
 }
 
+bool is_named_once(int descriptor) {
+  struct stat found {};
+  return ::fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
+         found.st_uid == ::geteuid() && found.st_nlink == 1;
+}
+
+// What killed processes left in `directory` under `name`, so that it does not add up. Only files of
+// this user, with one name, that nobody holds.
+void remove_leftovers(const std::string& directory, const std::string& name) {
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, ignored)) {
+    const std::string found = entry.path().filename();
+    if (found.size() != name.size() + kRandomPart.size() || !found.starts_with(name + "."))
+      continue;
+    const int descriptor =
+        ::open(entry.path().c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) continue;
+    if (is_named_once(descriptor) && ::flock(descriptor, LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(entry.path().c_str());
+    }
+    ::close(descriptor);
+  }
+}
+
 }  // namespace
 
 ScratchFile::ScratchFile(const std::string& directory, const std::string& name,
@@ -45,7 +74,8 @@ ScratchFile::ScratchFile(const std::string& directory, const std::string& name,
   check_directory(directory, owner);
   ZP_CHECK(!name.empty() && name.find('/') == std::string::npos, "file \"", name, "\" for ", owner,
            ": expected a name without a directory");
-  open_locked(owner);
+  remove_leftovers(directory, name);
+  create_locked(owner);
   try {
     preallocate(directory, owner);
   } catch (...) {
@@ -61,45 +91,26 @@ ScratchFile::~ScratchFile() {
   ::close(descriptor_);
 }
 
-void ScratchFile::open_locked(const std::string& owner) {
-  descriptor_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-  ZP_CHECK(
-      descriptor_ >= 0 || errno != ELOOP, "file \"", path_, "\" for ", owner,
-      " is a symbolic link, which is not followed: somebody else may have made it; remove it, or "
-      "name a directory that only you can write");
-  ZP_CHECK(descriptor_ >= 0, "file \"", path_, "\" for ", owner,
-           " cannot be opened: ", std::strerror(errno), "; name a directory that can be written");
-  struct stat locked {};
-  check_is_ours(owner);
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 && ::fstat(descriptor_, &locked) == 0) {
-    if (locked.st_nlink > 0) return;
-    // Its last owner removed it between the two calls.
+void ScratchFile::create_locked(const std::string& owner) {
+  const std::string pattern = path_ + std::string(kRandomPart);
+  for (;;) {
+    path_ = pattern;
+    descriptor_ = ::mkostemp(path_.data(), O_CLOEXEC);
+    ZP_CHECK(descriptor_ >= 0, "file \"", pattern, "\" for ", owner,
+             " cannot be made: ", std::strerror(errno), "; name a directory that can be written");
+    const bool locked = ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0;
+    const int error = errno;
+    if (locked && is_named_once(descriptor_)) return;
+    // A process that removes leftovers may have come between the two calls.
+    ::unlink(path_.c_str());
     ::close(descriptor_);
-    return open_locked(owner);
+    ZP_CHECK(locked || error == EWOULDBLOCK, "file \"", path_, "\" for ", owner,
+             " cannot be locked: ", std::strerror(error),
+             "; name a directory of another file system");
   }
-  const int error = errno;
-  ::close(descriptor_);
-  ZP_CHECK(error != EWOULDBLOCK, "file \"", path_, "\" for ", owner,
-           ": another rank or run uses it; give each a name or a directory of its own");
-  ZP_THROW("file \"", path_, "\" for ", owner, " cannot be locked: ", std::strerror(error));
-}
-
-// What lies under the name already may be somebody else's, in a directory that several users write.
-void ScratchFile::check_is_ours(const std::string& owner) const {
-  struct stat found {};
-  const bool known = ::fstat(descriptor_, &found) == 0;
-  if (known && S_ISREG(found.st_mode) && found.st_uid == ::geteuid() && found.st_nlink <= 1) return;
-  ::close(descriptor_);
-  ZP_THROW(
-      "file \"", path_, "\" for ", owner,
-      ": expected a file of this user's own, with one name; remove it, or name a directory that "
-      "only you can write");
 }
 
 void ScratchFile::preallocate(const std::string& directory, const std::string& owner) {
-  // What a killed process left counts as room.
-  ZP_CHECK(::ftruncate(descriptor_, 0) == 0, "file \"", path_, "\" for ", owner,
-           " cannot be emptied: ", std::strerror(errno));
   struct statvfs room {};
   ZP_CHECK(::statvfs(directory.c_str(), &room) == 0, "directory \"", directory, "\" for ", owner,
            ": statvfs: ", std::strerror(errno));

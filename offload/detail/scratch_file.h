@@ -1,7 +1,8 @@
 // A preallocated file that is gone when its object is.
 //
-// The file is locked (flock) while it lives, so that two ranks or runs with one name are noticed and
-// what a killed process left is not: it is taken over.
+// Its name ends in six random characters, so that nobody can put a file or a link there beforehand.
+// The file is locked (flock) while it lives: what a killed process left under the same name is not,
+// and is removed.
 //
 // Threads: the descriptor is anybody's; the rest is constant.
 // Throws: the constructor, in words with figures.
@@ -15,7 +16,8 @@ namespace zeropage::offload::detail {
 
 class ScratchFile {
  public:
-  // owner: what it is for, in messages. bytes: preallocated.
+  // name: without a directory; what the file's name begins with. owner: what it is for, in messages.
+  // bytes: preallocated.
   ScratchFile(const std::string& directory, const std::string& name, const std::string& owner,
               int64_t bytes);
   ~ScratchFile();
@@ -31,13 +33,12 @@ class ScratchFile {
   bool direct() const { return direct_; }
 
  private:
-  void check_is_ours(const std::string& owner) const;
-  void open_locked(const std::string& owner);
+  void create_locked(const std::string& owner);
   void preallocate(const std::string& directory, const std::string& owner);
   bool make_room(int64_t first, int64_t bytes);
   bool make_direct();
 
-  const std::string path_;
+  std::string path_;
   std::atomic<int64_t> bytes_;
   int descriptor_ = -1;
   bool direct_ = false;

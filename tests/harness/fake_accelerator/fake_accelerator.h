@@ -37,7 +37,7 @@ inline c10::Device fake_device(c10::DeviceIndex index = 0) {
   return {c10::DeviceType::PrivateUse1, index};
 }
 
-// Before each task a stream sleeps a random time up to `longest`, from a generator of its own.
+// Before one task in four a stream sleeps a random time up to `longest`, from a generator of its own.
 // Zero, the default: none.
 void set_fake_delays(uint64_t seed, std::chrono::microseconds longest);
 

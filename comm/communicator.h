@@ -20,6 +20,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,10 @@
 namespace zeropage::comm {
 
 using memory::Pending;
+
+namespace detail {
+class Watch;
+}  // namespace detail
 
 enum class ReduceOp : uint8_t { kSum, kMean, kMax };
 
@@ -80,6 +85,9 @@ class Communicator {
 
   // The ranks whose connection to this one has broken. For those who wait for them elsewhere.
   virtual std::vector<int> lost_ranks() { return {}; }
+
+  // What finds out why another rank does not come; null where nobody looks.
+  virtual std::shared_ptr<detail::Watch> watch() const { return nullptr; }
 
   // Where the tensors must be: parameters, gradients and what else is long.
   virtual c10::Device device() const { return c10::kCPU; }

@@ -86,7 +86,7 @@ std::optional<Verdict> Roll::out_of_step(const Standing& ours) const {
     const Standing& theirs = *of(other).standing;
     if (!never_meet(options_.rank, ours, other, theirs, facts_.broadcasts_wait)) continue;
     std::string where = "for " + theirs.words;
-    if (theirs.where == Standing::Where::kInCall) {
+    if (theirs.where != Standing::Where::kInTexts) {
       const bool alike =
           ours.where == theirs.where && theirs.call.describe() == ours.call.describe();
       where =
@@ -180,8 +180,8 @@ std::optional<Verdict> Roll::slow(const Wait& wait, const std::optional<Call>& c
   int other = wait.awaited.empty() ? -1 : wait.awaited.front();
   for (int rank = 0; rank < options_.size && other < 0; ++rank) {
     const auto& theirs = of(rank).standing;
-    const bool is_with_us = theirs && call && theirs->where == Standing::Where::kInCall &&
-                            theirs->call.tag(0) == call->tag(0);
+    const bool is_with_us = theirs && call && theirs->where != Standing::Where::kInTexts &&
+                            !theirs->is_outside() && theirs->call.tag(0) == call->tag(0);
     if (rank != options_.rank && !is_with_us) other = rank;
   }
   if (other < 0) other = options_.rank == 0 ? 1 : 0;
@@ -244,6 +244,7 @@ std::string Roll::describe(int other) const {
       return c10::str(rank, theirs.words.empty() ? " has called nothing yet" : " was last in ",
                       theirs.words, when);
     case Standing::Where::kInCall:
+    case Standing::Where::kOnDevice:
       break;
   }
   return c10::str(rank, silent ? " stood at " : " stands at ", theirs.call.describe(), when);

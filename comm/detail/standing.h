@@ -18,9 +18,10 @@ inline constexpr const char* kSameOrder =
 
 struct Standing {
   enum class Where : uint8_t {
-    kInCall,   // an operation is under way
-    kInTexts,  // the thread that calls waits for other ranks' texts
-    kOutside,  // neither: the rank does work of its own
+    kInCall,    // an operation is under way
+    kInTexts,   // the thread that calls waits for other ranks' texts
+    kOutside,   // neither: the rank does work of its own
+    kOnDevice,  // its device is in an operation, and the thread that calls is in neither
   };
 
   uint64_t beat =
@@ -29,7 +30,7 @@ struct Standing {
   uint64_t begun = 0;
   Where where = Where::kInCall;
   int64_t since_ms = 0;  // that it has been there
-  Call call;             // kInCall
+  Call call;             // kInCall, kOnDevice
   std::string
       words;  // kInTexts: what they are about; kOutside: the last call, "" if there was none
   std::string account;  // not empty: the rank is about to end with these words
@@ -92,6 +93,12 @@ inline bool never_meet(int rank, const Standing& ours, int other, const Standing
                        bool broadcasts_wait = false) {
   using Where = Standing::Where;
   if (ours.is_outside() || theirs.is_outside()) return false;
+  if (ours.where == Where::kOnDevice || theirs.where == Where::kOnDevice) {
+    // A device's operations are counted apart, and its pairs need not be in order with the others.
+    return ours.where == theirs.where && ours.call.sequence == theirs.call.sequence &&
+           ours.call.operation != Operation::kPair && theirs.call.operation != Operation::kPair &&
+           ours.call.tag(0) != theirs.call.tag(0);
+  }
   const auto needs_all = [broadcasts_wait](const Standing& standing) {
     return broadcasts_wait || standing.call.operation != Operation::kBroadcast;
   };

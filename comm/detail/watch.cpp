@@ -96,6 +96,24 @@ void Watch::end(const Call& call, bool completed) {
   roll_.note_shared(call);
 }
 
+void Watch::begin_on_device(const Call& call) {
+  const std::lock_guard lock(mutex_);
+  on_device_ = call;
+  roll_.begin_period();
+  device_wait_ = roll_.begin_wait("", options_.limits.deadline);
+  if (call.operation == Operation::kPair) device_wait_.awaited = {call.peer};
+}
+
+void Watch::end_on_device() {
+  const std::lock_guard lock(mutex_);
+  on_device_.reset();
+}
+
+std::optional<Verdict> Watch::verdict_on_device() const {
+  const std::lock_guard lock(mutex_);
+  return on_device_ ? device_wait_.verdict : std::nullopt;
+}
+
 Watch::TextWait::TextWait(Watch& watch, const std::string& topic, milliseconds deadline)
     : watch_(watch) {
   const std::lock_guard lock(watch_.mutex_);
@@ -141,6 +159,10 @@ Standing Watch::own_standing() {
     ours.since_ms = since(texts->began);
     const bool is_idle = now > std::max(outside_since_, texts->began) + patience_ / 2;
     if (!options_.begins_at_call || !is_idle) ours.begun = Standing::kMayBeginMore;
+  } else if (on_device_) {
+    ours.where = Standing::Where::kOnDevice;
+    ours.call = *on_device_;
+    ours.since_ms = since(device_wait_.began);
   } else {
     ours.where = Standing::Where::kOutside;
     ours.words = last_ ? last_->describe() : "";
@@ -168,6 +190,7 @@ void Watch::work() {
     const auto now = Clock::now();
     Clock::time_point began = now;
     if (current_ && !broken) began = wait_.began;
+    if (on_device_ && !device_wait_.verdict) began = std::min(began, device_wait_.began);
     for (const Roll::Wait& wait : texts_) began = std::min(began, wait.began);
     if (began + patience_ <= now) {
       if (now < next_look) continue;
@@ -214,12 +237,26 @@ void Watch::look(Lock& lock) {
     if (!wait.verdict && wait.by_caller && !current_) wait.verdict = roll_.out_of_step(ours);
     if (!wait.verdict) wait.verdict = roll_.late(wait, std::nullopt);
   }
+  if (on_device_ && !device_wait_.verdict) look_at_device(lock, ours);
   if (!current_ || verdict_) return;
   // Before the others hear of it and end: our connections to them break then.
   verdict_ = roll_.out_of_step(ours);
   if (!verdict_) verdict_ = roll_.failed();
   if (!verdict_) verdict_ = roll_.late(wait_, current_);
   if (verdict_) end_call(lock, ours);
+}
+
+void Watch::look_at_device(Lock& lock, Standing ours) {
+  std::optional<Verdict> verdict;
+  if (ours.where == Standing::Where::kOnDevice) verdict = roll_.out_of_step(ours);
+  if (!verdict) verdict = roll_.failed();
+  if (!verdict) verdict = roll_.late(device_wait_, on_device_);
+  if (!verdict) return;
+  ours.account = Account{verdict->words, on_device_->describe()}.to_text();
+  lock.unlock();
+  wait_until_others_know(ours);
+  lock.lock();
+  device_wait_.verdict = verdict;
 }
 
 void Watch::end_call(Lock& lock, Standing ours) {

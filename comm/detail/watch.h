@@ -12,7 +12,7 @@
 // holds. While nobody waits a rank reads one key in a twelfth of the deadline.
 //
 // Lifetime: the store must outlive it; what the hooks use must live until stop().
-// Threads: perform() on the thread that performs the operations; TextWait on any; the rest on any. Owns
+// Threads: perform() on the thread that performs the operations; the rest on any. Owns
 // a thread, which sleeps most of the time, looks at the store, and calls the hooks.
 // Throws: perform() what the operation throws.
 #pragma once
@@ -82,6 +82,12 @@ class Watch {
     end(call, /*completed=*/true);
   }
 
+  // The operation that this rank's device is in, which no thread here need wait for. Of one at a time;
+  // a verdict says why it cannot end.
+  void begin_on_device(const Call& call);
+  void end_on_device();
+  std::optional<Verdict> verdict_on_device() const;
+
   // A rank that was lost while the operation waited, if that is why it was interrupted.
   std::optional<int> lost_rank() const;
   // Once there is one, every error of an operation follows from it.
@@ -98,6 +104,7 @@ class Watch {
   void end(const Call& call, bool completed);
   void work();
   void look(Lock& lock);
+  void look_at_device(Lock& lock, Standing ours);
   void answer(Lock& lock);
   bool find_lost(Lock& lock);
   bool tell_and_listen(const Standing& ours);
@@ -127,7 +134,9 @@ class Watch {
   uint64_t begun_ = 0;  // collectives
   Roll::Wait wait_;     // of current_
   std::list<Roll::Wait> texts_;
-  std::string asked_;  // what was last seen of who asks
+  std::optional<Call> on_device_;
+  Roll::Wait device_wait_;  // of on_device_
+  std::string asked_;       // what was last seen of who asks
   std::optional<Call> last_;
   Clock::time_point outside_since_ = Clock::now();
   std::optional<Verdict> verdict_;

@@ -47,7 +47,7 @@ class DeviceCommunicator final : public Communicator {
         options_(std::move(options)),
         host_(std::move(host)),
         watch_(std::make_shared<DeviceWatch>(
-            DeviceWatch::Options{.deadline = options_.deadline,
+            DeviceWatch::Options{.watch = host_->watch(),
                                  .lost_ranks = [this] { return host_->lost_ranks(); },
                                  .abort = [this] { options_.backend->abort(); }})) {}
 

@@ -16,12 +16,10 @@
 //   all_reduce                   2 B (N-1)/N  kFixed: the same; twice B where N does not divide it
 //   broadcast                    B, but for the rank before the root
 //
-// Errors: no message goes to the other ranks for each operation, so ranks that call different ones
-// are not told apart: the deadline ends that. A lost rank is named within seconds
-// (detail/device_watch.h). An error is thrown by the next call or Pending::wait().
+// Errors: ranks that call different operations, one that is lost, stopped or busy: the watch of `host`
+// tells them apart (detail/device_watch.h). An error is thrown by the next call or Pending::wait().
 #pragma once
 
-#include <chrono>
 #include <memory>
 #include <string>
 
@@ -38,8 +36,7 @@ struct DeviceCommunicatorOptions {
   c10::intrusive_ptr<c10d::Backend> backend;
   c10::Device device = c10::kCPU;  // with its index
   ReductionOrder order = ReductionOrder::kFast;
-  std::chrono::milliseconds deadline;  // of one operation, from its begin on the device
-  std::string transport;               // "nccl"
+  std::string transport;  // "nccl"
 };
 
 // host: moves tensors of the host between the same ranks.

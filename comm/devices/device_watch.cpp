@@ -22,7 +22,9 @@ void DeviceWatch::stop() {
     stopping_ = true;
   }
   changed_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  thread_.join();
+  forget_under_way();
 }
 
 void DeviceWatch::add(Call call, memory::Event begun, memory::Event end) {
@@ -69,10 +71,10 @@ void DeviceWatch::look_until_stopped() {
         wrong = c10::str("the device failed: ", memory::message_of(error));
       }
       if (!wrong.empty()) keep(entry.call, wrong);
+      if (has_ended) forget_under_way();
       lock.lock();
       if (has_ended) {
         entries_.pop_front();
-        under_way_since_.reset();
         if (entries_.empty()) changed_.notify_all();
       } else if (!error_) {
         changed_.wait_for(lock, kBetweenLooks, [this] { return stopping_; });
@@ -95,10 +97,16 @@ std::string DeviceWatch::look_at(const Entry& entry) {
     for (const int rank : first_lost_) list += (list.empty() ? "" : ", ") + std::to_string(rank);
     return c10::str("lost rank ", list, "; it has ended or was killed. See its last lines");
   }
-  if (now - *under_way_since_ < options_.deadline) return "";
-  return c10::str("it did not end within ", static_cast<double>(options_.deadline.count()) / 1000.0,
-                  " s on this rank's device. All ranks live, so one is slow, or has called another "
-                  "operation; compare what the ranks say, or raise the deadline");
+  if (!options_.watch || now - *under_way_since_ < kUntold) return "";
+  if (!is_told_) options_.watch->begin_on_device(entry.call);
+  is_told_ = true;
+  const auto verdict = options_.watch->verdict_on_device();
+  return verdict ? verdict->words : "";
+}
+
+void DeviceWatch::forget_under_way() {
+  under_way_since_.reset();
+  if (std::exchange(is_told_, false)) options_.watch->end_on_device();
 }
 
 void DeviceWatch::keep(const Call& call, const std::string& what_went_wrong) {

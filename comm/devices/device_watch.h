@@ -3,7 +3,9 @@
 //
 // Operations end in the order in which they are added. An operation's time begins when its event
 // `begun` has passed and the operation before it has ended: how far the host is ahead of the device
-// does not count. One that is under way when its time is up, or a second after a rank was lost, fails: what went wrong is kept for check(), and `abort` is called so that the device comes free.
+// does not count. One that cannot end (comm/detail/watch.h has why), or is under way a second after a
+// rank was lost, fails: what went wrong is kept for check(), and `abort` is called so that the device
+// comes free.
 //
 // Lifetime: what the functions of Options use must outlive it.
 // Threads: add() by one at a time, check() by any. Its own, `zp-device-watch`, charges the ledger of
@@ -15,6 +17,7 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -22,6 +25,7 @@
 #include <vector>
 
 #include "comm/detail/call.h"
+#include "comm/detail/watch.h"
 #include "device/stream.h"
 
 namespace zeropage::comm::detail {
@@ -29,7 +33,8 @@ namespace zeropage::comm::detail {
 class DeviceWatch {
  public:
   struct Options {
-    std::chrono::milliseconds deadline;  // of one operation
+    // Finds out why an operation does not end; null: nobody waits for other ranks.
+    std::shared_ptr<Watch> watch;
     // Asked every kBetweenLooks while an operation is under way; may be empty.
     std::function<std::vector<int>()> lost_ranks;
     // Called once, after check() has begun to throw, by the watch's thread or fail(). May be empty.
@@ -37,6 +42,8 @@ class DeviceWatch {
   };
   // How late an end may be noticed.
   static constexpr std::chrono::milliseconds kBetweenLooks{20};
+  // What ends sooner is not told to the others.
+  static constexpr std::chrono::milliseconds kUntold{100};
   // An operation that needs nothing more of a lost rank still has this long to end.
   static constexpr std::chrono::milliseconds kAfterLoss{1000};
 
@@ -68,6 +75,7 @@ class DeviceWatch {
   void look_until_stopped();
   // What is wrong with the operation that is next to end; "" if nothing.
   std::string look_at(const Entry& entry);
+  void forget_under_way();
   void keep(const Call& call, const std::string& what_went_wrong);
 
   // Constant after construction.
@@ -75,6 +83,7 @@ class DeviceWatch {
 
   // Owned by the watch's thread.
   std::optional<Clock::time_point> under_way_since_;  // of the operation that is next to end
+  bool is_told_ = false;                              // to options_.watch
   std::optional<Clock::time_point> lost_since_;
   std::vector<int> first_lost_;
 

@@ -28,7 +28,7 @@ struct NcclOptions {
   c10::intrusive_ptr<c10d::Store> store;  // for these ranks alone
   c10::Device device = c10::kCPU;         // with its index
   ReductionOrder order = ReductionOrder::kFast;
-  std::chrono::milliseconds deadline;  // of connecting, and of each operation
+  std::chrono::milliseconds deadline;  // of connecting
 };
 
 // Collective; connects. host: moves tensors of the host between the same ranks.

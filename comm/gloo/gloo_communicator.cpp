@@ -38,6 +38,7 @@ class GlooCommunicator final : public Communicator {
 
   std::string_view transport() const override { return "gloo"; }
   std::vector<int> lost_ranks() override { return link_.lost_peers(); }
+  std::shared_ptr<detail::Watch> watch() const override { return link_.watch(); }
 
  private:
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {

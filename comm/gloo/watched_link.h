@@ -54,6 +54,7 @@ class WatchedLink {
   explicit WatchedLink(Options options);
   ~WatchedLink() { watch_->stop(); }
 
+  const std::shared_ptr<Watch>& watch() const { return watch_; }
   GlooLink& messages() { return link_; }
 
   // Does `body`, which waits in messages() or in what abort_others() ends.

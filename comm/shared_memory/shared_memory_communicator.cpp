@@ -63,6 +63,7 @@ class SharedMemoryCommunicator final : public Communicator {
 
   std::string_view transport() const override { return "shared"; }
   std::vector<int> lost_ranks() override { return link_->lost_ranks(); }
+  std::shared_ptr<Watch> watch() const override { return watch_; }
 
  private:
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {

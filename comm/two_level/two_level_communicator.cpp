@@ -54,6 +54,7 @@ class TwoLevelCommunicator final : public Communicator {
 
   std::string_view transport() const override { return "two-level"; }
   std::vector<int> lost_ranks() override { return link_.lost_peers(); }
+  std::shared_ptr<detail::Watch> watch() const override { return link_.watch(); }
 
  private:
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {

@@ -48,7 +48,7 @@ RankOptions options_for(Way way, int size) {
   if (way >= Way::kFast) {
     const bool fast = way == Way::kFast || way == Way::kOwnStream;
     options.decorate = testing::over_fake_backend(
-        fast ? ReductionOrder::kFast : ReductionOrder::kFixed, options.deadline,
+        fast ? ReductionOrder::kFast : ReductionOrder::kFixed,
         way == Way::kOwnStream ? FakeBackend::Streams::kOwnAlone : FakeBackend::Streams::kAsNccl);
     if (way == Way::kDelayed) {
       options.decorate = [make = options.decorate](std::unique_ptr<Communicator> host) {
@@ -307,12 +307,9 @@ TEST(DeviceCommunicatorStreamTest, CollectivesRunOnOurStreamWhereTheBackendLetsT
     for (const auto streams : {FakeBackend::Streams::kAsNccl, FakeBackend::Streams::kOwnAlone}) {
       const auto backend =
           c10::make_intrusive<FakeBackend>(std::make_unique<SoloCommunicator>(), device, streams);
-      const auto communicator = make_device_communicator(std::make_unique<SoloCommunicator>(),
-                                                         {.backend = backend,
-                                                          .device = device,
-                                                          .order = order,
-                                                          .deadline = std::chrono::seconds(30),
-                                                          .transport = "fake"});
+      const auto communicator = make_device_communicator(
+          std::make_unique<SoloCommunicator>(),
+          {.backend = backend, .device = device, .order = order, .transport = "fake"});
       const auto tensor = torch::ones({1000}, torch::TensorOptions(device));
       communicator->all_gather(tensor, "a test").wait();
       communicator->reduce_scatter(tensor, ReduceOp::kSum, "a test").wait();
@@ -326,7 +323,23 @@ TEST(DeviceCommunicatorStreamTest, CollectivesRunOnOurStreamWhereTheBackendLetsT
   }
 }
 
-TEST(DeviceCommunicatorFailureTest, TheDeadlineEndsWhatARankDoesNotJoin) {
+TEST(DeviceCommunicatorFailureTest, ARankThatIsBusyIsWaitedForBeyondTheDeadline) {
+  testing::register_fake_accelerator();
+  testing::run_ranks(2,
+                     [](World& world) {
+                       const auto tensor =
+                           torch::ones({1000}, torch::TensorOptions(world.device()));
+                       Communicator& communicator = world.communicator();
+                       communicator.all_reduce(tensor, ReduceOp::kSum, "page \"a\"").synchronize();
+                       if (world.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(3));
+                       communicator.all_reduce(tensor, ReduceOp::kSum, "page \"b\"").synchronize();
+                       EXPECT_TRUE(tensor.cpu().eq(4).all().item<bool>());
+                     },
+                     {.deadline = std::chrono::seconds(1),
+                      .decorate = testing::over_fake_backend(ReductionOrder::kFast)});
+}
+
+TEST(DeviceCommunicatorFailureTest, ABusyRankIsWaitedForUpToTheBusyLimit) {
   testing::register_fake_accelerator();
   const auto errors = try_ranks(
       2,
@@ -335,35 +348,61 @@ TEST(DeviceCommunicatorFailureTest, TheDeadlineEndsWhatARankDoesNotJoin) {
         Communicator& communicator = world.communicator();
         communicator.all_reduce(tensor, ReduceOp::kSum, "page \"a\"").synchronize();
         if (world.rank() == 1) {
-          std::this_thread::sleep_for(std::chrono::seconds(3));
+          std::this_thread::sleep_for(std::chrono::seconds(4));
           return;
         }
         const Pending pending = communicator.all_gather(tensor, "page \"b\"");
         pending.wait();  // the host does not
         const std::string error = error_of([&] { pending.synchronize(); });
         EXPECT_THAT(error,
-                    AllOf(HasSubstr("[rank 0/2] all_gather #1 of page \"b\" (3.9 KiB): it did "
-                                    "not end within 1 s"),
-                          HasSubstr("raise the deadline")));
+                    AllOf(HasSubstr("[rank 0/2] all_gather #1 of page \"b\" (3.9 KiB): rank 1 was "
+                                    "waited for in vain, for 2 s"),
+                          HasSubstr("raise WorldOptions::busy_limit")));
         EXPECT_EQ(error_of([&] { pending.wait(); }), error);
         EXPECT_EQ(error_of([&] { communicator.all_gather(tensor, "page \"c\""); }), error);
       },
-      {.decorate = testing::over_fake_backend(ReductionOrder::kFast, std::chrono::seconds(1))});
+      {.deadline = std::chrono::seconds(1),
+       .busy_limit = std::chrono::seconds(2),
+       .decorate = testing::over_fake_backend(ReductionOrder::kFast)});
   EXPECT_EQ(message_of(errors[0]), "");
+}
+
+TEST(DeviceCommunicatorFailureTest, RanksThatCallDifferentOperationsAreToldWithinTwoSeconds) {
+  testing::register_fake_accelerator();
+  const auto begun = std::chrono::steady_clock::now();
+  const auto errors =
+      try_ranks(2,
+                [](World& world) {
+                  const auto tensor = torch::ones({1000}, torch::TensorOptions(world.device()));
+                  Communicator& communicator = world.communicator();
+                  communicator.all_reduce(tensor, ReduceOp::kSum, "page \"a\"").synchronize();
+                  if (world.rank() == 1) {
+                    communicator.all_gather(tensor, "page \"c\"").synchronize();
+                  } else {
+                    communicator.all_reduce(tensor, ReduceOp::kSum, "page \"b\"").synchronize();
+                  }
+                },
+                {.decorate = testing::over_fake_backend(ReductionOrder::kFast)});
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(10));
+  EXPECT_THAT(message_of(errors[0]),
+              AllOf(HasSubstr("all_reduce #1 of page \"b\""),
+                    HasSubstr("rank 1 is out of step: it waits in all_gather #1 of page \"c\"")));
+  EXPECT_THAT(message_of(errors[1]), HasSubstr("out of step"));
 }
 
 TEST(DeviceCommunicatorFailureTest, ALostRankIsNamedLongBeforeTheDeadline) {
   testing::register_fake_accelerator();
   const auto begun = std::chrono::steady_clock::now();
-  const auto errors = try_ranks(
-      3,
-      [](World& world) {
-        const auto tensor = torch::ones({999}, torch::TensorOptions(world.device()));
-        world.communicator().all_gather(tensor, "page \"a\"").synchronize();
-        if (world.rank() == 1) throw std::runtime_error("rank 1 has had enough");
-        world.communicator().all_gather(tensor, "page \"b\"").synchronize();
-      },
-      {.decorate = testing::over_fake_backend(ReductionOrder::kFast, std::chrono::seconds(600))});
+  const auto errors =
+      try_ranks(3,
+                [](World& world) {
+                  const auto tensor = torch::ones({999}, torch::TensorOptions(world.device()));
+                  world.communicator().all_gather(tensor, "page \"a\"").synchronize();
+                  if (world.rank() == 1) throw std::runtime_error("rank 1 has had enough");
+                  world.communicator().all_gather(tensor, "page \"b\"").synchronize();
+                },
+                {.deadline = std::chrono::seconds(600),
+                 .decorate = testing::over_fake_backend(ReductionOrder::kFast)});
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
   EXPECT_THAT(message_of(errors[0]),
               HasSubstr("all_gather #1 of page \"b\" (3.9 KiB): lost rank 1"));

@@ -31,9 +31,9 @@ constexpr const char* name(Carrier carrier) {
 }
 
 // For each rank's communicator of the host: one that works on streams of its device.
-inline auto over_fake_backend(comm::ReductionOrder order, std::chrono::milliseconds deadline,
+inline auto over_fake_backend(comm::ReductionOrder order,
                               FakeBackend::Streams streams = FakeBackend::Streams::kAsNccl) {
-  return [order, deadline, streams, store = c10::make_intrusive<c10d::HashStore>()](
+  return [order, streams, store = c10::make_intrusive<c10d::HashStore>()](
              std::unique_ptr<comm::Communicator> host) {
     const int rank = host->rank();
     const int size = host->size();
@@ -47,7 +47,6 @@ inline auto over_fake_backend(comm::ReductionOrder order, std::chrono::milliseco
         {.backend = c10::make_intrusive<FakeBackend>(std::move(carrier), device, streams),
          .device = device,
          .order = order,
-         .deadline = deadline,
          .transport = "fake"});
   };
 }
@@ -91,7 +90,7 @@ inline RankOptions on_fake_devices(Carrier carrier, int size) {
   register_fake_accelerator();
   RankOptions options;
   if (carrier == Carrier::kDevice) {
-    options.decorate = over_fake_backend(comm::ReductionOrder::kFast, options.deadline);
+    options.decorate = over_fake_backend(comm::ReductionOrder::kFast);
     return options;
   }
   options.device = c10::DeviceType::PrivateUse1;

@@ -77,7 +77,7 @@ class DeviceAccumulationTest : public ::testing::TestWithParam<std::tuple<Carrie
     const auto [carrier, ranks, stage] = GetParam();
     RankOptions on_devices = on_fake_devices(carrier, ranks);
     if (carrier == Carrier::kDevice) {
-      on_devices.decorate = over_fake_backend(order, on_devices.deadline);
+      on_devices.decorate = over_fake_backend(order);
     }
     std::vector<Result> expected(static_cast<size_t>(ranks));
     run_ranks(ranks, [&](comm::World& world) {

@@ -73,7 +73,6 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicato
   return make_device_communicator(std::move(host), {.backend = backend,
                                                     .device = options.device,
                                                     .order = options.order,
-                                                    .deadline = options.deadline,
                                                     .transport = "nccl"});
 }
 

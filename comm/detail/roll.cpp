@@ -243,6 +243,8 @@ std::string Roll::describe(int other) const {
     case Standing::Where::kOutside:
       return c10::str(rank, theirs.words.empty() ? " has called nothing yet" : " was last in ",
                       theirs.words, when);
+    case Standing::Where::kLeft:
+      return rank + " has ended";
     case Standing::Where::kInCall:
     case Standing::Where::kOnDevice:
       break;

@@ -22,6 +22,7 @@ struct Standing {
     kInTexts,   // the thread that calls waits for other ranks' texts
     kOutside,   // neither: the rank does work of its own
     kOnDevice,  // its device is in an operation, and the thread that calls is in neither
+    kLeft,      // it has completed what it began, and has ended
   };
 
   uint64_t beat =
@@ -38,6 +39,11 @@ struct Standing {
   static constexpr uint64_t kMayBeginMore = std::numeric_limits<uint64_t>::max();
 
   bool is_outside() const { return where == Where::kOutside; }
+  // Nothing of that operation is missing because it ended.
+  bool has_left_after(const Call& collective) const {
+    return where == Where::kLeft && collective.operation != Operation::kPair &&
+           begun > collective.sequence;
+  }
 
   std::string to_text() const {
     std::ostringstream text;

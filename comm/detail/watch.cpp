@@ -23,6 +23,8 @@ constexpr auto kLookLimit = milliseconds(2000);
 // serves the square of their number.
 constexpr double kQuickRanks = 256;
 constexpr auto kSlowestLook = milliseconds(10'000);
+// Ranks that are lost are waited for so long where the store does not say why.
+constexpr auto kUnexplained = milliseconds(500);
 constexpr char kSeparator = '\x1e';
 constexpr const char* kAskedKey = "asked";
 
@@ -73,7 +75,20 @@ void Watch::stop() {
     running_ = false;
   }
   wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  thread_.join();
+  say_farewell();
+}
+
+void Watch::say_farewell() {
+  if (has_failed_ || current_ || verdict_ || lost_rank_) return;
+  Standing ours = own_standing();
+  ours.where = Standing::Where::kLeft;
+  ours.begun = begun_;
+  ask([store = store_, key = own_key(), ours] {
+    if (is_served(store)) write_key(*store, key, ours.to_text());
+    return std::string();
+  });
 }
 
 // ---- what this rank does ----
@@ -91,6 +106,7 @@ void Watch::end(const Call& call, bool completed) {
   const std::lock_guard lock(mutex_);
   last_ = std::exchange(current_, std::nullopt);
   outside_since_ = Clock::now();
+  has_failed_ = has_failed_ || !completed;
   if (!completed || call.operation == Operation::kPair || call.operation == Operation::kBroadcast)
     return;
   roll_.note_shared(call);
@@ -211,17 +227,51 @@ bool Watch::find_lost(Lock& lock) {
   if (!hooks_.lost_ranks) return false;
   const Call call = *current_;
   lock.unlock();
-  const std::vector<int> lost = hooks_.lost_ranks();
+  std::vector<int> lost = hooks_.lost_ranks();
+  if (call.operation == Operation::kPair) {
+    const bool has_peer = std::find(lost.begin(), lost.end(), call.peer) != lost.end();
+    lost = has_peer ? std::vector<int>{call.peer} : std::vector<int>();
+  }
+  const auto missed = first_missed(lost, call);
   lock.lock();
-  const bool needed = call.operation == Operation::kPair
-                          ? std::find(lost.begin(), lost.end(), call.peer) != lost.end()
-                          : !lost.empty();
-  if (!needed) return false;
-  lost_rank_ = call.operation == Operation::kPair ? call.peer : lost.front();
+  if (!missed) return false;
+  lost_rank_ = *missed;
   lock.unlock();
   hooks_.interrupt();
   lock.lock();
   return true;
+}
+
+// Of those that are lost one without which the operation cannot end. Not one that has ended after it:
+// ranks end an operation one after the other, and the first may be gone before the last has its bytes.
+std::optional<int> Watch::first_missed(const std::vector<int>& lost, const Call& call) {
+  if (lost.empty()) return std::nullopt;
+  std::vector<std::string> keys;
+  for (const int rank : lost) keys.push_back(keys_[static_cast<size_t>(rank)]);
+  const auto answer = ask([store = store_, keys] {
+    std::string texts;
+    if (!is_served(store)) return texts;
+    for (const std::vector<uint8_t>& text : store->multiGet(keys)) {
+      texts.append(text.begin(), text.end());
+      texts += kSeparator;
+    }
+    return texts;
+  });
+  if (!answer || answer->empty()) {
+    // The server of the store may have ended after the operation too, and then cannot say so.
+    if (!unexplained_since_) unexplained_since_ = Clock::now();
+    if (Clock::now() < *unexplained_since_ + kUnexplained) return std::nullopt;
+    return lost.front();
+  }
+  unexplained_since_.reset();
+  std::istringstream texts(*answer);
+  std::string text;
+  for (const int rank : lost) {
+    std::getline(texts, text, kSeparator);
+    const auto standing = Standing::parse(text);
+    if (!standing || !standing->has_left_after(call)) return rank;
+  }
+  return std::nullopt;
 }
 
 void Watch::look(Lock& lock) {

@@ -65,7 +65,8 @@ class Watch {
 
   // Begins to look, and to answer who asks.
   void start(Hooks hooks);
-  // Uses the hooks no more.
+  // Uses the hooks no more. Where all operations have completed the others are told so, before our
+  // connections to them end: those that still are in the last one lack nothing of ours.
   void stop();
 
   const WaitLimits& limits() const { return options_.limits; }
@@ -107,6 +108,8 @@ class Watch {
   void look_at_device(Lock& lock, Standing ours);
   void answer(Lock& lock);
   bool find_lost(Lock& lock);
+  std::optional<int> first_missed(const std::vector<int>& lost, const Call& call);
+  void say_farewell();
   bool tell_and_listen(const Standing& ours);
   std::optional<std::string> ask(std::function<std::string()> question) const;
   Standing own_standing();
@@ -141,6 +144,10 @@ class Watch {
   Clock::time_point outside_since_ = Clock::now();
   std::optional<Verdict> verdict_;
   std::optional<int> lost_rank_;
+  bool has_failed_ = false;  // an operation
+
+  // The thread's: since when ranks are lost, and the store does not say why.
+  std::optional<Clock::time_point> unexplained_since_;
 
   std::thread thread_;  // last: uses everything above
 };

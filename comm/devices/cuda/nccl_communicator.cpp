@@ -70,10 +70,9 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicato
   const Backend backend =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(options.store, host->rank(), host->size(), nccl);
   connect(backend, *host, options);
-  return make_device_communicator(std::move(host), {.backend = backend,
-                                                    .device = options.device,
-                                                    .order = options.order,
-                                                    .transport = "nccl"});
+  return make_device_communicator(
+      std::move(host),
+      {.backend = backend, .device = options.device, .order = options.order, .transport = "nccl"});
 }
 
 }  // namespace zeropage::comm

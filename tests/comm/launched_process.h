@@ -50,6 +50,8 @@ class LaunchedProcess {
     start_ = std::chrono::steady_clock::now();
     pid_ = ::fork();
     if (pid_ != 0) return;
+    // A shell ignores them for what it runs in the background, and a launcher would leave them ignored.
+    for (const int stop : {SIGHUP, SIGINT, SIGQUIT}) ::signal(stop, SIG_DFL);
     ::dup2(::open(out_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_APPEND, 0600), STDOUT_FILENO);
     ::dup2(::open(err_.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_APPEND, 0600), STDERR_FILENO);
     try {

@@ -66,7 +66,8 @@ TEST_F(CheckpointingFlagsTest, ChangeNoBitWhateverOperatorsAreRepeatedOrOffloade
       EXPECT_LT(peak, 0.9 * static_cast<double>(all)) << policy;
       EXPECT_EQ(activations["offloaded_bytes"] > 0, policy.find("offload") != std::string::npos);
       for (const auto& entry : std::filesystem::directory_iterator(disk)) {
-        EXPECT_THAT(entry.path().filename(), Not(StartsWith("rank-0.activations")));
+        EXPECT_THAT(entry.path().filename(),
+                    ::testing::Not(::testing::StartsWith("rank-0.activations")));
       }
       if (!budgeted) continue;
       EXPECT_LE(peak, 1.02 * 0.6 * static_cast<double>(all));

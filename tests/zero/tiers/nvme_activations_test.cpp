@@ -103,8 +103,7 @@ TEST_F(NvmeActivationsTest, ADamagedActivationStopsBackwardWithItsName) {
   const checkpointing::ActivationOffload offload(options(0, 0));
   const auto loss = forward(offload);
   {
-    std::fstream file(folder_ + "/rank-3.activations",
-                      std::ios::in | std::ios::out | std::ios::binary);
+    std::fstream file(store_->heap().path(), std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(3 * kBatch * kWidth * 4 + 17);
     file.put(static_cast<char>(0x5A));
   }

@@ -61,11 +61,12 @@ function(zeropage_intra_op_parallel target)
 endfunction()
 
 # zeropage_without_cuda(<target> <sources>...): sources of a build without CUDA. Each is compiled by itself, so that the unity
-# sources are those of a build with CUDA and the compiler's cache serves both.
+# sources are those of a build with CUDA and the compiler's cache serves both. They include little of LibTorch.
 function(zeropage_without_cuda target)
   if(NOT ZEROPAGE_CUDA)
     target_sources(${target} PRIVATE ${ARGN})
-    set_property(SOURCE ${ARGN} TARGET_DIRECTORY ${target} PROPERTY SKIP_UNITY_BUILD_INCLUSION ON)
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON
+                                SKIP_PRECOMPILE_HEADERS ON)
   endif()
 endfunction()
 

@@ -1,6 +1,6 @@
 #include <mutex>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
 #include <torch/version.h>
 
 #include "memory/check.h"

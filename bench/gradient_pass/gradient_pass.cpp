@@ -10,7 +10,8 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <torch/torch.h>
+#include <torch/cuda.h>
+#include <torch/optim/adamw.h>
 
 #include "bench/collectives/figures_json.h"
 #include "bench/measuring_main.h"

@@ -1,7 +1,8 @@
 #include "bench/optimizer_step/contenders.h"
 
 #include <ATen/Parallel.h>
-#include <torch/torch.h>
+#include <torch/nn/module.h>
+#include <torch/optim/adamw.h>
 
 #include "bench/optimizer_step/same_mix.h"
 #include "offload/flat_tensor.h"
@@ -85,14 +86,14 @@ constexpr int64_t kTensorNumel = 1000;
 struct ManyParametersImpl : torch::nn::Module {
   explicit ManyParametersImpl(int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
-      register_parameter("weight" + std::to_string(i), torch::randn({kTensorNumel}));
+      register_parameter("weight" + std::to_string(i), at::randn({kTensorNumel}));
     }
   }
   // The gradient of every element is 1.
-  torch::Tensor forward() const {
-    std::vector<torch::Tensor> sums;
-    for (const torch::Tensor& parameter : parameters()) sums.push_back(parameter.sum());
-    return torch::stack(sums).sum();
+  at::Tensor forward() const {
+    std::vector<at::Tensor> sums;
+    for (const at::Tensor& parameter : parameters()) sums.push_back(parameter.sum());
+    return at::stack(sums).sum();
   }
 };
 TORCH_MODULE(ManyParameters);

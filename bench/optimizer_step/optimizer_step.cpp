@@ -7,7 +7,7 @@
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <torch/torch.h>
+#include <torch/cuda.h>
 
 #include "bench/collectives/figures_json.h"
 #include "bench/measuring_main.h"

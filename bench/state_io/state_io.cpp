@@ -11,9 +11,12 @@
 #include <string>
 #include <vector>
 
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
-#include <torch/torch.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+#include <torch/serialize.h>
 
 #include "bench/collectives/figures_json.h"
 #include "bench/measuring_main.h"
@@ -73,7 +76,7 @@ void write_directly(const fs::path& path, const char* from, uint64_t bytes) {
 }
 
 // As a user would save the same tensors; LibTorch does not wait for the disk, so that is done here.
-void torch_save(const fs::path& path, const std::vector<torch::Tensor>& tensors) {
+void torch_save(const fs::path& path, const std::vector<at::Tensor>& tensors) {
   torch::save(tensors, path.string());
   zeropage::state::File(path, zeropage::state::File::Access::kWrite).sync();
 }
@@ -102,8 +105,8 @@ class Work {
   }
 
  private:
-  at::Tensor a_ = torch::randn({384, 384}), b_ = torch::randn({384, 384});
-  at::Tensor product_ = torch::empty({384, 384});
+  at::Tensor a_ = at::randn({384, 384}), b_ = at::randn({384, 384});
+  at::Tensor product_ = at::empty({384, 384});
 };
 
 struct LayersImpl : torch::nn::Module {
@@ -126,7 +129,7 @@ nlohmann::json line(const char* name, const Spread& seconds, double bytes, const
 }
 
 void measure(const Flags& flags) {
-  torch::set_num_threads(1);
+  at::set_num_threads(1);
   const auto world = zeropage::comm::World::from_environment();
   constexpr int64_t kWidth = 1024;
   const int64_t layers = std::max<int64_t>(1, flags.mebibytes / 4);
@@ -139,7 +142,7 @@ void measure(const Flags& flags) {
       static_cast<uint64_t>(zeropage::save_state(folder / "step-0", model, optimizer).bytes);
   const Memory from = touched_memory(bytes);
   const Memory to = touched_memory(bytes);
-  std::vector<torch::Tensor> tensors;
+  std::vector<at::Tensor> tensors;
   for (const auto& parameter : model.parameters()) {
     for (int copy = 0; copy < 3; ++copy) tensors.push_back(parameter.detach().clone());
   }

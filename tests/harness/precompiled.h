@@ -3,5 +3,6 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/torch.h>
 
 #include "cmake/precompiled.h"

@@ -103,8 +103,9 @@ struct Options {
 
   UpdateBy update_by = UpdateBy::kAuto;
 
-  // In training mode, forward begins by taking rank 0's buffers (running means), as PyTorch's DDP
-  // does. Costs a broadcast of all buffers a forward; nothing for a module without buffers.
+  // Each backward that averages ends by giving all ranks rank 0's buffers (running means), so that
+  // several forwards may come before it; a training forward without gradients begins with it. Costs a
+  // broadcast of all buffers a backward; nothing for a module without buffers.
   bool broadcast_buffers = true;
 
   // The same bits for any power-of-two split of the same micro-batches over ranks and micro-steps:

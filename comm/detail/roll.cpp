@@ -61,7 +61,8 @@ void Roll::listen(int other, const std::string& text) {
 
 bool Roll::beats(int other) const {
   const Heard& heard = of(other);
-  return heard.standing && heard.period == period_ && heard.standing->beat != heard.first_beat;
+  return heard.standing && heard.period == period_ && heard.standing->beat != heard.first_beat &&
+         heard.standing->where != Standing::Where::kLeft;
 }
 
 bool Roll::all_know() const {
@@ -86,7 +87,7 @@ std::optional<Verdict> Roll::out_of_step(const Standing& ours) const {
     const Standing& theirs = *of(other).standing;
     if (!never_meet(options_.rank, ours, other, theirs, facts_.broadcasts_wait)) continue;
     std::string where = "for " + theirs.words;
-    if (theirs.where != Standing::Where::kInTexts) {
+    if (theirs.is_in_operation()) {
       const bool alike =
           ours.where == theirs.where && theirs.call.describe() == ours.call.describe();
       where =
@@ -180,8 +181,8 @@ std::optional<Verdict> Roll::slow(const Wait& wait, const std::optional<Call>& c
   int other = wait.awaited.empty() ? -1 : wait.awaited.front();
   for (int rank = 0; rank < options_.size && other < 0; ++rank) {
     const auto& theirs = of(rank).standing;
-    const bool is_with_us = theirs && call && theirs->where != Standing::Where::kInTexts &&
-                            !theirs->is_outside() && theirs->call.tag(0) == call->tag(0);
+    const bool is_with_us =
+        theirs && call && theirs->is_in_operation() && theirs->call.tag(0) == call->tag(0);
     if (rank != options_.rank && !is_with_us) other = rank;
   }
   if (other < 0) other = options_.rank == 0 ? 1 : 0;
@@ -228,6 +229,7 @@ std::string Roll::describe_busy(int busy, Clock::time_point now) const {
 std::string Roll::describe(int other) const {
   const Heard& heard = of(other);
   const std::string rank = c10::str("Rank ", other);
+  if (heard.standing && heard.standing->where == Standing::Where::kLeft) return rank + " has ended";
   if (!beats(other)) {
     if (!last_shared_) return rank + " has not been heard of yet";
     return c10::str(rank, " was last heard in ", last_shared_->describe(), ", ",
@@ -243,10 +245,9 @@ std::string Roll::describe(int other) const {
     case Standing::Where::kOutside:
       return c10::str(rank, theirs.words.empty() ? " has called nothing yet" : " was last in ",
                       theirs.words, when);
-    case Standing::Where::kLeft:
-      return rank + " has ended";
     case Standing::Where::kInCall:
     case Standing::Where::kOnDevice:
+    case Standing::Where::kLeft:
       break;
   }
   return c10::str(rank, silent ? " stood at " : " stands at ", theirs.call.describe(), when);

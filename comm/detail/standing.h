@@ -39,6 +39,7 @@ struct Standing {
   static constexpr uint64_t kMayBeginMore = std::numeric_limits<uint64_t>::max();
 
   bool is_outside() const { return where == Where::kOutside; }
+  bool is_in_operation() const { return where == Where::kInCall || where == Where::kOnDevice; }
   // Nothing of that operation is missing because it ended.
   bool has_left_after(const Call& collective) const {
     return where == Where::kLeft && collective.operation != Operation::kPair &&

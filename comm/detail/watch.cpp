@@ -35,6 +35,16 @@ milliseconds later_pace(milliseconds patience, int size) {
   return std::min(milliseconds(pace), kSlowestLook);
 }
 
+// What lies under the keys, each with kSeparator behind it.
+std::string texts_of(c10d::Store& store, const std::vector<std::string>& keys) {
+  std::string texts;
+  for (const std::vector<uint8_t>& text : store.multiGet(keys)) {
+    texts.append(text.begin(), text.end());
+    texts += kSeparator;
+  }
+  return texts;
+}
+
 }  // namespace
 
 Watch::Watch(const Options& options)
@@ -80,11 +90,14 @@ void Watch::stop() {
   say_farewell();
 }
 
+// Only where all that was begun has completed: else the others must take this rank for lost.
 void Watch::say_farewell() {
-  if (has_failed_ || current_ || verdict_ || lost_rank_) return;
-  Standing ours = own_standing();
-  ours.where = Standing::Where::kLeft;
-  ours.begun = begun_;
+  Standing ours;
+  {
+    const std::lock_guard lock(mutex_);
+    if (has_failed_ || current_) return;
+    ours = {.beat = ++beat_, .begun = begun_, .where = Standing::Where::kLeft};
+  }
   ask([store = store_, key = own_key(), ours] {
     if (is_served(store)) write_key(*store, key, ours.to_text());
     return std::string();
@@ -248,15 +261,8 @@ std::optional<int> Watch::first_missed(const std::vector<int>& lost, const Call&
   if (lost.empty()) return std::nullopt;
   std::vector<std::string> keys;
   for (const int rank : lost) keys.push_back(keys_[static_cast<size_t>(rank)]);
-  const auto answer = ask([store = store_, keys] {
-    std::string texts;
-    if (!is_served(store)) return texts;
-    for (const std::vector<uint8_t>& text : store->multiGet(keys)) {
-      texts.append(text.begin(), text.end());
-      texts += kSeparator;
-    }
-    return texts;
-  });
+  const auto answer = ask(
+      [store = store_, keys] { return is_served(store) ? texts_of(*store, keys) : std::string(); });
   if (!answer || answer->empty()) {
     // The server of the store may have ended after the operation too, and then cannot say so.
     if (!unexplained_since_) unexplained_since_ = Clock::now();
@@ -342,15 +348,10 @@ void Watch::answer(Lock& lock) {
 bool Watch::tell_and_listen(const Standing& ours) {
   const auto answer =
       ask([store = store_, keys = keys_, own = own_key(), rank = options_.rank, ours] {
-        std::string texts;
-        if (!is_served(store)) return texts;
+        if (!is_served(store)) return std::string();
         write_key(*store, own, ours.to_text());
         write_key(*store, kAskedKey, c10::str(rank, "/", ours.beat));
-        for (const std::vector<uint8_t>& text : store->multiGet(keys)) {
-          texts.append(text.begin(), text.end());
-          texts += kSeparator;
-        }
-        return texts;
+        return texts_of(*store, keys);
       });
   if (!answer || answer->empty()) return false;
   std::istringstream texts(*answer);

@@ -15,7 +15,8 @@ Call barrier(uint64_t sequence) {
   return {.operation = Operation::kBarrier, .sequence = sequence, .what = "the end"};
 }
 
-// Rank 0 of two, whose connection to rank 1 is broken. No deadline ends anything here.
+// Rank 0 of two, whose connection to rank 1 is broken unless a test says otherwise. No deadline ends
+// anything here.
 class WatchTest : public ::testing::Test {
  protected:
   Watch::Options of_rank(int rank) const {
@@ -24,7 +25,8 @@ class WatchTest : public ::testing::Test {
   }
   WatchTest() : ours_(of_rank(0)), theirs_(std::make_unique<Watch>(of_rank(1))) {
     ours_.start({.interrupt = [this] { is_interrupted_ = true; },
-                 .lost_ranks = [] { return std::vector<int>{1}; }});
+                 .lost_ranks =
+                     [this] { return is_connected_ ? std::vector<int>() : std::vector<int>{1}; }});
     theirs_->start({});
   }
   ~WatchTest() override { ours_.stop(); }
@@ -42,6 +44,7 @@ class WatchTest : public ::testing::Test {
 
   const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
   std::atomic<bool> is_interrupted_{false};
+  std::atomic<bool> is_connected_{false};
   Watch ours_;
   std::unique_ptr<Watch> theirs_;
 };
@@ -52,6 +55,17 @@ TEST_F(WatchTest, ARankThatEndsAfterAnOperationIsNotMissedByThoseThatAreStillInI
   EXPECT_FALSE(is_ended(barrier(0), milliseconds(600)));
   EXPECT_TRUE(is_ended(barrier(1), milliseconds(5000))) << "which rank 1 never began";
   EXPECT_EQ(ours_.lost_rank(), 1);
+}
+
+TEST_F(WatchTest, ARankThatEndsAfterAnOperationInWhichItWasHeardIsNotOutOfStep) {
+  is_connected_ = true;
+  std::thread ends_first([this] {
+    theirs_->perform(barrier(0), [] { std::this_thread::sleep_for(milliseconds(1500)); });
+    theirs_.reset();
+    is_connected_ = false;
+  });
+  EXPECT_FALSE(is_ended(barrier(0), milliseconds(3500)));
+  ends_first.join();
 }
 
 TEST_F(WatchTest, ARankThatEndsBeforeAnOperationIsMissed) {

@@ -30,7 +30,7 @@ namespace zeropage {
 
 struct NvmeActivationsOptions {
   std::string directory;  // exists, on a disk; may be all ranks'
-  int rank = 0;           // of the world: the file is "rank-<rank>.activations.??????"
+  int rank = 0;  // of the world: the file is "rank-<rank>.activations." and six random characters
   // The most that is on its way to the device at once; what is larger goes alone.
   int64_t writing_bytes = int64_t{64} << 20;
 };

@@ -1,4 +1,4 @@
-// The table in zero/HABITS.md is that of the habits.
+// The table in docs/habits.md is that of the habits.
 #include <cstdlib>
 #include <fstream>
 #include <map>
@@ -17,13 +17,14 @@ std::string table() {
   std::map<std::string, std::vector<const Habit*>> by_group;
   for (const Habit& habit : habits()) by_group[habit.group].push_back(&habit);
   std::ostringstream out;
-  out << "# Habits\n\n"
-      << "What training scripts do, as `tests/habits/` runs it over stages, precisions, offload "
-         "and "
-         "recompute on 1 to 3 ranks: right means the\nvalues of LibTorch alone on the mean of the "
-         "ranks' losses; what is refused is refused at the line that does it. This table is made "
-         "of "
-         "the tests.\n";
+  out << "# Habits: what is right, what is refused\n\n"
+         "Each row of these tables is a test in `tests/habits/`. It runs what a training script "
+         "does over stages,\nprecisions, offload and recompute, on 1 to 3 ranks.\n\n"
+         "*Right* means that the run ends with the values that LibTorch alone gives for the mean "
+         "of the ranks' losses.\n*Refused* means that the line which does it throws; the table "
+         "says what to do instead.\n\n"
+         "The tests write this file: "
+         "`ZEROPAGE_WRITE_TABLES=1 build/release/tests/habits_test`.\n";
   for (const auto& [group, of_group] : by_group) {
     out << "\n## " << group << "\n\n| what a script does | what happens |\n|---|---|\n";
     for (const Habit* habit : of_group) {
@@ -35,13 +36,13 @@ std::string table() {
 }
 
 TEST(HabitsTableTest, IsWhatTheSuiteRuns) {
-  const std::string path = ZEROPAGE_SOURCE_DIR "/zero/HABITS.md";
+  const std::string path = ZEROPAGE_SOURCE_DIR "/docs/habits.md";
   if (std::getenv("ZEROPAGE_WRITE_TABLES") != nullptr) std::ofstream(path) << table();
   std::ifstream file(path);
   std::ostringstream written;
   written << file.rdbuf();
   EXPECT_EQ(written.str(), table())
-      << "run this test with ZEROPAGE_WRITE_TABLES=1 and commit zero/HABITS.md";
+      << "run this test with ZEROPAGE_WRITE_TABLES=1 and commit docs/habits.md";
 }
 
 }  // namespace

@@ -4,7 +4,7 @@ JOBS := $(shell nproc)
 NINJA_PROGRESS := NINJA_STATUS="[%f/%t, %es] "
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test cuda bench lint bundle carry consumer headers clean
+.PHONY: help setup build train test cuda bench lint docs bundle carry consumer headers clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/\1\t\2/' | \
@@ -39,6 +39,10 @@ bench: setup $(BUILD)/build.ninja ## time collectives against c10d's Gloo, on an
 lint: ## check formatting, include arrows and file lengths, then clang-tidy (slow)
 	@scripts/setup.sh --lint
 	@scripts/lint.sh
+
+docs: ## write the API reference to build/docs/html, by Doxygen
+	@scripts/setup.sh --docs
+	@scripts/docs.sh
 
 bundle: setup ## pack the non-torch libraries into bundle/, for machines without a network
 	@scripts/bundle.sh

@@ -51,7 +51,7 @@ carry: ## pack what scripts/check_gpu.sh runs into carry/, built for sm_90: for 
 	@scripts/setup.sh --cuda
 	@scripts/carry.sh --jobs $(JOBS)
 
-consumer: build ## install into build/install and build examples/consumer/ against it, as a user's project
+consumer: build ## install into build/install, and build and run the program of docs/getting_started.md against it
 	@scripts/check_consumer.sh
 
 headers: build ## the same, and compile each public header alone against the installation (4 minutes)

@@ -1,18 +1,37 @@
 #!/usr/bin/env bash
-# Installs Zeropage and builds outside projects against the install tree alone: examples/consumer, which then runs on two ranks. Old
-# names of headers must lead to installed ones.
+# Installs Zeropage and builds outside projects against the install tree alone: the first program of docs/getting_started.md, which then
+# runs on one rank and on two, and every snippet of README.md and docs/. Old names of headers must lead to installed ones.
 #
 #   scripts/check_consumer.sh --headers    and a source for each public header, which includes nothing else of ours (4 minutes)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 prefix=$PWD/build/install
-rm -rf "$prefix" build/consumer
+against_install=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH="$prefix"
+                 -DZEROPAGE_TORCH_DIR="$(echo .venv/lib/python3*/site-packages/torch | xargs realpath)")
+rm -rf "$prefix" build/doc_programs
 cmake --install build/release --prefix "$prefix" >/dev/null
-cmake -S examples/consumer -B build/consumer -G Ninja -DCMAKE_BUILD_TYPE=Release \
-  -DCMAKE_PREFIX_PATH="$prefix" -DZEROPAGE_TORCH_DIR="$(echo .venv/lib/python3*/site-packages/torch | xargs realpath)" >/dev/null
-cmake --build build/consumer
-"$prefix/bin/zp" run -n 2 -- build/consumer/consumer
+
+programs=build/doc_programs
+scripts/doc_programs.py "$programs"
+cmake -S "$programs/getting_started" -B "$programs/getting_started/build" "${against_install[@]}" >/dev/null
+cmake --build "$programs/getting_started/build"
+"$programs/getting_started/build/my_trainer"
+"$prefix/bin/zp" run -n 2 -- "$programs/getting_started/build/my_trainer"
+
+cat >"$programs/snippets/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.25)
+project(snippets LANGUAGES CXX)
+find_package(Zeropage REQUIRED)
+file(GLOB sources ${PROJECT_SOURCE_DIR}/*.cpp)
+add_library(snippets OBJECT ${sources})
+target_include_directories(snippets PRIVATE ${SCRIPTS})
+set_target_properties(snippets PROPERTIES UNITY_BUILD ON)
+target_compile_options(snippets PRIVATE -fsyntax-only)
+target_link_libraries(snippets PRIVATE zeropage::zeropage)
+END
+cmake -S "$programs/snippets" -B "$programs/snippets/build" "${against_install[@]}" -DSCRIPTS="$PWD/scripts" >/dev/null
+cmake --build "$programs/snippets/build"
 
 for header in $(sed -nE 's#^ +"([a-z_/0-9]+\.h) .*#\1#p' cmake/moved_headers.cmake); do
   now=$(sed -n 's/^#include "\(.*\)"$/\1/p' "$prefix/include/zeropage/$header")
@@ -40,7 +59,6 @@ END
 for header in $(sed -nE 's#^ +([a-z_/0-9]+\.h)\)?$#\1#p' cmake/public_headers.cmake); do
   printf '#include <%s>\n' "$header" >"$headers/$(tr '/.' '__' <<<"$header").cpp"
 done
-cmake -S "$headers" -B "$headers/build" -G Ninja -DCMAKE_PREFIX_PATH="$prefix" \
-  -DZEROPAGE_TORCH_DIR="$(echo .venv/lib/python3*/site-packages/torch | xargs realpath)" >/dev/null
+cmake -S "$headers" -B "$headers/build" "${against_install[@]}" >/dev/null
 cmake --build "$headers/build" >"$headers/log" || { grep -A8 'error' "$headers/log"; exit 1; }
 echo "public headers: $(ls "$headers"/*.cpp | wc -l) compile alone"

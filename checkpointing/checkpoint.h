@@ -40,7 +40,7 @@
 
 namespace zeropage::checkpointing {
 
-// By what a repetition is compared with the first run, besides the number of its saved tensors.
+// How a repetition is compared with the first run, besides by the number of its saved tensors.
 enum class RecomputeCheck {
   kNothing,
   kGeometry,  // shape, dtype and device of each

@@ -56,7 +56,7 @@ class EveryBlocks {
     ZP_CHECK(count >= 1, "checkpointed blocks: expected 1 or more blocks a region, got ", count);
     return EveryBlocks(count);
   }
-  // Of n blocks round(sqrt(n)).
+  // Regions of round(sqrt(n)) blocks, for n blocks.
   static EveryBlocks square_root() { return EveryBlocks(kSquareRoot); }
 
   // Blocks a region where there are so many; 0: no regions.

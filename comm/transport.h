@@ -20,7 +20,8 @@ constexpr const char* name(Transport transport) {
   return kNames[static_cast<size_t>(transport)];
 }
 
-// Of a sum over ranks, where NCCL carries the bytes; the others' is always fixed.
+// The order of a sum over ranks where NCCL carries the bytes. With other transports it is always
+// fixed.
 enum class ReductionOrder : uint8_t {
   // NCCL's, which depends on sizes, ranks and links, in the precision of the tensor.
   kFast,

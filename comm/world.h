@@ -30,7 +30,7 @@ struct WorldOptions {
   // evaluates or writes a picture. Such time does not count for the deadline. Default: 30 min. The same on
   // all ranks. 0: a rank that is late by half a second is an error.
   std::chrono::milliseconds busy_limit = std::chrono::minutes(30);
-  // How often who waits for a busy rank says so on stderr, in a line. Default: 30 s.
+  // How often a rank that waits for a busy one says so on stderr, in a line. Default: 30 s.
   std::chrono::milliseconds report_interval = std::chrono::seconds(30);
 
   // Where tensors are: the host, or the accelerator of this type whose index is the local rank,

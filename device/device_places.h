@@ -14,7 +14,7 @@ struct DevicePlace {
   std::string pci_bus_id;  // "0000:3b:00.0"
 };
 
-// By CUDA's index; none where none works.
+// The places, by CUDA's index. Empty where no device works.
 std::vector<DevicePlace> cuda_device_places();
 
 // For Machine::core_sets: by local rank the node nearest its device, where rank r has device

@@ -15,8 +15,8 @@
 
 namespace zeropage::memory {
 
-// For who observes an allocator. A block that is not known is forgotten in silence: it was there
-// before the observer.
+// For code that observes an allocator. To forget a block that is not known does nothing: it was
+// there before the observer.
 void note_device_block(const void* data, int64_t bytes, c10::DeviceType device);
 void forget_device_block(const void* data);
 

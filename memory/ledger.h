@@ -41,7 +41,7 @@ enum class Kind : uint8_t {
 };
 inline constexpr size_t kKindCount = 10;
 
-// Where bytes live that a training step would else hold on the device.
+// Where those bytes are that a training step would otherwise hold on the device.
 enum class Tier : uint8_t {
   kDevice,
   kHost,  // of a host device too: memory apart from what its operators work on
@@ -103,7 +103,7 @@ class Ledger {
   // in pairs.
   void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
   void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
-  // The same for bytes in a tier away from the device; of no device's total.
+  // The same for bytes in a tier away from the device, which count to no device's total.
   void charge_offloaded(Tier tier, Kind kind, int64_t bytes);
   void discharge_offloaded(Tier tier, Kind kind, int64_t bytes);
   Breakdown offloaded(Tier tier) const;

@@ -12,8 +12,8 @@ namespace zeropage::memory {
 struct MemoryColumn {
   std::string title;    // "rank 0"
   Breakdown breakdown;  // bytes
-  // Of them, what lives from step to step. A breakdown does not say: a parameter that is whole for
-  // as long as an operator uses it is a parameter all the same.
+  // The bytes among them that live from step to step. The breakdown cannot tell: a parameter that
+  // is whole only while an operator uses it has the same kind.
   int64_t persistent_bytes = 0;
 };
 

@@ -22,7 +22,7 @@ constexpr uint64_t blocks_of_file(uint64_t file_bytes) {
 }
 
 uint32_t crc32c(const char* data, uint64_t bytes, uint32_t before = 0);
-// Of what `second` is of, behind what `first` is of.
+// The checksum of two successive stretches, from those of the first and of the second.
 uint32_t joined_crc32c(uint32_t first, uint32_t second, uint64_t second_bytes);
 
 // Bytes [offset, offset + bytes) of a file, within one block.

@@ -38,7 +38,7 @@ class NewState {
 
   // Where its files are until commit().
   const std::filesystem::path& directory() const { return writing_; }
-  // Of that size, on the disk's account.
+  // Creates the file with that size, so that a full disk is found at once.
   void create_file(const std::string& name, uint64_t bytes);
   // All files are on the disk. update_latest: `latest` beside it names it.
   void commit(const Manifest& manifest, bool update_latest);
@@ -89,7 +89,7 @@ struct Keep {
 // done, in sentences.
 std::vector<std::string> remove_old_states(const std::filesystem::path& folder, const Keep& keep);
 
-// Of the step-N of a folder, the newest first.
+// The folders step-N of a run's folder, the newest first.
 std::vector<std::filesystem::path> states_in(const std::filesystem::path& folder);
 
 // The state that `path` means: itself, what its `latest` names, or its newest step-N.

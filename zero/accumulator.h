@@ -1,4 +1,5 @@
-// Makes one optimizer step of several micro-batches: their one mean, in any precision.
+// Makes one optimizer step of several micro-batches, from the mean of their gradients, in any
+// precision.
 //
 //   zeropage::Accumulator accumulator(model, {.micro_steps = 8, .clip_norm = 1.0});
 //   for (auto& batch : *loader) {
@@ -10,8 +11,8 @@
 //
 // Backwards add up sums over ranks and micro-steps. What makes the mean of them, and undoes the
 // scale of the loss, and clips, is one factor, which the optimizer takes in its pass: 1 / (weight of
-// all micro-batches of all ranks x loss scale) x clip factor. Halves on the wire alone are divided by
-// the number of ranks in the reduction, before they are rounded.
+// all micro-batches of all ranks x loss scale) x clip factor. Only gradients that travel in fp16
+// are divided by the number of ranks in the reduction, before they are rounded.
 //
 // In a step all ranks agree first: on the weight, the norm (zero/gradient_norm.h) and whether
 // gradients are finite. A step that is skipped leaves weights and optimizer state as they were, bit
@@ -19,8 +20,8 @@
 //
 // On an accelerator the update waits for the host where gradients decide something: with clip_norm,
 // clip_value, norm_spikes, a loss scale that changes or stops, an optimizer by its class or offloaded.
-// Else the device leaves out an update with gradients that are not finite, step() waits for its report
-// when the update is enqueued already, and enqueue_step() does not wait at all.
+// Otherwise the device leaves out an update with gradients that are not finite. step() then waits
+// for its report with the update enqueued already, and enqueue_step() does not wait at all.
 //
 // Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
@@ -48,11 +49,11 @@ namespace zeropage {
 
 // When the gradients of micro-steps go over the wire. G: bytes of all gradients.
 enum class ReduceMicroSteps : uint8_t {
-  // kOnce if accumulate_dtype's gradients fit gradient_budget_bytes, whole, whatever the stage; so
-  // the bits do not depend on it. Else, and without a budget, kEach.
+  // kOnce if whole gradients in accumulate_dtype fit gradient_budget_bytes; otherwise, and without
+  // a budget, kEach. The stage does not matter, so bits do not depend on it.
   kAuto,
-  // Each into what this rank owns: k reductions of G. Memory as without accumulation; at stages 0
-  // and 1 what a rank owns once more.
+  // The gradients of each micro-step are reduced into what this rank owns: k reductions of G.
+  // Memory as without accumulation; at stages 0 and 1 what a rank owns once more.
   kEach,
   // Whole gradients add up on each rank: one reduction of G, and at stages 2 and 3 G bytes. At
   // stages 0 and 1, where they are whole anyway, it costs nothing.
@@ -66,7 +67,7 @@ enum class IncompleteStep : uint8_t {
 };
 
 struct AccumulatorOptions {
-  // Of a step; on all ranks alike.
+  // Micro-batches of a step on each rank; the same on all ranks.
   int64_t micro_steps = 1;
   ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
   int64_t gradient_budget_bytes = 0;  // 0: none
@@ -78,7 +79,7 @@ struct AccumulatorOptions {
   // pass over the gradients.
   std::optional<double> clip_value;
 
-  // Unset: for half a dynamic one with its defaults, else none.
+  // Unset: for fp16 a dynamic scale with its defaults, otherwise none.
   std::optional<accumulate::LossScalerOptions> loss_scaler;
   // Unset: norms are not judged.
   std::optional<accumulate::NormSpikeOptions> norm_spikes;
@@ -109,8 +110,9 @@ class Accumulator {
   StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
     return enqueue_step({&optimizer, &more...}).report();
   }
-  // The same, and the report waits instead: read that of one step when the next is enqueued, and the
-  // host is always ahead of an accelerator. Its report is of this step, whenever it is read.
+  // The same, but this call does not wait for the device: the report does, when it is read. Read
+  // the report of one step when the next is enqueued, and the host is always ahead of an
+  // accelerator. It is the report of this step, whenever it is read.
   template <std::derived_from<torch::optim::Optimizer>... More>
   EnqueuedStep enqueue_step(torch::optim::Optimizer& optimizer, More&... more) {
     return enqueue_step({&optimizer, &more...});

@@ -2,17 +2,18 @@
 //
 // An operator on a sharded parameter gathers it by itself, so most scripts need none of this. What
 // reads memory past the dispatcher does: data_ptr() in a kernel of yours, torch::save, Module::clone.
-// Without a guard LibTorch refuses it in words that name no parameter: data_ptr<T>() by "The tensor has a
-// non-zero number of elements, but its data is not allocated yet", torch::save by "Attempted to set the
-// storage of a tensor on device "cpu" to a storage on different device "meta"". data_ptr() gives null.
+// Without a guard LibTorch throws errors that name no parameter: data_ptr<T>() by "The tensor has a
+// non-zero number of elements, but its data is not allocated yet", torch::save by "Attempted to set
+// the storage of a tensor on device "cpu" to a storage on different device "meta"". data_ptr()
+// gives null.
 //
 //   {
 //     zeropage::GatheredParameters guard(model);
 //     if (world.rank() == 0) torch::save(model.module(), "weights.pt");
 //   }
 //
-// Master weights and offloaded copies follow what is written under a guard that says where
-// (Modified), and a backward over a graph from before it is refused.
+// A guard for code that writes says where it writes (Modified). Master weights and offloaded copies
+// then take over what was written, and a backward over a graph from before the guard throws.
 //
 // Collective: construction, and the end of a guard that takes one rank's values. Works at every
 // stage. Lifetime: within the model's, and within one forward, backward or the time between.

@@ -1,4 +1,5 @@
-// What of a rank's training state leaves its device, and when the step on it is made.
+// Which part of a rank's training state leaves its device, and when the optimizer's step on it is
+// made.
 #pragma once
 
 #include <cstdint>
@@ -21,20 +22,20 @@ enum class StepWhen : uint8_t {
   kInBackward,
   // step() starts the update and the next step() takes it over, so it is computed beside a whole
   // forward and backward, whose parameters are one step old (Ren et al. 2021, "ZeRO-Offload",
-  // section 5.2, delayed parameter update). Other results than without. For parameters on the device,
-  // and kHost.
+  // section 5.2, delayed parameter update). Results differ from a run without. Only for parameters
+  // that stay on the device, and for kHost.
   kOneStepLate,
 };
 
 struct OffloadOptions {
-  // Of what the optimizer needs: fp32 values (the parameters' or their master weights), its states,
-  // and, unless kDevice, the reduced gradients. kNvme: gradients are on the host. For AdamW, Adam,
-  // SGD, Adagrad and Lion, whose steps have a fused form. Bytes an owned element: 4 of values, 4 a
-  // state, and a gradient.
+  // The tier of what the optimizer needs: fp32 values (the parameters' or their master weights),
+  // its states, and, unless kDevice, the reduced gradients. kNvme: gradients are on the host. For
+  // AdamW, Adam, SGD, Adagrad and Lion, whose steps have a fused form. Bytes an owned element: 4 of
+  // values, 4 a state, and a gradient.
   memory::Tier optimizer = memory::Tier::kDevice;
 
-  // Of sharded parameters: a page is brought when operators use it. The optimizer's fp32 values are
-  // then these, not a copy. Needs stage 3, on one rank too.
+  // The tier of sharded parameters: a page is brought when operators use it. The optimizer's fp32
+  // values are then these, not a copy. Needs stage 3, on one rank too.
   memory::Tier parameters = memory::Tier::kDevice;
 
   // The most bytes of values, states and gradients that leave a rank: pages from the end of the
@@ -44,10 +45,11 @@ struct OffloadOptions {
 
   StepWhen step = StepWhen::kInStep;
 
-  // Of kNvme: a folder on a local disk.
+  // For kNvme: a folder on a local disk.
   std::string nvme_directory;
 
-  // Threads of the step beside LibTorch's, pinned to the rank's cores. 0: one a core.
+  // Threads of the offloaded step, beside LibTorch's and pinned to the rank's cores. 0: one for
+  // each core.
   int worker_threads = 0;
 
   // Makes copies between the tiers take as long as over a link of that speed in each direction, to

@@ -43,7 +43,7 @@ inline constexpr Stage Stage::kGradients{.optimizer_state = true, .gradients = t
 inline constexpr Stage Stage::kParameters{
     .optimizer_state = true, .gradients = true, .parameters = true};
 
-// Of a number from 0 to 3; throws for others.
+// The stage of that number, 0 to 3; throws for other numbers.
 Stage stage_of(int number);
 
 // When the memory of sharded parameters is given back.
@@ -69,20 +69,21 @@ enum class LowPrecisionUpdate : uint8_t {
   // keeps updates that are too small for the parameter's precision. What is written to parameters,
   // by operators or past them, becomes the copy, element by element; the others keep their lower bits.
   kMasterWeights,
-  // The same copy as 16 bits that the bfloat16 parameter lacks: 2 bytes an owned parameter instead
-  // of 4. The copy has the bits that kMasterWeights gives it from the same gradients, but parameters
-  // are rounded halves away from zero instead of to even, so a tie is another bfloat16. By the fused
-  // update alone. For bfloat16.
+  // The same copy, kept as the 16 bits that the bfloat16 parameter lacks: 2 bytes an owned
+  // parameter instead of 4. The copy has the bits that kMasterWeights gives it from the same
+  // gradients, but parameters are rounded halves away from zero instead of to even, so a tie is
+  // another bfloat16. By the fused update alone. For bfloat16.
   kSplitMasterWeights,
   // No copy: the update is computed in fp32 and rounded up or down at random, so that small updates
   // count on average (Zamirai et al. 2020, "Revisiting BFloat16 Training", section 4). For bfloat16.
   // While a page is updated it costs 4 bytes an owned element of it.
   kStochasticRounding,
-  // As torch::optim does on such parameters: updates below half a unit in the last place are lost.
+  // The update that torch::optim makes of such parameters: what is below half a unit in the last
+  // place is lost.
   kNearest,
 };
 
-// Of an option by its name of release 0.1: the compiler says which it is now.
+// An option under its name of release 0.1. The compiler says what its name is now.
 class OldMinimumShardedBytes {
  public:
   OldMinimumShardedBytes() = default;
@@ -130,30 +131,32 @@ struct Options {
 
   LowPrecisionUpdate low_precision_update = LowPrecisionUpdate::kMasterWeights;
 
-  // In what the optimizer's states are kept, by the fused update alone. Bytes an owned parameter of
-  // AdamW or Adam: fp32 8, bf16 4, 8 bits 2.03; of momentum, Adagrad and Lion half of that. bf16 is
-  // rounded up or down at random; 8 bits are quantised by blocks of 256 elements of a page, cut at
-  // parameters, each with a scale (offload/quantisation_map.h). Parameters of fewer than 4096
-  // elements keep fp32 instead of 8 bits. The bits depend neither on ranks and stage nor on threads.
+  // The format of the optimizer's states. Only the fused update keeps them in less than fp32. Bytes
+  // for each owned parameter of AdamW or Adam: fp32 8, bf16 4, 8 bits 2.03; of momentum, Adagrad
+  // and Lion half of that. bf16 is rounded up or down at random; 8 bits are quantised by blocks of
+  // 256 elements of a page, cut at parameters, each with a scale (offload/quantisation_map.h).
+  // Parameters of fewer than 4096 elements keep fp32 instead of 8 bits. The bits depend neither on
+  // ranks and stage nor on threads.
   offload::StateFormat optimizer_state = offload::StateFormat::kFp32;
 
-  // Of what is rounded at random: kStochasticRounding, and states in bf16.
+  // The seed of what is rounded at random: kStochasticRounding, and states in bf16.
   uint64_t rounding_seed = 0;
 
-  // In what gradients travel between ranks; sums over ranks are fp32 in between. Unset: the
-  // parameter's dtype, or fp32 where world_invariant. fp64 stays fp64.
+  // The dtype in which gradients travel between ranks; sums over ranks are fp32 in between. Unset:
+  // the parameter's dtype, or fp32 where world_invariant. fp64 stays fp64.
   std::optional<c10::ScalarType> reduce_dtype;
 
-  // In what gradients of parameters in a lower precision are kept and micro-steps added up: fp32, or
-  // theirs, which saves 2 bytes an element and is enough where nothing accumulates.
+  // The dtype in which gradients of parameters in a lower precision are kept, and in which
+  // micro-steps add up: fp32, or that of the parameters, which saves 2 bytes an element and is
+  // enough where nothing accumulates. Unset: fp32.
   std::optional<c10::ScalarType> accumulate_dtype;
 
   // ---- memory and speed, never results ----
 
+  static constexpr int64_t kPageBytesOfDevice = 0;  // as many as suit the device
   // Parameters are grouped into pages of about this size; a gradient is reduced as soon as its page
   // is complete. Smaller pages overlap more of backward and cost more messages. A parameter is
   // never split. Unset: 16 MiB on the host, 64 MiB on an accelerator, whose links want more at once.
-  static constexpr int64_t kPageBytesOfDevice = 0;
   int64_t page_bytes = kPageBytesOfDevice;
 
   // What leaves the device. By default nothing.
@@ -161,12 +164,12 @@ struct Options {
 
   // ---- memory and speed of sharded parameters ----
 
-  // Whole parameters that a rank holds at once never exceed it; one operator that needs more is
-  // refused. 0: with kAfterUse two largest pages, or what one operator needs; else no limit.
+  // The most bytes of whole parameters that a rank holds at once. An operator that needs more
+  // throws. 0: with kAfterUse two largest pages, or what one operator needs; otherwise no limit.
   int64_t parameter_budget_bytes = 0;
 
-  // How far ahead of their use pages are gathered, within the budget. 0: not ahead.
-  // By default two largest pages.
+  // How far ahead of their use pages are gathered, in bytes of pages and within the budget. 0: not
+  // ahead. By default two largest pages.
   int64_t prefetch_bytes = memory::PagerOptions::kTwoLargestPages;
 
   Reshard reshard = Reshard::kAfterUse;
@@ -182,18 +185,18 @@ int64_t minimum_sharded_bytes(const Options& options);
 // options.page_bytes, or the device's.
 int64_t page_bytes_on(c10::Device device, const Options& options = {});
 
-// What Options say of gradients of parameters in that dtype.
+// The dtypes of gradients, for parameters of that dtype, and the order of their sums.
 c10::ScalarType reduce_dtype_of(const Options& options, c10::ScalarType parameters);
 c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType parameters);
 accumulate::SumOrder sum_order_of(const Options& options);
 
-// In what states of a parameter of that size are kept.
+// The format of the optimizer's states for a parameter of that many elements.
 offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel);
 
 // bfloat16 and half.
 bool is_low_precision(c10::ScalarType dtype);
 
-// Throws for a value, or a set, that cannot be done.
+// Throws for a value, or a combination of values, that is not supported.
 void validate(const Options& options);
 
 // The options as lines "field: value", for comparing ranks.

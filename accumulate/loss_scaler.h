@@ -62,7 +62,7 @@ class LossScaler {
 
   explicit LossScaler(const LossScalerOptions& options = {});
 
-  // Of the next loss.
+  // The scale of the next loss.
   double scale() const { return state_.scale; }
   const LossScalerOptions& options() const { return options_; }
   // Good steps since the last overflow or growth.

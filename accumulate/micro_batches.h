@@ -52,7 +52,7 @@ class MicroBatches {
   int64_t size() const { return cuts_.count(); }
   // The batch's samples.
   int64_t samples() const { return cuts_.samples(); }
-  // Those of one micro-batch.
+  // The samples of one micro-batch.
   int64_t samples_in(int64_t index) const { return cuts_.length(index); }
 
   Batch operator[](int64_t index) const {

@@ -63,7 +63,7 @@ class SavedTensorScope {
  public:
   explicit SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks);
 
-  // Those of the innermost scope of the calling thread; null without one.
+  // The hooks of the innermost scope of the calling thread; null without one.
   static std::shared_ptr<SavedTensorHooks> current();
 
  private:
@@ -74,7 +74,7 @@ class SavedTensorScope {
 // autograd does for tensors without hooks. who: begins that error; empty: "a saved tensor".
 std::unique_ptr<PackedTensor> keep(const at::Tensor& tensor, std::string who = "");
 
-// By `hooks`, or kept if they are null.
+// Packs the tensor by `hooks`, or keeps it if they are null.
 std::unique_ptr<PackedTensor> pack_with(const std::shared_ptr<SavedTensorHooks>& hooks,
                                         const at::Tensor& tensor, std::string who = "");
 

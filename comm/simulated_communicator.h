@@ -57,7 +57,7 @@ struct SimulationOptions {
   int rank = 0;
   // The ranks and their hosts.
   Topology topology = Topology::even(1, 1);
-  // Whose algorithms are counted.
+  // The transport whose algorithms are counted.
   Transport transport = Transport::kAuto;
   // A core's copy through memory.
   Link within_host{.latency_seconds = 1e-6, .bytes_per_second = 10e9};

@@ -34,7 +34,7 @@ std::string device_name(c10::Device device);
 struct DeviceMemory {
   int64_t total_bytes = 0;
   int64_t free_bytes = 0;  // now, for all processes
-  // That LibTorch's caching allocator of this process has, and that nothing uses.
+  // What LibTorch's caching allocator of this process holds and nothing uses.
   int64_t cached_bytes = 0;
 };
 DeviceMemory device_memory(c10::Device device);

@@ -24,7 +24,7 @@ enum class HugePages : uint8_t {
 };
 
 struct HostMappingOptions {
-  // Whose nodes it lies on. Empty: the calling thread touches it, wherever that runs.
+  // The cores on whose nodes it lies. Empty: the calling thread touches it, wherever that runs.
   CoreSet cores;
   HugePages huge_pages = HugePages::kAsk;
 };

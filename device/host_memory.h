@@ -33,7 +33,7 @@ struct HostMemory {
   int64_t usable_bytes() const;
 };
 
-// Where the kernel says it. For tests.
+// Where the kernel says how much memory there is. Tests give other paths.
 struct HostMemoryPaths {
   std::string proc = "/proc";
   std::string cgroups = "/sys/fs/cgroup";

@@ -33,9 +33,9 @@ struct Take {
 };
 
 struct PinnedArenaOptions {
-  // That copies to and from it. Default: the host, without page-locking.
+  // The device that copies to and from it. Default: the host, without page-locking.
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  // Whose nodes it lies on. Empty: the calling thread touches it, wherever that runs.
+  // The cores on whose nodes it lies. Empty: the calling thread touches it, wherever that runs.
   CoreSet cores;
   HugePages huge_pages = HugePages::kAsk;
 };

@@ -48,7 +48,7 @@ class Machine {
 
   int packages() const;
   const std::vector<NumaNode>& nodes() const { return nodes_; }
-  // That this process may use; at least one.
+  // The cores that this process may use; at least one.
   const CoreSet& cores() const { return cores_; }
   CoreSet cores_of(int node) const;
 

@@ -18,7 +18,7 @@ constexpr int64_t operator""_GiB(unsigned long long count) {
   return static_cast<int64_t>(count) << 30;
 }
 
-// By powers of 1024.
+// The units of byte counts, by powers of 1024.
 inline constexpr std::string_view kByteUnits = "BKMGT";
 
 // The size of the operating system's pages.

@@ -28,7 +28,7 @@ c10::Storage storage_within(const at::Tensor& flat, int64_t offset, int64_t nume
 c10::Storage storage_without_memory(int64_t bytes, c10::Device device);
 
 // A tensor of the sizes and strides of `like` over `storage`, from element `offset` on.
-// Where set_() would do, but on the meta device: there it resizes the storage.
+// Elsewhere set_() does the same; on the meta device it would resize the storage.
 at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset,
                      at::ScalarType dtype);
 

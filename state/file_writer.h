@@ -34,7 +34,7 @@ struct FileWriterOptions {
   // buffer_memory_bytes() of the caller's, at a multiple of 4096; null: its own.
   char* memory = nullptr;
   bool direct = true;
-  // Its thread gives way.
+  // Its thread gives way to others.
   bool low_priority = false;
 
   // A stretch begins in a buffer where it does in its sector.

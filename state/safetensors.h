@@ -33,7 +33,7 @@ enum class Dtype : uint8_t {
 
 uint64_t size_of(Dtype dtype);     // bytes an element
 const char* name_of(Dtype dtype);  // as the format has it: "BF16"
-// Of such a name; throws std::invalid_argument for others.
+// The dtype of that name; throws std::invalid_argument for other names.
 Dtype dtype_of(const std::string& name);
 
 struct TensorEntry {
@@ -70,7 +70,7 @@ std::string safetensors_prefix(const std::vector<TensorEntry>& tensors,
 // Gives the tensors their places, one after the other. Returns the bytes of all.
 uint64_t place_in_order(std::vector<TensorEntry>& tensors);
 
-// Of dtype and shape. Throws std::overflow_error where they are 2^64 or more.
+// The bytes of its dtype and shape. Throws std::overflow_error where they are 2^64 or more.
 uint64_t bytes_of(const TensorEntry& tensor);
 
 }  // namespace zeropage::state

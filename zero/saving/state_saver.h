@@ -61,11 +61,11 @@ class StateSaver {
   // The state as it is now. Returns the seconds for which training stood still.
   double save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
               const RunState& run = {});
-  // Until the last save is on the disk.
+  // Waits until the last save is on the disk.
   void wait();
-  // Whether one is being written. Not collective: ranks end at different times.
+  // Whether a state is being written. Not collective: ranks end at different times.
   bool is_saving() const;
-  // Of the last save that ended.
+  // The report of the last save that ended.
   const std::optional<SavedReport>& last() const { return last_; }
 
   // Whether any rank got SIGTERM: save, and end. Costs a reduction of one number.

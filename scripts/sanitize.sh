@@ -24,5 +24,5 @@ for preset in "${presets[@]}"; do
   NINJA_STATUS="[$preset %f/%t, %es] " cmake --build --preset "$preset" -j "$(nproc)" --target "${targets[@]}"
 done
 for preset in "${presets[@]}"; do
-  ctest --preset "$preset" -j "$((2 * $(nproc)))" "${chosen[@]}"
+  ctest --preset "$preset" -j "$((3 * $(nproc)))" "${chosen[@]}"
 done

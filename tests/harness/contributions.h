@@ -1,15 +1,35 @@
 // What ranks give to a reduction in tests, and what must come out.
 #pragma once
 
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
 #include <torch/torch.h>
+
+#include "memory/ledger.h"
 
 namespace zeropage::testing {
 
-// What rank r contributes; the same on whichever rank asks.
+// What rank r contributes; the same on whichever rank asks. Drawn once: every rank asks for all of them,
+// which took most of the time of these tests.
 inline torch::Tensor contribution(int rank, int64_t numel,
                                   torch::ScalarType dtype = torch::kFloat32) {
-  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + rank));
-  return torch::randn({numel}, generator).to(dtype);
+  static std::mutex mutex;
+  static std::map<std::pair<int, int64_t>, torch::Tensor> drawn;
+  torch::Tensor values;
+  {
+    const std::lock_guard lock(mutex);
+    torch::Tensor& known = drawn[{rank, numel}];
+    if (!known.defined()) {
+      const memory::LedgerScope nobodys(std::make_shared<memory::Ledger>("contributions"));
+      known =
+          torch::randn({numel}, at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + rank)));
+    }
+    values = known;
+  }
+  return values.to(dtype, /*non_blocking=*/false, /*copy=*/true);
 }
 
 // In fp32, not divided.

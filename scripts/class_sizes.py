@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Counts the methods and the data members of the library's classes.
+
+A class that does more than one thing shows as one with many of both. Overloads count each; constructors, destructors, operators and what
+is deleted do not. A derived class counts what it declares itself.
+
+  scripts/class_sizes.py              the largest classes
+  scripts/class_sizes.py --check      exit 1 where a class has more than 20 methods or 12 members, and EXEMPT does not say why
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "state", "zero")
+MOST_METHODS, MOST_MEMBERS = 20, 12
+# Class, and why it may be larger.
+EXEMPT = {}
+
+TOKEN = re.compile(r"""//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])'|^\s*\#[^\n]*""", re.S | re.M)
+HEAD = re.compile(r"\b(class|struct)\s+(?:\[\[[^\]]*\]\]\s*)?([A-Za-z_]\w*)(?:\s+final)?\s*(?::[^:;{}][^;{}]*)?\{")
+
+
+def balanced(text, start, opening="{", closing="}"):
+    """The index behind the bracket that closes the one at start."""
+    depth = 0
+    for index in range(start, len(text)):
+        depth += (text[index] == opening) - (text[index] == closing)
+        if depth == 0:
+            return index + 1
+    raise ValueError("brackets do not match")
+
+
+def statements(body):
+    """What the class declares, each without its inner braces."""
+    text, index, found = "", 0, []
+    while index < len(body):
+        char = body[index]
+        if char == "{":
+            end = balanced(body, index)
+            rest = body[end:].lstrip()
+            # `int x{1};` and `enum class E {...};` go on to their semicolon; a function's body ends the declaration.
+            if rest.startswith((";", ",")) or re.search(r"[\w>\]]\s*$", text) and not re.search(r"\)\s*(const|noexcept|override|final|\s)*$", text):
+                text += "{}"
+            else:
+                found.append(text)
+                text = ""
+                if rest.startswith(";"):
+                    end = body.index(";", end) + 1
+            index = end
+            continue
+        if char == ";":
+            found.append(text)
+            text = ""
+        else:
+            text += char
+        index += 1
+    return found
+
+
+def count(name, body):
+    methods = members = 0
+    for statement in statements(body):
+        text = re.sub(r"\b(public|protected|private)\s*:", " ", statement).strip()
+        text = re.sub(r"^template\s*<.*?>\s*(requires\b[^;]*?\)\s*)?", "", text, flags=re.S).strip()
+        if not text or re.match(r"(using|friend|class|struct|enum|static_assert|typedef|union)\b", text):
+            continue
+        plain = re.sub(r"<[^<>()]*>", "", re.sub(r"<[^<>()]*>", "", text))
+        without_default = plain.split("=")[0]
+        # A member of function type has its parentheses inside angle brackets.
+        shallow, depth = "", 0
+        for char in without_default:
+            depth += (char == "<") - (char == ">")
+            if depth <= 0:
+                shallow += char
+        if "(" in shallow:
+            if re.search(r"=\s*(delete|default)\s*$", text) or re.search(r"~|\boperator\b", shallow):
+                continue
+            if re.search(rf"(^|\s){name}\s*\(", shallow):
+                continue
+            methods += 1
+        elif not re.match(r"static\s+constexpr|static\s+const\b|constexpr", text):
+            members += 1
+    return methods, members
+
+
+def classes():
+    names = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.h", "*.cpp"], cwd=ROOT, capture_output=True,
+                           text=True, check=True).stdout.split()
+    for name in names:
+        if name.split("/")[0] not in LIBRARY:
+            continue
+        text = TOKEN.sub(" ", (ROOT / name).read_text())
+        for match in HEAD.finditer(text):
+            end = balanced(text, match.end() - 1)
+            yield name, match.group(2), *count(match.group(2), text[match.end():end - 1])
+
+
+def main():
+    found = sorted(classes(), key=lambda entry: -max(entry[2] / MOST_METHODS, entry[3] / MOST_MEMBERS))
+    if sys.argv[1:] != ["--check"]:
+        for name, title, methods, members in found[:40]:
+            print(f"{methods:4} methods {members:4} members  {title}  {name}")
+        return
+    wrong = [entry for entry in found if (entry[2] > MOST_METHODS or entry[3] > MOST_MEMBERS) and entry[1] not in EXEMPT]
+    for name, title, methods, members in wrong:
+        print(f"{name}: class {title} has {methods} methods and {members} members; expected at most {MOST_METHODS} and {MOST_MEMBERS}: "
+              "divide it by noun, state included, or say in EXEMPT of scripts/class_sizes.py why not")
+    if wrong:
+        sys.exit(1)
+    print(f"classes: {len(found)}, none past {MOST_METHODS} methods or {MOST_MEMBERS} members but {len(EXEMPT)} with a reason")
+
+
+if __name__ == "__main__":
+    main()

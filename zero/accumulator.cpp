@@ -76,9 +76,7 @@ Accumulator::Accumulator(DistributedDataParallelBase& model, const AccumulatorOp
   check_agreement();
 }
 
-Accumulator::~Accumulator() {
-  if (micro_step_ > 0) sharded_.reducer->end_accumulation();
-}
+Accumulator::~Accumulator() = default;
 
 bool Accumulator::chooses_each() const {
   const Options& options = sharded_.options;
@@ -135,7 +133,7 @@ void Accumulator::check_agreement() const {
 }
 
 void Accumulator::begin() {
-  sharded_.reducer->begin_accumulation(op_);
+  accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
   weight_ = {};
   loss_sum_.reset();
   loss_weight_ = 0;
@@ -161,21 +159,26 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
            "; raise micro_steps, or step");
   if (micro_step_ == 0) begin();
   // Counted before it has ended: one that throws leaves gradients behind, too.
-  const bool is_last = ++micro_step_ == options_.micro_steps;
+  ++micro_step_;
   weight_.add(weight);
-  bool more_follow = !is_last;
-  if (is_last && steps_in_backward()) {
-    const double of_all = sum_over_ranks(sharded_.pages->world(), weight_).value();
-    sharded_.reducer->set_factor(mean_factor(of_all));
-    more_follow = of_all == 0;  // then there will be no step
-  }
-  const GradientReducer::MicroStep micro_step(
-      *sharded_.reducer,
-      {.collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
-       .more_follow = more_follow,
-       .discards = weight == 0});
+  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan_of_micro_step(weight));
   add_loss(loss, weight);
   loss.backward(seed);
+}
+
+BackwardPlan Accumulator::plan_of_micro_step(double weight) const {
+  const bool is_last = micro_step_ == options_.micro_steps;
+  BackwardPlan plan{
+      .collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
+      .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
+      .discards = weight == 0};
+  if (is_last && steps_in_backward()) {
+    const double of_all = sum_over_ranks(sharded_.pages->world(), weight_).value();
+    plan.factor = mean_factor(of_all);
+    // Then there will be no step.
+    if (of_all == 0) plan.part = StepPart::kMicroStep;
+  }
+  return plan;
 }
 
 void Accumulator::add_loss(const torch::Tensor& loss, double weight) {
@@ -251,18 +254,17 @@ void Accumulator::apply(StepReport& report, const Optimizers& optimizers) {
   }
   if (options_.clip_value) {
     const double bound = *options_.clip_value;
-    sharded_.reducer->change_owned(
+    sharded_.gradients->change(
         [&](const at::Tensor& owned) { owned.mul_(factor).clamp_(-bound, bound); });
     factor = 1;
   }
-  update(optimizers, factor, [](ShardedOptimizer& optimizer) { optimizer.step(); });
+  update(optimizers, {.scale = factor});
 }
 
-void Accumulator::update(const Optimizers& optimizers, double factor,
-                         const std::function<void(ShardedOptimizer&)>& step) {
-  sharded_.reducer->set_factor(factor);
+void Accumulator::update(const Optimizers& optimizers, const offload::GradientFactors& factors,
+                         const std::shared_ptr<LateReport>& report) {
   try {
-    for (ShardedOptimizer* optimizer : optimizers) step(*optimizer);
+    for (ShardedOptimizer* optimizer : optimizers) optimizer->step_with(factors, report);
   } catch (...) {
     // Some may have taken the factor in place.
     end();
@@ -271,8 +273,8 @@ void Accumulator::update(const Optimizers& optimizers, double factor,
 }
 
 void Accumulator::end() {
-  sharded_.reducer->end_accumulation();
   micro_step_ = 0;
+  accumulation_->end();
 }
 
 // Whether the step is the same whatever the gradients are, but for one that is not made.
@@ -310,8 +312,7 @@ EnqueuedStep Accumulator::step_told_late(const Optimizers& optimizers) {
     report.norm = report.clipped_norm = std::sqrt(all.squares_of_group.front().value()) * factor;
     return report;
   });
-  update(optimizers, factor,
-         [&](ShardedOptimizer& optimizer) { optimizer.step_unless(sums.found_inf, untold_); });
+  update(optimizers, {.scale = factor, .found_inf = sums.found_inf}, untold_);
   end();
   return EnqueuedStep(untold_);
 }
@@ -328,7 +329,7 @@ EnqueuedStep Accumulator::enqueue_step(const std::vector<torch::optim::Optimizer
   const Optimizers optimizers = checked(given);
   check_complete();
   hear();
-  sharded_.reducer->finish_accumulation();
+  accumulation_->finish();
   if (may_be_told_late(optimizers)) return step_told_late(optimizers);
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !steps_in_backward(),

@@ -43,9 +43,14 @@
 #include "accumulate/norm_spikes.h"
 #include "offload/exact_sum.h"
 #include "zero/distributed_data_parallel.h"
+#include "zero/gradients/gradient_accumulation.h"
 #include "zero/step_report.h"
 
 namespace zeropage {
+
+namespace offload {
+struct GradientFactors;
+}
 
 // When the gradients of micro-steps go over the wire. G: bytes of all gradients.
 enum class ReduceMicroSteps : uint8_t {
@@ -149,6 +154,7 @@ class Accumulator {
   bool chooses_each() const;
   void begin();
   void add_loss(const torch::Tensor& loss, double weight);
+  BackwardPlan plan_of_micro_step(double weight) const;
   bool steps_in_backward() const;
   void check_can_step_in_backward() const;
   void check_complete() const;
@@ -157,8 +163,8 @@ class Accumulator {
   StepReport measure();
   double mean_factor(double weight) const;
   void apply(StepReport& report, const Optimizers& optimizers);
-  void update(const Optimizers& optimizers, double factor,
-              const std::function<void(ShardedOptimizer&)>& step);
+  void update(const Optimizers& optimizers, const offload::GradientFactors& factors,
+              const std::shared_ptr<LateReport>& report = nullptr);
   bool may_be_told_late(const Optimizers& optimizers) const;
   EnqueuedStep step_told_late(const Optimizers& optimizers);
   void hear();
@@ -175,6 +181,7 @@ class Accumulator {
   accumulate::LossScaler scaler_;  // has counted all steps but the one that is untold_
   std::shared_ptr<LateReport> untold_;
   std::optional<accumulate::NormSpikes> spikes_;
+  std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
   int64_t micro_step_ = 0;
   offload::ExactSum weight_;  // of this rank
   torch::Tensor loss_sum_;    // fp64 []

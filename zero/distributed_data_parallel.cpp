@@ -33,13 +33,14 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
     versions_.push_back(placed.parameter.tensor._version());
   }
-  if (!options_.broadcast_buffers) return;
   // The reducer may outlive the module, with an optimizer.
-  sharded_.reducer->set_after_reduction(
-      [buffers = buffers_, module = std::weak_ptr<torch::nn::Module>(base_)] {
-        const auto trained = module.lock();
-        if (trained && trained->is_training()) buffers.broadcast_from_rank_zero();
-      });
+  sharded_.reducer->set_after_reduction([buffers = buffers_, has_reduced = has_reduced_,
+                                         broadcasts = options_.broadcast_buffers,
+                                         module = std::weak_ptr<torch::nn::Module>(base_)] {
+    *has_reduced = true;
+    const auto trained = module.lock();
+    if (broadcasts && trained && trained->is_training()) buffers.broadcast_from_rank_zero();
+  });
 }
 
 void DistributedDataParallelBase::before_forward() {
@@ -62,7 +63,7 @@ void DistributedDataParallelBase::before_forward() {
 }
 
 void DistributedDataParallelBase::adopt_unfrozen() {
-  const std::vector<size_t> unfrozen = sharded_.reducer->unfrozen();
+  const std::vector<size_t> unfrozen = sharded_.reducer->training().unfrozen();
   if (unfrozen.empty()) return;
   std::vector<std::string> lines;
   for (const size_t index : unfrozen) {
@@ -75,7 +76,7 @@ void DistributedDataParallelBase::adopt_unfrozen() {
 // Right, but not what the stage promises.
 void DistributedDataParallelBase::tell_of_foreign_optimizer() {
   if (told_ || !options_.stage.optimizer_state || world_.size() == 1 || world_.rank() != 0 ||
-      sharded_.reducer->has_optimizer() || !sharded_.reducer->has_reduced()) {
+      sharded_.gradients->have_optimizer() || !*has_reduced_) {
     return;
   }
   for (size_t index = 0; index < versions_.size(); ++index) {

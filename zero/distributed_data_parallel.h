@@ -19,6 +19,7 @@
 // Threads: the training thread.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -40,16 +41,22 @@ namespace zeropage {
 class NoSync {
  public:
   explicit NoSync(std::shared_ptr<GradientReducer> reducer)
-      : reducer_(std::move(reducer)), before_(reducer_->synchronizes()) {
-    reducer_->set_synchronizes(false);
+      : reducer_(std::move(reducer)), before_(reducer_->plan().collect) {
+    collect(Collect::kLocally);
   }
-  ~NoSync() { reducer_->set_synchronizes(before_); }
+  ~NoSync() { collect(before_); }
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
+  void collect(Collect collect) {
+    BackwardPlan plan = reducer_->plan();
+    plan.collect = collect;
+    reducer_->set_plan(plan);
+  }
+
   const std::shared_ptr<GradientReducer> reducer_;
-  const bool before_;
+  const Collect before_;
 };
 
 // What does not depend on the module's type.
@@ -108,6 +115,8 @@ class DistributedDataParallelBase {
   ShardedParameters sharded_;
   const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
   std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
+  const std::shared_ptr<std::atomic<bool>> has_reduced_ =
+      std::make_shared<std::atomic<bool>>(false);
   bool told_ = false;
 };
 

@@ -51,7 +51,7 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
 GatheredParameters::~GatheredParameters() noexcept(false) {
   if (!modified_.anywhere()) return;
   const std::string wrong = pages_->put_back(gathered_pages_);
-  reducer_->restore_hooks();
+  reducer_->training().restore_hooks();
   if (std::uncaught_exceptions() > exceptions_) return;
   if (const auto root = modified_.only_rank()) {
     std::vector<comm::Pending> in_flight;
@@ -70,7 +70,7 @@ GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model)
 GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model,
                                      const std::vector<at::Tensor>& parameters) {
   const ShardedParameters& sharded = model.sharded_parameters();
-  sharded.reducer->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), pins_);
+  sharded.gradients->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), pins_);
 }
 
 void visit_parameters(const DistributedDataParallelBase& model,

@@ -25,7 +25,7 @@ double norm_of(const ExactSum& squares) {
 GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
                             const std::vector<int>& group_of, size_t groups) {
   const ShardedParameters& sharded = model.sharded_parameters();
-  sharded.reducer->finish();
+  sharded.gradients->prepare();
   const GradientSums sums = sharded.sums->sum(group_of, groups);
   GradientNorm norm;
   ExactSum total;
@@ -102,7 +102,7 @@ ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max
   }
   const double factor = clip_factor(norm.total, max_norm);
   if (factor < 1) {
-    model.sharded_parameters().reducer->change_owned(
+    model.sharded_parameters().gradients->change(
         [factor](const at::Tensor& owned) { owned.mul_(factor); });
   }
   return {norm.total, norm.total * factor};
@@ -110,9 +110,9 @@ ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max
 
 void clip_grad_value_(const DistributedDataParallelBase& model, double clip_value) {
   ZP_CHECK(clip_value > 0, "clip_grad_value_: expected a value above 0, got ", clip_value);
-  GradientReducer& reducer = *model.sharded_parameters().reducer;
-  reducer.finish();
-  reducer.change_owned(
+  StepGradients& gradients = *model.sharded_parameters().gradients;
+  gradients.prepare();
+  gradients.change(
       [clip_value](const at::Tensor& owned) { owned.clamp_(-clip_value, clip_value); });
 }
 

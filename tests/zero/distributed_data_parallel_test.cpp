@@ -172,13 +172,41 @@ TEST_P(DistributedDataParallelTest, ForgetsAMeanThatWasZeroedAfterALocalBackward
       const auto guard = model.no_sync();
       reach(100, 0);  // reopens the page of both
     }
-    model->unused->weight.mutable_grad().reset();
-    model->unused->bias.mutable_grad().zero_();
+    model->unused->weight.mutable_grad().zero_();
     model->unused->bias.mutable_grad().reset();
     reach(world.rank(), 2 * world.rank());
     optimizer.step();
     EXPECT_TRUE(model->unused->weight.eq(-0.5).all().item<bool>()) << model->unused->weight;
     EXPECT_TRUE(model->unused->bias.eq(-1.0).all().item<bool>()) << model->unused->bias;
+    // A local backward that does not reach what was zeroed does not bring it back.
+    optimizer.zero_grad();
+    reach(100, 100);
+    for (const bool zeroes : {false, true}) {
+      const auto guard = model.no_sync();
+      if (zeroes) model->unused->bias.mutable_grad().reset();
+      (0 * model->unused->weight.sum()).backward();
+    }
+    optimizer.step();
+    EXPECT_TRUE(model->unused->weight.eq(-100.5).all().item<bool>()) << model->unused->weight;
+    EXPECT_TRUE(model->unused->bias.eq(-1.0).all().item<bool>()) << model->unused->bias;
+  });
+}
+
+TEST_P(DistributedDataParallelTest, RefusesToScaleAMeanThatIsKeptBesideALocalGradient) {
+  run_ranks(2, [&](comm::World& world) {
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    backward(model, 1);
+    {
+      const auto guard = model.no_sync();
+      backward(model, 1);
+      model->weight.mutable_grad().mul_(0.5);
+      EXPECT_THAT(
+          [&] { backward(model, 1); },
+          ::testing::Throws<c10::Error>(::testing::Property(
+              &c10::Error::what_without_backtrace,
+              ::testing::HasSubstr("was changed in place after a backward under no_sync()"))));
+    }
   });
 }
 

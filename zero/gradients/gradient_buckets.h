@@ -20,29 +20,17 @@
 
 #include "comm/communicator.h"
 #include "paging/pins.h"
+#include "zero/gradients/backward_plan.h"
 #include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage {
-
-// What a bucket is opened for.
-enum class Collect : uint8_t {
-  kForReduction,  // one backward's gradients, about to be reduced
-  kLocally,       // several backwards', added up on this rank (no_sync)
-};
 
 class GradientBuckets {
  public:
   virtual ~GradientBuckets() = default;
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
-
-  // What reductions make of the ranks' gradients: kMean or kSum.
-  void set_op(comm::ReduceOp op) { op_ = op; }
-  comm::ReduceOp op() const { return op_; }
-  // Whether the step has further backwards after the one that is collected.
-  void set_more_follow(bool more_follow) { more_follow_ = more_follow; }
-  bool more_follow() const { return more_follow_; }
 
   // The page's parameters that have gradients from here on, those before included. Makes what it needs
   // for the page, once.
@@ -53,9 +41,10 @@ class GradientBuckets {
   // Whether buckets have memory only from open() to close(), so that each should be closed before
   // the next is opened.
   virtual bool are_transient() const = 0;
-  virtual comm::Pending start_reduction(size_t page) = 0;
+  // op: kMean or kSum.
+  virtual comm::Pending start_reduction(size_t page, comm::ReduceOp op) = 0;
   // REQUIRES: the reduction has ended. Adds what was kept, unless that waits for complete().
-  virtual void close(size_t page) = 0;
+  virtual void close(size_t page, Backwards backwards) = 0;
   // REQUIRES: changes are taken over. Makes owned() the sum of all that was kept; whether that changed it.
   virtual bool complete(size_t page) = 0;
 
@@ -91,10 +80,6 @@ class GradientBuckets {
 
  protected:
   GradientBuckets() = default;
-
- private:
-  comm::ReduceOp op_ = comm::ReduceOp::kMean;
-  bool more_follow_ = false;
 };
 
 }  // namespace zeropage

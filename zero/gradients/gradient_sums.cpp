@@ -123,8 +123,8 @@ OnItsWay start_copy(const at::Tensor& from) {
 }  // namespace
 
 GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
-                               std::shared_ptr<GradientReducer> reducer, Ownership ownership)
-    : pages_(std::move(pages)), reducer_(std::move(reducer)), ownership_(ownership) {}
+                               std::shared_ptr<StepGradients> gradients, Ownership ownership)
+    : pages_(std::move(pages)), gradients_(std::move(gradients)), ownership_(ownership) {}
 
 // Blocks are counted from where the page begins; the first one may begin before the parameter.
 std::vector<offload::NormPart> GradientSummer::parts_of_page(
@@ -150,7 +150,7 @@ std::vector<offload::NormPart> GradientSummer::parts_of_page(
 void GradientSummer::make_tables(const std::vector<int>& group_of, size_t groups) {
   std::vector<int> with_gradient = group_of;
   for (size_t index = 0; index < with_gradient.size(); ++index) {
-    if (!reducer_->has_gradient(index)) with_gradient[index] = -1;
+    if (!gradients_->has(index)) with_gradient[index] = -1;
   }
   const NormSizes sizes{.sums = static_cast<int64_t>(groups),
                         .flags = static_cast<int64_t>(with_gradient.size())};
@@ -160,21 +160,20 @@ void GradientSummer::make_tables(const std::vector<int>& group_of, size_t groups
     if (!pages_->layouts()[page].requires_grad) continue;
     auto parts = parts_of_page(page, tables_.group_of);
     if (parts.empty()) continue;
-    tables_.of_pages.push_back(
-        {page, {std::move(parts), sizes, reducer_->owned_gradient(page).device()}});
+    tables_.of_pages.push_back({page, {std::move(parts), sizes, gradients_->owned(page).device()}});
   }
 }
 
 void GradientSummer::add_own(const at::Tensor& words) const {
   for (const OfPage& of_page : tables_.of_pages) {
-    const at::Tensor& gradient = reducer_->owned_gradient(of_page.page);
+    const at::Tensor& gradient = gradients_->owned(of_page.page);
     if (gradient.device() == words.device()) of_page.table.add_squares(gradient, words);
   }
 }
 
 bool GradientSummer::any_on_device() const {
   return std::any_of(tables_.of_pages.begin(), tables_.of_pages.end(), [&](const OfPage& of_page) {
-    return !reducer_->owned_gradient(of_page.page).is_cpu();
+    return !gradients_->owned(of_page.page).is_cpu();
   });
 }
 
@@ -215,7 +214,7 @@ bool GradientSummer::can_start() const {
   if (!memory::has_streams(device.type())) return false;
   for (size_t page = 0; page < pages_->layouts().size(); ++page) {
     if (!pages_->layouts()[page].requires_grad) continue;
-    if (reducer_->owned_gradient(page).device() != device) return false;
+    if (gradients_->owned(page).device() != device) return false;
   }
   return true;
 }

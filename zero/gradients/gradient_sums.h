@@ -6,7 +6,7 @@
 //
 // Tables of the parameters' places are kept: 40 bytes a parameter and group on the device, made anew
 // where other parameters have a gradient than the last time.
-// Lifetime: shares the pages and the reducer. Threads: the training thread. Collective: sum() and
+// Lifetime: shares the pages and the gradients. Threads: the training thread. Collective: sum() and
 // start(), of ranks that ask for the same groups.
 #pragma once
 
@@ -16,7 +16,7 @@
 
 #include "offload/exact_sum.h"
 #include "offload/norm_table.h"
-#include "zero/gradients/gradient_reducer.h"
+#include "zero/gradients/step_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage {
@@ -33,7 +33,7 @@ offload::ExactSum sum_over_ranks(const comm::World& world, const offload::ExactS
 class GradientSummer {
  public:
   // ownership: of what a rank updates; where that is whole pages, each rank has the whole sums.
-  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<GradientReducer> reducer,
+  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<StepGradients> gradients,
                  Ownership ownership);
 
   // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
@@ -70,7 +70,7 @@ class GradientSummer {
   void add_own(const at::Tensor& words) const;
 
   const std::shared_ptr<ParameterPages> pages_;
-  const std::shared_ptr<GradientReducer> reducer_;
+  const std::shared_ptr<StepGradients> gradients_;
   const Ownership ownership_;
   Tables tables_;  // that were asked for last
 };

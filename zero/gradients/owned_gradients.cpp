@@ -44,8 +44,8 @@ void OwnedGradients::begin_training(size_t page, const std::vector<size_t>& para
   paged_.add_page(page, /*bytes=*/0, bucket.scalar_type());
 }
 
-comm::Pending OwnedGradients::start_reduction(size_t page) {
-  return pages().world().communicator().reduce_scatter(wire(page), op(), describe(page));
+comm::Pending OwnedGradients::start_reduction(size_t page, comm::ReduceOp op) {
+  return pages().world().communicator().reduce_scatter(wire(page), op, describe(page));
 }
 
 void OwnedGradients::keep(size_t page, const std::vector<Range>& forgotten) {

@@ -19,7 +19,7 @@ class OwnedGradients final : public WholeGradients {
   OwnedGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
 
   void begin_training(size_t page, const std::vector<size_t>& parameters) override;
-  comm::Pending start_reduction(size_t page) override;
+  comm::Pending start_reduction(size_t page, comm::ReduceOp op) override;
   const at::Tensor& reduced_gradient(size_t parameter) const override {
     return paged_.of(parameter);
   }

@@ -10,7 +10,7 @@ namespace zeropage {
 
 using accumulate::SumOrder;
 
-void ResidentGradient::take(const at::Tensor& mean, bool /*more*/) {
+void ResidentGradient::take(const at::Tensor& mean, Backwards /*backwards*/) {
   if (std::exchange(kept_, false)) {
     values_.add_(mean);
   } else {
@@ -78,9 +78,10 @@ void OffloadedGradient::start_down(const at::Tensor& from) {
   down_ = copies_.start(offload::Direction::kToHost, host_, from);
 }
 
-void OffloadedGradient::take(const at::Tensor& mean, bool more) {
-  if (more || on_device_) on_device().take(mean, more);
-  if (more) return;
+void OffloadedGradient::take(const at::Tensor& mean, Backwards backwards) {
+  const bool more_follow = backwards == Backwards::kMoreFollow;
+  if (more_follow || on_device_) on_device().take(mean, backwards);
+  if (more_follow) return;
   if (on_device_) {
     complete();
   } else {

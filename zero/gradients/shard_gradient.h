@@ -9,6 +9,7 @@
 #include "accumulate/micro_step_sums.h"
 #include "device/pending.h"
 #include "offload/copy_engine.h"
+#include "zero/gradients/backward_plan.h"
 #include "zero/layout/shard_layout.h"
 
 namespace zeropage {
@@ -25,9 +26,8 @@ class ShardGradient {
   // Until it has them, and nothing else of what was taken is held.
   virtual void wait() {}
 
-  // The mean or sum of a backward, added to what is kept, unless that waits for complete(). more:
-  // the step has further backwards.
-  virtual void take(const at::Tensor& mean, bool more) = 0;
+  // The mean or sum of a backward, added to what is kept, unless that waits for complete().
+  virtual void take(const at::Tensor& mean, Backwards backwards) = 0;
   // What was taken so far is added to the next.
   virtual void keep() = 0;
   // Nothing of it is.
@@ -49,7 +49,7 @@ class ResidentGradient final : public ShardGradient {
       : values_(std::move(values)), sums_(order) {}
 
   const at::Tensor& values() const override { return values_; }
-  void take(const at::Tensor& mean, bool more) override;
+  void take(const at::Tensor& mean, Backwards backwards) override;
   void keep() override;
   void forget() override;
   void skip() override;
@@ -75,7 +75,7 @@ class OffloadedGradient final : public ShardGradient {
   const at::Tensor& values() const override { return host_; }
   memory::Pending arrival() const override { return down_; }
   void wait() override;
-  void take(const at::Tensor& mean, bool more) override;
+  void take(const at::Tensor& mean, Backwards backwards) override;
   void keep() override;
   void forget() override;
   void skip() override;

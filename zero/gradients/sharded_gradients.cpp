@@ -81,7 +81,7 @@ const at::Tensor& ShardedGradients::open(size_t page, Collect collect) {
   return bucket;
 }
 
-comm::Pending ShardedGradients::start_reduction(size_t page) {
+comm::Pending ShardedGradients::start_reduction(size_t page, comm::ReduceOp op) {
   const PageLayout& layout = pages_->layouts()[page];
   at::Tensor& bucket = pages_of_gradients_[page].bucket;
   {
@@ -89,13 +89,13 @@ comm::Pending ShardedGradients::start_reduction(size_t page) {
     bucket = open(page, Collect::kForReduction).to(reduce_dtype_of(options_, layout.dtype));
   }
   return pages_->world().communicator().reduce_scatter(
-      bucket, op(), "the gradient of page \"" + layout.name + "\"");
+      bucket, op, "the gradient of page \"" + layout.name + "\"");
 }
 
-void ShardedGradients::close(size_t page) {
+void ShardedGradients::close(size_t page, Backwards backwards) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   const Range own = pages_->owned(page);
-  of_page.owned->take(of_page.bucket.narrow(0, own.begin, own.numel()), more_follow());
+  of_page.owned->take(of_page.bucket.narrow(0, own.begin, own.numel()), backwards);
   if (!of_page.owned->arrival().done()) memory::assign(of_page.bucket, memory::Kind::kStaging);
   of_page.bucket.reset();
   if (leaving_) pages_of_gradients_[*leaving_].owned->wait();

@@ -22,8 +22,8 @@ class ShardedGradients final : public GradientBuckets {
   void begin_training(size_t page, const std::vector<size_t>& parameters) override;
   const at::Tensor& open(size_t page, Collect collect) override;
   bool are_transient() const override { return true; }
-  comm::Pending start_reduction(size_t page) override;
-  void close(size_t page) override;
+  comm::Pending start_reduction(size_t page, comm::ReduceOp op) override;
+  void close(size_t page, Backwards backwards) override;
   bool complete(size_t page) override;
   const at::Tensor& owned(size_t page) const override {
     return pages_of_gradients_[page].owned->values();

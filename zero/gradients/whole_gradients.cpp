@@ -43,7 +43,7 @@ const at::Tensor& WholeGradients::wire(size_t page) {
   return of_page.wire;
 }
 
-void WholeGradients::close(size_t page) {
+void WholeGradients::close(size_t page, Backwards /*backwards*/) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   if (of_page.wire.defined()) {
     const Range own = pages_->owned(page);
@@ -92,8 +92,8 @@ const std::string& WholeGradients::name_of(size_t parameter) const {
   return pages_->parameters()[parameter].parameter.name();
 }
 
-comm::Pending ReplicatedGradients::start_reduction(size_t page) {
-  return pages().world().communicator().all_reduce(wire(page), op(), describe(page));
+comm::Pending ReplicatedGradients::start_reduction(size_t page, comm::ReduceOp op) {
+  return pages().world().communicator().all_reduce(wire(page), op, describe(page));
 }
 
 void ReplicatedGradients::replace(size_t parameter, const at::Tensor& gradient) {

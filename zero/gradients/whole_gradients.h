@@ -15,7 +15,7 @@ class WholeGradients : public GradientBuckets {
   void begin_training(size_t page, const std::vector<size_t>& parameters) override;
   const at::Tensor& open(size_t page, Collect) override { return pages_of_gradients_[page].bucket; }
   bool are_transient() const override { return false; }
-  void close(size_t page) override;
+  void close(size_t page, Backwards backwards) override;
   bool complete(size_t page) override;
   const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
   const at::Tensor& reduced_gradient(size_t parameter) const override { return slots_[parameter]; }
@@ -53,7 +53,7 @@ class ReplicatedGradients final : public WholeGradients {
  public:
   ReplicatedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
       : WholeGradients(std::move(pages), options) {}
-  comm::Pending start_reduction(size_t page) override;
+  comm::Pending start_reduction(size_t page, comm::ReduceOp op) override;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>&, memory::Pins&) override {}
 };

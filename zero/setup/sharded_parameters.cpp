@@ -102,8 +102,10 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
       });
   auto reducer =
       std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);
-  auto sums = std::make_shared<GradientSummer>(pages, reducer, ownership_of(options.stage));
-  return {std::move(pages), std::move(reducer), options, need, std::move(sums)};
+  auto gradients = std::make_shared<StepGradients>(reducer);
+  auto sums = std::make_shared<GradientSummer>(pages, gradients, ownership_of(options.stage));
+  return {
+      std::move(pages), std::move(reducer), std::move(gradients), std::move(sums), options, need};
 }
 
 }  // namespace

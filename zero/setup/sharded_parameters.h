@@ -10,6 +10,7 @@
 #include "operators/construction_tape.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/gradient_sums.h"
+#include "zero/gradients/step_gradients.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
@@ -20,9 +21,10 @@ namespace zeropage {
 struct ShardedParameters {
   std::shared_ptr<ParameterPages> pages;
   std::shared_ptr<GradientReducer> reducer;
+  std::shared_ptr<StepGradients> gradients;
+  std::shared_ptr<GradientSummer> sums;
   Options options;
   MemoryNeed need;
-  std::shared_ptr<GradientSummer> sums;  // of the gradients
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed

@@ -15,11 +15,11 @@ bool ShardedOptimizer::reads_found_inf() const {
   });
 }
 
-void ShardedOptimizer::step_unless(const at::Tensor& found_inf,
-                                   std::shared_ptr<LateReport> report) {
+void ShardedOptimizer::step_with(const offload::GradientFactors& factors,
+                                 std::shared_ptr<LateReport> report) {
   hear();
-  found_inf_ = found_inf;
-  const auto leave = c10::make_scope_exit([this] { found_inf_.reset(); });
+  factors_ = factors;
+  const auto leave = c10::make_scope_exit([this] { factors_ = {}; });
   step();
   untold_ = std::move(report);
 }

@@ -13,7 +13,7 @@
 
 #include "offload/fused_step.h"
 #include "offload/state_format.h"
-#include "zero/gradients/gradient_reducer.h"
+#include "zero/gradients/gradient_presence.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/tier_storage.h"
 

@@ -60,7 +60,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
   make_updates();
   adopt_groups();
   check_agreement();
-  parameters_.reducer->note_optimizer();
+  parameters_.gradients->note_optimizer();
   // Last: what it leaves with the reducer is taken back by the destructor alone.
   step_offloaded_in_backward();
 }
@@ -144,7 +144,7 @@ ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart
     (pages.offloads_parameters(page) ? part.copy_out : moved.to) = part.values;
     part.adopts_copy = pages.offloads_parameters(page);
   }
-  if (!parameters_.reducer->has_offloaded_gradient(page)) {
+  if (!parameters_.gradients->is_offloaded(page)) {
     moved.device_gradient = part.gradient;
     moved.gradient = page_offload.gradients().add(
         page, part.gradient.numel(), part.gradient.scalar_type(), 0, memory::Kind::kGradient);
@@ -159,8 +159,7 @@ ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart
 }
 
 ShardedOptimizer::~ShardedOptimizer() {
-  parameters_.reducer->set_on_reduced(nullptr);
-  parameters_.reducer->set_before_close(nullptr);
+  if (follows_) parameters_.reducer->set_follower({});
 }
 
 // Follows gradients into the middle of a backward.
@@ -168,21 +167,24 @@ void ShardedOptimizer::step_offloaded_in_backward() {
   if (!steps_) return;
   const StepWhen when = parameters_.options.offload.step;
   ZP_CHECK(
-      when == StepWhen::kInStep || !parameters_.reducer->is_followed(),
+      when == StepWhen::kInStep || parameters_.reducer->follower().is_empty(),
       "options.offload.step: another optimizer of this model follows backward already; make one "
       "optimizer with several parameter groups, or use StepWhen::kInStep");
+  follows_ = when != StepWhen::kInStep;
   if (when == StepWhen::kInBackward) {
-    parameters_.reducer->set_on_reduced([this](size_t page, const HasGradient& has) {
+    const auto step = [this](size_t page, const HasGradient& has, double factor) {
       const OfPage* const of_page = offloaded(page);
       if (of_page == nullptr) return;
       parameters_.pages->begin_update_in_backward(page, has);
-      start_offloaded(*of_page, has);
-    });
+      start_offloaded(*of_page, has, factor);
+    };
+    parameters_.reducer->set_follower({.on_reduced = step, .before_close = nullptr});
   } else if (when == StepWhen::kOneStepLate) {
     // The update of the step before reads it.
-    parameters_.reducer->set_before_close([this](size_t page) {
+    const auto wait = [this](size_t page) {
       if (const OfPage* const of_page = offloaded(page)) steps_->wait(*of_page->part);
-    });
+    };
+    parameters_.reducer->set_follower({.on_reduced = nullptr, .before_close = wait});
   }
 }
 
@@ -318,10 +320,10 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   check_whole("step()");
   hear();
   parameters_.pages->check_can_update();
-  parameters_.reducer->check_all_train();
+  parameters_.reducer->training().check_all_train();
   adopt_pages();
   adopt_groups();
-  parameters_.reducer->finish();
+  parameters_.gradients->prepare();
   parameters_.pages->begin_update();
   try {
     update();
@@ -340,7 +342,8 @@ void ShardedOptimizer::set_options(const OfPage& of_page) const {
 }
 
 // has_gradient: asked here only.
-void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient) {
+void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient,
+                                       double factor) {
   const Range owned = parameters_.pages->owned(of_page.page);
   std::vector<bool> has(grouped_.size());
   std::vector<Range> unchanged;
@@ -355,19 +358,17 @@ void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient&
   set_options(of_page);
   steps_->start(
       *of_page.part,
-      [update = of_page.update.get(), has = std::move(has),
-       factor = parameters_.reducer->factor()] {
+      [update = of_page.update.get(), has = std::move(has), factor] {
         update->step([&has](size_t parameter) { return has[parameter]; }, {.scale = factor});
       },
-      parameters_.reducer->arrival(of_page.page), std::move(unchanged));
+      parameters_.gradients->arrival(of_page.page), std::move(unchanged));
 }
 
 void ShardedOptimizer::update_on_device(const OfPage& of_page) {
   set_options(of_page);
   try {
-    of_page.update->step(
-        [this](size_t parameter) { return parameters_.reducer->has_gradient(parameter); },
-        {.scale = parameters_.reducer->factor(), .found_inf = found_inf_});
+    of_page.update->step([this](size_t parameter) { return parameters_.gradients->has(parameter); },
+                         factors_);
   } catch (c10::Error& error) {
     error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
                                parameters_.pages->layouts()[of_page.page].name, "\""));
@@ -385,9 +386,9 @@ void ShardedOptimizer::update() {
       steps_->publish(*of_page.part);
     }
     if (!steps_->started(*of_page.part)) {
-      start_offloaded(of_page, [this](size_t parameter) {
-        return parameters_.reducer->has_gradient(parameter);
-      });
+      start_offloaded(
+          of_page, [this](size_t parameter) { return parameters_.gradients->has(parameter); },
+          factors_.scale);
     }
   }
   std::vector<comm::Pending> in_flight;
@@ -405,11 +406,11 @@ void ShardedOptimizer::update() {
 void ShardedOptimizer::end_step() {
   std::vector<bool> updated = grouped_;
   for (size_t index = 0; index < updated.size(); ++index) {
-    updated[index] = updated[index] && parameters_.reducer->has_gradient(index);
+    updated[index] = updated[index] && parameters_.gradients->has(index);
   }
   ++made_;
   parameters_.pages->end_update(updated);
-  parameters_.reducer->begin_cycle();
+  parameters_.gradients->end_step();
   last_step_.synchronize();
   last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
 }

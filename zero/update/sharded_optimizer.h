@@ -43,9 +43,11 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 
   // Whether a device's flag can keep an update from being made: none is by the class, or offloaded.
   bool reads_found_inf() const;
-  // step(), which the device leaves out where found_inf, fp32 [1] there, is not 0: values and states
-  // then stay, bit for bit, and so do the counts of steps, once the report has been asked.
-  void step_unless(const at::Tensor& found_inf, std::shared_ptr<LateReport> report);
+  // step(), with gradients that are multiplied by the scale. Where found_inf, fp32 [1] on the device, is
+  // not 0, the device leaves it out: values and states then stay, bit for bit, and so do the counts of
+  // steps, once the report, which comes with found_inf, has been asked.
+  void step_with(const offload::GradientFactors& factors,
+                 std::shared_ptr<LateReport> report = nullptr);
 
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
@@ -96,7 +98,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void adopt_groups();
   OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
   void set_options(const OfPage& of_page) const;
-  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient);
+  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor);
   void update();
   void update_on_device(const OfPage& of_page);
   void end_step();
@@ -108,8 +110,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
   std::vector<bool> grouped_;              // by parameter: is in a group
   size_t adopted_groups_ = 0;
+  bool follows_ = false;                // backward
   int64_t made_ = 0;                    // one more where untold_ says that it was not made
-  at::Tensor found_inf_;                // of the step that is enqueued now; undefined: none
+  offload::GradientFactors factors_;    // of the step that is made now
   std::shared_ptr<LateReport> untold_;  // of the last step; null: it was made
   memory::Event last_step_;             // its end
   std::string error_;                   // of a step that was begun and did not end

@@ -76,7 +76,7 @@ int64_t UpdateFactory::state_bytes(size_t page) const {
 OwnedPart UpdateFactory::owned_part(size_t page) const {
   const ParameterPages& pages = *parameters_.pages;
   return {.values = pages.owned_values(page),
-          .gradient = parameters_.reducer->owned_gradient(page),
+          .gradient = parameters_.gradients->owned(page),
           .remainders = pages.remainders(page),
           .rounding_seed = parameters_.options.rounding_seed};
 }

@@ -1,0 +1,59 @@
+// The places of a page's gradients in its bucket, shaped as the parameters. p.grad() is moved there.
+//
+// Lifetime: the parameters and the buckets outlive it. Threads: the thread that runs backward.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "zero/gradients/backward_plan.h"
+#include "zero/gradients/gradient_buckets.h"
+#include "zero/gradients/training_parameters.h"
+
+namespace zeropage {
+
+class GradientSlots {
+ public:
+  struct Slot {
+    size_t parameter = 0;
+    at::Tensor view;       // undefined while the bucket is closed
+    bool is_kept = false;  // something is kept that is added to the parameter's next gradient
+    // Of the view when p.grad() began to stand for what is kept, too; kUnseen where it does not.
+    static constexpr int64_t kUnseen = -1;
+    int64_t seen_version = kUnseen;
+  };
+
+  GradientSlots(size_t page, const TrainingParameters& training, GradientBuckets& buckets);
+
+  // After parameters of the page have begun to train.
+  void begin_training(Collect collect);
+
+  // Of the page's parameters that train, ascending.
+  std::vector<Slot>& all() { return slots_; }
+  const std::vector<Slot>& all() const { return slots_; }
+  Slot& of(size_t parameter);
+
+  // Whether the bucket has memory.
+  bool are_open() const { return !slots_.empty() && slots_.front().view.defined(); }
+  void open(Collect collect);
+  // p.grad() is undefined afterwards.
+  void close();
+
+  // Those of the parameters whose gradient is not in its slot. Throws where one is sparse.
+  std::vector<size_t> outside(std::vector<size_t> parameters);
+  // Moves their gradients there. REQUIRES: are_open().
+  void collect(const std::vector<size_t>& parameters);
+
+ private:
+  void place(Collect collect);
+
+  // Constant after construction.
+  const size_t page_;
+  const TrainingParameters& training_;
+  GradientBuckets& buckets_;
+
+  std::vector<Slot> slots_;
+};
+
+}  // namespace zeropage

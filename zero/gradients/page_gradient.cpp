@@ -1,0 +1,154 @@
+#include "zero/gradients/page_gradient.h"
+
+#include <algorithm>
+
+#include "memory/check.h"
+
+namespace zeropage {
+
+PageGradient::PageGradient(size_t page, const TrainingParameters& training,
+                           GradientBuckets& buckets)
+    : page_(page), training_(training), buckets_(buckets), slots_(page, training, buckets) {}
+
+void PageGradient::reopen(const GradientPresence& present) {
+  TORCH_INTERNAL_ASSERT(is_reduced());
+  std::vector<Range> forgotten;
+  for (Slot& slot : slots_.all()) {
+    // Another tensor than the reduced gradient is one that the user set since: this rank's own, to
+    // be averaged.
+    at::Tensor& gradient = training_.gradient(slot.parameter);
+    slot.is_kept =
+        gradient.defined() && same_elements(gradient, buckets_.reduced_gradient(slot.parameter));
+    if (slot.is_kept) {
+      gradient.reset();
+      continue;
+    }
+    ZP_CHECK(
+        state_ != State::kSummed || !present.has(slot.parameter), "parameter \"",
+        training_.name(slot.parameter),
+        "\": its gradient was zeroed or replaced between two micro-batches of a step, whose "
+        "sum it is part of; the accumulator zeroes gradients in step(), leave zero_grad() out");
+    forgotten.push_back(training_.placed(slot.parameter).range);
+  }
+  if (forgotten.size() < slots_.all().size()) {
+    buckets_.keep(page_, forgotten);
+  } else if (state_ == State::kSummed) {
+    buckets_.skip(page_);
+  } else {
+    buckets_.forget(page_);
+  }
+  state_ = State::kReopened;
+}
+
+void PageGradient::forget(Slot& slot) {
+  slot.is_kept = false;
+  slot.seen_version = Slot::kUnseen;
+  buckets_.forget(page_, training_.placed(slot.parameter).range);
+}
+
+// What the user did to p.grad() since it stands for what is kept.
+void PageGradient::heed_changes(Slot& slot) {
+  if (!slot.is_kept || slot.seen_version == Slot::kUnseen) return;
+  const at::Tensor& gradient = training_.gradient(slot.parameter);
+  const bool is_ours = gradient.defined() && same_elements(gradient, slot.view);
+  if (is_ours && gradient._version() == slot.seen_version) return;
+  ZP_CHECK(
+      !is_ours || !gradient.any().item<bool>(), "parameter \"", training_.name(slot.parameter),
+      "\": p.grad() was changed in place after a backward under no_sync(), but a mean from a "
+      "backward before that belongs to it, which is kept in shards and was not changed; change "
+      "gradients before no_sync(), or after a backward that averages");
+  forget(slot);
+}
+
+void PageGradient::before_accumulate(size_t parameter, const GradientPresence& present) {
+  if (is_reduced()) {
+    reopen(present);
+  } else {
+    Slot& slot = slots_.of(parameter);
+    heed_changes(slot);
+    slot.seen_version = Slot::kUnseen;
+  }
+}
+
+bool PageGradient::hides_kept() const {
+  return state_ == State::kReopened && std::any_of(slots_.all().begin(), slots_.all().end(),
+                                                   [](const Slot& slot) { return slot.is_kept; });
+}
+
+void PageGradient::end_without_reduction() {
+  arrived_ = 0;
+  if (!is_collecting()) return;
+  for (Slot& slot : slots_.all()) {
+    at::Tensor& gradient = training_.gradient(slot.parameter);
+    heed_changes(slot);
+    if (!slot.is_kept) continue;
+    if (!gradient.defined()) {
+      slot.view.zero_();
+      gradient = slot.view;
+    }
+    slot.seen_version = slot.view._version();
+  }
+  state_ = State::kCollecting;
+}
+
+// What it set aside to be kept is gone with what it collected: its gradients have been zeroed since.
+void PageGradient::abandon() {
+  arrived_ = 0;
+  if (!is_collecting()) return;
+  for (Slot& slot : slots_.all()) {
+    if (slot.is_kept && !training_.gradient(slot.parameter).defined()) forget(slot);
+  }
+  state_ = State::kCollecting;
+}
+
+void PageGradient::start(comm::ReduceOp op, GradientPresence& present) {
+  TORCH_INTERNAL_ASSERT(is_collecting() && slots_.are_open());
+  for (Slot& slot : slots_.all()) {
+    heed_changes(slot);
+    const bool has = training_.gradient(slot.parameter).defined();
+    if (!has) slot.view.zero_();
+    present.note(slot.parameter, has || slot.is_kept);
+  }
+  state_ = State::kReducing;
+  reduction_ = buckets_.start_reduction(page_, op);
+  if (buckets_.are_transient()) slots_.close();
+}
+
+void PageGradient::wait() {
+  TORCH_INTERNAL_ASSERT(is_reducing());
+  reduction_.wait();
+  reduction_ = {};
+}
+
+void PageGradient::close(const BackwardPlan& plan) {
+  arrived_ = 0;
+  for (Slot& slot : slots_.all()) {
+    slot.is_kept = false;
+    slot.seen_version = Slot::kUnseen;
+  }
+  state_ = plan.accumulates() ? State::kSummed : State::kReduced;
+  buckets_.close(page_, plan.backwards());
+}
+
+void PageGradient::hand_over(const GradientPresence& present) {
+  for (const Slot& slot : slots_.all()) {
+    training_.gradient(slot.parameter) =
+        present.has(slot.parameter) ? buckets_.reduced_gradient(slot.parameter) : at::Tensor();
+  }
+}
+
+void PageGradient::drop() {
+  // Of a backward that ended by an exception in the middle of a sum.
+  if (is_collecting()) {
+    buckets_.forget(page_);
+    state_ = State::kCollecting;
+  }
+  for (Slot& slot : slots_.all()) {
+    training_.gradient(slot.parameter).reset();
+    slot.is_kept = false;
+    slot.seen_version = Slot::kUnseen;
+  }
+  if (state_ == State::kSummed) state_ = State::kReduced;
+}
+
+}  // namespace zeropage

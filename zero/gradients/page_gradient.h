@@ -1,0 +1,87 @@
+// The gradient of one page, from autograd to the step.
+//
+//   kCollecting --start()--> kReducing --close()--> kReduced, or kSummed in an accumulation
+//   kReduced, kSummed --reopen()--> kReopened --start()--> kReducing
+//   kReopened --end_without_reduction()--> kCollecting
+//
+// While it collects, the bucket has this rank's own gradient, and p.grad() of the parameters are slots in
+// it. A reduced gradient that was not zeroed when the page is reopened is kept, and added to the next
+// one: what was averaged is never averaged again. In kReopened p.grad() shows nothing of what is kept. In
+// kCollecting it shows at least a zero: who zeroes or replaces it drops what is kept, too, and other
+// changes in place are refused, since they could not reach it.
+//
+// Lifetime: the pages, the parameters and the buckets outlive it. Threads: the thread that runs backward.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "device/pending.h"
+#include "zero/gradients/backward_plan.h"
+#include "zero/gradients/gradient_buckets.h"
+#include "zero/gradients/gradient_presence.h"
+#include "zero/gradients/gradient_slots.h"
+#include "zero/gradients/training_parameters.h"
+
+namespace zeropage {
+
+class PageGradient {
+ public:
+  PageGradient(size_t page, const TrainingParameters& training, GradientBuckets& buckets);
+
+  GradientSlots& slots() { return slots_; }
+  const GradientSlots& slots() const { return slots_; }
+  bool is_collecting() const { return state_ == State::kCollecting || state_ == State::kReopened; }
+  bool is_reducing() const { return state_ == State::kReducing; }
+  bool is_reduced() const { return state_ == State::kReduced || state_ == State::kSummed; }
+
+  // A gradient of this backward is about to come. Throws where what is there is part of a sum and was
+  // zeroed. present: as of the last reduction.
+  void before_accumulate(size_t parameter, const GradientPresence& present);
+  // It has come; whether it was the last.
+  bool arrive() { return ++arrived_ >= slots_.all().size(); }
+  bool is_complete() const { return arrived_ >= slots_.all().size(); }
+
+  // REQUIRES: is_reduced().
+  void reopen(const GradientPresence& present);
+  // Whether it was reopened, and keeps something.
+  bool hides_kept() const;
+  // The backward has ended, and reduced nothing. REQUIRES: open slots, if hides_kept().
+  void end_without_reduction();
+  // The backward has ended by an exception.
+  void abandon();
+
+  // Starts the reduction, with zeros for parameters without a gradient on this rank. REQUIRES:
+  // is_collecting(), and all gradients are in their slots, which are open.
+  void start(comm::ReduceOp op, GradientPresence& present);
+  bool has_ended() const { return reduction_.done(); }
+  void wait();
+  // REQUIRES: wait().
+  void close(const BackwardPlan& plan);
+  // p.grad() becomes the reduced gradient where any rank has one.
+  void hand_over(const GradientPresence& present);
+
+  // The gradient is dropped, and what is kept.
+  void drop();
+
+ private:
+  enum class State : uint8_t { kCollecting, kReopened, kReducing, kReduced, kSummed };
+  using Slot = GradientSlots::Slot;
+
+  void forget(Slot& slot);
+  void heed_changes(Slot& slot);
+
+  // Constant after construction.
+  const size_t page_;
+  const TrainingParameters& training_;
+  GradientBuckets& buckets_;
+
+  GradientSlots slots_;
+  State state_ = State::kCollecting;
+  size_t arrived_ = 0;  // gradients in this backward
+  memory::Pending reduction_;
+};
+
+}  // namespace zeropage

@@ -1,0 +1,121 @@
+#include "zero/gradients/page_reductions.h"
+
+#include <utility>
+
+#include "device/named_range.h"
+#include "memory/check.h"
+
+namespace zeropage {
+namespace {
+
+std::vector<PageGradient> gradients_of_pages(size_t pages, const TrainingParameters& training,
+                                             GradientBuckets& buckets) {
+  std::vector<PageGradient> gradients;
+  for (size_t page = 0; page < pages; ++page) gradients.emplace_back(page, training, buckets);
+  return gradients;
+}
+
+}  // namespace
+
+PageReductions::PageReductions(std::shared_ptr<ParameterPages> pages,
+                               const TrainingParameters& training, GradientBuckets& buckets)
+    : pages_(std::move(pages)),
+      training_(training),
+      buckets_(buckets),
+      present_(pages_->parameters().size(), pages_->layouts().size()),
+      gradients_(gradients_of_pages(pages_->layouts().size(), training, buckets)),
+      collector_(*pages_, training, buckets, gradients_, [this] { end_all(); }) {}
+
+void PageReductions::begin_training(size_t page) {
+  gradients_[page].slots().begin_training(plan_.collect);
+  // What they had before they were hooked is this rank's own, as after no_sync().
+  if (gradients_[page].is_collecting()) collector_.collect_page(page, plan_.collect);
+}
+
+bool PageReductions::before_accumulate(size_t parameter) {
+  PageGradient& gradient = gradients_[training_.placed(parameter).page];
+  const bool was_reduced = gradient.is_reduced();
+  gradient.before_accumulate(parameter, present_);
+  return was_reduced;
+}
+
+void PageReductions::after_accumulate(size_t parameter) {
+  PageGradient& gradient = gradients_[training_.placed(parameter).page];
+  TORCH_INTERNAL_ASSERT(gradient.is_collecting(), "parameter \"", training_.name(parameter),
+                        "\" got a gradient while its bucket was reduced");
+  collector_.add(parameter, gradient.arrive(), plan_.collect);
+}
+
+void PageReductions::start_complete() {
+  while (next_ < training_.pages().size()) {
+    const size_t page = training_.pages()[next_];
+    if (!gradients_[page].is_complete()) return;
+    start(page);
+    ++next_;
+  }
+}
+
+void PageReductions::start(size_t page) {
+  const memory::NamedRange range("PageReductions::start");
+  collector_.collect_page(page, plan_.collect);
+  collector_.open(page, plan_.collect);
+  gradients_[page].start(plan_.op, present_);
+  if (!follower_.on_reduced) return;
+  present_.start_agreeing(page, training_.of_page(page), pages_->world().communicator());
+  // One page behind: the reductions of whole gradients are else looked at when backward ends.
+  for (const size_t other : training_.pages()) {
+    if (other != page && gradients_[other].is_reducing()) end(other);
+  }
+}
+
+void PageReductions::end(size_t page) {
+  const memory::NamedRange range("PageReductions::end");
+  gradients_[page].wait();
+  if (follower_.before_close) follower_.before_close(page);
+  gradients_[page].close(plan_);
+  if (!follower_.on_reduced) return;
+  const HasGradient has_gradient = present_.wait(page);
+  if (plan_.backwards() == Backwards::kMoreFollow) return;
+  follower_.on_reduced(page, has_gradient, plan_.factor);
+}
+
+void PageReductions::end_all() {
+  for (const size_t page : training_.pages()) {
+    if (gradients_[page].is_reducing()) end(page);
+  }
+}
+
+void PageReductions::finish() {
+  for (; next_ < training_.pages().size(); ++next_) {
+    const size_t page = training_.pages()[next_];
+    if (gradients_[page].is_reduced()) gradients_[page].reopen(present_);
+    start(page);
+  }
+  const comm::Pending agreement = present_.start_agreeing(pages_->world().communicator());
+  end_all();
+  agreement.wait();
+  for (const size_t page : training_.pages()) gradients_[page].hand_over(present_);
+  buckets_.note_reduced();
+  next_ = 0;
+}
+
+void PageReductions::end_without_reduction() {
+  for (const size_t page : training_.pages()) {
+    collector_.collect_waiting(page, plan_.collect);
+    if (gradients_[page].hides_kept()) collector_.open(page, plan_.collect);
+    gradients_[page].end_without_reduction();
+  }
+}
+
+void PageReductions::abandon() {
+  for (const size_t page : training_.pages()) {
+    collector_.forget(page);
+    gradients_[page].abandon();
+  }
+}
+
+void PageReductions::drop() {
+  for (const size_t page : training_.pages()) gradients_[page].drop();
+}
+
+}  // namespace zeropage

@@ -1,0 +1,79 @@
+// The pages' gradients in the one order in which all ranks reduce them: the last page of the module first.
+//
+// Lifetime: what it is given outlives it. Threads: the thread that runs backward.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "zero/gradients/backward_plan.h"
+#include "zero/gradients/gradient_collector.h"
+#include "zero/gradients/gradient_presence.h"
+#include "zero/gradients/page_gradient.h"
+
+namespace zeropage {
+
+// What follows gradients into the middle of a backward.
+struct BackwardFollower {
+  // A page is reduced and no backward of the step follows: its gradient and the factor are what the step
+  // will see, and no call may change them. has_gradient: of the page's parameters.
+  std::function<void(size_t page, const HasGradient& has_gradient, double factor)> on_reduced;
+  // A page's owned gradient is about to be overwritten.
+  std::function<void(size_t page)> before_close;
+
+  bool is_empty() const { return !on_reduced && !before_close; }
+};
+
+class PageReductions {
+ public:
+  PageReductions(std::shared_ptr<ParameterPages> pages, const TrainingParameters& training,
+                 GradientBuckets& buckets);
+  PageReductions(const PageReductions&) = delete;
+  PageReductions& operator=(const PageReductions&) = delete;
+
+  const BackwardPlan& plan() const { return plan_; }
+  void set_plan(const BackwardPlan& plan) { plan_ = plan; }
+  const BackwardFollower& follower() const { return follower_; }
+  void set_follower(BackwardFollower follower) { follower_ = std::move(follower); }
+
+  // Parameters of the page have begun to train.
+  void begin_training(size_t page);
+
+  // Around the accumulation of a parameter's gradient. before_accumulate(): whether its page was reduced.
+  bool before_accumulate(size_t parameter);
+  void after_accumulate(size_t parameter);
+
+  // Starts the reductions of pages that are complete, as far as it is their turn.
+  void start_complete();
+  // Whether reductions of this backward have been started.
+  bool have_begun() const { return next_ > 0; }
+  // Ends a backward: reduces all pages that were not, and p.grad() is what was reduced. Collective.
+  void finish();
+  // Ends a backward that reduces nothing.
+  void end_without_reduction();
+  // A backward has ended by an exception. REQUIRES: not have_begun().
+  void abandon();
+
+  // Drops all gradients, and what is kept of earlier ones.
+  void drop();
+
+ private:
+  void start(size_t page);
+  void end(size_t page);
+  void end_all();
+
+  // Constant after construction.
+  const std::shared_ptr<ParameterPages> pages_;
+  const TrainingParameters& training_;
+  GradientBuckets& buckets_;
+
+  GradientPresence present_;
+  std::vector<PageGradient> gradients_;  // by page
+  GradientCollector collector_;
+  BackwardPlan plan_;
+  BackwardFollower follower_;
+  size_t next_ = 0;  // to be reduced, into training_.pages()
+};
+
+}  // namespace zeropage

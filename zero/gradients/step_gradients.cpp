@@ -1,0 +1,68 @@
+#include "zero/gradients/step_gradients.h"
+
+#include <algorithm>
+
+#include "memory/check.h"
+
+namespace zeropage {
+
+std::vector<size_t> StepGradients::parameters() const {
+  std::vector<size_t> parameters;
+  for (const size_t page : reducer_->training().pages()) {
+    for (const size_t index : reducer_->training().of_page(page)) {
+      if (has(index)) parameters.push_back(index);
+    }
+  }
+  std::sort(parameters.begin(), parameters.end());
+  return parameters;
+}
+
+void StepGradients::prepare() {
+  const StepPart part = reducer_->plan().part;
+  ZP_CHECK(
+      part != StepPart::kNone,
+      "step() in the middle of an accumulation, whose gradients are sums so far: run the other "
+      "micro-batches and call accumulator.step(optimizer), or accumulator.abandon()");
+  // The first of several optimizers has begun a cycle, and may have multiplied its gradients.
+  if (part == StepPart::kOver) return;
+  reducer_->reduce();
+  const torch::NoGradGuard no_grad;
+  GradientBuckets& buckets = reducer_->buckets();
+  for (const size_t index : parameters()) {
+    at::Tensor& gradient = reducer_->training().gradient(index);
+    const at::Tensor& reduced = buckets.reduced_gradient(index);
+    const bool replaced = !same_elements(gradient, reduced);
+    ZP_CHECK(!replaced || !reducer_->follower().on_reduced, "parameter \"",
+             reducer_->training().name(index),
+             "\": p.grad() was replaced after backward, which has made the step with it already "
+             "(options.offload.step); use StepWhen::kInStep to change gradients");
+    if (replaced) buckets.replace(index, gradient);
+    gradient = reduced;
+  }
+  buckets.take_over_changes();
+  bool changed = false;
+  for (const size_t page : reducer_->training().pages()) changed |= buckets.complete(page);
+  if (changed) buckets.note_reduced();
+}
+
+void StepGradients::change(const std::function<void(const at::Tensor& owned)>& change) {
+  ZP_CHECK(!reducer_->follower().on_reduced,
+           "gradients are to be clipped or changed after backward, which has made the "
+           "step with them already (options.offload.step); use StepWhen::kInStep");
+  const torch::NoGradGuard no_grad;
+  for (const size_t page : reducer_->training().pages()) change(owned(page));
+  reducer_->buckets().note_reduced();
+}
+
+void StepGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
+  ZP_CHECK(reducer_->is_reduced(),
+           "GatheredGradients: expected gradients that a backward has averaged, but the last one "
+           "was under no_sync(), or there was none since step(); p.grad() is this rank's own then");
+  std::vector<size_t> reduced;
+  for (const size_t index : parameters) {
+    if (has(index)) reduced.push_back(index);
+  }
+  if (!reduced.empty()) reducer_->buckets().gather(reduced, pins);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,59 @@
+// The reduced gradients, as an optimizer step sees them.
+//
+// Lifetime: shares the reducer. Threads: the training thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "device/pending.h"
+#include "paging/pins.h"
+#include "zero/gradients/gradient_reducer.h"
+
+namespace zeropage {
+
+class StepGradients {
+ public:
+  explicit StepGradients(std::shared_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
+
+  // Makes the gradients ready for a step: reduces them if no backward since the last step did, and takes
+  // over what was written to p.grad() since. Collective. Throws in the middle of an accumulation.
+  void prepare();
+  // After a step: the next prepare() is about new gradients.
+  void end_step() { reducer_->begin_cycle(); }
+
+  // Whether the parameter has a gradient, on any rank, that prepare() made ready and nobody has
+  // zeroed since.
+  bool has(size_t parameter) const {
+    return reducer_->training().contains(parameter) &&
+           reducer_->training().gradient(parameter).defined();
+  }
+  // Those that have one, ascending.
+  std::vector<size_t> parameters() const;
+
+  // The gradient of what this rank owns of a page that trains. [owned numel]
+  const at::Tensor& owned(size_t page) const { return reducer_->buckets().owned(page); }
+  // Whether it is on the host, by itself.
+  bool is_offloaded(size_t page) const { return reducer_->buckets().is_offloaded(page); }
+  // It has all of it when this has ended.
+  memory::Pending arrival(size_t page) const { return reducer_->buckets().arrival(page); }
+  // Calls change(owned(page)) for every page that trains. REQUIRES: prepare().
+  void change(const std::function<void(const at::Tensor& owned)>& change);
+
+  // Makes p.grad() of those of the parameters that have one whole for as long as `pins` lives.
+  // Throws unless the last backward averaged. Collective.
+  void gather(const std::vector<size_t>& parameters, memory::Pins& pins);
+
+  // Whether an optimizer of ours steps them.
+  bool have_optimizer() const { return have_optimizer_; }
+  void note_optimizer() { have_optimizer_ = true; }
+
+ private:
+  const std::shared_ptr<GradientReducer> reducer_;
+  bool have_optimizer_ = false;
+};
+
+}  // namespace zeropage

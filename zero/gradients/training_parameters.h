@@ -1,0 +1,67 @@
+// Which parameters have gradients: those that do when the module is wrapped, and those that are unfrozen
+// later. Calls somebody before and after autograd accumulates the gradient of each.
+//
+// Lifetime: takes its hooks off the parameters when it goes. Threads: the thread that runs backward.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "zero/pages/parameter_pages.h"
+
+namespace zeropage {
+
+namespace detail {
+class AccumulateHooks;
+}
+
+class TrainingParameters {
+ public:
+  using Gradients = std::vector<at::Tensor>;
+  struct Calls {
+    // Gets the incoming gradients; what it returns is accumulated instead.
+    std::function<Gradients(size_t parameter, const Gradients&)> before;
+    std::function<void(size_t parameter)> after;
+  };
+
+  TrainingParameters(std::shared_ptr<ParameterPages> pages, Calls calls);
+  ~TrainingParameters();
+  TrainingParameters(const TrainingParameters&) = delete;
+  TrainingParameters& operator=(const TrainingParameters&) = delete;
+
+  // Takes in those that require a gradient and did not before. Returns their pages, the last first.
+  std::vector<size_t> adopt();
+  // After parameters were given other values by set_data().
+  void restore_hooks() const;
+
+  bool contains(size_t parameter) const { return hooks_[parameter] != nullptr; }
+  // Of the page, ascending.
+  const std::vector<size_t>& of_page(size_t page) const { return of_page_[page]; }
+  // Pages that train, the last of the module first: the order in which backward completes them.
+  const std::vector<size_t>& pages() const { return order_; }
+
+  // Parameters that require a gradient, and did not when adopt() was called last.
+  std::vector<size_t> unfrozen() const;
+  // Throws if there are unfrozen() ones.
+  void check_all_train() const;
+
+  at::Tensor& gradient(size_t parameter) const {
+    return placed(parameter).parameter.tensor.mutable_grad();
+  }
+  const std::string& name(size_t parameter) const { return placed(parameter).parameter.name(); }
+  const PlacedParameter& placed(size_t parameter) const { return pages_->parameters()[parameter]; }
+
+ private:
+  const std::shared_ptr<ParameterPages> pages_;
+  const Calls calls_;
+  std::vector<std::unique_ptr<detail::AccumulateHooks>>
+      hooks_;  // by parameter; null: does not train
+  std::vector<std::vector<size_t>> of_page_;
+  std::vector<size_t> order_;
+};
+
+}  // namespace zeropage

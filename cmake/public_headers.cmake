@@ -3,6 +3,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/zeropage.h
     # what a training script names
     zero/accumulator.h
+    zero/accumulator_options.h
     zero/distributed_data_parallel.h
     zero/deferred_module.h
     zero/gathered_parameters.h

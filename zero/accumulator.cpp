@@ -6,6 +6,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "zero/accumulator_fields.h"
 #include "zero/gradient_norm.h"
 #include "zero/update/sharded_optimizer.h"
 
@@ -111,24 +112,12 @@ void Accumulator::check_can_step_in_backward() const {
 }
 
 void Accumulator::check_agreement() const {
-  const auto text = [](const auto& value) { return value ? c10::str(*value) : "none"; };
-  const accumulate::LossScalerOptions& scaler = scaler_.options();
-  std::vector<std::string> lines = {
-      c10::str("micro_steps: ", options_.micro_steps),
-      c10::str("reduce: ", reduces_each_ ? "each" : "once"),
-      c10::str("incomplete: ", static_cast<int>(options_.incomplete)),
-      c10::str("clip_norm: ", text(options_.clip_norm)),
-      c10::str("clip_value: ", text(options_.clip_value)),
-      c10::str("loss scale: ", scaler.initial_scale, " from ", scaler.min_scale, " to ",
-               scaler.max_scale, " by ", scaler.growth_factor, " and ", scaler.backoff_factor,
-               " after ", scaler.growth_interval, " and ", scaler.hysteresis, " stops ",
-               static_cast<int>(scaler.at_minimum))};
-  if (spikes_) {
-    const accumulate::NormSpikeOptions& spikes = spikes_->options();
-    lines.push_back(c10::str("norm spikes: ", spikes.window, " ", spikes.z_score, " ",
-                             spikes.warm_up, " ", spikes.least_deviation, " ",
-                             static_cast<int>(spikes.on_spike), " ", spikes.most_in_a_row));
-  }
+  // What they come to on this model.
+  AccumulatorOptions seen = options_;
+  seen.reduce = reduces_each_ ? ReduceMicroSteps::kEach : ReduceMicroSteps::kOnce;
+  seen.loss_scaler = scaler_.options();
+  std::vector<std::string> lines;
+  memory::describe_fields("", seen, lines);
   sharded_.pages->world().check_agreement("the accumulator", lines);
 }
 

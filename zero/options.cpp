@@ -4,20 +4,9 @@
 #include "memory/check.h"
 
 namespace zeropage {
-namespace {
 
 using memory::operator""_KiB;
 using memory::operator""_MiB;
-
-std::string name(const Stage& stage) {
-  for (const int number : {0, 1, 2, 3}) {
-    if (stage == stage_of(number)) return std::to_string(number);
-  }
-  return c10::str("{", stage.optimizer_state ? "optimizer state," : "",
-                  stage.gradients ? "gradients," : "", stage.parameters ? "parameters," : "", "}");
-}
-
-}  // namespace
 
 Stage stage_of(int number) {
   switch (number) {
@@ -32,6 +21,14 @@ Stage stage_of(int number) {
     default:
       ZP_THROW("stage ", number, ": expected 0, 1, 2 or 3");
   }
+}
+
+std::string text_of(const Stage& stage) {
+  for (const int number : {0, 1, 2, 3}) {
+    if (stage == stage_of(number)) return std::to_string(number);
+  }
+  return c10::str("{", stage.optimizer_state ? "optimizer state," : "",
+                  stage.gradients ? "gradients," : "", stage.parameters ? "parameters," : "", "}");
 }
 
 int64_t minimum_sharded_bytes(const Options& options) {
@@ -104,16 +101,12 @@ void validate_precision(const Options& options) {
       "rank would show the split; leave reduce_dtype and accumulate_dtype unset");
 }
 
-std::string name(const std::optional<c10::ScalarType>& dtype) {
-  return dtype ? c10::toString(*dtype) : "unset";
-}
-
 void validate_offload(const Options& options) {
   using memory::Tier;
   const OffloadOptions& offload = options.offload;
   const bool optimizer = offload.optimizer != Tier::kDevice;
   ZP_CHECK(offload.parameters == Tier::kDevice || options.stage.parameters,
-           "options.offload.parameters: stage ", name(options.stage),
+           "options.offload.parameters: stage ", text_of(options.stage),
            " keeps parameters whole on the device; use stage 3, on one rank too");
   ZP_CHECK(offload.parameters == Tier::kDevice || optimizer,
            "options.offload.parameters: the optimizer would bring them back for its step; set "
@@ -164,7 +157,7 @@ void validate(const Options& options) {
            "update_by is kClass; use kAuto or kFused, or kMasterWeights");
   ZP_CHECK(
       options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
-      "options.stage: ", name(options.stage),
+      "options.stage: ", text_of(options.stage),
       " leaves the optimizer state whole, but a rank that has a shard of a gradient or parameter "
       "can only update that; set optimizer_state too");
   ZP_CHECK(options.page_bytes == Options::kPageBytesOfDevice || options.page_bytes >= 4_KiB,
@@ -188,45 +181,7 @@ void validate(const Options& options) {
                 minimum_sharded_bytes(options) == defaults.minimum_sharded_bytes),
            "options.parameter_budget_bytes, prefetch_bytes, reshard and minimum_sharded_bytes are "
            "about sharded parameters, and stage ",
-           name(options.stage), " keeps parameters whole; use stage 3 or leave them out");
-}
-
-namespace {
-
-// An enumerator as the user writes it. words: of all, in their order.
-template <typename Enum>
-std::string word(Enum value, std::initializer_list<const char*> words) {
-  const auto index = static_cast<size_t>(value);
-  TORCH_INTERNAL_ASSERT(index < words.size());
-  return words.begin()[index];
-}
-
-}  // namespace
-
-std::vector<std::string> describe(const Options& options) {
-  return {c10::str("options.stage: ", name(options.stage)),
-          c10::str("options.update_by: ", word(options.update_by, {"kAuto", "kClass", "kFused"})),
-          c10::str("options.broadcast_buffers: ", options.broadcast_buffers),
-          c10::str("options.world_invariant: ", options.world_invariant),
-          c10::str("options.compute_dtype: ", name(options.compute_dtype)),
-          c10::str("options.low_precision_update: ",
-                   word(options.low_precision_update, {"kMasterWeights", "kSplitMasterWeights",
-                                                       "kStochasticRounding", "kNearest"})),
-          c10::str("options.optimizer_state: ",
-                   word(options.optimizer_state, {"kFp32", "kBf16", "k8Bit"})),
-          c10::str("options.rounding_seed: ", options.rounding_seed),
-          c10::str("options.reduce_dtype: ", name(options.reduce_dtype)),
-          c10::str("options.accumulate_dtype: ", name(options.accumulate_dtype)),
-          c10::str("options.page_bytes: ", options.page_bytes),
-          c10::str("options.offload: optimizer ", name(options.offload.optimizer), " (",
-                   options.offload.optimizer_bytes, " bytes), parameters ",
-                   name(options.offload.parameters), ", step ",
-                   word(options.offload.step, {"kInStep", "kInBackward", "kOneStepLate"})),
-          c10::str("options.parameter_budget_bytes: ", options.parameter_budget_bytes),
-          c10::str("options.prefetch_bytes: ", options.prefetch_bytes),
-          c10::str("options.reshard: ",
-                   word(options.reshard, {"kAfterUse", "kAfterBackward", "kAfterStep"})),
-          c10::str("options.minimum_sharded_bytes: ", minimum_sharded_bytes(options))};
+           text_of(options.stage), " keeps parameters whole; use stage 3 or leave them out");
 }
 
 }  // namespace zeropage

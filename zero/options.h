@@ -1,4 +1,5 @@
-// What the user chooses about sharding.
+// What the user chooses about sharding. docs/options.md has one line on each option, made of the table in
+// zero/option_fields.h.
 #pragma once
 
 #include <cstdint>
@@ -45,6 +46,8 @@ inline constexpr Stage Stage::kParameters{
 
 // The stage of that number, 0 to 3; throws for other numbers.
 Stage stage_of(int number);
+// Stages of ZeRO by their number, other sets by their parts.
+std::string text_of(const Stage& stage);
 
 // When the memory of sharded parameters is given back.
 enum class Reshard : uint8_t {
@@ -199,7 +202,7 @@ bool is_low_precision(c10::ScalarType dtype);
 // Throws for a value, or a combination of values, that is not supported.
 void validate(const Options& options);
 
-// The options as lines "field: value", for comparing ranks.
+// The options as lines "field: value", for comparing ranks; made of their table (zero/option_fields.cpp).
 std::vector<std::string> describe(const Options& options);
 
 }  // namespace zeropage

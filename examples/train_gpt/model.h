@@ -18,8 +18,6 @@ using Model = zeropage::DistributedDataParallel<Gpt>;
 Model make_model(const zeropage::comm::World& world, const Flags& flags);
 std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
 
-zeropage::AccumulatorOptions accumulator_options(const Flags& flags);
-
 torch::Tensor loss_of(Model& model, const Batch& batch);
 double mean_over_ranks(const zeropage::comm::World& world, double value);
 

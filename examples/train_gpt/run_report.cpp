@@ -161,7 +161,7 @@ std::string offload_lines(const Flags& flags, const RankMemory& memory,
   out << "offloaded               host " << format_bytes(memory.on_host.total()) << " (formula "
       << format_bytes(expected.host.total()) << "), nvme " << format_bytes(memory.on_nvme.total())
       << " (formula " << format_bytes(expected.nvme.total()) << ")\n";
-  if (flags.offload.step == "late") {
+  if (flags.options.offload.step == zeropage::StepWhen::kOneStepLate) {
     out << "--offload-step late: every update came one step late; another run than without\n";
   }
   return out.str() + run.offload_description;
@@ -205,8 +205,9 @@ std::string table(const Flags& flags, const RunFigures& run,
   const MemoryFormula expected =
       memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   std::ostringstream out;
-  out << "memory at the peak, by kind (" << run.parameters << " parameters, stage " << flags.stage
-      << ", " << ranks.size() << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
+  out << "memory at the peak, by kind (" << run.parameters << " parameters, stage "
+      << text_of(flags.options.stage) << ", " << ranks.size()
+      << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
       << zeropage::memory::memory_table(
              columns, zeropage::memory::MemoryColumn{"formula", expected.device,
                                                      expected.device.persistent()});
@@ -219,11 +220,11 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (ranks.size() > kTableRanks)
     out << "\n(" << ranks.size() - kTableRanks << " more ranks in --json)";
   out << '\n';
-  if (flags.offload.any()) out << offload_lines(flags, ranks.front().memory, expected, run);
+  if (flags.forms.offloads()) out << offload_lines(flags, ranks.front().memory, expected, run);
   if (!flags.checkpointing.keeps_all()) {
     out << activations_line(run.recompute, activation_peak(ranks)) << run.kept_activations;
   }
-  if (flags.stage == 3) out << paging_table(run.paging);
+  if (flags.options.stage.parameters) out << paging_table(run.paging);
   return out.str();
 }
 
@@ -246,7 +247,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
       memory.back()["reserved_bytes"] = figures.reserved_bytes;
       memory.back()["host_bytes"] = figures.host_bytes;
     }
-    if (flags.offload.any()) {
+    if (flags.forms.offloads()) {
       memory.back()["offloaded"] = {{"host_bytes", figures.on_host.total()},
                                     {"host_formula_bytes", formula.host.total()},
                                     {"host", kinds_json(figures.on_host)},
@@ -283,7 +284,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                     {"write_bytes_per_second", run.disk->write_bytes_per_second},
                     {"step_seconds", run.disk_forecast.step_seconds}};
   }
-  if (flags.stage == 3) {
+  if (flags.options.stage.parameters) {
     PagingStatistics sum;
     nlohmann::json by_step = nlohmann::json::array();
     for (const PagingStatistics& of_step : run.paging) {

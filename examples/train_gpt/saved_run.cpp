@@ -25,15 +25,14 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
   if (!flags.state.resume.empty()) resume(data);
   if (!flags.state.saves()) return;
   zeropage::check_can_save(flags.state.folder, model, optimizer);
-  saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.world(),
-                                                  flags.state.saver_options());
+  saver_ =
+      std::make_unique<zeropage::StateSaver>(flags.state.folder, model.world(), flags.state.saver);
 }
 
 void SavedRun::resume(const TextData& data) {
   const auto expected = values_of(flags_, data);
   const zeropage::LoadReport report =
-      zeropage::load_state(flags_.state.resume, model_, optimizer_, run_,
-                           {.fall_back = flags_.state.fall_back, .optimizer_options = true});
+      zeropage::load_state(flags_.state.resume, model_, optimizer_, run_, flags_.state.load);
   for (const auto& [name, value] : expected) {
     ZP_CHECK(run_.values[name] == value, "--resume ", report.directory.string(), ": its run has ",
              name, " \"", run_.values[name], "\", this one \"", value,
@@ -54,7 +53,7 @@ bool SavedRun::end_step(const Progress& progress) {
   ++run_.step;
   run_.samples += flags_.samples_per_step(model_.world().size());
   if (saver_ == nullptr) return false;
-  const bool stops = flags_.state.on_sigterm && saver_->stop_requested();
+  const bool stops = flags_.state.saver.on_sigterm && saver_->stop_requested();
   if (stops || (flags_.state.every > 0 && run_.step % flags_.state.every == 0)) save(progress);
   return stops;
 }

@@ -73,13 +73,13 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   SimulatedRank run{.rank = rank};
   Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
-  zeropage::Accumulator accumulator(model, accumulator_options(flags));
+  zeropage::Accumulator accumulator(model, flags.accumulator);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   run.persistent_bytes = persistent_bytes(flags, model.sharded_parameters());
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {
-    for (int64_t micro_step = 0; micro_step < flags.accumulate; ++micro_step) {
+    for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
       accumulator.backward(loss_of(model, batch));
     }
     accumulator.step(*optimizer);
@@ -171,7 +171,8 @@ void simulate(const Flags& flags) {
   const int64_t formula_bytes = memory_formula(flags, parameters, flags.ranks).device.persistent();
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
             << std::min(flags.ranks, flags.simulation.ranks_per_host) << " a host, stage "
-            << flags.stage << ", " << flags.steps << " step(s)\npersistent bytes a rank: "
+            << text_of(flags.options.stage) << ", " << flags.steps
+            << " step(s)\npersistent bytes a rank: "
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
             << zeropage::memory::format_bytes(formula_bytes) << ")\n\nsent a step by "
             << table(flags, ranks.front());

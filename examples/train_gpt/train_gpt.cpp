@@ -73,7 +73,8 @@ int main(int argc, char** argv) {
       exit_code = zeropage::comm::World::launch(
           flags.ranks, run_rank, options,
           {.output = zeropage::comm::LaunchOptions::Output::kRankZeroBare,
-           .grace = flags.state.on_sigterm ? kGraceOfSave : zeropage::comm::LaunchOptions().grace});
+           .grace = flags.state.saver.on_sigterm ? kGraceOfSave
+                                                 : zeropage::comm::LaunchOptions().grace});
     }
   });
   return failed != 0 ? failed : exit_code;

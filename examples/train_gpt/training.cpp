@@ -61,7 +61,7 @@ class PeaksOfSteps {
 
 int default_threads(const zeropage::comm::World& world, const Flags& flags) {
   // Some of LibTorch's sums depend on how many threads share them.
-  if (flags.world_invariant) return 1;
+  if (flags.options.world_invariant) return 1;
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   sched_getaffinity(0, sizeof(allowed), &allowed);
@@ -96,7 +96,7 @@ class InjectedInfinity {
 std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags& flags,
                                  const TextData& data, int64_t first_sample) {
   std::vector<Batch> batches;
-  for (int64_t micro_step = 0; micro_step < flags.accumulate; ++micro_step) {
+  for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
     const int64_t index = micro_step * world.size() + world.rank();
     batches.push_back(data.training_batch(
         flags.seed, static_cast<uint64_t>(first_sample + index * flags.batch), flags.batch));
@@ -106,7 +106,7 @@ std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags
 
 // Of the disk that state is offloaded to; none if it is to none.
 std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) {
-  const std::string folder = flags.offload.options().nvme_directory;
+  const std::string folder = flags.options.offload.nvme_directory;
   if (folder.empty()) return std::nullopt;
   return zeropage::offload::measure(folder);
 }
@@ -119,7 +119,7 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     const KeptActivations::Forward scope(kept);
     return loss_of(model, batch);
   };
-  zeropage::Accumulator accumulator(model, accumulator_options(flags));
+  zeropage::Accumulator accumulator(model, flags.accumulator);
   SavedRun saved(flags, data, model, optimizer, accumulator);
   if (world.rank() == 0 && !saved.description().empty()) {
     std::cout << saved.description() << std::endl;
@@ -239,9 +239,9 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     std::cout << run.parameters << " parameters on " << world.size()
               << (world.size() == 1 ? " rank" : " ranks") << " ("
               << world.communicator().transport() << ") on "
-              << zeropage::memory::device_name(device) << ", stage " << flags.stage << ", "
-              << torch::get_num_threads() << " thread(s) a rank, text: " << data.description()
-              << std::endl;
+              << zeropage::memory::device_name(device) << ", stage " << text_of(flags.options.stage)
+              << ", " << torch::get_num_threads()
+              << " thread(s) a rank, text: " << data.description() << std::endl;
   }
 
   if (run.disk) {

@@ -50,12 +50,4 @@ CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, i
       help);
 }
 
-CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const std::string& help) {
-  return app
-      .add_option_function<std::string>(
-          flag, [&on](const std::string& text) { on = text == "on"; }, help)
-      ->check(CLI::IsMember({"on", "off"}))
-      ->option_text(on ? "{on,off}=on" : "{on,off}=off");
-}
-
 }  // namespace train_gpt

@@ -1,4 +1,4 @@
-// Options of the command line whose values are sizes or switches.
+// Options of the command line whose values are sizes, and what numbers they take.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,5 @@ CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, i
 // A number above 0, and one from 0 on: CLI11's own say that they end at 1.8e308, digit by digit.
 CLI::Validator positive();
 CLI::Validator non_negative();
-
-// on or off.
-CLI::Option* add_switch(CLI::App& app, const std::string& flag, bool& on, const std::string& help);
 
 }  // namespace train_gpt

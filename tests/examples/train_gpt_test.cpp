@@ -24,10 +24,6 @@ TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
   expect_refused(train_gpt("--deferred perhaps"), "--deferred");
 }
 
-TEST_F(TrainGptTest, RefusesFlagsWhoseFeatureIsNotThere) {
-  expect_refused(train_gpt("--report run.html"), "the HTML report is not in this version");
-}
-
 TEST_F(TrainGptTest, RefusesCudaWithTheReasonWhereThereIsNone) {
   const std::string hidden = "CUDA_VISIBLE_DEVICES= " TRAIN_GPT " ";
   expect_refused(shell(hidden + "--device cuda --ranks 2 --steps 1"), "CUDA");

@@ -802,8 +802,9 @@ TEST(AccumulatorOptionsTest, ThatDifferBetweenRanksAreNamed) {
               HasSubstr("rank 0 has clip_norm: 1; rank 1 has clip_norm: none"));
   EXPECT_THAT(words({.clip_value = 1}, {.clip_value = 2}), HasSubstr("clip_value: 2"));
   EXPECT_THAT(words({.loss_scaler = accumulate::LossScalerOptions::fixed(8)}, {}),
-              HasSubstr("loss scale: 8 "));
-  EXPECT_THAT(words({.norm_spikes = accumulate::NormSpikeOptions()}, {}), HasSubstr("norm spikes"));
+              HasSubstr("loss_scaler.initial_scale: 8"));
+  EXPECT_THAT(words({.norm_spikes = accumulate::NormSpikeOptions()}, {}),
+              HasSubstr("norm_spikes.window: 128"));
   EXPECT_EQ(words({.micro_steps = 2}, {.micro_steps = 2}), "");
 }
 

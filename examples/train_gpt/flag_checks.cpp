@@ -1,0 +1,133 @@
+#include "examples/train_gpt/flag_checks.h"
+
+#include <cmath>
+
+#include <CLI/CLI.hpp>
+
+#include "comm/rendezvous.h"
+#include "device/device.h"
+#include "memory/check.h"
+
+namespace train_gpt {
+namespace {
+
+void check_state(const StateFlags& state) {
+  const zeropage::StateSaverOptions& saver = state.saver;
+  const bool has_details = state.every > 0 || saver.keep_last > 0 || saver.keep_every > 0 ||
+                           !saver.asynchronous || saver.on_sigterm;
+  ZP_CHECK(state.saves() || !has_details,
+           "--save-every, --keep-last, --keep-every, --save-async and --save-on-sigterm are about "
+           "what is saved; use --save DIR, or leave them out");
+  ZP_CHECK(saver.keep_every == 0 || saver.keep_last > 0, "--keep-every ", saver.keep_every,
+           ": all states stay unless --keep-last says how many; use it, or leave this out");
+  ZP_CHECK(!state.load.fall_back || !state.resume.empty(),
+           "--resume-fall-back on: is about what is resumed; use --resume DIR, or leave it out");
+}
+
+void check_values(const Flags& flags) {
+  const auto require = [](bool condition, const std::string& message) {
+    if (!condition) throw CLI::ValidationError(message);
+  };
+  require(std::isfinite(flags.lr) && flags.lr >= 0,
+          c10::str("--lr ", flags.lr, ": expected a finite number >= 0, such as 3e-4"));
+  require(
+      flags.model.d_model % flags.model.heads == 0,
+      c10::str("--heads ", flags.model.heads, ": does not divide --d-model ", flags.model.d_model));
+  if (flags.injection) {
+    require(flags.injection->layer < flags.model.layers &&
+                flags.injection->micro_step < flags.accumulator.micro_steps &&
+                flags.injection->step < flags.steps,
+            "--inject-inf: no such layer, micro-step or step");
+  }
+  const zeropage::Options& options = flags.options;
+  const bool shards_parameters = options.stage.parameters;
+  require(options.parameter_budget_bytes == 0 || shards_parameters,
+          "--parameter-budget: only stage 3 shards parameters; leave it out or use --stage 3");
+  require(flags.forms.prefetch || shards_parameters,
+          "--prefetch off: only stage 3 fetches parameters; leave it out or use --stage 3");
+  require(options.reshard == zeropage::Reshard::kAfterUse || shards_parameters,
+          "--reshard: only stage 3 shards parameters; leave it out or use --stage 3");
+  const double dropout = flags.model.dropout;
+  require(
+      dropout >= 0 && dropout < 1,
+      c10::str("--dropout ", dropout, ": expected a probability from 0 to below 1, such as 0.1"));
+  require(dropout == 0 || !options.world_invariant,
+          "--dropout: each rank draws its own masks, so no split has another's bits; leave it or "
+          "--world-invariant out");
+  check_own_forms(flags);
+  check_state(flags.state);
+  require(
+      !flags.simulates() || (!flags.state.saves() && flags.state.resume.empty()),
+      "--communicator simulated: its tensors have no values to save or resume; leave --save and "
+      "--resume out");
+  require(
+      (!flags.state.saves() && flags.state.resume.empty()) ||
+          options.offload.step != zeropage::StepWhen::kOneStepLate,
+      "--offload-step late: a step is always under way, so no state is whole; use another step, "
+      "or leave --save and --resume out");
+  require(!flags.simulates() || !flags.forms.offloads(),
+          "--communicator simulated: computes no values to offload; leave --offload-optimizer and "
+          "--offload-parameters out");
+  flags.checkpointing.check(flags.model.layers);
+  require(!flags.simulates() || !flags.checkpointing.sees_values(),
+          "--communicator simulated: computes no values to measure or offload; use "
+          "--checkpoint-activations none, blocks or every:K, and no --offload-activations");
+  if (flags.device == "cuda" && !zeropage::memory::has_cuda_driver()) {
+    // Only here, where no rank will be forked, may CUDA be asked why.
+    require(false, "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
+  }
+  const bool on_cuda = flags.device_type() == torch::kCUDA;
+  require(flags.communicator != "nccl" || on_cuda,
+          "--communicator nccl: moves tensors between CUDA devices; use --device cuda, or auto, "
+          "gloo or shared");
+  require(!flags.simulates() || flags.device != "cuda",
+          "--device cuda: a simulated run computes no values; leave it out");
+  require(flags.memory_snapshot_path.empty() || on_cuda,
+          "--memory-snapshot: is of CUDA's allocator; use --device cuda or leave it out");
+  require(flags.peak_tflops >= 0,
+          c10::str("--peak-tflops ", flags.peak_tflops, ": expected a number > 0"));
+  require(flags.deadline_seconds > 0,
+          c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
+}
+
+void check_simulation(const CLI::App& app, const Flags& flags) {
+  const auto refuse = [&](const char* flag, const std::string& why) {
+    if (app.get_option(flag)->count() > 0) throw CLI::ValidationError(flag + (": " + why));
+  };
+  if (!flags.simulates()) {
+    for (const char* flag : {"--ranks-per-host", "--within-host", "--between-hosts"}) {
+      refuse(flag, "only a simulated run has it; leave it out or use --communicator simulated");
+    }
+    return;
+  }
+  const std::string without_values = " a simulated run computes no values; leave it out";
+  refuse("--data", "reads text, but" + without_values);
+  refuse("--sample", "writes text, but" + without_values);
+  refuse("--dropout", "draws masks, but" + without_values);
+  refuse("--deadline", "waits for ranks, but a simulated run has no others; leave it out");
+  if (flags.deferred == "off") refuse("--deferred", "off: fills the model, but" + without_values);
+  if (zeropage::comm::launched_by_environment()) {
+    throw CLI::ValidationError(
+        "--communicator simulated: runs all ranks in one process; start it without a launcher");
+  }
+}
+
+void check_launcher(const CLI::App& app, const Flags& flags) {
+  const auto place = zeropage::comm::read_place();
+  if (!zeropage::comm::launched_by_environment() || app.get_option("--ranks")->count() == 0) return;
+  if (flags.ranks != place.world_size) {
+    throw CLI::ValidationError(c10::str("--ranks ", flags.ranks, ": ", place.launcher, " started ",
+                                        place.world_size,
+                                        " ranks; leave --ranks out under a launcher"));
+  }
+}
+
+}  // namespace
+
+void check_flags(const CLI::App& app, const Flags& flags) {
+  check_values(flags);
+  check_simulation(app, flags);
+  check_launcher(app, flags);
+}
+
+}  // namespace train_gpt

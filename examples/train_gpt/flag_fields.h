@@ -1,0 +1,131 @@
+// The tables of train_gpt's own flags (memory/fields.h), section by section as help lists them. A flag whose value needs a parser of
+// its own, such as --inject-inf, is in flags.cpp.
+#pragma once
+
+#include "examples/train_gpt/flags.h"
+#include "memory/fields.h"
+
+namespace train_gpt {
+
+constexpr auto table_of(std::type_identity<GptConfig>) {
+  using zeropage::memory::Bounds, zeropage::memory::field;
+  return std::tuple(zeropage::memory::section(
+      "Model",
+      field<&GptConfig::d_model>(
+          {.help = "Width", .flag = {"d-model"}, .bounds = Bounds::positive()}),
+      field<&GptConfig::layers>(
+          {.help = "Blocks", .flag = {"layers"}, .bounds = Bounds::positive()}),
+      field<&GptConfig::heads>(
+          {.help = "Attention heads a block", .flag = {"heads"}, .bounds = Bounds::positive()}),
+      field<&GptConfig::sequence>(
+          {.help = "Tokens a sample", .flag = {"sequence"}, .bounds = Bounds::positive()}),
+      field<&GptConfig::dropout>(
+          {.help = "Of embeddings, attention and what blocks add, from 0 to below 1",
+           .flag = {"dropout", "P="}})));
+}
+static_assert(zeropage::memory::tells_all_fields<GptConfig>());
+
+constexpr auto table_of(std::type_identity<StateFlags>) {
+  using zeropage::memory::Bounds, zeropage::memory::field;
+  return std::tuple(zeropage::memory::section(
+      "State",
+      field<&StateFlags::folder>({.help = "Folder for the run's states: DIR/step-N, the newest as "
+                                          "DIR/latest; at the end",
+                                  .flag = {"save", "DIR"}}),
+      field<&StateFlags::every>({.help = "And after every K steps",
+                                 .flag = {"save-every", "K"},
+                                 .bounds = Bounds::positive()}),
+      field<&StateFlags::saver>({}),
+      field<&StateFlags::resume>({.help = "Go on from a state, or a run's newest one, at any stage "
+                                          "and number of ranks",
+                                  .flag = {"resume", "DIR"}}),
+      field<&StateFlags::load>({})));
+}
+static_assert(zeropage::memory::tells_all_fields<StateFlags>());
+
+constexpr auto table_of(std::type_identity<SimulationFlags>) {
+  using zeropage::memory::Bounds, zeropage::memory::field;
+  return std::tuple(zeropage::memory::section(
+      "Simulation",
+      field<&SimulationFlags::ranks_per_host>(
+          {.help = "Up to 8 ranks are thus on one host, as auto has them; 1: as gloo sends",
+           .flag = {"ranks-per-host"},
+           .bounds = Bounds::range(1, 4096)}),
+      field<&SimulationFlags::within_host>(
+          {.help = "A rank's link to ranks of its host: latency in us and GB/s",
+           .flag = {"within-host"},
+           .bounds = Bounds::positive()}),
+      field<&SimulationFlags::between_hosts>(
+          {.help = "A rank's link to ranks of other hosts: latency in us and GB/s",
+           .flag = {"between-hosts"},
+           .bounds = Bounds::positive()})));
+}
+static_assert(zeropage::memory::tells_all_fields<SimulationFlags>());
+
+constexpr auto table_of(std::type_identity<Flags>) {
+  using zeropage::memory::Bounds, zeropage::memory::field, zeropage::memory::section;
+  return std::tuple(
+      section("Text", field<&Flags::data>({.help = "Text file, a folder of headers, or auto: "
+                                                   "LibTorch's own headers",
+                                           .flag = {"data", "PATH|auto"}})),
+      section("Batch", field<&Flags::batch>({.help = "Samples of a micro-batch",
+                                             .flag = {"batch"},
+                                             .bounds = Bounds::positive()})),
+      section(
+          "Steps",
+          field<&Flags::global_batch>({.help = "Samples a step over all ranks: gives --accumulate, "
+                                               "or --batch where that is given",
+                                       .flag = {"global-batch", "SAMPLES"},
+                                       .bounds = Bounds::positive()}),
+          field<&Flags::steps>(
+              {.help = "Optimizer steps", .flag = {"steps"}, .bounds = Bounds::positive()}),
+          field<&Flags::seed>(
+              {.help = "Of weights, samples and the continuation", .flag = {"seed"}}),
+          field<&Flags::lr>({.help = "Learning rate", .flag = {"lr"}}),
+          field<&Flags::optimizer>({.help = "Algorithm",
+                                    .words = "adamw,adam,sgd,lion,adagrad",
+                                    .flag = {"optimizer", "{}="}}),
+          field<&Flags::device>({.help = "Where ranks train; auto: cuda where there is a device",
+                                 .words = "auto,cpu,cuda",
+                                 .flag = {"device", "{}="}})),
+      section(
+          "Ranks",
+          field<&Flags::deterministic>({.help = "The same bits at every stage and run on cuda "
+                                                "too, where it costs time",
+                                        .flag = {"deterministic"}}),
+          field<&Flags::ranks>({.help = "Local ranks to start",
+                                .flag = {"ranks"},
+                                .bounds = Bounds::range(1, 4096)}),
+          field<&Flags::threads>({.help = "Threads a rank; 0 shares the cores among local ranks",
+                                  .flag = {"threads"},
+                                  .bounds = Bounds::not_negative()})),
+      section(
+          "Run",
+          field<&Flags::deferred>(
+              {.help = "Construct the model without memory for its parameters; auto: at stage 3",
+               .words = "auto,on,off",
+               .flag = {"deferred", "{}="}}),
+          field<&Flags::communicator>(
+              {.help = "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where "
+                       "it can be had; the same bits. nccl (between CUDA devices): what auto takes "
+                       "there. simulated: nothing, the steps run without values, rank after rank, "
+                       "and what they would send is counted",
+               .words = "auto,gloo,shared,nccl,simulated",
+               .flag = {"communicator", "{}="}}),
+          field<&Flags::deadline_seconds>(
+              {.help = "Seconds a rank waits for another that shows no life",
+               .flag = {"deadline"}}),
+          field<&Flags::sample>({.help = "Characters to write at the end",
+                                 .flag = {"sample"},
+                                 .bounds = Bounds::not_negative()}),
+          field<&Flags::json_path>(
+              {.help = "Where to write every figure", .flag = {"json", "FILE"}}),
+          field<&Flags::peak_tflops>({.help = "A rank's peak, for the model FLOPs utilisation; 0: "
+                                              "the device's where known",
+                                      .flag = {"peak-tflops"}}),
+          field<&Flags::memory_snapshot_path>(
+              {.help = "Where to write rank 0's CUDA allocator, for PyTorch's memory_viz",
+               .flag = {"memory-snapshot", "FILE"}})));
+}
+
+}  // namespace train_gpt

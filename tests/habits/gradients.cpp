@@ -24,6 +24,23 @@ const int kNoSync = is_right(
     },
     kNearly);
 
+const int kZeroesBesideAMean = is_right(
+    kGroup, "zeroes p.grad() in place where a mean and a no_sync() backward are in it",
+    [](auto& run) {
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        backward_of_step(run, model, 20 + step);
+        {
+          const auto guard = run.no_sync(model);
+          backward_of_step(run, model, 10 + step);
+        }
+        for (const torch::Tensor& parameter : distinct(model.parameters())) {
+          parameter.mutable_grad().zero_();
+        }
+        backward_of_step(run, model, step);
+      });
+    },
+    kInFp32);
+
 const int kTwice = is_right(
     kGroup, "runs two backwards before a step",
     [](auto& run) {

@@ -5,14 +5,13 @@
 #include <vector>
 
 #include <ATen/Functions.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/version.h>
 
 #include "checkpointing/detail/unchanged.h"
 #include "memory/check.h"
+#include "memory/self_check.h"
 
 namespace zeropage::checkpointing {
 namespace {
@@ -22,7 +21,9 @@ using torch::autograd::SavedVariableHooks;
 
 // The hooks travel with what LibTorch carries over to autograd's own threads. Of its kinds this one
 // is left to who runs LibTorch; LibTorch itself uses it in its tests only.
-constexpr auto kCarrier = c10::DebugInfoKind::TEST_INFO_2;
+c10::DebugInfoKind carrier() {
+  return c10::DebugInfoKind::TEST_INFO_2;
+}
 
 struct CarriedHooks final : c10::DebugInfoBase {
   explicit CarriedHooks(std::shared_ptr<SavedTensorHooks> hooks) : hooks(std::move(hooks)) {}
@@ -30,7 +31,7 @@ struct CarriedHooks final : c10::DebugInfoBase {
 };
 
 const std::shared_ptr<SavedTensorHooks>* carried() {
-  const auto* info = dynamic_cast<CarriedHooks*>(c10::ThreadLocalDebugInfo::get(kCarrier));
+  const auto* info = dynamic_cast<CarriedHooks*>(c10::ThreadLocalDebugInfo::get(carrier()));
   return info != nullptr && info->hooks ? &info->hooks : nullptr;
 }
 
@@ -97,10 +98,7 @@ class CountingHooks final : public SavedTensorHooks {
   int unpacked = 0;
 };
 
-// What the engine does wrong, or null.
-const char* find_fault() {
-  const c10::InferenceMode off(false);
-  const at::AutoGradMode with_grad(true);
+void probe_saved_tensors() {
   const auto outer = std::make_shared<CountingHooks>(), inner = std::make_shared<CountingHooks>();
   const at::Tensor x = at::full({2}, 3.0, at::kFloat).requires_grad_();
   at::Tensor y;
@@ -114,13 +112,13 @@ const char* find_fault() {
       y = y.sum() * 2;
     }
   }
-  if (outer->packed != 2) return "saved tensors do not come to the hooks";
-  if (inner->packed != 1) return "an output that is saved does not come to the innermost hooks";
+  memory::expect_of_libtorch("saved inputs that came to the hooks", 2, outer->packed);
+  memory::expect_of_libtorch("saved outputs that came to the innermost hooks", 1, inner->packed);
   y.backward();
-  if (outer->unpacked != 2 || inner->unpacked != 1) return "backward does not ask the hooks";
+  memory::expect_of_libtorch("tensors that backward took from the hooks", 3,
+                             outer->unpacked + inner->unpacked);
   const at::Tensor expected = x.detach().square().exp() * x.detach() * 4;
-  if (!x.grad().allclose(expected)) return "a gradient through hooks was wrong";
-  return nullptr;
+  memory::expect_of_libtorch("the gradient through hooks is right", x.grad().allclose(expected));
 }
 
 // Before main(): LibTorch starts autograd's threads of accelerators once a process, for the engine
@@ -136,23 +134,15 @@ void check_engine() {
   ZP_CHECK(engine_is_offered && &Engine::get_default_engine() == &hook_engine(),
            "saved tensors: expected our subclass of LibTorch's autograd engine, but another engine "
            "has taken its place, such as Python's; hooks of C++ need a process without it");
-  thread_local bool checking = false;
-  if (checking) return;
-  static const char* const fault = [] {
-    checking = true;
-    const char* const found = find_fault();
-    checking = false;
-    return found;
-  }();
-  ZP_CHECK(fault == nullptr, "this LibTorch (", TORCH_VERSION,
-           ") treats saved tensors otherwise than Zeropage needs: ", fault,
-           "; activations can be neither recomputed nor offloaded with it, use LibTorch 2.11.0");
+  static memory::SelfCheck check("recomputed and offloaded activations", "all activations kept",
+                                 &probe_saved_tensors);
+  check.require();
 }
 
 }  // namespace
 
 SavedTensorScope::SavedTensorScope(std::shared_ptr<SavedTensorHooks> hooks)
-    : carried_(kCarrier, (check_engine(), std::make_shared<CarriedHooks>(std::move(hooks)))) {}
+    : carried_(carrier(), (check_engine(), std::make_shared<CarriedHooks>(std::move(hooks)))) {}
 
 std::shared_ptr<SavedTensorHooks> SavedTensorScope::current() {
   const auto* hooks = carried();

@@ -10,8 +10,6 @@ if(TARGET zeropage::torch)
   return()
 endif()
 
-set(zeropage_torch_version 2.11.0)
-
 if(NOT ZEROPAGE_TORCH_DIR)
   file(GLOB candidates ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch
                        ${PROJECT_SOURCE_DIR}/.venv/lib/python3*/site-packages/torch)
@@ -30,11 +28,7 @@ if(NOT EXISTS "${ZEROPAGE_TORCH_DIR}/lib/libtorch_cpu.so")
                       "Call `make setup`, or pass -DZEROPAGE_TORCH_DIR=<site-packages>/torch")
 endif()
 
-file(STRINGS "${ZEROPAGE_TORCH_DIR}/version.py" version_line REGEX "^__version__")
-if(NOT version_line MATCHES "'${zeropage_torch_version}([+][^']*)?'")
-  message(FATAL_ERROR "Zeropage: LibTorch ${zeropage_torch_version} is needed, found ${version_line} "
-                      "in ${ZEROPAGE_TORCH_DIR}. Install torch==${zeropage_torch_version}")
-endif()
+include(${CMAKE_CURRENT_LIST_DIR}/libtorch_version.cmake)
 
 function(zeropage_import_torch)
   foreach(library IN LISTS ARGN)
@@ -51,7 +45,7 @@ file(GLOB openmp_runtimes "${ZEROPAGE_TORCH_DIR}/lib/libgomp*.so*")
 list(POP_FRONT openmp_runtimes openmp_runtime)
 if(NOT openmp_runtime)
   message(FATAL_ERROR "Zeropage: LibTorch's OpenMP runtime, libgomp, is not in ${ZEROPAGE_TORCH_DIR}/lib. "
-                      "Install torch==${zeropage_torch_version} from PyPI")
+                      "Install torch==${ZEROPAGE_TORCH_VERSION} from PyPI")
 endif()
 
 add_library(zeropage::torch INTERFACE IMPORTED)
@@ -63,6 +57,15 @@ set_target_properties(zeropage::torch PROPERTIES
 find_package(Threads REQUIRED)
 
 if(ZEROPAGE_CUDA)
+  if(ZEROPAGE_TORCH_VERSION VERSION_LESS 2.10)
+    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs LibTorch 2.10 or newer (memory/libtorch_release.h), and "
+                        "${ZEROPAGE_TORCH_DIR} has ${ZEROPAGE_TORCH_VERSION}. Install a newer torch")
+  endif()
+  file(STRINGS "${ZEROPAGE_TORCH_DIR}/version.py" cuda_line REGEX "^cuda[: ]")
+  if(NOT cuda_line MATCHES "'13[.]")
+    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs a LibTorch for CUDA 13, and ${ZEROPAGE_TORCH_VERSION} in "
+                        "${ZEROPAGE_TORCH_DIR} says ${cuda_line}. Install torch 2.11.0 or newer from PyPI, or a variant for CUDA 13")
+  endif()
   # The toolkit's headers for LibTorch's own; its libraries at run time are those of the nvidia-* wheels, as LibTorch's are.
   find_package(CUDAToolkit 13 REQUIRED)
   get_filename_component(site_packages "${ZEROPAGE_TORCH_DIR}" DIRECTORY)  # or dist-packages
@@ -82,7 +85,7 @@ if(ZEROPAGE_CUDA)
                PATHS ${CUDAToolkit_LIBRARY_DIR} /usr/local/cuda/lib64)
   if(NOT EXISTS "${ZEROPAGE_TORCH_DIR}/lib/libtorch_cuda.so")
     message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs a LibTorch with CUDA, and ${ZEROPAGE_TORCH_DIR}/lib has no "
-                        "libtorch_cuda.so. Install torch==${zeropage_torch_version} from PyPI, not its CPU variant")
+                        "libtorch_cuda.so. Install torch==${ZEROPAGE_TORCH_VERSION} from PyPI, not its CPU variant")
   endif()
   if(NOT ZEROPAGE_NCCL_INCLUDE)
     message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs NCCL's header nccl.h, and none is in an nvidia-nccl wheel "
@@ -92,7 +95,7 @@ if(ZEROPAGE_CUDA)
   if(NOT ZEROPAGE_CUDART)
     message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs libcudart.so.13, and none is in an nvidia wheel "
                         "(${nvidia_library_globs}) or the CUDA toolkit (${CUDAToolkit_LIBRARY_DIR}). Call `scripts/setup.sh --cuda`, or install "
-                        "torch==${zeropage_torch_version} with all it requires")
+                        "torch==${ZEROPAGE_TORCH_VERSION} with all it requires")
   endif()
   message(STATUS "Zeropage: CUDA ${CUDAToolkit_VERSION}, cudart ${ZEROPAGE_CUDART}, nccl.h in ${ZEROPAGE_NCCL_INCLUDE}")
   zeropage_import_torch(c10_cuda torch_cuda)

@@ -32,7 +32,7 @@ configure_package_config_file(cmake/ZeropageConfig.cmake.in ${PROJECT_BINARY_DIR
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake ${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake
-              cmake/find_libtorch.cmake cmake/find_host_libraries.cmake DESTINATION ${package_dir})
+              cmake/find_libtorch.cmake cmake/libtorch_version.cmake cmake/find_host_libraries.cmake DESTINATION ${package_dir})
 if(ZEROPAGE_EXAMPLES)
   # Where hwloc comes from a bundle.
   set_target_properties(zp PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)

@@ -18,6 +18,7 @@
 #include "memory/check.h"
 #include "memory/device_memory.h"
 #include "memory/ledger.h"
+#include "memory/self_check.h"
 
 namespace zeropage::comm {
 namespace {
@@ -128,6 +129,7 @@ int World::launch(int ranks, const std::function<int(World&)>& function,
 
 World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const WorldOptions& options)
     : state_(std::make_shared<State>()) {
+  memory::check_libtorch();
   state_->place = place;
   state_->deadline = options.deadline;
   state_->store =

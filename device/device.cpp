@@ -1,12 +1,12 @@
 #include "device/device.h"
 
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
 #include "device/stream.h"
 #include "memory/check.h"
+#include "memory/libtorch_release.h"
 
 namespace zeropage::memory {
 namespace {
@@ -56,9 +56,8 @@ std::string device_name(c10::Device device) {
 DeviceMemory device_memory(c10::Device device) {
   using c10::CachingAllocator::StatType;
   constexpr auto kAll = static_cast<size_t>(StatType::AGGREGATE);
-  c10::DeviceAllocator& allocator = *c10::getDeviceAllocator(device.type());
-  const auto [free, total] = allocator.getMemoryInfo(device.index());
-  const auto stats = allocator.getDeviceStats(device.index());
+  const auto [free, total] = free_and_total_bytes(device);
+  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
   return {.total_bytes = static_cast<int64_t>(total),
           .free_bytes = static_cast<int64_t>(free),
           .cached_bytes = stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current};

@@ -7,6 +7,7 @@
 
 #include "memory/check.h"
 #include "offload/cuda/block_hashes.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/detail/block_checksum.h"
 #include "offload/flat_tensor.h"
 #include "offload/parallel.h"
@@ -53,7 +54,7 @@ at::Tensor block_hashes(const at::Tensor& flat) {
     const c10::DeviceGuard guard(flat.device());
     cuda::block_hashes(static_cast<const uint32_t*>(flat.const_data_ptr()),
                        block_bytes / static_cast<int64_t>(sizeof(uint32_t)), blocks,
-                       reinterpret_cast<uint64_t*>(to), current_stream(flat.device()));
+                       reinterpret_cast<uint64_t*>(to), cuda::current_stream(flat.device()));
   }
   return hashes;
 }

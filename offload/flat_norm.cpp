@@ -10,6 +10,7 @@
 
 #include "memory/check.h"
 #include "offload/cpu/flat_norm.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/flat_tensor.h"
 #include "offload/parallel.h"
@@ -51,7 +52,7 @@ at::Tensor block_sums_of_squares(const at::Tensor& flat) {
     });
   } else {
     const c10::DeviceGuard guard(flat.device());
-    cuda::block_sums_of_squares(elements, flat.numel(), to, current_stream(flat.device()));
+    cuda::block_sums_of_squares(elements, flat.numel(), to, cuda::current_stream(flat.device()));
   }
   return sums;
 }
@@ -69,7 +70,7 @@ at::Tensor found_inf(const at::Tensor& flat) {
   } else {
     const c10::DeviceGuard guard(flat.device());
     cuda::look_for_not_finite(elements, flat.numel(), found.mutable_data_ptr<float>(),
-                              current_stream(flat.device()));
+                              cuda::current_stream(flat.device()));
   }
   return found;
 }

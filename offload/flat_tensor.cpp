@@ -1,8 +1,5 @@
 #include "offload/flat_tensor.h"
 
-#include <c10/core/Stream.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include "memory/check.h"
 
 namespace zeropage::offload {
@@ -61,10 +58,6 @@ FlatElements flat_elements(const Role& role, const at::Tensor& flat) {
       ZP_THROW(role.who, ": ", role.what, ": expected fp64, fp32, bf16 or fp16, got ",
                flat.scalar_type(), "; convert it with .to()");
   }
-}
-
-void* current_stream(const at::Device& device) {
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
 }
 
 }  // namespace zeropage::offload

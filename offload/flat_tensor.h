@@ -29,7 +29,4 @@ Precision precision_of(const Role& role, const at::Tensor& tensor);
 // on the meta device.
 FlatElements flat_elements(const Role& role, const at::Tensor& flat);
 
-// The current stream of a CUDA device, as a cudaStream_t.
-void* current_stream(const at::Device& device);
-
 }  // namespace zeropage::offload

@@ -10,6 +10,7 @@
 #include "memory/check.h"
 #include "offload/cpu/fused_step.h"
 #include "offload/cpu/packed_step.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/cuda/packed_step.h"
 #include "offload/flat_tensor.h"
@@ -110,7 +111,7 @@ void bump_versions(const Stretch& stretch, const GradientFactors& factors) {
 void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at::Device& device) {
   if (!device.is_cpu()) {
     const c10::DeviceGuard guard(device);
-    return cuda::packed_step(rule, stretch, current_stream(device));
+    return cuda::packed_step(rule, stretch, cuda::current_stream(device));
   }
   // Threads share no block.
   const int64_t blocks = blocks_of(stretch.first_in_block, stretch.flat.numel);
@@ -266,7 +267,7 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
   } else {
     const c10::DeviceGuard guard(device);
     for (const FlatStretch& flat : flats.stretches) {
-      cuda::fused_step(rule, flat, current_stream(device));
+      cuda::fused_step(rule, flat, cuda::current_stream(device));
     }
   }
   for_each_stretch(stretches, [&](size_t i) { bump_versions(stretches[i], factors); });

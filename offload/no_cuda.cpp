@@ -1,6 +1,7 @@
 // The CUDA functions of builds without CUDA.
 #include "memory/check.h"
 #include "offload/cuda/block_hashes.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/cuda/packed_step.h"
@@ -19,6 +20,10 @@ namespace {
 
 bool is_built() {
   return false;
+}
+
+void* current_stream(const c10::Device& /*device*/) {
+  refuse("the current stream");
 }
 
 void fused_step(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/, void* /*stream*/) {

@@ -10,6 +10,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "memory/check.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/cuda/flat_norm.h"
 #include "offload/flat_norm.h"
 #include "offload/flat_tensor.h"
@@ -140,7 +141,7 @@ void NormTable::add_squares(const at::Tensor& gradient, const at::Tensor& words)
       elements, static_cast<const NormPart*>(parts_there_.const_data_ptr()),
       static_cast<const NormRange*>(ranges_there_.const_data_ptr()), most_blocks_,
       {.first = static_cast<uint64_t*>(words.mutable_data_ptr()), .sums = sizes_.sums},
-      current_stream(device_));
+      cuda::current_stream(device_));
 }
 
 void NormTable::add_on_host(const at::Tensor& gradient, int64_t* words) const {

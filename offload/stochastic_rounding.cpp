@@ -4,6 +4,7 @@
 
 #include "memory/check.h"
 #include "offload/cpu/stochastic_rounding.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/cuda/stochastic_rounding.h"
 #include "offload/flat_tensor.h"
 #include "offload/parallel.h"
@@ -59,7 +60,7 @@ void round_stochastically(const at::Tensor& from, const at::Tensor& to,
     });
   } else {
     const c10::DeviceGuard guard(from.device());
-    cuda::round_stochastically(source, target, numel, place, current_stream(from.device()));
+    cuda::round_stochastically(source, target, numel, place, cuda::current_stream(from.device()));
   }
   to.unsafeGetTensorImpl()->bump_version();
 }

@@ -1,9 +1,9 @@
 // The two dispatch keys that LibTorch leaves to wrappers outside its tree, named here and nowhere
 // else.
 //
-// LibTorch 2.11 uses them in its own tests only. Both lie above autograd, so what is registered
-// for them sees an operator before anything is recorded or computed. paging/trap checks at its
-// first use that they still behave so.
+// LibTorch uses them in its own tests only. Both lie above autograd, so what is registered for them
+// sees an operator before anything is recorded or computed. paging/trap_check and
+// operators/interceptor_check try at the first use whether they behave so.
 #pragma once
 
 #include <c10/core/DispatchKey.h>

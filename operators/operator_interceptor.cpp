@@ -12,6 +12,11 @@ namespace {
 
 thread_local OperatorInterceptor* current_interceptor = nullptr;
 
+OperatorInterceptor* checked(OperatorInterceptor* interceptor) {
+  if (interceptor != nullptr) check_interceptor();
+  return interceptor;
+}
+
 c10::DispatchKeySet below_us(c10::DispatchKeySet keys) {
   return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kInterceptorKey);
 }
@@ -52,7 +57,7 @@ OperatorInterceptor* OperatorInterceptor::current() {
 }
 
 InterceptorScope::InterceptorScope(OperatorInterceptor* interceptor)
-    : before_(std::exchange(current_interceptor, interceptor)),
+    : before_(std::exchange(current_interceptor, checked(interceptor))),
       was_included_(c10::impl::tls_is_dispatch_key_included(kInterceptorKey)),
       was_excluded_(c10::impl::tls_is_dispatch_key_excluded(kInterceptorKey)) {
   c10::impl::tls_set_dispatch_key_included(kInterceptorKey, interceptor != nullptr);

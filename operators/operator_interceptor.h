@@ -30,6 +30,10 @@ class OperatorInterceptor {
   static OperatorInterceptor* current();
 };
 
+// Throws, in words, unless this LibTorch's dispatcher treats interceptors as this header says.
+// Every scope with an interceptor calls it; cheap after the first call.
+void check_interceptor();
+
 // While it lives, the calling thread's operators go to `interceptor`; to none if it is null.
 class InterceptorScope {
  public:

@@ -27,5 +27,7 @@ void set_trap(const at::Tensor& tensor);
 // Throws, in words, unless this LibTorch's dispatcher treats the trap as the above says. Cheap
 // after the first call.
 void check_dispatcher();
+// What it tries, in a SelfCheck (memory/self_check.h).
+void probe_dispatcher();
 
 }  // namespace zeropage::memory

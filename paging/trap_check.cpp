@@ -1,9 +1,6 @@
-#include <mutex>
-
 #include <ATen/ATen.h>
-#include <torch/version.h>
 
-#include "memory/check.h"
+#include "memory/self_check.h"
 #include "paging/pins.h"
 #include "paging/trap.h"
 
@@ -22,50 +19,52 @@ class OnePage final : public PageSource {
   const at::Tensor values_;
 };
 
-// What the dispatcher did wrong, or null.
-const char* find_fault() {
-  const c10::InferenceMode off(false);
-  const at::AutoGradMode with_grad(true);
+}  // namespace
+
+void probe_dispatcher() {
   const at::Tensor weight = at::full({kWidth, kWidth}, 2.0, at::kFloat).requires_grad_();
   set_trap(weight);
   const auto pager = Pager::make(std::make_unique<OnePage>(weight.detach().clone().view({-1})), {});
   const auto bytes = static_cast<int64_t>(weight.nbytes());
   pager->add_page("self-check", bytes, {{weight.storage(), 0}});
-  const auto faults = [&] { return pager->statistics().faults; };
+  const auto expect_faults = [&](const char* when, int64_t expected) {
+    expect_of_libtorch(when, expected, pager->statistics().faults);
+  };
 
-  if (weight.data_ptr() != nullptr) return "an evicted parameter still has memory";
+  expect_of_libtorch("the memory of an evicted parameter", static_cast<void*>(nullptr),
+                     weight.data_ptr());
   const at::Tensor view = weight.t();
-  if (faults() != 0) return "a view operator read a parameter";
-  if (view.device() != at::kCPU) return "a view of an evicted parameter is on another device";
+  expect_faults("faults of a view operator on an evicted parameter", 0);
+  expect_of_libtorch("the device of a view of an evicted parameter", c10::Device(at::kCPU),
+                     view.device());
   const at::Tensor input = at::ones({1, kWidth}, at::kFloat).requires_grad_();
   const at::Tensor output = at::matmul(input, view).sum();
-  if (faults() != 1) return "an operator on a view of a parameter was not trapped";
-  if (output.item<float>() != 2.0F * kWidth * kWidth) return "a trapped operator was wrong";
+  expect_faults("faults until an operator took a view of a parameter", 1);
+  expect_of_libtorch("what that operator computed", 2.0F * kWidth * kWidth, output.item<float>());
   pager->release_all("the self-check");
   output.backward();
-  if (faults() != 2) return "an operator in backward was not trapped";
-  if (!input.grad().eq(2.0 * kWidth).all().item<bool>()) return "a trapped backward was wrong";
+  expect_faults("faults until its backward took the parameter", 2);
+  expect_of_libtorch("the gradient from that backward", 2.0F * kWidth * kWidth,
+                     input.grad().sum().item<float>());
   {
     const at::NoGradGuard no_grad;
     weight.fill_(3);
   }
   pager->release_all("the self-check");
-  if (weight.sum().item<float>() != 3.0F * kWidth * kWidth) return "a write was lost";
+  expect_of_libtorch("a parameter's sum after a write and an eviction", 3.0F * kWidth * kWidth,
+                     weight.sum().item<float>());
+  bool refused = false;
   try {
     weight.set_data(at::zeros({1}, at::kFloat));
-    return "set_data() on a parameter was not trapped";
   } catch (const c10::Error&) {
-    return nullptr;
+    refused = true;
   }
+  expect_of_libtorch("the trap refuses set_data() on a parameter", refused);
 }
 
-}  // namespace
-
 void check_dispatcher() {
-  static const char* const fault = find_fault();
-  ZP_CHECK(fault == nullptr, "this LibTorch (", TORCH_VERSION,
-           ") treats the dispatch key for wrappers otherwise than Zeropage needs: ", fault,
-           "; parameters cannot be sharded with it, use LibTorch 2.11.0, or stage 0 or 1");
+  static SelfCheck check("sharded parameters", "stage 0 or 1", &probe_dispatcher);
+  check.require();
 }
 
 }  // namespace zeropage::memory

@@ -12,6 +12,7 @@
 #include "checkpointing/detail/storage_bytes.h"
 #include "checkpointing/saved_tensors.h"
 #include "memory/check.h"
+#include "memory/libtorch_release.h"
 #include "operators/dispatch_keys.h"
 #include "operators/operator_interceptor.h"
 #include "operators/operator_schema.h"
@@ -132,9 +133,10 @@ std::vector<std::shared_ptr<Operation>> needed_for(const std::shared_ptr<Value>&
 }  // namespace
 
 void attach_to_nothing(const at::Tensor& tensor) {
-  auto node = std::make_shared<torch::autograd::Error>(
-      "a gradient went past the inputs of a repeated forward");
-  torch::autograd::create_gradient_edge(const_cast<at::Tensor&>(tensor), std::move(node));
+  torch::autograd::create_gradient_edge(
+      const_cast<at::Tensor&>(tensor),
+      memory::make_node<torch::autograd::Error>(
+          "a gradient went past the inputs of a repeated forward"));
 }
 
 Geometry::Geometry(const at::Tensor& tensor)

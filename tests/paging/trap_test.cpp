@@ -14,6 +14,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/self_check.h"
 #include "operators/dispatch_keys.h"
 #include "paging/pins.h"
 #include "tests/harness/errors.h"
@@ -439,6 +440,14 @@ TEST_F(TrapTest, FindsADispatcherThatBehaves) {
   EXPECT_EQ(error_of([] { check_dispatcher(); }), "");
   const c10::InferenceMode inference;
   EXPECT_EQ(error_of([] { check_dispatcher(); }), "");
+}
+
+TEST_F(TrapTest, FindsADispatcherThatPassesTheTrapBy) {
+  SelfCheck check("sharded parameters", "stage 0 or 1", &probe_dispatcher);
+  const c10::impl::ExcludeDispatchKeyGuard passed_by(kTrapKey);
+  EXPECT_THAT(error_of([&] { check.require(); }),
+              HasSubstr("the device of a view of an evicted parameter: expected cpu, got meta; "
+                        "use a release that README.md names"));
 }
 
 TEST_F(TrapTest, LeavesTheTensorTheSameObject) {

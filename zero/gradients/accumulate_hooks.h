@@ -4,9 +4,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
 
 #include <torch/csrc/autograd/function.h>
+
+#include "memory/libtorch_release.h"
 
 namespace zeropage::detail {
 
@@ -27,7 +28,7 @@ class AccumulateHooks {
   AccumulateHooks& operator=(const AccumulateHooks&) = delete;
 
  private:
-  const std::shared_ptr<torch::autograd::Node> accumulator_;
+  const memory::NodePointer accumulator_;
   torch::autograd::FunctionPreHook* before_ = nullptr;  // owned by accumulator_
   uintptr_t after_ = 0;
 };

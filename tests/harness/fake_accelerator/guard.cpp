@@ -4,8 +4,6 @@
 #include <atomic>
 #include <memory>
 
-#include <c10/core/DeviceCapability.h>
-
 #include "tests/harness/fake_accelerator/allocator.h"
 #include "tests/harness/fake_accelerator/counters.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
@@ -38,7 +36,6 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return c10::DeviceType::PrivateUse1; }
   DeviceIndex deviceCount() const noexcept override { return kFakeDevices; }
-  c10::DeviceCapability getDeviceCapability(Device) const override { return {}; }
 
   Device exchangeDevice(Device device) const override {
     const Device before = getDevice();

@@ -1,0 +1,11 @@
+// The stream that LibTorch's operators of this thread run on.
+#pragma once
+
+#include <c10/core/Device.h>
+
+namespace zeropage::offload::cuda {
+
+// Of a CUDA device, as a cudaStream_t.
+void* current_stream(const c10::Device& device);
+
+}  // namespace zeropage::offload::cuda

@@ -37,7 +37,7 @@ namespace detail {
 class Watch;
 }  // namespace detail
 
-enum class ReduceOp : uint8_t { kSum, kMean, kMax };
+enum class ReduceOp : uint8_t { kSum, kMean, kMin, kMax };
 
 struct Traffic {
   int64_t bytes = 0;  // of payload

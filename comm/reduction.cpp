@@ -48,6 +48,14 @@ struct Add {
   }
 };
 
+struct Min {
+  // A NaN on any rank is a NaN in the result.
+  template <typename A>
+  static A apply(A left, A right) {
+    return left != left || left < right ? left : right;
+  }
+};
+
 struct Max {
   // A NaN on any rank is a NaN in the result.
   template <typename A>
@@ -138,6 +146,8 @@ void reduce_typed(const Known& known, void* out, int64_t numel, ReduceOp op) {
   auto* typed_out = static_cast<T*>(out);
   if (op == ReduceOp::kMax) {
     reduce_blocks<T, Max>(known, typed_out, numel, /*divisor=*/1);
+  } else if (op == ReduceOp::kMin) {
+    reduce_blocks<T, Min>(known, typed_out, numel, /*divisor=*/1);
   } else {
     const auto divisor =
         op == ReduceOp::kMean ? static_cast<int64_t>(known.data.size()) : int64_t{1};
@@ -153,6 +163,8 @@ void accumulate_typed(const Known& known, void* out, int64_t numel, ReduceOp op)
   };
   if (op == ReduceOp::kMax) {
     for_each_block<T, Max>(known, numel, store);
+  } else if (op == ReduceOp::kMin) {
+    for_each_block<T, Min>(known, numel, store);
   } else {
     for_each_block<T, Add>(known, numel, store);
   }

@@ -84,6 +84,22 @@ class World {
 
   Communicator& communicator() const;
 
+  // For metrics: of all ranks' values, the same bits on all ranks. A NaN on any rank is a NaN. Whole
+  // numbers are exact up to 2^53. Collective; a rank that calls alone, or another one, is named. Costs a
+  // message of 8 bytes, and on an accelerator a wait for what was enqueued there.
+  double sum(double value) const;
+  double mean(double value) const;
+  double min(double value) const;
+  double max(double value) const;
+  // Element by element: a new tensor of the same sizes, dtype and device, without a gradient. Sums and means
+  // of bf16 and fp16 are made in fp32; sums of whole numbers wrap around as their dtype does. Throws on all
+  // ranks alike where sizes, dtypes or devices differ, for means of whole numbers, and for dtypes but float,
+  // double, bfloat16, half, int64, int32 and uint8. Costs a text round beside the reduction.
+  at::Tensor sum(const at::Tensor& tensor) const;
+  at::Tensor mean(const at::Tensor& tensor) const;
+  at::Tensor min(const at::Tensor& tensor) const;
+  at::Tensor max(const at::Tensor& tensor) const;
+
   // Every rank's text, by rank. Goes through the store, so it is for small things and before
   // anything else works. Collective; `topic` names it in errors.
   std::vector<std::string> gather_text(const std::string& topic, const std::string& text) const;

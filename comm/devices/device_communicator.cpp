@@ -37,7 +37,8 @@ void let_stream_wait(const Work& work) {
 }
 
 c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
-  return op == ReduceOp::kMax ? c10d::ReduceOp::MAX : c10d::ReduceOp::SUM;
+  if (op == ReduceOp::kMax) return c10d::ReduceOp::MAX;
+  return op == ReduceOp::kMin ? c10d::ReduceOp::MIN : c10d::ReduceOp::SUM;
 }
 
 class DeviceCommunicator final : public Communicator {

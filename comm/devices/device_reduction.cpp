@@ -4,6 +4,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
 
 #include "comm/reduction.h"
 
@@ -20,6 +21,7 @@ at::Tensor reduce_tree(const at::Tensor& contributions, int low, int high, Reduc
   const at::Tensor left = reduce_tree(contributions, low, middle, op);
   const at::Tensor right = reduce_tree(contributions, middle, high, op);
   if (op == ReduceOp::kMax) return at::maximum(left, right);
+  if (op == ReduceOp::kMin) return at::minimum(left, right);
   return middle - low == 1 ? left.add(right) : left.add_(right);
 }
 

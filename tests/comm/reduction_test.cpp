@@ -66,12 +66,15 @@ TEST_P(ReductionTest, RoundsLowPrecisionOnlyOnce) {
   }
 }
 
-TEST_P(ReductionTest, TakesTheLargest) {
+TEST_P(ReductionTest, TakesTheLargestAndTheSmallest) {
   auto values = random(torch::kFloat64);
   EXPECT_TRUE(
       torch::equal(reduce(values, ReduceOp::kMax), std::get<0>(torch::stack(values).max(0))));
+  EXPECT_TRUE(
+      torch::equal(reduce(values, ReduceOp::kMin), std::get<0>(torch::stack(values).min(0))));
   values.back()[7] = NAN;
   EXPECT_TRUE(std::isnan(reduce(values, ReduceOp::kMax)[7].item<double>()));
+  EXPECT_TRUE(std::isnan(reduce(values, ReduceOp::kMin)[7].item<double>()));
 }
 
 TEST_P(ReductionTest, AddsIntegersExactly) {
@@ -99,7 +102,7 @@ TEST_P(ReductionTest, OperatorsOnADeviceGiveTheSameBits) {
                            torch::kInt64, torch::kInt32}) {
     std::vector<torch::Tensor> values;
     for (const auto& value : random(torch::kFloat32)) values.push_back((value * 1000).to(dtype));
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax}) {
       const auto contributions = torch::cat(values);
       const auto out = contributions.narrow(0, 0, values.front().numel());
       detail::reduce_in_rank_order(contributions, GetParam(), out, op, divisor);
@@ -111,7 +114,7 @@ TEST_P(ReductionTest, OperatorsOnADeviceGiveTheSameBits) {
 TEST_P(ReductionTest, CombinesPartialsOfSubtreesToTheSameBits) {
   const int size = GetParam();
   for (const auto dtype : {torch::kFloat32, torch::kBFloat16, torch::kHalf, torch::kFloat64}) {
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax}) {
       const auto values = random(dtype);
       for (int split = 0; split <= size; ++split) {
         std::vector<std::vector<int>> hosts(2);

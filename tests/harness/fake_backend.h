@@ -161,6 +161,7 @@ class FakeBackend final : public c10d::Backend {
 
   static comm::ReduceOp op_of(const c10d::ReduceOp& op) {
     if (op == c10d::ReduceOp::MAX) return comm::ReduceOp::kMax;
+    if (op == c10d::ReduceOp::MIN) return comm::ReduceOp::kMin;
     return op == c10d::ReduceOp::AVG ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
   }
   at::Tensor slice(const at::Tensor& whole, int rank) const {

@@ -16,6 +16,7 @@
 
 #include "comm/communicator.h"
 #include "comm/launcher/launcher.h"
+#include "comm/rank_threads.h"
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
@@ -60,6 +61,13 @@ class World {
   // in main().
   static int launch(int ranks, const std::function<int(World&)>& function,
                     const WorldOptions& options = {}, const LaunchOptions& launch = {});
+
+  // Calls `function` as each of `ranks` ranks, each a thread of this process with its world, and returns
+  // when all have ended (comm/rank_threads.h). For tests: training is faster with a process a rank. Where
+  // one throws, the others end at their next call of this library; throws RanksFailed, which names the
+  // first. What `function` returns is not looked at.
+  static void threads(int ranks, const std::function<void(World&)>& function,
+                      const WorldOptions& options = {}, const ThreadsOptions& threads = {});
 
   // A rank at a place that the caller knows, meeting the others in `store`. Collective.
   World(const Place& place, c10::intrusive_ptr<c10d::Store> store,

@@ -21,7 +21,9 @@ namespace zeropage {
 // Ranks.
 using comm::launched_by_environment;
 using comm::LaunchOptions;
+using comm::RanksFailed;
 using comm::ReductionOrder;
+using comm::ThreadsOptions;
 using comm::Transport;
 using comm::World;
 using comm::WorldOptions;

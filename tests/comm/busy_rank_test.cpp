@@ -1,4 +1,6 @@
 // Ranks that do work of their own while the others wait for them.
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

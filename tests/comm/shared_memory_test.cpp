@@ -9,6 +9,7 @@
 
 #include "comm/shared_memory/host_link.h"
 #include "memory/check.h"
+#include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm::shared_memory_test {

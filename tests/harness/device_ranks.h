@@ -4,6 +4,7 @@
 #include <memory>
 #include <mutex>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include "comm/devices/device_communicator.h"

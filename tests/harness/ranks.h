@@ -1,5 +1,5 @@
-// Ranks as threads of the test's process: each has a world, a ledger and LibTorch's intra-op pool
-// to itself.
+// Ranks as threads of the test's process (comm/rank_threads.h), with a test's deadlines, and what each of
+// them threw.
 #pragma once
 
 #include <chrono>
@@ -7,14 +7,11 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
 #include "comm/world.h"
-#include "memory/ledger.h"
 
 namespace zeropage::testing {
 
@@ -43,40 +40,20 @@ inline std::vector<std::string> host_labels(const std::vector<int>& hosts) {
 // Runs fn on `size` ranks and returns what each threw (null: nothing), by rank.
 inline std::vector<std::exception_ptr> try_ranks(int size, const RankFunction& fn,
                                                  const RankOptions& options = {}) {
-  const c10::intrusive_ptr<c10d::Store> shared_store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(size));
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      const memory::LedgerScope ledger(
-          std::make_shared<memory::Ledger>(c10::str("rank ", rank, "/", size)));
-      at::set_num_threads(1);
-      try {
-        comm::World world({.rank = rank,
-                           .world_size = size,
-                           .local_rank = rank,
-                           .local_world_size = size,
-                           .host = options.hosts.empty() ? std::string()
-                                                         : options.hosts[static_cast<size_t>(rank)],
-                           .launcher = "test"},
-                          options.store ? options.store(rank) : shared_store,
-                          {.deadline = options.deadline,
-                           .busy_limit = options.busy_limit,
-                           .report_interval = options.report_interval,
-                           .device = options.device,
-                           .transport = options.transport,
-                           .reduction_order = options.reduction_order,
-                           .decorate = options.decorate});
-        fn(world);
-        // Leaving early would look like a lost rank to the others.
-        world.communicator().barrier("the end of the test").wait();
-      } catch (...) {
-        errors[static_cast<size_t>(rank)] = std::current_exception();
-      }
-    });
+  try {
+    comm::World::threads(size, fn,
+                         {.deadline = options.deadline,
+                          .busy_limit = options.busy_limit,
+                          .report_interval = options.report_interval,
+                          .device = options.device,
+                          .transport = options.transport,
+                          .reduction_order = options.reduction_order,
+                          .decorate = options.decorate},
+                         {.hosts = options.hosts, .store = options.store});
+  } catch (const comm::RanksFailed& failed) {
+    return failed.errors();
   }
-  for (std::thread& thread : threads) thread.join();
-  return errors;
+  return std::vector<std::exception_ptr>(static_cast<size_t>(size));
 }
 
 // Runs fn on `size` ranks; rethrows the error of the lowest rank that had one.

@@ -9,6 +9,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/gathered_parameters.h
     zero/gradient_norm.h
     zero/joined_batches.h
+    zero/memory_report.h
     zero/names.h
     zero/step_report.h
     zero/module_selection.h

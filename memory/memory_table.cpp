@@ -22,7 +22,8 @@ void write_row(std::ostream& out, std::string_view label, const std::vector<std:
 }  // namespace
 
 std::string memory_table(std::span<const MemoryColumn> columns,
-                         const std::optional<MemoryColumn>& formula) {
+                         const std::optional<MemoryColumn>& formula,
+                         std::span<const MemoryRow> rows) {
   std::ostringstream out;
   std::vector<std::string> cells;
   for (const MemoryColumn& column : columns) cells.push_back(column.title);
@@ -50,6 +51,12 @@ std::string memory_table(std::span<const MemoryColumn> columns,
       "persistent", [](const MemoryColumn& column) { return column.persistent_bytes; }, true);
   add_row(
       "total", [](const MemoryColumn& column) { return column.breakdown.total(); }, false);
+  for (const MemoryRow& row : rows) {
+    cells.clear();
+    for (const int64_t bytes : row.bytes) cells.push_back(format_bytes(bytes));
+    if (formula) cells.emplace_back("-");
+    write_row(out, row.label, cells);
+  }
   return out.str();
 }
 

@@ -18,6 +18,7 @@
 #include "zero/gathered_parameters.h"
 #include "zero/gradient_norm.h"
 #include "zero/joined_batches.h"
+#include "zero/memory_report.h"
 #include "zero/names.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"

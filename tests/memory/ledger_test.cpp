@@ -214,5 +214,19 @@ TEST(MemoryTableTest, ShowsKindsRanksAndTheFormula) {
             "total                        3.0 MiB           -\n");
 }
 
+TEST(MemoryTableTest, ClosesWithRowsThatTheLedgerDoesNotKnow) {
+  Breakdown held;
+  held[Kind::kParameter] = 2_MiB;
+  const std::vector<MemoryColumn> columns = {{"rank 0", held, held.persistent()},
+                                             {"rank 1", {}, 0}};
+  const std::vector<MemoryRow> rows = {{"resident", {3_MiB, 4_MiB}}};
+  EXPECT_EQ(memory_table(columns, std::nullopt, rows),
+            "                              rank 0      rank 1\n"
+            "parameter                    2.0 MiB         0 B\n"
+            "persistent                   2.0 MiB         0 B\n"
+            "total                        2.0 MiB         0 B\n"
+            "resident                     3.0 MiB     4.0 MiB\n");
+}
+
 }  // namespace
 }  // namespace zeropage::memory::ledger_test

@@ -18,6 +18,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/optimizer_traits.h
     zero/options.h
     zero/recompute.h
+    zero/saving/run_extra.h
     zero/saving/sharded_state.h
     zero/saving/state_saver.h
     zero/tiers/nvme_activations.h

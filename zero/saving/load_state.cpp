@@ -124,6 +124,9 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
                 saved = std::make_unique<SavedState>(report.directory);
                 loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, options);
                 loading->match(report);
+                if (run != nullptr) {
+                  detail::match_extras(saved->manifest().content.at("progress"), *run, report);
+                }
               }));
   report.step = saved->manifest().step;
   merge_names(texts, report);

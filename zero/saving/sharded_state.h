@@ -28,6 +28,7 @@
 #include "state/state_error.h"
 #include "zero/accumulator.h"
 #include "zero/distributed_data_parallel.h"
+#include "zero/saving/run_extra.h"
 #include "zero/update/sharded_optimizer.h"
 
 namespace zeropage {
@@ -44,6 +45,9 @@ struct RunState {
   torch::optim::LRScheduler* scheduler = nullptr;
   // The user's own.
   std::map<std::string, std::string> values = {};
+  // Objects of the user's, by names of theirs (zero/saving/run_extra.h): asked by a save, told by a load. A
+  // load is refused, before anything changes, where the state has others (LoadOptions::strict).
+  std::map<std::string, RunExtra> extras = {};
 };
 
 struct SaveOptions {
@@ -104,7 +108,7 @@ struct LoadOptions {
 struct LoadReport {
   std::filesystem::path directory;
   int64_t step = 0;
-  std::vector<std::string> missing;     // of the model or the optimizer, not in the state
+  std::vector<std::string> missing;     // of the model, the optimizer or the run, not in the state
   std::vector<std::string> unexpected;  // in the state, and of neither
   // Ranks whose generators of random numbers the state has; 1: or alike on all.
   int random_states = 0;
@@ -112,7 +116,7 @@ struct LoadReport {
 };
 
 // path: a state, or a run's folder: what its `latest` names. run: takes over step, samples and values,
-// and gives its accumulator and scheduler theirs.
+// and gives its accumulator, scheduler and extras theirs.
 LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options = {});
 LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,

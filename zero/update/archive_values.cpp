@@ -74,17 +74,24 @@ InputArchive reopened(OutputArchive& archive) {
   return input;
 }
 
-}  // namespace
-
-std::vector<std::pair<std::string, c10::IValue>> saved_values(const Save& save) {
+// Archives within the archive are objects.
+std::vector<std::pair<std::string, c10::IValue>> all_values(const Save& save) {
   OutputArchive output;
   save(output);
   InputArchive input = reopened(output);
   std::vector<std::pair<std::string, c10::IValue>> values;
   for (const std::string& key : input.keys()) {
     c10::IValue value;
-    if (input.try_read(key, value) && !value.isObject()) values.emplace_back(key, value);
+    if (input.try_read(key, value)) values.emplace_back(key, value);
   }
+  return values;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, c10::IValue>> saved_values(const Save& save) {
+  std::vector<std::pair<std::string, c10::IValue>> values = all_values(save);
+  std::erase_if(values, [](const auto& named) { return named.second.isObject(); });
   return values;
 }
 
@@ -95,10 +102,13 @@ void load_filled(const Save& fill, const Load& load) {
   load(input);
 }
 
-json saved_json(const std::string& who, const Save& save) {
+json saved_json(const std::string& who, const Save& save, Nested nested) {
   json object = json::object();
-  for (const auto& [key, value] : saved_values(save)) {
-    if (value.isDoubleList()) {
+  for (const auto& [key, value] : all_values(save)) {
+    if (value.isObject()) {
+      ZP_CHECK(nested == Nested::kLeftOut, who, ": saves an archive \"", key,
+               "\" within its own, which is not kept; write its values beside the others");
+    } else if (value.isDoubleList()) {
       json list = json::array();
       for (const double element : value.toDoubleVector()) list.push_back(json_of(element));
       object[key] = {{"doubles", std::move(list)}};

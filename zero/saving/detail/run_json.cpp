@@ -70,6 +70,21 @@ void set_state(c10::Device device, const std::string& state) {
   generator.set_state(bytes_of_hex(state));
 }
 
+std::string said_by(const std::string& name) {
+  return "RunState::extras[\"" + name + "\"]";
+}
+
+std::string saved_text(const std::string& name, const RunExtra& extra) {
+  ZP_CHECK(extra.save && extra.load, said_by(name), ": expected both functions, save and load");
+  std::string text = extra.save();
+  try {
+    static_cast<void>(json(text).dump());
+  } catch (const json::exception&) {
+    ZP_THROW(said_by(name), ": saves text that is no UTF-8; write bytes as hexadecimal digits");
+  }
+  return text;
+}
+
 }  // namespace
 
 json progress_json(const RunState& run) {
@@ -84,6 +99,7 @@ json progress_json(const RunState& run) {
   if (run.scheduler != nullptr) {
     progress["scheduler"] = {{"step_count", OpenScheduler::step_count(*run.scheduler)}};
   }
+  for (const auto& [name, extra] : run.extras) progress["extras"][name] = saved_text(name, extra);
   return progress;
 }
 
@@ -101,6 +117,26 @@ void take_over(const json& progress, RunState& run) {
   }
   if (run.scheduler != nullptr && progress.contains("scheduler")) {
     OpenScheduler::step_count(*run.scheduler) = progress["scheduler"].at("step_count");
+  }
+  if (!progress.contains("extras")) return;
+  for (const auto& [name, extra] : run.extras) {
+    if (!progress["extras"].contains(name)) continue;
+    try {
+      extra.load(progress["extras"][name].get<std::string>());
+    } catch (const std::exception& error) {
+      ZP_THROW(said_by(name), ": does not take back what it saved: ", memory::message_of(error));
+    }
+  }
+}
+
+void match_extras(const json& progress, const RunState& run, LoadReport& report) {
+  const json saved = progress.value("extras", json::object());
+  for (const auto& [name, extra] : run.extras) {
+    ZP_CHECK(extra.save && extra.load, said_by(name), ": expected both functions, save and load");
+    if (!saved.contains(name)) report.missing.push_back(said_by(name));
+  }
+  for (const auto& [name, text] : saved.items()) {
+    if (!run.extras.contains(name)) report.unexpected.push_back(said_by(name));
   }
 }
 

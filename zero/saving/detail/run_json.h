@@ -10,8 +10,10 @@
 
 namespace zeropage::detail {
 
-// samples, loss_scaler, norm_spikes, scheduler and values, as far as the run has them.
+// samples, loss_scaler, norm_spikes, scheduler, values and extras, as far as the run has them.
 nlohmann::json progress_json(const RunState& run);
+// Extras that the run has and the state lacks, and the other way round.
+void match_extras(const nlohmann::json& progress, const RunState& run, LoadReport& report);
 // Gives it back. What the run has no place for stays where it is.
 void take_over(const nlohmann::json& progress, RunState& run);
 

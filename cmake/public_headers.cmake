@@ -17,6 +17,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/optimizer.h
     zero/optimizer_traits.h
     zero/options.h
+    zero/owned_shards.h
     zero/recompute.h
     zero/saving/run_extra.h
     zero/saving/sharded_state.h

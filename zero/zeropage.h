@@ -22,6 +22,7 @@
 #include "zero/names.h"
 #include "zero/optimizer.h"
 #include "zero/options.h"
+#include "zero/owned_shards.h"
 #include "zero/recompute.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/saving/state_saver.h"

@@ -25,6 +25,10 @@ class StepGradients {
   // After a step: the next prepare() is about new gradients.
   void end_step() { reducer_->begin_cycle(); }
 
+  // Whether they are what the next step takes: a backward since the last one has averaged them, no other
+  // has begun, and no accumulation is under way.
+  bool are_averaged() const { return reducer_->is_reduced() && !reducer_->plan().accumulates(); }
+
   // Whether the parameter has a gradient, on any rank, that prepare() made ready and nobody has
   // zeroed since.
   bool has(size_t parameter) const {

@@ -135,6 +135,8 @@ class ParameterPages {
   // sharded page is resident. Throws if one is in use, or a parameter is not in place. who:
   // "save_state()".
   void take_over_writes(const char* who);
+  // Of one page, which stays resident where it is. REQUIRES: parameters are in place.
+  void take_over_writes(size_t page);
   // This rank's memory of the page, which it has until visit returns.
   struct Owned {
     at::Tensor values;      // [owned numel]
@@ -193,6 +195,7 @@ class ParameterPages {
   bool is_in_place(const PlacedParameter& placed) const;
   bool is_copied_elsewhere(size_t page) const;
   void adopt_written(size_t page, const at::Tensor& blocks);
+  void adopt_into_master(size_t page);
   void check_unwritten_since_backward() const;
 
   struct PlacedStorage {

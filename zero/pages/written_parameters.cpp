@@ -81,12 +81,21 @@ void ParameterPages::take_over_writes(const char* who) {
   if (pager_) pager_->release_all(who);
   written_.visit_written(
       [this](size_t page, const at::Tensor& blocks) { adopt_written(page, blocks); });
-  for (size_t page = 0; page < layouts_.size(); ++page) {
-    const PageMemory& memory = memory_[page];
-    if (!memory.master.defined() || is_copied_elsewhere(page)) continue;
-    const TierUse use(page_offload(), page);
-    offload::adopt_copy(memory.master, memory.owned);
-  }
+  for (size_t page = 0; page < layouts_.size(); ++page) adopt_into_master(page);
+}
+
+void ParameterPages::take_over_writes(size_t page) {
+  if (is_sharded(page)) pager_->write_back(memory_[page].pager_index);
+  written_.visit_written(
+      page, [this](size_t written, const at::Tensor& blocks) { adopt_written(written, blocks); });
+  adopt_into_master(page);
+}
+
+void ParameterPages::adopt_into_master(size_t page) {
+  const PageMemory& memory = memory_[page];
+  if (!memory.master.defined() || is_copied_elsewhere(page)) return;
+  const TierUse use(page_offload(), page);
+  offload::adopt_copy(memory.master, memory.owned);
 }
 
 std::string ParameterPages::put_back(const std::vector<size_t>& pages) {

@@ -280,9 +280,7 @@ void ShardedOptimizer::set_steps(int64_t steps) {
   for (const OfPage& of_page : updates_) of_page.update->set_updates(steps);
 }
 
-void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
-                                    const std::function<void(size_t page)>& end_page) {
-  const torch::NoGradGuard no_grad;
+void ShardedOptimizer::begin_visit() {
   check_whole("reading or writing the optimizer's state");
   hear();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
@@ -295,19 +293,39 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
              "backward() that has begun the step (StepWhen::kInBackward): part of it is one step ",
              "ahead; save or load after step()");
   }
+}
+
+void ShardedOptimizer::visit_page(const OfPage& of_page, StateAccess access,
+                                  const VisitState& visit,
+                                  const std::function<void(size_t page)>& end_page) {
   const auto use =
       access == StateAccess::kWrite ? TierStorage::Use::kWrite : TierStorage::Use::kRead;
+  set_options(of_page);
+  const bool is_away = of_page.part && access != StateAccess::kDescribe;
+  PageOffload* const away = is_away ? parameters_.pages->page_offload().get() : nullptr;
+  if (away != nullptr) away->fetch_for_update(of_page.page);
+  const auto release = c10::make_scope_exit([&] {
+    if (away != nullptr) away->release_after_update(of_page.page, use);
+  });
+  of_page.update->visit_states(access, [&](OwnedState& state) { visit(of_page.page, state); });
+  if (end_page) end_page(of_page.page);
+}
+
+void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
+                                    const std::function<void(size_t page)>& end_page) {
+  const torch::NoGradGuard no_grad;
+  begin_visit();
+  for (const OfPage& of_page : updates_) visit_page(of_page, access, visit, end_page);
+}
+
+void ShardedOptimizer::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
+                                       const std::function<void(size_t page)>& end_page) {
+  const torch::NoGradGuard no_grad;
+  begin_visit();
   for (const OfPage& of_page : updates_) {
-    set_options(of_page);
-    const bool is_away = of_page.part && access != StateAccess::kDescribe;
-    PageOffload* const away = is_away ? parameters_.pages->page_offload().get() : nullptr;
-    if (away != nullptr) away->fetch_for_update(of_page.page);
-    const auto release = c10::make_scope_exit([&] {
-      if (away != nullptr) away->release_after_update(of_page.page, use);
-    });
-    of_page.update->visit_states(access, [&](OwnedState& state) { visit(of_page.page, state); });
-    if (end_page) end_page(of_page.page);
+    if (of_page.page == page) return visit_page(of_page, access, visit, end_page);
   }
+  end_page(page);
 }
 
 torch::Tensor ShardedOptimizer::step(LossClosure closure) {

@@ -57,6 +57,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   using VisitState = std::function<void(size_t page, OwnedState&)>;
   void visit_states(StateAccess access, const VisitState& visit,
                     const std::function<void(size_t page)>& end_page = nullptr);
+  // The same for one page, whether or not it trains.
+  void visit_states_of(size_t page, StateAccess access, const VisitState& visit,
+                       const std::function<void(size_t page)>& end_page);
   const std::string& class_name() const { return factory_.algorithm().class_name; }
   // That it keeps of a parameter, of its size; 0 where that is not known before the first step.
   int64_t states_of_a_parameter() const { return factory_.algorithm().states; }
@@ -89,6 +92,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
 
   void make_updates();
   void adopt_pages();
+  void begin_visit();
+  void visit_page(const OfPage& of_page, StateAccess access, const VisitState& visit,
+                  const std::function<void(size_t page)>& end_page);
   const OfPage* offloaded(size_t page) const;
   OfPage make_offloaded(size_t page, OwnedPart part);
   void step_offloaded_in_backward();

@@ -1,0 +1,238 @@
+#include "zero/owned_shards.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
+
+#include "memory/check.h"
+#include "offload/split_values.h"
+
+namespace zeropage {
+namespace {
+
+// A copy whose in-place operators throw: LibTorch writes before it throws, so it must not be this rank's own
+// memory. flat: [numel].
+at::Tensor read_only(const at::Tensor& flat) {
+  const c10::InferenceMode inference;
+  return flat.clone();
+}
+
+void check_can_be_read(const DistributedDataParallelBase& model, const char* who) {
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  ZP_CHECK(!model.world().device().is_meta(), who, ": a simulated world has no values");
+  pages.check_in_place(who);
+  if (!pages.page_offload()) return;
+  ZP_CHECK(pages.page_offload()->options().step != StepWhen::kOneStepLate, who,
+           ": with StepWhen::kOneStepLate a step is always under way, which changes what this rank "
+           "owns; use StepWhen::kInStep or kInBackward");
+  for (const PlacedParameter& placed : pages.parameters()) {
+    ZP_CHECK(placed.version == 0, who, ": backward() has begun the step of parameter \"",
+             placed.parameter.name(),
+             "\" (StepWhen::kInBackward), which changes what this rank owns; call it after step()");
+  }
+}
+
+// Of one page, while its memory is there.
+class PageReader {
+ public:
+  PageReader(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer)
+      : sharded_(model.sharded_parameters()), pages_(*sharded_.pages), optimizer_(optimizer) {
+    if (sharded_.gradients->are_averaged()) sharded_.gradients->prepare();
+  }
+
+  // only: a parameter of the page; none: all.
+  void read(size_t page, const VisitOwnedShard& visit, const at::Tensor& only = {}) {
+    pages_.take_over_writes(page);
+    pages_.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
+      std::vector<OwnedState> states;
+      const auto visit_parameters = [&](size_t) {
+        for (size_t index = 0; index < pages_.parameters().size(); ++index) {
+          const PlacedParameter& placed = pages_.parameters()[index];
+          const bool is_wanted = !only.defined() || placed.parameter.tensor.is_same(only);
+          if (placed.page == page && is_wanted) visit(shard_of(index, owned, states));
+        }
+      };
+      if (optimizer_ == nullptr) return visit_parameters(page);
+      optimizer_->visit_states_of(
+          page, StateAccess::kRead, [&](size_t, OwnedState& state) { states.push_back(state); },
+          visit_parameters);
+    });
+  }
+
+ private:
+  OwnedShard shard_of(size_t index, const ParameterPages::Owned& owned,
+                      const std::vector<OwnedState>& states) const {
+    const PlacedParameter& placed = pages_.parameters()[index];
+    const Range own = pages_.owned(placed.page);
+    Range here = intersection(own, placed.range);
+    OwnedShard shard{.name = placed.parameter.name()};
+    if (here.empty()) {
+      here = {own.begin, own.begin};
+    } else {
+      shard.range = {here.begin - placed.range.begin, here.end - placed.range.begin};
+    }
+    const auto part = [&](const at::Tensor& of_owned) {
+      return read_only(of_owned.narrow(0, here.begin - own.begin, here.numel()));
+    };
+    shard.values = part(owned.values);
+    shard.exact = exact_values(shard.values, owned, part);
+    if (sharded_.gradients->are_averaged() && sharded_.gradients->has(index)) {
+      shard.gradient = part(sharded_.gradients->owned(placed.page));
+    }
+    add_states(shard, index, states);
+    return shard;
+  }
+
+  template <typename Part>
+  at::Tensor exact_values(const at::Tensor& values, const ParameterPages::Owned& owned,
+                          const Part& part) const {
+    if (!is_low_precision(values.scalar_type())) return values;
+    if (owned.master.defined()) return part(owned.master);
+    if (!owned.remainders.defined()) return values;
+    const c10::InferenceMode inference;
+    return offload::joined_values(values, part(owned.remainders));
+  }
+
+  // A class keeps them in pieces that follow each other.
+  void add_states(OwnedShard& shard, size_t index, const std::vector<OwnedState>& states) const {
+    std::map<std::string, std::vector<at::Tensor>> pieces;
+    for (const OwnedState& state : states) {
+      if (state.parameter != index) continue;
+      shard.steps = state.steps;
+      for (const auto& [name, values] : state.tensors) pieces[name].push_back(values);
+    }
+    for (const auto& [name, of_state] : pieces) {
+      const c10::InferenceMode inference;
+      shard.states[name] = of_state.size() == 1 ? read_only(of_state.front()) : at::cat(of_state);
+    }
+  }
+
+  const ShardedParameters& sharded_;
+  ParameterPages& pages_;
+  ShardedOptimizer* const optimizer_;
+};
+
+void check_is_of(const ShardedOptimizer* optimizer, const DistributedDataParallelBase& model,
+                 const char* who) {
+  ZP_CHECK(optimizer == nullptr || optimizer->updates(*model.sharded_parameters().pages), who,
+           ": the optimizer is of another model; give this one's");
+}
+
+OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
+                    const at::Tensor& parameter) {
+  const at::NoGradGuard no_grad;
+  constexpr const char* kWho = "owned_shard()";
+  check_can_be_read(model, kWho);
+  check_is_of(optimizer, model, kWho);
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const int64_t index = pages.index_of(parameter);
+  ZP_CHECK(index >= 0, kWho, ": a tensor ",
+           parameter.defined() ? c10::str("of sizes ", parameter.sizes()) : "that is undefined",
+           " is no parameter of the wrapped module; give the parameter itself, not a view");
+  OwnedShard found;
+  PageReader(model, optimizer)
+      .read(
+          pages.parameters()[static_cast<size_t>(index)].page,
+          [&](const OwnedShard& shard) { found = shard; }, parameter);
+  return found;
+}
+
+void read_all(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
+              const VisitOwnedShard& visit, const char* who) {
+  const at::NoGradGuard no_grad;
+  check_can_be_read(model, who);
+  check_is_of(optimizer, model, who);
+  PageReader reader(model, optimizer);
+  const size_t count = model.sharded_parameters().pages->layouts().size();
+  for (size_t page = 0; page < count; ++page) reader.read(page, visit);
+}
+
+at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
+  if (!given.defined()) return given;
+  ZP_CHECK(given.dim() == 1 && given.numel() == shard.range.numel() && given.is_floating_point(),
+           "parameter \"", shard.name, "\": expected new values of sizes [", shard.range.numel(),
+           "] of floating point, as many as this rank owns of it, got ", given.scalar_type(), " ",
+           given.sizes());
+  return given;
+}
+
+void write_page(const ParameterPages& pages, size_t page,
+                const std::map<std::string, at::Tensor>& given) {
+  const Range own = pages.owned(page);
+  pages.visit_owned(page, TierStorage::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+    for (const PlacedParameter& placed : pages.parameters()) {
+      const Range here = intersection(own, placed.range);
+      if (placed.page != page || here.empty()) continue;
+      const at::Tensor& values = given.at(placed.parameter.name());
+      if (!values.defined()) continue;
+      const auto part = [&](const at::Tensor& of_owned) {
+        return of_owned.narrow(0, here.begin - own.begin, here.numel());
+      };
+      if (owned.remainders.defined()) {
+        const offload::SplitValues split =
+            offload::split_values(values.to(owned.values.device(), at::kFloat));
+        part(owned.values).copy_(split.high);
+        part(owned.remainders).copy_(split.low);
+        continue;
+      }
+      part(owned.values).copy_(values);
+      if (owned.master.defined()) part(owned.master).copy_(values);
+    }
+  });
+}
+
+}  // namespace
+
+OwnedShard owned_shard(const DistributedDataParallelBase& model, const at::Tensor& parameter) {
+  return read_one(model, nullptr, parameter);
+}
+
+OwnedShard owned_shard(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+                       const at::Tensor& parameter) {
+  return read_one(model, &optimizer, parameter);
+}
+
+void visit_owned_shards(const DistributedDataParallelBase& model, const VisitOwnedShard& visit) {
+  read_all(model, nullptr, visit, "visit_owned_shards()");
+}
+
+void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+                        const VisitOwnedShard& visit) {
+  read_all(model, &optimizer, visit, "visit_owned_shards()");
+}
+
+void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values) {
+  const at::NoGradGuard no_grad;
+  constexpr const char* kWho = "assign_owned_shards()";
+  ParameterPages& pages = *model.sharded_parameters().pages;
+  std::map<std::string, at::Tensor> given;
+  std::exception_ptr error;
+  std::string message;
+  try {
+    read_all(
+        model, nullptr,
+        [&](const OwnedShard& shard) { given[shard.name] = checked(shard, new_values(shard)); },
+        kWho);
+    pages.take_over_writes(kWho);
+  } catch (const std::exception& caught) {
+    error = std::current_exception();
+    message = memory::message_of(caught);
+  }
+  const std::vector<std::string> messages = model.world().gather_text(kWho, message);
+  if (error) std::rethrow_exception(error);
+  for (size_t rank = 0; rank < messages.size(); ++rank) {
+    ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
+             " said: ", messages[rank]);
+  }
+  for (size_t page = 0; page < pages.layouts().size(); ++page) write_page(pages, page, given);
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    pages.start_gather_shards(page).wait();
+  }
+  pages.end_load();
+}
+
+}  // namespace zeropage

@@ -19,6 +19,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/options.h
     zero/owned_shards.h
     zero/recompute.h
+    zero/saving/module_weights.h
     zero/saving/run_extra.h
     zero/saving/sharded_state.h
     zero/saving/state_saver.h

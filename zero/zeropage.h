@@ -24,6 +24,7 @@
 #include "zero/options.h"
 #include "zero/owned_shards.h"
 #include "zero/recompute.h"
+#include "zero/saving/module_weights.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/saving/state_saver.h"
 #include "zero/tiers/nvme_activations.h"

@@ -31,7 +31,7 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
 void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
                     ShardedOptimizer& optimizer, const SaveOptions& options) {
   const comm::World texts = model.world().beside("state", options.deadline);
-  const detail::StatePlan plan = detail::plan_state(texts, model, &optimizer, {});
+  const detail::StatePlan plan = detail::plan_state(texts, model, &optimizer, {}, options);
   const uint64_t needed = bytes_of_a_state(plan, model, optimizer);
   const std::string topic = "whether " + folder.string() + " takes states";
   std::unique_ptr<state::FolderProbe> probe;  // rank 0's

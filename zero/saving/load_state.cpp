@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -7,6 +6,7 @@
 #include "memory/check.h"
 #include "state/state_folder.h"
 #include "zero/saving/detail/collective_errors.h"
+#include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/run_json.h"
 #include "zero/saving/detail/state_loading.h"
 #include "zero/saving/sharded_state.h"
@@ -16,21 +16,11 @@ namespace zeropage {
 namespace {
 
 using detail::error_of;
+using detail::list_of;
 using detail::throw_alike;
 using nlohmann::json;
 using state::SavedState;
 using state::StateError;
-
-constexpr size_t kMostNames = 20;
-
-std::string list_of(const char* what, const std::vector<std::string>& names) {
-  if (names.empty()) return "";
-  std::string list = c10::str("\n  ", names.size(), " ", what, ": ");
-  for (size_t i = 0; i < std::min(names.size(), kMostNames); ++i) {
-    list += (i == 0 ? "" : ", ") + names[i];
-  }
-  return names.size() > kMostNames ? list + ", ..." : list;
-}
 
 // Rank 0 looks for all.
 void find(const comm::World& texts, const std::filesystem::path& path, const LoadOptions& options,
@@ -56,7 +46,7 @@ void check_strict(const SavedState& saved, const LoadReport& report) {
       "the state is of another model or optimizer:" + list_of("missing in it", report.missing) +
           list_of("unexpected", report.unexpected) +
           "\nLoad what is there with LoadOptions::strict = false, give "
-          "LoadOptions::names, or load_weights() alone");
+          "LoadOptions::names or prefix, or load_weights() alone");
 }
 
 // Union over ranks of what each found of what it owns.

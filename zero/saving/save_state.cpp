@@ -8,7 +8,7 @@ SavedReport save(const std::filesystem::path& directory, DistributedDataParallel
                  ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
   const comm::World texts = model.world().beside("state", options.deadline);
   detail::SharedSave shared(texts, directory);
-  const detail::StatePlan plan = detail::plan_state(texts, model, optimizer, run);
+  const detail::StatePlan plan = detail::plan_state(texts, model, optimizer, run, options);
   return detail::save_now(shared, plan, model, optimizer, options, /*keep=*/{});
 }
 

@@ -50,6 +50,14 @@ struct RunState {
   std::map<std::string, RunExtra> extras = {};
 };
 
+// The dtype in which parameters and buffers are saved.
+enum class WeightsAs : uint8_t {
+  kInModule,  // theirs in the module
+  // bf16 and fp16 in fp32: parameters as their fp32 master weights, where there are any. Costs fp32 of what
+  // a rank owns of a page while it saves.
+  kFp32,
+};
+
 struct SaveOptions {
   bool update_latest = true;
   // Past the page cache, where the file system can: the disk's full speed, and nothing is pushed out
@@ -57,6 +65,10 @@ struct SaveOptions {
   bool direct_io = true;
   // How long ranks wait for the slowest one's disk. Where a rank is lost, they notice at once.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
+  // Of save_weights() alone; a whole state is refused with others than these. In front of every name, such
+  // as "model." for those who hold the module as a member of that name; default: nothing.
+  WeightsAs weights_as = WeightsAs::kInModule;
+  std::string prefix = {};
 };
 
 struct SavedReport {
@@ -73,7 +85,7 @@ struct SavedReport {
 SavedReport save_state(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                        ShardedOptimizer& optimizer, const RunState& run = {},
                        const SaveOptions& options = {});
-// Weights and buffers alone.
+// Weights and buffers alone, also in fp32 or under other names (SaveOptions).
 SavedReport save_weights(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                          const RunState& run = {}, const SaveOptions& options = {});
 
@@ -103,6 +115,9 @@ struct LoadOptions {
   // This rank's generators of random numbers go on where they were, if the state has as many ranks.
   bool random = true;
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
+  // What the state has in front of every name of the model, those in `names` included: "model.". Names
+  // without it are not the model's, so unexpected.
+  std::string prefix = {};
 };
 
 struct LoadReport {
@@ -121,7 +136,8 @@ LoadReport load_state(const std::filesystem::path& path, DistributedDataParallel
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options = {});
 LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
                       ShardedOptimizer& optimizer, const LoadOptions& options = {});
-// Weights and buffers of any state. Master weights take over the most exact values that it has.
+// Weights and buffers of any state; zero/saving/module_weights.h has those of any safetensors file, for a
+// module without ranks. Master weights take over the most exact values that it has.
 LoadReport load_weights(const std::filesystem::path& path, DistributedDataParallelBase& model,
                         const LoadOptions& options = {});
 

@@ -108,7 +108,7 @@ double StateSaver::save(DistributedDataParallelBase& model, ShardedOptimizer& op
   wait();
   const auto begin = Clock::now();
   auto in_flight = std::make_unique<InFlight>(
-      InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run)});
+      InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run, options_.save)});
   in_flight->shared = std::make_unique<detail::SharedSave>(
       texts_, folder_ / state::name_of_step(in_flight->plan.step));
   if (staging_ == nullptr) {

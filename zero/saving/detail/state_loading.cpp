@@ -64,7 +64,7 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
 
 std::string StateLoading::name_in_state(const std::string& name) const {
   const auto mapped = options_.names.find(name);
-  return mapped == options_.names.end() ? name : mapped->second;
+  return options_.prefix + (mapped == options_.names.end() ? name : mapped->second);
 }
 
 // A name may be an alias in the state and not in the model, and the other way round.
@@ -126,7 +126,7 @@ void StateLoading::match_weights(LoadReport& report) const {
     for (const std::string& name : named.names) left.erase(name_in_state(name));
   };
   for (const PlacedParameter& placed : pages_.parameters()) match_one(placed.parameter);
-  for (const NamedParameter& buffer : buffers_of(model_)) match_one(buffer);
+  for (const NamedParameter& buffer : buffers_of(model_.named_buffers())) match_one(buffer);
   report.unexpected.insert(report.unexpected.end(), left.begin(), left.end());
 }
 
@@ -205,7 +205,7 @@ void StateLoading::read(const Source& source, int64_t first, const at::Tensor& t
 void StateLoading::load_weights() {
   const at::NoGradGuard no_grad;
   for (size_t page = 0; page < pages_.layouts().size(); ++page) load_page(page);
-  for (const NamedParameter& buffer : buffers_of(model_)) {
+  for (const NamedParameter& buffer : buffers_of(model_.named_buffers())) {
     const Source source = weight(buffer);
     if (!source || buffer.tensor.numel() == 0) continue;
     const at::Tensor flat = at::empty({buffer.tensor.numel()}, scalar_type(source.entry->dtype));

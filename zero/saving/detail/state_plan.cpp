@@ -36,26 +36,28 @@ void order_by_size(std::vector<TensorEntry>& tensors) {
 }
 
 // As safetensors.torch.save_model() has it: the names that a tensor is not stored under.
-void add_aliases(std::map<std::string, std::string>& metadata, const NamedParameter& named) {
-  for (size_t i = 1; i < named.names.size(); ++i) metadata[named.names[i]] = named.name();
+void add_aliases(std::map<std::string, std::string>& metadata, const NamedParameter& named,
+                 const std::string& prefix) {
+  for (size_t i = 1; i < named.names.size(); ++i) {
+    metadata[prefix + named.names[i]] = prefix + named.name();
+  }
 }
 
-PlannedFile plan_weights(const DistributedDataParallelBase& model) {
+PlannedFile plan_weights(const DistributedDataParallelBase& model, const SaveOptions& options) {
   std::vector<TensorEntry> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  const auto add = [&](const NamedParameter& named, at::ScalarType dtype) {
+    tensors.push_back({.name = options.prefix + named.name(),
+                       .dtype = state_dtype(saved_dtype(dtype, options.weights_as)),
+                       .shape = shape_of(named.tensor)});
+    add_aliases(metadata, named, options.prefix);
+  };
   const ParameterPages& pages = *model.sharded_parameters().pages;
   for (const PlacedParameter& placed : pages.parameters()) {
-    const NamedParameter& named = placed.parameter;
-    tensors.push_back({.name = named.name(),
-                       .dtype = state_dtype(pages.layouts()[placed.page].dtype),
-                       .shape = shape_of(named.tensor)});
-    add_aliases(metadata, named);
+    add(placed.parameter, pages.layouts()[placed.page].dtype);
   }
-  for (const NamedParameter& named : buffers_of(model)) {
-    tensors.push_back({.name = named.name(),
-                       .dtype = state_dtype(named.tensor.scalar_type()),
-                       .shape = shape_of(named.tensor)});
-    add_aliases(metadata, named);
+  for (const NamedParameter& named : buffers_of(model.named_buffers())) {
+    add(named, named.tensor.scalar_type());
   }
   return {state::kWeightsFile, std::move(tensors), metadata};
 }
@@ -172,9 +174,10 @@ std::vector<uint64_t> shape_of(const at::Tensor& tensor) {
   return {tensor.sizes().begin(), tensor.sizes().end()};
 }
 
-std::vector<NamedParameter> buffers_of(const DistributedDataParallelBase& model) {
+std::vector<NamedParameter> buffers_of(
+    const torch::OrderedDict<std::string, at::Tensor>& named_buffers) {
   std::vector<NamedParameter> buffers;
-  for (const auto& item : model.named_buffers()) {
+  for (const auto& item : named_buffers) {
     const auto known = std::find_if(buffers.begin(), buffers.end(), [&](const auto& buffer) {
       return same_elements(buffer.tensor, item.value());
     });
@@ -185,6 +188,10 @@ std::vector<NamedParameter> buffers_of(const DistributedDataParallelBase& model)
     }
   }
   return buffers;
+}
+
+at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as) {
+  return weights_as == WeightsAs::kFp32 && is_low_precision(dtype) ? at::kFloat : dtype;
 }
 
 bool has_exact_values(const ParameterPages& pages, size_t page) {
@@ -209,13 +216,17 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
 }
 
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
-                     ShardedOptimizer* optimizer, const RunState& run) {
+                     ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
   ParameterPages& pages = *model.sharded_parameters().pages;
   json own;
   const std::exception_ptr error = error_of([&] {
     ZP_CHECK(!model.world().device().is_meta(), "saving state: a simulated world has no values");
     ZP_CHECK(optimizer == nullptr || optimizer->updates(pages),
              "saving state: the optimizer is of another model; give this one's");
+    ZP_CHECK(optimizer == nullptr ||
+                 (options.prefix.empty() && options.weights_as == WeightsAs::kInModule),
+             "saving state: SaveOptions::prefix and weights_as are save_weights()'s; a whole state "
+             "has the module's names and dtypes, and fp32 master weights beside them");
     ZP_CHECK(run.accumulator == nullptr || run.accumulator->micro_step() == 0,
              "saving state: the accumulator has gradients of ", run.accumulator->micro_step(),
              " micro-batches, which are no part of a state; save after its step()");
@@ -242,7 +253,10 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     if (other == random.end()) random = json::array({random.front()});
     return {{"states", merged(by_rank)}, {"random", std::move(random)}};
   });
-  StatePlan plan{.step = own.at("step"), .weights = plan_weights(model)};
+  StatePlan plan{.step = own.at("step"),
+                 .weights = plan_weights(model, options),
+                 .prefix = options.prefix,
+                 .weights_as = options.weights_as};
   plan.content = {{"progress", own.at("progress")}, {"random", all.at("random")}};
   if (optimizer == nullptr) return plan;
   plan.optimizer = plan_optimizer(pages, all.at("states"), plan.steps);

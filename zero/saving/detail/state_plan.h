@@ -28,8 +28,12 @@ state::Dtype state_dtype(at::ScalarType dtype);
 at::ScalarType scalar_type(state::Dtype dtype);
 std::vector<uint64_t> shape_of(const at::Tensor& tensor);
 
-// The module's buffers, each once, with all its names.
-std::vector<NamedParameter> buffers_of(const DistributedDataParallelBase& model);
+// A module's named_buffers(), each once, with all its names.
+std::vector<NamedParameter> buffers_of(
+    const torch::OrderedDict<std::string, at::Tensor>& named_buffers);
+
+// In a file of weights that are saved so.
+at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as);
 
 // Whether the optimizer keeps fp32 values of what is in the page in a lower precision.
 bool has_exact_values(const ParameterPages& pages, size_t page);
@@ -56,6 +60,8 @@ class PlannedFile {
 struct StatePlan {
   int64_t step = 0;
   PlannedFile weights;
+  std::string prefix = {};  // of names in `weights`
+  WeightsAs weights_as = WeightsAs::kInModule;
   std::optional<PlannedFile> optimizer;
   // Steps made on each parameter that has states, by its index.
   std::map<size_t, int64_t> steps;
@@ -66,8 +72,9 @@ struct StatePlan {
 
 // What was written to parameters is in what ranks own from here on. optimizer: null for weights alone.
 // Collective: ranks tell each other in `texts` what states they have. Throws on all ranks alike, also
-// where they differ in `run`.
+// where they differ in `run`, and where `options` would make weights others than the module's in a whole
+// state.
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
-                     ShardedOptimizer* optimizer, const RunState& run);
+                     ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options);
 
 }  // namespace zeropage::detail

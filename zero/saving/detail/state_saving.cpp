@@ -29,19 +29,24 @@ void put_runs(const PlacedParameter& placed, const Range& range, const at::Tenso
   });
 }
 
+// Of the page's `range`, which `owned_range` has, in fp32: with all digits that there are.
+at::Tensor exact_values(const ParameterPages::Owned& owned, const Range& owned_range,
+                        const Range& range) {
+  const auto part = [&](const at::Tensor& of_owned) {
+    return of_owned.narrow(0, range.begin - owned_range.begin, range.numel());
+  };
+  if (owned.master.defined()) return part(owned.master);
+  if (!owned.remainders.defined()) return part(owned.values).to(at::kFloat);
+  return offload::joined_values(part(owned.values), part(owned.remainders));
+}
+
 void collect_masters(const ParameterPages& pages, const PlannedFile& file, StateSink& sink) {
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!has_exact_values(pages, page)) continue;
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
     pages.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
-      const auto part = [&](const at::Tensor& of_owned) {
-        return of_owned.narrow(0, range.begin - owned_range.begin, range.numel());
-      };
-      const at::Tensor exact =
-          owned.master.defined()
-              ? part(owned.master)
-              : offload::joined_values(part(owned.values), part(owned.remainders));
+      const at::Tensor exact = exact_values(owned, owned_range, range);
       for (const PlacedParameter& placed : pages.parameters()) {
         if (placed.page != page) continue;
         put_runs(placed, range, exact, range.begin, file,
@@ -90,20 +95,27 @@ state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_r
 void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
   const ParameterPages& pages = *model.sharded_parameters().pages;
+  const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
   if (model.world().rank() == 0) {
     sink.put(0, plan.weights.prefix());
-    for (const NamedParameter& buffer : buffers_of(model)) {
+    for (const NamedParameter& buffer : buffers_of(model.named_buffers())) {
       if (buffer.tensor.numel() == 0) continue;
-      sink.put(plan.weights.offset(buffer.name()), buffer.tensor.contiguous().view({-1}));
+      const at::ScalarType dtype = saved_dtype(buffer.tensor.scalar_type(), plan.weights_as);
+      sink.put(plan.weights.offset(name_of(buffer)),
+               buffer.tensor.to(dtype).contiguous().view({-1}));
     }
   }
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    const Range range = written_part(pages, page);
-    const int64_t first = pages.owned(page).begin;
+    const Range owned_range = pages.owned(page);
+    const Range range = intersection(written_part(pages, page), owned_range);
+    const at::ScalarType dtype = pages.layouts()[page].dtype;
+    const bool widens = saved_dtype(dtype, plan.weights_as) != dtype;
     pages.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
+      const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
+      const int64_t first = widens ? range.begin : owned_range.begin;
       for (const PlacedParameter& placed : pages.parameters()) {
         if (placed.page != page) continue;
-        put_runs(placed, range, owned.values, first, plan.weights, placed.parameter.name(), sink);
+        put_runs(placed, range, values, first, plan.weights, name_of(placed.parameter), sink);
       }
     });
   }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MAIN = "int main() try {"
 INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 
 
@@ -35,6 +36,8 @@ def write_page(page, folder):
         elif language == "cpp":
             line = text.count("\n", 0, block.start()) + 2
             within = INCLUDE.sub("", code)  # the header above has them, and a function may not
+            if MAIN in within:
+                within = within.replace(MAIN, "const auto program = [&]() -> int { try {") + "return 0; };\nprogram();\n"
             functions.append(f'ZEROPAGE_SNIPPET({stem}_{line}) {{{{\n#line {line} "{name}"\n{within}}}}}\n')
     if functions:
         write(folder / "snippets" / f"{stem}.cpp", '#include "doc_snippets.h"\n\n' + "\n".join(functions))

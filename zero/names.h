@@ -13,6 +13,7 @@
 #include "checkpointing/saved_tensors.h"
 #include "comm/world.h"
 #include "memory/bytes.h"
+#include "memory/check.h"
 #include "memory/ledger.h"
 #include "memory/memory_table.h"
 
@@ -62,5 +63,8 @@ using memory::Tier;
 using memory::operator""_GiB;
 using memory::operator""_KiB;
 using memory::operator""_MiB;
+
+// The message of an exception in words, without LibTorch's stack: for a `catch` in main().
+using memory::message_of;
 
 }  // namespace zeropage

@@ -1,0 +1,130 @@
+// How scripts read metrics of all ranks, and what each rank owns.
+#include <map>
+
+#include "tests/habits/scripts.h"
+#include "tests/zero/documented_averages.h"
+
+namespace zeropage::habits_of_ranks {
+namespace {
+
+using namespace zeropage::testing;
+using ::testing::HasSubstr;
+
+constexpr const char* kGroup = "Ranks and shards";
+
+const int kMetrics = add_habit(
+    {kGroup, "sums metrics of ranks that saw different numbers of samples", "", [] {
+       for (const Setting& setting : settings_over(Over::kFp32)) {
+         SCOPED_TRACE(::testing::Message() << setting);
+         run_ranks(setting.ranks, [&](World& world) {
+           OurRun run(world, setting);
+           auto model = run.wrap(make<Mlp>());
+           const torch::NoGradGuard no_grad;
+           const int64_t seen = 3 + world.rank();
+           const Samples samples = samples_of(world.rank(), 0, seen);
+           const auto outputs = model(samples.inputs);
+           const double loss = loss_against(outputs, samples.targets).item<double>();
+           const double mean =
+               world.sum(loss * static_cast<double>(seen)) / world.sum(static_cast<double>(seen));
+           double expected = 0;
+           double all = 0;
+           auto plain = make<Mlp>();
+           for (int rank = 0; rank < world.size(); ++rank) {
+             const Samples of_rank = samples_of(rank, 0, 3 + rank);
+             expected += (3 + rank) * loss_against(plain->forward(of_rank.inputs), of_rank.targets)
+                                          .template item<double>();
+             all += 3 + rank;
+           }
+           EXPECT_NEAR(mean, expected / all, 1e-6);
+         });
+       }
+     }});
+
+const int kAlone =
+    is_refused(kGroup, "sums a metric on rank 0 alone", "World::sum()", "call it on all ranks",
+               [](auto& run) {
+                 if (run.rank() == 0) run.world().sum(1.0);
+               },
+               {.stages = {1}});
+
+const int kUnlike =
+    is_refused(kGroup, "sums tensors whose sizes differ between ranks",
+               "rank 0 has sizes: [1]; rank 1 has", "pad them, or sum numbers",
+               [](auto& run) { run.world().sum(torch::ones({1 + run.rank()})); }, {.stages = {1}});
+
+const int kAverages =
+    is_right(kGroup, "keeps an average of what each rank owns, and evaluates with it",
+             [](auto& run) {
+               auto model = run.wrap(make<Mlp>());
+               auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+               const auto train = [&](const auto& update) {
+                 for (int step = 0; step < 3; ++step) {
+                   train_step(run, model, *optimizer, step);
+                   update();
+                 }
+               };
+               const torch::Tensor inputs = samples_of(run.rank(), 0).inputs;
+               if constexpr (std::decay_t<decltype(run)>::kOurs) {
+                 documented::ShardAverage average(model, 0.75);
+                 train([&] { average.update(); });
+                 average.swap();
+                 Values all = run.values(model);
+                 {
+                   const torch::NoGradGuard no_grad;
+                   all.push_back(model(inputs).clone());
+                 }
+                 average.swap();
+                 for (const torch::Tensor& values : run.values(model)) all.push_back(values);
+                 return all;
+               } else {
+                 Values average = run.values(model);
+                 train([&] {
+                   const Values values = run.values(model);
+                   for (size_t i = 0; i < average.size(); ++i) average[i].lerp_(values[i], 0.25);
+                 });
+                 const torch::NoGradGuard no_grad;
+                 const Values trained = run.values(model);
+                 const auto swap_in = [&](const Values& values) {
+                   const auto parameters = model.parameters();
+                   for (size_t i = 0; i < values.size(); ++i)
+                     torch::Tensor(parameters[i]).copy_(values[i]);
+                 };
+                 Values all = average;
+                 swap_in(average);
+                 all.push_back(model(inputs).clone());
+                 swap_in(trained);
+                 for (const torch::Tensor& values : trained) all.push_back(values);
+                 return all;
+               }
+             },
+             // lerp_ rounds otherwise at the ends of vectors, and shards end elsewhere.
+             {.over = Over::kFp32, .tolerance = 1e-6});
+
+const int kWrites =
+    is_refused(kGroup, "writes to what it has read of a parameter's shard",
+               "Inplace update to inference tensor outside InferenceMode is not allowed",
+               "assign_owned_shards(), or operators on the parameter", [](auto& run) {
+                 auto model = run.wrap(make<Mlp>());
+                 owned_shard(model, model->first->weight).values.fill_(0);
+               });
+
+const int kReadsAlone =
+    add_habit({kGroup, "reads the owned part of a parameter on rank 0 alone", "", [] {
+                 for (const Setting& setting : settings_over(Over::kFp32)) {
+                   SCOPED_TRACE(::testing::Message() << setting);
+                   run_ranks(setting.ranks, [&](World& world) {
+                     OurRun run(world, setting);
+                     auto model = run.wrap(make<Mlp>());
+                     auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+                     train_steps(run, model, *optimizer, 2);
+                     if (world.rank() == 0) {
+                       const OwnedShard shard = owned_shard(model, model->second->weight);
+                       EXPECT_EQ(shard.values.numel(), shard.range.numel());
+                     }
+                     train_steps(run, model, *optimizer, 2, 2);
+                   });
+                 }
+               }});
+
+}  // namespace
+}  // namespace zeropage::habits_of_ranks

@@ -48,6 +48,8 @@ void World::threads(int ranks, const std::function<void(World&)>& function,
            "World::threads: expected ThreadsOptions::threads_per_rank of 1 or more, got ",
            threads.threads_per_rank);
   const bool on_one_host = threads.hosts.empty();
+  // Threads cannot share an accelerator, so each rank has its own, whatever the hosts are called.
+  const bool numbers_all = on_one_host || options.device != c10::kCPU;
   const c10::intrusive_ptr<c10d::Store> shared = c10::make_intrusive<c10d::HashStore>();
   Failures failures(ranks);
   const auto run = [&](int rank) {
@@ -57,8 +59,8 @@ void World::threads(int ranks, const std::function<void(World&)>& function,
     try {
       World world({.rank = rank,
                    .world_size = ranks,
-                   .local_rank = on_one_host ? rank : -1,
-                   .local_world_size = on_one_host ? ranks : -1,
+                   .local_rank = numbers_all ? rank : -1,
+                   .local_world_size = numbers_all ? ranks : -1,
                    .host = on_one_host ? "" : threads.hosts[static_cast<size_t>(rank)],
                    .launcher = "threads"},
                   threads.store ? threads.store(rank) : shared, options);

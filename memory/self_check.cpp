@@ -1,36 +1,33 @@
 #include "memory/self_check.h"
 
+#include <memory>
+#include <thread>
 #include <utility>
 
-#include <ATen/core/grad_mode.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/InferenceMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/version.h>
 
 #include "memory/check.h"
+#include "memory/ledger.h"
 
 namespace zeropage::memory {
 namespace {
 
 thread_local bool probing = false;
 
-// What is wrong; empty: nothing.
+// What is wrong; empty: nothing. The caller may be anywhere, such as in the repetition of a region, with hooks
+// on what autograd saves; a thread of its own has no mode, no hooks and nobody's ledger.
 std::string fault_of(void (*probes)()) {
-  const c10::InferenceMode off(false);
-  const at::AutoGradMode with_grad(true);
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  struct Probing {
-    Probing() { probing = true; }
-    ~Probing() { probing = false; }
-  };
-  const Probing here;
-  try {
-    probes();
-  } catch (const std::exception& error) {
-    return message_of(error);
-  }
-  return "";
+  std::string fault;
+  std::thread([&] {
+    const LedgerScope nobodys(std::make_shared<Ledger>("self-check"));
+    probing = true;
+    try {
+      probes();
+    } catch (const std::exception& error) {
+      fault = message_of(error);
+    }
+  }).join();
+  return fault;
 }
 
 }  // namespace

@@ -7,10 +7,10 @@
 //   }
 //
 // The probes run on tensors of a few elements, once a process, when the part that needs them is
-// first used. They run as if the thread were in no mode: with gradients, without inference mode
-// and autocast.
+// first used. They run on a thread of their own, so nothing of the caller's modes, hooks and ledger
+// reaches them.
 //
-// Threads: any. The first thread runs the probes and others wait for it. Within probes require()
+// Threads: any. The first one waits for the probes, and others for it. Within probes require()
 // returns at once, as probes use what they check.
 // Errors: a probe that fails, and an error of LibTorch's within one, are thrown by every require()
 // with the release of LibTorch, what was expected, what came and what works without the part.

@@ -5,7 +5,7 @@
 #include <torch/optim/adamw.h>
 
 #include "bench/optimizer_step/same_mix.h"
-#include "offload/flat_tensor.h"
+#include "offload/cuda/current_stream.h"
 #include "offload/fused_step.h"
 #include "zero/zeropage.h"
 
@@ -63,7 +63,7 @@ void same_mix(const Stretch& s) {
                     {s.states[0].data_ptr<float>(), s.states[1].data_ptr<float>()},
                     s.values.numel()};
   if (!s.values.is_cpu()) {
-    return touch_on_cuda(mix, zeropage::offload::current_stream(s.values.device()));
+    return touch_on_cuda(mix, zeropage::offload::cuda::current_stream(s.values.device()));
   }
   constexpr int64_t kNumelPerThread = 32768;
   at::parallel_for(0, mix.numel, kNumelPerThread,

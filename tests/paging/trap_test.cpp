@@ -443,8 +443,10 @@ TEST_F(TrapTest, FindsADispatcherThatBehaves) {
 }
 
 TEST_F(TrapTest, FindsADispatcherThatPassesTheTrapBy) {
-  SelfCheck check("sharded parameters", "stage 0 or 1", &probe_dispatcher);
-  const c10::impl::ExcludeDispatchKeyGuard passed_by(kTrapKey);
+  SelfCheck check("sharded parameters", "stage 0 or 1", [] {
+    const c10::impl::ExcludeDispatchKeyGuard passed_by(kTrapKey);
+    probe_dispatcher();
+  });
   EXPECT_THAT(error_of([&] { check.require(); }),
               HasSubstr("the device of a view of an evicted parameter: expected cpu, got meta; "
                         "use a release that README.md names"));

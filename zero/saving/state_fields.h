@@ -12,7 +12,10 @@ constexpr auto table_of(std::type_identity<SaveOptions>) {
       "A save",
       field<&SaveOptions::update_latest>({.help = "Whether the folder's latest names it"}),
       field<&SaveOptions::direct_io>({.help = "Past the page cache, where the file system can"}),
-      field<&SaveOptions::deadline>({.help = "How long ranks wait for the slowest one's disk"})));
+      field<&SaveOptions::deadline>({.help = "How long ranks wait for the slowest one's disk"}),
+      field<&SaveOptions::weights_as>(
+          {.help = "In what save_weights() writes weights", .words = "module,fp32"}),
+      field<&SaveOptions::prefix>({.help = "In front of every name that save_weights() writes"})));
 }
 static_assert(memory::tells_all_fields<SaveOptions>());
 
@@ -54,7 +57,8 @@ constexpr auto table_of(std::type_identity<LoadOptions>) {
       field<&LoadOptions::optimizer_options>(
           {.help = "Learning rates and other options of the optimizer's groups are the state's"}),
       field<&LoadOptions::random>({.help = "Generators of random numbers go on where they were"}),
-      field<&LoadOptions::deadline>({.help = "How long ranks wait for the slowest one's disk"})));
+      field<&LoadOptions::deadline>({.help = "How long ranks wait for the slowest one's disk"}),
+      field<&LoadOptions::prefix>({.help = "What the state has in front of every name"})));
 }
 static_assert(memory::tells_all_fields<LoadOptions>());
 

@@ -27,7 +27,6 @@ set(ZEROPAGE_MOVED_HEADERS
     "zero/fused_update.h zero/update/fused_update.h"
     "zero/gradient_buckets.h zero/gradients/gradient_buckets.h"
     "zero/gradient_reducer.h zero/gradients/gradient_reducer.h"
-    "zero/memory_need.h zero/setup/memory_need.h"
     "zero/module_parameters.h zero/layout/module_parameters.h"
     "zero/nvme_activations.h zero/tiers/nvme_activations.h"
     "zero/offloaded_steps.h zero/update/offloaded_steps.h"
@@ -75,6 +74,7 @@ set(ZEROPAGE_PRIVATE_HEADERS
     offload/split_value.h
     offload/split_values.h
     offload/summation_tree.h
+    zero/memory_need.h
     zero/nvme_home.h
     zero/owned_gradient.h
     zero/parameter_checks.h

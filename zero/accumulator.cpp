@@ -87,11 +87,8 @@ bool Accumulator::chooses_each() const {
   if (options.world_invariant || options_.reduce == ReduceMicroSteps::kEach) return true;
   if (options_.reduce == ReduceMicroSteps::kOnce) return false;
   int64_t whole_bytes = 0;
-  for (const PageLayout& page : sharded_.pages->layouts()) {
-    if (!page.requires_grad) continue;
-    whole_bytes += page.numel *
-                   static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, page.dtype)));
-  }
+  for (const PagePlan& page : sharded_.pages->plan().pages())
+    whole_bytes += page.own_gradient_bytes;
   return whole_bytes > options_.gradient_budget_bytes;
 }
 

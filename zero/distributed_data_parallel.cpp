@@ -75,7 +75,8 @@ void DistributedDataParallelBase::adopt_unfrozen() {
 
 // Right, but not what the stage promises.
 void DistributedDataParallelBase::tell_of_foreign_optimizer() {
-  if (told_ || !options_.stage.optimizer_state || world_.size() == 1 || world_.rank() != 0 ||
+  const bool shards_states = sharded_.pages->plan().ownership() == Ownership::kShard;
+  if (told_ || !shards_states || world_.size() == 1 || world_.rank() != 0 ||
       sharded_.gradients->have_optimizer() || !*has_reduced_) {
     return;
   }

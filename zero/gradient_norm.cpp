@@ -11,7 +11,6 @@
 #include "memory/exact.h"
 #include "offload/flat_norm.h"
 #include "zero/gradients/gradient_sums.h"
-#include "zero/setup/choose_gradients.h"
 
 namespace zeropage {
 namespace {

@@ -153,20 +153,6 @@ torch::DeviceType Flags::device_type() const {
                                                                             : torch::kCPU;
 }
 
-int64_t Flags::master_bytes() const {
-  if (!options.compute_dtype) return 0;
-  switch (options.low_precision_update) {
-    case zeropage::LowPrecisionUpdate::kMasterWeights:
-      return 4;
-    case zeropage::LowPrecisionUpdate::kSplitMasterWeights:
-      return 2;
-    case zeropage::LowPrecisionUpdate::kStochasticRounding:
-    case zeropage::LowPrecisionUpdate::kNearest:
-      break;
-  }
-  return 0;
-}
-
 nlohmann::json Flags::to_json() const {
   nlohmann::json json = {{"checkpoint-activations", checkpointing.text},
                          {"offload-activations", checkpointing.offload_text}};

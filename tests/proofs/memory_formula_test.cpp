@@ -158,8 +158,7 @@ TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
     Options options;
     options.page_bytes = memory::operator""_MiB(4);
     auto pages = std::make_shared<ParameterPages>(
-        world, parameters_of(*net),
-        ParameterPages::PageOptions{options.page_bytes, Ownership::kShard});
+        world, parameters_of(*net), ParameterPages::PageOptions{options.page_bytes, options});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * options.page_bytes);
   });
 }
@@ -173,7 +172,7 @@ TEST(MemoryFormulaTest, ShardingAModuleNeedsAPageMoreThanItAndLeavesItsShare) {
     const int64_t page_bytes = memory::operator""_MiB(4);
     const ParameterPages pages(
         world, parameters_of(*net),
-        {.page_bytes = page_bytes, .ownership = Ownership::kShard, .shard_from_bytes = 0});
+        {.page_bytes = page_bytes, .sharding = {.stage = Stage::kParameters}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * page_bytes);
     EXPECT_LE(ledger.now()[Kind::kParameter] * 2, before * 1.005);
   });

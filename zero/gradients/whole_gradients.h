@@ -43,7 +43,6 @@ class WholeGradients : public GradientBuckets {
   };
 
   const std::shared_ptr<ParameterPages> pages_;
-  const Options options_;
   std::vector<PageOfGradients> pages_of_gradients_;
   std::vector<at::Tensor> slots_;  // by parameter, shaped as it; undefined if it does not train
 };

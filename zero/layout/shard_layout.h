@@ -44,11 +44,14 @@ struct StorageSpec {
   // Which element of a ModuleList or Sequential it belongs to; pages prefer to end where this
   // changes.
   int unit = 0;
+  // Where its parameters lie in it; empty: it is one parameter.
+  std::vector<Range> parameters = {};
 };
 
 struct Slot {
-  size_t storage = 0;  // index into the specs
-  Range range;         // in the page
+  size_t storage = 0;                  // index into the specs
+  Range range;                         // in the page
+  std::vector<Range> parameters = {};  // that lie in it, in the page
 };
 
 struct PageLayout {

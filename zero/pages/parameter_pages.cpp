@@ -31,27 +31,24 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 
 ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
                                const PageOptions& options, const DeferredValues* deferred,
-                               const CheckLayouts& check)
+                               const CheckPlan& check)
     : world_(std::move(world)),
       options_(options),
       compute_(memory::Stream::current(world_.communicator().device())) {
-  TORCH_INTERNAL_ASSERT(
-      options_.ownership == Ownership::kShard || options_.shard_from_bytes == PageOptions::kNever,
-      "a rank that updates whole pages holds them");
   for (NamedParameter& named : parameters) {
     check_can_be_placed(named, world_.communicator().device(), deferred != nullptr);
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
+  plan_ = BytePlan(layouts_, options_.sharding, world_.rank(), world_.size());
   check_before_moving();
-  if (options_.page_offload) options_.page_offload->choose(layouts_);
-  if (check) check(layouts_);
+  if (check) check(plan_);
   make_what_leaves();
   fill(deferred);
   for (size_t page = 0; page < layouts_.size(); ++page) {
     if (is_copied_elsewhere(page)) written_.add(page, memory_[page].owned);
   }
-  if (options_.shard_from_bytes != PageOptions::kNever) hand_to_pager();
+  if (shards_parameters(options_.sharding)) hand_to_pager();
   for (PlacedParameter& placed : parameters_) placed.in_place = placed.parameter.tensor.detach();
 }
 
@@ -88,9 +85,12 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
     storage.requires_grad |= named.tensor.requires_grad();
     storages_[at->second].parameters.push_back(index);
   }
-  for (const PlacedStorage& storage : storages_) {
+  for (size_t storage = 0; storage < storages.size(); ++storage) {
     std::vector<const NamedParameter*> sharing;
-    for (const size_t index : storage.parameters) sharing.push_back(&parameters_[index].parameter);
+    for (const size_t index : storages_[storage].parameters) {
+      sharing.push_back(&parameters_[index].parameter);
+      storages[storage].parameters.push_back(reach(sharing.back()->tensor));
+    }
     check_no_overlap(sharing);
   }
   return storages;
@@ -117,7 +117,7 @@ void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
 }
 
 bool ParameterPages::shards(size_t page) const {
-  return whole_bytes(page) >= options_.shard_from_bytes;
+  return plan_[page].parameters == Sharing::kSharded;
 }
 
 // Refuses before anything is moved.
@@ -150,17 +150,12 @@ void ParameterPages::check_before_moving() const {
 }
 
 void ParameterPages::check_fits_budget(size_t page) const {
-  const int64_t bytes = whole_bytes(page);
+  const int64_t bytes = plan_[page].whole_bytes;
   const int64_t budget = options_.paging.budget_bytes;
   ZP_CHECK(budget == 0 || bytes <= budget || world_.size() == 1, describe(page), " has ",
            memory::format_bytes(bytes), ", but ", options_.paging.budget_option, " is ",
            memory::format_bytes(budget), ": no operator could use it; raise it to at least ", bytes,
            " bytes, or use smaller pages if the page has several parameters");
-}
-
-int64_t ParameterPages::whole_bytes(size_t page) const {
-  const PageLayout& layout = layouts_[page];
-  return layout.padded_numel(world_.size()) * static_cast<int64_t>(c10::elementSize(layout.dtype));
 }
 
 // Brings the values of all storages into the pages' memory, one storage after the other.
@@ -198,14 +193,6 @@ void ParameterPages::fill(const DeferredValues* deferred) {
   });
 }
 
-bool ParameterPages::has_master(size_t page) const {
-  const PageLayout& layout = layouts_[page];
-  if (!layout.requires_grad) return false;
-  if (is_low_precision(layout.dtype)) return options_.master_weights == MasterWeights::kFp32;
-  // Offloaded fp32 shards are themselves what the optimizer updates.
-  return offloads_optimizer(page) && !offloads_parameters(page);
-}
-
 at::Tensor ParameterPages::make_master(size_t page) {
   const int64_t numel = owned(page).numel();
   if (offloads_optimizer(page)) {
@@ -229,17 +216,19 @@ at::Tensor ParameterPages::make_shard(size_t page) {
 // A file has its size before the first use of what is in it.
 void ParameterPages::make_what_leaves() {
   for (size_t page = 0; page < layouts_.size(); ++page) {
-    if (offloads_optimizer(page) && has_master(page)) memory_[page].master = make_master(page);
+    const bool has_master = plan_[page].masters == MasterWeights::kFp32;
+    if (offloads_optimizer(page) && has_master) memory_[page].master = make_master(page);
     if (offloads_parameters(page)) memory_[page].owned = make_shard(page);
   }
 }
 
 void ParameterPages::make_masters(size_t page) {
   PageMemory& memory = memory_[page];
-  const PageLayout& layout = layouts_[page];
-  if (has_master(page) && !memory.master.defined()) memory.master = make_master(page);
-  if (layout.requires_grad && is_low_precision(layout.dtype) &&
-      options_.master_weights == MasterWeights::kRemainders) {
+  const MasterWeights masters = plan_[page].masters;
+  if (masters == MasterWeights::kFp32 && !memory.master.defined()) {
+    memory.master = make_master(page);
+  }
+  if (masters == MasterWeights::kRemainders) {
     const memory::KindScope kind(memory::Kind::kMasterWeights);
     memory.remainders = world_.communicator().buffer(owned(page).numel(), at::kShort).zero_();
   }
@@ -349,14 +338,8 @@ int64_t ParameterPages::index_of(const at::Tensor& tensor) const {
   return at == parameters_.end() ? -1 : at - parameters_.begin();
 }
 
-Range ParameterPages::owned(size_t page) const {
-  const PageLayout& layout = layouts_[page];
-  return options_.ownership == Ownership::kShard ? layout.shard(world_.rank())
-                                                 : Range{0, layout.padded_numel(world_.size())};
-}
-
 void ParameterPages::end_backward() {
-  if (pager_ && options_.reshard == Reshard::kAfterBackward) pager_->release_unpinned();
+  if (pager_ && options_.sharding.reshard == Reshard::kAfterBackward) pager_->release_unpinned();
 }
 
 void ParameterPages::visit_owned(size_t page, TierStorage::Use use,
@@ -407,7 +390,7 @@ comm::Pending ParameterPages::start_broadcast(size_t page, int root) const {
 }
 
 comm::Pending ParameterPages::start_gather(size_t page) const {
-  if (options_.ownership == Ownership::kWholePage || is_sharded(page)) return {};
+  if (plan_[page].parameters != Sharing::kOwned) return {};
   return world_.communicator().all_gather(memory_[page].whole, describe(page));
 }
 

@@ -13,7 +13,6 @@
 #pragma once
 
 #include <functional>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -29,22 +28,10 @@
 #include "zero/options.h"
 #include "zero/pages/shard_source.h"
 #include "zero/pages/written_blocks.h"
+#include "zero/plan/byte_plan.h"
 #include "zero/tiers/page_offload.h"
 
 namespace zeropage {
-
-// What one rank updates of each page. The stage decides (zero/setup/choose_gradients.h).
-enum class Ownership : uint8_t {
-  kWholePage,  // all ranks compute the same update
-  kShard,      // each rank its shard; the others take it over
-};
-
-// What a rank keeps beside the parameters in a lower precision that it updates.
-enum class MasterWeights : uint8_t {
-  kNone,
-  kFp32,        // a copy
-  kRemainders,  // the 16 bits that make fp32 of bf16 (offload/split_value.h)
-};
 
 struct PlacedParameter {
   NamedParameter parameter;
@@ -70,34 +57,31 @@ class ParameterPages {
  public:
   struct PageOptions {
     int64_t page_bytes = 0;
-    Ownership ownership = Ownership::kWholePage;
-    // Shard pages of at least this many bytes. kNever: none.
-    static constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
-    int64_t shard_from_bytes = kNever;
-    MasterWeights master_weights = MasterWeights::kNone;
+    // What the byte plan is made of, beside the layout.
+    Options sharding = {.stage = Stage::kReplicated};
     // Null: all stays on the device.
     std::shared_ptr<PageOffload> page_offload;
     memory::PagerOptions paging;
-    Reshard reshard = Reshard::kAfterUse;
   };
 
-  using CheckLayouts = std::function<void(const std::vector<PageLayout>&)>;
+  using CheckPlan = std::function<void(const BytePlan&)>;
 
   // deferred: of a module that was constructed without memory, whose parameters get their values
   // now. check: called when pages are laid out and nothing has moved yet. Collective.
   ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
                  const PageOptions& options, const DeferredValues* deferred = nullptr,
-                 const CheckLayouts& check = nullptr);
+                 const CheckPlan& check = nullptr);
 
   const comm::World& world() const { return world_; }
   const std::vector<PageLayout>& layouts() const { return layouts_; }
+  const BytePlan& plan() const { return plan_; }
   const std::vector<PlacedParameter>& parameters() const { return parameters_; }
 
   // Index into parameters() of a tensor, or -1 if it is none of them.
   int64_t index_of(const at::Tensor& tensor) const;
 
   // Elements of the page that this rank updates, and their values: [owned numel].
-  Range owned(size_t page) const;
+  Range owned(size_t page) const { return plan_[page].owned; }
   const at::Tensor& owned_values(size_t page) const { return memory_[page].owned; }
   // Their fp32 copy, which the optimizer updates, in a lower precision or offloaded; undefined where
   // there is none.
@@ -107,10 +91,10 @@ class ParameterPages {
   // Null where all stays on the device.
   const std::shared_ptr<PageOffload>& page_offload() const { return options_.page_offload; }
   bool offloads_optimizer(size_t page) const {
-    return options_.page_offload && options_.page_offload->offloads_optimizer(page);
+    return plan_[page].optimizer_tier != memory::Tier::kDevice;
   }
   bool offloads_parameters(size_t page) const {
-    return options_.page_offload && options_.page_offload->offloads_parameters() && shards(page);
+    return plan_[page].parameter_tier != memory::Tier::kDevice;
   }
   bool is_sharded(size_t page) const { return !memory_[page].whole.defined(); }
 
@@ -184,13 +168,11 @@ class ParameterPages {
   void live_in_page(size_t storage);
   void hand_to_pager();
   void hand_to_pager(size_t page);
-  bool has_master(size_t page) const;
   at::Tensor make_master(size_t page);
   at::Tensor make_shard(size_t page);
   void check_before_moving() const;
   void check_fits_budget(size_t page) const;
   bool shards(size_t page) const;
-  int64_t whole_bytes(size_t page) const;
   std::string describe(size_t page) const;
   bool is_in_place(const PlacedParameter& placed) const;
   bool is_copied_elsewhere(size_t page) const;
@@ -217,6 +199,7 @@ class ParameterPages {
   const PageOptions options_;
   const memory::Stream compute_;
   std::vector<PageLayout> layouts_;
+  BytePlan plan_;
   std::vector<PlacedParameter> parameters_;
   std::vector<PlacedStorage> storages_;  // by index of StorageSpec
   std::vector<PageMemory> memory_;       // by page

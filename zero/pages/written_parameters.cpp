@@ -161,6 +161,7 @@ void ParameterPages::begin_training(size_t parameter) {
   const size_t page = parameters_[parameter].page;
   if (layouts_[page].requires_grad) return;
   layouts_[page].requires_grad = true;
+  plan_.begin_training(page, layouts_[page]);
   if (is_sharded(page)) pager_->write_back(memory_[page].pager_index);
   make_masters(page);
   if (memory_[page].master.defined()) memory_[page].master.copy_(memory_[page].owned);

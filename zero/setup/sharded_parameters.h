@@ -14,7 +14,6 @@
 #include "zero/layout/module_parameters.h"
 #include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
-#include "zero/setup/memory_need.h"
 
 namespace zeropage {
 
@@ -24,7 +23,6 @@ struct ShardedParameters {
   std::shared_ptr<StepGradients> gradients;
   std::shared_ptr<GradientSummer> sums;
   Options options;
-  MemoryNeed need;
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed

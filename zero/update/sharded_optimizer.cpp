@@ -9,6 +9,7 @@
 
 #include "device/named_range.h"
 #include "memory/check.h"
+#include "zero/setup/memory_need.h"
 
 namespace zeropage {
 namespace {
@@ -67,20 +68,13 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
 
 void ShardedOptimizer::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
-  MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    if (!pages.layouts()[page].requires_grad) continue;
-    const int64_t bytes = factory_.state_bytes(page) * factory_.algorithm().states;
-    if (!pages.offloads_optimizer(page)) {
-      need.persistent[memory::Kind::kOptimizerState] += bytes;
-    } else if (parameters_.options.offload.optimizer == memory::Tier::kHost) {
-      need.host[memory::Kind::kOptimizerState] += bytes;
-    }
-  }
-  check_device_holds(pages.world(), "the optimizer", need, /*held_bytes=*/0);
+  const TierBytes states = pages.plan().states(states_of_a_parameter());
+  check_device_holds(pages.world(), "the optimizer",
+                     {.persistent = states[memory::Tier::kDevice],
+                      .transient_bytes = pages.plan().transient_bytes()});
   if (pages.page_offload()) {
-    check_host_holds(pages.world(), "the offloaded optimizer state", need.host.total(),
-                     memory::read_host_memory());
+    check_host_holds(pages.world(), "the offloaded optimizer state",
+                     states[memory::Tier::kHost].total(), memory::read_host_memory());
   }
 }
 

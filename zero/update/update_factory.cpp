@@ -52,27 +52,6 @@ bool UpdateFactory::rounds_stochastically(const PageLayout& layout) const {
   return layout.dtype == at::kBFloat16;
 }
 
-// Of one state of what this rank owns of the page.
-int64_t UpdateFactory::state_bytes(size_t page) const {
-  const ParameterPages& pages = *parameters_.pages;
-  const PageLayout& layout = pages.layouts()[page];
-  const Range owned = pages.owned(page);
-  if (parameters_.options.optimizer_state == offload::StateFormat::kFp32) {
-    const bool in_fp32 = pages.master_weights(page).defined() || pages.remainders(page).defined() ||
-                         rounds_stochastically(layout);
-    return owned.numel() *
-           static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
-  }
-  int64_t bytes = 0;
-  for (const PlacedParameter& placed : pages.parameters()) {
-    const Range range = intersection(owned, placed.range);
-    if (placed.page != page || range.empty()) continue;
-    bytes += offload::state_bytes(state_format_of(parameters_.options, placed.range.numel()),
-                                  range.begin % offload::kStateBlockNumel, range.numel());
-  }
-  return bytes;
-}
-
 OwnedPart UpdateFactory::owned_part(size_t page) const {
   const ParameterPages& pages = *parameters_.pages;
   return {.values = pages.owned_values(page),

@@ -211,7 +211,8 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
       expected += 2 * pages.owned(page).numel();
     }
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, expected);
-    EXPECT_EQ(model.sharded_parameters().need.persistent[Kind::kMasterWeights], expected);
+    const TierBytes planned = pages.plan().held(/*states=*/2);
+    EXPECT_EQ(planned[memory::Tier::kDevice][Kind::kMasterWeights], expected);
   });
 }
 

@@ -11,35 +11,35 @@
 namespace zeropage {
 namespace {
 
-MasterWeights master_weights_of(LowPrecisionUpdate update) {
+MasterWeightsAs master_weights_of(LowPrecisionUpdate update) {
   switch (update) {
     case LowPrecisionUpdate::kMasterWeights:
-      return MasterWeights::kFp32;
+      return MasterWeightsAs::kFp32;
     case LowPrecisionUpdate::kSplitMasterWeights:
-      return MasterWeights::kRemainders;
+      return MasterWeightsAs::kRemainders;
     case LowPrecisionUpdate::kStochasticRounding:
     case LowPrecisionUpdate::kNearest:
       break;
   }
-  return MasterWeights::kNone;
+  return MasterWeightsAs::kNone;
 }
 
-ParameterPages::PageOptions page_options(const Options& options, c10::Device device) {
-  ParameterPages::PageOptions pages;
-  pages.page_bytes = page_bytes_on(device, options);
-  pages.ownership = ownership_of(options.stage);
-  pages.master_weights = master_weights_of(options.low_precision_update);
-  pages.reshard = options.reshard;
-  if (!options.stage.parameters) return pages;
-  pages.shard_from_bytes = minimum_sharded_bytes(options);
-  pages.paging = {.what = "parameter",
-                  .budget_bytes = options.parameter_budget_bytes,
-                  .budget_option = "options.parameter_budget_bytes",
-                  .prefetch_bytes = options.prefetch_bytes,
-                  .retention = options.reshard == Reshard::kAfterUse
-                                   ? memory::Retention::kUntilUnused
-                                   : memory::Retention::kUntilReleased};
-  return pages;
+MakePagesOptions pages_options(const Options& options, const comm::World& world) {
+  MakePagesOptions made{.pages = {.page_bytes = page_bytes_on(world.device(), options),
+                                  .ownership = ownership_of(options.stage)},
+                        .master_weights = master_weights_of(options.low_precision_update),
+                        .reshard = options.reshard};
+  made.pages.page_offload = PageOffload::make(world, options);
+  if (!options.stage.parameters) return made;
+  made.pages.shard_from_bytes = minimum_sharded_bytes(options);
+  made.paging = {.what = "parameter",
+                 .budget_bytes = options.parameter_budget_bytes,
+                 .budget_option = "options.parameter_budget_bytes",
+                 .prefetch_bytes = options.prefetch_bytes,
+                 .retention = options.reshard == Reshard::kAfterUse
+                                  ? memory::Retention::kUntilUnused
+                                  : memory::Retention::kUntilReleased};
+  return made;
 }
 
 void check_world_invariant(const comm::World& world, const Options& options) {
@@ -88,24 +88,23 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   MemoryNeed need;
-  ParameterPages::PageOptions page_options = zeropage::page_options(options, world.device());
-  page_options.page_offload = PageOffload::make(world, options);
-  auto pages = std::make_shared<ParameterPages>(
-      world, std::move(parameters), page_options, deferred,
-      [&](const std::vector<PageLayout>& layouts) {
-        need = need_of_pages(layouts, options, world.size(), page_options.page_offload.get());
+  const MakePagesOptions made = pages_options(options, world);
+  PageParts parts = make_pages(
+      world, std::move(parameters), made, deferred, [&](const std::vector<PageLayout>& layouts) {
+        const PageOffload* const page_offload = made.pages.page_offload.get();
+        need = need_of_pages(layouts, options, world.size(), page_offload);
         check_device_holds(world, "the model", need, held_bytes);
-        if (page_options.page_offload) {
+        if (page_offload != nullptr) {
           check_host_holds(world, "what is offloaded of the model", need.host.total(),
                            memory::read_host_memory());
         }
       });
   auto reducer =
-      std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);
+      std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
   auto gradients = std::make_shared<StepGradients>(reducer);
-  auto sums = std::make_shared<GradientSummer>(pages, gradients, ownership_of(options.stage));
+  auto sums = std::make_shared<GradientSummer>(parts.pages, gradients, ownership_of(options.stage));
   return {
-      std::move(pages), std::move(reducer), std::move(gradients), std::move(sums), options, need};
+      std::move(parts), std::move(reducer), std::move(gradients), std::move(sums), options, need};
 }
 
 }  // namespace

@@ -41,8 +41,11 @@ def statements(body):
         if char == "{":
             end = balanced(body, index)
             rest = body[end:].lstrip()
-            # `int x{1};` and `enum class E {...};` go on to their semicolon; a function's body ends the declaration.
-            if rest.startswith((";", ",")) or re.search(r"[\w>\]]\s*$", text) and not re.search(r"\)\s*(const|noexcept|override|final|\s)*$", text):
+            # `int x{1};` and `enum class E {...};` go on to their semicolon, `Options options = {}` to the end of the arguments that it is
+            # one of; a function's body ends the declaration.
+            if text.count("(") > text.count(")"):
+                text += "{}"
+            elif rest.startswith((";", ",")) or re.search(r"[\w>\]]\s*$", text) and not re.search(r"\)\s*(const|noexcept|override|final|\s)*$", text):
                 text += "{}"
             else:
                 found.append(text)
@@ -68,6 +71,8 @@ def count(name, body):
         if not text or re.match(r"(using|friend|class|struct|enum|static_assert|typedef|union)\b", text):
             continue
         plain = re.sub(r"<[^<>()]*>", "", re.sub(r"<[^<>()]*>", "", text))
+        if re.search(r"\boperator\b", plain):
+            continue
         without_default = plain.split("=")[0]
         # A member of function type has its parentheses inside angle brackets.
         shallow, depth = "", 0
@@ -76,7 +81,7 @@ def count(name, body):
             if depth <= 0:
                 shallow += char
         if "(" in shallow:
-            if re.search(r"=\s*(delete|default)\s*$", text) or re.search(r"~|\boperator\b", shallow):
+            if re.search(r"=\s*(delete|default)\s*$", text) or "~" in shallow:
                 continue
             if re.search(rf"(^|\s){name}\s*\(", shallow):
                 continue

@@ -284,7 +284,7 @@ EnqueuedStep Accumulator::step_told_late(const Optimizers& optimizers) {
   report.loss_scale = report.next_loss_scale = scaler_.scale();
   if (report.weight == 0) {
     report.skipped = Skipped::kNoWeight;
-    sharded_.pages->skip_update();
+    sharded_.writes->skip_update();
     end();
     return EnqueuedStep(std::make_shared<LateReport>(report));
   }
@@ -335,7 +335,7 @@ EnqueuedStep Accumulator::enqueue_step(const std::vector<torch::optim::Optimizer
   if (report.stepped()) {
     apply(report, optimizers);
   } else {
-    sharded_.pages->skip_update();
+    sharded_.writes->skip_update();
   }
   end();
   if (stop) std::rethrow_exception(stop);

@@ -44,13 +44,13 @@ DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::
 }
 
 void DistributedDataParallelBase::before_forward() {
-  sharded_.pages->check_stream("forward()");
+  sharded_.memory->check_stream("forward()");
   check_module();
   // An evaluation may use other memory: scripts swap averaged weights in by set_data(), and back.
-  if (c10::GradMode::is_enabled()) sharded_.pages->check_in_place("forward()");
-  if (sharded_.pages->pager()) check_recompute(world_);
+  if (c10::GradMode::is_enabled()) sharded_.in_place->check("forward()");
+  if (sharded_.paging->pager()) check_recompute(world_);
   // An evaluation has no step that ends its pass.
-  if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {
+  if (const auto& pager = sharded_.paging->pager(); pager && !c10::GradMode::is_enabled()) {
     pager->end_pass(memory::Pass::kInference);
   }
   // No backward follows that would do it. In eval mode buffers do not change, and up to stage 2 one
@@ -127,7 +127,7 @@ void DistributedDataParallelBase::check_module() const {
 }
 
 memory::PagingStatistics DistributedDataParallelBase::paging() const {
-  const auto& pager = sharded_.pages->pager();
+  const auto& pager = sharded_.paging->pager();
   return pager ? pager->statistics() : memory::PagingStatistics();
 }
 

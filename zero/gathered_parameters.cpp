@@ -30,7 +30,9 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
 GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
                                        const std::vector<at::Tensor>& parameters,
                                        const Modified& modified)
-    : pages_(model.sharded_parameters().pages),
+    : paging_(model.sharded_parameters().paging),
+      in_place_(model.sharded_parameters().in_place),
+      writes_(model.sharded_parameters().writes),
       reducer_(model.sharded_parameters().reducer),
       modified_(modified),
       exceptions_(std::uncaught_exceptions()) {
@@ -38,9 +40,10 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
   ZP_CHECK(!root || (*root >= 0 && *root < model.world().size()),
            "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
            model.world().size());
-  for (const size_t index : indices_of(*pages_, parameters, "GatheredParameters")) {
-    pages_->add_to(pins_, index, modified.anywhere());
-    const size_t page = pages_->parameters()[index].page;
+  const ParameterPages& pages = *model.sharded_parameters().pages;
+  for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
+    paging_->add_to(pins_, index, modified.anywhere());
+    const size_t page = pages.parameters()[index].page;
     if (std::find(gathered_pages_.begin(), gathered_pages_.end(), page) == gathered_pages_.end()) {
       gathered_pages_.push_back(page);
     }
@@ -50,17 +53,17 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
 
 GatheredParameters::~GatheredParameters() noexcept(false) {
   if (!modified_.anywhere()) return;
-  const std::string wrong = pages_->put_back(gathered_pages_);
+  const std::string wrong = in_place_->put_back(gathered_pages_);
   reducer_->training().restore_hooks();
   if (std::uncaught_exceptions() > exceptions_) return;
   if (const auto root = modified_.only_rank()) {
     std::vector<comm::Pending> in_flight;
     for (const size_t page : gathered_pages_) {
-      in_flight.push_back(pages_->start_broadcast(page, *root));
+      in_flight.push_back(paging_->start_broadcast(page, *root));
     }
     for (const comm::Pending& pending : in_flight) pending.wait();
   }
-  pages_->note_written(gathered_pages_);
+  writes_->note_written(gathered_pages_);
   ZP_CHECK(wrong.empty(), "GatheredParameters: ", wrong);
 }
 

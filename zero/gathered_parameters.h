@@ -71,7 +71,9 @@ class GatheredParameters {
   GatheredParameters& operator=(const GatheredParameters&) = delete;
 
  private:
-  const std::shared_ptr<ParameterPages> pages_;
+  const std::shared_ptr<const PagedParameters> paging_;
+  const std::shared_ptr<const ParametersInPlace> in_place_;
+  const std::shared_ptr<PageWrites> writes_;
   const std::shared_ptr<GradientReducer> reducer_;
   const Modified modified_;
   const int exceptions_;

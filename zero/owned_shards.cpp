@@ -22,16 +22,18 @@ at::Tensor read_only(const at::Tensor& flat) {
 }
 
 void check_can_be_read(const DistributedDataParallelBase& model, const char* who) {
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = model.sharded_parameters();
+  const ParameterPages& pages = *sharded.pages;
   ZP_CHECK(!model.world().device().is_meta(), who, ": a simulated world has no values");
-  pages.check_in_place(who);
+  sharded.in_place->check(who);
   if (!pages.page_offload()) return;
   ZP_CHECK(pages.page_offload()->options().step != StepWhen::kOneStepLate, who,
            ": with StepWhen::kOneStepLate a step is always under way, which changes what this rank "
            "owns; use StepWhen::kInStep or kInBackward");
-  for (const PlacedParameter& placed : pages.parameters()) {
-    ZP_CHECK(placed.version == 0, who, ": backward() has begun the step of parameter \"",
-             placed.parameter.name(),
+  for (size_t index = 0; index < pages.parameters().size(); ++index) {
+    ZP_CHECK(!sharded.writes->is_in_update(index), who,
+             ": backward() has begun the step of parameter \"",
+             pages.parameters()[index].parameter.name(),
              "\" (StepWhen::kInBackward), which changes what this rank owns; call it after step()");
   }
 }
@@ -46,8 +48,8 @@ class PageReader {
 
   // only: a parameter of the page; none: all.
   void read(size_t page, const VisitOwnedShard& visit, const at::Tensor& only = {}) {
-    pages_.take_over_writes(page);
-    pages_.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
+    sharded_.writes->take_over(page);
+    sharded_.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       std::vector<OwnedState> states;
       const auto visit_parameters = [&](size_t) {
         for (size_t index = 0; index < pages_.parameters().size(); ++index) {
@@ -64,7 +66,7 @@ class PageReader {
   }
 
  private:
-  OwnedShard shard_of(size_t index, const ParameterPages::Owned& owned,
+  OwnedShard shard_of(size_t index, const MasterWeights::Owned& owned,
                       const std::vector<OwnedState>& states) const {
     const PlacedParameter& placed = pages_.parameters()[index];
     const Range own = pages_.owned(placed.page);
@@ -88,10 +90,10 @@ class PageReader {
   }
 
   template <typename Part>
-  at::Tensor exact_values(const at::Tensor& values, const ParameterPages::Owned& owned,
+  at::Tensor exact_values(const at::Tensor& values, const MasterWeights::Owned& owned,
                           const Part& part) const {
     if (!is_low_precision(values.scalar_type())) return values;
-    if (owned.master.defined()) return part(owned.master);
+    if (owned.copy.defined()) return part(owned.copy);
     if (!owned.remainders.defined()) return values;
     const c10::InferenceMode inference;
     return offload::joined_values(values, part(owned.remainders));
@@ -112,7 +114,7 @@ class PageReader {
   }
 
   const ShardedParameters& sharded_;
-  ParameterPages& pages_;
+  const ParameterPages& pages_;
   ShardedOptimizer* const optimizer_;
 };
 
@@ -160,10 +162,11 @@ at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
   return given;
 }
 
-void write_page(const ParameterPages& pages, size_t page,
+void write_page(const ShardedParameters& sharded, size_t page,
                 const std::map<std::string, at::Tensor>& given) {
+  const ParameterPages& pages = *sharded.pages;
   const Range own = pages.owned(page);
-  pages.visit_owned(page, TierStorage::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+  sharded.masters->visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const PlacedParameter& placed : pages.parameters()) {
       const Range here = intersection(own, placed.range);
       if (placed.page != page || here.empty()) continue;
@@ -180,7 +183,7 @@ void write_page(const ParameterPages& pages, size_t page,
         continue;
       }
       part(owned.values).copy_(values);
-      if (owned.master.defined()) part(owned.master).copy_(values);
+      if (owned.copy.defined()) part(owned.copy).copy_(values);
     }
   });
 }
@@ -208,7 +211,7 @@ void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimiz
 void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "assign_owned_shards()";
-  ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = model.sharded_parameters();
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
   std::string message;
@@ -217,7 +220,7 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
         model, nullptr,
         [&](const OwnedShard& shard) { given[shard.name] = checked(shard, new_values(shard)); },
         kWho);
-    pages.take_over_writes(kWho);
+    sharded.writes->take_over(kWho);
   } catch (const std::exception& caught) {
     error = std::current_exception();
     message = memory::message_of(caught);
@@ -228,11 +231,10 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
     ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
              " said: ", messages[rank]);
   }
-  for (size_t page = 0; page < pages.layouts().size(); ++page) write_page(pages, page, given);
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    pages.start_gather_shards(page).wait();
-  }
-  pages.end_load();
+  const size_t count = sharded.pages->layouts().size();
+  for (size_t page = 0; page < count; ++page) write_page(sharded, page, given);
+  for (size_t page = 0; page < count; ++page) sharded.memory->start_gather_shards(page).wait();
+  sharded.writes->end_load();
 }
 
 }  // namespace zeropage

@@ -328,10 +328,10 @@ Gathers gathers_of(int64_t blocks, EveryBlocks every) {
       after = model.paging();
     }
     if (world.rank() != 0) return;
-    const auto& pages = *model.sharded_parameters().pages;
-    ASSERT_EQ(pages.layouts().size(), static_cast<size_t>(blocks));
+    const ShardedParameters& sharded = model.sharded_parameters();
+    ASSERT_EQ(sharded.pages->layouts().size(), static_cast<size_t>(blocks));
     const memory::PagingStatistics step = after - before;
-    result = {memory::div_exact(step.bytes_gathered, pages.pager()->largest_page_bytes()),
+    result = {memory::div_exact(step.bytes_gathered, sharded.paging->pager()->largest_page_bytes()),
               step.faults, step.prefetched};
   });
   return result;
@@ -398,7 +398,7 @@ int64_t transient_bytes(int64_t blocks, EveryBlocks every, int64_t* page_bytes) 
     }
     if (world.rank() != 0) return;
     highest = most;
-    *page_bytes = model.sharded_parameters().pages->pager()->largest_page_bytes();
+    *page_bytes = model.sharded_parameters().paging->pager()->largest_page_bytes();
   });
   return highest;
 }

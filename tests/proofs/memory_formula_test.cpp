@@ -136,7 +136,7 @@ int64_t transient_bytes(int layers, int64_t* page_bytes) {
     look();
     if (world.rank() != 0) return;
     highest = own;
-    *page_bytes = model.sharded_parameters().pages->pager()->largest_page_bytes();
+    *page_bytes = model.sharded_parameters().paging->pager()->largest_page_bytes();
   });
   return highest;
 }
@@ -157,8 +157,9 @@ TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
     ledger.reset_peak();
     Options options;
     options.page_bytes = memory::operator""_MiB(4);
-    auto pages = std::make_shared<ParameterPages>(
-        world, parameters_of(*net), ParameterPages::PageOptions{options.page_bytes, options});
+    const PageParts parts =
+        make_pages(world, parameters_of(*net),
+                   {.pages = {.page_bytes = options.page_bytes, .sharding = options}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * options.page_bytes);
   });
 }
@@ -170,9 +171,9 @@ TEST(MemoryFormulaTest, ShardingAModuleNeedsAPageMoreThanItAndLeavesItsShare) {
     const int64_t before = ledger.now().total();
     ledger.reset_peak();
     const int64_t page_bytes = memory::operator""_MiB(4);
-    const ParameterPages pages(
+    const PageParts parts = make_pages(
         world, parameters_of(*net),
-        {.page_bytes = page_bytes, .sharding = {.stage = Stage::kParameters}});
+        {.pages = {.page_bytes = page_bytes, .sharding = {.stage = Stage::kParameters}}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * page_bytes);
     EXPECT_LE(ledger.now()[Kind::kParameter] * 2, before * 1.005);
   });

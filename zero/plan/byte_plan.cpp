@@ -29,21 +29,21 @@ Sharing sharing_of(const Options& options, bool is_sharded) {
   return options.stage.optimizer_state ? Sharing::kOwned : Sharing::kReplicated;
 }
 
-MasterWeights masters_of(LowPrecisionUpdate update) {
+MasterWeightsAs masters_of(LowPrecisionUpdate update) {
   switch (update) {
     case LowPrecisionUpdate::kMasterWeights:
-      return MasterWeights::kFp32;
+      return MasterWeightsAs::kFp32;
     case LowPrecisionUpdate::kSplitMasterWeights:
-      return MasterWeights::kRemainders;
+      return MasterWeightsAs::kRemainders;
     case LowPrecisionUpdate::kStochasticRounding:
     case LowPrecisionUpdate::kNearest:
       break;
   }
-  return MasterWeights::kNone;
+  return MasterWeightsAs::kNone;
 }
 
-int64_t element_bytes(MasterWeights masters) {
-  return static_cast<int64_t>(masters == MasterWeights::kFp32 ? sizeof(float) : sizeof(int16_t));
+int64_t element_bytes(MasterWeightsAs masters) {
+  return static_cast<int64_t>(masters == MasterWeightsAs::kFp32 ? sizeof(float) : sizeof(int16_t));
 }
 
 // One kind of page: what is the same for all of that dtype that are sharded, or leave, alike.
@@ -67,7 +67,7 @@ PagePlan plan_of(const Options& options, const Manner& manner) {
     page.masters = masters_of(options.low_precision_update);
   } else if (manner.optimizer_leaves && page.parameter_tier == Tier::kDevice) {
     // Parameters that leave are themselves what the optimizer updates.
-    page.masters = MasterWeights::kFp32;
+    page.masters = MasterWeightsAs::kFp32;
   }
   return page;
 }
@@ -86,7 +86,7 @@ std::vector<Buffer> buffers_of(const PagePlan& page, const Manner& manner) {
   if (!manner.optimizer_leaves || !shards_gradient) {
     buffers.push_back({Kind::kGradient, Tier::kDevice, shards_gradient, gradient});
   }
-  if (page.masters != MasterWeights::kNone) {
+  if (page.masters != MasterWeightsAs::kNone) {
     buffers.push_back(
         {Kind::kMasterWeights, page.optimizer_tier, updates_shard, element_bytes(page.masters)});
   }

@@ -35,7 +35,7 @@ enum class Ownership : uint8_t {
 };
 
 // What a rank keeps beside the parameters in a lower precision that it updates.
-enum class MasterWeights : uint8_t {
+enum class MasterWeightsAs : uint8_t {
   kNone,
   kFp32,        // a copy; also of fp32 parameters whose optimizer left without them
   kRemainders,  // the 16 bits that make fp32 of bf16 (offload/split_value.h)
@@ -60,7 +60,7 @@ struct PagePlan {
   // Of what the optimizer needs: master weights and states. Where it is another than the device, the
   // reduced gradient is on the host.
   memory::Tier optimizer_tier = memory::Tier::kDevice;
-  MasterWeights masters = MasterWeights::kNone;
+  MasterWeightsAs masters = MasterWeightsAs::kNone;
 
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // in which its gradient is kept
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;    // in which that travels between ranks

@@ -13,12 +13,11 @@
 #include "zero/gradients/step_gradients.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/options.h"
-#include "zero/pages/parameter_pages.h"
+#include "zero/pages/make_pages.h"
 
 namespace zeropage {
 
-struct ShardedParameters {
-  std::shared_ptr<ParameterPages> pages;
+struct ShardedParameters : PageParts {
   std::shared_ptr<GradientReducer> reducer;
   std::shared_ptr<StepGradients> gradients;
   std::shared_ptr<GradientSummer> sums;

@@ -2,8 +2,9 @@
 //
 // It is a torch::optim::Optimizer whose parameters and options are the user's: schedulers,
 // per-group options and add_param_group work on it as on any other. Inside, each page has an update
-// of what this rank owns of it (zero/update/page_update.h): by the class itself, or by the fused form of
-// it; so state exists once over all ranks. While page k + 1 is stepped, page k's new values travel.
+// of what this rank owns of it (zero/update/page_updates.h): by the class itself, or by the fused form of
+// it; so state exists once over all ranks. While page k + 1 is stepped, page k's new values travel
+// (zero/update/step_pipeline.h).
 //
 // On an accelerator step() enqueues, and returns at once; only the step before must have ended, so
 // the host is never more than one ahead.
@@ -15,7 +16,6 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,15 +24,17 @@
 #include "device/stream.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/step_report.h"
-#include "zero/update/offloaded_steps.h"
 #include "zero/update/page_update.h"
+#include "zero/update/page_updates.h"
+#include "zero/update/parameter_groups.h"
+#include "zero/update/step_pipeline.h"
 #include "zero/update/update_factory.h"
 
 namespace zeropage {
 
 class ShardedOptimizer : public torch::optim::Optimizer {
  public:
-  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using Groups = ParameterGroups::Groups;
 
   ~ShardedOptimizer() override;
 
@@ -42,7 +44,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   torch::Tensor step(LossClosure closure = nullptr) override;
 
   // Whether a device's flag can keep an update from being made: none is by the class, or offloaded.
-  bool reads_found_inf() const;
+  bool reads_found_inf() const { return updates_->read_found_inf(); }
   // step(), with gradients that are multiplied by the scale. Where found_inf, fp32 [1] on the device, is
   // not 0, the device leaves it out: values and states then stay, bit for bit, and so do the counts of
   // steps, once the report, which comes with found_inf, has been asked.
@@ -70,7 +72,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   }
   void set_steps(int64_t steps);
   // Indices of the parameters of each group, each once.
-  std::vector<size_t> parameters_of_group(size_t group) const;
+  std::vector<size_t> parameters_of_group(size_t group) const {
+    return groups_.parameters_of(group);
+  }
 
   // Sharded state is not one archive; both throw.
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -84,39 +88,18 @@ class ShardedOptimizer : public torch::optim::Optimizer {
                    std::unique_ptr<torch::optim::OptimizerOptions> defaults, Algorithm algorithm);
 
  private:
-  struct OfPage {
-    size_t page;
-    std::unique_ptr<PageUpdate> update;
-    std::optional<size_t> part;  // of steps_: its state is offloaded
-  };
-
-  void make_updates();
-  void adopt_pages();
-  void begin_visit();
-  void visit_page(const OfPage& of_page, StateAccess access, const VisitState& visit,
-                  const std::function<void(size_t page)>& end_page);
-  const OfPage* offloaded(size_t page) const;
-  OfPage make_offloaded(size_t page, OwnedPart part);
-  void step_offloaded_in_backward();
+  void check_class_takes_options() const;
   void check_memory_holds_states() const;
-  void check_agreement() const;
   void check_whole(const char* who) const;
-  void adopt_groups();
-  OwnedGroup owned_group(size_t page, size_t group, const std::vector<size_t>& parameters) const;
-  void set_options(const OfPage& of_page) const;
-  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor);
-  void update();
-  void update_on_device(const OfPage& of_page);
+  void begin_visit();
   void end_step();
   void hear();
 
   const ShardedParameters parameters_;
   const UpdateFactory factory_;
-  std::vector<OfPage> updates_;
-  std::unique_ptr<OffloadedSteps> steps_;  // null where nothing is offloaded; uses updates_
-  std::vector<bool> grouped_;              // by parameter: is in a group
-  size_t adopted_groups_ = 0;
-  bool follows_ = false;                // backward
+  ParameterGroups groups_;
+  std::unique_ptr<PageUpdates> updates_;
+  std::unique_ptr<StepPipeline> pipeline_;
   int64_t made_ = 0;                    // one more where untold_ says that it was not made
   offload::GradientFactors factors_;    // of the step that is made now
   std::shared_ptr<LateReport> untold_;  // of the last step; null: it was made

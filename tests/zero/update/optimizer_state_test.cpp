@@ -180,12 +180,12 @@ std::vector<torch::Tensor> masters_after_steps(LowPrecisionUpdate update, int st
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < 4; ++step) step_with_drawn_gradients(model, optimizer, step);
     if (world.rank() != 0) return;
-    const ParameterPages& pages = *model.sharded_parameters().pages;
-    for (size_t page = 0; page < pages.layouts().size(); ++page) {
-      masters.push_back(
-          pages.remainders(page).defined()
-              ? offload::joined_values(pages.owned_values(page), pages.remainders(page))
-              : pages.master_weights(page).clone());
+    const ShardedParameters& sharded = model.sharded_parameters();
+    for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
+      const at::Tensor& remainders = sharded.masters->remainders(page);
+      masters.push_back(remainders.defined()
+                            ? offload::joined_values(sharded.memory->owned(page), remainders)
+                            : sharded.masters->copy(page).clone());
     }
   });
   return masters;

@@ -46,7 +46,8 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
       model_(model),
       optimizer_(optimizer),
       options_(options),
-      pages_(*model.sharded_parameters().pages) {
+      pages_(*model.sharded_parameters().pages),
+      masters_(*model.sharded_parameters().masters) {
   for (const state::TensorFile* file : saved_.files()) {
     readers_[file] = std::make_unique<state::BlockReader>(*file);
   }
@@ -215,7 +216,7 @@ void StateLoading::load_weights() {
 }
 
 void StateLoading::load_page(size_t page) {
-  pages_.visit_owned(page, TierStorage::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+  masters_.visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const PlacedParameter& placed : pages_.parameters()) {
       if (placed.page == page) load_parameter(placed, owned);
     }
@@ -223,7 +224,7 @@ void StateLoading::load_page(size_t page) {
 }
 
 void StateLoading::load_parameter(const PlacedParameter& placed,
-                                  const ParameterPages::Owned& owned) {
+                                  const MasterWeights::Owned& owned) {
   const Source raw = weight(placed.parameter);
   if (!raw) return;
   const Source most_exact = exact(placed.parameter);
@@ -247,9 +248,9 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
   for_each_run(placed, intersection(own, shard), [&](const ElementRun& run) {
     read(same ? raw : most_exact, run.in_tensor, part(owned.values, run));
   });
-  if (!owned.master.defined()) return;
+  if (!owned.copy.defined()) return;
   for_each_run(placed, own, [&](const ElementRun& run) {
-    read(most_exact, run.in_tensor, part(owned.master, run));
+    read(most_exact, run.in_tensor, part(owned.copy, run));
   });
 }
 

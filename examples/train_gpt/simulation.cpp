@@ -12,6 +12,7 @@
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/run_report.h"
 #include "memory/bytes.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace train_gpt {
 namespace {
@@ -75,7 +76,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   const auto optimizer = make_optimizer(flags, model);
   zeropage::Accumulator accumulator(model, flags.accumulator);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
-  run.persistent_bytes = persistent_bytes(flags, model.sharded_parameters());
+  run.persistent_bytes = persistent_bytes(flags, sharded_parameters_of(model));
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {

@@ -24,6 +24,8 @@ MasterWeights master_weights_of(LowPrecisionUpdate update) {
   return MasterWeights::kNone;
 }
 
+static_assert(Options::kTwoLargestPages == memory::PagerOptions::kTwoLargestPages);
+
 ParameterPages::PageOptions page_options(const Options& options, c10::Device device) {
   ParameterPages::PageOptions pages;
   pages.page_bytes = page_bytes_on(device, options);

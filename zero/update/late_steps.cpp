@@ -5,18 +5,18 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage {
 
-bool ShardedOptimizer::reads_found_inf() const {
+bool ShardedUpdates::reads_found_inf() const {
   return std::all_of(updates_.begin(), updates_.end(), [](const OfPage& of_page) {
     return !of_page.part && of_page.update->reads_found_inf();
   });
 }
 
-void ShardedOptimizer::step_with(const offload::GradientFactors& factors,
-                                 std::shared_ptr<LateReport> report) {
+void ShardedUpdates::step_with(const offload::GradientFactors& factors,
+                               std::shared_ptr<LateReport> report) {
   hear();
   factors_ = factors;
   const auto leave = c10::make_scope_exit([this] { factors_ = {}; });
@@ -25,7 +25,7 @@ void ShardedOptimizer::step_with(const offload::GradientFactors& factors,
 }
 
 // What the host counted before it knew that the device left the step out.
-void ShardedOptimizer::hear() {
+void ShardedUpdates::hear() {
   if (!untold_) return;
   const bool made = untold_->get().skipped == Skipped::kNo;
   untold_.reset();

@@ -7,6 +7,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::optimizer_state_test {
@@ -180,7 +181,7 @@ std::vector<torch::Tensor> masters_after_steps(LowPrecisionUpdate update, int st
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < 4; ++step) step_with_drawn_gradients(model, optimizer, step);
     if (world.rank() != 0) return;
-    const ParameterPages& pages = *model.sharded_parameters().pages;
+    const ParameterPages& pages = *sharded_parameters_of(model).pages;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
       masters.push_back(
           pages.remainders(page).defined()
@@ -205,13 +206,13 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
     options.compute_dtype = torch::kBFloat16;
     options.low_precision_update = LowPrecisionUpdate::kSplitMasterWeights;
     DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
-    const ParameterPages& pages = *model.sharded_parameters().pages;
+    const ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t expected = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
       expected += 2 * pages.owned(page).numel();
     }
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, expected);
-    EXPECT_EQ(model.sharded_parameters().need.persistent[Kind::kMasterWeights], expected);
+    EXPECT_EQ(sharded_parameters_of(model).need.persistent[Kind::kMasterWeights], expected);
   });
 }
 

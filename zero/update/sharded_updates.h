@@ -1,16 +1,8 @@
-// Runs a torch::optim class on what this rank owns of each page, then shares the result.
+// The updates of a ShardedOptimizer's pages. Each page has one, of what this rank owns of it
+// (zero/update/page_update.h): by the class itself, or by the fused form of it; so state exists once
+// over all ranks. While page k + 1 is stepped, page k's new values travel.
 //
-// It is a torch::optim::Optimizer whose parameters and options are the user's: schedulers,
-// per-group options and add_param_group work on it as on any other. Inside, each page has an update
-// of what this rank owns of it (zero/update/page_update.h): by the class itself, or by the fused form of
-// it; so state exists once over all ranks. While page k + 1 is stepped, page k's new values travel.
-//
-// On an accelerator step() enqueues, and returns at once; only the step before must have ended, so
-// the host is never more than one ahead.
-//
-// Lifetime: shares the pages and the reducer with the DistributedDataParallel that made them; either may go
-// first.
-// Threads: the training thread.
+// Lifetime: owned by the optimizer, whose groups it reads. Threads: the training thread.
 #pragma once
 
 #include <functional>
@@ -22,24 +14,27 @@
 #include <torch/optim/optimizer.h>
 
 #include "device/stream.h"
+#include "zero/late_report.h"
 #include "zero/setup/sharded_parameters.h"
-#include "zero/step_report.h"
 #include "zero/update/offloaded_steps.h"
 #include "zero/update/page_update.h"
 #include "zero/update/update_factory.h"
 
 namespace zeropage {
 
-class ShardedOptimizer : public torch::optim::Optimizer {
+class ShardedOptimizer;
+
+class ShardedUpdates {
  public:
-  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  // Collective: ranks must agree on groups and options.
+  ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+                 UpdateAlgorithm algorithm);
+  ~ShardedUpdates();
+  ShardedUpdates(const ShardedUpdates&) = delete;
+  ShardedUpdates& operator=(const ShardedUpdates&) = delete;
 
-  ~ShardedOptimizer() override;
-
-  // Collective. Averages gradients that backward has not averaged yet, updates what this rank owns,
-  // and returns when all whole parameters are new on this rank; sharded ones come when they are
-  // used. Returns the closure's loss, or an undefined tensor.
-  torch::Tensor step(LossClosure closure = nullptr) override;
+  // ShardedOptimizer::step(), without a closure.
+  void step();
 
   // Whether a device's flag can keep an update from being made: none is by the class, or offloaded.
   bool reads_found_inf() const;
@@ -72,17 +67,6 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // Indices of the parameters of each group, each once.
   std::vector<size_t> parameters_of_group(size_t group) const;
 
-  // Sharded state is not one archive; both throw.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
-
- protected:
-  using Algorithm = UpdateAlgorithm;
-
-  // Collective: ranks must agree on groups and options.
-  ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
-                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, Algorithm algorithm);
-
  private:
   struct OfPage {
     size_t page;
@@ -110,6 +94,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void end_step();
   void hear();
 
+  std::vector<torch::optim::OptimizerParamGroup>& param_groups_;  // of the optimizer
   const ShardedParameters parameters_;
   const UpdateFactory factory_;
   std::vector<OfPage> updates_;
@@ -123,5 +108,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   memory::Event last_step_;             // its end
   std::string error_;                   // of a step that was begun and did not end
 };
+
+ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
+const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
 
 }  // namespace zeropage

@@ -1,4 +1,4 @@
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 #include <algorithm>
 #include <sstream>
@@ -36,24 +36,18 @@ std::string learning_rate(const torch::optim::OptimizerOptions& options) {
   }
 }
 
-std::unique_ptr<torch::optim::OptimizerOptions> options_of(
-    const OptimizerParamGroup& group, const torch::optim::OptimizerOptions& defaults) {
-  return group.has_options() ? group.options().clone() : defaults.clone();
-}
-
 }  // namespace
 
-ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
-                                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-                                   Algorithm algorithm)
-    : Optimizer(groups, std::move(defaults)),
+ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+                               UpdateAlgorithm algorithm)
+    : param_groups_(optimizer.param_groups()),
       parameters_(std::move(parameters)),
       factory_(parameters_, std::move(algorithm)),
       grouped_(parameters_.pages->parameters().size()) {
   // A checks its options when it is made, also on a rank that owns nothing.
   for (const OptimizerParamGroup& group : param_groups_) {
-    Groups empty;
-    empty.emplace_back(std::vector<at::Tensor>{}, options_of(group, *defaults_));
+    std::vector<OptimizerParamGroup> empty;
+    empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
     factory_.algorithm().make_class_optimizer(std::move(empty));
   }
   check_memory_holds_states();
@@ -65,7 +59,7 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
   step_offloaded_in_backward();
 }
 
-void ShardedOptimizer::check_memory_holds_states() const {
+void ShardedUpdates::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
   MemoryNeed need{.transient_bytes = parameters_.need.transient_bytes};
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
@@ -84,7 +78,7 @@ void ShardedOptimizer::check_memory_holds_states() const {
   }
 }
 
-void ShardedOptimizer::make_updates() {
+void ShardedUpdates::make_updates() {
   const ParameterPages& pages = *parameters_.pages;
   if (pages.page_offload()) {
     ZP_CHECK(static_cast<bool>(factory_.algorithm().make_fused),
@@ -107,7 +101,7 @@ void ShardedOptimizer::make_updates() {
 }
 
 // Those that were frozen when the optimizer was made, and train now.
-void ShardedOptimizer::adopt_pages() {
+void ShardedUpdates::adopt_pages() {
   const ParameterPages& pages = *parameters_.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     const auto at = std::find_if(updates_.begin(), updates_.end(),
@@ -126,13 +120,13 @@ void ShardedOptimizer::adopt_pages() {
   }
 }
 
-const ShardedOptimizer::OfPage* ShardedOptimizer::offloaded(size_t page) const {
+const ShardedUpdates::OfPage* ShardedUpdates::offloaded(size_t page) const {
   const auto at = std::find_if(updates_.begin(), updates_.end(),
                                [page](const OfPage& of_page) { return of_page.page == page; });
   return at != updates_.end() && at->part ? &*at : nullptr;
 }
 
-ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart part) {
+ShardedUpdates::OfPage ShardedUpdates::make_offloaded(size_t page, OwnedPart part) {
   const ParameterPages& pages = *parameters_.pages;
   PageOffload& page_offload = *pages.page_offload();
   OffloadedSteps::Part moved{.page = page,
@@ -158,12 +152,12 @@ ShardedOptimizer::OfPage ShardedOptimizer::make_offloaded(size_t page, OwnedPart
   return {page, factory_.make_fused(std::move(part)), index};
 }
 
-ShardedOptimizer::~ShardedOptimizer() {
+ShardedUpdates::~ShardedUpdates() {
   if (follows_) parameters_.reducer->set_follower({});
 }
 
 // Follows gradients into the middle of a backward.
-void ShardedOptimizer::step_offloaded_in_backward() {
+void ShardedUpdates::step_offloaded_in_backward() {
   if (!steps_) return;
   const StepWhen when = parameters_.options.offload.step;
   ZP_CHECK(
@@ -188,7 +182,7 @@ void ShardedOptimizer::step_offloaded_in_backward() {
   }
 }
 
-void ShardedOptimizer::check_agreement() const {
+void ShardedUpdates::check_agreement() const {
   std::vector<std::string> lines = {c10::str("optimizer: ", class_name()),
                                     c10::str("parameter groups: ", param_groups_.size())};
   for (size_t group = 0; group < param_groups_.size(); ++group) {
@@ -204,7 +198,7 @@ void ShardedOptimizer::check_agreement() const {
   parameters_.pages->world().check_agreement("the optimizer", lines);
 }
 
-std::vector<size_t> ShardedOptimizer::parameters_of_group(size_t group) const {
+std::vector<size_t> ShardedUpdates::parameters_of_group(size_t group) const {
   std::vector<size_t> indices;  // each parameter once
   const auto& tensors = param_groups_[group].params();
   for (size_t position = 0; position < tensors.size(); ++position) {
@@ -222,7 +216,7 @@ std::vector<size_t> ShardedOptimizer::parameters_of_group(size_t group) const {
 
 // Also called in step(): add_param_group() is not virtual, so a base reference may have added
 // groups.
-void ShardedOptimizer::adopt_groups() {
+void ShardedUpdates::adopt_groups() {
   if (adopted_groups_ == param_groups_.size()) return;
   std::vector<std::vector<size_t>> by_group;
   for (size_t group = adopted_groups_; group < param_groups_.size(); ++group) {
@@ -245,8 +239,8 @@ void ShardedOptimizer::adopt_groups() {
 }
 
 // The group as far as this rank owns it in that page.
-OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
-                                         const std::vector<size_t>& parameters) const {
+OwnedGroup ShardedUpdates::owned_group(size_t page, size_t group,
+                                       const std::vector<size_t>& parameters) const {
   const ParameterPages& pages = *parameters_.pages;
   const Range owned = pages.owned(page);
   OwnedGroup result{{}, param_groups_[group].options().clone()};
@@ -266,7 +260,7 @@ OwnedGroup ShardedOptimizer::owned_group(size_t page, size_t group,
   return result;
 }
 
-void ShardedOptimizer::check_whole(const char* who) const {
+void ShardedUpdates::check_whole(const char* who) const {
   ZP_CHECK(
       error_.empty(), who,
       " after a step that did not end, with parameters of this rank half updated: restart from "
@@ -274,13 +268,13 @@ void ShardedOptimizer::check_whole(const char* who) const {
       error_);
 }
 
-void ShardedOptimizer::set_steps(int64_t steps) {
+void ShardedUpdates::set_steps(int64_t steps) {
   hear();
   made_ = steps;
   for (const OfPage& of_page : updates_) of_page.update->set_updates(steps);
 }
 
-void ShardedOptimizer::begin_visit() {
+void ShardedUpdates::begin_visit() {
   check_whole("reading or writing the optimizer's state");
   hear();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
@@ -295,9 +289,8 @@ void ShardedOptimizer::begin_visit() {
   }
 }
 
-void ShardedOptimizer::visit_page(const OfPage& of_page, StateAccess access,
-                                  const VisitState& visit,
-                                  const std::function<void(size_t page)>& end_page) {
+void ShardedUpdates::visit_page(const OfPage& of_page, StateAccess access, const VisitState& visit,
+                                const std::function<void(size_t page)>& end_page) {
   const auto use =
       access == StateAccess::kWrite ? TierStorage::Use::kWrite : TierStorage::Use::kRead;
   set_options(of_page);
@@ -311,15 +304,15 @@ void ShardedOptimizer::visit_page(const OfPage& of_page, StateAccess access,
   if (end_page) end_page(of_page.page);
 }
 
-void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
-                                    const std::function<void(size_t page)>& end_page) {
+void ShardedUpdates::visit_states(StateAccess access, const VisitState& visit,
+                                  const std::function<void(size_t page)>& end_page) {
   const torch::NoGradGuard no_grad;
   begin_visit();
   for (const OfPage& of_page : updates_) visit_page(of_page, access, visit, end_page);
 }
 
-void ShardedOptimizer::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
-                                       const std::function<void(size_t page)>& end_page) {
+void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
+                                     const std::function<void(size_t page)>& end_page) {
   const torch::NoGradGuard no_grad;
   begin_visit();
   for (const OfPage& of_page : updates_) {
@@ -328,12 +321,7 @@ void ShardedOptimizer::visit_states_of(size_t page, StateAccess access, const Vi
   end_page(page);
 }
 
-torch::Tensor ShardedOptimizer::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
+void ShardedUpdates::step() {
   const torch::NoGradGuard no_grad;
   check_whole("step()");
   hear();
@@ -350,18 +338,17 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     error_ = memory::message_of(error);
     throw;
   }
-  return loss;
 }
 
-void ShardedOptimizer::set_options(const OfPage& of_page) const {
+void ShardedUpdates::set_options(const OfPage& of_page) const {
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     of_page.update->set_options(group, param_groups_[group].options());
   }
 }
 
 // has_gradient: asked here only.
-void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient,
-                                       double factor) {
+void ShardedUpdates::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient,
+                                     double factor) {
   const Range owned = parameters_.pages->owned(of_page.page);
   std::vector<bool> has(grouped_.size());
   std::vector<Range> unchanged;
@@ -382,7 +369,7 @@ void ShardedOptimizer::start_offloaded(const OfPage& of_page, const HasGradient&
       parameters_.gradients->arrival(of_page.page), std::move(unchanged));
 }
 
-void ShardedOptimizer::update_on_device(const OfPage& of_page) {
+void ShardedUpdates::update_on_device(const OfPage& of_page) {
   set_options(of_page);
   try {
     of_page.update->step([this](size_t parameter) { return parameters_.gradients->has(parameter); },
@@ -394,7 +381,7 @@ void ShardedOptimizer::update_on_device(const OfPage& of_page) {
   }
 }
 
-void ShardedOptimizer::update() {
+void ShardedUpdates::update() {
   const memory::NamedRange range("ShardedOptimizer::update");
   const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
   for (const OfPage& of_page : updates_) {
@@ -421,7 +408,7 @@ void ShardedOptimizer::update() {
   for (const comm::Pending& pending : in_flight) pending.wait();
 }
 
-void ShardedOptimizer::end_step() {
+void ShardedUpdates::end_step() {
   std::vector<bool> updated = grouped_;
   for (size_t index = 0; index < updated.size(); ++index) {
     updated[index] = updated[index] && parameters_.gradients->has(index);
@@ -431,19 +418,6 @@ void ShardedOptimizer::end_step() {
   parameters_.gradients->end_step();
   last_step_.synchronize();
   last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
-}
-
-void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
-  ZP_THROW(
-      "torch::save of a sharded optimizer: each rank holds a part of the state, and one archive "
-      "would "
-      "gather all of it; use zeropage::save_state(directory, model, optimizer)");
-}
-
-void ShardedOptimizer::load(torch::serialize::InputArchive&) {
-  ZP_THROW(
-      "torch::load into a sharded optimizer: its state is in no archive; use "
-      "zeropage::load_state(directory, model, optimizer)");
 }
 
 }  // namespace zeropage

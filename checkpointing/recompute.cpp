@@ -13,8 +13,11 @@
 #include <c10/core/InferenceMode.h>
 
 #include "checkpointing/detail/forward_tape.h"
+#include "checkpointing/saved_tensors.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/ledger.h"
+#include "operators/operator_interceptor.h"
 
 namespace zeropage::checkpointing {
 namespace {
@@ -167,12 +170,18 @@ std::string Recompute::plan_table() const {
   return plan_ ? plan_table_ : "";
 }
 
-RecomputeScope::RecomputeScope(Recompute& recompute) : tape_(recompute.begin_forward()) {
-  if (!tape_) return;
-  hooks_.emplace(tape_->hooks());
-  interceptor_.emplace(tape_.get());
-  kind_.emplace(memory::Kind::kActivation);
-}
+struct RecomputeScope::Watching {
+  explicit Watching(ForwardTape& tape)
+      : hooks(tape.hooks()), interceptor(&tape), kind(memory::Kind::kActivation) {}
+
+  const SavedTensorScope hooks;
+  const memory::InterceptorScope interceptor;
+  const memory::KindScope kind;
+};
+
+RecomputeScope::RecomputeScope(Recompute& recompute)
+    : tape_(recompute.begin_forward()),
+      watching_(tape_ ? std::make_unique<Watching>(*tape_) : nullptr) {}
 
 bool RecomputeScope::decides_alone() {
   const auto* tape = dynamic_cast<const ForwardTape*>(memory::OperatorInterceptor::current());

@@ -44,10 +44,6 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 
-#include "checkpointing/saved_tensors.h"
-#include "memory/ledger.h"
-#include "operators/operator_interceptor.h"
-
 namespace zeropage::checkpointing {
 
 namespace detail {
@@ -112,10 +108,10 @@ class RecomputeScope {
   static bool decides_alone();
 
  private:
+  struct Watching;
+
   const std::shared_ptr<detail::ForwardTape> tape_;
-  std::optional<SavedTensorScope> hooks_;
-  std::optional<memory::InterceptorScope> interceptor_;
-  std::optional<memory::KindScope> kind_;
+  const std::unique_ptr<Watching> watching_;  // null where grad mode is off
 };
 
 }  // namespace zeropage::checkpointing

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "paging/page.h"
+#include "paging/paging_statistics.h"
 #include "paging/trace.h"
 
 namespace zeropage::memory {
@@ -68,17 +69,6 @@ struct PagerOptions {
 
   // Whether passes repeat, so that their traces are worth recording.
   bool traced = true;
-};
-
-struct PagingStatistics {
-  int64_t faults = 0;          // pages that an operator had to ask for
-  int64_t prefetched = 0;      // pages brought before an operator asked for them, and then used
-  int64_t evictions = 0;       // pages that went
-  int64_t bytes_gathered = 0;  // of all pages that came
-  double wait_seconds = 0;     // that operators waited for pages
-
-  PagingStatistics& operator+=(const PagingStatistics& other);
-  PagingStatistics operator-(const PagingStatistics& earlier) const;
 };
 
 // Training and inference have a trace each; what happens aside (a guard of the user) has none.

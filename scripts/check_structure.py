@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the house: include arrows, file lengths, checks with words, parallel loops, public headers, who reads the stage. Prints each
-breach; exit 1 if any."""
+"""Checks the house: include arrows, file lengths, checks with words, parallel loops, public headers and what the umbrella brings of them, who
+reads the stage.
+
+Prints each breach; exit 1 if any.
+"""
 
 import re
 import subprocess
@@ -26,6 +29,8 @@ ALLOWED = {
 PUBLIC_HEADER = re.compile(r"^ +([\w/]+\.h)\)?$", re.MULTILINE)
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
+# That a program gets with the umbrella header: lines of code, for what explains them is wanted.
+UMBRELLA, MOST_LINES_BEHIND_IT = "zero/zeropage.h", 2400
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
@@ -73,7 +78,19 @@ def reads_stage(text):
     return bool(STAGE_PART.search(code) or STAGE_COMPARED.search(code))
 
 
+def lines_of_code(name):
+    lines = map(str.strip, (ROOT / name).read_text().splitlines())
+    return sum(line != "" and not line.startswith("//") for line in lines)
+
+
 def breaches():
+    umbrella = set()
+    behind(UMBRELLA, umbrella)
+    total = sum(map(lines_of_code, umbrella))
+    if total > MOST_LINES_BEHIND_IT:
+        largest = sorted(umbrella, key=lines_of_code, reverse=True)[:5]
+        yield (f"{UMBRELLA}: brings {len(umbrella)} headers with {total} lines of code, at most {MOST_LINES_BEHIND_IT}; the largest are "
+               f"{', '.join(largest)}: hide what programs do not name behind a declaration")
     for header in PUBLIC_HEADER.findall((ROOT / "cmake/public_headers.cmake").read_text()):
         installed = set()
         behind(header, installed)

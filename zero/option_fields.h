@@ -87,9 +87,7 @@ constexpr auto table_of(std::type_identity<OffloadOptions>) {
            .compared = Compared::kNo}),
       field<&OffloadOptions::nvme_directory>(
           {.help = "The folder on a local disk for what is offloaded to kNvme",
-           .compared = Compared::kNo}),
-      field<&OffloadOptions::wrap_disk>(
-          {.help = "For tests: makes the disk another", .compared = Compared::kNo})));
+           .compared = Compared::kNo})));
 }
 static_assert(memory::tells_all_fields<OffloadOptions>());
 

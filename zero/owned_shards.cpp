@@ -10,6 +10,8 @@
 
 #include "memory/check.h"
 #include "offload/split_values.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage {
 namespace {
@@ -22,7 +24,7 @@ at::Tensor read_only(const at::Tensor& flat) {
 }
 
 void check_can_be_read(const DistributedDataParallelBase& model, const char* who) {
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   const ParameterPages& pages = *sharded.pages;
   ZP_CHECK(!model.world().device().is_meta(), who, ": a simulated world has no values");
   sharded.in_place->check(who);
@@ -42,7 +44,7 @@ void check_can_be_read(const DistributedDataParallelBase& model, const char* who
 class PageReader {
  public:
   PageReader(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer)
-      : sharded_(model.sharded_parameters()), pages_(*sharded_.pages), optimizer_(optimizer) {
+      : sharded_(sharded_parameters_of(model)), pages_(*sharded_.pages), optimizer_(optimizer) {
     if (sharded_.gradients->are_averaged()) sharded_.gradients->prepare();
   }
 
@@ -59,9 +61,10 @@ class PageReader {
         }
       };
       if (optimizer_ == nullptr) return visit_parameters(page);
-      optimizer_->visit_states_of(
-          page, StateAccess::kRead, [&](size_t, OwnedState& state) { states.push_back(state); },
-          visit_parameters);
+      updates_of(*optimizer_)
+          .visit_states_of(
+              page, StateAccess::kRead, [&](size_t, OwnedState& state) { states.push_back(state); },
+              visit_parameters);
     });
   }
 
@@ -120,8 +123,9 @@ class PageReader {
 
 void check_is_of(const ShardedOptimizer* optimizer, const DistributedDataParallelBase& model,
                  const char* who) {
-  ZP_CHECK(optimizer == nullptr || optimizer->updates(*model.sharded_parameters().pages), who,
-           ": the optimizer is of another model; give this one's");
+  ZP_CHECK(
+      optimizer == nullptr || updates_of(*optimizer).updates(*sharded_parameters_of(model).pages),
+      who, ": the optimizer is of another model; give this one's");
 }
 
 OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
@@ -130,7 +134,7 @@ OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* 
   constexpr const char* kWho = "owned_shard()";
   check_can_be_read(model, kWho);
   check_is_of(optimizer, model, kWho);
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const int64_t index = pages.index_of(parameter);
   ZP_CHECK(index >= 0, kWho, ": a tensor ",
            parameter.defined() ? c10::str("of sizes ", parameter.sizes()) : "that is undefined",
@@ -149,7 +153,7 @@ void read_all(const DistributedDataParallelBase& model, ShardedOptimizer* optimi
   check_can_be_read(model, who);
   check_is_of(optimizer, model, who);
   PageReader reader(model, optimizer);
-  const size_t count = model.sharded_parameters().pages->layouts().size();
+  const size_t count = sharded_parameters_of(model).pages->layouts().size();
   for (size_t page = 0; page < count; ++page) reader.read(page, visit);
 }
 
@@ -211,7 +215,7 @@ void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimiz
 void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "assign_owned_shards()";
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
   std::string message;

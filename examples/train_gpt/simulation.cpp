@@ -12,6 +12,8 @@
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/run_report.h"
 #include "memory/bytes.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/sharded_updates.h"
 
 namespace train_gpt {
 namespace {
@@ -62,9 +64,9 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   const auto optimizer = make_optimizer(flags, model);
   zeropage::Accumulator accumulator(model, flags.accumulator);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
-  run.persistent_bytes = model.sharded_parameters()
+  run.persistent_bytes = sharded_parameters_of(model)
                              .pages->plan()
-                             .held(optimizer->states_of_a_parameter())[Tier::kDevice]
+                             .held(updates_of(*optimizer).states_of_a_parameter())[Tier::kDevice]
                              .total();
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);

@@ -12,6 +12,7 @@
 #include "checkpointing/activation_offload.h"
 #include "memory/bytes.h"
 #include "memory/ledger.h"
+#include "offload/nvme_heap.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/tiers/nvme_activations.h"

@@ -9,6 +9,7 @@
 #include "tests/harness/delays.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage::checkpointing_test {
 namespace {
@@ -328,7 +329,7 @@ Gathers gathers_of(int64_t blocks, EveryBlocks every) {
       after = model.paging();
     }
     if (world.rank() != 0) return;
-    const ShardedParameters& sharded = model.sharded_parameters();
+    const ShardedParameters& sharded = sharded_parameters_of(model);
     ASSERT_EQ(sharded.pages->layouts().size(), static_cast<size_t>(blocks));
     const memory::PagingStatistics step = after - before;
     result = {memory::div_exact(step.bytes_gathered, sharded.paging->pager()->largest_page_bytes()),
@@ -398,7 +399,7 @@ int64_t transient_bytes(int64_t blocks, EveryBlocks every, int64_t* page_bytes) 
     }
     if (world.rank() != 0) return;
     highest = most;
-    *page_bytes = model.sharded_parameters().paging->pager()->largest_page_bytes();
+    *page_bytes = sharded_parameters_of(model).paging->pager()->largest_page_bytes();
   });
   return highest;
 }

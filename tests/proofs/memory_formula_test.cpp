@@ -7,6 +7,7 @@
 #include "memory/testing.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::memory_formula_test {
@@ -136,7 +137,7 @@ int64_t transient_bytes(int layers, int64_t* page_bytes) {
     look();
     if (world.rank() != 0) return;
     highest = own;
-    *page_bytes = model.sharded_parameters().paging->pager()->largest_page_bytes();
+    *page_bytes = sharded_parameters_of(model).paging->pager()->largest_page_bytes();
   });
   return highest;
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "memory/ledger.h"
+#include "zero/gradients/sum_order.h"
 #include "zero/tiers/page_offload.h"
 
 namespace zeropage {

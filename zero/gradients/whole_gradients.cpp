@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "memory/ledger.h"
+#include "zero/gradients/sum_order.h"
 
 namespace zeropage {
 

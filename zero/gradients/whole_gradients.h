@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "accumulate/micro_step_sums.h"
 #include "zero/gradients/gradient_buckets.h"
 
 namespace zeropage {

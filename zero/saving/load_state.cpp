@@ -101,7 +101,7 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
 LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
   const comm::World texts = model.world().beside("state", options.deadline);
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   LoadReport report;
   find(texts, path, options, report);
   std::unique_ptr<SavedState> saved;
@@ -109,7 +109,7 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
   throw_alike(texts, "loading state", error_of([&] {
                 ZP_CHECK(!model.world().device().is_meta(),
                          "loading state: a simulated world has no values");
-                ZP_CHECK(optimizer == nullptr || optimizer->updates(*sharded.pages),
+                ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
                          "loading state: the optimizer is of another model; give this one's");
                 saved = std::make_unique<SavedState>(report.directory);
                 loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, options);

@@ -11,6 +11,8 @@
 namespace zeropage {
 namespace {
 
+static_assert(Options::kTwoLargestPages == memory::PagerOptions::kTwoLargestPages);
+
 MakePagesOptions pages_options(const Options& options, const comm::World& world) {
   return {.pages = {.page_bytes = page_bytes_on(world.device(), options),
                     .sharding = options,

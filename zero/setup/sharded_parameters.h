@@ -7,7 +7,6 @@
 #include <torch/nn/module.h>
 
 #include "comm/world.h"
-#include "operators/construction_tape.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/gradient_sums.h"
 #include "zero/gradients/step_gradients.h"
@@ -16,6 +15,12 @@
 #include "zero/pages/make_pages.h"
 
 namespace zeropage {
+
+namespace memory {
+class ConstructionTape;
+}
+
+class DistributedDataParallelBase;
 
 struct ShardedParameters : PageParts {
   std::shared_ptr<GradientReducer> reducer;
@@ -30,6 +35,9 @@ struct ShardedParameters : PageParts {
 ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
                                           const Options& options,
                                           const memory::ConstructionTape* tape);
+
+// Those of a model that is wrapped, as long as it is.
+const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
 
 // Of parameters that nothing wraps: gradients are averaged in step(). Throws for stages that shard
 // gradients or parameters. Collective; every rank takes rank 0's values.

@@ -41,8 +41,7 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
     return std::make_unique<NvmeStorage>(
         offload::NvmeFileOptions{.directory = options_.nvme_directory,
                                  .name = c10::str("rank-", world.rank(), ".", what),
-                                 .owner = what,
-                                 .wrap = options_.wrap_disk});
+                                 .owner = what});
   };
   copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
   values_ = make_storage(options_.optimizer, "values");

@@ -7,6 +7,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::byte_plan_test {
@@ -106,7 +107,7 @@ void train_step(DistributedDataParallel<ThreeLayers>& model, torch::optim::Optim
 }
 
 void expect_held(const DistributedDataParallel<ThreeLayers>& model) {
-  const TierBytes planned = model.sharded_parameters().pages->plan().held(kStatesOfAdamW);
+  const TierBytes planned = sharded_parameters_of(model).pages->plan().held(kStatesOfAdamW);
   const memory::Ledger& ledger = *memory::Ledger::current();
   const memory::Breakdown now = ledger.now();
   for (const Kind kind :
@@ -145,11 +146,11 @@ TEST_P(BytePlanTest, FollowsParametersThatAreUnfrozen) {
       Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
       train_step(model, optimizer, way.options);
       const int64_t before =
-          model.sharded_parameters().pages->plan().held(0)[Tier::kDevice].total();
+          sharded_parameters_of(model).pages->plan().held(0)[Tier::kDevice].total();
       for (auto& parameter : module->frozen->parameters()) parameter.requires_grad_(true);
       train_step(model, optimizer, way.options);
       expect_held(model);
-      EXPECT_GT(model.sharded_parameters().pages->plan().held(0)[Tier::kDevice].total(), before);
+      EXPECT_GT(sharded_parameters_of(model).pages->plan().held(0)[Tier::kDevice].total(), before);
     });
   }
 }

@@ -11,6 +11,7 @@
 
 #include "checkpointing/activation_offload.h"
 #include "memory/ledger.h"
+#include "offload/nvme_heap.h"
 #include "tests/harness/errors.h"
 
 namespace zeropage::nvme_activations_test {

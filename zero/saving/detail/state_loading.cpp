@@ -46,8 +46,8 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
       model_(model),
       optimizer_(optimizer),
       options_(options),
-      pages_(*model.sharded_parameters().pages),
-      masters_(*model.sharded_parameters().masters) {
+      pages_(*sharded_parameters_of(model).pages),
+      masters_(*sharded_parameters_of(model).masters) {
   for (const state::TensorFile* file : saved_.files()) {
     readers_[file] = std::make_unique<state::BlockReader>(*file);
   }
@@ -156,7 +156,7 @@ void StateLoading::match_optimizer() const {
 }
 
 void StateLoading::match_states(LoadReport& report) const {
-  optimizer_->visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+  updates_of(*optimizer_).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
     const NamedParameter& named = pages_.parameters()[owned.parameter].parameter;
     if (!knows_states_of(named.name())) {
       report.missing.push_back(state_name(named.name(), kStepState));
@@ -257,9 +257,10 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
 void StateLoading::load_optimizer() {
   const at::NoGradGuard no_grad;
   if (options_.optimizer_options) load_group_options();
-  optimizer_->visit_states(StateAccess::kWrite,
-                           [&](size_t page, OwnedState& owned) { load_shard(page, owned); });
-  optimizer_->set_steps(saved_.manifest().content["optimizer"].at("updates"));
+  updates_of(*optimizer_).visit_states(StateAccess::kWrite, [&](size_t page, OwnedState& owned) {
+    load_shard(page, owned);
+  });
+  updates_of(*optimizer_).set_steps(saved_.manifest().content["optimizer"].at("updates"));
 }
 
 void StateLoading::load_shard(size_t page, OwnedState& owned) {

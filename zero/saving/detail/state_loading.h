@@ -10,7 +10,7 @@
 #include "state/saved_state.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/saving/sharded_state.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage::detail {
 

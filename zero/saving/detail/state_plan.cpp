@@ -52,7 +52,7 @@ PlannedFile plan_weights(const DistributedDataParallelBase& model, const SaveOpt
                        .shape = shape_of(named.tensor)});
     add_aliases(metadata, named, options.prefix);
   };
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   for (const PlacedParameter& placed : pages.parameters()) {
     add(placed.parameter, pages.layouts()[placed.page].dtype);
   }
@@ -78,7 +78,7 @@ void to_json(json& to, const KnownStates& known) {
 // By parameter, of this rank.
 json own_states(ShardedOptimizer& optimizer) {
   std::map<size_t, KnownStates> known;
-  optimizer.visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+  updates_of(optimizer).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
     if (owned.tensors.empty() && owned.steps == 0) return;
     KnownStates& of = known[owned.parameter];
     if (!of.tensors.empty()) return;
@@ -139,7 +139,7 @@ json groups_of(const ShardedOptimizer& optimizer, const ParameterPages& pages) {
   json groups = json::array();
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     json names = json::array();
-    for (const size_t index : optimizer.parameters_of_group(group)) {
+    for (const size_t index : updates_of(optimizer).parameters_of_group(group)) {
       names.push_back(pages.parameters()[index].parameter.name());
     }
     const auto& options = optimizer.param_groups()[group].options();
@@ -218,11 +218,11 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
 
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
                      ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   json own;
   const std::exception_ptr error = error_of([&] {
     ZP_CHECK(!model.world().device().is_meta(), "saving state: a simulated world has no values");
-    ZP_CHECK(optimizer == nullptr || optimizer->updates(*sharded.pages),
+    ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
              "saving state: the optimizer is of another model; give this one's");
     ZP_CHECK(optimizer == nullptr ||
                  (options.prefix.empty() && options.weights_as == WeightsAs::kInModule),

@@ -15,7 +15,7 @@
 #include "state/safetensors.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/saving/sharded_state.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage::detail {
 

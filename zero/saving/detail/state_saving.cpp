@@ -95,7 +95,7 @@ state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_r
 
 void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
   if (model.world().rank() == 0) {
@@ -126,13 +126,13 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
 void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
                        const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const PlannedFile& file = *plan.optimizer;
   if (model.world().rank() == 0) {
     sink.put(0, file.prefix());
     put_steps(pages, plan, sink);
   }
-  collect_masters(model.sharded_parameters(), file, sink);
+  collect_masters(sharded_parameters_of(model), file, sink);
   // State by state, as they lie in the file.
   std::vector<OwnedState> of_page;
   const auto put_page = [&](size_t page) {
@@ -157,7 +157,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
     }
     of_page.clear();
   };
-  optimizer.visit_states(
+  updates_of(optimizer).visit_states(
       StateAccess::kRead, [&](size_t, OwnedState& owned) { of_page.push_back(owned); }, put_page);
 }
 

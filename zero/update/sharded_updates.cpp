@@ -1,4 +1,4 @@
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 #include <utility>
 
@@ -11,13 +11,12 @@ namespace zeropage {
 
 using torch::optim::OptimizerParamGroup;
 
-ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
-                                   std::unique_ptr<torch::optim::OptimizerOptions> defaults,
-                                   Algorithm algorithm)
-    : Optimizer(groups, std::move(defaults)),
+ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+                               UpdateAlgorithm algorithm)
+    : optimizer_(optimizer),
       parameters_(std::move(parameters)),
       factory_(parameters_, std::move(algorithm)),
-      groups_(parameters_.pages, parameters_.options, param_groups_) {
+      groups_(parameters_.pages, parameters_.options, optimizer.param_groups()) {
   check_class_takes_options();
   check_memory_holds_states();
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
@@ -27,19 +26,18 @@ ShardedOptimizer::ShardedOptimizer(ShardedParameters parameters, const Groups& g
   pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_);
 }
 
-ShardedOptimizer::~ShardedOptimizer() = default;
+ShardedUpdates::~ShardedUpdates() = default;
 
 // A checks its options when it is made, also on a rank that owns nothing.
-void ShardedOptimizer::check_class_takes_options() const {
-  for (const OptimizerParamGroup& group : param_groups_) {
-    Groups empty;
-    empty.emplace_back(std::vector<at::Tensor>{},
-                       group.has_options() ? group.options().clone() : defaults_->clone());
+void ShardedUpdates::check_class_takes_options() const {
+  for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
+    std::vector<OptimizerParamGroup> empty;
+    empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
     factory_.algorithm().make_class_optimizer(std::move(empty));
   }
 }
 
-void ShardedOptimizer::check_memory_holds_states() const {
+void ShardedUpdates::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
   const TierBytes states = pages.plan().states(states_of_a_parameter());
   check_device_holds(pages.world(), "the optimizer",
@@ -51,7 +49,7 @@ void ShardedOptimizer::check_memory_holds_states() const {
   }
 }
 
-void ShardedOptimizer::check_whole(const char* who) const {
+void ShardedUpdates::check_whole(const char* who) const {
   ZP_CHECK(
       error_.empty(), who,
       " after a step that did not end, with parameters of this rank half updated: restart from "
@@ -61,7 +59,7 @@ void ShardedOptimizer::check_whole(const char* who) const {
 
 // Steps are enqueued before it is known whether they may be made: the device leaves one out, and the host
 // has counted it until it hears of that.
-void ShardedOptimizer::hear() {
+void ShardedUpdates::hear() {
   if (!untold_) return;
   const bool made = untold_->get().skipped == Skipped::kNo;
   untold_.reset();
@@ -70,13 +68,13 @@ void ShardedOptimizer::hear() {
   updates_->uncount_step();
 }
 
-void ShardedOptimizer::set_steps(int64_t steps) {
+void ShardedUpdates::set_steps(int64_t steps) {
   hear();
   made_ = steps;
   updates_->set_updates(steps);
 }
 
-void ShardedOptimizer::begin_visit() {
+void ShardedUpdates::begin_visit() {
   check_whole("reading or writing the optimizer's state");
   hear();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
@@ -88,8 +86,8 @@ void ShardedOptimizer::begin_visit() {
            "ahead; save or load after step()");
 }
 
-void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
-                                    const std::function<void(size_t page)>& end_page) {
+void ShardedUpdates::visit_states(StateAccess access, const VisitState& visit,
+                                  const std::function<void(size_t page)>& end_page) {
   const torch::NoGradGuard no_grad;
   begin_visit();
   for (const auto& of_page : updates_->all()) {
@@ -97,8 +95,8 @@ void ShardedOptimizer::visit_states(StateAccess access, const VisitState& visit,
   }
 }
 
-void ShardedOptimizer::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
-                                       const std::function<void(size_t page)>& end_page) {
+void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
+                                     const std::function<void(size_t page)>& end_page) {
   const torch::NoGradGuard no_grad;
   begin_visit();
   for (const auto& of_page : updates_->all()) {
@@ -107,12 +105,7 @@ void ShardedOptimizer::visit_states_of(size_t page, StateAccess access, const Vi
   end_page(page);
 }
 
-torch::Tensor ShardedOptimizer::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
+void ShardedUpdates::step() {
   const torch::NoGradGuard no_grad;
   check_whole("step()");
   hear();
@@ -130,11 +123,10 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
     error_ = memory::message_of(error);
     throw;
   }
-  return loss;
 }
 
-void ShardedOptimizer::step_with(const offload::GradientFactors& factors,
-                                 std::shared_ptr<LateReport> report) {
+void ShardedUpdates::step_with(const offload::GradientFactors& factors,
+                               std::shared_ptr<LateReport> report) {
   hear();
   factors_ = factors;
   const auto leave = c10::make_scope_exit([this] { factors_ = {}; });
@@ -142,7 +134,7 @@ void ShardedOptimizer::step_with(const offload::GradientFactors& factors,
   untold_ = std::move(report);
 }
 
-void ShardedOptimizer::end_step() {
+void ShardedUpdates::end_step() {
   std::vector<bool> updated(parameters_.pages->parameters().size());
   for (size_t index = 0; index < updated.size(); ++index) {
     updated[index] = groups_.contain(index) && parameters_.gradients->has(index);
@@ -152,19 +144,6 @@ void ShardedOptimizer::end_step() {
   parameters_.gradients->end_step();
   last_step_.synchronize();
   last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
-}
-
-void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
-  ZP_THROW(
-      "torch::save of a sharded optimizer: each rank holds a part of the state, and one archive "
-      "would "
-      "gather all of it; use zeropage::save_state(directory, model, optimizer)");
-}
-
-void ShardedOptimizer::load(torch::serialize::InputArchive&) {
-  ZP_THROW(
-      "torch::load into a sharded optimizer: its state is in no archive; use "
-      "zeropage::load_state(directory, model, optimizer)");
 }
 
 }  // namespace zeropage

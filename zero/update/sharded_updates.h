@@ -1,17 +1,9 @@
-// Runs a torch::optim class on what this rank owns of each page, then shares the result.
-//
-// It is a torch::optim::Optimizer whose parameters and options are the user's: schedulers,
-// per-group options and add_param_group work on it as on any other. Inside, each page has an update
-// of what this rank owns of it (zero/update/page_updates.h): by the class itself, or by the fused form of
-// it; so state exists once over all ranks. While page k + 1 is stepped, page k's new values travel
+// The updates that a ShardedOptimizer makes: each page has one, of what this rank owns of it
+// (zero/update/page_updates.h), by the class itself or by the fused form of it; so state exists once
+// over all ranks. While page k + 1 is stepped, page k's new values travel
 // (zero/update/step_pipeline.h).
 //
-// On an accelerator step() enqueues, and returns at once; only the step before must have ended, so
-// the host is never more than one ahead.
-//
-// Lifetime: shares the pages and the reducer with the DistributedDataParallel that made them; either may go
-// first.
-// Threads: the training thread.
+// Lifetime: owned by the optimizer, whose groups it reads. Threads: the training thread.
 #pragma once
 
 #include <functional>
@@ -22,8 +14,8 @@
 #include <torch/optim/optimizer.h>
 
 #include "device/stream.h"
+#include "zero/late_report.h"
 #include "zero/setup/sharded_parameters.h"
-#include "zero/step_report.h"
 #include "zero/update/page_update.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
@@ -32,16 +24,19 @@
 
 namespace zeropage {
 
-class ShardedOptimizer : public torch::optim::Optimizer {
+class ShardedOptimizer;
+
+class ShardedUpdates {
  public:
-  using Groups = ParameterGroups::Groups;
+  // Collective: ranks must agree on groups and options.
+  ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+                 UpdateAlgorithm algorithm);
+  ~ShardedUpdates();
+  ShardedUpdates(const ShardedUpdates&) = delete;
+  ShardedUpdates& operator=(const ShardedUpdates&) = delete;
 
-  ~ShardedOptimizer() override;
-
-  // Collective. Averages gradients that backward has not averaged yet, updates what this rank owns,
-  // and returns when all whole parameters are new on this rank; sharded ones come when they are
-  // used. Returns the closure's loss, or an undefined tensor.
-  torch::Tensor step(LossClosure closure = nullptr) override;
+  // ShardedOptimizer::step(), without a closure.
+  void step();
 
   // Whether a device's flag can keep an update from being made: none is by the class, or offloaded.
   bool reads_found_inf() const { return updates_->read_found_inf(); }
@@ -76,17 +71,6 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     return groups_.parameters_of(group);
   }
 
-  // Sharded state is not one archive; both throw.
-  void save(torch::serialize::OutputArchive& archive) const override;
-  void load(torch::serialize::InputArchive& archive) override;
-
- protected:
-  using Algorithm = UpdateAlgorithm;
-
-  // Collective: ranks must agree on groups and options.
-  ShardedOptimizer(ShardedParameters parameters, const Groups& groups,
-                   std::unique_ptr<torch::optim::OptimizerOptions> defaults, Algorithm algorithm);
-
  private:
   void check_class_takes_options() const;
   void check_memory_holds_states() const;
@@ -95,6 +79,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void end_step();
   void hear();
 
+  const torch::optim::Optimizer& optimizer_;
   const ShardedParameters parameters_;
   const UpdateFactory factory_;
   ParameterGroups groups_;
@@ -106,5 +91,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   memory::Event last_step_;             // its end
   std::string error_;                   // of a step that was begun and did not end
 };
+
+ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
+const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
 
 }  // namespace zeropage

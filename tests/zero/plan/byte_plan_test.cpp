@@ -197,6 +197,41 @@ TEST(BytePlanFormulaTest, IsZerosOfFp32AndAdam) {
   }
 }
 
+// 4 bytes each for a value, its gradient and its two states; what the optimizer updates away from fp32
+// parameters that stay is a copy.
+TEST(BytePlanFormulaTest, HasWhatLeavesInItsTier) {
+  constexpr int64_t kParameters = 1'000'000;
+  constexpr int kRanks = 8;
+  constexpr int64_t kShare = kParameters / kRanks;
+  struct Case {
+    Stage stage;
+    Tier optimizer;
+    Tier parameters;
+    int64_t device, host, nvme;
+  };
+  for (const Case& expected : std::vector<Case>{
+           {Stage::kReplicated, Tier::kHost, Tier::kDevice, 8 * kParameters, 16 * kParameters, 0},
+           {Stage::kOptimizerState, Tier::kHost, Tier::kDevice, 8 * kParameters, 16 * kShare, 0},
+           {Stage::kGradients, Tier::kHost, Tier::kDevice, 4 * kParameters, 16 * kShare, 0},
+           {Stage::kParameters, Tier::kHost, Tier::kDevice, 4 * kShare, 16 * kShare, 0},
+           {Stage::kParameters, Tier::kHost, Tier::kHost, 0, 16 * kShare, 0},
+           {Stage::kGradients, Tier::kNvme, Tier::kDevice, 4 * kParameters, 4 * kShare,
+            12 * kShare},
+           {Stage::kParameters, Tier::kNvme, Tier::kHost, 0, 8 * kShare, 8 * kShare},
+           {Stage::kParameters, Tier::kNvme, Tier::kNvme, 0, 4 * kShare, 12 * kShare}}) {
+    Options options{.stage = expected.stage};
+    options.offload.optimizer = expected.optimizer;
+    options.offload.parameters = expected.parameters;
+    const TierBytes formula = formula_bytes(options, kParameters, kRanks, kStatesOfAdamW);
+    SCOPED_TRACE(c10::str("stage ", text_of(expected.stage), ", optimizer in tier ",
+                          memory::name(expected.optimizer), ", parameters in tier ",
+                          memory::name(expected.parameters)));
+    EXPECT_EQ(formula[Tier::kDevice].total(), expected.device);
+    EXPECT_EQ(formula[Tier::kHost].total(), expected.host);
+    EXPECT_EQ(formula[Tier::kNvme].total(), expected.nvme);
+  }
+}
+
 TEST(BytePlanPagesTest, SayHowRanksShareThem) {
   const PageLayout large = page_of(64 * kShardBlockNumel, 2);
   const PageLayout small = page_of(kShardBlockNumel, 2);

@@ -9,6 +9,7 @@
 #include "comm/detail/call.h"
 #include "comm/devices/device_reduction.h"
 #include "comm/devices/device_watch.h"
+#include "device/pending_on_device.h"
 #include "memory/check.h"
 #include "memory/exact.h"
 #include "memory/ledger.h"

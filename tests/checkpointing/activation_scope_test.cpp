@@ -295,13 +295,16 @@ TEST_F(ActivationScopeTest, WhatChangedAfterTheForwardIsRefused) {
   EXPECT_THAT(error_of([&] { loss.backward(); }), HasSubstr("was changed in place"));
 }
 
-TEST_F(ActivationScopeTest, PartitionedCheckpointsHaveTheSameScope) {
-  zeropage::testing::Transformer module;
-  const auto x = torch::randn({6, 7});
-  const Forward forward = [&](const torch::Tensor& in) { return module->forward(in).pow(2).sum(); };
+TEST_F(ActivationScopeTest, PartitionedCheckpointsPackWithinTheirScopeAlone) {
+  Recompute recompute;
   PartitionedCheckpoints partitioned(PartitionOptions{});
-  expect_same_bits(gradients(*module, x, forward, {}),
-                   gradients(*module, x, forward, {&partitioned}));
+  const ActivationScope around(recompute);
+  const auto before = SavedTensorScope::current();
+  {
+    const ActivationScope scope(partitioned);
+    EXPECT_EQ(SavedTensorScope::current(), partitioned.hooks());
+  }
+  EXPECT_EQ(SavedTensorScope::current(), before);
 }
 
 TEST_F(ActivationScopeTest, OptionsThatMakeNoSenseAreRefusedWithTheNameOfTheirClass) {

@@ -15,7 +15,6 @@
 #include "checkpointing/detail/forward_tape.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
-#include "memory/ledger.h"
 
 namespace zeropage::checkpointing {
 namespace {

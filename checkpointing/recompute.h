@@ -48,6 +48,9 @@
 
 #include "checkpointing/activation_scope.h"
 #include "checkpointing/recompute_statistics.h"
+// Programs of release 0.1 have these from here.
+#include "memory/ledger.h"
+#include "operators/operator_interceptor.h"
 
 namespace zeropage::checkpointing {
 

@@ -22,6 +22,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,6 +33,8 @@
 #include "paging/page_use.h"
 #include "paging/pager_options.h"
 #include "paging/paging_statistics.h"
+// Programs of release 0.1 have this from here.
+#include "paging/trace.h"
 
 namespace zeropage::memory {
 

@@ -155,6 +155,10 @@ PartitionedCheckpoints::PartitionedCheckpoints(PartitionOptions options)
 
 PartitionedCheckpoints::~PartitionedCheckpoints() = default;
 
+std::unique_ptr<ActivationPolicy::Forward> PartitionedCheckpoints::begin_forward() {
+  return forward_through(partitioner_);
+}
+
 std::shared_ptr<SavedTensorHooks> PartitionedCheckpoints::hooks() const {
   return partitioner_;
 }

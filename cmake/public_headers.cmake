@@ -30,6 +30,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     accumulate/micro_batches.h
     accumulate/norm_spikes.h
     checkpointing/activation_offload.h
+    checkpointing/activation_scope.h
     checkpointing/checkpoint.h
     checkpointing/checkpointed.h
     checkpointing/partitioned_checkpoints.h

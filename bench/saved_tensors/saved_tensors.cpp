@@ -168,9 +168,9 @@ std::vector<Checked> hooks(const std::shared_ptr<const Chain>& chain) {
       std::make_shared<ActivationOffload>(ActivationOffloadOptions{.least_bytes = kHugeBytes});
   return {{"no hooks", [=] { return chain->step(); }},
           {"hooks that keep", [=] { return chain->step<SavedTensorScope>(keeping); }},
-          {"Recompute that keeps", [=] { return chain->step<RecomputeScope>(*all_stays); }},
-          {"Recompute, too small", [=] { return chain->step<RecomputeScope>(*selective); }},
-          {"offload, too small", [=] { return chain->step<SavedTensorScope>(offload->hooks()); }}};
+          {"Recompute that keeps", [=] { return chain->step<ActivationScope>(*all_stays); }},
+          {"Recompute, too small", [=] { return chain->step<ActivationScope>(*selective); }},
+          {"offload, too small", [=] { return chain->step<ActivationScope>(*offload); }}};
 }
 
 int64_t saved_tensors_of(const Chain& chain) {

@@ -143,4 +143,13 @@ bool is_matrix_product(const OperatorFacts& facts) {
          is_attention(facts.name) || is_convolution(facts.name);
 }
 
+c10::Device place_of_arguments(at::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined() && !argument.toTensor().is_cpu()) {
+      return argument.toTensor().device();
+    }
+  }
+  return c10::kCPU;
+}
+
 }  // namespace zeropage::checkpointing::detail

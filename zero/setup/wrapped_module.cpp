@@ -12,7 +12,7 @@ namespace {
 // Ranks that repeat other operators than others would gather other pages.
 void check_recompute(const comm::World& world) {
   ZP_CHECK(
-      world.size() == 1 || !checkpointing::RecomputeScope::decides_alone(),
+      world.size() == 1 || !checkpointing::Recompute::decides_alone(),
       "recompute by a budget, around the forward of a model whose parameters are sharded over ",
       world.size(),
       " ranks: expected a Recompute whose plan the ranks share, got one by which each rank "

@@ -138,9 +138,4 @@ double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments)
   return is_convolution(facts.name) ? convolution_flops(arguments) : 0;
 }
 
-bool is_matrix_product(const OperatorFacts& facts) {
-  return among(kProducts, facts.name) || among(kProductsAfterAnAddend, facts.name) ||
-         is_attention(facts.name) || is_convolution(facts.name);
-}
-
 }  // namespace zeropage::checkpointing::detail

@@ -36,7 +36,4 @@ std::vector<at::Tensor> written_tensors(const OperatorFacts& facts,
 // 2.1; Narayanan et al. 2021, appendix).
 double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments);
 
-// Whether it is one of those: dear to repeat.
-bool is_matrix_product(const OperatorFacts& facts);
-
 }  // namespace zeropage::checkpointing::detail

@@ -34,7 +34,7 @@ UMBRELLA, MOST_LINES_BEHIND_IT = "zero/zeropage.h", 2400
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
-              "device/accelerator_driver", "device/device_places", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
+              "device/accelerator_driver", "device/device_places", "memory/fields.h", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
               "state/")
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)
 STAGE_READERS = ("zero/options.cpp", "zero/plan/byte_plan.cpp")

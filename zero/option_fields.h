@@ -2,7 +2,7 @@
 // train_gpt's. The headers' comments explain at length what is one line here.
 #pragma once
 
-#include "memory/fields.h"
+#include "memory/dtype_fields.h"
 #include "zero/options.h"
 
 namespace zeropage {

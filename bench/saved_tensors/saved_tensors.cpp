@@ -17,18 +17,18 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "bench/collectives/figures_json.h"
+#include "bench/interleaved.h"
 #include "bench/measuring_main.h"
-#include "bench/optimizer_step/interleaved.h"
+#include "bench/spread.h"
 #include "checkpointing/activation_offload.h"
 #include "checkpointing/recompute.h"
 #include "memory/check.h"
 
 namespace {
 
-using collectives::Spread;
-using collectives::spread_json;
-using optimizer_step::Contender;
+using bench::Contender;
+using bench::Spread;
+using bench::spread_json;
 using torch::autograd::Engine;
 using namespace zeropage::checkpointing;
 

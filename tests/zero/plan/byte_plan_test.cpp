@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "memory/memory_table.h"
+#include "memory/testing.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"

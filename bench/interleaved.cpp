@@ -1,4 +1,4 @@
-#include "bench/optimizer_step/interleaved.h"
+#include "bench/interleaved.h"
 
 #include <array>
 #include <benchmark/benchmark.h>
@@ -6,10 +6,8 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-namespace optimizer_step {
+namespace bench {
 namespace {
-
-using collectives::Spread;
 
 // Long against a launch, short against a machine that drifts.
 constexpr double kLeastSeconds = 0.05;
@@ -44,9 +42,9 @@ double seconds_of(const Contender& contender, const c10::Device& device, int64_t
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-void time_one(benchmark::State& state, const Contender& contender, const c10::Device& device) {
+void time_one(benchmark::State& state, const TimedContender& contender) {
   const auto runs = static_cast<int64_t>(state.max_iterations);
-  const double seconds = seconds_of(contender, device, runs);
+  const double seconds = contender.seconds_of(runs);
   for ([[maybe_unused]] const auto iteration : state) {
     state.SetIterationTime(seconds / static_cast<double>(runs));
   }
@@ -54,15 +52,13 @@ void time_one(benchmark::State& state, const Contender& contender, const c10::De
 
 }  // namespace
 
-std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c10::Device& device,
-                                     int rounds) {
-  for (const Contender& contender : all) contender.run();
+std::vector<Spread> time_interleaved(const std::vector<TimedContender>& all, int rounds) {
   benchmark::ClearRegisteredBenchmarks();
   for (int round = 0; round < rounds; ++round) {
-    for (const Contender& contender : all) {
+    for (const TimedContender& contender : all) {
       benchmark::RegisterBenchmark(
           contender.name.c_str(),
-          [&contender, device](benchmark::State& state) { time_one(state, contender, device); })
+          [&contender](benchmark::State& state) { time_one(state, contender); })
           ->UseManualTime()
           ->MinTime(kLeastSeconds);
     }
@@ -77,4 +73,16 @@ std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c1
   return seconds;
 }
 
-}  // namespace optimizer_step
+std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c10::Device& device,
+                                     int rounds) {
+  std::vector<TimedContender> timed;
+  for (const Contender& contender : all) {
+    contender.run();
+    timed.push_back({contender.name, [&contender, device](int64_t runs) {
+                       return seconds_of(contender, device, runs);
+                     }});
+  }
+  return time_interleaved(timed, rounds);
+}
+
+}  // namespace bench

@@ -99,6 +99,13 @@ constexpr auto table_of(std::type_identity<Options>) {
           field<&Options::stage>(
               {.help = "What is sharded: 0 nothing, 1 optimizer state, 2 gradients, 3 parameters",
                .flag = {"stage"}}),
+          field<&Options::shard_within>(
+              {.help =
+                   "Neighbouring ranks that share it, each such group all of it (hybrid sharding); "
+                   "unset: all ranks",
+               .default_word = "all",
+               .flag = {"shard-within", "RANKS"},
+               .bounds = Bounds::at_least(2)}),
           field<&Options::page_bytes>({.help = "Size of a page, the unit of communication",
                                        .unit = kBytes,
                                        .default_word = "16MiB, on cuda 64MiB",

@@ -156,6 +156,12 @@ void validate(const Options& options) {
       "options.stage: ", text_of(options.stage),
       " leaves the optimizer state whole, but a rank that has a shard of a gradient or parameter "
       "can only update that; set optimizer_state too");
+  ZP_CHECK(options.shard_within == Options::kAllRanks || options.shard_within >= 2,
+           "options.shard_within: expected 2 ranks or more, or Options::kAllRanks, got ",
+           options.shard_within, "; stage 0 has a whole replica on each rank");
+  ZP_CHECK(options.shard_within == Options::kAllRanks || options.stage.optimizer_state,
+           "options.shard_within: stage ", text_of(options.stage),
+           " shards nothing; use stage 1, 2 or 3, or leave it out");
   ZP_CHECK(options.page_bytes == Options::kPageBytesOfDevice || options.page_bytes >= 4_KiB,
            "options.page_bytes: expected at least 4 KiB, got ", options.page_bytes,
            " bytes; smaller pages are all messages");

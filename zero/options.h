@@ -103,6 +103,14 @@ struct Options {
 
   Stage stage = Stage::kOptimizerState;
 
+  static constexpr int kAllRanks = 0;
+  // How many neighbouring ranks share what the stage shards. Each group of so many has all of it: hybrid
+  // sharding. Gathers stay within a group, which should be the ranks of a host; of gradients the shards
+  // are summed between groups, of an accumulation's micro-steps once a step. Results are those of a
+  // single group, with the same bits where this is a power of two, gradients travel as fp32 and nothing
+  // accumulates. Needs stage 1 or more. By default all ranks are one group.
+  int shard_within = kAllRanks;
+
   UpdateBy update_by = UpdateBy::kAuto;
 
   // Each backward that averages ends by giving all ranks rank 0's buffers (running means), so that

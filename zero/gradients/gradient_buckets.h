@@ -45,6 +45,8 @@ class GradientBuckets {
   virtual comm::Pending start_reduction(size_t page, comm::ReduceOp op) = 0;
   // REQUIRES: the reduction has ended. Adds what was kept, unless that waits for complete().
   virtual void close(size_t page, Backwards backwards) = 0;
+  // Until owned() has what was closed of all ranks, as it has after note_reduced().
+  virtual void wait_closed(size_t /*page*/) {}
   // REQUIRES: changes are taken over. Makes owned() the sum of all that was kept; whether that changed it.
   virtual bool complete(size_t page) = 0;
 

@@ -86,20 +86,32 @@ at::Tensor gather_rows(const comm::World& world, const std::vector<int64_t>& row
   return rows;
 }
 
-// Where ranks own whole pages, each has the whole sum.
-GradientSums over_ranks(const std::vector<SumsOfRank>& by_rank, size_t rank, Ownership ownership) {
-  const SumsOfRank& own = by_rank[rank];
-  const bool whole = ownership == Ownership::kWholePage;
-  GradientSums all{.squares_of_group = whole ? own.squares_of_group
-                                             : std::vector<ExactSum>(own.squares_of_group.size()),
+// The ranks that have the squares of all elements between them, each element once.
+struct RanksOfSquares {
+  size_t first = 0;
+  size_t count = 1;
+};
+
+RanksOfSquares ranks_of_squares(const ParameterPages& pages) {
+  // Who owns whole pages has the whole sum.
+  if (pages.plan().ownership() == Ownership::kWholePage) {
+    return {.first = static_cast<size_t>(pages.world().rank())};
+  }
+  return {.first = static_cast<size_t>(pages.worlds().first_rank()),
+          .count = static_cast<size_t>(pages.shards().size())};
+}
+
+GradientSums over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares) {
+  const SumsOfRank& own = by_rank[squares.first];
+  GradientSums all{.squares_of_group = std::vector<ExactSum>(own.squares_of_group.size()),
                    .not_finite = {},
                    .weight = {}};
-  for (const SumsOfRank& of_rank : by_rank) {
-    for (size_t group = 0; group < all.squares_of_group.size() && !whole; ++group) {
-      all.squares_of_group[group].add(of_rank.squares_of_group[group]);
+  for (size_t rank = squares.first; rank < squares.first + squares.count; ++rank) {
+    for (size_t group = 0; group < all.squares_of_group.size(); ++group) {
+      all.squares_of_group[group].add(by_rank[rank].squares_of_group[group]);
     }
-    all.weight.add(of_rank.weight);
   }
+  for (const SumsOfRank& of_rank : by_rank) all.weight.add(of_rank.weight);
   for (size_t index = 0; index < own.not_finite.size(); ++index) {
     const auto has_it = [index](const SumsOfRank& of_rank) { return of_rank.not_finite[index]; };
     if (std::any_of(by_rank.begin(), by_rank.end(), has_it)) all.not_finite.push_back(index);
@@ -206,7 +218,7 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
   for (int rank = 0; rank < world.size(); ++rank) {
     by_rank.push_back(sums_of_row(rows[rank].const_data_ptr<int64_t>(), groups, group_of.size()));
   }
-  return over_ranks(by_rank, static_cast<size_t>(world.rank()), pages_->plan().ownership());
+  return over_ranks(by_rank, ranks_of_squares(*pages_));
 }
 
 bool GradientSummer::can_start() const {
@@ -234,9 +246,8 @@ GradientSummer::Started GradientSummer::start(const std::vector<int>& group_of, 
       rows.view({world.size(), words}).narrow(1, words - sizes.flag_words(), sizes.flag_words());
   Started started{.found_inf = flags.ne(0).any().to(at::kFloat).view({1}), .arrived = {}};
   const OnItsWay copy = start_copy(rows);
-  started.arrived = [copy, sizes, rank = static_cast<size_t>(world.rank()),
-                     ranks = static_cast<size_t>(world.size()),
-                     ownership = pages_->plan().ownership()] {
+  started.arrived = [copy, sizes, ranks = static_cast<size_t>(world.size()),
+                     squares = ranks_of_squares(*pages_)] {
     copy.arrival.synchronize();
     std::vector<SumsOfRank> by_rank;
     for (size_t other = 0; other < ranks; ++other) {
@@ -246,7 +257,7 @@ GradientSummer::Started GradientSummer::start(const std::vector<int>& group_of, 
                 copy.words.const_data_ptr<int64_t>() + static_cast<int64_t>(other) * sizes.words(),
                 by_rank.back());
     }
-    return over_ranks(by_rank, rank, ownership);
+    return over_ranks(by_rank, squares);
   };
   return started;
 }

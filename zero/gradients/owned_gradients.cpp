@@ -7,7 +7,7 @@ namespace zeropage {
 // A whole gradient is the page's bucket, once the shards of the other ranks are in it.
 class OwnedGradients::BucketSource final : public memory::PageSource {
  public:
-  explicit BucketSource(comm::World world) : world_(std::move(world)) {}
+  explicit BucketSource(comm::World shards) : shards_(std::move(shards)) {}
 
   void add(const std::string& page, at::Tensor bucket) {
     entries_.push_back(
@@ -16,7 +16,7 @@ class OwnedGradients::BucketSource final : public memory::PageSource {
 
   memory::Fetch start_fetch(size_t page) override {
     const Entry& entry = entries_[page];
-    return {entry.bucket, world_.communicator().all_gather(entry.bucket, entry.what)};
+    return {entry.bucket, shards_.communicator().all_gather(entry.bucket, entry.what)};
   }
   // It was written where it stays.
   void write_back(size_t /*page*/, const at::Tensor& /*buffer*/) override {}
@@ -27,14 +27,16 @@ class OwnedGradients::BucketSource final : public memory::PageSource {
     at::Tensor bucket;  // [padded_numel]
   };
 
-  const comm::World world_;
+  const comm::World shards_;
   std::vector<Entry> entries_;
 };
 
 OwnedGradients::OwnedGradients(std::shared_ptr<ParameterPages> of_pages, const Options& options)
     : WholeGradients(of_pages, options),
-      source_(new BucketSource(of_pages->world())),
-      paged_(of_pages, std::unique_ptr<memory::PageSource>(source_)) {}
+      replicas_(of_pages),
+      source_(new BucketSource(of_pages->shards())),
+      paged_(of_pages, std::unique_ptr<memory::PageSource>(source_),
+             [this](size_t page) { replicas_.check_complete(page); }) {}
 
 void OwnedGradients::begin_training(size_t page, const std::vector<size_t>& parameters) {
   WholeGradients::begin_training(page, parameters);
@@ -45,7 +47,18 @@ void OwnedGradients::begin_training(size_t page, const std::vector<size_t>& para
 }
 
 comm::Pending OwnedGradients::start_reduction(size_t page, comm::ReduceOp op) {
-  return pages().world().communicator().reduce_scatter(wire(page), op, describe(page));
+  replicas_.begin(page, op);
+  return pages().shards().communicator().reduce_scatter(wire(page), op, describe(page));
+}
+
+void OwnedGradients::close(size_t page, Backwards backwards) {
+  WholeGradients::close(page, backwards);
+  replicas_.close(page, owned(page), backwards);
+}
+
+bool OwnedGradients::complete(size_t page) {
+  const bool has_changed = WholeGradients::complete(page);
+  return replicas_.complete(page, owned(page)) || has_changed;
 }
 
 void OwnedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
@@ -56,6 +69,7 @@ void OwnedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
 void OwnedGradients::forget(size_t page) {
   paged_.release("backward()");
   WholeGradients::forget(page);
+  replicas_.forget(page);
 }
 
 void OwnedGradients::skip(size_t page) {

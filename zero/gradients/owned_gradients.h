@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "zero/gradients/paged_gradients.h"
+#include "zero/gradients/replica_sums.h"
 #include "zero/gradients/whole_gradients.h"
 
 namespace zeropage {
@@ -20,6 +21,9 @@ class OwnedGradients final : public WholeGradients {
 
   void begin_training(size_t page, const std::vector<size_t>& parameters) override;
   comm::Pending start_reduction(size_t page, comm::ReduceOp op) override;
+  void close(size_t page, Backwards backwards) override;
+  void wait_closed(size_t page) override { replicas_.wait(page); }
+  bool complete(size_t page) override;
   const at::Tensor& reduced_gradient(size_t parameter) const override {
     return paged_.of(parameter);
   }
@@ -29,11 +33,13 @@ class OwnedGradients final : public WholeGradients {
   using WholeGradients::forget;
   void replace(size_t parameter, const at::Tensor& gradient) override;
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
+  void note_reduced() override { replicas_.wait(); }
   void take_over_changes() override;
 
  private:
   class BucketSource;
 
+  ReplicaSums replicas_;
   BucketSource* source_;  // owned by paged_
   PagedGradients paged_;
 };

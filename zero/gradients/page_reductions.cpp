@@ -76,6 +76,7 @@ void PageReductions::end(size_t page) {
   if (!follower_.on_reduced) return;
   const HasGradient has_gradient = present_.wait(page);
   if (plan_.backwards() == Backwards::kMoreFollow) return;
+  buckets_.wait_closed(page);
   follower_.on_reduced(page, has_gradient, plan_.factor);
 }
 

@@ -27,10 +27,34 @@ std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> so
 
 }  // namespace
 
+class PagedGradients::CheckedSource final : public memory::PageSource {
+ public:
+  CheckedSource(std::unique_ptr<memory::PageSource> source, std::function<void(size_t page)> check)
+      : source_(std::move(source)), check_(std::move(check)) {}
+
+  void add(size_t page) { pages_.push_back(page); }
+
+  memory::Fetch start_fetch(size_t entry) override {
+    check_(pages_[entry]);
+    return source_->start_fetch(entry);
+  }
+  void write_back(size_t entry, const at::Tensor& buffer) override {
+    source_->write_back(entry, buffer);
+  }
+  void end_use(size_t entry) override { source_->end_use(entry); }
+
+ private:
+  const std::unique_ptr<memory::PageSource> source_;
+  const std::function<void(size_t page)> check_;
+  std::vector<size_t> pages_;  // of the entries
+};
+
 PagedGradients::PagedGradients(std::shared_ptr<ParameterPages> pages,
-                               std::unique_ptr<memory::PageSource> source)
+                               std::unique_ptr<memory::PageSource> source,
+                               std::function<void(size_t page)> check)
     : pages_(std::move(pages)),
-      pager_(make_pager(std::move(source))),
+      source_(new CheckedSource(std::move(source), std::move(check))),
+      pager_(make_pager(std::unique_ptr<memory::PageSource>(source_))),
       gradients_(pages_->parameters().size()),
       pager_index_(pages_->layouts().size()) {}
 
@@ -45,6 +69,7 @@ PagedGradients::~PagedGradients() {
 }
 
 void PagedGradients::add_page(size_t page, int64_t bytes, at::ScalarType dtype) {
+  source_->add(page);
   std::vector<memory::Page::Tenant> tenants;
   for (size_t index = 0; index < gradients_.size(); ++index) {
     const PlacedParameter& placed = pages_->parameters()[index];

@@ -9,6 +9,7 @@
 // Threads: as operators; pages are added by the training thread.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -26,8 +27,10 @@ class PagedGradients {
       ", which an operator on p.grad() gathers, so all ranks run it alike "
       "(zeropage::GatheredGradients)";
 
-  // source: brings whole gradients, pages in the order in which they are added.
-  PagedGradients(std::shared_ptr<ParameterPages> pages, std::unique_ptr<memory::PageSource> source);
+  // source: brings whole gradients, pages in the order in which they are added. check: throws where the
+  // page's gradient may not be read.
+  PagedGradients(std::shared_ptr<ParameterPages> pages, std::unique_ptr<memory::PageSource> source,
+                 std::function<void(size_t page)> check);
   ~PagedGradients();
   PagedGradients(const PagedGradients&) = delete;
   PagedGradients& operator=(const PagedGradients&) = delete;
@@ -45,7 +48,10 @@ class PagedGradients {
   void release(const char* who) const { pager_->release_all(who); }
 
  private:
+  class CheckedSource;
+
   const std::shared_ptr<ParameterPages> pages_;
+  CheckedSource* const source_;  // owned by pager_
   const std::shared_ptr<memory::Pager> pager_;
   std::vector<at::Tensor> gradients_;               // by parameter
   std::vector<std::optional<size_t>> pager_index_;  // by page

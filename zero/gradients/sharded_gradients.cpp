@@ -12,13 +12,15 @@ ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const 
     : pages_(std::move(pages)),
       order_(sum_order_of(options)),
       pages_of_gradients_(pages_->layouts().size()),
-      source_(new ShardSource(pages_->world(), "the gradient of page", PagedGradients::kHint,
+      replicas_(pages_),
+      source_(new ShardSource(pages_->shards(), "the gradient of page", PagedGradients::kHint,
                               memory::Kind::kGradient)),
-      paged_(pages_, std::unique_ptr<memory::PageSource>(source_)) {}
+      paged_(pages_, std::unique_ptr<memory::PageSource>(source_),
+             [this](size_t page) { replicas_.check_complete(page); }) {}
 
 std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
-  const comm::Communicator& communicator = pages_->world().communicator();
+  const comm::Communicator& communicator = pages_->shards().communicator();
   const at::ScalarType dtype = pages_->plan()[page].gradient_dtype;
   if (pages_->offloads_optimizer(page)) {
     PageOffload& page_offload = *pages_->page_offload();
@@ -54,7 +56,7 @@ std::vector<Range> ShardedGradients::gaps_between(size_t page,
   for (const size_t index : parameters) taken.push_back(pages_->parameters()[index].range);
   std::sort(taken.begin(), taken.end(),
             [](const Range& left, const Range& right) { return left.begin < right.begin; });
-  const int64_t end = pages_->layouts()[page].padded_numel(pages_->world().size());
+  const int64_t end = pages_->layouts()[page].padded_numel(pages_->shards().size());
   taken.push_back({end, end});
   std::vector<Range> gaps;
   int64_t begin = 0;
@@ -70,10 +72,11 @@ const at::Tensor& ShardedGradients::open(size_t page, Collect collect) {
   if (!bucket.defined()) {
     const PageLayout& layout = pages_->layouts()[page];
     const memory::KindScope kind(memory::Kind::kBucket);
-    bucket = pages_->world().communicator().buffer(layout.padded_numel(pages_->world().size()),
-                                                   collect == Collect::kLocally
-                                                       ? pages_->plan()[page].gradient_dtype
-                                                       : pages_->plan()[page].reduce_dtype);
+    const comm::World& shards = pages_->shards();
+    bucket = shards.communicator().buffer(layout.padded_numel(shards.size()),
+                                          collect == Collect::kLocally
+                                              ? pages_->plan()[page].gradient_dtype
+                                              : pages_->plan()[page].reduce_dtype);
     // They are reduced too.
     for (const Range& gap : pages_of_gradients_[page].gaps) {
       bucket.narrow(0, gap.begin, gap.numel()).zero_();
@@ -89,14 +92,19 @@ comm::Pending ShardedGradients::start_reduction(size_t page, comm::ReduceOp op) 
     const memory::KindScope kind(memory::Kind::kBucket);
     bucket = open(page, Collect::kForReduction).to(pages_->plan()[page].reduce_dtype);
   }
-  return pages_->world().communicator().reduce_scatter(
+  replicas_.begin(page, op);
+  return pages_->shards().communicator().reduce_scatter(
       bucket, op, "the gradient of page \"" + layout.name + "\"");
 }
 
 void ShardedGradients::close(size_t page, Backwards backwards) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   const Range own = pages_->owned(page);
-  of_page.owned->take(of_page.bucket.narrow(0, own.begin, own.numel()), backwards);
+  const at::Tensor mean = of_page.bucket.narrow(0, own.begin, own.numel());
+  // What leaves at once has to be what all ranks have.
+  if (is_offloaded(page)) replicas_.reduce(page, mean);
+  of_page.owned->take(mean, backwards);
+  if (!is_offloaded(page)) replicas_.close(page, of_page.owned->values(), backwards);
   if (!of_page.owned->arrival().done()) memory::assign(of_page.bucket, memory::Kind::kStaging);
   of_page.bucket.reset();
   if (leaving_) pages_of_gradients_[*leaving_].owned->wait();
@@ -104,7 +112,8 @@ void ShardedGradients::close(size_t page, Backwards backwards) {
 }
 
 bool ShardedGradients::complete(size_t page) {
-  return pages_of_gradients_[page].owned->complete();
+  const bool has_changed = pages_of_gradients_[page].owned->complete();
+  return replicas_.complete(page, owned(page)) || has_changed;
 }
 
 void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
@@ -116,6 +125,7 @@ void ShardedGradients::keep(size_t page, const std::vector<Range>& forgotten) {
 void ShardedGradients::forget(size_t page) {
   paged_.release("backward()");
   pages_of_gradients_[page].owned->forget();
+  replicas_.forget(page);
 }
 
 void ShardedGradients::skip(size_t page) {
@@ -140,6 +150,7 @@ void ShardedGradients::gather(const std::vector<size_t>& parameters, memory::Pin
 
 // The last one's way down is all that backward did not hide.
 void ShardedGradients::note_reduced() {
+  replicas_.wait();
   for (const PageOfGradients& of_page : pages_of_gradients_) {
     if (of_page.owned) of_page.owned->wait();
   }

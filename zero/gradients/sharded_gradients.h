@@ -10,6 +10,7 @@
 
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/paged_gradients.h"
+#include "zero/gradients/replica_sums.h"
 #include "zero/gradients/shard_gradient.h"
 #include "zero/pages/shard_source.h"
 
@@ -24,6 +25,7 @@ class ShardedGradients final : public GradientBuckets {
   bool are_transient() const override { return true; }
   comm::Pending start_reduction(size_t page, comm::ReduceOp op) override;
   void close(size_t page, Backwards backwards) override;
+  void wait_closed(size_t page) override { replicas_.wait(page); }
   bool complete(size_t page) override;
   const at::Tensor& owned(size_t page) const override {
     return pages_of_gradients_[page].owned->values();
@@ -57,6 +59,7 @@ class ShardedGradients final : public GradientBuckets {
   const std::shared_ptr<ParameterPages> pages_;
   const accumulate::SumOrder order_;
   std::vector<PageOfGradients> pages_of_gradients_;
+  ReplicaSums replicas_;
   ShardSource* const source_;  // owned by paged_
   PagedGradients paged_;
   std::optional<size_t> leaving_;  // the page closed last, whose bucket may still be read

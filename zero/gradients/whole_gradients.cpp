@@ -17,12 +17,12 @@ void WholeGradients::begin_training(size_t page, const std::vector<size_t>& /*pa
   PageOfGradients& of_page = pages_of_gradients_[page];
   if (of_page.bucket.defined()) return;
   const PageLayout& layout = pages_->layouts()[page];
-  const comm::World& world = pages_->world();
+  const comm::World& shards = pages_->shards();
   const memory::KindScope kind(memory::Kind::kGradient);
   // Zeros: the gaps between slots are reduced too and must stay zero.
   of_page.bucket =
-      world.communicator()
-          .buffer(layout.padded_numel(world.size()), pages_->plan()[page].gradient_dtype)
+      shards.communicator()
+          .buffer(layout.padded_numel(shards.size()), pages_->plan()[page].gradient_dtype)
           .zero_();
   const Range owned = pages_->owned(page);
   of_page.owned = of_page.bucket.narrow(0, owned.begin, owned.numel());
@@ -38,7 +38,7 @@ const at::Tensor& WholeGradients::wire(size_t page) {
   const at::ScalarType dtype = pages_->plan()[page].reduce_dtype;
   if (dtype == of_page.bucket.scalar_type()) return of_page.bucket;
   const memory::KindScope kind(memory::Kind::kBucket);
-  of_page.wire = pages_->world().communicator().buffer(of_page.bucket.numel(), dtype);
+  of_page.wire = pages_->shards().communicator().buffer(of_page.bucket.numel(), dtype);
   of_page.wire.copy_(of_page.bucket);
   return of_page.wire;
 }
@@ -50,7 +50,7 @@ void WholeGradients::close(size_t page, Backwards /*backwards*/) {
     of_page.owned.copy_(of_page.wire.narrow(0, own.begin, own.numel()));
     of_page.wire.reset();
   }
-  if (of_page.kept.order() == accumulate::SumOrder::kRunning) complete(page);
+  if (of_page.kept.order() == accumulate::SumOrder::kRunning) WholeGradients::complete(page);
 }
 
 bool WholeGradients::complete(size_t page) {

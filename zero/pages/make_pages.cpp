@@ -15,7 +15,7 @@ void check_fits_budget(const ParameterPages& pages, size_t page,
                        const memory::PagerOptions& paging) {
   const int64_t bytes = pages.plan()[page].whole_bytes;
   const int64_t budget = paging.budget_bytes;
-  ZP_CHECK(budget == 0 || bytes <= budget || pages.world().size() == 1, pages.describe(page),
+  ZP_CHECK(budget == 0 || bytes <= budget || pages.shards().size() == 1, pages.describe(page),
            " has ", memory::format_bytes(bytes), ", but ", paging.budget_option, " is ",
            memory::format_bytes(budget), ": no operator could use it; raise it to at least ", bytes,
            " bytes, or use smaller pages if the page has several parameters");
@@ -54,11 +54,11 @@ void check_can_move(const ParameterPages& pages, const memory::PagerOptions& pag
 
 }  // namespace
 
-PageParts make_pages(comm::World world, std::vector<NamedParameter> parameters,
+PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                      const MakePagesOptions& options, const DeferredValues* deferred,
                      const CheckPlan& check) {
   PageParts made;
-  made.pages = std::make_shared<ParameterPages>(std::move(world), std::move(parameters),
+  made.pages = std::make_shared<ParameterPages>(std::move(worlds), std::move(parameters),
                                                 options.pages, deferred != nullptr);
   check_can_move(*made.pages, options.paging);
   if (check) check(made.pages->plan());

@@ -6,13 +6,13 @@
 #include <memory>
 #include <vector>
 
-#include "comm/world.h"
 #include "paging/pager.h"
 #include "zero/layout/deferred_values.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/options.h"
 #include "zero/pages/master_weights.h"
 #include "zero/pages/page_memory.h"
+#include "zero/pages/page_worlds.h"
 #include "zero/pages/page_writes.h"
 #include "zero/pages/paged_parameters.h"
 #include "zero/pages/parameter_pages.h"
@@ -48,7 +48,7 @@ using CheckPlan = std::function<void(const BytePlan&)>;
 // deferred: of a module that was constructed without memory, whose parameters get their values now; null
 // for others. check: called when pages are laid out and nothing has moved yet. Collective. Throws on
 // parameters that cannot be placed, or moved.
-PageParts make_pages(comm::World world, std::vector<NamedParameter> parameters,
+PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                      const MakePagesOptions& options, const DeferredValues* deferred = nullptr,
                      const CheckPlan& check = nullptr);
 

@@ -26,7 +26,7 @@ at::Tensor MasterWeights::make_copy(size_t page) const {
                                                 memory::Kind::kMasterWeights);
   }
   const memory::KindScope kind(memory::Kind::kMasterWeights);
-  return pages_->world().communicator().buffer(numel, at::kFloat).zero_();
+  return pages_->shards().communicator().buffer(numel, at::kFloat).zero_();
 }
 
 void MasterWeights::make(size_t page) {
@@ -37,7 +37,7 @@ void MasterWeights::make(size_t page) {
   if (kept_as(page) == MasterWeightsAs::kRemainders) {
     const memory::KindScope kind(memory::Kind::kMasterWeights);
     kept.remainders =
-        pages_->world().communicator().buffer(pages_->owned(page).numel(), at::kShort).zero_();
+        pages_->shards().communicator().buffer(pages_->owned(page).numel(), at::kShort).zero_();
   }
 }
 

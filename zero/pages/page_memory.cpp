@@ -23,7 +23,7 @@ at::Tensor PageMemory::make_shard(size_t page) const {
                                                     memory::Kind::kParameter);
   }
   const memory::KindScope kind(memory::Kind::kParameter);
-  return pages_->world().communicator().buffer(layout.shard_numel, layout.dtype).zero_();
+  return pages_->shards().communicator().buffer(layout.shard_numel, layout.dtype).zero_();
 }
 
 void PageMemory::make(size_t page) {
@@ -34,15 +34,15 @@ void PageMemory::make(size_t page) {
   }
   const memory::KindScope kind(memory::Kind::kParameter);
   const PageLayout& layout = pages_->layouts()[page];
-  const comm::World& world = pages_->world();
+  const comm::World& shards = pages_->shards();
   const Range own = pages_->owned(page);
   memory.whole =
-      world.communicator().buffer(layout.padded_numel(world.size()), layout.dtype).zero_();
+      shards.communicator().buffer(layout.padded_numel(shards.size()), layout.dtype).zero_();
   memory.owned = memory.whole.narrow(0, own.begin, own.numel());
 }
 
 comm::Pending PageMemory::start_all_gather(size_t page) const {
-  return pages_->world().communicator().all_gather(memory_[page].whole, pages_->describe(page));
+  return pages_->shards().communicator().all_gather(memory_[page].whole, pages_->describe(page));
 }
 
 comm::Pending PageMemory::start_gather(size_t page) const {

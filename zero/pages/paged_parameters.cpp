@@ -13,8 +13,8 @@ PagedParameters::PagedParameters(std::shared_ptr<const ParameterPages> pages,
     : pages_(std::move(pages)), memory_(std::move(memory)), pager_index_(pages_->layouts().size()) {
   if (!shards_parameters(pages_->options())) return;
   memory::check_dispatcher();
-  auto made =
-      std::make_unique<ShardSource>(pages_->world(), "page", /*hint=*/"", memory::Kind::kParameter);
+  auto made = std::make_unique<ShardSource>(pages_->shards(), "page", /*hint=*/"",
+                                            memory::Kind::kParameter);
   ShardSource& source = *made;
   pager_ = memory::Pager::make(std::move(made), options);
   for (size_t page = 0; page < pager_index_.size(); ++page) {

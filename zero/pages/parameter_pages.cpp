@@ -23,15 +23,15 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
          left.strides() == right.strides();
 }
 
-ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
+ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                                const PageOptions& options, bool is_deferred)
-    : world_(std::move(world)), options_(options) {
+    : worlds_(std::move(worlds)), options_(options) {
   for (NamedParameter& named : parameters) {
-    check_can_be_placed(named, world_.communicator().device(), is_deferred);
+    check_can_be_placed(named, world().communicator().device(), is_deferred);
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
-  plan_ = BytePlan(layouts_, options_.sharding, world_.rank(), world_.size());
+  plan_ = BytePlan(layouts_, options_.sharding, shards().rank(), shards().size());
 }
 
 std::vector<StorageSpec> ParameterPages::group_by_storage() {
@@ -69,7 +69,7 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
 
 void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
   layouts_ =
-      lay_out_pages(storages, {.world_size = world_.size(), .page_bytes = options_.page_bytes});
+      lay_out_pages(storages, {.world_size = shards().size(), .page_bytes = options_.page_bytes});
   for (size_t page = 0; page < layouts_.size(); ++page) {
     for (const Slot& slot : layouts_[page].slots) {
       PlacedStorage& storage = storages_[slot.storage];

@@ -15,10 +15,10 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/world.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
+#include "zero/pages/page_worlds.h"
 #include "zero/plan/byte_plan.h"
 #include "zero/tiers/page_offload.h"
 
@@ -58,10 +58,14 @@ class ParameterPages {
   };
 
   // is_deferred: of a module that was constructed without memory, on the meta device.
-  ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
+  ParameterPages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                  const PageOptions& options, bool is_deferred = false);
 
-  const comm::World& world() const { return world_; }
+  // The ranks that train the module together.
+  const comm::World& world() const { return worlds_.all; }
+  // Those among which its pages are sharded.
+  const comm::World& shards() const { return worlds_.shards; }
+  const PageWorlds& worlds() const { return worlds_; }
   const std::vector<PageLayout>& layouts() const { return layouts_; }
   // What the pages were made with.
   const Options& options() const { return options_.sharding; }
@@ -100,7 +104,7 @@ class ParameterPages {
   std::vector<StorageSpec> group_by_storage();
   void lay_out(const std::vector<StorageSpec>& storages);
 
-  const comm::World world_;
+  const PageWorlds worlds_;
   const PageOptions options_;
   std::vector<PageLayout> layouts_;
   BytePlan plan_;

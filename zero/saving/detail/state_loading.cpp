@@ -244,7 +244,7 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
   }
   const bool same = scalar_type(raw.entry->dtype) == owned.values.scalar_type();
   // Where every rank has all of it, others read the rest.
-  const Range shard = pages_.layouts()[placed.page].shard(pages_.world().rank());
+  const Range shard = pages_.layouts()[placed.page].shard(pages_.shards().rank());
   for_each_run(placed, intersection(own, shard), [&](const ElementRun& run) {
     read(same ? raw : most_exact, run.in_tensor, part(owned.values, run));
   });

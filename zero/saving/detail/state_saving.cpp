@@ -16,9 +16,11 @@ namespace {
 using nlohmann::json;
 using state::ChecksumPiece;
 
-// Of the page, what this rank writes: also where every rank has all of it.
+// Of the page, what this rank writes: its shard, also where every rank has all of it. Of several groups the
+// first one writes.
 Range written_part(const ParameterPages& pages, size_t page) {
-  return pages.layouts()[page].shard(pages.world().rank());
+  if (pages.worlds().group() > 0) return {};
+  return pages.layouts()[page].shard(pages.shards().rank());
 }
 
 // values: of elements of the page from `first` on, all that are in `range`.

@@ -1,0 +1,36 @@
+// Among whom a model's pages are sharded, and who has the same shards.
+//
+// With Options::shard_within the ranks of a world form groups of that many neighbours. A page is sharded
+// within a group, and each group has all of it: hybrid sharding (Zhang et al. 2022, "MiCS", section 3.1;
+// HYBRID_SHARD of PyTorch FSDP). What every rank needs of the others in forward and backward then stays
+// within a group; gradients alone travel between groups, as shards.
+//
+// A handle, as World.
+#pragma once
+
+#include <optional>
+
+#include "comm/world.h"
+
+namespace zeropage {
+
+struct PageWorlds {
+  // One group. Implicit, as it is a world then.
+  PageWorlds(comm::World world) : all(world), shards(std::move(world)) {}
+  // shard_within: ranks a group, at least 2, of which the world has a whole number; or
+  // Options::kAllRanks. Collective over the world where there are several groups.
+  PageWorlds(const comm::World& world, int shard_within);
+
+  int groups() const { return all.size() / shards.size(); }
+  // Of this rank.
+  int group() const { return all.rank() / shards.size(); }
+  // Of the first rank of this one's group.
+  int first_rank() const { return group() * shards.size(); }
+
+  comm::World all;     // that train the model together
+  comm::World shards;  // this rank's group
+  std::optional<comm::World>
+      replicas;  // those that have this rank's shards, by group; if there are others
+};
+
+}  // namespace zeropage

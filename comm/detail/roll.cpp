@@ -96,16 +96,18 @@ std::optional<Verdict> Roll::out_of_step(const Standing& ours) const {
                          : std::string());
     }
     return Verdict{Verdict::Kind::kOutOfStep, other,
-                   c10::str("rank ", other, " is out of step: it waits ", where, kSameOrder)};
+                   c10::str("rank ", name(other), " is out of step: it waits ", where, kSameOrder)};
   }
   return std::nullopt;
 }
 
 std::optional<Verdict> Roll::failed() const {
   for (int other = 0; other < options_.size; ++other) {
-    if (!beats(other) || of(other).standing->account.empty()) continue;
+    // It is over for a rank that has left an account, whether its watch still beats or not.
+    const Heard& heard = of(other);
+    if (!heard.standing || heard.period != period_ || heard.standing->account.empty()) continue;
     return Verdict{Verdict::Kind::kFailed, other,
-                   Account::parse(of(other).standing->account).as_cause_of(other)};
+                   Account::parse(of(other).standing->account).as_cause_of(name(other))};
   }
   return std::nullopt;
 }
@@ -179,6 +181,15 @@ std::vector<int> Roll::ranks_with_store() const {
 
 std::optional<Verdict> Roll::slow(const Wait& wait, const std::optional<Call>& call) const {
   int other = wait.awaited.empty() ? -1 : wait.awaited.front();
+  // Of those that are awaited in another world one that is not there yet.
+  for (const int awaited : wait.awaited) {
+    const auto& theirs = of(awaited).standing;
+    const bool is_there =
+        theirs && theirs->where == Standing::Where::kElsewhere && theirs->words == wait.what;
+    if (call || is_there) continue;
+    other = awaited;
+    break;
+  }
   for (int rank = 0; rank < options_.size && other < 0; ++rank) {
     const auto& theirs = of(rank).standing;
     const bool is_with_us =
@@ -242,6 +253,8 @@ std::string Roll::describe(int other) const {
   switch (theirs.where) {
     case Standing::Where::kInTexts:
       return c10::str(rank, " waits for ", theirs.words, when);
+    case Standing::Where::kElsewhere:
+      return c10::str(rank, silent ? " stood at " : " stands at ", theirs.words, when);
     case Standing::Where::kOutside:
       return c10::str(rank, theirs.words.empty() ? " has called nothing yet" : " was last in ",
                       theirs.words, when);

@@ -6,10 +6,12 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "comm/detail/rank_names.h"
 #include "comm/detail/standing.h"
 #include "comm/detail/wait_limits.h"
 
@@ -32,6 +34,7 @@ class Roll {
     int size = 1;
     int store_server = -1;  // the rank whose process serves the store; -1: none of them
     WaitLimits limits;
+    RankNames names;
   };
 
   // What is known beside what ranks tell. All may be empty.
@@ -51,6 +54,7 @@ class Roll {
     Clock::time_point next_report;
     std::vector<int> awaited;  // empty: all
     std::optional<Verdict> verdict;
+    std::shared_ptr<void> in_world;  // among the ranks of the world that these were split from
   };
 
   explicit Roll(const Options& options)
@@ -94,6 +98,7 @@ class Roll {
   std::string describe_busy(int busy, Clock::time_point now) const;
   void report(Wait& wait, const std::optional<Call>& call, int busy, Clock::time_point now) const;
   bool is_needed(const Wait& wait, int other) const;
+  int name(int other) const { return options_.names[other]; }
   const Heard& of(int other) const { return heard_[static_cast<size_t>(other)]; }
   std::string describe(int other) const;
   std::string describe_others() const;

@@ -4,7 +4,6 @@
 #include <pthread.h>
 #include <utility>
 
-#include "comm/detail/account.h"
 #include "comm/detail/broken_pipe.h"
 #include "comm/detail/store_calls.h"
 
@@ -51,7 +50,7 @@ Watch::Watch(const Options& options)
     : options_(options),
       store_(options.store->clone()),
       patience_(std::min(kMostPatience, options.limits.deadline / 4)),
-      roll_({options.rank, options.size, options.store_server, options.limits}) {
+      roll_({options.rank, options.size, options.store_server, options.limits, options.names}) {
   for (int rank = 0; rank < options.size; ++rank) {
     keys_.push_back(c10::str("standing/", rank));
   }
@@ -80,6 +79,7 @@ void Watch::start(Hooks hooks) {
 
 void Watch::stop() {
   {
+    const std::lock_guard in_turn(condemning_);
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     running_ = false;
@@ -106,22 +106,24 @@ void Watch::say_farewell() {
 
 // ---- what this rank does ----
 
-void Watch::begin(const Call& call) {
+// Returns whether it cannot end.
+bool Watch::begin(const Call& call) {
   const std::lock_guard lock(mutex_);
   current_ = call;
   roll_.begin_period();
   if (call.operation != Operation::kPair) ++begun_;
   wait_ = roll_.begin_wait("", options_.limits.deadline);
   if (call.operation == Operation::kPair) wait_.awaited = {call.peer};
+  return condemned_.has_value();
 }
 
 void Watch::end(const Call& call, bool completed) {
   const std::lock_guard lock(mutex_);
   last_ = std::exchange(current_, std::nullopt);
+  wait_.in_world.reset();
   outside_since_ = Clock::now();
   has_failed_ = has_failed_ || !completed;
-  if (!completed || call.operation == Operation::kPair || call.operation == Operation::kBroadcast)
-    return;
+  if (!completed || call.operation == Operation::kPair || may_end_early(call.operation)) return;
   roll_.note_shared(call);
 }
 
@@ -136,10 +138,12 @@ void Watch::begin_on_device(const Call& call) {
 void Watch::end_on_device() {
   const std::lock_guard lock(mutex_);
   on_device_.reset();
+  device_wait_.in_world.reset();
 }
 
 std::optional<Verdict> Watch::verdict_on_device() const {
   const std::lock_guard lock(mutex_);
+  if (condemned_) return verdict_;
   return on_device_ ? device_wait_.verdict : std::nullopt;
 }
 
@@ -165,6 +169,7 @@ void Watch::TextWait::await(int rank) {
 
 std::optional<Verdict> Watch::TextWait::verdict() const {
   const std::lock_guard lock(watch_.mutex_);
+  if (watch_.condemned_) return watch_.verdict_;
   if (watch_.running_ || wait_->verdict) return wait_->verdict;
   if (Clock::now() < wait_->began + wait_->deadline) return std::nullopt;
   return Verdict();
@@ -192,11 +197,16 @@ Standing Watch::own_standing() {
     ours.where = Standing::Where::kOnDevice;
     ours.call = *on_device_;
     ours.since_ms = since(device_wait_.began);
+  } else if (!elsewhere_.empty()) {
+    ours.where = Standing::Where::kElsewhere;
+    ours.words = elsewhere_.front().what;
+    ours.since_ms = since(elsewhere_.front().began);
   } else {
     ours.where = Standing::Where::kOutside;
     ours.words = last_ ? last_->describe() : "";
     ours.since_ms = since(outside_since_);
   }
+  if (condemned_) ours.account = condemned_->to_text();
   return ours;
 }
 
@@ -216,11 +226,13 @@ void Watch::work() {
       broken = find_lost(lock);
     }
     if (stopping_) return;
+    if (condemned_ && !has_told_) tell_condemnation(lock);
     const auto now = Clock::now();
     Clock::time_point began = now;
     if (current_ && !broken) began = wait_.began;
     if (on_device_ && !device_wait_.verdict) began = std::min(began, device_wait_.began);
     for (const Roll::Wait& wait : texts_) began = std::min(began, wait.began);
+    for (const Roll::Wait& wait : elsewhere_) began = std::min(began, wait.began);
     if (began + patience_ <= now) {
       if (now < next_look) continue;
       next_look = now < began + 4 * patience_ ? now : now + slow_pace;
@@ -291,6 +303,9 @@ void Watch::look(Lock& lock) {
   if (stopping_ || period != roll_.period()) return;
   for (Roll::Wait& wait : texts_) {
     if (!wait.verdict && wait.by_caller && !current_) wait.verdict = roll_.out_of_step(ours);
+    if (!wait.verdict) wait.verdict = late(wait, std::nullopt);
+  }
+  for (Roll::Wait& wait : elsewhere_) {
     if (!wait.verdict) wait.verdict = roll_.late(wait, std::nullopt);
   }
   if (on_device_ && !device_wait_.verdict) look_at_device(lock, ours);
@@ -298,7 +313,7 @@ void Watch::look(Lock& lock) {
   // Before the others hear of it and end: our connections to them break then.
   verdict_ = roll_.out_of_step(ours);
   if (!verdict_) verdict_ = roll_.failed();
-  if (!verdict_) verdict_ = roll_.late(wait_, current_);
+  if (!verdict_) verdict_ = late(wait_, current_);
   if (verdict_) end_call(lock, ours);
 }
 
@@ -306,7 +321,7 @@ void Watch::look_at_device(Lock& lock, Standing ours) {
   std::optional<Verdict> verdict;
   if (ours.where == Standing::Where::kOnDevice) verdict = roll_.out_of_step(ours);
   if (!verdict) verdict = roll_.failed();
-  if (!verdict) verdict = roll_.late(device_wait_, on_device_);
+  if (!verdict) verdict = late(device_wait_, on_device_);
   if (!verdict) return;
   ours.account = Account{verdict->words, on_device_->describe()}.to_text();
   lock.unlock();

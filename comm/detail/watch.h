@@ -22,6 +22,7 @@
 #include <condition_variable>
 #include <functional>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -30,10 +31,14 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/detail/account.h"
+#include "comm/detail/peer_error.h"
 #include "comm/detail/roll.h"
 #include "comm/detail/standing.h"
 
 namespace zeropage::comm::detail {
+
+class Kin;
 
 class Watch {
  public:
@@ -46,6 +51,12 @@ class Watch {
     // Operations begin when they are called, or when the one before has ended: none is under way to
     // this watch while the thread that calls does something else.
     bool begins_at_call = false;
+    // What the ranks are called in the world that they were split from, and its watch, which knows who of
+    // all is busy or out of reach. Null: these ranks were not split from others.
+    RankNames names;
+    std::shared_ptr<Watch> world;
+    // This rank's other watches, which end with this one; null: there are none.
+    std::shared_ptr<Kin> kin;
   };
 
   // What it looks at and ends beside the store.
@@ -55,6 +66,8 @@ class Watch {
     // The ranks whose connection to this one has broken. May be empty.
     std::function<std::vector<int>()> lost_ranks;
     Roll::Facts facts;
+    // Leaves an account where the others look once this rank does not come. May be empty.
+    std::function<void(const Account& account)> tell;
   };
 
   // Writes this rank's keys: once all ranks have one, all may look.
@@ -73,8 +86,9 @@ class Watch {
 
   template <typename Body>
   void perform(const Call& call, const Body& body) {
-    begin(call);
+    const bool is_condemned = begin(call);
     try {
+      if (is_condemned) throw PeerError::of_abort(options_.rank);
       body();
     } catch (...) {
       end(call, /*completed=*/false);
@@ -94,14 +108,25 @@ class Watch {
   // Once there is one, every error of an operation follows from it.
   std::optional<Verdict> verdict() const;
 
+  // This rank has failed with that account, in an operation or in texts: its other watches end too.
+  void tell_kin(const Account& account);
+  // One of this rank's other watches has: ends what is under way, and all that follows, for the same cause,
+  // and lets the others know it.
+  void condemn(const Account& account);
+  void wait_until_told();
+  // Why a rank does not come that has left an account for these ranks.
+  std::optional<Account> account_of(int rank) const;
+
   // While it lives, the thread that made it waits for texts of other ranks.
   class TextWait;
+  // While it lives, this rank waits among some ranks of the world, in an operation or texts of theirs.
+  class WorldWait;
 
  private:
   using Clock = Roll::Clock;
   using Lock = std::unique_lock<std::mutex>;
 
-  void begin(const Call& call);
+  bool begin(const Call& call);
   void end(const Call& call, bool completed);
   void work();
   void look(Lock& lock);
@@ -113,6 +138,8 @@ class Watch {
   bool tell_and_listen(const Standing& ours);
   std::optional<std::string> ask(std::function<std::string()> question) const;
   Standing own_standing();
+  std::optional<Verdict> late(Roll::Wait& wait, const std::optional<Call>& call);
+  void tell_condemnation(Lock& lock);
   const std::string& own_key() const { return keys_[static_cast<size_t>(options_.rank)]; }
   void end_call(Lock& lock, Standing ours);
   void wait_until_others_know(const Standing& ours);
@@ -126,6 +153,8 @@ class Watch {
 
   Hooks hooks_;  // from start() on
 
+  std::mutex condemning_;  // held while hooks_ are used by another thread
+
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   // Guarded by mutex_.
@@ -137,6 +166,7 @@ class Watch {
   uint64_t begun_ = 0;  // collectives
   Roll::Wait wait_;     // of current_
   std::list<Roll::Wait> texts_;
+  std::list<Roll::Wait> elsewhere_;  // among some of these ranks
   std::optional<Call> on_device_;
   Roll::Wait device_wait_;  // of on_device_
   std::string asked_;       // what was last seen of who asks
@@ -145,6 +175,8 @@ class Watch {
   std::optional<Verdict> verdict_;
   std::optional<int> lost_rank_;
   bool has_failed_ = false;  // an operation
+  std::optional<Account> condemned_;
+  bool has_told_ = false;  // the others of it
 
   // The thread's: since when ranks are lost, and the store does not say why.
   std::optional<Clock::time_point> unexplained_since_;
@@ -166,6 +198,22 @@ class Watch::TextWait {
 
  private:
   Watch& watch_;
+  std::list<Roll::Wait>::iterator wait_;
+};
+
+// Lifetime: the watch must outlive it.
+class Watch::WorldWait {
+ public:
+  // ranks: of the world; wait: among them.
+  WorldWait(Watch& world, std::string what, std::vector<int> ranks, const Roll::Wait& wait);
+  ~WorldWait();
+  WorldWait(const WorldWait&) = delete;
+  WorldWait& operator=(const WorldWait&) = delete;
+
+  std::optional<Verdict> verdict() const;
+
+ private:
+  Watch& world_;
   std::list<Roll::Wait>::iterator wait_;
 };
 

@@ -16,6 +16,7 @@
 namespace zeropage::comm {
 namespace {
 
+using detail::bytes_of;
 using detail::Call;
 using detail::DeviceWatch;
 using detail::Operation;
@@ -47,10 +48,10 @@ class DeviceCommunicator final : public Communicator {
       : Communicator(host->rank(), host->size()),
         options_(std::move(options)),
         host_(std::move(host)),
-        watch_(std::make_shared<DeviceWatch>(
-            DeviceWatch::Options{.watch = host_->watch(),
-                                 .lost_ranks = [this] { return host_->lost_ranks(); },
-                                 .abort = [this] { options_.backend->abort(); }})) {}
+        watch_(std::make_shared<DeviceWatch>(DeviceWatch::Options{
+            .watch = host_->watch(),
+            .lost_ranks = [this] { return options_.names.of(host_->lost_ranks()); },
+            .abort = [this] { options_.backend->abort(); }})) {}
 
   ~DeviceCommunicator() override {
     const bool ended_well = watch_->is_idle(kLastOperations) && host_->lost_ranks().empty();
@@ -121,6 +122,68 @@ class DeviceCommunicator final : public Communicator {
                  });
   }
 
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    if (tensor.is_cpu()) return host_->reduce(tensor, op, root, what);
+    return start(
+        calls_.collective(Operation::kReduce, tensor, std::move(what)), tensor,
+        [&](const Call& call) {
+          if (options_.order == ReductionOrder::kFixed) {
+            sent_.add(call.operation, 2 * bytes_for_others(call.bytes));
+            reduce_slices_and_gather(tensor, op, root);
+            return;
+          }
+          if (rank() != root) sent_.add(call.operation, call.bytes);
+          std::vector<at::Tensor> tensors = {tensor};
+          let_stream_wait(options_.backend->reduce(
+              tensors,
+              {.reduceOp = fast_op(tensor, op), .rootRank = root, .asyncOp = kOnOwnStream}));
+          if (rank() == root) divide_if_mean(tensor, op);
+        });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    if (tensor.is_cpu()) return host_->gather(tensor, root, what);
+    return start(
+        rooted(Operation::kGather, tensor, root, std::move(what)), tensor, [&](const Call& call) {
+          if (rank() != root) sent_.add(call.operation, call.bytes / size());
+          std::vector<std::vector<at::Tensor>> arriving;
+          std::vector<at::Tensor> own = {tensor.view(at::kByte)};
+          if (rank() == root) {
+            arriving = {slices_of(tensor)};
+            own = {arriving.front()[static_cast<size_t>(root)]};
+          }
+          let_stream_wait(
+              options_.backend->gather(arriving, own, {.rootRank = root, .asyncOp = kOnOwnStream}));
+        });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    if (tensor.is_cpu()) return host_->scatter(tensor, root, what);
+    return start(
+        rooted(Operation::kScatter, tensor, root, std::move(what)), tensor, [&](const Call& call) {
+          if (rank() == root) sent_.add(call.operation, bytes_for_others(call.bytes));
+          std::vector<std::vector<at::Tensor>> leaving;
+          std::vector<at::Tensor> own = {tensor.view(at::kByte)};
+          if (rank() == root) {
+            leaving = {slices_of(tensor)};
+            own = {leaving.front()[static_cast<size_t>(root)]};
+          }
+          let_stream_wait(
+              options_.backend->scatter(own, leaving, {.rootRank = root, .asyncOp = kOnOwnStream}));
+        });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    if (given.is_cpu()) return host_->all_to_all(given, received, what);
+    return start(calls_.collective(Operation::kAllToAll, given, std::move(what)), given,
+                 [&](const Call& call) {
+                   sent_.add(call.operation, bytes_for_others(call.bytes));
+                   exchange(given, received);
+                 },
+                 {received});
+  }
+
   Pending start_barrier(std::string what) override { return host_->barrier(what); }
 
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
@@ -149,15 +212,24 @@ class DeviceCommunicator final : public Communicator {
     };
     for (const auto part :
          {&WireTraffic::all_gather, &WireTraffic::reduce_scatter, &WireTraffic::all_reduce,
-          &WireTraffic::broadcast, &WireTraffic::pair, &WireTraffic::barrier}) {
+          &WireTraffic::broadcast, &WireTraffic::pair, &WireTraffic::barrier, &WireTraffic::reduce,
+          &WireTraffic::gather, &WireTraffic::scatter, &WireTraffic::all_to_all}) {
       add(part);
     }
     return total;
   }
 
-  // enqueue(call): with our stream as the current one.
+  // tensor: the root's whole, or the slice of another.
+  Call rooted(Operation operation, const at::Tensor& tensor, int root, std::string what) {
+    return calls_.collective(operation, bytes_of(tensor) * (rank() == root ? 1 : size()),
+                             std::move(what));
+  }
+
+  // enqueue(call): with our stream as the current one. more: what else it uses.
   template <typename Enqueue>
-  Pending start(const Call& call, const at::Tensor& tensor, const Enqueue& enqueue) {
+  Pending start(const Call& call, const at::Tensor& tensor, const Enqueue& enqueue,
+                std::vector<at::Tensor> more = {}) {
+    more.push_back(tensor);
     watch_->check();
     const Event begun = Stream::current(device()).record();
     stream_.wait(begun);
@@ -174,7 +246,7 @@ class DeviceCommunicator final : public Communicator {
     const Event end = stream_.record();
     watch_->add(call, begun, end);
     return {{.device = device(), .end = end, .check = [watch = watch_] { watch->check(); }},
-            {tensor}};
+            std::move(more)};
   }
 
   int64_t bytes_for_others(int64_t bytes) const { return bytes / size() * (size() - 1); }
@@ -187,16 +259,29 @@ class DeviceCommunicator final : public Communicator {
     let_stream_wait(options_.backend->_allgather_base(bytes, own, {.asyncOp = kOnOwnStream}));
   }
 
+  void exchange(const at::Tensor& given, const at::Tensor& received) const {
+    at::Tensor arriving = received.view(at::kByte);
+    at::Tensor leaving = given.view(at::kByte);
+    std::vector<int64_t> even;
+    let_stream_wait(
+        options_.backend->alltoall_base(arriving, leaving, even, even, {.asyncOp = kOnOwnStream}));
+  }
+
+  // By rank, in bytes.
+  std::vector<at::Tensor> slices_of(const at::Tensor& whole) const {
+    const at::Tensor bytes = whole.view(at::kByte);
+    const Slices slices = Slices::even(bytes.numel(), size());
+    std::vector<at::Tensor> by_rank;
+    for (int rank = 0; rank < size(); ++rank) by_rank.push_back(slices.of(bytes, rank));
+    return by_rank;
+  }
+
   void reduce_own_slice(const at::Tensor& whole, ReduceOp op) {
     at::Tensor own = Slices::even(whole.numel(), size()).of(whole, rank());
     at::Tensor given = whole;
     if (options_.order == ReductionOrder::kFixed) {
       at::Tensor contributions = staging(staging_, whole.numel(), whole.scalar_type());
-      at::Tensor arriving = contributions.view(at::kByte);
-      at::Tensor leaving = whole.view(at::kByte);
-      std::vector<int64_t> even;
-      let_stream_wait(options_.backend->alltoall_base(arriving, leaving, even, even,
-                                                      {.asyncOp = kOnOwnStream}));
+      exchange(whole, contributions);
       detail::reduce_in_rank_order(contributions, size(), own, op, divisor());
     } else {
       let_stream_wait(options_.backend->_reduce_scatter_base(
@@ -205,9 +290,10 @@ class DeviceCommunicator final : public Communicator {
     }
   }
 
-  void reduce_slices_and_gather(const at::Tensor& tensor, ReduceOp op) {
+  // root: the one rank whose tensor changes; -1: all do.
+  void reduce_slices_and_gather(const at::Tensor& tensor, ReduceOp op, int root = -1) {
     const int64_t padded_numel = memory::round_up<int64_t>(tensor.numel(), size());
-    if (padded_numel == tensor.numel()) {
+    if (padded_numel == tensor.numel() && (root < 0 || root == rank())) {
       reduce_own_slice(tensor, op);
       gather(tensor);
       return;
@@ -217,7 +303,7 @@ class DeviceCommunicator final : public Communicator {
     filled.copy_(tensor);
     reduce_own_slice(padded, op);
     gather(padded);
-    tensor.copy_(filled);
+    if (root < 0 || root == rank()) tensor.copy_(filled);
   }
 
   // fp16's sums overflow where its means do not.
@@ -251,7 +337,7 @@ class DeviceCommunicator final : public Communicator {
   const Stream stream_ = Stream::another(options_.device);
 
   // Owned by the calling thread. Tensors are used in the order of stream_.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_{size(), options_.names};
   detail::TrafficCounter sent_;
   at::Tensor staging_;
   at::Tensor padded_;

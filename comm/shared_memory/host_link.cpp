@@ -67,7 +67,7 @@ std::string HostLink::find_peers() {
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     const int error = peer.read(board(place).announcements[0].address, &cookie, sizeof(cookie));
     if (error != 0 || cookie != kCookie) {
-      return c10::str("rank ", rank_of(own()), " cannot read the memory of rank ", rank_of(place),
+      return c10::str("rank ", name_of(own()), " cannot read the memory of rank ", name_of(place),
                       " (process ", peer.pid(),
                       "): ", error != 0 ? std::strerror(error) : "it reads other values");
     }
@@ -113,23 +113,24 @@ void HostLink::wait(const FutexWord& word, Ready ready, Awaited awaited, Moment 
 void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) const {
   for (int place = 0; place < size(); ++place) {
     const int rank = rank_of(place);
+    const int name = name_of(place);
     const auto condition = board(place).condition.load();
     if (condition == Condition::kFailed && place != own()) {
-      throw PeerError::explain(rank, Account::parse(board(place).account.str()).as_cause_of(rank));
+      throw PeerError::explain(rank, Account::parse(board(place).account.str()).as_cause_of(name));
     }
     const PeerProcess& peer = peers_[static_cast<size_t>(place)];
     if (peer.has_ended() && condition != Condition::kLeft) {
       throw PeerError::explain(rank,
-                               c10::str("lost rank ", rank, " (process ", peer.pid(),
-                                        "); it has ended or was killed. Rank ", rank, " ",
+                               c10::str("lost rank ", name, " (process ", peer.pid(),
+                                        "); it has ended or was killed. Rank ", name, " ",
                                         segment_.describe_standing(place), "; see its last lines"));
     }
   }
   for (const int place : awaited) {
     if (board(place).condition.load() == Condition::kLeft) {
       throw PeerError::explain(
-          rank_of(place), c10::str("lost rank ", rank_of(place), ": it let its world go. Rank ",
-                                   rank_of(place), " ", segment_.describe_standing(place),
+          rank_of(place), c10::str("lost rank ", name_of(place), ": it let its world go. Rank ",
+                                   name_of(place), " ", segment_.describe_standing(place),
                                    "; all ranks must call the same operations"));
     }
   }
@@ -141,12 +142,12 @@ void HostLink::look_around(const std::vector<int>& awaited, Moment give_up_at) c
   if (now < give_up_at || !options_.ends_at_deadline) return;
   std::string standings;
   for (const int place : awaited) {
-    standings += c10::str(". Rank ", rank_of(place), " ", segment_.describe_standing(place),
+    standings += c10::str(". Rank ", name_of(place), " ", segment_.describe_standing(place),
                           state_of(rank_of(place)));
   }
   throw PeerError::explain(
       rank_of(awaited.front()),
-      c10::str("rank ", rank_of(awaited.front()), " did not answer within ",
+      c10::str("rank ", name_of(awaited.front()), " did not answer within ",
                static_cast<double>(options_.deadline.count()) / 1000.0, " s", standings),
       /*timed_out=*/true);
 }
@@ -164,7 +165,7 @@ void HostLink::look_for_ranks_out_of_step() const {
       continue;
     }
     throw PeerError::explain(rank_of(place),
-                             c10::str("rank ", rank_of(place), " is out of step: it waits in ",
+                             c10::str("rank ", name_of(place), " is out of step: it waits in ",
                                       theirs->call.describe(), kSameOrder));
   }
 }
@@ -209,7 +210,7 @@ HostLink::Session::Session(HostLink& link, const Call& call, const Details& deta
   announcement = {.operation = call.operation,
                   .op = details.op,
                   .dtype = details.dtype,
-                  .root = details.root,
+                  .root = details.root < 0 ? -1 : link.options_.names[details.root],
                   .sequence = call.sequence,
                   .bytes = call.bytes,
                   .address = reinterpret_cast<uint64_t>(address),
@@ -237,12 +238,12 @@ void HostLink::Session::check_announcements() const {
   for (int place = 0; place < link_.size(); ++place) {
     const Announcement& theirs = link_.board(place).announcements[number_ % 2];
     if (theirs.agrees_with(ours)) continue;
-    const int rank = link_.rank_of(place);
     const std::string there = theirs.call().describe();
     const bool alike = there == ours.call().describe();
     throw PeerError::explain(
-        rank, c10::str("rank ", rank, " is out of step: it waits in ", there,
-                       alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
+        link_.rank_of(place),
+        c10::str("rank ", link_.name_of(place), " is out of step: it waits in ", there,
+                 alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
   }
 }
 
@@ -254,11 +255,11 @@ void HostLink::Session::read(int place, int64_t offset, void* into, int64_t byte
   if (error == 0) return;
   throw PeerError::explain(
       link_.rank_of(place),
-      c10::str("lost rank ", link_.rank_of(place), " (process ", peer.pid(), ", ",
+      c10::str("lost rank ", link_.name_of(place), " (process ", peer.pid(), ", ",
                std::strerror(error),
                " reading its memory); it has ended or was killed. See the last lines "
                "of rank ",
-               link_.rank_of(place)));
+               link_.name_of(place)));
 }
 
 // ---- pairs ----
@@ -269,6 +270,7 @@ class HostLink::PairScope {
     record_.sequence = call.sequence;
     record_.bytes = call.bytes;
     record_.peer = call.peer;
+    record_.peer_name = call.peer_name;
     record_.end = call.end;
     record_.what.assign(call.what);
     record_.open.store(true, std::memory_order_release);
@@ -337,7 +339,7 @@ void HostLink::receive(int place, const Call& call, void* data) {
   wait_for_post();
   if (there.bytes != call.bytes) {
     throw PeerError::explain(
-        rank_of(place), c10::str("rank ", rank_of(place), " is out of step: it sends ", there.bytes,
+        rank_of(place), c10::str("rank ", name_of(place), " is out of step: it sends ", there.bytes,
                                  " bytes, this rank expects ", call.bytes, kSameOrder));
   }
   if (there.address != 0 && call.bytes > 0) {
@@ -345,7 +347,7 @@ void HostLink::receive(int place, const Call& call, void* data) {
     const int error = peer.read(there.address, data, static_cast<size_t>(call.bytes));
     if (error != 0) {
       throw PeerError::explain(
-          rank_of(place), c10::str("lost rank ", rank_of(place), " (process ", peer.pid(), ", ",
+          rank_of(place), c10::str("lost rank ", name_of(place), " (process ", peer.pid(), ", ",
                                    std::strerror(error), ")"));
     }
     take();
@@ -384,7 +386,9 @@ std::string HostLink::state_of(int rank) const {
 }
 
 void HostLink::fail(const Account& account) {
+  const std::lock_guard lock(failing_);
   Board& ours = board(own());
+  if (ours.condition.load() == Condition::kFailed) return;
   ours.account.assign(account.to_text());
   ours.condition.store(Condition::kFailed, std::memory_order_release);
   futex_wake_all(header().meetings);

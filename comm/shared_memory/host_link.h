@@ -11,7 +11,7 @@
 //
 // Pairs of ranks exchange messages apart from the collectives (send, recv).
 //
-// Threads: one at a time; abort() may come from another.
+// Threads: one at a time; abort() and fail() may come from another.
 // Errors: PeerError for a peer that ended, left, did not come within the deadline where that ends
 // operations, or is out of step (all ranks then get one).
 #pragma once
@@ -21,6 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,7 @@ class HostLink {
     // the constructor; must live until all ranks have found their peers. Null: memory of this process
     // like any other.
     uint64_t* sample = nullptr;
+    RankNames names;  // of all ranks, for words
   };
 
   // The segment that the host's first rank makes for so many ranks.
@@ -65,6 +67,8 @@ class HostLink {
   int size() const { return static_cast<int>(options_.ranks.size()); }
   int own() const { return options_.own; }
   int rank_of(int place) const { return options_.ranks[static_cast<size_t>(place)]; }
+  int name_of(int place) const { return options_.names[rank_of(place)]; }
+  const RankNames& names() const { return options_.names; }
   bool reads_peers() const { return reads_peers_; }
   int64_t bytes() const { return segment_.bytes(); }
 
@@ -103,7 +107,7 @@ class HostLink {
   std::vector<int> lost_ranks() const;
   // What is known of a rank's process, "; its process 7 is running"; "" for one of another host.
   std::string state_of(int rank) const;
-  // Leaves this rank's account for the others, who end with it.
+  // Leaves this rank's account for the others, who end with it; the first that it has. From any thread.
   void fail(const Account& account);
   // Ends what waits, and all later waits, with an error. For destruction.
   void abort();
@@ -132,6 +136,7 @@ class HostLink {
   uint64_t sessions_ = 0;
   uint64_t rounds_ = 0;  // meetings so far
   std::atomic<bool> aborted_{false};
+  std::mutex failing_;
 };
 
 }  // namespace zeropage::comm::detail

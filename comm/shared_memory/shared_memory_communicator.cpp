@@ -2,14 +2,17 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <utility>
 #include <vector>
 
 #include "comm/detail/call.h"
+#include "comm/detail/kept_slice.h"
 #include "comm/detail/places.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/reduction.h"
 #include "comm/shared_memory/host_copies.h"
+#include "comm/shared_memory/host_slices.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "memory/exact.h"
@@ -22,6 +25,7 @@ using detail::bytes_of;
 using detail::Call;
 using detail::for_each_other;
 using detail::HostLink;
+using detail::HostSlices;
 using detail::Operation;
 using detail::Slices;
 using detail::Watch;
@@ -40,17 +44,27 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 class SharedMemoryCommunicator final : public Communicator {
  public:
   SharedMemoryCommunicator(std::unique_ptr<HostLink> link, std::shared_ptr<Watch> watch)
-      : Communicator(link->own(), link->size()), link_(std::move(link)), watch_(std::move(watch)) {
+      : Communicator(link->own(), link->size()),
+        calls_(link->size(), link->names()),
+        link_(std::move(link)),
+        watch_(std::move(watch)) {
     for (int place = 0; place < size(); ++place) own_slices_.push_back({place});
     if (watch_) {
       watch_->start({.interrupt = [this] { link_->abort(); },
                      .lost_ranks = {},  // the link looks for them itself
                      .facts = {.hosts = {},
                                .state_of = [this](int rank) { return link_->state_of(rank); },
-                               .broadcasts_wait = true}});
+                               .broadcasts_wait = true},
+                     .tell = [this](const detail::Account& account) { link_->fail(account); }});
     }
     memory::Ledger::current()->charge(memory::Kind::kStaging, segment_share());
   }
@@ -86,13 +100,7 @@ class SharedMemoryCommunicator final : public Communicator {
                  std::move(what), [this, whole, op](const Call& call, Session& session) {
                    const Slices slices = even_slices(whole);
                    count_reduction(call, whole, slices);
-                   if (call.bytes <= HostLink::kSlotBytes || !link_->reads_peers()) {
-                     reduce_through_slots(session, whole, slices, op, /*gather=*/false);
-                   } else {
-                     session.meet();
-                     reduce_from_peers(session, whole, slices, op);
-                     session.meet();
-                   }
+                   reduce_own_slice(call, session, whole, slices, op);
                  });
   }
 
@@ -126,6 +134,57 @@ class SharedMemoryCommunicator final : public Communicator {
                      sent_.add(call.operation, call.bytes * (size() - 1), size() - 1);
                    }
                    copies_.broadcast(session, tensor, root);
+                 });
+  }
+
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    return start(Operation::kReduce, tensor,
+                 {.op = op, .dtype = tensor.scalar_type(), .root = root}, std::move(what),
+                 [this, tensor, op, root](const Call& call, Session& session) {
+                   if (call.bytes <= detail::kSmallBytes) {
+                     const Slices slices = Slices::all_at(root, tensor.numel());
+                     count_reduction(call, tensor, slices);
+                     reduce_through_slots(session, tensor, slices, op, /*gather=*/false);
+                     return;
+                   }
+                   const Slices slices = even_slices(tensor);
+                   count_reduction(call, tensor, slices);
+                   const detail::KeptSlice kept(slices.of(tensor, rank()), rank() != root);
+                   reduce_own_slice(call, session, tensor, slices, op);
+                   HostSlices::Parts parts = parts_of(tensor, slices);
+                   parts.own_lies_in_whole = true;
+                   count_to(call, parts.bytes(rank()), root);
+                   slices_.gather(session, parts, tensor, root);
+                   kept.put_back();
+                 });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    const HostSlices::Parts parts = parts_of(tensor, slices_at(tensor, root));
+    return start_rooted(Operation::kGather, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          count_to(call, parts.bytes(rank()), root);
+                          slices_.gather(session, parts, tensor, root);
+                        });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    const HostSlices::Parts parts = parts_of(tensor, slices_at(tensor, root));
+    return start_rooted(Operation::kScatter, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          if (rank() == root) count_reduction(call, tensor, parts.slices);
+                          slices_.scatter(session, parts, tensor, root);
+                        });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    return start(Operation::kAllToAll, given, {.dtype = given.scalar_type()}, std::move(what),
+                 [this, given, received](const Call& call, Session& session) {
+                   const Slices slices = even_slices(given);
+                   count_reduction(call, given, slices);
+                   detail::copy_bytes(slices.of(received, rank()), slices.of(given, rank()));
+                   slices_.exchange(session, parts_of(given, slices), given, received);
                  });
   }
 
@@ -163,6 +222,19 @@ class SharedMemoryCommunicator final : public Communicator {
     });
   }
 
+  // tensor: the root's whole, or the slice of another.
+  template <typename Body>
+  Pending start_rooted(Operation operation, const at::Tensor& tensor,
+                       const HostSlices::Parts& parts, int root, std::string what, Body body) {
+    const int64_t bytes = parts.slices.numel * parts.element_bytes;
+    return launch(calls_.collective(operation, bytes, std::move(what)), tensor,
+                  [this, tensor, root, body = std::move(body)](const Call& made) {
+                    Session session(*link_, made, {.dtype = tensor.scalar_type(), .root = root},
+                                    tensor.data_ptr());
+                    body(made, session);
+                  });
+  }
+
   template <typename Body>
   Pending launch(Call call, const at::Tensor& tensor, Body body) {
     return progress_.run(
@@ -176,7 +248,7 @@ class SharedMemoryCommunicator final : public Communicator {
           } catch (const detail::PeerError& error) {
             fail(call, error);
           } catch (const std::exception& error) {
-            link_->fail({memory::message_of(error), call.describe()});
+            tell_of({memory::message_of(error), call.describe()});
             throw;
           }
         },
@@ -189,11 +261,23 @@ class SharedMemoryCommunicator final : public Communicator {
         !error.aborted || verdict, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
     const detail::Account account{error.aborted ? verdict->words : error.what(), call.describe()};
-    link_->fail(account);
+    tell_of(account);
     ZP_THROW(account.words());
   }
 
+  void tell_of(const detail::Account& account) {
+    link_->fail(account);
+    if (watch_) watch_->tell_kin(account);
+  }
+
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
+  // The slices of what the root has whole.
+  Slices slices_at(const at::Tensor& tensor, int root) const {
+    return Slices::even(rank() == root ? tensor.numel() : tensor.numel() * size(), size());
+  }
+  static HostSlices::Parts parts_of(const at::Tensor& tensor, const Slices& slices) {
+    return {.slices = slices, .element_bytes = static_cast<int64_t>(tensor.element_size())};
+  }
 
   // ---- counting ----
 
@@ -207,6 +291,21 @@ class SharedMemoryCommunicator final : public Communicator {
       const int64_t bytes = slices.count(peer) * static_cast<int64_t>(whole.element_size());
       if (peer != rank() && bytes > 0) sent_.add(call.operation, bytes);
     }
+  }
+
+  void count_to(const Call& call, int64_t bytes, int root) {
+    if (rank() != root && bytes > 0) sent_.add(call.operation, bytes);
+  }
+
+  void reduce_own_slice(const Call& call, Session& session, const at::Tensor& whole,
+                        const Slices& slices, ReduceOp op) {
+    if (call.bytes <= HostLink::kSlotBytes || !link_->reads_peers()) {
+      reduce_through_slots(session, whole, slices, op, /*gather=*/false);
+      return;
+    }
+    session.meet();
+    reduce_from_peers(session, whole, slices, op);
+    session.meet();
   }
 
   // ---- straight from the peers' memory ----
@@ -303,7 +402,7 @@ class SharedMemoryCommunicator final : public Communicator {
   detail::HostCopies::Held own_slices_;  // a rank holds its own
 
   // Owned by the calling thread.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_;
 
   // Owned by the thread that performs.
   at::Tensor staging_;
@@ -311,6 +410,7 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::unique_ptr<HostLink> link_;
   const std::shared_ptr<Watch> watch_;  // may be null
   const detail::HostCopies copies_{*link_};
+  const HostSlices slices_{*link_, all_ranks(link_->size())};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

@@ -6,9 +6,13 @@
 
 #include "comm/detail/broken_pipe.h"
 #include "comm/detail/call.h"
+#include "comm/detail/kept_slice.h"
+#include "comm/detail/places.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/gloo/message_rounds.h"
+#include "comm/gloo/slice_messages.h"
 #include "comm/shared_memory/host_copies.h"
+#include "comm/shared_memory/host_slices.h"
 #include "comm/two_level/two_level_reduction.h"
 #include "memory/ledger.h"
 
@@ -18,6 +22,7 @@ namespace {
 using detail::bytes_of;
 using detail::Call;
 using detail::HostLink;
+using detail::HostSlices;
 using detail::Operation;
 using detail::Slices;
 using detail::WatchedLink;
@@ -31,6 +36,7 @@ class TwoLevelCommunicator final : public Communicator {
       : Communicator(messages.rank, messages.size),
         topology_(topology),
         own_host_(topology.host_of(rank())),
+        calls_(messages.size, messages.names),
         host_(std::move(host)),
         link_(with_host(messages)) {
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
@@ -93,6 +99,60 @@ class TwoLevelCommunicator final : public Communicator {
                  });
   }
 
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    return start(
+        Operation::kReduce, tensor, {.op = op, .dtype = tensor.scalar_type(), .root = root},
+        std::move(what), [this, tensor, op, root](const Call& call, Session& session) {
+          if (call.bytes <= detail::kSmallBytes) {
+            reduction_.perform(call, session, tensor, Slices::all_at(root, tensor.numel()), op);
+            return;
+          }
+          const Slices slices = even_slices(tensor);
+          const at::Tensor own = slices.of(tensor, rank());
+          const detail::KeptSlice kept(own, rank() != root);
+          reduction_.perform(call, session, tensor, slices, op);
+          HostSlices::Parts parts = parts_of(tensor, slices);
+          parts.own_lies_in_whole = true;
+          gather_at(call, session, own, tensor, parts, root);
+          kept.put_back();
+        });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    const HostSlices::Parts parts = parts_of(tensor, slices_at(tensor, root));
+    return start_rooted(Operation::kGather, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          gather_at(call, session, tensor, tensor, parts, root);
+                        });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    const HostSlices::Parts parts = parts_of(tensor, slices_at(tensor, root));
+    return start_rooted(Operation::kScatter, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          if (rank() == root) count_for_neighbours(call, parts);
+                          messages_.scatter(call, tensor, tensor, parts.slices, root);
+                          if (is_neighbour(root)) {
+                            slices_.scatter(session, parts, tensor, topology_.index_in_host(root));
+                          } else {
+                            session.meet();
+                          }
+                        });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    return start(Operation::kAllToAll, given, {.dtype = given.scalar_type()}, std::move(what),
+                 [this, given, received](const Call& call, Session& session) {
+                   const HostSlices::Parts parts = parts_of(given, even_slices(given));
+                   count_for_neighbours(call, parts);
+                   detail::copy_bytes(parts.slices.of(received, rank()),
+                                      parts.slices.of(given, rank()));
+                   slices_.exchange(session, parts, given, received);
+                   messages_.exchange(call, given, received, parts.slices);
+                 });
+  }
+
   Pending start_barrier(std::string what) override {
     return start(Operation::kBarrier, at::empty({0}, at::kByte), {}, std::move(what),
                  [this](const Call& call, Session& session) {
@@ -152,6 +212,19 @@ class TwoLevelCommunicator final : public Communicator {
     });
   }
 
+  // tensor: the root's whole, or the slice of another.
+  template <typename Body>
+  Pending start_rooted(Operation operation, const at::Tensor& tensor,
+                       const HostSlices::Parts& parts, int root, std::string what, Body body) {
+    const int64_t bytes = parts.slices.numel * parts.element_bytes;
+    return launch(calls_.collective(operation, bytes, std::move(what)), tensor,
+                  [this, tensor, root, body = std::move(body)](const Call& made) {
+                    Session session(*host_, made, {.dtype = tensor.scalar_type(), .root = root},
+                                    tensor.data_ptr());
+                    body(made, session);
+                  });
+  }
+
   template <typename Body>
   Pending launch(Call call, const at::Tensor& tensor, Body body) {
     return progress_.run(
@@ -164,6 +237,20 @@ class TwoLevelCommunicator final : public Communicator {
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
+  // The slices of what the root has whole.
+  Slices slices_at(const at::Tensor& tensor, int root) const {
+    return Slices::even(rank() == root ? tensor.numel() : tensor.numel() * size(), size());
+  }
+  static HostSlices::Parts parts_of(const at::Tensor& tensor, const Slices& slices) {
+    return {.slices = slices, .element_bytes = static_cast<int64_t>(tensor.element_size())};
+  }
+  std::vector<int> far_ranks() const {
+    std::vector<int> ranks;
+    detail::for_each_other(rank(), size(), [&](int other) {
+      if (!is_neighbour(other)) ranks.push_back(other);
+    });
+    return ranks;
+  }
   bool is_neighbour(int other) const { return topology_.host_of(other) == own_host_; }
 
   std::vector<int> first_ranks() const {
@@ -219,6 +306,32 @@ class TwoLevelCommunicator final : public Communicator {
     }
   }
 
+  // A slice crosses straight to the root, and passes shared memory on its host.
+  void gather_at(const Call& call, Session& session, const at::Tensor& own, const at::Tensor& whole,
+                 const HostSlices::Parts& parts, int root) {
+    messages_.gather(call, own, whole, parts.slices, root);
+    if (!is_neighbour(root)) {
+      session.meet();
+      return;
+    }
+    if (rank() != root && parts.bytes(rank()) > 0) sent_.add(call.operation, parts.bytes(rank()));
+    slices_.gather(session, parts, rank() == root ? whole : own_tensor(own, whole, parts),
+                   topology_.index_in_host(root));
+  }
+  // What was announced: all of it, or this rank's slice alone.
+  static const at::Tensor& own_tensor(const at::Tensor& own, const at::Tensor& whole,
+                                      const HostSlices::Parts& parts) {
+    return parts.own_lies_in_whole ? whole : own;
+  }
+
+  // What they read of this rank.
+  void count_for_neighbours(const Call& call, const HostSlices::Parts& parts) {
+    for (const int neighbour : topology_.ranks_of(own_host_)) {
+      const int64_t bytes = parts.bytes(neighbour);
+      if (neighbour != rank() && bytes > 0) sent_.add(call.operation, bytes);
+    }
+  }
+
   // To one rank of each host, who gives it to its neighbours.
   void broadcast(const Call& call, Session& session, const at::Tensor& tensor, int root) {
     const int root_host = topology_.host_of(root);
@@ -247,7 +360,7 @@ class TwoLevelCommunicator final : public Communicator {
   detail::HostCopies::Held held_slices_;
 
   // Owned by the calling thread.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_;
 
   // Owned by the thread that performs.
   detail::TrafficCounter sent_;
@@ -255,6 +368,8 @@ class TwoLevelCommunicator final : public Communicator {
   const detail::HostCopies copies_{*host_};
   WatchedLink link_;
   detail::MessageRounds rounds_{link_.messages(), sent_};
+  detail::SliceMessages messages_{link_.messages(), sent_, rank(), far_ranks()};
+  const HostSlices slices_{*host_, topology_.ranks_of(own_host_)};
   detail::TwoLevelReduction reduction_{topology_, rank(), *host_, link_.messages(), sent_};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above

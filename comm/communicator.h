@@ -17,8 +17,6 @@
 // Threads: one thread at a time calls; a Pending may be waited for on another.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -134,14 +132,6 @@ class Communicator {
   virtual Pending start_scatter(const at::Tensor& tensor, int root, std::string what);
   virtual Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
                                    std::string what);
-
-  void check(const at::Tensor& tensor, const char* operation, std::string_view what) const;
-  void check_slices(const at::Tensor& whole, const char* operation, std::string_view what) const;
-  void check_part(const at::Tensor& tensor, int root, const char* operation,
-                  std::string_view what) const;
-  [[noreturn]] void refuse(const char* operation, std::string_view what) const;
-  void check_peer(int peer, const char* operation, std::string_view what) const;
-  std::string named(std::string_view what) const;
 
   const int rank_;
   const int size_;

@@ -91,15 +91,15 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
           segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1),
                                         HostLink::segment_bytes(here.size()));
         }
-        HostLink::Options link{.ranks = here,
-                               .own = topology.index_in_host(options.rank),
+        HostLink::Options link{.peers = {.ranks = here,
+                                         .own = topology.index_in_host(options.rank),
+                                         .names = options.names},
                                .deadline = options.deadline,
-                               .ends_at_deadline = false,
-                               .names = options.names};
+                               .ends_at_deadline = false};
         if (carried == Carried::kStagedTensors) {
           // Memory that a driver has mapped may be closed to other processes.
           const at::Tensor sample = staging.emplace(options.device).take(1, at::kLong);
-          link.sample = static_cast<uint64_t*>(sample.data_ptr());
+          link.peers.sample = static_cast<uint64_t*>(sample.data_ptr());
         }
         shared.link = std::make_unique<HostLink>(std::move(segment), link);
         return std::string();
@@ -108,8 +108,8 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
     return {nullptr, reason};
 
   const std::vector<std::string> found =
-      options.gather_text("shared memory", shared.link->find_peers());
-  shared.link->use_peer_memory(
+      options.gather_text("shared memory", shared.link->peers().find());
+  shared.link->peers().read_memory(
       std::all_of(found.begin(), found.end(), [](const auto& failure) { return failure.empty(); }));
   return shared;
 }

@@ -171,7 +171,6 @@ void World::begin_texts() {
       .limits = state_->wishes.limits,
       .begins_at_call = state_->wishes.begins_at_call,
       .names = state_->names,
-      .world = state_->split_from ? state_->root().watch : nullptr,
       .kin = state_->kin});
   state_->kin->add(state_->watch);
   state_->begin_texts();

@@ -54,8 +54,9 @@ class TextRounds::Waiting {
  public:
   Waiting(TextRounds& texts, const std::string& topic)
       : texts_(texts),
-        wait_(*texts.options_.watch, c10::str("texts of \"", topic, "\"", texts.options_.where),
-              texts.options_.deadline) {}
+        wait_(texts.options_.watch->activity(),
+              c10::str("texts of \"", topic, "\"", texts.options_.where), texts.options_.deadline) {
+  }
 
   void await(int other) { wait_.await(other); }
   void look() {
@@ -76,7 +77,7 @@ class TextRounds::Waiting {
 
  private:
   TextRounds& texts_;
-  Watch::TextWait wait_;
+  Activity::TextWait wait_;
   std::vector<int> lost_;
   std::optional<Verdict> verdict_;
   Clock::time_point over_at_;  // once there is a verdict

@@ -20,7 +20,7 @@ void copy_to(std::byte* to, const std::byte* from, int64_t bytes) {
 
 // room: for a slice in a slot.
 bool HostSlices::passes_slots(const Parts& parts, int64_t room) const {
-  return parts.most_bytes() <= room || !link_.reads_peers();
+  return parts.most_bytes() <= room || !peers_.reads_memory();
 }
 
 // Each slice in pieces of `room` bytes: put_down(first, bytes_of) and pick_up(first, bytes_of), with
@@ -42,14 +42,14 @@ void HostSlices::in_rounds(HostLink::Session& session, const Parts& parts, int64
 
 void HostSlices::gather(HostLink::Session& session, const Parts& parts, const at::Tensor& tensor,
                         int root_place) const {
-  const bool is_root = link_.own() == root_place;
+  const bool is_root = peers_.own() == root_place;
   const auto own_offset = [&](int rank) {
     return parts.own_lies_in_whole ? parts.offset(rank) : 0;
   };
   if (!passes_slots(parts, HostLink::kSlotBytes)) {
     session.meet();
-    for_each_other(link_.own(), link_.size(), [&](int place) {
-      const int rank = rank_at(place);
+    for_each_other(peers_.own(), peers_.size(), [&](int place) {
+      const int rank = peers_.rank_of(place);
       if (!is_root || parts.bytes(rank) == 0) return;
       session.read(place, own_offset(rank), bytes_at(tensor, parts.offset(rank)),
                    parts.bytes(rank));
@@ -60,13 +60,13 @@ void HostSlices::gather(HostLink::Session& session, const Parts& parts, const at
   in_rounds(
       session, parts, HostLink::kSlotBytes,
       [&](int64_t first, auto bytes_of_piece) {
-        const int own = rank_at(link_.own());
+        const int own = peers_.rank_of(peers_.own());
         if (is_root || bytes_of_piece(own) == 0) return;
         copy_to(session.own_slot(), bytes_at(tensor, own_offset(own) + first), bytes_of_piece(own));
       },
       [&](int64_t first, auto bytes_of_piece) {
-        for_each_other(link_.own(), link_.size(), [&](int place) {
-          const int rank = rank_at(place);
+        for_each_other(peers_.own(), peers_.size(), [&](int place) {
+          const int rank = peers_.rank_of(place);
           if (!is_root || bytes_of_piece(rank) == 0) return;
           copy_to(bytes_at(tensor, parts.offset(rank) + first), session.slot(place),
                   bytes_of_piece(rank));
@@ -76,9 +76,9 @@ void HostSlices::gather(HostLink::Session& session, const Parts& parts, const at
 
 void HostSlices::scatter(HostLink::Session& session, const Parts& parts, const at::Tensor& tensor,
                          int root_place) const {
-  const bool is_root = link_.own() == root_place;
-  const int own = rank_at(link_.own());
-  const int64_t room = HostLink::kSlotBytes / link_.size();
+  const bool is_root = peers_.own() == root_place;
+  const int own = peers_.rank_of(peers_.own());
+  const int64_t room = HostLink::kSlotBytes / peers_.size();
   if (!passes_slots(parts, room)) {
     session.meet();
     if (!is_root) {
@@ -90,8 +90,8 @@ void HostSlices::scatter(HostLink::Session& session, const Parts& parts, const a
   in_rounds(
       session, parts, room,
       [&](int64_t first, auto bytes_of_piece) {
-        for_each_other(link_.own(), link_.size(), [&](int place) {
-          const int rank = rank_at(place);
+        for_each_other(peers_.own(), peers_.size(), [&](int place) {
+          const int rank = peers_.rank_of(place);
           if (!is_root || bytes_of_piece(rank) == 0) return;
           copy_to(session.own_slot() + place * room, bytes_at(tensor, parts.offset(rank) + first),
                   bytes_of_piece(rank));
@@ -99,20 +99,20 @@ void HostSlices::scatter(HostLink::Session& session, const Parts& parts, const a
       },
       [&](int64_t first, auto bytes_of_piece) {
         if (is_root || bytes_of_piece(own) == 0) return;
-        copy_to(bytes_at(tensor, first), session.slot(root_place) + link_.own() * room,
+        copy_to(bytes_at(tensor, first), session.slot(root_place) + peers_.own() * room,
                 bytes_of_piece(own));
       });
 }
 
 void HostSlices::exchange(HostLink::Session& session, const Parts& parts, const at::Tensor& given,
                           const at::Tensor& received) const {
-  const int own = rank_at(link_.own());
-  const int64_t room = HostLink::kSlotBytes / link_.size();
+  const int own = peers_.rank_of(peers_.own());
+  const int64_t room = HostLink::kSlotBytes / peers_.size();
   if (!passes_slots(parts, room)) {
     session.meet();
-    for_each_other(link_.own(), link_.size(), [&](int place) {
-      session.read(place, parts.offset(own), bytes_at(received, parts.offset(rank_at(place))),
-                   parts.bytes(own));
+    for_each_other(peers_.own(), peers_.size(), [&](int place) {
+      session.read(place, parts.offset(own),
+                   bytes_at(received, parts.offset(peers_.rank_of(place))), parts.bytes(own));
     });
     session.meet();
     return;
@@ -120,19 +120,19 @@ void HostSlices::exchange(HostLink::Session& session, const Parts& parts, const 
   in_rounds(
       session, parts, room,
       [&](int64_t first, auto bytes_of_piece) {
-        for_each_other(link_.own(), link_.size(), [&](int place) {
-          const int rank = rank_at(place);
+        for_each_other(peers_.own(), peers_.size(), [&](int place) {
+          const int rank = peers_.rank_of(place);
           if (bytes_of_piece(rank) == 0) return;
           copy_to(session.own_slot() + place * room, bytes_at(given, parts.offset(rank) + first),
                   bytes_of_piece(rank));
         });
       },
       [&](int64_t first, auto bytes_of_piece) {
-        for_each_other(link_.own(), link_.size(), [&](int place) {
-          const int rank = rank_at(place);
+        for_each_other(peers_.own(), peers_.size(), [&](int place) {
+          const int rank = peers_.rank_of(place);
           if (bytes_of_piece(rank) == 0) return;
           copy_to(bytes_at(received, parts.offset(rank) + first),
-                  session.slot(place) + link_.own() * room, bytes_of_piece(rank));
+                  session.slot(place) + peers_.own() * room, bytes_of_piece(rank));
         });
       });
 }

@@ -3,12 +3,9 @@
 //
 // Every rank of the host calls the same within the same session.
 //
-// Lifetime: the link must outlive it. Threads: the one that performs the operations.
+// Lifetime: the peers must outlive it. Threads: the one that performs the operations.
 // Throws: PeerError.
 #pragma once
-
-#include <cstddef>
-#include <vector>
 
 #include "comm/detail/call.h"
 #include "comm/shared_memory/host_link.h"
@@ -17,9 +14,7 @@ namespace zeropage::comm::detail {
 
 class HostSlices {
  public:
-  // ranks: of the host, by place.
-  HostSlices(const HostLink& link, std::vector<int> ranks)
-      : link_(link), ranks_(std::move(ranks)) {}
+  explicit HostSlices(const HostPeers& peers) : peers_(peers) {}
 
   // A slice's bytes, by rank, and where a rank has its own in the tensor that it announced.
   struct Parts {
@@ -27,8 +22,19 @@ class HostSlices {
     int64_t element_bytes = 1;
     bool own_lies_in_whole = false;  // else at the tensor's beginning
 
+    static Parts even(const at::Tensor& whole, int ranks) {
+      return {.slices = Slices::even(whole.numel(), ranks),
+              .element_bytes = static_cast<int64_t>(whole.element_size())};
+    }
+    // tensor: the root's whole, or the slice of another.
+    static Parts with_root(const at::Tensor& tensor, bool is_root, int ranks) {
+      return {.slices = Slices::even(tensor.numel() * (is_root ? 1 : ranks), ranks),
+              .element_bytes = static_cast<int64_t>(tensor.element_size())};
+    }
+
     int64_t offset(int rank) const { return slices.first(rank) * element_bytes; }
     int64_t bytes(int rank) const { return slices.count(rank) * element_bytes; }
+    int64_t all_bytes() const { return slices.numel * element_bytes; }
     int64_t most_bytes() const { return slices.slice_numel * element_bytes; }
   };
 
@@ -43,13 +49,11 @@ class HostSlices {
 
  private:
   bool passes_slots(const Parts& parts, int64_t room) const;
-  int rank_at(int place) const { return ranks_[static_cast<size_t>(place)]; }
   template <typename PutDown, typename PickUp>
   void in_rounds(HostLink::Session& session, const Parts& parts, int64_t room, PutDown put_down,
                  PickUp pick_up) const;
 
-  const HostLink& link_;
-  const std::vector<int> ranks_;
+  const HostPeers& peers_;
 };
 
 }  // namespace zeropage::comm::detail

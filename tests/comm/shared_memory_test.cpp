@@ -66,21 +66,21 @@ TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
   auto segment = detail::SharedSegment::create(bytes);
   auto again = detail::SharedSegment::open(segment.ticket(), bytes);
   const auto options = [](int own, uint64_t* sample) {
-    return detail::HostLink::Options{
-        .ranks = {0, 1}, .own = own, .deadline = std::chrono::seconds(30), .sample = sample};
+    return detail::HostLink::Options{.peers = {.ranks = {0, 1}, .own = own, .sample = sample},
+                                     .deadline = std::chrono::seconds(30)};
   };
   detail::HostLink first(std::move(segment), options(0, static_cast<uint64_t*>(page)));
   detail::HostLink second(std::move(again), options(1, nullptr));
-  EXPECT_EQ(first.find_peers(), "");
-  EXPECT_EQ(second.find_peers(), "");
+  EXPECT_EQ(first.peers().find(), "");
+  EXPECT_EQ(second.peers().find(), "");
   // As memory that only a driver maps.
   ASSERT_EQ(mprotect(page, page_bytes, PROT_NONE), 0);
-  EXPECT_EQ(first.find_peers(), "");
-  EXPECT_THAT(second.find_peers(), AllOf(HasSubstr("rank 1 cannot read the memory of rank 0"),
-                                         HasSubstr("Bad address")));
+  EXPECT_EQ(first.peers().find(), "");
+  EXPECT_THAT(second.peers().find(), AllOf(HasSubstr("rank 1 cannot read the memory of rank 0"),
+                                           HasSubstr("Bad address")));
   ASSERT_EQ(mprotect(page, page_bytes, PROT_READ | PROT_WRITE), 0);
   *static_cast<uint64_t*>(page) = 0;
-  EXPECT_THAT(second.find_peers(), HasSubstr("it reads other values"));
+  EXPECT_THAT(second.peers().find(), HasSubstr("it reads other values"));
   munmap(page, page_bytes);
 }
 

@@ -32,12 +32,12 @@ inline std::unique_ptr<comm::detail::HostLink> link_through_slots(comm::Communic
                                   HostLink::segment_bytes(here.size()));
   }
   auto link = std::make_unique<HostLink>(
-      std::move(segment), HostLink::Options{.ranks = here,
-                                            .own = topology.index_in_host(inner.rank()),
-                                            .deadline = std::chrono::seconds(30)});
+      std::move(segment),
+      HostLink::Options{.peers = {.ranks = here, .own = topology.index_in_host(inner.rank())},
+                        .deadline = std::chrono::seconds(30)});
   inner.barrier("all have come").wait();
-  link->find_peers();
-  link->use_peer_memory(false);
+  link->peers().find();
+  link->peers().read_memory(false);
   return link;
 }
 

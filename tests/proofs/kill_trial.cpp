@@ -175,6 +175,24 @@ bool has_process_of_session(pid_t session) {
 
 // ---- judging ----
 
+// How many lines a rank printed itself. c10d warns too, with a stack where the store dies under a call.
+int lines_of(int rank, const std::string& all_output) {
+  const std::regex warning(R"(\[W.*\] \[c10d\] .*)");
+  const std::regex of_stack("(Exception raised from .*|frame #.*|)");
+  const std::string prefix = c10::str("[rank ", rank, "] ");
+  std::istringstream output(all_output);
+  int lines = 0;
+  bool in_warning = false;
+  for (std::string line; std::getline(output, line);) {
+    if (!line.starts_with(prefix)) continue;
+    line.erase(0, prefix.size());
+    in_warning =
+        std::regex_match(line, warning) || (in_warning && std::regex_match(line, of_stack));
+    if (!in_warning) ++lines;
+  }
+  return lines;
+}
+
 void judge_survivor(KillResult& result, int rank, int victim, RankOnBoard& survivor,
                     int64_t killed_at) {
   const auto fault = [&](const auto&... words) {
@@ -197,14 +215,7 @@ void judge_survivor(KillResult& result, int rank, int victim, RankOnBoard& survi
                          std::regex("#[0-9]+ (to|from|of) |(model|optimizer|parameters): lost"))) {
     fault("does not name its operation: ", error);
   }
-  // c10d prints warnings of its own when the store dies under a call to it.
-  int lines = 0;
-  std::istringstream output(result.output);
-  for (std::string line; std::getline(output, line);) {
-    // A machine without a name service makes c10d say this.
-    if (line.find("hostname of the client socket") != std::string::npos) continue;
-    lines += line.starts_with(c10::str("[rank ", rank, "] ")) ? 1 : 0;
-  }
+  const int lines = lines_of(rank, result.output);
   const bool in_operation = error.find(" #") != std::string::npos;
   if (!result.meeting && in_operation && lines != 1) fault("printed ", lines, " lines, not one");
 }

@@ -430,9 +430,10 @@ TEST_P(GuardTest, LetsTorchSaveWriteTheModule) {
       const GatheredParameters guard(model);
       torch::save(model.module(), file);
     }
-    ThreeLayers loaded;
-    torch::load(loaded, file);
     const auto plain = make<ThreeLayers>();
+    auto loaded = make<ThreeLayers>();
+    for (const auto& parameter : loaded->parameters()) parameter.detach().zero_();
+    torch::load(loaded, file);
     EXPECT_TRUE(same_bits(plain->parameters(), loaded->parameters()));
   });
 }

@@ -44,6 +44,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     comm/reduction.h
     comm/solo_communicator.h
     comm/launcher/launcher.h
+    comm/mesh.h
     comm/rank_threads.h
     comm/rendezvous.h
     comm/simulated_communicator.h

@@ -17,8 +17,6 @@
 // Threads: one thread at a time calls; a Pending may be waited for on another.
 #pragma once
 
-#include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -54,6 +52,10 @@ struct WireTraffic {
   Traffic broadcast;
   Traffic pair;     // send and recv
   Traffic barrier;  // carries no payload
+  Traffic reduce;
+  Traffic gather;
+  Traffic scatter;
+  Traffic all_to_all;
 
   friend bool operator==(const WireTraffic&, const WireTraffic&) = default;
 };
@@ -77,6 +79,17 @@ class Communicator {
   Pending all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view what);
   // tensor: [numel]. Becomes the root's on all ranks.
   Pending broadcast(const at::Tensor& tensor, int root, std::string_view what);
+  // tensor: [numel], any numel, every rank's own. The root's becomes the reduction; the others keep their values.
+  Pending reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string_view what);
+  // Every rank's slice to the root. tensor: the root's [size * slice_numel], with its own slice in place, and
+  // slice r from rank r in the end; the others' [slice_numel].
+  Pending gather(const at::Tensor& tensor, int root, std::string_view what);
+  // A slice of the root's to every rank. tensor: the root's [size * slice_numel], which stays as it is; the others'
+  // [slice_numel].
+  Pending scatter(const at::Tensor& tensor, int root, std::string_view what);
+  // given, received: [size * slice_numel], apart from each other. Slice r of what this rank gives goes to rank r; slice r
+  // of what it receives comes from there.
+  Pending all_to_all(const at::Tensor& given, const at::Tensor& received, std::string_view what);
   // Ends when all ranks have called it.
   Pending barrier(std::string_view what);
   // One rank's tensor to another's, both [numel]; the calls match in order for each pair of ranks.
@@ -113,13 +126,17 @@ class Communicator {
   virtual Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) = 0;
   virtual Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) = 0;
   virtual WireTraffic sent() const = 0;
-
-  void check(const at::Tensor& tensor, const char* operation, std::string_view what) const;
-  void check_slices(const at::Tensor& whole, const char* operation, std::string_view what) const;
-  void check_peer(int peer, const char* operation, std::string_view what) const;
+  // A communicator that passes on to another what it is asked for has these too; by default they throw.
+  virtual Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what);
+  virtual Pending start_gather(const at::Tensor& tensor, int root, std::string what);
+  virtual Pending start_scatter(const at::Tensor& tensor, int root, std::string what);
+  virtual Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                                   std::string what);
 
   const int rank_;
   const int size_;
+  std::string where_;  // these ranks meet, for words: " along \"data\""; "": in the whole world
+  friend class World;  // says where
 };
 
 }  // namespace zeropage::comm

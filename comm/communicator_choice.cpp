@@ -38,11 +38,13 @@ std::string attempt(Action action) {
 }
 
 // The first rank that failed, with its reason; "" if none did.
-std::string first_failure(const std::vector<std::string>& outcomes) {
+std::string first_failure(const std::vector<std::string>& outcomes,
+                          const detail::RankNames& names) {
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     const std::string_view outcome = outcomes[rank];
     if (!outcome.starts_with('+')) {
-      return c10::str("rank ", rank, ": ", outcome.empty() ? outcome : outcome.substr(1));
+      return c10::str("rank ", names[static_cast<int>(rank)], ": ",
+                      outcome.empty() ? outcome : outcome.substr(1));
     }
   }
   return "";
@@ -78,7 +80,8 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
                             segment = SharedSegment::create(HostLink::segment_bytes(here.size()));
                             return segment.ticket();
                           }));
-  if (std::string reason = first_failure(made); !reason.empty()) return {nullptr, reason};
+  if (std::string reason = first_failure(made, options.names); !reason.empty())
+    return {nullptr, reason};
 
   SharedMemory shared;
   std::optional<detail::StagingBuffer> staging;
@@ -88,19 +91,21 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
           segment = SharedSegment::open(made[static_cast<size_t>(maker)].substr(1),
                                         HostLink::segment_bytes(here.size()));
         }
-        HostLink::Options link{.ranks = here,
-                               .own = topology.index_in_host(options.rank),
+        HostLink::Options link{.peers = {.ranks = here,
+                                         .own = topology.index_in_host(options.rank),
+                                         .names = options.names},
                                .deadline = options.deadline,
                                .ends_at_deadline = false};
         if (carried == Carried::kStagedTensors) {
           // Memory that a driver has mapped may be closed to other processes.
           const at::Tensor sample = staging.emplace(options.device).take(1, at::kLong);
-          link.sample = static_cast<uint64_t*>(sample.data_ptr());
+          link.peers.sample = static_cast<uint64_t*>(sample.data_ptr());
         }
         shared.link = std::make_unique<HostLink>(std::move(segment), link);
         return std::string();
       }));
-  if (std::string reason = first_failure(opened); !reason.empty()) return {nullptr, reason};
+  if (std::string reason = first_failure(opened, options.names); !reason.empty())
+    return {nullptr, reason};
 
   const std::vector<std::string> found =
       options.gather_text("shared memory", shared.link->peers().find());
@@ -124,7 +129,7 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
     ZP_CHECK(shared.link || options.transport != Transport::kShared,
              "the shared-memory communicator was asked for, but cannot be had: ", shared.reason,
              "; make room, or use gloo");
-    if (!shared.link && options.rank == 0) {
+    if (!shared.link && options.rank == 0 && options.says_what_is_slower) {
       std::cerr << "zeropage: no shared memory between the ranks of a host (" << shared.reason
                 << "); all use Gloo over TCP, which is slower" << std::endl;
     }
@@ -135,6 +140,8 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
       .size = options.size,
       .bind_address = options.bind_address,
       .store_server = options.store_server,
+      .store_server_name = options.store_server_name,
+      .names = options.names,
       .deadline = options.deadline,
       .watch = options.watch,
       .hosts = options.hosts,
@@ -151,12 +158,12 @@ std::unique_ptr<Communicator> make_host_communicator(const CommunicatorOptions& 
 }
 
 // The first two ranks that compute on one device; "" if none do. devices: "+" and a device's name.
-std::string shared_device(const std::vector<std::string>& devices) {
+std::string shared_device(const std::vector<std::string>& devices, const detail::RankNames& names) {
   for (size_t rank = 0; rank < devices.size(); ++rank) {
     for (size_t earlier = 0; earlier < rank; ++earlier) {
       if (devices[earlier] != devices[rank]) continue;
-      return c10::str("ranks ", earlier, " and ", rank, " share the device ",
-                      devices[rank].substr(1));
+      return c10::str("ranks ", names[static_cast<int>(earlier)], " and ",
+                      names[static_cast<int>(rank)], " share the device ", devices[rank].substr(1));
     }
   }
   return "";
@@ -173,8 +180,8 @@ std::string why_no_nccl(const CommunicatorOptions& options) {
                     memory::device_identity(options.device), ")");
   };
   const std::vector<std::string> devices = options.gather_text("devices", own());
-  const std::string failure = first_failure(devices);
-  return failure.empty() ? shared_device(devices) : failure;
+  const std::string failure = first_failure(devices, options.names);
+  return failure.empty() ? shared_device(devices, options.names) : failure;
 }
 
 }  // namespace
@@ -212,9 +219,10 @@ std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& optio
         std::move(host), {.store = c10::make_intrusive<c10d::PrefixStore>("nccl", options.store),
                           .device = options.device,
                           .order = options.reduction_order,
-                          .deadline = options.deadline});
+                          .deadline = options.deadline,
+                          .names = options.names});
   }
-  if (may_have_nccl && options.rank == 0) {
+  if (may_have_nccl && options.rank == 0 && options.says_what_is_slower) {
     std::cerr << "zeropage: no NCCL between the ranks (" << obstacle
               << "); tensors pass through the host, which is slower" << std::endl;
   }

@@ -28,7 +28,10 @@ struct CommunicatorOptions {
   std::chrono::milliseconds deadline;
   std::shared_ptr<detail::Watch> watch;  // of these ranks; not started
   c10::intrusive_ptr<c10d::Store> store;
-  int store_server = -1;  // the rank that serves the store; -1: none of them
+  int store_server = -1;       // the rank that serves the store; -1: none of them
+  int store_server_name = -1;  // WatchedLink::Options
+  detail::RankNames names;
+  bool says_what_is_slower = true;  // on stderr, on rank 0
   std::string bind_address;
   // World::gather_text.
   std::function<std::vector<std::string>(const std::string& topic, const std::string& text)>
@@ -39,10 +42,10 @@ struct CommunicatorOptions {
 
 // Collective: all ranks get the same kind. kAuto: shared memory on one host, two levels on several of
 // which one has several ranks, Gloo otherwise. Where it would take shared memory and a host cannot
-// have it, all take Gloo, and rank 0 says so once on stderr.
+// have it, all take Gloo, and rank 0 says so once on stderr if asked to.
 //
 // On accelerators kAuto takes NCCL. Where it cannot be had, and for other transports, tensors pass
-// through the host, by what carries the host's tensors; for kAuto rank 0 says so once on stderr.
+// through the host, by what carries the host's tensors; for kAuto rank 0 says so too.
 std::unique_ptr<Communicator> make_communicator(const CommunicatorOptions& options);
 
 }  // namespace zeropage::comm

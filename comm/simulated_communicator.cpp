@@ -7,6 +7,7 @@
 
 #include "comm/detail/call.h"
 #include "memory/check.h"
+#include "memory/exact.h"
 #include "operators/meta_operators.h"
 
 namespace zeropage::comm {
@@ -75,7 +76,7 @@ Pending SimulatedCommunicator::start_reduce_scatter(const at::Tensor& whole, Red
   const LinkTraffic sent = model_.reduce_scatter(rank(), whole.numel(), whole.scalar_type());
   Pending pending = count(calls_->collective(Operation::kReduceScatter, whole, std::move(what)),
                           sent, seconds_for(sent));
-  reduce(detail::Slices::even(whole.numel(), size()).of(whole, rank()), op);
+  reduce_equals(detail::Slices::even(whole.numel(), size()).of(whole, rank()), op);
   return pending;
 }
 
@@ -84,7 +85,7 @@ Pending SimulatedCommunicator::start_all_reduce(const at::Tensor& tensor, Reduce
   const LinkTraffic sent = model_.all_reduce(rank(), tensor.numel(), tensor.scalar_type());
   Pending pending = count(calls_->collective(Operation::kAllReduce, tensor, std::move(what)), sent,
                           seconds_for(sent));
-  reduce(tensor, op);
+  reduce_equals(tensor, op);
   return pending;
 }
 
@@ -93,6 +94,57 @@ Pending SimulatedCommunicator::start_broadcast(const at::Tensor& tensor, int roo
   const LinkTraffic sent = model_.broadcast(rank(), root, tensor.numel(), tensor.scalar_type());
   return count(calls_->collective(Operation::kBroadcast, tensor, std::move(what)), sent,
                seconds_of_broadcast(detail::bytes_of(tensor)));
+}
+
+// To the time of its own messages the root adds that of the slices that come to it.
+Pending SimulatedCommunicator::start_reduce(const at::Tensor& tensor, ReduceOp op, int root,
+                                            std::string what) {
+  const int64_t numel = tensor.numel();
+  const auto dtype = tensor.scalar_type();
+  const LinkTraffic sent = model_.reduce(rank(), root, numel, dtype);
+  const bool is_small = detail::bytes_of(tensor) <= detail::kSmallBytes;
+  double seconds = seconds_for(sent);
+  if (rank() == root) {
+    seconds += seconds_from_others([&](int other) {
+      return is_small ? model_.reduce(other, root, numel, dtype)
+                      : model_.gather(other, root, memory::round_up<int64_t>(numel, size()), dtype);
+    });
+  }
+  Pending pending =
+      count(calls_->collective(Operation::kReduce, tensor, std::move(what)), sent, seconds);
+  if (rank() == root) reduce_equals(tensor, op);
+  return pending;
+}
+
+Pending SimulatedCommunicator::start_gather(const at::Tensor& tensor, int root, std::string what) {
+  const int64_t numel = rank() == root ? tensor.numel() : tensor.numel() * size();
+  const auto dtype = tensor.scalar_type();
+  const LinkTraffic sent = model_.gather(rank(), root, numel, dtype);
+  const double seconds =
+      rank() == root
+          ? seconds_from_others([&](int other) { return model_.gather(other, root, numel, dtype); })
+          : seconds_for(sent);
+  const int64_t bytes = numel * static_cast<int64_t>(tensor.element_size());
+  return count(calls_->collective(Operation::kGather, bytes, std::move(what)), sent, seconds);
+}
+
+// Takes as long for all as the root's messages.
+Pending SimulatedCommunicator::start_scatter(const at::Tensor& tensor, int root, std::string what) {
+  const int64_t numel = rank() == root ? tensor.numel() : tensor.numel() * size();
+  const int64_t bytes = numel * static_cast<int64_t>(tensor.element_size());
+  return count(calls_->collective(Operation::kScatter, bytes, std::move(what)),
+               model_.scatter(rank(), root, numel, tensor.scalar_type()),
+               seconds_for(model_.scatter(root, root, numel, tensor.scalar_type())));
+}
+
+Pending SimulatedCommunicator::start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                                                std::string what) {
+  const LinkTraffic sent = model_.all_to_all(rank(), given.numel(), given.scalar_type());
+  Pending pending = count(calls_->collective(Operation::kAllToAll, given, std::move(what)), sent,
+                          seconds_for(sent));
+  const auto slices = detail::Slices::even(given.numel(), size());
+  if (!first_error_) slices.of(received, rank()).copy_(slices.of(given, rank()));
+  return pending;
 }
 
 Pending SimulatedCommunicator::start_barrier(std::string what) {
@@ -115,11 +167,13 @@ Pending SimulatedCommunicator::start_recv(const at::Tensor& tensor, int from_ran
 WireTraffic SimulatedCommunicator::sent() const {
   const auto of = [this](Operation operation) { return figures_[operation].sent.total(); };
   return {of(Operation::kAllGather), of(Operation::kReduceScatter), of(Operation::kAllReduce),
-          of(Operation::kBroadcast), of(Operation::kPair),          of(Operation::kBarrier)};
+          of(Operation::kBroadcast), of(Operation::kPair),          of(Operation::kBarrier),
+          of(Operation::kReduce),    of(Operation::kGather),        of(Operation::kScatter),
+          of(Operation::kAllToAll)};
 }
 
 // As if every rank held what this one holds: a mean or a maximum of equals is any of them.
-void SimulatedCommunicator::reduce(const at::Tensor& tensor, ReduceOp op) const {
+void SimulatedCommunicator::reduce_equals(const at::Tensor& tensor, ReduceOp op) const {
   if (op == ReduceOp::kSum && !first_error_) tensor.mul_(size());
 }
 
@@ -148,6 +202,16 @@ Pending SimulatedCommunicator::count(const detail::Call& call, const LinkTraffic
 }
 
 // ---- time ----
+
+// Of the messages that come from all others, one after the other.
+template <typename Sent>
+double SimulatedCommunicator::seconds_from_others(const Sent& sent_by) const {
+  double seconds = 0;
+  for (int other = 0; other < size(); ++other) {
+    if (other != rank()) seconds += seconds_for(sent_by(other));
+  }
+  return seconds;
+}
 
 double SimulatedCommunicator::seconds_for(const LinkTraffic& traffic) const {
   return seconds_over(options_.within_host, traffic.within_host) +

@@ -6,11 +6,11 @@
 // communicators (comm/traffic.h), so the figures of a program are theirs, whatever N.
 // Host tensors are moved too, so that a program's small decisions need no second path. For them the
 // other ranks are taken to hold what this one holds: a sum is N times this rank's contribution, a
-// mean or a maximum is the contribution, the other slices of an all_gather and what recv or a
-// broadcast would bring stay as they are.
+// mean or a maximum is the contribution, and what an all_gather, a gather, a scatter, an
+// all_to_all, a recv or a broadcast would bring from others stays as it is.
 // Time: a message of B bytes costs alpha + B / beta (Hockney 1994, "The communication challenge for
 // MPP"), with a link within a host and one between hosts for each rank. An operation costs what this
-// rank sends, one message after the other; a broadcast and a barrier the longest way through their
+// rank sends, one message after the other, or what it receives where it sends nothing or is the root; a broadcast and a barrier the longest way through their
 // tree (Thakur, Rabenseifner, Gropp 2005). Operations do not overlap, and neither do the two links;
 // adding up costs nothing. Seconds.
 // Failures: as scripted, an operation ends as if a rank were lost, and those after it with the same
@@ -92,6 +92,7 @@ class SimulatedCommunicator final : public Communicator {
   static const SimulatedCommunicator& of(const Communicator& communicator);
 
   const SimulationFigures& figures() const { return figures_; }
+  const SimulationOptions& options() const { return options_; }
 
   c10::Device device() const override { return c10::kMeta; }
   bool moves(c10::Device there) const override { return there.is_meta() || there.is_cpu(); }
@@ -106,9 +107,16 @@ class SimulatedCommunicator final : public Communicator {
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override;
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override;
   WireTraffic sent() const override;
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override;
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override;
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override;
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override;
 
   Pending count(const detail::Call& call, const LinkTraffic& sent, double seconds);
-  void reduce(const at::Tensor& tensor, ReduceOp op) const;
+  void reduce_equals(const at::Tensor& tensor, ReduceOp op) const;
+  template <typename Sent>
+  double seconds_from_others(const Sent& sent_by) const;
   double seconds_for(const LinkTraffic& traffic) const;
   double seconds_of_broadcast(int64_t bytes) const;
   double seconds_of_barrier() const;

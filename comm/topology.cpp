@@ -26,6 +26,12 @@ Topology Topology::even(int ranks, int ranks_per_host) {
   return Topology(hosts);
 }
 
+std::vector<int> Topology::first_ranks() const {
+  std::vector<int> ranks;
+  for (const std::vector<int>& of_host : ranks_of_) ranks.push_back(of_host.front());
+  return ranks;
+}
+
 int Topology::counterpart(int rank, int host) const {
   const std::vector<int>& there = ranks_of(host);
   return there[static_cast<size_t>(index_in_host(rank)) % there.size()];

@@ -26,6 +26,8 @@ class Topology {
   int index_in_host(int rank) const { return places_[static_cast<size_t>(rank)].index; }
   const std::vector<int>& ranks_of(int host) const { return ranks_of_[static_cast<size_t>(host)]; }
 
+  // By host.
+  std::vector<int> first_ranks() const;
   // The rank on `host` that stands for `rank`: itself on its own host.
   int counterpart(int rank, int host) const;
 

@@ -52,6 +52,12 @@ struct TrafficModel::Sliced {
         element_bytes(static_cast<int64_t>(c10::elementSize(dtype))),
         accumulator_bytes(static_cast<int64_t>(c10::elementSize(accumulator_of(dtype)))) {}
 
+  static Sliced all_at(int root, int64_t numel, c10::ScalarType dtype) {
+    Sliced sliced(numel, dtype, 1);
+    sliced.slices = detail::Slices::all_at(root, numel);
+    return sliced;
+  }
+
   int64_t numel_of(int rank) const { return slices.count(rank); }
   int64_t bytes_of(int rank) const { return numel_of(rank) * element_bytes; }
 };
@@ -177,6 +183,38 @@ LinkTraffic TrafficModel::broadcast(int rank, int root, int64_t numel,
   });
   for (const int peer : topology_.ranks_of(host)) {
     if (peer != rank) add(traffic, rank, peer, bytes);
+  }
+  return traffic;
+}
+
+LinkTraffic TrafficModel::reduce(int rank, int root, int64_t numel, c10::ScalarType dtype) const {
+  const Sliced sliced(numel, dtype, topology_.size());
+  if (numel * sliced.element_bytes <= detail::kSmallBytes) {
+    return reduce_slices(rank, Sliced::all_at(root, numel, dtype));
+  }
+  LinkTraffic traffic = reduce_slices(rank, sliced);
+  if (rank != root && sliced.numel_of(rank) > 0) add(traffic, rank, root, sliced.bytes_of(rank));
+  return traffic;
+}
+
+LinkTraffic TrafficModel::gather(int rank, int root, int64_t numel, c10::ScalarType dtype) const {
+  LinkTraffic traffic;
+  const Sliced sliced(numel, dtype, topology_.size());
+  if (rank != root && sliced.numel_of(rank) > 0) add(traffic, rank, root, sliced.bytes_of(rank));
+  return traffic;
+}
+
+LinkTraffic TrafficModel::scatter(int rank, int root, int64_t numel, c10::ScalarType dtype) const {
+  return rank == root ? all_to_all(rank, numel, dtype) : LinkTraffic();
+}
+
+LinkTraffic TrafficModel::all_to_all(int rank, int64_t numel, c10::ScalarType dtype) const {
+  LinkTraffic traffic;
+  const Sliced sliced(numel, dtype, topology_.size());
+  for (int other = 0; other < topology_.size(); ++other) {
+    if (other != rank && sliced.numel_of(other) > 0) {
+      add(traffic, rank, other, sliced.bytes_of(other));
+    }
   }
   return traffic;
 }

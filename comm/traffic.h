@@ -8,7 +8,10 @@
 //   hosts once, by the counterpart (comm/topology.h). A reduction sends one partial sum a maximal
 //   subtree of the reduction's tree (comm/reduction.h), so that the bits stay the same.
 //
-// N ranks, B bytes: all_gather and reduce_scatter B (N-1)/N, all_reduce twice that, a binomial
+// What has a root or goes from each to each takes the straight way to its receiver, whatever lies between; a reduction to
+// a root is a reduce_scatter and a gather above 32 KiB, and goes to the root below.
+//
+// N ranks, B bytes: all_gather, reduce_scatter and all_to_all B (N-1)/N, all_reduce twice that, a binomial
 // broadcast ceil(log2 N) times B at the root (Thakur, Rabenseifner, Gropp 2005, "Optimization of
 // Collective Communication Operations in MPICH", section 4).
 //
@@ -54,6 +57,11 @@ class TrafficModel {
   LinkTraffic reduce_scatter(int rank, int64_t numel, c10::ScalarType dtype) const;
   LinkTraffic all_reduce(int rank, int64_t numel, c10::ScalarType dtype) const;
   LinkTraffic broadcast(int rank, int root, int64_t numel, c10::ScalarType dtype) const;
+  // numel: of what is reduced, or of what the root has whole.
+  LinkTraffic reduce(int rank, int root, int64_t numel, c10::ScalarType dtype) const;
+  LinkTraffic gather(int rank, int root, int64_t numel, c10::ScalarType dtype) const;
+  LinkTraffic scatter(int rank, int root, int64_t numel, c10::ScalarType dtype) const;
+  LinkTraffic all_to_all(int rank, int64_t numel, c10::ScalarType dtype) const;
   LinkTraffic barrier(int rank) const;
   LinkTraffic send(int rank, int to_rank, int64_t numel, c10::ScalarType dtype) const;
 

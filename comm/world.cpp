@@ -9,8 +9,7 @@
 
 #include "comm/communicator_choice.h"
 #include "comm/detail/store_calls.h"
-#include "comm/detail/text_rounds.h"
-#include "comm/detail/watch.h"
+#include "comm/detail/world_state.h"
 #include "comm/simulated_communicator.h"
 #include "comm/solo_communicator.h"
 #include "device/device.h"
@@ -44,8 +43,9 @@ std::vector<std::string> split_lines(const std::string& text) {
   return lines;
 }
 
-// What rank `other` says differently from rank 0, a few lines of it; "" if nothing.
-std::string difference(const std::string& first, const std::string& other_text, int other) {
+// What rank `other` says differently from the first, a few lines of it; "" if nothing.
+std::string difference(const std::string& first, const std::string& other_text, int first_name,
+                       int other) {
   const auto lines = split_lines(first);
   const auto other_lines = split_lines(other_text);
   std::string report;
@@ -55,7 +55,7 @@ std::string difference(const std::string& first, const std::string& other_text, 
     const std::string there = i < other_lines.size() ? other_lines[i] : "nothing";
     if (here == there) continue;
     if (++found <= kMostDifferences) {
-      report += c10::str("\n  rank 0 has ", here, "; rank ", other, " has ", there);
+      report += c10::str("\n  rank ", first_name, " has ", here, "; rank ", other, " has ", there);
     }
   }
   if (found > kMostDifferences) {
@@ -65,42 +65,6 @@ std::string difference(const std::string& first, const std::string& other_text, 
 }
 
 }  // namespace
-
-struct World::State {
-  Place place;
-  std::chrono::milliseconds deadline{};
-  c10::intrusive_ptr<c10d::Store> store;      // null in a simulated world
-  std::unique_ptr<detail::TextRounds> texts;  // null where there are no others
-  std::shared_ptr<detail::Watch> watch;
-  int ranks_on_device = 1;
-  std::unique_ptr<Communicator> communicator;
-  std::shared_ptr<State> beside;  // whose ranks these are; null: their own
-
-  // -1: none of the ranks.
-  int store_server() const {
-    return place.launcher_serves_store || !place.rendezvous_file.empty() ? -1 : 0;
-  }
-  // Ranks that nobody needs to wait for any longer.
-  std::vector<int> lost_ranks() const {
-    Communicator* const watched = beside ? beside->communicator.get() : communicator.get();
-    std::vector<int> lost = watched != nullptr ? watched->lost_ranks() : std::vector<int>();
-    if (lost.empty()) return lost;
-    if (texts->has_lost_store()) return {store_server()};
-    // While the store is served its rank is only about to end, because of another.
-    if (lost.size() > 1) std::erase(lost, store_server());
-    return lost;
-  }
-  void begin_texts() {
-    texts = std::make_unique<detail::TextRounds>(
-        detail::TextRounds::Options{.store = store,
-                                    .rank = place.rank,
-                                    .size = place.world_size,
-                                    .store_server = store_server(),
-                                    .deadline = deadline,
-                                    .watch = beside ? beside->watch : watch,
-                                    .lost_ranks = [this] { return lost_ranks(); }});
-  }
-};
 
 World World::from_environment(const WorldOptions& options) {
   const Place place = read_place();
@@ -131,6 +95,13 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
     : state_(std::make_shared<State>()) {
   memory::check_libtorch();
   state_->place = place;
+  state_->wishes = {.limits = {.deadline = options.deadline,
+                               .busy_limit = options.busy_limit,
+                               .report_interval = options.report_interval},
+                    .transport = options.transport,
+                    .reduction_order = options.reduction_order,
+                    .begins_at_call = !memory::has_streams(options.device) && !options.decorate,
+                    .decorate = options.decorate};
   state_->deadline = options.deadline;
   state_->store =
       c10::make_intrusive<c10d::PrefixStore>("zeropage" + place.attempt, std::move(store));
@@ -140,10 +111,12 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
     ZP_CHECK(options.transport != Transport::kNccl || options.device == c10::kCUDA,
              "NCCL was asked for, but this world is on ", c10::Device(options.device),
              "; set WorldOptions::device to c10::kCUDA");
-    adopt(std::make_unique<SoloCommunicator>(choose_device(options.device)), options);
+    state_->hosts = {place.host};
+    adopt(std::make_unique<SoloCommunicator>(choose_device(options.device)));
     return;
   }
-  begin_texts(options);
+  state_->kin = std::make_shared<detail::Kin>();
+  begin_texts();
   check_agreement("the world",
                   {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
                    c10::str("deadline: ", options.deadline.count(), " ms"),
@@ -152,42 +125,54 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
                    c10::str("communicator: ", name(options.transport)),
                    c10::str("order of reductions: ", name(options.reduction_order))});
   const std::string own_host = place.host.empty() ? host_identity() : place.host;
-  const std::vector<std::string> hosts = gather_text("hosts", own_host);
+  state_->hosts = gather_text("hosts", own_host);
+  const std::vector<std::string>& hosts = state_->hosts;
   if (place.local_rank < 0 || place.local_world_size < 0) {
     state_->place.local_rank =
         static_cast<int>(std::count(hosts.begin(), hosts.begin() + rank(), own_host));
     state_->place.local_world_size =
         static_cast<int>(std::count(hosts.begin(), hosts.end(), own_host));
   }
+  const c10::Device device = choose_device(options.device);
+  state_->bind_address = address_for_peers(state_->place);
+  connect(device);
+}
+
+// Collective.
+void World::connect(c10::Device device) {
+  const detail::CommunicatorWishes& wishes = state_->wishes;
   adopt(make_communicator(
-            {.transport = options.transport,
-             .reduction_order = options.reduction_order,
-             .device = choose_device(options.device),
-             .rank = rank(),
-             .size = size(),
-             .hosts = hosts,
-             .deadline = options.deadline,
-             .watch = state_->watch,
-             .store = state_->store,
-             .store_server = state_->store_server(),
-             .bind_address = address_for_peers(state_->place),
-             .gather_text = [this](const auto& topic,
-                                   const auto& text) { return gather_text(topic, text); },
-             .fail_to_connect = [this](const std::exception& error) { fail_to_connect(error); }}),
-        options);
+      {.transport = wishes.transport,
+       .reduction_order = wishes.reduction_order,
+       .device = device,
+       .rank = rank(),
+       .size = size(),
+       .hosts = state_->hosts,
+       .deadline = wishes.limits.deadline,
+       .watch = state_->watch,
+       .store = state_->store,
+       .store_server = state_->store_server(),
+       .store_server_name = state_->store_server_name(),
+       .names = state_->names,
+       .says_what_is_slower = !state_->split_from,
+       .bind_address = state_->bind_address,
+       .gather_text = [this](const auto& topic,
+                             const auto& text) { return gather_text(topic, text); },
+       .fail_to_connect = [this](const std::exception& error) { fail_to_connect(error); }}));
 }
 
 // Nobody is waited for as busy before the watch starts, with the communicator.
-void World::begin_texts(const WorldOptions& options) {
+void World::begin_texts() {
   state_->watch = std::make_shared<detail::Watch>(detail::Watch::Options{
       .store = c10::make_intrusive<c10d::PrefixStore>("watch", state_->store),
       .rank = rank(),
       .size = size(),
       .store_server = state_->store_server(),
-      .limits = {.deadline = options.deadline,
-                 .busy_limit = options.busy_limit,
-                 .report_interval = options.report_interval},
-      .begins_at_call = !memory::has_streams(options.device) && !options.decorate});
+      .limits = state_->wishes.limits,
+      .begins_at_call = state_->wishes.begins_at_call,
+      .names = state_->names,
+      .kin = state_->kin});
+  state_->kin->add(state_->watch);
   state_->begin_texts();
 }
 
@@ -227,7 +212,7 @@ c10::Device World::choose_device(c10::DeviceType type) {
 void World::fail_to_connect(const std::exception& error) const {
   const std::string reason = memory::message_of(error);
   if (state_->texts->has_lost_store()) {
-    ZP_THROW("connecting: ", detail::were_lost({state_->store_server()}));
+    ZP_THROW("connecting: ", detail::were_lost({state_->store_server_name()}));
   }
   const auto key = [](int rank) { return c10::str("unconnected/", rank); };
   const auto leave_at = Clock::now() + kRollCall;
@@ -239,7 +224,7 @@ void World::fail_to_connect(const std::exception& error) const {
   for (int other = 0; other < size(); ++other) {
     if (!state_->texts->read(key(other), left_until(leave_at))) missing.push_back(other);
   }
-  ZP_CHECK(missing.empty(), "connecting: ", detail::were_lost(missing));
+  ZP_CHECK(missing.empty(), "connecting: ", detail::were_lost(state_->names.of(missing)));
   ZP_THROW("connecting: ", reason.substr(0, reason.find('\n')));
 }
 
@@ -258,9 +243,10 @@ World World::simulated(const SimulationOptions& options) {
   return World(std::move(state));
 }
 
-void World::adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options) {
-  state_->communicator =
-      options.decorate ? options.decorate(std::move(communicator)) : std::move(communicator);
+void World::adopt(std::unique_ptr<Communicator> communicator) {
+  communicator->where_ = state_->where;
+  const auto& decorate = state_->wishes.decorate;
+  state_->communicator = decorate ? decorate(std::move(communicator)) : std::move(communicator);
 }
 
 int World::rank() const {
@@ -302,9 +288,11 @@ void World::check_agreement(const std::string& topic, const std::vector<std::str
   std::string text;
   for (const std::string& line : lines) text += line + "\n";
   const std::string differing =
-      state_->texts->settle(topic, text, [](const std::vector<std::string>& texts) {
+      state_->texts->settle(topic, text, [this](const std::vector<std::string>& texts) {
+        const detail::RankNames& names = state_->names;
         for (size_t other = 1; other < texts.size(); ++other) {
-          std::string found = difference(texts.front(), texts[other], static_cast<int>(other));
+          std::string found =
+              difference(texts.front(), texts[other], names[0], names[static_cast<int>(other)]);
           if (!found.empty()) return found;
         }
         return std::string();
@@ -320,6 +308,9 @@ std::string World::settle(const std::string& topic, const std::string& text,
 
 World World::beside(const std::string& name, std::chrono::milliseconds deadline) const {
   auto state = std::make_shared<State>();
+  state->split_from = state_->split_from;
+  state->where = state_->where;
+  state->names = state_->names;
   state->place = state_->place;
   state->deadline = deadline;
   state->ranks_on_device = state_->ranks_on_device;

@@ -49,6 +49,10 @@ struct WorldOptions {
 
 struct SimulationOptions;
 
+namespace detail {
+struct WorldState;
+}  // namespace detail
+
 class World {
  public:
   // The world that the launcher's variables describe (comm/rendezvous.h); a world of one without
@@ -124,17 +128,32 @@ class World {
   using Decide = std::function<std::string(const std::vector<std::string>& texts)>;
   std::string settle(const std::string& topic, const std::string& text, const Decide& decide) const;
 
+  // The ranks that pass the same colour, as a world of their own: ordered by key, and by rank here where keys
+  // are equal. It meets in this one's store, has its options, device and hosts, a communicator of its own
+  // (shared memory where its ranks share a host), and counts its own traffic. In errors ranks keep the numbers of the
+  // first world. A rank that fails in one of its worlds ends in all of them, for the same cause. Collective; so is what
+  // the new world does, over its ranks. Operations of two worlds may run at the same time; ranks that have several in
+  // common call them in the same order. In a simulated world all ranks pass what this one passes.
+  World split(int64_t color, int64_t key) const;
+  // What rank `rank` is called in errors: its number in the world that all others were split from.
+  int global_rank(int rank) const;
+  // Which ranks these are, for words: " along \"data\""; "" for all.
+  const std::string& where() const;
+
   // The same ranks for another thread, or with another deadline: texts have their own order there, and
   // there is no communicator. All ranks call it in the same order among their texts.
   World beside(const std::string& name, std::chrono::milliseconds deadline) const;
 
  private:
-  struct State;
+  friend class Mesh;
+  using State = detail::WorldState;
   explicit World(std::shared_ptr<State> state) : state_(std::move(state)) {}
   [[noreturn]] void fail_to_connect(const std::exception& error) const;
   c10::Device choose_device(c10::DeviceType type);
-  void adopt(std::unique_ptr<Communicator> communicator, const WorldOptions& options);
-  void begin_texts(const WorldOptions& options);
+  void connect(c10::Device device);
+  void adopt(std::unique_ptr<Communicator> communicator);
+  void begin_texts();
+  World subset(const std::vector<int>& ranks, const std::string& where) const;
 
   std::shared_ptr<State> state_;
 };

@@ -12,6 +12,7 @@
 #include "checkpointing/partitioned_checkpoints.h"
 #include "checkpointing/recompute.h"
 #include "checkpointing/saved_tensors.h"
+#include "comm/mesh.h"
 #include "comm/world.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -23,6 +24,8 @@ namespace zeropage {
 // Ranks.
 using comm::launched_by_environment;
 using comm::LaunchOptions;
+using comm::Mesh;
+using comm::MeshAxis;
 using comm::RanksFailed;
 using comm::ReductionOrder;
 using comm::ThreadsOptions;

@@ -10,6 +10,7 @@
 #include "checkpointing/recompute.h"
 #include "checkpointing/recompute_statistics.h"
 #include "checkpointing/saved_tensors.h"
+#include "comm/mesh.h"
 #include "comm/world.h"
 #include "memory/ledger.h"
 #include "memory/memory_table.h"

@@ -3,14 +3,29 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/detail/peer_error.h"
+
 namespace zeropage::comm::detail {
 
+namespace {
+
 using std::chrono::milliseconds;
+
+// One of the thread that calls operations. Null: there is none.
+const Wait* find_wait(const std::list<Wait>& waits, Standing::Where where) {
+  const auto found = std::find_if(waits.begin(), waits.end(), [where](const Wait& wait) {
+    return wait.by_caller && wait.where == where;
+  });
+  return found == waits.end() ? nullptr : &*found;
+}
+
+}  // namespace
 
 // ---- what this rank does ----
 
 void Activity::begin(const Call& call) {
   const std::lock_guard lock(mutex_);
+  if (condemned_) throw PeerError::of_abort(verdict_->other);
   ++history_.waits;
   if (call.operation != Operation::kPair) ++history_.collectives;
   operation_ = Wait::for_call(Standing::Where::kInCall, call, limits_.deadline);
@@ -22,9 +37,7 @@ void Activity::end(const Call& call, bool completed) {
   history_.last = call;
   history_.outside_since = Clock::now();
   history_.has_failed = history_.has_failed || !completed;
-  if (!completed || call.operation == Operation::kPair || call.operation == Operation::kBroadcast) {
-    return;
-  }
+  if (!completed || call.operation == Operation::kPair || may_end_early(call.operation)) return;
   history_.last_shared = call;
   history_.last_shared_at = history_.outside_since;
 }
@@ -42,6 +55,7 @@ void Activity::end_on_device() {
 
 std::optional<Verdict> Activity::verdict_on_device() const {
   const std::lock_guard lock(mutex_);
+  if (condemned_) return verdict_;
   return on_device_ ? on_device_->verdict : std::nullopt;
 }
 
@@ -75,9 +89,53 @@ void Activity::TextWait::await(int rank) {
 
 std::optional<Verdict> Activity::TextWait::verdict() const {
   const std::lock_guard lock(activity_.mutex_);
+  if (activity_.condemned_) return activity_.verdict_;
   if (activity_.is_watched_ || wait_->verdict) return wait_->verdict;
   if (Clock::now() < wait_->began + wait_->deadline) return std::nullopt;
   return Verdict();
+}
+
+bool Activity::condemn(int rank, const Account& account) {
+  const std::lock_guard lock(mutex_);
+  if (history_.has_failed || verdict_) return false;
+  condemned_ = account;
+  history_.has_failed = true;
+  verdict_ = Verdict{Verdict::Kind::kFailed, rank,
+                     c10::str(account.cause, ". This rank had failed of it",
+                              account.call.empty() ? "" : " in " + account.call)};
+  return true;
+}
+
+std::optional<Account> Activity::condemned() const {
+  const std::lock_guard lock(mutex_);
+  return condemned_;
+}
+
+WaitInWorld::WaitInWorld(Activity& world, std::string what, std::vector<int> ranks,
+                         const Wait& wait)
+    : world_(world) {
+  const std::lock_guard lock(world_.mutex_);
+  // What the others told before this rank waited for anybody may be old.
+  if (!world_.operation_ && world_.texts_.empty()) ++world_.history_.waits;
+  Wait there = wait;
+  there.where = Standing::Where::kElsewhere;
+  there.words = std::move(what);
+  there.awaited = std::move(ranks);
+  there.by_caller = true;
+  wait_ = world_.texts_.insert(world_.texts_.end(), std::move(there));
+}
+
+WaitInWorld::~WaitInWorld() {
+  const std::lock_guard lock(world_.mutex_);
+  world_.texts_.erase(wait_);
+  if (find_wait(world_.texts_, Standing::Where::kElsewhere) == nullptr) {
+    world_.history_.outside_since = Activity::Clock::now();
+  }
+}
+
+std::optional<Verdict> WaitInWorld::verdict() const {
+  const std::lock_guard lock(world_.mutex_);
+  return wait_->verdict;
 }
 
 // ---- what the watch sees ----
@@ -105,12 +163,12 @@ Standing Activity::standing() const {
     return std::chrono::duration_cast<milliseconds>(now - moment).count();
   };
   Standing ours{.begun = history_.collectives};
-  const auto texts =
-      std::find_if(texts_.begin(), texts_.end(), [](const Wait& wait) { return wait.by_caller; });
+  const Wait* const texts = find_wait(texts_, Standing::Where::kInTexts);
+  const Wait* const elsewhere = find_wait(texts_, Standing::Where::kElsewhere);
   if (operation_) {
     ours.call = operation_->call;
     ours.since_ms = since(operation_->began);
-  } else if (texts != texts_.end()) {
+  } else if (texts != nullptr) {
     ours.where = Standing::Where::kInTexts;
     ours.words = texts->words;
     ours.since_ms = since(texts->began);
@@ -121,11 +179,16 @@ Standing Activity::standing() const {
     ours.where = Standing::Where::kOnDevice;
     ours.call = on_device_->call;
     ours.since_ms = since(on_device_->began);
+  } else if (elsewhere != nullptr) {
+    ours.where = Standing::Where::kElsewhere;
+    ours.words = elsewhere->words;
+    ours.since_ms = since(elsewhere->began);
   } else {
     ours.where = Standing::Where::kOutside;
     ours.words = history_.last ? history_.last->describe() : "";
     ours.since_ms = since(history_.outside_since);
   }
+  if (condemned_) ours.account = condemned_->to_text();
   return ours;
 }
 

@@ -1,5 +1,5 @@
-// What this rank is in: an operation, texts that it waits for, an operation of its device; and why one of
-// them cannot end.
+// What this rank is in: an operation, texts that it waits for, an operation of its device, or one of these
+// among some of the ranks; and why one of them cannot end.
 //
 // Who calls notes here what begins and ends; the rank's watch (comm/detail/watch.h) reads it, tells the
 // others, and brings the verdicts. An operation costs two locks that nobody else holds for long.
@@ -16,7 +16,9 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "comm/detail/account.h"
 #include "comm/detail/standing.h"
 #include "comm/detail/wait.h"
 #include "comm/detail/wait_limits.h"
@@ -72,6 +74,11 @@ class Activity {
   // While it lives, the thread that made it waits for texts of other ranks.
   class TextWait;
 
+  // This rank has failed in another of its worlds: what is under way cannot end, nor what follows. Returns
+  // whether that is news. rank: this one.
+  bool condemn(int rank, const Account& account);
+  std::optional<Account> condemned() const;
+
   // ---- for the watch ----
 
   // Whether verdicts will come. Until then waits for texts end at their deadline.
@@ -96,7 +103,7 @@ class Activity {
   };
   using Judgement = std::function<std::optional<Verdict>(Wait& wait)>;
   // These ask about what is waited in, unless something has begun since the report: the others have not
-  // been told of that.
+  // been told of that. Texts: and what is waited for elsewhere.
   void judge_texts(const Report& report, const Judgement& judge);
   std::optional<InVain> judge_operation(const Report& report, const Judgement& judge);
   // The verdict counts from end_device_with() on.
@@ -120,9 +127,12 @@ class Activity {
   bool is_watched_ = false;
   CallHistory history_;
   std::optional<Wait> operation_;
-  std::list<Wait> texts_;
+  std::list<Wait> texts_;  // and waits elsewhere
   std::optional<Wait> on_device_;
   std::optional<Verdict> verdict_;  // on operation_ and all later ones
+  std::optional<Account> condemned_;
+
+  friend class WaitInWorld;
 };
 
 // Lifetime: the activity must outlive it.
@@ -140,6 +150,23 @@ class Activity::TextWait {
 
  private:
   Activity& activity_;
+  std::list<Wait>::iterator wait_;
+};
+
+// While it lives, this rank waits among some ranks of the world that they were split from.
+// Lifetime: the world's activity must outlive it.
+class WaitInWorld {
+ public:
+  // what: as the rank's standing says it; ranks: of the world; wait: among them.
+  WaitInWorld(Activity& world, std::string what, std::vector<int> ranks, const Wait& wait);
+  ~WaitInWorld();
+  WaitInWorld(const WaitInWorld&) = delete;
+  WaitInWorld& operator=(const WaitInWorld&) = delete;
+
+  std::optional<Verdict> verdict() const;
+
+ private:
+  Activity& world_;
   std::list<Wait>::iterator wait_;
 };
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include <c10/util/StringUtil.h>
 
 #include "comm/communicator.h"
+#include "comm/detail/rank_names.h"
 #include "comm/operation.h"
 #include "memory/bytes.h"
 #include "memory/exact.h"
@@ -42,13 +44,14 @@ struct Call {
   enum class End : uint8_t { kNone, kSends, kReceives };
   int peer = -1;
   End end = End::kNone;
+  int peer_name = -1;  // what the other rank is called
 
   // all_gather #12 of page "blocks.1" (12.0 MiB), send #3 to rank 1 of a batch (4.0 KiB)
   std::string describe() const {
     std::string text = name(operation);
     std::string to;
-    if (end == End::kSends) text = "send", to = c10::str(" to rank ", peer);
-    if (end == End::kReceives) text = "recv", to = c10::str(" from rank ", peer);
+    if (end == End::kSends) text = "send", to = c10::str(" to rank ", peer_name);
+    if (end == End::kReceives) text = "recv", to = c10::str(" from rank ", peer_name);
     return c10::str(text, " #", sequence, to, " of ", what, " (", memory::format_bytes(bytes), ")");
   }
 
@@ -74,26 +77,44 @@ struct Call {
 struct Slices {
   int64_t numel = 0;
   int64_t slice_numel = 0;
+  int root = -1;  // whose slice is all, while the others' are empty; -1: each rank has one
 
   static Slices even(int64_t numel, int ranks) {
-    return {numel, memory::div_ceil<int64_t>(numel, ranks)};
+    return {numel, memory::div_ceil<int64_t>(numel, ranks), -1};
   }
 
-  int64_t first(int rank) const { return std::min(numel, rank * slice_numel); }
+  static Slices all_at(int root, int64_t numel) { return {numel, numel, root}; }
+
+  int64_t first(int rank) const {
+    if (root >= 0) return rank <= root ? 0 : numel;
+    return std::min(numel, rank * slice_numel);
+  }
   int64_t count(int rank) const { return first(rank + 1) - first(rank); }
   at::Tensor of(const at::Tensor& whole, int rank) const {
     return whole.narrow(0, first(rank), count(rank));
   }
 };
 
+inline void copy_bytes(const at::Tensor& to, const at::Tensor& from) {
+  if (from.numel() > 0) {
+    std::memcpy(to.data_ptr(), from.data_ptr(), static_cast<size_t>(bytes_of(from)));
+  }
+}
+
 // Makes the calls of one communicator and numbers them. Owned by the thread that calls.
 class CallNumbers {
  public:
-  explicit CallNumbers(int size)
-      : sent_(static_cast<size_t>(size)), received_(static_cast<size_t>(size)) {}
+  explicit CallNumbers(int size, RankNames names = {})
+      : names_(std::move(names)),
+        sent_(static_cast<size_t>(size)),
+        received_(static_cast<size_t>(size)) {}
 
   Call collective(Operation operation, const at::Tensor& tensor, std::string what) {
-    return {operation, next_++, bytes_of(tensor), std::move(what)};
+    return collective(operation, bytes_of(tensor), std::move(what));
+  }
+  // bytes: of what all ranks have together.
+  Call collective(Operation operation, int64_t bytes, std::string what) {
+    return {operation, next_++, bytes, std::move(what)};
   }
   Call send(const at::Tensor& tensor, int to_rank, std::string what) {
     return pair(tensor, std::move(what), to_rank, Call::End::kSends, sent_);
@@ -103,16 +124,18 @@ class CallNumbers {
   }
 
  private:
-  static Call pair(const at::Tensor& tensor, std::string what, int peer, Call::End end,
-                   std::vector<uint64_t>& numbers) {
+  Call pair(const at::Tensor& tensor, std::string what, int peer, Call::End end,
+            std::vector<uint64_t>& numbers) const {
     return {.operation = Operation::kPair,
             .sequence = numbers[static_cast<size_t>(peer)]++,
             .bytes = bytes_of(tensor),
             .what = std::move(what),
             .peer = peer,
-            .end = end};
+            .end = end,
+            .peer_name = names_[peer]};
   }
 
+  const RankNames names_;
   uint64_t next_ = 0;  // of collectives
   // Send and recv are not collective, so they are counted for each pair of ranks.
   std::vector<uint64_t> sent_;
@@ -135,7 +158,9 @@ class TrafficCounter {
                      count.messages.load(std::memory_order_relaxed)};
     };
     return {of(Operation::kAllGather), of(Operation::kReduceScatter), of(Operation::kAllReduce),
-            of(Operation::kBroadcast), of(Operation::kPair),          of(Operation::kBarrier)};
+            of(Operation::kBroadcast), of(Operation::kPair),          of(Operation::kBarrier),
+            of(Operation::kReduce),    of(Operation::kGather),        of(Operation::kScatter),
+            of(Operation::kAllToAll)};
   }
 
  private:

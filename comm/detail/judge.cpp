@@ -9,7 +9,7 @@ namespace zeropage::comm::detail {
 namespace {
 
 // "rank 2", "ranks 2, 3"
-std::string names(const std::vector<int>& ranks) {
+std::string list_of(const std::vector<int>& ranks) {
   std::string list;
   for (const int rank : ranks) list += (list.empty() ? "" : ", ") + std::to_string(rank);
   return (ranks.size() == 1 ? "rank " : "ranks ") + list;
@@ -17,11 +17,10 @@ std::string names(const std::vector<int>& ranks) {
 
 }  // namespace
 
-std::optional<Verdict> Judge::verdict_on(Wait& wait, const Standing& ours) const {
+std::optional<Verdict> Judge::certain(const Wait& wait, const Standing& ours) const {
   std::optional<Verdict> verdict;
   if (wait.where == ours.where && wait.by_caller) verdict = out_of_step(ours);
-  if (!verdict && !wait.is_for_texts()) verdict = failed();
-  if (!verdict) verdict = late(wait);
+  if (!verdict && wait.is_for_call()) verdict = failed();
   return verdict;
 }
 
@@ -46,16 +45,16 @@ std::optional<Verdict> Judge::out_of_step(const Standing& ours) const {
                          : std::string());
     }
     return Verdict{Verdict::Kind::kOutOfStep, other,
-                   c10::str("rank ", other, " is out of step: it waits ", where, kSameOrder)};
+                   c10::str("rank ", name(other), " is out of step: it waits ", where, kSameOrder)};
   }
   return std::nullopt;
 }
 
 std::optional<Verdict> Judge::failed() const {
   for (int other = 0; other < roll_.size(); ++other) {
-    if (!roll_.beats(other) || roll_.standing(other)->account.empty()) continue;
+    if (!roll_.has_failed(other)) continue;
     return Verdict{Verdict::Kind::kFailed, other,
-                   Account::parse(roll_.standing(other)->account).as_cause_of(other)};
+                   Account::parse(roll_.standing(other)->account).as_cause_of(name(other))};
   }
   return std::nullopt;
 }
@@ -70,7 +69,7 @@ std::optional<Verdict> Judge::late(Wait& wait) const {
   wait.counted_from = now;
   if (now - wait.began >= limits_.busy_limit) {
     return Verdict{Verdict::Kind::kLate, *busy,
-                   c10::str("rank ", *busy, " was waited for in vain, for ",
+                   c10::str("rank ", name(*busy), " was waited for in vain, for ",
                             in_seconds(limits_.busy_limit), " s: ", describe_busy(*busy, now),
                             "; see what it does, or raise WorldOptions::busy_limit")};
   }
@@ -105,8 +104,9 @@ std::optional<Verdict> Judge::unreachable(const Wait& wait, Wait::Clock::time_po
     if (facts_.state_of) states += facts_.state_of(other);
   }
   return Verdict{Verdict::Kind::kLate, silent.front(),
-                 c10::str(names(silent), " did not answer within ", in_seconds(wait.deadline), " s",
-                          store, "; stopped, or cut off from this rank's network", states, ". ",
+                 c10::str(list_of(roll_.names().of(silent)), " did not answer within ",
+                          in_seconds(wait.deadline), " s", store,
+                          "; stopped, or cut off from this rank's network", states, ". ",
                           roll_.describe_others())};
 }
 
@@ -129,17 +129,27 @@ std::vector<int> Judge::ranks_with_store() const {
 }
 
 std::optional<Verdict> Judge::slow(const Wait& wait) const {
-  int other = wait.awaited.empty() ? -1 : wait.awaited.front();
+  int other = -1;
   for (int rank = 0; rank < roll_.size() && other < 0; ++rank) {
-    const auto& theirs = roll_.standing(rank);
-    const bool is_with_us = theirs && !wait.is_for_texts() && theirs->is_in_operation() &&
-                            theirs->call.tag(0) == wait.call.tag(0);
-    if (rank != roll_.rank() && !is_with_us) other = rank;
+    if (is_needed(wait, rank) && !is_there_too(wait, rank)) other = rank;
   }
+  if (other < 0 && !wait.awaited.empty()) other = wait.awaited.front();
   if (other < 0) other = roll_.rank() == 0 ? 1 : 0;
-  return Verdict{Verdict::Kind::kLate, other,
-                 c10::str("rank ", other, " did not answer within ", in_seconds(wait.deadline),
-                          " s; see its output, or raise the deadline. ", roll_.describe_others())};
+  return Verdict{
+      Verdict::Kind::kLate, other,
+      c10::str("rank ", name(other), " did not answer within ", in_seconds(wait.deadline),
+               " s; see its output, or raise the deadline. ", roll_.describe_others())};
+}
+
+// It waits in the same.
+bool Judge::is_there_too(const Wait& wait, int other) const {
+  const auto& theirs = roll_.standing(other);
+  if (!theirs) return false;
+  if (wait.is_for_call()) {
+    return theirs->is_in_operation() && theirs->call.tag(0) == wait.call.tag(0);
+  }
+  return wait.where == Standing::Where::kElsewhere &&
+         theirs->where == Standing::Where::kElsewhere && theirs->words == wait.words;
 }
 
 // A rank that this wait leads to, by whatever way, while it does work of its own.
@@ -159,8 +169,8 @@ void Judge::report(Wait& wait, int busy, Wait::Clock::time_point now) const {
   for (int other = 0; other < roll_.rank(); ++other) {
     if (roll_.beats(other) && !roll_.standing(other)->is_outside()) return;
   }
-  std::cerr << c10::str("zeropage: [rank ", roll_.rank(), "/", roll_.size(), "] has waited ",
-                        tenths_of_seconds(now - wait.began), " for rank ", busy, ", in ",
+  std::cerr << c10::str("zeropage: [rank ", name(roll_.rank()), "/", roll_.size(), "] has waited ",
+                        tenths_of_seconds(now - wait.began), " for rank ", name(busy), ", in ",
                         wait.describe(), ": ", describe_busy(busy, now),
                         ". It is waited for up to ", in_seconds(limits_.busy_limit),
                         " s (WorldOptions::busy_limit)\n")

@@ -33,22 +33,24 @@ class Judge {
 
   void learn(Facts facts) { facts_ = std::move(facts); }
 
-  // Nothing while the wait may end. ours: as the others were told.
-  std::optional<Verdict> verdict_on(Wait& wait, const Standing& ours) const;
+  // Both: nothing while the wait may end.
+  // Another rank is out of step, or has failed. ours: as the others were told.
+  std::optional<Verdict> certain(const Wait& wait, const Standing& ours) const;
+  // A rank is unreachable, busy for too long, or slow.
+  std::optional<Verdict> late(Wait& wait) const;
 
  private:
   std::optional<Verdict> out_of_step(const Standing& ours) const;
-  // Another rank has failed.
   std::optional<Verdict> failed() const;
-  // A rank is unreachable, busy for too long, or slow.
-  std::optional<Verdict> late(Wait& wait) const;
   std::optional<Verdict> unreachable(const Wait& wait, Wait::Clock::time_point now) const;
   std::optional<Verdict> slow(const Wait& wait) const;
+  bool is_there_too(const Wait& wait, int other) const;
   std::vector<int> ranks_with_store() const;
   std::optional<int> busy_rank(const Wait& wait) const;
   std::string describe_busy(int busy, Wait::Clock::time_point now) const;
   void report(Wait& wait, int busy, Wait::Clock::time_point now) const;
   bool is_needed(const Wait& wait, int other) const;
+  int name(int other) const { return roll_.names()[other]; }
 
   const Roll& roll_;
   const int store_server_;

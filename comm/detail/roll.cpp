@@ -35,6 +35,11 @@ bool Roll::beats(int other) const {
          heard.standing->where != Standing::Where::kLeft;
 }
 
+bool Roll::has_failed(int other) const {
+  const Heard& heard = of(other);
+  return heard.standing && heard.period == ours_.waits && !heard.standing->account.empty();
+}
+
 bool Roll::all_know() const {
   for (int other = 0; other < size(); ++other) {
     const auto& standing = of(other).standing;
@@ -45,7 +50,7 @@ bool Roll::all_know() const {
 
 std::string Roll::describe(int other) const {
   const Heard& heard = of(other);
-  const std::string rank = c10::str("Rank ", other);
+  const std::string rank = c10::str("Rank ", names_[other]);
   if (heard.standing && heard.standing->where == Standing::Where::kLeft) return rank + " has ended";
   if (!beats(other)) {
     if (!ours_.last_shared) return rank + " has not been heard of yet";
@@ -59,6 +64,8 @@ std::string Roll::describe(int other) const {
   switch (theirs.where) {
     case Standing::Where::kInTexts:
       return c10::str(rank, " waits for ", theirs.words, when);
+    case Standing::Where::kElsewhere:
+      return c10::str(rank, silent ? " stood at " : " stands at ", theirs.words, when);
     case Standing::Where::kOutside:
       return c10::str(rank, theirs.words.empty() ? " has called nothing yet" : " was last in ",
                       theirs.words, when);

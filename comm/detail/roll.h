@@ -7,9 +7,11 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/detail/activity.h"
+#include "comm/detail/rank_names.h"
 #include "comm/detail/standing.h"
 
 namespace zeropage::comm::detail {
@@ -19,11 +21,15 @@ class Roll {
   using Clock = std::chrono::steady_clock;
 
   // deadline: a rank that is not heard for half of it is said to be silent.
-  Roll(int rank, int size, std::chrono::milliseconds deadline)
-      : rank_(rank), deadline_(deadline), heard_(static_cast<size_t>(size)) {}
+  Roll(int rank, int size, std::chrono::milliseconds deadline, RankNames names)
+      : rank_(rank),
+        deadline_(deadline),
+        names_(std::move(names)),
+        heard_(static_cast<size_t>(size)) {}
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(heard_.size()); }
+  const RankNames& names() const { return names_; }
 
   // What this rank has called when it begins to listen. Where a wait has begun since the last time, what
   // stands in the store from before may be old.
@@ -38,6 +44,8 @@ class Roll {
   Clock::time_point store_answered_at() const { return store_answered_at_; }
   // It has beaten since the wait began.
   bool beats(int other) const;
+  // It has left an account since the wait began, whether it still beats or not.
+  bool has_failed(int other) const;
   // Whether all ranks that wait now are about to end.
   bool all_know() const;
 
@@ -58,6 +66,7 @@ class Roll {
   // Constant after construction.
   const int rank_;
   const std::chrono::milliseconds deadline_;
+  const RankNames names_;
 
   CallHistory ours_;
   Clock::time_point store_answered_at_ = Clock::now();

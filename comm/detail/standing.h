@@ -18,11 +18,12 @@ inline constexpr const char* kSameOrder =
 
 struct Standing {
   enum class Where : uint8_t {
-    kInCall,    // an operation is under way
-    kInTexts,   // the thread that calls waits for other ranks' texts
-    kOutside,   // neither: the rank does work of its own
-    kOnDevice,  // its device is in an operation, and the thread that calls is in neither
-    kLeft,      // it has completed what it began, and has ended
+    kInCall,     // an operation is under way
+    kInTexts,    // the thread that calls waits for other ranks' texts
+    kOutside,    // neither: the rank does work of its own
+    kOnDevice,   // its device is in an operation, and the thread that calls is in neither
+    kLeft,       // it has completed what it began, and has ended
+    kElsewhere,  // it waits among other ranks, those of a world that was split from this one
   };
 
   uint64_t beat =
@@ -33,7 +34,7 @@ struct Standing {
   int64_t since_ms = 0;  // that it has been there
   Call call;             // kInCall, kOnDevice
   std::string
-      words;  // kInTexts: what they are about; kOutside: the last call, "" if there was none
+      words;  // kInTexts, kElsewhere: what they are about; kOutside: the last call, "" if there was none
   std::string account;  // not empty: the rank is about to end with these words
 
   static constexpr uint64_t kMayBeginMore = std::numeric_limits<uint64_t>::max();
@@ -51,8 +52,8 @@ struct Standing {
     text << beat << kSeparator << begun << kSeparator << static_cast<int>(where) << kSeparator
          << since_ms << kSeparator << static_cast<int>(call.operation) << kSeparator
          << call.sequence << kSeparator << call.bytes << kSeparator << call.peer << kSeparator
-         << static_cast<int>(call.end) << kSeparator << call.what << kSeparator << words
-         << kSeparator << account;
+         << static_cast<int>(call.end) << kSeparator << call.peer_name << kSeparator << call.what
+         << kSeparator << words << kSeparator << account;
     return text.str();
   }
 
@@ -84,6 +85,7 @@ struct Standing {
     read(standing.call.bytes);
     read(standing.call.peer);
     standing.call.end = static_cast<Call::End>(number());
+    read(standing.call.peer_name);
     standing.call.what = next();
     standing.words = next();
     standing.account = next();
@@ -95,11 +97,13 @@ struct Standing {
 };
 
 // Whether two ranks that stand so wait for each other for ever. False where one may merely be slow.
-// broadcasts_wait: a broadcast, as all other collectives, does not end without every rank.
+// broadcasts_wait: a broadcast and what else has a root, as all other collectives, does not end without every rank.
 inline bool never_meet(int rank, const Standing& ours, int other, const Standing& theirs,
                        bool broadcasts_wait = false) {
   using Where = Standing::Where;
   if (ours.is_outside() || theirs.is_outside()) return false;
+  // It may come once that has ended.
+  if (ours.where == Where::kElsewhere || theirs.where == Where::kElsewhere) return false;
   if (ours.where == Where::kOnDevice || theirs.where == Where::kOnDevice) {
     // A device's operations are counted apart, and its pairs need not be in order with the others.
     return ours.where == theirs.where && ours.call.sequence == theirs.call.sequence &&
@@ -107,7 +111,7 @@ inline bool never_meet(int rank, const Standing& ours, int other, const Standing
            ours.call.tag(0) != theirs.call.tag(0);
   }
   const auto needs_all = [broadcasts_wait](const Standing& standing) {
-    return broadcasts_wait || standing.call.operation != Operation::kBroadcast;
+    return broadcasts_wait || !may_end_early(standing.call.operation);
   };
   const bool we_are_two = ours.call.operation == Operation::kPair;
   const bool they_are_two = theirs.call.operation == Operation::kPair;

@@ -93,4 +93,11 @@ std::optional<std::vector<std::string>> StandingStore::read(const std::vector<in
   }));
 }
 
+std::string StandingStore::find(int rank) const {
+  const auto text = ask([store = store_, key = keys_[static_cast<size_t>(rank)]] {
+    return is_served(store) ? read_key(store, key, milliseconds(0)).value_or("") : "";
+  });
+  return text.value_or("");
+}
+
 }  // namespace zeropage::comm::detail

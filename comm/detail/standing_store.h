@@ -2,7 +2,7 @@
 //
 // Every rank has a key, and one more key has who asked last. A rank that nobody asks writes nothing.
 //
-// Threads: one at a time. A store that does not answer is given up after a while.
+// Threads: one at a time; find() on any. A store that does not answer is given up after a while.
 #pragma once
 
 #include <chrono>
@@ -32,6 +32,8 @@ class StandingStore {
   std::optional<std::vector<std::string>> exchange(Standing ours);
   // What these ranks have written. Nothing without an answer.
   std::optional<std::vector<std::string>> read(const std::vector<int>& ranks) const;
+  // The same for one that may never have written. "" where it has not.
+  std::string find(int rank) const;
 
  private:
   std::optional<std::string> ask(std::function<std::string()> question) const;

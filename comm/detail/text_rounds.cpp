@@ -54,15 +54,16 @@ class TextRounds::Waiting {
  public:
   Waiting(TextRounds& texts, const std::string& topic)
       : texts_(texts),
-        wait_(texts.options_.watch->activity(), c10::str("texts of \"", topic, "\""),
-              texts.options_.deadline) {}
+        wait_(texts.options_.watch->activity(),
+              c10::str("texts of \"", topic, "\"", texts.options_.where), texts.options_.deadline) {
+  }
 
   void await(int other) { wait_.await(other); }
   void look() {
     // Who is out of step is lost by our verdict, not by its own.
     if (!verdict_) lost_ = texts_.options_.lost_ranks();
     if (!verdict_ && lost_.empty() && texts_.has_lost_store()) {
-      lost_ = {texts_.options_.store_server};
+      lost_ = {texts_.options_.store_server_name};
     }
     if (verdict_ || is_over()) return;
     verdict_ = wait_.verdict();
@@ -97,7 +98,7 @@ std::vector<std::string> TextRounds::gather(const std::string& topic, const std:
     if (found) {
       ++present;
     } else {
-      missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+      missing += (missing.empty() ? "" : ", ") + std::to_string(options_.names[other]);
     }
     texts.push_back(std::move(found).value_or(""));
   }
@@ -107,7 +108,7 @@ std::vector<std::string> TextRounds::gather(const std::string& topic, const std:
     // We are about to throw, and the store may end with us: lets the others read first.
     if (options_.rank == options_.store_server) wait_until_read(round, present);
   }
-  ZP_THROW(topic, ": ", why_missing(missing, waiting));
+  ZP_THROW(fail(topic, missing, waiting));
 }
 
 // An answer is told with kFine before it, what no rank can go on from with kFailed.
@@ -134,15 +135,15 @@ std::string TextRounds::decide_for_all(const std::string& round, const std::stri
       if (found) {
         remove_text(key, found->size());
       } else {
-        missing += (missing.empty() ? "" : ", ") + std::to_string(other);
+        missing += (missing.empty() ? "" : ", ") + std::to_string(options_.names[other]);
       }
       texts.push_back(std::move(found).value_or(""));
     }
-    if (!missing.empty()) failure = why_missing(missing, waiting);
+    if (!missing.empty()) failure = fail(topic, missing, waiting);
   }
   for (const auto& [earlier, bytes] : std::exchange(unread_, {})) remove_answer(earlier, bytes);
   const bool fine = failure.empty();
-  const std::string told = fine ? kFine + decide(texts) : kFailed + topic + ": " + failure;
+  const std::string told = fine ? kFine + decide(texts) : kFailed + failure;
   write_text(answer_key(round), told);
   const auto gone = std::count(missing.begin(), missing.end(), ',') + (missing.empty() ? 0 : 1);
   // What follows an answer may be an error, and the end of this process with the store.
@@ -166,15 +167,29 @@ std::string TextRounds::ask_for_answer(const std::string& round, const std::stri
     const bool is_alone = waiting.verdict() && waiting.verdict()->kind != Verdict::Kind::kOutOfStep;
     told = read_text(answer_key(round), is_alone ? kVerdictMargin : kBetweenProbes);
   }
-  if (!told) return kFailed + topic + ": " + why_missing("0", waiting);
+  if (!told) return kFailed + fail(topic, std::to_string(options_.names[0]), waiting);
   const int64_t readers = count_readers(round, 1);
   // Of an answer without words rank 0 does not wait for readers.
   if (told->size() == 1 && readers == options_.size - 1) remove_answer(round, told->size());
   return *told;
 }
 
+// What to throw.
+std::string TextRounds::fail(const std::string& topic, const std::string& missing,
+                             const Waiting& waiting) const {
+  const std::string why = why_missing(missing, waiting);
+  if (options_.fails_kin) options_.watch->tell_kin({why, topic + options_.where});
+  return c10::str(topic, options_.where, ": ", why);
+}
+
 std::string TextRounds::why_missing(const std::string& missing, const Waiting& waiting) const {
-  if (has_lost_store()) return were_lost({options_.store_server});
+  if (has_lost_store()) return were_lost({options_.store_server_name});
+  // A rank that ended because of another has said so.
+  for (const int name : waiting.lost()) {
+    const int rank = options_.names.find(name, options_.size);
+    const auto account = rank >= 0 ? options_.watch->account_of(rank) : std::nullopt;
+    if (account) return account->as_cause_of(name);
+  }
   if (!waiting.lost().empty()) return were_lost(waiting.lost());
   if (waiting.verdict() && !waiting.verdict()->words.empty()) return waiting.verdict()->words;
   return c10::str("rank ", missing, " did not come within ", in_seconds(options_.deadline),
@@ -184,8 +199,8 @@ std::string TextRounds::why_missing(const std::string& missing, const Waiting& w
 // ---- the store ----
 
 bool TextRounds::has_lost_store() const {
-  const int server = options_.store_server;
-  return server >= 0 && server != options_.rank && (store_is_gone_ || !is_served(options_.store));
+  return options_.store_server_name >= 0 && options_.store_server != options_.rank &&
+         (store_is_gone_ || !is_served(options_.store));
 }
 
 std::optional<std::string> TextRounds::read(const std::string& key, milliseconds limit) {

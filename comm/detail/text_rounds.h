@@ -33,9 +33,14 @@ class TextRounds {
     int rank = 0;
     int size = 1;
     int store_server = -1;  // the rank whose process serves the store; -1: none of them
+    // What it is called, also where it is none of these ranks; -1: no rank of the world serves the store.
+    int store_server_name = -1;
+    RankNames names;
+    bool fails_kin = true;  // whether this rank's other worlds end where a text does not come
+    std::string where;      // these ranks meet, for words: " along \"data\""
     std::chrono::milliseconds deadline{};
     std::shared_ptr<Watch> watch;
-    // Ranks that nobody needs to wait for any longer.
+    // What ranks are called that nobody needs to wait for any longer.
     std::function<std::vector<int>()> lost_ranks;
   };
   using Decide = std::function<std::string(const std::vector<std::string>& texts)>;
@@ -62,6 +67,8 @@ class TextRounds {
                              const std::string& text);
   std::optional<std::string> read_from(int other, const std::string& key, Waiting& waiting);
   std::string why_missing(const std::string& missing, const Waiting& waiting) const;
+  std::string fail(const std::string& topic, const std::string& missing,
+                   const Waiting& waiting) const;
 
   void write_text(const std::string& key, const std::string& text);
   std::optional<std::string> read_text(const std::string& key, std::chrono::milliseconds limit);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -19,19 +20,23 @@ struct Verdict {
   std::string words;
 };
 
+class WaitInWorld;
+
 struct Wait {
   using Clock = std::chrono::steady_clock;
 
-  Standing::Where where = Standing::Where::kInCall;  // kInCall, kInTexts or kOnDevice
+  Standing::Where where = Standing::Where::kInCall;  // not kOutside, kLeft
   Call call;                                         // kInCall, kOnDevice
-  std::string words;                                 // kInTexts: what they are about
-  std::vector<int> awaited;                          // empty: all
+  std::string words;         // kInTexts, kElsewhere: as in the rank's standing
+  std::vector<int> awaited;  // empty: all
   std::chrono::milliseconds deadline{};
   bool by_caller = true;  // by the thread that calls operations too
   Clock::time_point began = Clock::now();
   Clock::time_point counted_from = began;  // the deadline is: later while a rank is busy
   Clock::time_point reported_at = began;   // when stderr was last told of it
   std::optional<Verdict> verdict;
+  // The same among the ranks of the world that these were split from.
+  std::shared_ptr<WaitInWorld> in_world;
 
   // In an operation, or in one of the device.
   static Wait for_call(Standing::Where where, const Call& call,
@@ -41,8 +46,10 @@ struct Wait {
     return wait;
   }
 
-  bool is_for_texts() const { return where == Standing::Where::kInTexts; }
-  std::string describe() const { return is_for_texts() ? words : call.describe(); }
+  bool is_for_call() const {
+    return where == Standing::Where::kInCall || where == Standing::Where::kOnDevice;
+  }
+  std::string describe() const { return is_for_call() ? call.describe() : words; }
 };
 
 }  // namespace zeropage::comm::detail

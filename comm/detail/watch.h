@@ -8,6 +8,9 @@
 //   unreachable    a rank that must come has not beaten for the deadline (its process is stopped, its
 //                  network is gone): who waits ends;
 //   slow           no rank is busy: who waits ends at the deadline.
+// Among ranks that were split from others, the watch of all ranks knows who is busy, unreachable or slow: a
+// rank may wait elsewhere for somebody else. And a rank that fails in one of its worlds fails in all.
+//
 // Waits shorter than WaitLimits::patience() never touch the store. While nobody waits a rank reads one
 // key in a twelfth of the deadline.
 //
@@ -15,24 +18,28 @@
 // Threads: any. Owns a thread, which sleeps most of the time, looks at the store, and calls the hooks.
 #pragma once
 
-#include <condition_variable>
 #include <functional>
-#include <mutex>
+#include <memory>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/detail/account.h"
 #include "comm/detail/activity.h"
+#include "comm/detail/errands.h"
 #include "comm/detail/judge.h"
+#include "comm/detail/kin.h"
 #include "comm/detail/lost_ranks.h"
+#include "comm/detail/rank_names.h"
 #include "comm/detail/roll.h"
 #include "comm/detail/standing_store.h"
 #include "comm/detail/wait_limits.h"
 
 namespace zeropage::comm::detail {
 
-class Watch {
+class Watch final : public Kin::Member {
  public:
   struct Options {
     c10::intrusive_ptr<c10d::Store> store;  // of these ranks alone
@@ -43,6 +50,10 @@ class Watch {
     // Operations begin when they are called, or when the one before has ended: none is under way to
     // this watch while the thread that calls does something else.
     bool begins_at_call = false;
+    // What the ranks are called in the world that they were split from.
+    RankNames names;
+    // This rank's other watches, the one of all ranks among them. Null: there are none.
+    std::shared_ptr<Kin> kin;
   };
 
   // What it looks at and ends beside the store.
@@ -52,11 +63,13 @@ class Watch {
     // The ranks whose connection to this one has broken. May be empty.
     std::function<std::vector<int>()> lost_ranks;
     Judge::Facts facts;
+    // Leaves an account where the others look once this rank does not come. May be empty.
+    std::function<void(const Account& account)> tell;
   };
 
   // Writes this rank's keys: once all ranks have one, all may look.
   explicit Watch(const Options& options);
-  ~Watch() { stop(); }
+  ~Watch() override { stop(); }
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
@@ -68,17 +81,29 @@ class Watch {
 
   const WaitLimits& limits() const { return limits_; }
   // Where who calls notes what begins, and finds the verdicts.
-  Activity& activity() { return activity_; }
+  Activity& activity() override { return activity_; }
+
+  // This rank has failed with that account, in an operation or in texts: its other watches end too.
+  void tell_kin(const Account& account);
+  // One of those has.
+  void condemn(const Account& account) override;
+  void wait_until_told() override;
+  // Why a rank does not come that has left an account for these ranks.
+  std::optional<Account> account_of(int rank) const;
 
  private:
   void work();
   void look();
   void look_for_lost(const Call& call);
+  std::optional<Verdict> verdict_on(Wait& wait, const Standing& ours);
+  std::optional<Verdict> late_in_world(Activity& world, Wait& wait) const;
   bool tell_and_listen(const Standing& ours);
   void wait_until_others_know(Standing ours, const Activity::InVain& vain);
-  bool stops_within(std::chrono::milliseconds time);
+  void tell_of_failure();
 
   const WaitLimits limits_;
+  const bool serves_store_;
+  const std::shared_ptr<Kin> kin_;
   Hooks hooks_;  // constant from start() on
   Activity activity_;
 
@@ -88,10 +113,7 @@ class Watch {
   Judge judge_;
   LostRanks lost_{store_};
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool stopping_ = false;  // guarded by mutex_
-
+  Errands errands_;
   std::thread thread_;  // last: uses everything above
 };
 

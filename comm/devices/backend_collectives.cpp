@@ -1,7 +1,5 @@
 #include "comm/devices/backend_collectives.h"
 
-#include <vector>
-
 #include <ATen/ops/empty.h>
 
 #include "comm/detail/call.h"
@@ -44,11 +42,7 @@ void BackendCollectives::reduce_scatter(const at::Tensor& whole, ReduceOp op) {
   at::Tensor own = Slices::even(whole.numel(), size()).of(whole, rank());
   if (order_ == ReductionOrder::kFixed) {
     at::Tensor contributions = staging(staging_, whole.numel(), whole.scalar_type());
-    at::Tensor arriving = contributions.view(at::kByte);
-    at::Tensor leaving = whole.view(at::kByte);
-    std::vector<int64_t> even;
-    let_stream_wait(
-        backend_->alltoall_base(arriving, leaving, even, even, {.asyncOp = kOnOwnStream}));
+    all_to_all(whole, contributions);
     reduce_in_rank_order(contributions, size(), own, op, divisor());
   } else {
     at::Tensor given = whole;
@@ -66,8 +60,24 @@ void BackendCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op) {
     divide_if_mean(tensor, op);
     return;
   }
+  reduce_slices_and_gather(tensor, op, /*root=*/-1);
+}
+
+void BackendCollectives::reduce(const at::Tensor& tensor, ReduceOp op, int root) {
+  if (order_ == ReductionOrder::kFixed) {
+    reduce_slices_and_gather(tensor, op, root);
+    return;
+  }
+  std::vector<at::Tensor> tensors = {tensor};
+  let_stream_wait(backend_->reduce(
+      tensors, {.reduceOp = fast_op(tensor, op), .rootRank = root, .asyncOp = kOnOwnStream}));
+  if (rank() == root) divide_if_mean(tensor, op);
+}
+
+void BackendCollectives::reduce_slices_and_gather(const at::Tensor& tensor, ReduceOp op, int root) {
+  const bool is_written = root < 0 || root == rank();
   const int64_t padded_numel = memory::round_up<int64_t>(tensor.numel(), size());
-  if (padded_numel == tensor.numel()) {
+  if (padded_numel == tensor.numel() && is_written) {
     reduce_scatter(tensor, op);
     all_gather(tensor);
     return;
@@ -77,12 +87,49 @@ void BackendCollectives::all_reduce(const at::Tensor& tensor, ReduceOp op) {
   filled.copy_(tensor);
   reduce_scatter(padded, op);
   all_gather(padded);
-  tensor.copy_(filled);
+  if (is_written) tensor.copy_(filled);
 }
 
 void BackendCollectives::broadcast(const at::Tensor& tensor, int root) const {
   std::vector<at::Tensor> bytes = {tensor.view(at::kByte)};
   let_stream_wait(backend_->broadcast(bytes, {.rootRank = root, .asyncOp = kOnOwnStream}));
+}
+
+void BackendCollectives::gather(const at::Tensor& tensor, int root) const {
+  std::vector<std::vector<at::Tensor>> arriving;
+  std::vector<at::Tensor> own = {tensor.view(at::kByte)};
+  if (rank() == root) {
+    arriving = {slices_of(tensor)};
+    own = {arriving.front()[static_cast<size_t>(root)]};
+  }
+  let_stream_wait(backend_->gather(arriving, own, {.rootRank = root, .asyncOp = kOnOwnStream}));
+}
+
+void BackendCollectives::scatter(const at::Tensor& tensor, int root) const {
+  std::vector<std::vector<at::Tensor>> leaving;
+  std::vector<at::Tensor> own = {tensor.view(at::kByte)};
+  if (rank() == root) {
+    leaving = {slices_of(tensor)};
+    own = {leaving.front()[static_cast<size_t>(root)]};
+  }
+  let_stream_wait(backend_->scatter(own, leaving, {.rootRank = root, .asyncOp = kOnOwnStream}));
+}
+
+void BackendCollectives::all_to_all(const at::Tensor& given, const at::Tensor& received) const {
+  at::Tensor arriving = received.view(at::kByte);
+  at::Tensor leaving = given.view(at::kByte);
+  std::vector<int64_t> even;
+  let_stream_wait(
+      backend_->alltoall_base(arriving, leaving, even, even, {.asyncOp = kOnOwnStream}));
+}
+
+// By rank, in bytes.
+std::vector<at::Tensor> BackendCollectives::slices_of(const at::Tensor& whole) const {
+  const at::Tensor bytes = whole.view(at::kByte);
+  const Slices slices = Slices::even(bytes.numel(), size());
+  std::vector<at::Tensor> by_rank;
+  for (int rank = 0; rank < size(); ++rank) by_rank.push_back(slices.of(bytes, rank));
+  return by_rank;
 }
 
 void BackendCollectives::send(const at::Tensor& tensor, int to_rank) const {

@@ -10,6 +10,7 @@
 
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -29,12 +30,20 @@ class BackendCollectives {
   void reduce_scatter(const at::Tensor& whole, ReduceOp op);
   void all_reduce(const at::Tensor& tensor, ReduceOp op);
   void broadcast(const at::Tensor& tensor, int root) const;
+  void reduce(const at::Tensor& tensor, ReduceOp op, int root);
+  // tensor: the root's whole, or the slice of another.
+  void gather(const at::Tensor& tensor, int root) const;
+  void scatter(const at::Tensor& tensor, int root) const;
+  void all_to_all(const at::Tensor& given, const at::Tensor& received) const;
   void send(const at::Tensor& tensor, int to_rank) const;
   void recv(const at::Tensor& tensor, int from_rank) const;
 
  private:
   int rank() const { return backend_->getRank(); }
   int size() const { return backend_->getSize(); }
+  // root: the one rank whose tensor changes; -1: all do.
+  void reduce_slices_and_gather(const at::Tensor& tensor, ReduceOp op, int root);
+  std::vector<at::Tensor> slices_of(const at::Tensor& whole) const;
   void divide_if_mean(const at::Tensor& sum, ReduceOp op);
   // [numel] in `buffer`, which grows and is used in our stream's order.
   at::Tensor staging(at::Tensor& buffer, int64_t numel, at::ScalarType dtype) const;

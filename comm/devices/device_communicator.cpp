@@ -14,6 +14,7 @@
 namespace zeropage::comm {
 namespace {
 
+using detail::bytes_of;
 using detail::Call;
 using detail::DeviceWatch;
 using detail::Operation;
@@ -30,10 +31,10 @@ class DeviceCommunicator final : public Communicator {
       : Communicator(host->rank(), host->size()),
         options_(std::move(options)),
         host_(std::move(host)),
-        watch_(std::make_shared<DeviceWatch>(
-            DeviceWatch::Options{.watch = host_->watch(),
-                                 .lost_ranks = [this] { return host_->lost_ranks(); },
-                                 .abort = [this] { options_.backend->abort(); }})) {}
+        watch_(std::make_shared<DeviceWatch>(DeviceWatch::Options{
+            .watch = host_->watch(),
+            .lost_ranks = [this] { return options_.names.of(host_->lost_ranks()); },
+            .abort = [this] { options_.backend->abort(); }})) {}
 
   ~DeviceCommunicator() override {
     const bool ended_well = watch_->is_idle(kLastOperations) && host_->lost_ranks().empty();
@@ -95,6 +96,48 @@ class DeviceCommunicator final : public Communicator {
                  });
   }
 
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    if (tensor.is_cpu()) return host_->reduce(tensor, op, root, what);
+    return start(calls_.collective(Operation::kReduce, tensor, std::move(what)), tensor,
+                 [&](const Call& call) {
+                   if (options_.order == ReductionOrder::kFixed) {
+                     sent_.add(call.operation, 2 * bytes_for_others(call.bytes));
+                   } else if (rank() != root) {
+                     sent_.add(call.operation, call.bytes);
+                   }
+                   collectives_.reduce(tensor, op, root);
+                 });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    if (tensor.is_cpu()) return host_->gather(tensor, root, what);
+    return start(rooted(Operation::kGather, tensor, root, std::move(what)), tensor,
+                 [&](const Call& call) {
+                   if (rank() != root) sent_.add(call.operation, call.bytes / size());
+                   collectives_.gather(tensor, root);
+                 });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    if (tensor.is_cpu()) return host_->scatter(tensor, root, what);
+    return start(rooted(Operation::kScatter, tensor, root, std::move(what)), tensor,
+                 [&](const Call& call) {
+                   if (rank() == root) sent_.add(call.operation, bytes_for_others(call.bytes));
+                   collectives_.scatter(tensor, root);
+                 });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    if (given.is_cpu()) return host_->all_to_all(given, received, what);
+    return start(calls_.collective(Operation::kAllToAll, given, std::move(what)), given,
+                 [&](const Call& call) {
+                   sent_.add(call.operation, bytes_for_others(call.bytes));
+                   collectives_.all_to_all(given, received);
+                 },
+                 {received});
+  }
+
   Pending start_barrier(std::string what) override { return host_->barrier(what); }
 
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
@@ -120,15 +163,24 @@ class DeviceCommunicator final : public Communicator {
     };
     for (const auto part :
          {&WireTraffic::all_gather, &WireTraffic::reduce_scatter, &WireTraffic::all_reduce,
-          &WireTraffic::broadcast, &WireTraffic::pair, &WireTraffic::barrier}) {
+          &WireTraffic::broadcast, &WireTraffic::pair, &WireTraffic::barrier, &WireTraffic::reduce,
+          &WireTraffic::gather, &WireTraffic::scatter, &WireTraffic::all_to_all}) {
       add(part);
     }
     return total;
   }
 
-  // enqueue(call): with our stream as the current one.
+  // tensor: the root's whole, or the slice of another.
+  Call rooted(Operation operation, const at::Tensor& tensor, int root, std::string what) {
+    return calls_.collective(operation, bytes_of(tensor) * (rank() == root ? 1 : size()),
+                             std::move(what));
+  }
+
+  // enqueue(call): with our stream as the current one. more: what else it uses.
   template <typename Enqueue>
-  Pending start(const Call& call, const at::Tensor& tensor, const Enqueue& enqueue) {
+  Pending start(const Call& call, const at::Tensor& tensor, const Enqueue& enqueue,
+                std::vector<at::Tensor> more = {}) {
+    more.push_back(tensor);
     watch_->check();
     const Event begun = Stream::current(device()).record();
     stream_.wait(begun);
@@ -145,7 +197,7 @@ class DeviceCommunicator final : public Communicator {
     const Event end = stream_.record();
     watch_->add(call, begun, end);
     return {{.device = device(), .end = end, .check = [watch = watch_] { watch->check(); }},
-            {tensor}};
+            std::move(more)};
   }
 
   int64_t bytes_for_others(int64_t bytes) const { return bytes / size() * (size() - 1); }
@@ -155,7 +207,7 @@ class DeviceCommunicator final : public Communicator {
   const Stream stream_ = Stream::another(options_.device);
 
   // Owned by the calling thread. Tensors are used in the order of stream_.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_{size(), options_.names};
   detail::TrafficCounter sent_;
   detail::BackendCollectives collectives_{options_.backend, options_.device, options_.order};
 

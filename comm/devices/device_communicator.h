@@ -15,6 +15,9 @@
 //   all_gather, reduce_scatter   B (N-1)/N    kFixed: a buffer of B, and accumulators of a slice
 //   all_reduce                   2 B (N-1)/N  kFixed: the same; twice B where N does not divide it
 //   broadcast                    B, but for the rank before the root
+//   reduce                       B, but for the root  kFixed: as all_reduce, and always twice B
+//   gather, scatter              B/N from each to the root, B (N-1)/N from the root
+//   all_to_all                   B (N-1)/N
 //
 // Errors: ranks that call different operations, one that is lost, stopped or busy: the watch of `host`
 // tells them apart (detail/device_watch.h). An error is thrown by the next call or Pending::wait().
@@ -27,6 +30,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "comm/communicator.h"
+#include "comm/detail/rank_names.h"
 #include "comm/transport.h"
 
 namespace zeropage::comm {
@@ -37,6 +41,7 @@ struct DeviceCommunicatorOptions {
   c10::Device device = c10::kCPU;  // with its index
   ReductionOrder order = ReductionOrder::kFast;
   std::string transport;  // "nccl"
+  detail::RankNames names;
 };
 
 // host: moves tensors of the host between the same ranks.

@@ -35,7 +35,7 @@ class DeviceWatch {
   struct Options {
     // Finds out why an operation does not end; null: nobody waits for other ranks.
     std::shared_ptr<Watch> watch;
-    // Asked every kBetweenLooks while an operation is under way; may be empty.
+    // What they are called. Asked every kBetweenLooks while an operation is under way; may be empty.
     std::function<std::vector<int>()> lost_ranks;
     // Called once, after check() has begun to throw, by the watch's thread or fail(). May be empty.
     std::function<void()> abort;

@@ -17,6 +17,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/communicator.h"
+#include "comm/detail/rank_names.h"
 #include "comm/transport.h"
 
 namespace zeropage::comm {
@@ -29,6 +30,7 @@ struct NcclOptions {
   c10::Device device = c10::kCPU;         // with its index
   ReductionOrder order = ReductionOrder::kFast;
   std::chrono::milliseconds deadline;  // of connecting
+  detail::RankNames names;
 };
 
 // Collective; connects. host: moves tensors of the host between the same ranks.

@@ -60,23 +60,19 @@ class StagedCommunicator final : public Communicator {
   struct Moves {
     Parts down;
     Parts up;
+    // Where it goes up to, from behind the rest of the staging buffer; undefined: to the same tensor.
+    at::Tensor received = {};
   };
 
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {
-    const Slices slices = Slices::even(whole.numel(), size());
-    const int64_t first = slices.first(rank());
-    const int64_t end = slices.first(rank() + 1);
-    return start(whole,
-                 {.down = {{first, end - first}}, .up = {{0, first}, {end, whole.numel() - end}}},
+    return start(whole, {.down = own_slice(whole), .up = other_slices(whole)},
                  [what = std::move(what)](Communicator& host, const at::Tensor& tensor) {
                    return host.all_gather(tensor, what);
                  });
   }
 
   Pending start_reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string what) override {
-    const Slices slices = Slices::even(whole.numel(), size());
-    return start(whole,
-                 {.down = all_of(whole), .up = {{slices.first(rank()), slices.count(rank())}}},
+    return start(whole, {.down = all_of(whole), .up = own_slice(whole)},
                  [op, what = std::move(what)](Communicator& host, const at::Tensor& tensor) {
                    return host.reduce_scatter(tensor, op, what);
                  });
@@ -95,6 +91,44 @@ class StagedCommunicator final : public Communicator {
                  {.down = gives ? all_of(tensor) : Parts(), .up = gives ? Parts() : all_of(tensor)},
                  [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
                    return host.broadcast(staged, root, what);
+                 });
+  }
+
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    return start(tensor, {.down = all_of(tensor), .up = rank() == root ? all_of(tensor) : Parts()},
+                 [op, root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
+                   return host.reduce(staged, op, root, what);
+                 });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    Moves moves{.down = all_of(tensor), .up = {}};
+    if (rank() == root) moves = {.down = own_slice(tensor), .up = other_slices(tensor)};
+    return start(tensor, moves,
+                 [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
+                   return host.gather(staged, root, what);
+                 });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    const bool gives = rank() == root;
+    return start(tensor,
+                 {.down = gives ? all_of(tensor) : Parts(), .up = gives ? Parts() : all_of(tensor)},
+                 [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
+                   return host.scatter(staged, root, what);
+                 });
+  }
+
+  // The staging buffer holds what is given, and behind it what is received.
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    const int64_t numel = given.numel();
+    return start(given, {.down = all_of(given), .up = all_of(received), .received = received},
+                 [given, received, numel, what = std::move(what)](Communicator& host,
+                                                                  const at::Tensor& staged) {
+                   if (staged.is_same(given)) return host.all_to_all(given, received, what);
+                   return host.all_to_all(staged.narrow(0, 0, numel),
+                                          staged.narrow(0, numel, numel), what);
                  });
   }
 
@@ -122,6 +156,16 @@ class StagedCommunicator final : public Communicator {
 
   WireTraffic sent() const override { return host_->wire_traffic(); }
 
+  Parts own_slice(const at::Tensor& whole) const {
+    const Slices slices = Slices::even(whole.numel(), size());
+    return {{slices.first(rank()), slices.count(rank())}};
+  }
+  Parts other_slices(const at::Tensor& whole) const {
+    const Slices slices = Slices::even(whole.numel(), size());
+    const int64_t end = slices.first(rank() + 1);
+    return {{0, slices.first(rank())}, {end, whole.numel() - end}};
+  }
+
   // operation(host, tensor on the host) -> Pending
   template <typename Operation>
   Pending start(const at::Tensor& tensor, Moves moves, Operation operation) {
@@ -136,11 +180,11 @@ class StagedCommunicator final : public Communicator {
     auto on_device = std::make_shared<Pending::OnDevice>(
         Pending::OnDevice{.device = device_, .end = {}, .check = {}});
     Pending on_host = progress_.run(
-        [this, tensor, moves = std::move(moves), operation = std::move(operation), on_device,
+        [this, tensor, moves, operation = std::move(operation), on_device,
          begun = Stream::current(device_).record()] {
           on_device->end = perform(tensor, moves, begun, operation);
         },
-        {tensor});
+        {tensor, moves.received});
     return {on_host, on_device};
   }
 
@@ -152,7 +196,9 @@ class StagedCommunicator final : public Communicator {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     // The buffer may have to grow, and is read by the last copy back until that ends.
     last_end_.synchronize();
-    const at::Tensor staged = staging_.take(tensor.numel(), tensor.scalar_type());
+    const bool is_apart = moves.received.defined();
+    const int64_t numel = tensor.numel();
+    const at::Tensor staged = staging_.take(is_apart ? 2 * numel : numel, tensor.scalar_type());
     copies_.wait(begun);
     {
       const StreamScope scope(copies_);
@@ -162,10 +208,12 @@ class StagedCommunicator final : public Communicator {
     }
     copies_.record().synchronize();
     start_on_host([&](Communicator& host) { return operation(host, staged); }).wait();
+    const at::Tensor& up_to = is_apart ? moves.received : tensor;
+    const at::Tensor arrived = is_apart ? staged.narrow(0, numel, numel) : staged;
     {
       const StreamScope scope(copies_);
       for (const Part& part : moves.up) {
-        part.of(tensor).copy_(part.of(staged), /*non_blocking=*/true);
+        part.of(up_to).copy_(part.of(arrived), /*non_blocking=*/true);
       }
     }
     return last_end_ = copies_.record();

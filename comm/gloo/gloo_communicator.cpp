@@ -7,9 +7,11 @@
 
 #include "comm/detail/broken_pipe.h"
 #include "comm/detail/call.h"
+#include "comm/detail/kept_slice.h"
 #include "comm/detail/places.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/gloo/message_rounds.h"
+#include "comm/gloo/slice_messages.h"
 #include "comm/gloo/watched_link.h"
 #include "comm/reduction.h"
 #include "memory/bytes.h"
@@ -30,7 +32,9 @@ using Exchange = detail::GlooLink::Exchange;
 class GlooCommunicator final : public Communicator {
  public:
   explicit GlooCommunicator(const detail::WatchedLink::Options& options)
-      : Communicator(options.rank, options.size), link_(options) {
+      : Communicator(options.rank, options.size),
+        calls_(options.size, options.names),
+        link_(options) {
     std::iota(ranks_.begin(), ranks_.end(), 0);
   }
 
@@ -74,6 +78,48 @@ class GlooCommunicator final : public Communicator {
                  });
   }
 
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    return start(Operation::kReduce, tensor, std::move(what),
+                 [this, tensor, op, root](const Call& call) {
+                   if (call.bytes <= detail::kSmallBytes) {
+                     reduce_slices(call, tensor, Slices::all_at(root, tensor.numel()), op);
+                     return;
+                   }
+                   const Slices slices = even_slices(tensor);
+                   const at::Tensor own = slices.of(tensor, rank());
+                   const detail::KeptSlice kept(own, rank() != root);
+                   reduce_slices(call, tensor, slices, op);
+                   messages_.gather(call, own, tensor, slices, root);
+                   kept.put_back();
+                 });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    const Slices slices = slices_at(tensor, root);
+    return launch(rooted(Operation::kGather, tensor, slices, std::move(what)), tensor,
+                  [this, tensor, root, slices](const Call& call) {
+                    messages_.gather(call, tensor, tensor, slices, root);
+                  });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    const Slices slices = slices_at(tensor, root);
+    return launch(rooted(Operation::kScatter, tensor, slices, std::move(what)), tensor,
+                  [this, tensor, root, slices](const Call& call) {
+                    messages_.scatter(call, tensor, tensor, slices, root);
+                  });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    return start(Operation::kAllToAll, given, std::move(what),
+                 [this, given, received](const Call& call) {
+                   const Slices slices = even_slices(given);
+                   detail::copy_bytes(slices.of(received, rank()), slices.of(given, rank()));
+                   messages_.exchange(call, given, received, slices);
+                 });
+  }
+
   Pending start_barrier(std::string what) override {
     return start(Operation::kBarrier, at::empty({0}, at::kByte), std::move(what),
                  [this](const Call& call) { rounds_.disseminate(call, ranks_, rank()); });
@@ -106,6 +152,16 @@ class GlooCommunicator final : public Communicator {
     return launch(calls_.collective(operation, tensor, std::move(what)), tensor, std::move(body));
   }
 
+  // The slices of what the root has whole.
+  Slices slices_at(const at::Tensor& tensor, int root) const {
+    return even_slices(rank() == root ? tensor.numel() : tensor.numel() * size());
+  }
+  Call rooted(Operation operation, const at::Tensor& tensor, const Slices& slices,
+              std::string what) {
+    return calls_.collective(operation, slices.numel * static_cast<int64_t>(tensor.element_size()),
+                             std::move(what));
+  }
+
   template <typename Body>
   Pending launch(Call call, const at::Tensor& tensor, Body body) {
     return progress_.run(
@@ -117,7 +173,14 @@ class GlooCommunicator final : public Communicator {
         {tensor});
   }
 
-  Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
+  Slices even_slices(const at::Tensor& whole) const { return even_slices(whole.numel()); }
+  Slices even_slices(int64_t numel) const { return Slices::even(numel, size()); }
+
+  std::vector<int> others() const {
+    std::vector<int> ranks;
+    for_each_other(rank(), size(), [&](int peer) { ranks.push_back(peer); });
+    return ranks;
+  }
 
   // ---- algorithms, on the progress thread ----
 
@@ -204,13 +267,14 @@ class GlooCommunicator final : public Communicator {
   std::vector<int> ranks_ = std::vector<int>(static_cast<size_t>(size()));  // all of them
 
   // Owned by the calling thread.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_;
 
   // Owned by the progress thread.
   std::vector<at::Tensor> staging_;  // 2 x (size - 1) segments
   detail::TrafficCounter sent_;
   detail::WatchedLink link_;
   detail::MessageRounds rounds_{link_.messages(), sent_};
+  detail::SliceMessages messages_{link_.messages(), sent_, rank(), others()};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

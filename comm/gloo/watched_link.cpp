@@ -25,7 +25,8 @@ WatchedLink::Options with_watch(WatchedLink::Options options) {
                                                          .rank = options.rank,
                                                          .size = options.size,
                                                          .store_server = options.store_server,
-                                                         .limits = {.deadline = options.deadline}});
+                                                         .limits = {.deadline = options.deadline},
+                                                         .names = options.names});
   return options;
 }
 
@@ -48,7 +49,8 @@ WatchedLink::WatchedLink(Options options)
       watch_(options_.watch) {
   watch_->start({.interrupt = [this] { abort(); },
                  .lost_ranks = [this] { return link_.lost_peers(); },
-                 .facts = {.hosts = options_.hosts, .state_of = options_.state_of}});
+                 .facts = {.hosts = options_.hosts, .state_of = options_.state_of},
+                 .tell = [this](const Account& account) { leave_for_others(account); }});
 }
 
 void WatchedLink::abort() {
@@ -75,7 +77,7 @@ void WatchedLink::fail(const Call& call, const PeerError& error) {
   if (error.explained) part({error.what(), call.describe()}, error.peer);
   if (error.timed_out) {
     fail_late(call, error.peer,
-              c10::str("rank ", error.peer, " did not answer within ",
+              c10::str("rank ", options_.names[error.peer], " did not answer within ",
                        in_seconds(watch_->limits().longest()), " s"));
   }
   fail_without(error.peer, call, error.what());
@@ -84,29 +86,34 @@ void WatchedLink::fail(const Call& call, const PeerError& error) {
 void WatchedLink::fail_late(const Call& call, int peer, const std::string& reason) {
   const Account ours{reason, call.describe()};
   const auto theirs = account_of(peer, ours, kPostMortem);
-  if (theirs && !theirs->cause.empty()) part({theirs->as_cause_of(peer), ours.call}, peer);
+  if (theirs && !theirs->cause.empty()) {
+    part({theirs->as_cause_of(options_.names[peer]), ours.call}, peer);
+  }
   part(ours, peer);
 }
 
 void WatchedLink::fail_without(int peer, const Call& call, const std::string& reason) {
-  const auto lost = [](int rank, const std::string& words) {
-    return c10::str("lost rank ", rank, " (", words, "); it has ended or was killed");
+  const auto lost = [](int name, const std::string& words) {
+    return c10::str("lost rank ", name, " (", words, "); it has ended or was killed");
   };
   const int store_server = options_.store_server;
-  const Account ours{c10::str(lost(peer, reason), ". See the last lines of rank ", peer),
+  const int name = options_.names[peer];
+  const Account ours{c10::str(lost(name, reason), ". See the last lines of rank ", name),
                      call.describe()};
   // The kernel closes what a dead process had one after the other.
   if (peer == store_server) std::this_thread::sleep_for(kLastClose);
   const bool served = store_server == options_.rank || is_served(store_);
   if (!served && peer == store_server) end(ours);
-  if (!served && store_server >= 0) {
+  if (!served && options_.store_server_name >= 0) {
     // It would have waited for our account, had it ended because of the other.
-    end({c10::str(lost(store_server, "it served the store, which has ended"), ". Rank ", peer,
-                  " has ended too"),
+    end({c10::str(lost(options_.store_server_name, "it served the store, which has ended"),
+                  ". Rank ", name, " has ended too"),
          ours.call});
   }
   const auto theirs = account_of(peer, ours, std::chrono::seconds(0));
-  if (theirs && !theirs->cause.empty()) part({theirs->as_cause_of(peer), ours.call}, peer);
+  if (theirs && !theirs->cause.empty()) {
+    part({theirs->as_cause_of(options_.names[peer]), ours.call}, peer);
+  }
   part(ours, peer);
 }
 
@@ -136,6 +143,7 @@ void WatchedLink::part(const Account& ours, int silent) {
     write_key(*store, last_key, "");
     return std::string();
   });
+  watch_->tell_kin(ours);
   link_.close();
   const auto leave_at = std::chrono::steady_clock::now() + kFarewell;
   for (int other = 0; options_.rank == options_.store_server && other < options_.size; ++other) {
@@ -149,7 +157,17 @@ void WatchedLink::part(const Account& ours, int silent) {
 
 void WatchedLink::end(const Account& ours) const {
   options_.on_failure(ours);
+  watch_->tell_kin(ours);
   ZP_THROW(ours.words());
+}
+
+// Whoever loses its connection to this rank looks there.
+void WatchedLink::leave_for_others(const Account& account) const {
+  options_.on_failure(account);
+  ask_within(kPostMortem, [store = store_, key = failure_key(options_.rank), account] {
+    if (is_served(store)) write_key(*store, key, account.to_text());
+    return std::string();
+  });
 }
 
 }  // namespace zeropage::comm::detail

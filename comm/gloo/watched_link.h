@@ -36,6 +36,9 @@ class WatchedLink {
     std::string bind_address = "127.0.0.1";
     // The rank whose process serves the store; -1: none of them.
     int store_server = -1;
+    // What it is called, also where it is none of these ranks; -1: no rank of the world serves the store.
+    int store_server_name = -1;
+    RankNames names;
     // How long connecting may take.
     std::chrono::milliseconds deadline = std::chrono::seconds(60);
     // Decides how long an operation waits for a peer; not started. Null: one of its own, with that
@@ -65,7 +68,9 @@ class WatchedLink {
     } catch (const PeerError& error) {
       fail(call, error);
     } catch (const std::exception& error) {
-      options_.on_failure({memory::message_of(error), call.describe()});
+      const Account ours{memory::message_of(error), call.describe()};
+      options_.on_failure(ours);
+      watch_->tell_kin(ours);
       throw;
     }
   }
@@ -83,6 +88,7 @@ class WatchedLink {
                                     std::chrono::seconds patience) const;
   [[noreturn]] void part(const Account& ours, int silent);
   [[noreturn]] void end(const Account& ours) const;
+  void leave_for_others(const Account& account) const;
 
   // Constant after construction.
   const Options options_;

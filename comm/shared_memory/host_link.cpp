@@ -1,6 +1,7 @@
 #include "comm/shared_memory/host_link.h"
 
 #include <utility>
+#include <vector>
 
 #include "comm/detail/peer_error.h"
 
@@ -15,8 +16,8 @@ using Header = HostSegment::Header;
 }  // namespace
 
 HostLink::HostLink(SharedSegment segment, const Options& options)
-    : segment_(std::move(segment), static_cast<int>(options.ranks.size()), options.own),
-      peers_(segment_, options.ranks, options.own, options.sample),
+    : segment_(std::move(segment), static_cast<int>(options.peers.ranks.size()), options.peers.own),
+      peers_(segment_, options.peers),
       wait_(segment_, peers_, options.deadline, options.ends_at_deadline),
       pairs_(segment_, peers_, wait_) {}
 
@@ -27,7 +28,9 @@ HostLink::~HostLink() {
 }
 
 void HostLink::fail(const Account& account) {
+  const std::lock_guard lock(failing_);
   Board& ours = segment_.board(peers_.own());
+  if (ours.condition.load() == Condition::kFailed) return;
   ours.account.assign(account.to_text());
   ours.condition.store(Condition::kFailed, std::memory_order_release);
   futex_wake_all(segment_.header().meetings);
@@ -73,7 +76,7 @@ HostLink::Session::Session(HostLink& link, const Call& call, const Details& deta
   announcement = {.operation = call.operation,
                   .op = details.op,
                   .dtype = details.dtype,
-                  .root = details.root,
+                  .root = details.root < 0 ? -1 : link.peers_.names()[details.root],
                   .sequence = call.sequence,
                   .bytes = call.bytes,
                   .address = reinterpret_cast<uint64_t>(address),
@@ -101,12 +104,12 @@ void HostLink::Session::check_announcements() const {
   for (int place = 0; place < link_.peers_.size(); ++place) {
     const Announcement& theirs = link_.segment_.board(place).announcements[number_ % 2];
     if (theirs.agrees_with(ours)) continue;
-    const int rank = link_.peers_.rank_of(place);
     const std::string there = theirs.call().describe();
     const bool alike = there == ours.call().describe();
     throw PeerError::explain(
-        rank, c10::str("rank ", rank, " is out of step: it waits in ", there,
-                       alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
+        link_.peers_.rank_of(place),
+        c10::str("rank ", link_.peers_.name_of(place), " is out of step: it waits in ", there,
+                 alike ? theirs.difference_from(ours) : std::string(), kSameOrder));
   }
 }
 

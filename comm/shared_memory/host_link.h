@@ -6,14 +6,14 @@
 // one. Between two meetings of a session it may also read the others' tensors. So a small tensor
 // costs one meeting and two copies, a large one two meetings and a single copy.
 //
-// Threads: one at a time; abort() may come from another.
+// Threads: one at a time; abort() and fail() may come from another.
 // Errors: PeerError, as comm/shared_memory/host_wait.h; all ranks get one where one is out of step.
 #pragma once
 
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <mutex>
 
 #include "comm/detail/account.h"
 #include "comm/detail/call.h"
@@ -29,13 +29,10 @@ class HostLink {
   static constexpr int64_t kSlotBytes = HostSegment::kSlotBytes;
 
   struct Options {
-    std::vector<int> ranks;  // of this host, in the order that all of them use
-    int own = 0;             // this rank's place among them
+    HostPeers::Options peers;
     std::chrono::milliseconds deadline;
     // Whether an operation ends at the deadline; if not, its owner ends it by abort().
     bool ends_at_deadline = true;
-    // Of the kind of memory that this rank's tensors will be in (comm/shared_memory/host_peers.h).
-    uint64_t* sample = nullptr;
   };
 
   // The segment that the host's first rank makes for so many ranks.
@@ -80,7 +77,7 @@ class HostLink {
     bool met_ = false;
   };
 
-  // Leaves this rank's account for the others, who end with it.
+  // Leaves this rank's account for the others, who end with it; the first that it has.
   void fail(const Account& account);
   // Ends what waits, and all later waits, with an error. For destruction.
   void abort() { wait_.abort(); }
@@ -94,6 +91,7 @@ class HostLink {
   HostPairs pairs_;
   uint64_t sessions_ = 0;
   uint64_t rounds_ = 0;  // meetings so far
+  std::mutex failing_;
 };
 
 }  // namespace zeropage::comm::detail

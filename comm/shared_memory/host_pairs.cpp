@@ -19,6 +19,7 @@ class PairScope {
     record_.sequence = call.sequence;
     record_.bytes = call.bytes;
     record_.peer = call.peer;
+    record_.peer_name = call.peer_name;
     record_.end = call.end;
     record_.what.assign(call.what);
     record_.open.store(true, std::memory_order_release);
@@ -90,7 +91,7 @@ void HostPairs::receive(int place, const Call& call, void* data) {
   if (there.bytes != call.bytes) {
     throw PeerError::explain(
         peers_.rank_of(place),
-        c10::str("rank ", peers_.rank_of(place), " is out of step: it sends ", there.bytes,
+        c10::str("rank ", peers_.name_of(place), " is out of step: it sends ", there.bytes,
                  " bytes, this rank expects ", call.bytes, kSameOrder));
   }
   if (there.address != 0 && call.bytes > 0) {

@@ -15,11 +15,11 @@ constexpr uint64_t kCookie = 0x5A65726F70616765ULL;
 
 }  // namespace
 
-HostPeers::HostPeers(const HostSegment& segment, std::vector<int> ranks, int own, uint64_t* sample)
-    : segment_(segment), ranks_(std::move(ranks)), own_(own), processes_(ranks_.size()) {
-  if (sample == nullptr) sample = &cookie_;
+HostPeers::HostPeers(const HostSegment& segment, Options options)
+    : segment_(segment), options_(std::move(options)), processes_(options_.ranks.size()) {
+  uint64_t* const sample = options_.sample == nullptr ? &cookie_ : options_.sample;
   *sample = kCookie;
-  HostSegment::Board& ours = segment_.board(own_);
+  HostSegment::Board& ours = segment_.board(own());
   ours.announcements[0].address = reinterpret_cast<uint64_t>(sample);
   siblings_may_read_.emplace();
   ours.pid.store(getpid(), std::memory_order_release);
@@ -30,12 +30,12 @@ std::string HostPeers::find() {
     processes_[static_cast<size_t>(place)] = PeerProcess(segment_.board(place).pid.load());
   }
   for (int place = 0; place < size(); ++place) {
-    if (place == own_) continue;
+    if (place == own()) continue;
     uint64_t cookie = 0;
     const int error = process(place).read(segment_.board(place).announcements[0].address, &cookie,
                                           sizeof(cookie));
     if (error != 0 || cookie != kCookie) {
-      return c10::str("rank ", rank_of(own_), " cannot read the memory of rank ", rank_of(place),
+      return c10::str("rank ", name_of(own()), " cannot read the memory of rank ", name_of(place),
                       " (process ", process(place).pid(),
                       "): ", error != 0 ? std::strerror(error) : "it reads other values");
     }
@@ -51,17 +51,18 @@ void HostPeers::read_memory(bool all_can) {
 void HostPeers::read(int place, uint64_t address, void* into, int64_t bytes) const {
   const int error = process(place).read(address, into, static_cast<size_t>(bytes));
   if (error == 0) return;
-  const int rank = rank_of(place);
+  const int name = name_of(place);
   throw PeerError::explain(
-      rank, c10::str("lost rank ", rank, " (process ", process(place).pid(), ", ",
-                     std::strerror(error), " reading its memory); it has ended or was killed. See ",
-                     "the last lines of rank ", rank));
+      rank_of(place),
+      c10::str("lost rank ", name, " (process ", process(place).pid(), ", ", std::strerror(error),
+               " reading its memory); it has ended or was killed. See ", "the last lines of rank ",
+               name));
 }
 
 std::vector<int> HostPeers::lost_ranks() const {
   std::vector<int> lost;
   for (int place = 0; place < size(); ++place) {
-    if (place == own_) continue;
+    if (place == own()) continue;
     const auto condition = segment_.board(place).condition.load();
     if (condition != HostSegment::Condition::kPresent || process(place).has_ended()) {
       lost.push_back(rank_of(place));
@@ -71,9 +72,10 @@ std::vector<int> HostPeers::lost_ranks() const {
 }
 
 std::string HostPeers::state_of(int rank) const {
-  const auto at = std::find(ranks_.begin(), ranks_.end(), rank);
-  if (at == ranks_.end()) return "";
-  const PeerProcess& peer = process(static_cast<int>(at - ranks_.begin()));
+  const std::vector<int>& ranks = options_.ranks;
+  const auto at = std::find(ranks.begin(), ranks.end(), rank);
+  if (at == ranks.end()) return "";
+  const PeerProcess& peer = process(static_cast<int>(at - ranks.begin()));
   return c10::str("; its process ", peer.pid(), " ", peer.state());
 }
 

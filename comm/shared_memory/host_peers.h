@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/detail/rank_names.h"
 #include "comm/shared_memory/host_segment.h"
 #include "comm/shared_memory/memory_access.h"
 #include "comm/shared_memory/peer_process.h"
@@ -17,10 +18,17 @@ namespace zeropage::comm::detail {
 
 class HostPeers {
  public:
-  // Writes what the others need to find this rank. ranks: of this host, in the order that all of them use;
-  // own: this rank's place among them. sample: of the kind of memory that this rank's tensors will be in,
-  // which the others try to read; must live until they have. Null: memory of this process like any other.
-  HostPeers(const HostSegment& segment, std::vector<int> ranks, int own, uint64_t* sample);
+  struct Options {
+    std::vector<int> ranks;  // of this host, in the order that all of them use
+    int own = 0;             // this rank's place among them
+    RankNames names;         // of all ranks
+    // Of the kind of memory that this rank's tensors will be in, which the others try to read; must live
+    // until they have. Null: memory of this process like any other.
+    uint64_t* sample = nullptr;
+  };
+
+  // Writes what the others need to find this rank.
+  HostPeers(const HostSegment& segment, Options options);
   HostPeers(const HostPeers&) = delete;
   HostPeers& operator=(const HostPeers&) = delete;
 
@@ -31,9 +39,11 @@ class HostPeers {
   void read_memory(bool all_can);
   bool reads_memory() const { return reads_memory_; }
 
-  int size() const { return static_cast<int>(ranks_.size()); }
-  int own() const { return own_; }
-  int rank_of(int place) const { return ranks_[static_cast<size_t>(place)]; }
+  int size() const { return static_cast<int>(options_.ranks.size()); }
+  int own() const { return options_.own; }
+  int rank_of(int place) const { return options_.ranks[static_cast<size_t>(place)]; }
+  const RankNames& names() const { return options_.names; }
+  int name_of(int place) const { return options_.names[rank_of(place)]; }
   const PeerProcess& process(int place) const { return processes_[static_cast<size_t>(place)]; }
 
   // Copies what lies there in the memory of the rank at that place.
@@ -45,8 +55,7 @@ class HostPeers {
 
  private:
   const HostSegment& segment_;
-  const std::vector<int> ranks_;  // by place
-  const int own_;
+  const Options options_;
   std::vector<PeerProcess> processes_;  // by place
   uint64_t cookie_ = 0;
   bool reads_memory_ = false;

@@ -97,6 +97,17 @@ void HostReduction::reduce_through_slots(Session& session, const at::Tensor& who
   } while (first < slices.slice_numel);
 }
 
+void HostReduction::reduce_slices(Session& session, const at::Tensor& whole, const Slices& slices,
+                                  ReduceOp op) {
+  if (goes_through_slots(bytes_of(whole))) {
+    reduce_through_slots(session, whole, slices, op, /*gather=*/false);
+    return;
+  }
+  session.meet();
+  reduce_from_peers(session, whole, slices, op);
+  session.meet();
+}
+
 void HostReduction::reduce_everywhere(Session& session, const at::Tensor& tensor,
                                       ReduceOp op) const {
   if (tensor.numel() > 0) copy_bytes(session.own_slot(), begin_of(tensor), bytes_of(tensor));

@@ -29,6 +29,9 @@ class HostReduction {
   // Between two meetings of the caller's.
   void reduce_from_peers(const HostLink::Session& session, const at::Tensor& whole,
                          const Slices& slices, ReduceOp op);
+  // Each rank its own slice, by either way; in one meeting or more.
+  void reduce_slices(HostLink::Session& session, const at::Tensor& whole, const Slices& slices,
+                     ReduceOp op);
   // Every rank reduces the whole tensor, of at most a slot, in one meeting.
   void reduce_everywhere(HostLink::Session& session, const at::Tensor& tensor, ReduceOp op) const;
 

@@ -88,7 +88,8 @@ std::optional<Standing> HostSegment::standing_of(int place) const {
                              .bytes = pair.bytes,
                              .what = pair.what.str(),
                              .peer = pair.peer,
-                             .end = pair.end}};
+                             .end = pair.end,
+                             .peer_name = pair.peer_name}};
   }
   if (of_peer.ended.load(std::memory_order_acquire) >= begun) return std::nullopt;
   return Standing{.begun = begun, .call = of_peer.announcements[(begun - 1) % 2].call()};

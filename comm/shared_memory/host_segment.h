@@ -79,6 +79,7 @@ class HostSegment {
     uint64_t sequence = 0;
     int64_t bytes = 0;
     int peer = -1;
+    int peer_name = -1;
     Call::End end = Call::End::kNone;
     SharedText<160> what;
   };

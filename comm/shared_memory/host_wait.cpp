@@ -60,16 +60,17 @@ void HostWait::abort() {
 void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) const {
   for (int place = 0; place < peers_.size(); ++place) {
     const int rank = peers_.rank_of(place);
+    const int name = peers_.name_of(place);
     const auto condition = segment_.board(place).condition.load();
     if (condition == Condition::kFailed && place != peers_.own()) {
       throw PeerError::explain(
-          rank, Account::parse(segment_.board(place).account.str()).as_cause_of(rank));
+          rank, Account::parse(segment_.board(place).account.str()).as_cause_of(name));
     }
     const PeerProcess& peer = peers_.process(place);
     if (peer.has_ended() && condition != Condition::kLeft) {
       throw PeerError::explain(rank,
-                               c10::str("lost rank ", rank, " (process ", peer.pid(),
-                                        "); it has ended or was killed. Rank ", rank, " ",
+                               c10::str("lost rank ", name, " (process ", peer.pid(),
+                                        "); it has ended or was killed. Rank ", name, " ",
                                         segment_.describe_standing(place), "; see its last lines"));
     }
   }
@@ -77,8 +78,8 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     if (segment_.board(place).condition.load() == Condition::kLeft) {
       throw PeerError::explain(
           peers_.rank_of(place),
-          c10::str("lost rank ", peers_.rank_of(place), ": it let its world go. Rank ",
-                   peers_.rank_of(place), " ", segment_.describe_standing(place),
+          c10::str("lost rank ", peers_.name_of(place), ": it let its world go. Rank ",
+                   peers_.name_of(place), " ", segment_.describe_standing(place),
                    "; all ranks must call the same operations"));
     }
   }
@@ -90,12 +91,12 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
   if (now < give_up_at || !ends_at_deadline_) return;
   std::string standings;
   for (const int place : awaited) {
-    standings += c10::str(". Rank ", peers_.rank_of(place), " ", segment_.describe_standing(place),
+    standings += c10::str(". Rank ", peers_.name_of(place), " ", segment_.describe_standing(place),
                           peers_.state_of(peers_.rank_of(place)));
   }
   throw PeerError::explain(
       peers_.rank_of(awaited.front()),
-      c10::str("rank ", peers_.rank_of(awaited.front()), " did not answer within ",
+      c10::str("rank ", peers_.name_of(awaited.front()), " did not answer within ",
                static_cast<double>(deadline_.count()) / 1000.0, " s", standings),
       /*timed_out=*/true);
 }
@@ -113,7 +114,7 @@ void HostWait::look_for_ranks_out_of_step() const {
                     /*broadcasts_wait=*/true)) {
       continue;
     }
-    throw PeerError::explain(peers_.rank_of(place), c10::str("rank ", peers_.rank_of(place),
+    throw PeerError::explain(peers_.rank_of(place), c10::str("rank ", peers_.name_of(place),
                                                              " is out of step: it waits in ",
                                                              theirs->call.describe(), kSameOrder));
   }

@@ -4,9 +4,12 @@
 #include <vector>
 
 #include "comm/detail/call.h"
+#include "comm/detail/kept_slice.h"
+#include "comm/detail/peer_error.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/shared_memory/host_copies.h"
 #include "comm/shared_memory/host_reduction.h"
+#include "comm/shared_memory/host_slices.h"
 #include "comm/shared_memory/segment_charge.h"
 #include "memory/check.h"
 
@@ -15,15 +18,18 @@ namespace {
 
 using detail::Call;
 using detail::HostLink;
+using detail::HostSlices;
 using detail::Operation;
 using detail::Slices;
 using detail::Watch;
+using Parts = HostSlices::Parts;
 using Session = HostLink::Session;
 
 class SharedMemoryCommunicator final : public Communicator {
  public:
   SharedMemoryCommunicator(std::unique_ptr<HostLink> link, std::shared_ptr<Watch> watch)
       : Communicator(link->peers().own(), link->peers().size()),
+        calls_(link->peers().size(), link->peers().names()),
         link_(std::move(link)),
         watch_(std::move(watch)) {
     for (int place = 0; place < size(); ++place) own_slices_.push_back({place});
@@ -33,7 +39,8 @@ class SharedMemoryCommunicator final : public Communicator {
            .lost_ranks = {},  // the link looks for them itself
            .facts = {.hosts = {},
                      .state_of = [this](int rank) { return link_->peers().state_of(rank); },
-                     .broadcasts_wait = true}});
+                     .broadcasts_wait = true},
+           .tell = [this](const detail::Account& account) { link_->fail(account); }});
     }
   }
 
@@ -67,13 +74,7 @@ class SharedMemoryCommunicator final : public Communicator {
                  std::move(what), [this, whole, op](const Call& call, Session& session) {
                    const Slices slices = even_slices(whole);
                    count_reduction(call, whole, slices);
-                   if (reduction_.goes_through_slots(call.bytes)) {
-                     reduction_.reduce_through_slots(session, whole, slices, op, /*gather=*/false);
-                   } else {
-                     session.meet();
-                     reduction_.reduce_from_peers(session, whole, slices, op);
-                     session.meet();
-                   }
+                   reduction_.reduce_slices(session, whole, slices, op);
                  });
   }
 
@@ -107,6 +108,57 @@ class SharedMemoryCommunicator final : public Communicator {
                      sent_.add(call.operation, call.bytes * (size() - 1), size() - 1);
                    }
                    copies_.broadcast(session, tensor, root);
+                 });
+  }
+
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    return start(Operation::kReduce, tensor,
+                 {.op = op, .dtype = tensor.scalar_type(), .root = root}, std::move(what),
+                 [this, tensor, op, root](const Call& call, Session& session) {
+                   if (call.bytes <= detail::kSmallBytes) {
+                     const Slices slices = Slices::all_at(root, tensor.numel());
+                     count_reduction(call, tensor, slices);
+                     reduction_.reduce_through_slots(session, tensor, slices, op, /*gather=*/false);
+                     return;
+                   }
+                   const Slices slices = even_slices(tensor);
+                   count_reduction(call, tensor, slices);
+                   const detail::KeptSlice kept(slices.of(tensor, rank()), rank() != root);
+                   reduction_.reduce_slices(session, tensor, slices, op);
+                   Parts parts = Parts::even(tensor, size());
+                   parts.own_lies_in_whole = true;
+                   count_to(call, parts.bytes(rank()), root);
+                   slices_.gather(session, parts, tensor, root);
+                   kept.put_back();
+                 });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    const Parts parts = Parts::with_root(tensor, rank() == root, size());
+    return start_rooted(Operation::kGather, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          count_to(call, parts.bytes(rank()), root);
+                          slices_.gather(session, parts, tensor, root);
+                        });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    const Parts parts = Parts::with_root(tensor, rank() == root, size());
+    return start_rooted(Operation::kScatter, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          if (rank() == root) count_reduction(call, tensor, parts.slices);
+                          slices_.scatter(session, parts, tensor, root);
+                        });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    return start(Operation::kAllToAll, given, {.dtype = given.scalar_type()}, std::move(what),
+                 [this, given, received](const Call& call, Session& session) {
+                   const Slices slices = even_slices(given);
+                   count_reduction(call, given, slices);
+                   detail::copy_bytes(slices.of(received, rank()), slices.of(given, rank()));
+                   slices_.exchange(session, Parts::even(given, size()), given, received);
                  });
   }
 
@@ -144,6 +196,18 @@ class SharedMemoryCommunicator final : public Communicator {
     });
   }
 
+  // tensor: the root's whole, or the slice of another.
+  template <typename Body>
+  Pending start_rooted(Operation operation, const at::Tensor& tensor, const Parts& parts, int root,
+                       std::string what, Body body) {
+    return launch(calls_.collective(operation, parts.all_bytes(), std::move(what)), tensor,
+                  [this, tensor, root, body = std::move(body)](const Call& made) {
+                    Session session(*link_, made, {.dtype = tensor.scalar_type(), .root = root},
+                                    tensor.data_ptr());
+                    body(made, session);
+                  });
+  }
+
   template <typename Body>
   Pending launch(Call call, const at::Tensor& tensor, Body body) {
     return progress_.run(
@@ -157,7 +221,7 @@ class SharedMemoryCommunicator final : public Communicator {
           } catch (const detail::PeerError& error) {
             fail(call, error);
           } catch (const std::exception& error) {
-            link_->fail({memory::message_of(error), call.describe()});
+            tell_of({memory::message_of(error), call.describe()});
             throw;
           }
         },
@@ -170,8 +234,13 @@ class SharedMemoryCommunicator final : public Communicator {
         !error.aborted || verdict, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
     const detail::Account account{error.aborted ? verdict->words : error.what(), call.describe()};
-    link_->fail(account);
+    tell_of(account);
     ZP_THROW(account.words());
+  }
+
+  void tell_of(const detail::Account& account) {
+    link_->fail(account);
+    if (watch_) watch_->tell_kin(account);
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
@@ -190,11 +259,15 @@ class SharedMemoryCommunicator final : public Communicator {
     }
   }
 
+  void count_to(const Call& call, int64_t bytes, int root) {
+    if (rank() != root && bytes > 0) sent_.add(call.operation, bytes);
+  }
+
   // Constant after construction.
   detail::HostCopies::Held own_slices_;  // a rank holds its own
 
   // Owned by the calling thread.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_;
 
   // Owned by the thread that performs.
   detail::TrafficCounter sent_;
@@ -202,6 +275,7 @@ class SharedMemoryCommunicator final : public Communicator {
   const std::shared_ptr<Watch> watch_;  // may be null
   const detail::SegmentCharge charge_{link_->bytes() / size()};
   const detail::HostCopies copies_{link_->peers()};
+  const HostSlices slices_{link_->peers()};
   detail::HostReduction reduction_{link_->peers()};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above

@@ -6,12 +6,13 @@
 
 #include "comm/detail/broken_pipe.h"
 #include "comm/detail/call.h"
+#include "comm/detail/kept_slice.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/gloo/message_rounds.h"
-#include "comm/shared_memory/host_copies.h"
 #include "comm/shared_memory/segment_charge.h"
 #include "comm/two_level/two_level_gather.h"
 #include "comm/two_level/two_level_reduction.h"
+#include "comm/two_level/two_level_transfers.h"
 
 namespace zeropage::comm {
 namespace {
@@ -22,6 +23,7 @@ using detail::Operation;
 using detail::Slices;
 using detail::WatchedLink;
 using Exchange = detail::GlooLink::Exchange;
+using Parts = detail::HostSlices::Parts;
 using Session = HostLink::Session;
 
 class TwoLevelCommunicator final : public Communicator {
@@ -30,6 +32,7 @@ class TwoLevelCommunicator final : public Communicator {
                        const WatchedLink::Options& messages)
       : Communicator(messages.rank, messages.size),
         topology_(topology),
+        calls_(messages.size, messages.names),
         host_(std::move(host)),
         link_(with_host(messages)) {
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
@@ -74,7 +77,49 @@ class TwoLevelCommunicator final : public Communicator {
   Pending start_broadcast(const at::Tensor& tensor, int root, std::string what) override {
     return start(Operation::kBroadcast, tensor, {.dtype = tensor.scalar_type(), .root = root},
                  std::move(what), [this, tensor, root](const Call& call, Session& session) {
-                   broadcast(call, session, tensor, root);
+                   transfers_.broadcast(call, session, tensor, root);
+                 });
+  }
+
+  Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
+    return start(
+        Operation::kReduce, tensor, {.op = op, .dtype = tensor.scalar_type(), .root = root},
+        std::move(what), [this, tensor, op, root](const Call& call, Session& session) {
+          if (call.bytes <= detail::kSmallBytes) {
+            reduction_.perform(call, session, tensor, Slices::all_at(root, tensor.numel()), op);
+            return;
+          }
+          const Slices slices = even_slices(tensor);
+          const detail::KeptSlice kept(slices.of(tensor, rank()), rank() != root);
+          reduction_.perform(call, session, tensor, slices, op);
+          Parts parts = Parts::even(tensor, size());
+          parts.own_lies_in_whole = true;
+          transfers_.gather(call, session, tensor, parts, root);
+          kept.put_back();
+        });
+  }
+
+  Pending start_gather(const at::Tensor& tensor, int root, std::string what) override {
+    const Parts parts = Parts::with_root(tensor, rank() == root, size());
+    return start_rooted(Operation::kGather, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          transfers_.gather(call, session, tensor, parts, root);
+                        });
+  }
+
+  Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
+    const Parts parts = Parts::with_root(tensor, rank() == root, size());
+    return start_rooted(Operation::kScatter, tensor, parts, root, std::move(what),
+                        [this, tensor, parts, root](const Call& call, Session& session) {
+                          transfers_.scatter(call, session, tensor, parts, root);
+                        });
+  }
+
+  Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
+                           std::string what) override {
+    return start(Operation::kAllToAll, given, {.dtype = given.scalar_type()}, std::move(what),
+                 [this, given, received](const Call& call, Session& session) {
+                   transfers_.exchange(call, session, given, received, Parts::even(given, size()));
                  });
   }
 
@@ -83,7 +128,7 @@ class TwoLevelCommunicator final : public Communicator {
                  [this](const Call& call, Session& session) {
                    session.meet();
                    if (host_->peers().own() == 0) {
-                     rounds_.disseminate(call, first_ranks(), own_host());
+                     rounds_.disseminate(call, topology_.first_ranks(), topology_.host_of(rank()));
                    }
                    session.meet();
                  });
@@ -139,6 +184,18 @@ class TwoLevelCommunicator final : public Communicator {
     });
   }
 
+  // tensor: the root's whole, or the slice of another.
+  template <typename Body>
+  Pending start_rooted(Operation operation, const at::Tensor& tensor, const Parts& parts, int root,
+                       std::string what, Body body) {
+    return launch(calls_.collective(operation, parts.all_bytes(), std::move(what)), tensor,
+                  [this, tensor, root, body = std::move(body)](const Call& made) {
+                    Session session(*host_, made, {.dtype = tensor.scalar_type(), .root = root},
+                                    tensor.data_ptr());
+                    body(made, session);
+                  });
+  }
+
   template <typename Body>
   Pending launch(Call call, const at::Tensor& tensor, Body body) {
     return progress_.run(
@@ -151,31 +208,8 @@ class TwoLevelCommunicator final : public Communicator {
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
-  int own_host() const { return topology_.host_of(rank()); }
-  bool is_neighbour(int other) const { return topology_.host_of(other) == own_host(); }
-
-  std::vector<int> first_ranks() const {
-    std::vector<int> ranks;
-    for (int host = 0; host < topology_.hosts(); ++host) {
-      ranks.push_back(topology_.ranks_of(host).front());
-    }
-    return ranks;
-  }
-
-  // ---- algorithms, on the progress thread ----
-
-  // To one rank of each host, who gives it to its neighbours.
-  void broadcast(const Call& call, Session& session, const at::Tensor& tensor, int root) {
-    const int root_host = topology_.host_of(root);
-    std::vector<int> receivers = first_ranks();
-    receivers[static_cast<size_t>(root_host)] = root;
-    const int receiver = receivers[static_cast<size_t>(own_host())];
-    if (rank() == receiver) {
-      rounds_.broadcast(call, tensor, receivers, own_host(), root_host);
-      const int neighbours = host_->peers().size() - 1;
-      sent_.add(call.operation, call.bytes * neighbours, neighbours);
-    }
-    copies_.broadcast(session, tensor, topology_.index_in_host(receiver));
+  bool is_neighbour(int other) const {
+    return topology_.host_of(other) == topology_.host_of(rank());
   }
 
   // Constant after construction.
@@ -183,17 +217,17 @@ class TwoLevelCommunicator final : public Communicator {
   std::vector<int> all_ranks_ = std::vector<int>(static_cast<size_t>(size()));
 
   // Owned by the calling thread.
-  detail::CallNumbers calls_{size()};
+  detail::CallNumbers calls_;
 
   // Owned by the thread that performs.
   detail::TrafficCounter sent_;
   const std::unique_ptr<HostLink> host_;
   const detail::SegmentCharge charge_{host_->bytes() / host_->peers().size()};
-  const detail::HostCopies copies_{host_->peers()};
   WatchedLink link_;
   detail::MessageRounds rounds_{link_.messages(), sent_};
   detail::TwoLevelGather gather_{topology_, rank(), host_->peers(), link_.messages(), sent_};
   detail::TwoLevelReduction reduction_{topology_, rank(), host_->peers(), link_.messages(), sent_};
+  detail::TwoLevelTransfers transfers_{topology_, rank(), host_->peers(), link_.messages(), sent_};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

@@ -150,6 +150,68 @@ TEST_P(CommunicatorTest, BroadcastReachesAllFromAnyRoot) {
   });
 }
 
+TEST_P(CommunicatorTest, ReduceGivesTheRootTheTreeSumAndLeavesTheOthers) {
+  run([&](World& world) {
+    for (const int root : {size() - 1, size() / 2}) {
+      for (const int64_t numel : {0, 5, 8192, 100'003, 700'001}) {
+        const auto sum = contribution(world.rank(), numel);
+        world.communicator().reduce(sum, ReduceOp::kSum, root, "a test").wait();
+        const bool is_root = world.rank() == root;
+        const auto expected =
+            is_root ? tree_sum(0, size(), numel) : contribution(world.rank(), numel);
+        EXPECT_TRUE(torch::equal(sum, expected)) << numel << " at " << root;
+      }
+      const auto mean = contribution(world.rank(), 20'001, torch::kBFloat16);
+      world.communicator().reduce(mean, ReduceOp::kMean, root, "a test").wait();
+      const auto expected = tree_sum(0, size(), 20'001, torch::kBFloat16) / size();
+      EXPECT_EQ(torch::equal(mean, expected.to(torch::kBFloat16)),
+                world.rank() == root || size() == 1);
+    }
+  });
+}
+
+// Short ones, and long ones that are read straight from the owner.
+TEST_P(CommunicatorTest, GatherBringsSlicesToTheRootAndScatterTakesThemBack) {
+  run([&](World& world) {
+    for (const int root : {0, size() - 1}) {
+      for (const int64_t slice : {0, 1, 4097, 70'001}) {
+        const bool is_root = world.rank() == root;
+        const auto own = contribution(world.rank(), slice);
+        const auto whole = torch::zeros({slice * size()});
+        whole.narrow(0, root * slice, slice).copy_(own);
+        world.communicator().gather(is_root ? whole : own, root, "a test").wait();
+        for (int rank = 0; rank < size() && is_root; ++rank) {
+          EXPECT_TRUE(
+              torch::equal(whole.narrow(0, rank * slice, slice), contribution(rank, slice)));
+        }
+        EXPECT_TRUE(torch::equal(own, contribution(world.rank(), slice)));
+        const auto taken = torch::zeros({slice});
+        world.communicator().scatter(is_root ? whole : taken, root, "a test").wait();
+        const auto& kept = is_root ? whole.narrow(0, root * slice, slice) : taken;
+        EXPECT_TRUE(torch::equal(kept, own)) << slice << " from " << root;
+      }
+    }
+  });
+}
+
+TEST_P(CommunicatorTest, AllToAllExchangesSlices) {
+  run([&](World& world) {
+    for (const int64_t slice : {0, 1, 4097, 70'001}) {
+      const auto given = contribution(world.rank(), slice * size(), torch::kBFloat16);
+      const auto received = torch::zeros_like(given);
+      world.communicator().all_to_all(given, received, "a test").wait();
+      for (int rank = 0; rank < size(); ++rank) {
+        const auto theirs = contribution(rank, slice * size(), torch::kBFloat16);
+        EXPECT_TRUE(torch::equal(received.narrow(0, rank * slice, slice),
+                                 theirs.narrow(0, world.rank() * slice, slice)))
+            << slice << " of " << rank;
+      }
+      EXPECT_TRUE(
+          torch::equal(given, contribution(world.rank(), slice * size(), torch::kBFloat16)));
+    }
+  });
+}
+
 TEST_P(CommunicatorTest, BarrierWaitsForTheLastRank) {
   std::atomic<int> arrived{0};
   run([&](World& world) {
@@ -218,7 +280,15 @@ TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
         c10::Error);
     EXPECT_THROW(communicator.broadcast(torch::zeros({1}), size(), "a test"), c10::Error);
     EXPECT_THROW(communicator.send(torch::zeros({1}), world.rank(), "a test"), c10::Error);
+    const auto whole = torch::zeros({2 * size()});
+    EXPECT_THROW(communicator.reduce(whole, ReduceOp::kSum, -1, "a test"), c10::Error);
+    EXPECT_THROW(communicator.gather(whole, size(), "a test"), c10::Error);
+    EXPECT_THROW(communicator.all_to_all(whole, whole, "a test"), c10::Error);
+    EXPECT_THROW(communicator.all_to_all(whole, whole.to(torch::kDouble), "a test"), c10::Error);
+    EXPECT_THROW(communicator.all_to_all(whole, torch::zeros({size()}), "a test"), c10::Error);
     if (size() > 1) {
+      EXPECT_THROW(communicator.scatter(torch::zeros({size() + 1}), world.rank(), "a test"),
+                   c10::Error);
       EXPECT_THROW(communicator.all_gather(torch::zeros({size() + 1}), "a test"), c10::Error);
     }
   });

@@ -226,6 +226,57 @@ TEST_P(DeviceCommunicatorTest, OperationsInFlightEndInAnyOrderOfWaiting) {
   });
 }
 
+TEST_P(DeviceCommunicatorTest, ReduceGivesTheRootTheHostsBitsAndLeavesTheOthers) {
+  run([&](World& world) {
+    for (const int64_t numel : kNumels) {
+      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean}) {
+        const int root = size() - 1;
+        const auto tensor = given(world, numel);
+        world.communicator().reduce(tensor, op, root, "a test").wait();
+        const auto seen = tensor.clone();
+        auto expected = contribution(world.rank(), numel);
+        if (world.rank() == root) expected = tree_sum(0, size(), numel);
+        if (world.rank() == root && op == ReduceOp::kMean) expected = expected / size();
+        EXPECT_TRUE(torch::equal(seen.cpu(), expected)) << numel;
+      }
+    }
+  });
+}
+
+TEST_P(DeviceCommunicatorTest, SlicesGoToARootAndBackAndFromEachToEach) {
+  run([&](World& world) {
+    const int root = size() / 2;
+    const bool is_root = world.rank() == root;
+    for (const int64_t slice : {1, 1000, 100'003}) {
+      const auto own = given(world, slice);
+      const auto whole = torch::zeros({slice * size()}, own.options());
+      whole.narrow(0, root * slice, slice).copy_(own);
+      world.communicator().gather(is_root ? whole : own, root, "a test").wait();
+      for (int rank = 0; rank < size() && is_root; ++rank) {
+        EXPECT_TRUE(
+            torch::equal(whole.narrow(0, rank * slice, slice).cpu(), contribution(rank, slice)));
+      }
+      const auto taken = torch::zeros_like(own);
+      world.communicator().scatter(is_root ? whole : taken, root, "a test").wait();
+      if (!is_root) {
+        EXPECT_TRUE(torch::equal(taken.cpu(), contribution(world.rank(), slice)));
+      }
+      for (const bool on_host : {false, true}) {
+        auto leaving = given(world, slice * size());
+        if (on_host) leaving = leaving.cpu();
+        const auto arriving = torch::zeros_like(leaving);
+        world.communicator().all_to_all(leaving, arriving, "a test").wait();
+        for (int rank = 0; rank < size(); ++rank) {
+          EXPECT_TRUE(torch::equal(
+              arriving.narrow(0, rank * slice, slice).cpu(),
+              contribution(rank, slice * size()).narrow(0, world.rank() * slice, slice)))
+              << slice << " of " << rank;
+        }
+      }
+    }
+  });
+}
+
 TEST_P(DeviceCommunicatorTest, ABlockMayBeUsedAnewOnceItsOperationWasWaitedFor) {
   run([&](World& world) {
     for (int round = 0; round < 5; ++round) {

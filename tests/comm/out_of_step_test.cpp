@@ -56,6 +56,23 @@ TEST_P(OutOfStepTest, DifferentOperationsAreNamedOnBothRanks) {
                                HasSubstr(ours)));
 }
 
+TEST_P(OutOfStepTest, OperationsWithARootAreNamedOnBothRanks) {
+  const auto errors = errors_of(2, [](World& world) {
+    const auto whole = torch::zeros({64});
+    world.communicator().barrier("the start").wait();
+    // Each is the root of its own, so both wait.
+    if (world.rank() == 0) {
+      world.communicator().gather(whole, 0, "a loss").wait();
+    } else {
+      world.communicator().scatter(whole, 1, "a batch").wait();
+      world.communicator().all_to_all(whole, whole.clone(), "tokens").wait();
+    }
+  });
+  const std::string ours = "gather #1 of a loss (256 B)";
+  EXPECT_THAT(errors[0], HasSubstr("[rank 0/2] " + ours + ": rank 1 is out of step"));
+  EXPECT_THAT(errors[1], HasSubstr("rank 0 is out of step: it waits in " + ours));
+}
+
 TEST_P(OutOfStepTest, DifferentSizesThatPrintAlikeAreToldInBytes) {
   const auto errors = errors_of(2, [](World& world) {
     const auto tensor = torch::zeros({1'000'000 + 2 * world.rank()});

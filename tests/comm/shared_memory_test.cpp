@@ -66,8 +66,8 @@ TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
   auto segment = detail::SharedSegment::create(bytes);
   auto again = detail::SharedSegment::open(segment.ticket(), bytes);
   const auto options = [](int own, uint64_t* sample) {
-    return detail::HostLink::Options{
-        .ranks = {0, 1}, .own = own, .deadline = std::chrono::seconds(30), .sample = sample};
+    return detail::HostLink::Options{.peers = {.ranks = {0, 1}, .own = own, .sample = sample},
+                                     .deadline = std::chrono::seconds(30)};
   };
   detail::HostLink first(std::move(segment), options(0, static_cast<uint64_t*>(page)));
   detail::HostLink second(std::move(again), options(1, nullptr));

@@ -42,6 +42,10 @@ TEST(SimulatedCommunicatorTest, CountsEveryOperationOfOneRankAmong4096) {
   communicator.reduce_scatter(meta(4096 * 10), ReduceOp::kMean, "a test").wait();
   communicator.all_reduce(meta(100), ReduceOp::kSum, "a test").wait();
   communicator.broadcast(meta(100), /*root=*/4095, "a test").wait();
+  communicator.reduce(meta(4096 * 10), ReduceOp::kSum, /*root=*/0, "a test").wait();
+  communicator.gather(meta(10), /*root=*/0, "a test").wait();
+  communicator.scatter(meta(4096 * 10), /*root=*/4095, "a test").wait();
+  communicator.all_to_all(meta(4096 * 10), meta(4096 * 10), "a test").wait();
   communicator.barrier("a test").wait();
   communicator.send(meta(100), 0, "a test").wait();
   communicator.recv(meta(100), 0, "a test").wait();
@@ -50,7 +54,11 @@ TEST(SimulatedCommunicatorTest, CountsEveryOperationOfOneRankAmong4096) {
                                                       .all_reduce = {4095 * 400, 4095},
                                                       .broadcast = {12 * 400, 12},
                                                       .pair = {400, 1},
-                                                      .barrier = {0, 12}}));
+                                                      .barrier = {0, 12},
+                                                      .reduce = {4096 * 40, 4096},
+                                                      .gather = {40, 1},
+                                                      .scatter = {4095 * 40, 4095},
+                                                      .all_to_all = {4095 * 40, 4095}}));
   EXPECT_EQ(communicator.figures()[Operation::kPair].calls, 2);
 }
 
@@ -80,6 +88,13 @@ TEST(SimulatedCommunicatorTest, TakesALatencyAMessageAndTheBytesOverTheBandwidth
   EXPECT_DOUBLE_EQ(communicator.figures()[Operation::kBroadcast].seconds, 2 * (1 + 20.0));
   communicator.barrier("a test").wait();
   EXPECT_DOUBLE_EQ(communicator.figures()[Operation::kBarrier].seconds, 2);
+  // The root takes in the three other slices, one after the other; the others wait for as long as the root gives.
+  communicator.gather(meta(4), /*root=*/0, "a test").wait();
+  EXPECT_DOUBLE_EQ(communicator.figures()[Operation::kGather].seconds, 3 * (1 + 4.0));
+  communicator.scatter(meta(1), /*root=*/2, "a test").wait();
+  EXPECT_DOUBLE_EQ(communicator.figures()[Operation::kScatter].seconds, 3 * (1 + 4.0));
+  communicator.reduce(meta(1), ReduceOp::kSum, /*root=*/0, "a test").wait();
+  EXPECT_DOUBLE_EQ(communicator.figures()[Operation::kReduce].seconds, 3 * (1 + 4.0));
   communicator.recv(meta(1), 3, "a test").wait();
   EXPECT_DOUBLE_EQ(communicator.figures()[Operation::kPair].seconds, 1 + 4.0);
 }
@@ -106,6 +121,14 @@ TEST(SimulatedCommunicatorTest, TakesTheOtherRanksToHoldWhatThisOneHolds) {
   communicator.all_gather(sum, "a test").wait();
   communicator.broadcast(sum, 0, "a test").wait();
   EXPECT_TRUE(sum.eq(12).all().item<bool>());
+  const at::Tensor at_root = at::ones({4});
+  communicator.reduce(at_root, ReduceOp::kSum, /*root=*/0, "a test").wait();
+  EXPECT_TRUE(at_root.eq(1).all().item<bool>());
+  communicator.reduce(at_root, ReduceOp::kSum, /*root=*/1, "a test").wait();
+  EXPECT_TRUE(at_root.eq(4).all().item<bool>());
+  const at::Tensor received = at::zeros({4});
+  communicator.all_to_all(at_root, received, "a test").wait();
+  EXPECT_TRUE(torch::equal(received, torch::tensor({0.0F, 4.0F, 0.0F, 0.0F})));
   const at::Tensor whole = at::ones({8});
   communicator.reduce_scatter(whole, ReduceOp::kSum, "a test").wait();
   EXPECT_TRUE(torch::equal(whole, torch::tensor({1.0F, 1.0F, 4.0F, 4.0F, 1.0F, 1.0F, 1.0F, 1.0F})));

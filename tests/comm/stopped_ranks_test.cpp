@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/mesh.h"
 #include "comm/world.h"
 #include "memory/check.h"
 #include "tests/comm/launched_process.h"
@@ -67,6 +68,46 @@ TEST_P(StoppedRankTest, IsNamedAtTheDeadlineHoweverLongABusyOneWouldBeWaitedFor)
 
 INSTANTIATE_TEST_SUITE_P(Victims, StoppedRankTest,
                          ::testing::Combine(::testing::Values(0, 1),
+                                            ::testing::Values(Transport::kGloo,
+                                                              Transport::kShared)));
+
+// Of the ranks that do not share an axis with the killed one, one waits for a rank that does.
+class KilledMeshRankTest : public ::testing::TestWithParam<std::tuple<int, Transport>> {};
+
+TEST_P(KilledMeshRankTest, IsNamedOnAllAxes) {
+  const auto [victim, transport] = GetParam();
+  LaunchedProcess launched([victim = victim, transport = transport] {
+    return World::launch(4,
+                         [=](World& world) {
+                           return printing_errors([&] {
+                             at::set_num_threads(1);
+                             const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
+                             world.communicator().barrier("the start").wait();
+                             if (world.rank() == victim) ::raise(SIGKILL);
+                             const bool is_beside =
+                                 world.rank() == 3 - victim || world.rank() / 2 == victim / 2;
+                             mesh[is_beside ? "tensor" : "data"]
+                                 .communicator()
+                                 .all_reduce(at::zeros({100'000}), ReduceOp::kSum, "a page")
+                                 .wait();
+                           });
+                         },
+                         {.transport = transport}, {.grace = 5s});
+  });
+  EXPECT_NE(launched.wait(), 0);
+  EXPECT_LT(launched.seconds(), 12.0);
+  const std::string errors = launched.err();
+  for (int rank = 0; rank < 4; ++rank) {
+    if (rank == victim) continue;
+    EXPECT_THAT(errors, ContainsRegex(c10::str(
+                            "\\[rank ", rank, "\\] error: .rank ", rank,
+                            "/4. all_reduce #0 of a page along [^:]*: lost rank ", victim)));
+  }
+}
+
+// Rank 0 serves the store.
+INSTANTIATE_TEST_SUITE_P(Victims, KilledMeshRankTest,
+                         ::testing::Combine(::testing::Values(0, 3),
                                             ::testing::Values(Transport::kGloo,
                                                               Transport::kShared)));
 

@@ -56,6 +56,16 @@ TEST_P(CommunicatorTrafficTest, IsWhatTheModelSays) {
                   expect(expected.reduce_scatter, model.reduce_scatter(rank, whole.numel(), dtype));
                   communicator.all_gather(whole, "a test").wait();
                   expect(expected.all_gather, model.all_gather(rank, whole.numel(), dtype));
+                  communicator.reduce(tensor, ReduceOp::kSum, root, "a test").wait();
+                  expect(expected.reduce, model.reduce(rank, root, numel, dtype));
+                  const at::Tensor part = rank == root ? whole : tensor;
+                  communicator.gather(part, root, "a test").wait();
+                  expect(expected.gather, model.gather(rank, root, whole.numel(), dtype));
+                  communicator.scatter(part, root, "a test").wait();
+                  expect(expected.scatter, model.scatter(rank, root, whole.numel(), dtype));
+                  const at::Tensor received = at::zeros_like(whole);
+                  communicator.all_to_all(whole, received, "a test").wait();
+                  expect(expected.all_to_all, model.all_to_all(rank, whole.numel(), dtype));
                   communicator.barrier("a test").wait();
                   expect(expected.barrier, model.barrier(rank));
                 }

@@ -310,5 +310,24 @@ TEST(ExamplesTest, RunAloneAndUnderALauncher) {
   }
 }
 
+// The program itself checks that each shape gives the sum.
+TEST(ExamplesTest, ShapesOfAllReducePutOnTheBusiestLinkWhatTheirFormulasSay) {
+  const std::string picture = ::testing::TempDir() + "shapes.svg";
+  const Outcome outcome = shell(SHAPES " --bytes 1MiB --most-ranks 4 --repeats 1 --svg " + picture);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  // A server has N - 1 tensors to take in, a tree log2 N, a ring and halving 2 (N - 1) / N.
+  for (const char* kind : {"measured", "modelled"}) {
+    EXPECT_THAT(outcome.output, ::testing::ContainsRegex(std::string("    4  ") + kind +
+                                                         " +3\\.0 +2\\.0 +1\\.5 +1\\.5 "));
+  }
+  EXPECT_THAT(outcome.output,
+              ::testing::ContainsRegex(" 1024  modelled +1023\\.0 +10\\.0 +2\\.0 +2\\.0 "));
+  std::ifstream chart(picture);
+  std::string first_line;
+  std::getline(chart, first_line);
+  EXPECT_THAT(first_line, ::testing::StartsWith("<svg"));
+  EXPECT_NE(shell(SHAPES " --bytes 1000").exit_code, 0);
+}
+
 }  // namespace
 }  // namespace train_gpt_test

@@ -68,6 +68,18 @@ class DelayedCommunicator final : public comm::Communicator {
   Pending start_recv(const Tensor& t, int from_rank, std::string what) override {
     return late(t, [=, this] { return inner_->recv(t, from_rank, what); });
   }
+  Pending start_reduce(const Tensor& t, ReduceOp op, int root, std::string what) override {
+    return late(t, [=, this] { return inner_->reduce(t, op, root, what); });
+  }
+  Pending start_gather(const Tensor& t, int root, std::string what) override {
+    return late(t, [=, this] { return inner_->gather(t, root, what); });
+  }
+  Pending start_scatter(const Tensor& t, int root, std::string what) override {
+    return late(t, [=, this] { return inner_->scatter(t, root, what); });
+  }
+  Pending start_all_to_all(const Tensor& given, const Tensor& received, std::string what) override {
+    return late(given, [=, this] { return inner_->all_to_all(given, received, what); });
+  }
   comm::WireTraffic sent() const override { return inner_->wire_traffic(); }
 
   const std::unique_ptr<comm::Communicator> inner_;

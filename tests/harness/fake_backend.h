@@ -104,6 +104,42 @@ class FakeBackend final : public c10d::Backend {
     });
   }
 
+  Work reduce(std::vector<at::Tensor>& tensors, const c10d::ReduceOptions& options) override {
+    const int root = static_cast<int>(options.rootRank);
+    return enqueue(options.asyncOp,
+                   [this, tensor = host_view(tensors.at(0)), op = options.reduceOp, root] {
+                     run([&](comm::Communicator& host) {
+                       return host.reduce(tensor, op_of(op), root, "a fake reduction");
+                     });
+                   });
+  }
+
+  // own: unused at the root, whose slice is in place.
+  Work gather(std::vector<std::vector<at::Tensor>>& to, std::vector<at::Tensor>& own,
+              const c10d::GatherOptions& options) override {
+    const int root = static_cast<int>(options.rootRank);
+    TORCH_CHECK((getRank() == root) == !to.empty());
+    return enqueue(
+        options.asyncOp, [this, views = host_views(to), own = host_view(own.at(0)), root] {
+          const at::Tensor all = joined(views, own);
+          run([&](comm::Communicator& host) { return host.gather(all, root, "a fake gather"); });
+          for (size_t rank = 0; rank < views.size(); ++rank) {
+            views[rank].copy_(slice(all, static_cast<int>(rank)));
+          }
+        });
+  }
+
+  Work scatter(std::vector<at::Tensor>& own, std::vector<std::vector<at::Tensor>>& from,
+               const c10d::ScatterOptions& options) override {
+    const int root = static_cast<int>(options.rootRank);
+    TORCH_CHECK((getRank() == root) == !from.empty());
+    return enqueue(
+        options.asyncOp, [this, views = host_views(from), own = host_view(own.at(0)), root] {
+          const at::Tensor all = joined(views, own);
+          run([&](comm::Communicator& host) { return host.scatter(all, root, "a fake scatter"); });
+        });
+  }
+
   Work send(std::vector<at::Tensor>& tensors, int to, int) override {
     return enqueue(/*async=*/true, [this, tensor = host_view(tensors.at(0)), to] {
       run([&](comm::Communicator& host) { return host.send(tensor, to, "a fake one"); });
@@ -163,6 +199,17 @@ class FakeBackend final : public c10d::Backend {
     if (op == c10d::ReduceOp::MAX) return comm::ReduceOp::kMax;
     if (op == c10d::ReduceOp::MIN) return comm::ReduceOp::kMin;
     return op == c10d::ReduceOp::AVG ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
+  }
+  static std::vector<at::Tensor> host_views(const std::vector<std::vector<at::Tensor>>& lists) {
+    std::vector<at::Tensor> views;
+    for (const auto& list : lists) {
+      for (const at::Tensor& tensor : list) views.push_back(host_view(tensor));
+    }
+    return views;
+  }
+  // The root's whole, or the slice of another.
+  static at::Tensor joined(const std::vector<at::Tensor>& slices, const at::Tensor& own) {
+    return slices.empty() ? own : at::cat(slices);
   }
   at::Tensor slice(const at::Tensor& whole, int rank) const {
     const int64_t numel = whole.numel() / getSize();

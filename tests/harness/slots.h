@@ -32,9 +32,9 @@ inline std::unique_ptr<comm::detail::HostLink> link_through_slots(comm::Communic
                                   HostLink::segment_bytes(here.size()));
   }
   auto link = std::make_unique<HostLink>(
-      std::move(segment), HostLink::Options{.ranks = here,
-                                            .own = topology.index_in_host(inner.rank()),
-                                            .deadline = std::chrono::seconds(30)});
+      std::move(segment),
+      HostLink::Options{.peers = {.ranks = here, .own = topology.index_in_host(inner.rank())},
+                        .deadline = std::chrono::seconds(30)});
   inner.barrier("all have come").wait();
   link->peers().find();
   link->peers().read_memory(false);

@@ -5,7 +5,7 @@
 
 #include "memory/check.h"
 #include "memory/storage.h"
-#include "paging/trap.h"
+#include "paging/page_tenants.h"
 
 namespace zeropage {
 

@@ -39,8 +39,8 @@ void connect(const Backend& backend, Communicator& host, const NcclOptions& opti
   const auto give_up_at = std::chrono::steady_clock::now() + options.deadline;
   while (outcome.wait_for(kBetweenLooks) != std::future_status::ready) {
     const std::vector<int> lost = host.lost_ranks();
-    ZP_CHECK(lost.empty(), "connecting NCCL on ", options.device, ": lost rank ", lost.front(),
-             "; it has ended or was killed. See its last lines");
+    ZP_CHECK(lost.empty(), "connecting NCCL on ", options.device, ": lost rank ",
+             options.names[lost.front()], "; it has ended or was killed. See its last lines");
     ZP_CHECK(std::chrono::steady_clock::now() < give_up_at, "connecting NCCL on ", options.device,
              ": not all ranks came within ", static_cast<double>(options.deadline.count()) / 1000.0,
              " s; set NCCL_DEBUG=INFO to see why, or raise the deadline");
@@ -70,9 +70,11 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicato
   const Backend backend =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(options.store, host->rank(), host->size(), nccl);
   connect(backend, *host, options);
-  return make_device_communicator(
-      std::move(host),
-      {.backend = backend, .device = options.device, .order = options.order, .transport = "nccl"});
+  return make_device_communicator(std::move(host), {.backend = backend,
+                                                    .device = options.device,
+                                                    .order = options.order,
+                                                    .transport = "nccl",
+                                                    .names = options.names});
 }
 
 }  // namespace zeropage::comm

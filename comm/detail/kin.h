@@ -1,0 +1,42 @@
+// The watches of one rank: of its world, and of the worlds that were split from it. Where one of them fails
+// the others fail for the same cause, since who waits for this rank elsewhere would wait in vain.
+//
+// Threads: any. Throws: nothing.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "comm/detail/account.h"
+#include "comm/detail/activity.h"
+
+namespace zeropage::comm::detail {
+
+class Kin {
+ public:
+  class Member {
+   public:
+    virtual ~Member() = default;
+    virtual Activity& activity() = 0;
+    // Another has failed with that account: ends what is under way, and all that follows, for the same
+    // cause, and lets those who wait for this rank know it.
+    virtual void condemn(const Account& account) = 0;
+    // Until they can.
+    virtual void wait_until_told() = 0;
+  };
+
+  // First the one of all ranks.
+  void add(const std::shared_ptr<Member>& member);
+  // The one of all ranks; null: that is `part`, or it is gone.
+  std::shared_ptr<Member> world_of(const Member& part) const;
+  void end_with(const Member& failed, const Account& account);
+
+ private:
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::weak_ptr<Member> world_;
+  std::vector<std::weak_ptr<Member>> members_;
+};
+
+}  // namespace zeropage::comm::detail

@@ -1,0 +1,32 @@
+#include "comm/detail/world_state.h"
+
+#include <algorithm>
+
+namespace zeropage::comm::detail {
+
+std::vector<int> WorldState::lost_ranks() const {
+  Communicator* const watched = beside ? beside->communicator.get() : communicator.get();
+  std::vector<int> lost = watched != nullptr ? watched->lost_ranks() : std::vector<int>();
+  if (lost.empty()) return lost;
+  if (texts->has_lost_store()) return {store_server_name()};
+  // While the store is served its rank is only about to end, because of another.
+  if (lost.size() > 1) std::erase(lost, store_server());
+  return names.of(lost);
+}
+
+void WorldState::begin_texts() {
+  texts = std::make_unique<TextRounds>(
+      TextRounds::Options{.store = store,
+                          .rank = place.rank,
+                          .size = place.world_size,
+                          .store_server = store_server(),
+                          .store_server_name = store_server_name(),
+                          .names = names,
+                          .fails_kin = beside == nullptr,
+                          .where = where,
+                          .deadline = deadline,
+                          .watch = beside ? beside->watch : watch,
+                          .lost_ranks = [this] { return lost_ranks(); }});
+}
+
+}  // namespace zeropage::comm::detail

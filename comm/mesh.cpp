@@ -1,0 +1,80 @@
+#include "comm/mesh.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/check.h"
+
+namespace zeropage::comm {
+namespace {
+
+// For the ranks that share a sequence, which have no use before there is such an axis, but whose name
+// scripts should not give to another.
+constexpr std::string_view kReserved = "context";
+
+// "pipeline" 2, "data" 4
+std::string list_of(const std::vector<MeshAxis>& axes) {
+  std::string list;
+  for (const MeshAxis& axis : axes) {
+    list += c10::str(list.empty() ? "" : ", ", '"', axis.name, "\" ", axis.size);
+  }
+  return list;
+}
+
+void check_axes(const World& world, const std::vector<MeshAxis>& axes) {
+  std::vector<std::string> lines = {c10::str("axes: ", list_of(axes))};
+  world.check_agreement("the mesh", lines);
+  ZP_CHECK(!axes.empty(), "Mesh: expected an axis or more, got none; name one, as {\"data\", ",
+           world.size(), "}");
+  int64_t ranks = 1;
+  for (size_t index = 0; index < axes.size(); ++index) {
+    const MeshAxis& axis = axes[index];
+    ZP_CHECK(!axis.name.empty(), "Mesh: axis ", index, " has no name; name it, as \"data\"");
+    ZP_CHECK(axis.name != kReserved, "Mesh: the axis name \"", kReserved,
+             "\" is reserved; choose another");
+    ZP_CHECK(axis.size >= 1, "Mesh: axis \"", axis.name, "\": expected 1 rank or more, got ",
+             axis.size);
+    const auto is_same = [&](const MeshAxis& other) { return other.name == axis.name; };
+    ZP_CHECK(std::count_if(axes.begin(), axes.end(), is_same) == 1, "Mesh: the axis name \"",
+             axis.name, "\" is there twice; choose another for one of them");
+    // Past the world's size it is wrong whatever follows, and may not overflow.
+    if (ranks <= world.size()) ranks *= axis.size;
+  }
+  ZP_CHECK(ranks == world.size(), "Mesh: the axes ", list_of(axes), " need ",
+           ranks > world.size() ? "more than " : "", ranks > world.size() ? world.size() : ranks,
+           " ranks, but the world has ", world.size(), "; make their sizes multiply to it");
+}
+
+}  // namespace
+
+Mesh::Mesh(const World& world, std::vector<MeshAxis> axes) : world_(world), axes_(std::move(axes)) {
+  check_axes(world_, axes_);
+  int stride = world_.size();  // between neighbours along an axis
+  for (const MeshAxis& axis : axes_) {
+    stride /= axis.size;
+    if (axis.size == world_.size()) {
+      along_.push_back(world_);
+      continue;
+    }
+    const int place = world_.rank() / stride % axis.size;
+    std::vector<int> ranks;
+    for (int other = 0; other < axis.size; ++other) {
+      ranks.push_back(world_.rank() + (other - place) * stride);
+    }
+    along_.push_back(world_.subset(ranks, c10::str(world_.where(), " along \"", axis.name, '"')));
+  }
+}
+
+const World& Mesh::operator[](std::string_view axis) const {
+  const auto at = std::find_if(axes_.begin(), axes_.end(),
+                               [axis](const MeshAxis& known) { return known.name == axis; });
+  ZP_CHECK(at != axes_.end(), "Mesh: there is no axis \"", axis, "\" among ", list_of(axes_));
+  return along_[static_cast<size_t>(at - axes_.begin())];
+}
+
+bool Mesh::has(std::string_view axis) const {
+  return std::any_of(axes_.begin(), axes_.end(),
+                     [axis](const MeshAxis& known) { return known.name == axis; });
+}
+
+}  // namespace zeropage::comm

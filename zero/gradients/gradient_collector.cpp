@@ -42,8 +42,11 @@ bool GradientCollector::may_wait(size_t page) const {
 
 bool GradientCollector::would_block(size_t page) const {
   if (!buckets_.are_transient() || gradients_[page].slots().are_open()) return false;
-  return std::any_of(gradients_.begin(), gradients_.end(), [](const PageGradient& other) {
-    return other.is_reducing() && !other.has_ended();
+  // Where closing a bucket calls the ranks of other groups, it comes at the same point on all: ranks that wait for
+  // each other in the operations of two communicators in another order would wait for ever.
+  const bool is_collective = pages_.worlds().replicas.has_value();
+  return std::any_of(gradients_.begin(), gradients_.end(), [&](const PageGradient& other) {
+    return other.is_reducing() && (is_collective || !other.has_ended());
   });
 }
 

@@ -18,6 +18,11 @@ constexpr const char* color_of(Shape shape) {
   return kColors[static_cast<size_t>(shape)];
 }
 
+// Halving puts as much on a link as a ring, whose line shows through.
+constexpr const char* dashes_of(Shape shape) {
+  return shape == Shape::kHalving ? " stroke-dasharray=\"6 6\"" : "";
+}
+
 using Value = std::function<double(const Cost&)>;
 
 // One panel; the values between powers of ten.
@@ -65,14 +70,15 @@ class Panel {
 
   void draw_shape(Shape shape) {
     const char* color = color_of(shape);
-    out_ << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << color << "\" points=\"";
+    out_ << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << color << '"'
+         << dashes_of(shape) << " points=\"";
     for (const auto& [ranks, cost] : figures_.modelled.at(shape)) {
       out_ << x(ranks) << ',' << y(value_(cost)) << ' ';
     }
     out_ << "\"/>\n";
     for (const auto& [ranks, cost] : figures_.measured.at(shape)) {
-      out_ << "<circle r=\"4\" fill=\"" << color << "\" cx=\"" << x(ranks) << "\" cy=\""
-           << y(value_(cost)) << "\"/>\n";
+      out_ << "<circle r=\"" << (shape == Shape::kHalving ? 2.5 : 4.5) << "\" fill=\"" << color
+           << "\" cx=\"" << x(ranks) << "\" cy=\"" << y(value_(cost)) << "\"/>\n";
     }
   }
   void line(double x1, double y1, double x2, double y2, const char* color) {

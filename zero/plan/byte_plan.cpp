@@ -254,7 +254,8 @@ TierBytes formula_bytes(const Options& options, int64_t parameters, int world_si
                       .is_sharded = options.stage.parameters,
                       .optimizer_leaves = options.offload.optimizer != Tier::kDevice};
   const PagePlan page = plan_of(options, manner);
-  const int sharing = options.shard_within == Options::kAllRanks ? world_size : options.shard_within;
+  const int sharing =
+      options.shard_within == Options::kAllRanks ? world_size : options.shard_within;
   const auto share = [&](int64_t bytes, bool is_shard) {
     return is_shard ? bytes / sharing : bytes;
   };

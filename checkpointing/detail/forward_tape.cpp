@@ -14,6 +14,7 @@
 #include "checkpointing/detail/unchanged.h"
 #include "device/stream.h"
 #include "operators/operator_schema.h"
+#include "operators/tensor_mark.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -114,11 +115,11 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
     memory::run_operator(handle, keys, stack);
     return;
   }
-  if (facts.is_composite) {
+  const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
+  if (facts.is_composite || memory::is_replaced(handle, arguments)) {
     memory::run_operator_from_outside(handle, keys, stack);
     return;
   }
-  const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
   const auto operation = record(handle, facts, arguments);
   const c10::Device place = place_of_arguments(arguments);
   {
@@ -162,8 +163,9 @@ std::shared_ptr<Operation> ForwardTape::record(const c10::OperatorHandle& handle
       recorded.written = is_written;
       return recorded;
     });
-    // Its state is nobody's here to put back.
-    if (given.isGenerator()) operation->replayable = false;
+    // A generator's state is nobody's here to put back. What an object does, such as talk to other
+    // ranks, need not happen on them again.
+    if (given.isGenerator() || given.isCustomClass()) operation->replayable = false;
     if (contains(facts.statistics, index)) {
       for (auto& tensor : argument.tensors()) tensor = as_scratch(tensor, given);
     }
@@ -194,10 +196,17 @@ Operation::Tensor ForwardTape::record_tensor(const at::Tensor& tensor, Operation
   recorded.value = find(tensor);
   if (!recorded.value) recorded.value = add(tensor, Value::Source::kLeaf, nullptr);
   recorded.geometry.emplace(tensor);
-  const Value& value = *recorded.value;
+  Value& value = *recorded.value;
   const bool can_be_had = value.has_memory() || (value.source == Value::Source::kOperator &&
                                                  value.producer && value.producer->replayable);
-  if (!can_be_had) operation.replayable = false;
+  if (can_be_had) return recorded;
+  if (value.bytes < options_.least_bytes) {
+    // A few statistics must not keep a large result from being made again.
+    value.hold(tensor.storage());
+    value.version = Version(tensor);
+  } else {
+    operation.replayable = false;
+  }
   return recorded;
 }
 
@@ -340,14 +349,26 @@ std::unique_ptr<PackedTensor> ForwardTape::pack(const at::Tensor& tensor) {
   return std::make_unique<Packed>(shared_from_this(), value, tensor);
 }
 
-bool ForwardTape::stays(const Value& value) const {
+// Whether a replay that finds all saved values at hand repeats a product, by what is saved by now: a function
+// of the user's saves its inputs after it has run.
+bool ForwardTape::takes_flops(Value& value) const {
+  if (value.chain_flops == 0) return false;
+  if (!value.producer || value.producer->flops > 0) return true;
+  bool takes = false;
+  value.producer->for_each_input(
+      [&](const auto& input) { takes = takes || (!input->saved && takes_flops(*input)); });
+  if (!takes) value.chain_flops = 0;
+  return takes;
+}
+
+bool ForwardTape::stays(Value& value) const {
   if (value.bytes < options_.least_bytes || value.source != Value::Source::kOperator ||
       !value.producer || !value.producer->replayable) {
     return true;
   }
   switch (options_.rule) {
     case TapeOptions::Rule::kSelective:
-      return value.chain_flops > 0;
+      return takes_flops(value);
     case TapeOptions::Rule::kPlanned: {
       const auto& dropped = options_.plan->plan.dropped;
       return departed_ || value.index >= dropped.size() || !dropped[value.index];

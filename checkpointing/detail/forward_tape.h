@@ -82,7 +82,8 @@ class ForwardTape final : public memory::OperatorInterceptor,
   std::shared_ptr<Value> add(const at::Tensor& tensor, Value::Source source,
                              std::shared_ptr<Operation> producer);
   void forget_dead_storages();
-  bool stays(const Value& value) const;
+  bool takes_flops(Value& value) const;
+  bool stays(Value& value) const;
   void evict_down_to_limit();
 
   at::Tensor unpack(const std::shared_ptr<Value>& value, const Geometry& geometry);

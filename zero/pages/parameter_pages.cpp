@@ -11,11 +11,26 @@
 #include "memory/ledger.h"
 #include "memory/storage.h"
 #include "offload/split_values.h"
+#include "operators/tensor_mark.h"
 #include "paging/trap.h"
 #include "zero/layout/parameter_checks.h"
 #include "zero/pages/tier_use.h"
 
 namespace zeropage {
+namespace {
+
+// As memory::adopt_storage, which would take a mark and its key away.
+void adopt_with_mark(const at::Tensor& tensor, const c10::Storage& storage, at::ScalarType dtype) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  auto mark = impl->get_backend_meta_intrusive_ptr();
+  memory::adopt_storage(tensor, storage, dtype);
+  if (!mark) return;
+  memory::add_trap_key(tensor);
+  impl->set_backend_meta(std::move(mark));
+}
+
+}  // namespace
+
 // Not a view: zero_grad() detaches p.grad() in place, which autograd refuses for views.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
   const at::Tensor& tensor = placed.parameter.tensor;
@@ -311,7 +326,7 @@ void ParameterPages::live_in_page(size_t storage) {
             ? memory::storage_within(whole, placed.range.begin, placed.range.numel())
             : memory::storage_without_memory(placed.range.numel() * element_bytes, device);
     for (const size_t index : placed.parameters) {
-      memory::adopt_storage(parameters_[index].parameter.tensor, there, dtype);
+      adopt_with_mark(parameters_[index].parameter.tensor, there, dtype);
     }
   } else if (whole.defined()) {
     memory::move_storage_into(first, whole, placed.range.begin);

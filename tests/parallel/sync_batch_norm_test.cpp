@@ -214,10 +214,10 @@ struct Sent {
   int64_t backward = 0;
 };
 
-Sent sent_by(How how) {
+Sent sent_by(How how, const Kind& kind = {}) {
   Sent sent;
   run_ranks(2, [&](World& world) {
-    Net net = make_net(torch::kFloat, {});
+    Net net = make_net(torch::kFloat, kind);
     sync_batch_norm(net, world);
     RecomputeOptions selective = RecomputeOptions::selective();
     selective.least_bytes = 8;  // so that statistics do not stay for their size
@@ -255,9 +255,11 @@ TEST(SyncBatchNormTrafficTest, IsAGatherInForwardAndOneInTheRepetitionOfARegion)
 }
 
 TEST(SyncBatchNormTrafficTest, IsNotRepeatedByARecomputeScope) {
-  const Sent sent = sent_by(How::kRecomputed);
-  EXPECT_GT(sent.forward, 0);
-  EXPECT_EQ(sent.backward, 0);
+  for (const bool tracks : {true, false}) {
+    const Sent sent = sent_by(How::kRecomputed, {.tracks = tracks});
+    EXPECT_GT(sent.forward, 0);
+    EXPECT_EQ(sent.backward, 0) << "tracks: " << tracks;
+  }
 }
 
 // ---- when it is LibTorch's ----

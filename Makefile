@@ -34,7 +34,8 @@ cuda: ## build everything with the CUDA runtime, for sm_80 and sm_90, in build/c
 
 bench: setup $(BUILD)/build.ninja ## time collectives against c10d's Gloo, on an idle machine
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target collectives
-	@$(BUILD)/bench/collectives
+	@$(BUILD)/bench/collectives --ranks 2
+	@$(BUILD)/bench/collectives --ranks 4
 
 lint: ## check formatting, include arrows and file lengths, then clang-tidy (slow)
 	@scripts/setup.sh --lint

@@ -48,6 +48,12 @@ std::shared_ptr<SavedTensorHooks> ActivationOffload::hooks() const {
   return offloader_;
 }
 
+std::unique_ptr<ActivationPolicy::Forward> ActivationOffload::begin_forward() {
+  const auto around = SavedTensorScope::current();
+  const auto deciding = around ? around->handing_on_to(offloader_) : nullptr;
+  return forward_through(deciding ? deciding : offloader_);
+}
+
 void ActivationOffload::stay_here(const std::vector<at::Tensor>& tensors) {
   offloader_->stay_here(tensors);
 }

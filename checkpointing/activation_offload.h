@@ -4,7 +4,7 @@
 //   for (...) {
 //     at::Tensor loss;
 //     {
-//       checkpointing::SavedTensorScope scope(offload.hooks());
+//       const checkpointing::ActivationScope forward(offload);
 //       loss = criterion(model(input), target);       // what autograd saves leaves
 //     }
 //     loss.backward();                                // and comes back where a node needs it
@@ -13,8 +13,8 @@
 // What leaves: strided tensors from least_bytes on, with the memory that they lie in (their extent,
 // or all of a storage that they have holes in), once for all tensors that are saved of it. What
 // stays is kept as without hooks: leaves that require a gradient and views of them, sharded
-// parameters, what stay_here() was told, and what is not a plain tensor. The enclosing scope's hooks
-// are not asked.
+// parameters, what stay_here() was told, and what is not a plain tensor. Within or around the scope of
+// a Recompute, what that drops does not leave.
 //
 // On an accelerator a copy runs on a stream of its own to page-locked memory, and the source goes
 // when it has ended. Backward brings a tensor back on another stream, and then those that were saved
@@ -32,7 +32,7 @@
 // an accelerator its copy may have been under way. What LibTorch does not count as a change (through
 // data(), or another tensor on the same memory) is not seen, and may be taken for the first values.
 //
-// Lifetime: hooks and graphs may outlive it. A copy goes with the last PackedTensor that needs it:
+// Lifetime: see checkpointing/activation_scope.h; hooks may outlive it too. A copy goes with the last PackedTensor that needs it:
 // when backward has run, or its graph is dropped.
 // Threads: any; one thread may pack while another is in backward. Backward of an accelerator runs on
 // the streams of its forward, as autograd has it.
@@ -45,6 +45,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "checkpointing/activation_offload_options.h"
+#include "checkpointing/activation_scope.h"
 #include "checkpointing/saved_tensors.h"
 
 namespace zeropage::checkpointing {
@@ -53,15 +54,13 @@ namespace detail {
 class ActivationOffloader;
 }
 
-class ActivationOffload {
+class ActivationOffload : public ActivationPolicy {
  public:
   // Throws if an option makes no sense.
   explicit ActivationOffload(const ActivationOffloadOptions& options = {});
-  ~ActivationOffload();
-  ActivationOffload(const ActivationOffload&) = delete;
-  ActivationOffload& operator=(const ActivationOffload&) = delete;
+  ~ActivationOffload() override;
 
-  // For a SavedTensorScope, as often as wanted.
+  // For hooks of your own that hand on to it, and for PartitionOptions::onward.
   std::shared_ptr<SavedTensorHooks> hooks() const;
 
   // What the program holds anyway, and saves without a gradient: frozen parameters, buffers. Not
@@ -71,6 +70,8 @@ class ActivationOffload {
   ActivationOffloadStatistics statistics() const;
 
  private:
+  std::unique_ptr<Forward> begin_forward() override;
+
   const std::shared_ptr<detail::ActivationOffloader> offloader_;
 };
 

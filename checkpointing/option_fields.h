@@ -2,8 +2,10 @@
 #pragma once
 
 #include "checkpointing/activation_offload_options.h"
+#include "checkpointing/checkpoint.h"
+#include "checkpointing/partitioned_checkpoints.h"
 #include "checkpointing/recompute.h"
-#include "memory/fields.h"
+#include "memory/dtype_fields.h"
 
 namespace zeropage::checkpointing {
 
@@ -47,5 +49,52 @@ constexpr auto table_of(std::type_identity<ActivationOffloadOptions>) {
            .default_word = "host memory"})));
 }
 static_assert(memory::tells_all_fields<ActivationOffloadOptions>());
+
+constexpr auto words_of(std::type_identity<RecomputeCheck>) {
+  using memory::word;
+  return std::array{word<RecomputeCheck::kNothing>("nothing"),
+                    word<RecomputeCheck::kGeometry>("geometry"),
+                    word<RecomputeCheck::kValues>("values")};
+}
+
+constexpr auto words_of(std::type_identity<Verify>) {
+  using memory::word;
+  return std::array{word<Verify::kNo>("no"), word<Verify::kEachTensor>("each")};
+}
+
+constexpr auto table_of(std::type_identity<CheckpointOptions>) {
+  using memory::field;
+  return std::tuple(memory::section(
+      "A region that is computed again",
+      field<&CheckpointOptions::name>({.help = "The region's, in errors"}),
+      field<&CheckpointOptions::preserve_random_state>(
+          {.help = "Repeats with the same random numbers"}),
+      field<&CheckpointOptions::early_stop>(
+          {.help = "A repetition ends when the last tensor is there that backward still needs"}),
+      field<&CheckpointOptions::check>(
+          {.help = "What is compared with the first run: nothing; sizes, dtypes and devices; or "
+                   "values as well"})));
+}
+static_assert(memory::tells_all_fields<CheckpointOptions>());
+
+constexpr auto table_of(std::type_identity<PartitionOptions>) {
+  using memory::field, memory::kBytes;
+  return std::tuple(memory::section(
+      "Checkpoints cut over a group",
+      field<&PartitionOptions::group>(
+          {.help = "The ranks that hold the same values, and how they gather",
+           .default_word = "none: must be set"}),
+      field<&PartitionOptions::held_by_all>(
+          {.help = "Whether every member holds the same values in a saved tensor",
+           .default_word = "none: must be set"}),
+      field<&PartitionOptions::least_bytes>(
+          {.help = "Smaller saved tensors stay whole", .unit = kBytes}),
+      field<&PartitionOptions::verify>(
+          {.help = "Whether the members' equality is looked at, at each tensor that is cut"}),
+      field<&PartitionOptions::onward>(
+          {.help = "Where slices go, and what is not cut, such as ActivationOffload::hooks()",
+           .default_word = "they stay"})));
+}
+static_assert(memory::tells_all_fields<PartitionOptions>());
 
 }  // namespace zeropage::checkpointing

@@ -73,7 +73,7 @@ class SlicedStorage final : public SavedStorage {
   const std::unique_ptr<PackedTensor> slice_;
 };
 
-int64_t hash_of(const at::Tensor& flat) {
+int64_t hash_of_bytes(const at::Tensor& flat) {
   const at::Tensor bytes = flat.cpu();
   const std::string_view view(static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
   return static_cast<int64_t>(std::hash<std::string_view>()(view));
@@ -111,7 +111,7 @@ class Partitioner final : public SavedTensorHooks {
   void verify(const at::Tensor& tensor, const Span& span) const {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const SliceGroup& group = options().group;
-    const int64_t own = hash_of(flat_of(tensor, span));
+    const int64_t own = hash_of_bytes(flat_of(tensor, span));
     const at::Tensor hashes =
         at::full({group.size}, own, at::dtype(at::kLong).device(tensor.device()));
     group.all_gather(hashes, "the hashes of a saved tensor").wait();
@@ -154,6 +154,10 @@ PartitionedCheckpoints::PartitionedCheckpoints(PartitionOptions options)
     : partitioner_(std::make_shared<detail::Partitioner>(checked(std::move(options)))) {}
 
 PartitionedCheckpoints::~PartitionedCheckpoints() = default;
+
+std::unique_ptr<ActivationPolicy::Forward> PartitionedCheckpoints::begin_forward() {
+  return forward_through(partitioner_);
+}
 
 std::shared_ptr<SavedTensorHooks> PartitionedCheckpoints::hooks() const {
   return partitioner_;

@@ -7,7 +7,7 @@
 //       .group = {.index = rank, .size = ranks, .all_gather = gather},
 //       .held_by_all = [&](const at::Tensor& saved) { return is_region_input(saved); }});
 //   {
-//     checkpointing::SavedTensorScope scope(partitioned.hooks());
+//     const checkpointing::ActivationScope forward(partitioned);
 //     loss = criterion(model(input), target);
 //   }
 //   loss.backward();
@@ -33,6 +33,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "checkpointing/activation_scope.h"
 #include "checkpointing/saved_tensors.h"
 #include "device/pending.h"
 
@@ -70,17 +71,19 @@ struct PartitionOptions {
   std::shared_ptr<SavedTensorHooks> onward = nullptr;
 };
 
-class PartitionedCheckpoints {
+// Its scope replaces those around it: PartitionOptions::onward says where slices go.
+class PartitionedCheckpoints : public ActivationPolicy {
  public:
   // Throws if the group or the predicate is missing or makes no sense.
   explicit PartitionedCheckpoints(PartitionOptions options);
-  ~PartitionedCheckpoints();
-  PartitionedCheckpoints(const PartitionedCheckpoints&) = delete;
-  PartitionedCheckpoints& operator=(const PartitionedCheckpoints&) = delete;
+  ~PartitionedCheckpoints() override;
 
+  // For hooks of your own that hand on to it.
   std::shared_ptr<SavedTensorHooks> hooks() const;
 
  private:
+  std::unique_ptr<Forward> begin_forward() override;
+
   const std::shared_ptr<detail::Partitioner> partitioner_;
 };
 

@@ -13,15 +13,17 @@
 #include <c10/core/InferenceMode.h>
 
 #include "checkpointing/detail/forward_tape.h"
+#include "checkpointing/saved_tensors.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/ledger.h"
+#include "operators/operator_interceptor.h"
 
 namespace zeropage::checkpointing {
 namespace {
 
 using detail::ForwardPlan;
 using detail::ForwardTape;
-using detail::TapeOptions;
 
 // What the forecast may be off by.
 constexpr double kPlannedShare = 0.985;
@@ -76,6 +78,12 @@ int64_t agreed(int64_t number, const RecomputeOptions& options) {
   return number;
 }
 
+// Where the enclosing scope has kept storages taken; null: nowhere.
+std::shared_ptr<SavedTensorHooks> place_around() {
+  const auto around = SavedTensorScope::current();
+  return around ? around->place_of_storages() : nullptr;
+}
+
 // Activations that are no business of the next forward.
 int64_t held_before(const RecomputeOptions& options) {
   return agreed(memory::Ledger::current()->now(options.device).activations(), options);
@@ -115,41 +123,63 @@ RecomputePlan agreed_plan(const RecordedStep& step, int64_t budget_bytes,
 
 }  // namespace
 
-Recompute::Recompute(RecomputeOptions options) : options_(std::move(options)) {
+Recompute::Recompute(RecomputeOptions options)
+    : options_(std::move(options)), account_(std::make_shared<detail::RecomputeAccount>()) {
   ZP_CHECK(!options_.budget_bytes || *options_.budget_bytes > 0,
-           "recompute: expected a budget of 1 byte or more, got ", *options_.budget_bytes,
+           "Recompute: expected a budget of 1 byte or more, got ", *options_.budget_bytes,
            "; leave it out to recompute selectively");
+  ZP_CHECK(options_.least_bytes >= 0, "Recompute: expected least_bytes of 0 or more, got ",
+           options_.least_bytes, "; 0 lets every saved tensor be dropped");
 }
 
 Recompute::~Recompute() = default;
 
-std::shared_ptr<ForwardTape> Recompute::begin_forward() {
+std::unique_ptr<ActivationPolicy::Forward> Recompute::begin_forward() {
+  class UnderTape final : public Forward {
+   public:
+    explicit UnderTape(std::shared_ptr<ForwardTape> tape)
+        : tape_(std::move(tape)),
+          hooks_(tape_->hooks(/*onward=*/place_around())),
+          interceptor_(tape_.get()),
+          kind_(memory::Kind::kActivation) {}
+    ~UnderTape() override { tape_->end_forward(); }
+
+   private:
+    const std::shared_ptr<ForwardTape> tape_;
+    const SavedTensorScope hooks_;
+    const memory::InterceptorScope interceptor_;
+    const memory::KindScope kind_;
+  };
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return nullptr;
-  if (last_ && last_measures_) plan_from(*last_);
+  if (last_ && last_->meter() != nullptr) plan_from(*last_->meter());
   // A forward that did otherwise is the one to plan for.
   if (last_ && last_->departed()) plan_.reset();
-  TapeOptions options{.least_bytes = options_.least_bytes, .device = options_.device};
-  if (options_.budget_bytes) {
-    options.limit_bytes = std::max<int64_t>(1, *options_.budget_bytes - held_before(options_));
-    options.rule = plan_ ? TapeOptions::Rule::kPlanned : TapeOptions::Rule::kEvicting;
-    options.plan = plan_;
-    options.measures = !plan_;
-    options.decides_alone = !options_.agree;
-  }
-  last_measures_ = options.measures;
-  last_ = std::make_shared<ForwardTape>(std::move(options));
-  return last_;
+  const bool measures = options_.budget_bytes && !plan_;
+  last_ = std::make_shared<ForwardTape>(detail::TapeOptions{
+      .policy = choose_policy(),
+      .measured_device = measures ? std::optional(options_.device) : std::nullopt,
+      .decides_alone = options_.budget_bytes && !options_.agree,
+      .account = account_});
+  return std::make_unique<UnderTape>(last_);
 }
 
-void Recompute::plan_from(const ForwardTape& measured) {
-  const RecordedStep step = measured.recorded_step();
+std::unique_ptr<detail::DropPolicy> Recompute::choose_policy() const {
+  if (!options_.budget_bytes) return std::make_unique<detail::SelectiveDrops>(options_.least_bytes);
+  const int64_t limit_bytes = std::max<int64_t>(1, *options_.budget_bytes - held_before(options_));
+  if (plan_) {
+    return std::make_unique<detail::PlannedDrops>(plan_, options_.least_bytes, limit_bytes);
+  }
+  return std::make_unique<detail::CheapestDrops>(options_.least_bytes, limit_bytes);
+}
+
+void Recompute::plan_from(const detail::StepMeter& measured) {
   const auto budget =
       static_cast<int64_t>(kPlannedShare * static_cast<double>(*options_.budget_bytes));
   auto plan = std::make_shared<ForwardPlan>();
-  plan->plan = agreed_plan(step, budget, options_);
-  plan->plan.forecast = simulate(step, plan->plan.dropped);
+  plan->plan = agreed_plan(measured.step(), budget, options_);
+  plan->plan.forecast = simulate(measured.step(), plan->plan.dropped);
   plan->signatures = measured.signatures();
-  plan_table_ = table_of(step, plan->plan, measured.names());
+  plan_table_ = table_of(measured.step(), plan->plan, measured.names());
   plan_ = std::move(plan);
 }
 
@@ -167,20 +197,13 @@ std::string Recompute::plan_table() const {
   return plan_ ? plan_table_ : "";
 }
 
-RecomputeScope::RecomputeScope(Recompute& recompute) : tape_(recompute.begin_forward()) {
-  if (!tape_) return;
-  hooks_.emplace(tape_->hooks());
-  interceptor_.emplace(tape_.get());
-  kind_.emplace(memory::Kind::kActivation);
+RecomputeStatistics Recompute::statistics() const {
+  return account_->statistics();
 }
 
-bool RecomputeScope::decides_alone() {
+bool Recompute::decides_alone() {
   const auto* tape = dynamic_cast<const ForwardTape*>(memory::OperatorInterceptor::current());
   return tape != nullptr && tape->decides_alone();
-}
-
-RecomputeScope::~RecomputeScope() {
-  if (tape_) tape_->end_forward();
 }
 
 }  // namespace zeropage::checkpointing

@@ -5,7 +5,7 @@
 //   for (auto& batch : *loader) {
 //     torch::Tensor loss;
 //     {
-//       const checkpointing::RecomputeScope forward(recompute);
+//       const checkpointing::ActivationScope forward(recompute);
 //       loss = criterion(model(batch.data), batch.target);
 //     }
 //     loss.backward();
@@ -27,12 +27,14 @@
 // left to themselves.
 //
 // Memory means Breakdown::activations() of the ledger on the device: all that is no parameter,
-// gradient, state or bucket.
+// gradient, state or bucket. Within or around the scope of an ActivationOffload, what recompute keeps
+// leaves; the budget is then of all that is kept, here or on the host.
 //
-// Lifetime: a Recompute outlives its scopes; graphs live on without it.
-// Threads: one, as the forward; backward may be anywhere.
-// Errors: a budget below what is reachable is refused in the second forward, with the least that
-// is; an input that was changed in place between forward and backward, where it is read again.
+// Lifetime, threads: see checkpointing/activation_scope.h. Its scopes are on one thread at a time, and
+// do nothing where grad mode is off.
+// Errors: those of checkpointing/activation_scope.h. A budget below what is reachable is refused in the
+// second forward, with the least that is. An input that was changed in place between forward and
+// backward is refused where it is read again.
 #pragma once
 
 #include <cstdint>
@@ -44,14 +46,18 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
 
-#include "checkpointing/saved_tensors.h"
+#include "checkpointing/activation_scope.h"
+#include "checkpointing/recompute_statistics.h"
+// Programs of release 0.1 have this from here.
 #include "memory/ledger.h"
-#include "operators/operator_interceptor.h"
 
 namespace zeropage::checkpointing {
 
 namespace detail {
+class DropPolicy;
 class ForwardTape;
+class RecomputeAccount;
+class StepMeter;
 struct ForwardPlan;
 }  // namespace detail
 
@@ -71,12 +77,11 @@ struct RecomputeOptions {
   std::function<void(const at::Tensor& decision)> agree;
 };
 
-class Recompute {
+class Recompute : public ActivationPolicy {
  public:
-  explicit Recompute(RecomputeOptions options);
-  ~Recompute();
-  Recompute(const Recompute&) = delete;
-  Recompute& operator=(const Recompute&) = delete;
+  // Throws if an option makes no sense.
+  explicit Recompute(RecomputeOptions options = {});
+  ~Recompute() override;
 
   // What the plan in force lets expect; nothing while a step is measured, or without a budget.
   std::optional<int64_t> forecast_peak_bytes() const;
@@ -85,37 +90,31 @@ class Recompute {
   // "" without a plan.
   std::string plan_table() const;
 
- private:
-  friend class RecomputeScope;
-  // Null where grad mode is off.
-  std::shared_ptr<detail::ForwardTape> begin_forward();
-  void plan_from(const detail::ForwardTape& measured);
-
-  const RecomputeOptions options_;
-  std::shared_ptr<detail::ForwardTape> last_;
-  bool last_measures_ = false;
-  std::shared_ptr<const detail::ForwardPlan> plan_;
-  std::string plan_table_;
-};
-
-// While it lives, tensors that autograd saves are dropped or kept as planned: around a forward and
-// its loss. Does nothing where grad mode is off.
-class RecomputeScope {
- public:
-  explicit RecomputeScope(Recompute& recompute);
-  ~RecomputeScope();
-  RecomputeScope(const RecomputeScope&) = delete;
-  RecomputeScope& operator=(const RecomputeScope&) = delete;
+  // Of its forwards so far.
+  RecomputeStatistics statistics() const;
 
   // Whether the calling thread is in a scope that plans by what this rank alone measures: of a budget
   // without RecomputeOptions::agree.
   static bool decides_alone();
 
  private:
-  const std::shared_ptr<detail::ForwardTape> tape_;
-  std::optional<SavedTensorScope> hooks_;
-  std::optional<memory::InterceptorScope> interceptor_;
-  std::optional<memory::KindScope> kind_;
+  std::unique_ptr<Forward> begin_forward() override;
+  std::unique_ptr<detail::DropPolicy> choose_policy() const;
+  void plan_from(const detail::StepMeter& measured);
+
+  const RecomputeOptions options_;
+  const std::shared_ptr<detail::RecomputeAccount> account_;
+  std::shared_ptr<detail::ForwardTape> last_;
+  std::shared_ptr<const detail::ForwardPlan> plan_;
+  std::string plan_table_;
 };
+
+// The scope of release 0.1.
+class RecomputeScopeOfOld : public ActivationScope {
+ public:
+  explicit RecomputeScopeOfOld(Recompute& recompute) : ActivationScope(recompute) {}
+  static bool decides_alone() { return Recompute::decides_alone(); }
+};
+using RecomputeScope [[deprecated("write checkpointing::ActivationScope")]] = RecomputeScopeOfOld;
 
 }  // namespace zeropage::checkpointing

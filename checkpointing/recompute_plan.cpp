@@ -2,14 +2,14 @@
 
 #include "checkpointing/detail/plan_search.h"
 #include "checkpointing/detail/replay_simulator.h"
+#include "checkpointing/detail/step_graph.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 
 namespace zeropage::checkpointing {
 namespace {
 
-Forecast forecast_of(detail::ReplaySimulator& simulator,
-                     const detail::ReplaySimulator::Decision& dropped) {
+Forecast forecast_of(detail::ReplaySimulator& simulator, const detail::Decision& dropped) {
   const detail::Outcome outcome = simulator.run(dropped);
   return {.peak_bytes = outcome.peak_bytes,
           .peak_tick = outcome.peak_tick,
@@ -20,20 +20,21 @@ Forecast forecast_of(detail::ReplaySimulator& simulator,
 }  // namespace
 
 std::vector<bool> droppable_values(const RecordedStep& step) {
-  const detail::ReplaySimulator simulator(step);
+  const detail::StepGraph graph(step);
   std::vector<bool> droppable(step.values.size());
   for (size_t value = 0; value < droppable.size(); ++value) {
-    droppable[value] = simulator.droppable(value);
+    droppable[value] = graph.droppable(value);
   }
   return droppable;
 }
 
 Forecast simulate(const RecordedStep& step, const std::vector<bool>& dropped) {
-  detail::ReplaySimulator simulator(step);
+  const detail::StepGraph graph(step);
+  detail::ReplaySimulator simulator(graph);
   ZP_CHECK(dropped.size() == step.values.size(), "simulate: expected one decision for each of ",
            step.values.size(), " values, got ", dropped.size(), "; give [values]");
   for (size_t value = 0; value < dropped.size(); ++value) {
-    ZP_CHECK(!dropped[value] || simulator.droppable(value), "simulate: value ", value,
+    ZP_CHECK(!dropped[value] || graph.droppable(value), "simulate: value ", value,
              ": expected it to be kept, got it dropped, but it is a leaf, held, not saved, or its "
              "operator cannot be replayed; ask droppable_values()");
   }
@@ -42,12 +43,12 @@ Forecast simulate(const RecordedStep& step, const std::vector<bool>& dropped) {
 
 RecomputePlan plan_recompute(const RecordedStep& step, int64_t budget_bytes,
                              const PlanOptions& options) {
-  detail::ReplaySimulator simulator(step);
-  const auto found = detail::PlanSearch(simulator, budget_bytes, options).find();
+  const detail::StepGraph graph(step);
+  detail::ReplaySimulator simulator(graph);
+  const auto found = detail::PlanSearch(graph, simulator, budget_bytes, options).find();
   const size_t simulations = simulator.runs();
   if (!found.fits) {
-    const int64_t kept_bytes =
-        simulator.run(detail::ReplaySimulator::Decision(step.values.size(), 0)).peak_bytes;
+    const int64_t kept_bytes = simulator.run(detail::Decision(step.values.size(), 0)).peak_bytes;
     const int64_t least_bytes = found.outcome.peak_bytes;
     ZP_THROW("recompute plan: budget ", memory::format_bytes(budget_bytes), " (", budget_bytes,
              " bytes) of activations: expected at least ", memory::format_bytes(least_bytes), " (",

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace zeropage::checkpointing {
 
@@ -12,8 +13,10 @@ struct RecomputeStatistics {
   double recomputed_flops = 0;   // of the replays
   double recompute_seconds = 0;  // on the host; work that was enqueued to a device may take longer
 };
+// One line.
+std::string to_string(const RecomputeStatistics& statistics);
 
-// Since the thread began: of what it ran forward, whichever thread repeats it.
+// Since the thread began: of regions and scopes that it ran forward, whichever thread repeats them.
 RecomputeStatistics recompute_statistics();
 
 }  // namespace zeropage::checkpointing

@@ -14,6 +14,8 @@
 // one place that knows. The replacement happens before main() in programs that use a scope anywhere,
 // since autograd's threads belong to one engine; a self-check runs when the first scope begins.
 //
+// These are hooks of your own. Ours are used through an ActivationScope (checkpointing/activation_scope.h).
+//
 // Scopes nest; the innermost one packs. They hold for the calling thread, and for what autograd
 // saves on its own threads in a backward with create_graph that the calling thread begins within
 // the scope.
@@ -55,6 +57,16 @@ class SavedTensorHooks {
   // tensor: as the operator has it, with its graph. What is kept of it must be detached: an output
   // would own the node that owns the PackedTensor. Must not change it.
   virtual std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) = 0;
+
+  // Where these hooks would have a storage as a whole, without a look at the tensors in it; null: they
+  // want each tensor themselves.
+  virtual std::shared_ptr<SavedTensorHooks> place_of_storages() { return nullptr; }
+  // Hooks that decide what is kept at all, and not where: the same ones, handing on to `place` what
+  // they keep. Null: hooks that keep tensors themselves, which an inner scope replaces.
+  virtual std::shared_ptr<SavedTensorHooks> handing_on_to(
+      std::shared_ptr<SavedTensorHooks> /*place*/) const {
+    return nullptr;
+  }
 };
 
 // While it lives, autograd's saved tensors of the calling thread go to `hooks`; null: they are

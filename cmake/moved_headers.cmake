@@ -3,44 +3,22 @@
 set(ZEROPAGE_MOVED_HEADERS
     "checkpointing/offload_options.h checkpointing/activation_offload_options.h"
     "comm/launcher.h comm/launcher/launcher.h"
-    "memory/construction_tape.h operators/construction_tape.h"
     "memory/device.h device/device.h"
     "memory/device_places.h device/device_places.h"
     "memory/host_mapping.h device/host_mapping.h"
     "memory/host_memory.h device/host_memory.h"
     "memory/named_range.h device/named_range.h"
-    "memory/operator_interceptor.h operators/operator_interceptor.h"
-    "memory/page.h paging/page.h"
     "memory/page_nodes.h device/page_nodes.h"
-    "memory/pager.h paging/pager.h"
     "memory/pending.h device/pending.h"
     "memory/pinned_arena.h device/pinned_arena.h"
-    "memory/pins.h paging/pins.h"
     "memory/stream.h device/stream.h"
     "memory/tensor_structure.h operators/tensor_structure.h"
     "memory/topology.h device/topology.h"
-    "memory/trace.h paging/trace.h"
-    "zero/buffer_sync.h zero/pages/buffer_sync.h"
-    "zero/class_update.h zero/update/class_update.h"
     "zero/data_parallel.h zero/distributed_data_parallel.h"
-    "zero/deferred_values.h zero/layout/deferred_values.h"
-    "zero/fused_update.h zero/update/fused_update.h"
-    "zero/gradient_buckets.h zero/gradients/gradient_buckets.h"
-    "zero/gradient_reducer.h zero/gradients/gradient_reducer.h"
-    "zero/memory_need.h zero/setup/memory_need.h"
-    "zero/module_parameters.h zero/layout/module_parameters.h"
     "zero/nvme_activations.h zero/tiers/nvme_activations.h"
-    "zero/offloaded_steps.h zero/update/offloaded_steps.h"
-    "zero/offloading.h zero/tiers/page_offload.h"
-    "zero/page_home.h zero/tiers/tier_storage.h"
-    "zero/page_update.h zero/update/page_update.h"
-    "zero/parameter_pages.h zero/pages/parameter_pages.h"
-    "zero/shard_layout.h zero/layout/shard_layout.h"
-    "zero/shard_source.h zero/pages/shard_source.h"
-    "zero/sharded_optimizer.h zero/update/sharded_optimizer.h"
-    "zero/sharded_parameters.h zero/setup/sharded_parameters.h"
     "zero/sharded_state.h zero/saving/sharded_state.h"
-    "zero/state_saver.h zero/saving/state_saver.h")
+    "zero/state_saver.h zero/saving/state_saver.h"
+    "zero/update/sharded_optimizer.h zero/sharded_optimizer.h")
 # Those that were installed then and are private now. Programs that include one are told so.
 set(ZEROPAGE_PRIVATE_HEADERS
     comm/communicator_choice.h
@@ -50,10 +28,16 @@ set(ZEROPAGE_PRIVATE_HEADERS
     comm/shared_memory_communicator.h
     comm/staged_communicator.h
     comm/two_level_communicator.h
+    memory/construction_tape.h
     memory/dispatch_keys.h
     memory/mapping_pool.h
     memory/meta_operators.h
+    memory/operator_interceptor.h
     memory/operator_schema.h
+    memory/page.h
+    memory/pager.h
+    memory/pins.h
+    memory/trace.h
     memory/trap.h
     offload/cpu/flat_norm.h
     offload/cpu/fused_step.h
@@ -75,10 +59,26 @@ set(ZEROPAGE_PRIVATE_HEADERS
     offload/split_value.h
     offload/split_values.h
     offload/summation_tree.h
+    zero/buffer_sync.h
+    zero/class_update.h
+    zero/deferred_values.h
+    zero/fused_update.h
+    zero/gradient_buckets.h
+    zero/gradient_reducer.h
+    zero/memory_need.h
+    zero/module_parameters.h
     zero/nvme_home.h
+    zero/offloaded_steps.h
+    zero/offloading.h
     zero/owned_gradient.h
+    zero/page_home.h
+    zero/page_update.h
     zero/parameter_checks.h
+    zero/parameter_pages.h
+    zero/shard_layout.h
+    zero/shard_source.h
     zero/sharded_gradients.h
+    zero/sharded_parameters.h
     zero/stochastic_update.h
     zero/whole_gradients.h)
 
@@ -87,6 +87,7 @@ foreach(moved IN LISTS ZEROPAGE_MOVED_HEADERS)
   separate_arguments(moved)
   list(GET moved 0 before)
   list(GET moved 1 now)
+  list(APPEND old_names ${before})
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/moved/${before} @ONLY CONTENT
 "// Only for programs written for release 0.1.
 #pragma once
@@ -99,4 +100,11 @@ foreach(private IN LISTS ZEROPAGE_PRIVATE_HEADERS)
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/moved/${private} @ONLY CONTENT
 "#error \"Zeropage: <@private@> is private now; include <zero/zeropage.h>, or a header of cmake/public_headers.cmake\"
 ")
+endforeach()
+
+# What an earlier configuration wrote would hide a header of that name.
+file(GLOB_RECURSE written RELATIVE ${PROJECT_BINARY_DIR}/moved ${PROJECT_BINARY_DIR}/moved/*.h)
+list(REMOVE_ITEM written ${old_names} ${ZEROPAGE_PRIVATE_HEADERS})
+foreach(stale IN LISTS written)
+  file(REMOVE ${PROJECT_BINARY_DIR}/moved/${stale})
 endforeach()

@@ -19,6 +19,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/options.h
     zero/owned_shards.h
     zero/recompute.h
+    zero/sharded_optimizer.h
     zero/saving/module_weights.h
     zero/saving/run_extra.h
     zero/saving/sharded_state.h
@@ -31,6 +32,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     accumulate/micro_batches.h
     accumulate/norm_spikes.h
     checkpointing/activation_offload.h
+    checkpointing/activation_scope.h
     checkpointing/checkpoint.h
     checkpointing/checkpointed.h
     checkpointing/partitioned_checkpoints.h
@@ -74,6 +76,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     device/named_range.h
     device/page_nodes.h
     device/pinned_arena.h
+    device/stream.h
     device/topology.h
     # state on disk, without a model
     state/safetensors.h

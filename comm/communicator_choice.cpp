@@ -103,8 +103,8 @@ SharedMemory meet_in_shared_memory(const CommunicatorOptions& options, const Top
   if (std::string reason = first_failure(opened); !reason.empty()) return {nullptr, reason};
 
   const std::vector<std::string> found =
-      options.gather_text("shared memory", shared.link->find_peers());
-  shared.link->use_peer_memory(
+      options.gather_text("shared memory", shared.link->peers().find());
+  shared.link->peers().read_memory(
       std::all_of(found.begin(), found.end(), [](const auto& failure) { return failure.empty(); }));
   return shared;
 }

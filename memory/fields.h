@@ -13,7 +13,8 @@
 //   constexpr auto words_of(std::type_identity<Reshard>) { return std::array{word<Reshard::kAfterUse>("use")}; }
 //
 // Names of fields and enumerators are the compiler's, so they cannot differ from the code. No public header
-// includes a table: users do not compile them.
+// includes a table: users do not compile them. LibTorch's types are in memory/dtype_fields.h, as the launcher
+// has tables too.
 #pragma once
 
 #include <array>
@@ -30,10 +31,6 @@
 #include <utility>
 #include <vector>
 
-#include <c10/core/DeviceType.h>
-#include <c10/core/ScalarType.h>
-#include <c10/util/StringUtil.h>
-
 namespace zeropage::memory {
 
 // ---- What is told of a field ----
@@ -45,6 +42,8 @@ struct Flag {
   // What help shows of the values; {} becomes all words, and = at the end is followed by the default.
   // Empty: what the parser shows of the type.
   std::string_view values = "";
+  // What help says of it. Empty: what is said of the field.
+  std::string_view help = "";
 };
 
 // What numbers a command line takes.
@@ -117,9 +116,16 @@ constexpr Word<decltype(Value)> word(std::string_view word) {
   return {Value, detail::name_of<Value>(), word};
 }
 
-constexpr auto words_of(std::type_identity<c10::ScalarType>) {
-  return std::array{word<c10::ScalarType::Float>("fp32"), word<c10::ScalarType::BFloat16>("bf16"),
-                    word<c10::ScalarType::Half>("fp16")};
+// Of types whose namespaces are not ours: words(), as words_of(), or text(value), or both.
+template <typename T>
+struct Foreign;
+
+template <typename T>
+requires requires {
+  Foreign<T>::words();
+}
+constexpr auto words_of(std::type_identity<T>) {
+  return Foreign<T>::words();
 }
 
 template <typename T>
@@ -177,6 +183,18 @@ constexpr void for_each_field(const Visit& visit) {
   for_each_section<S>([&](const auto& section) { for_each_field(section, visit); });
 }
 
+// What is told of one field, for a command line that takes it in a form of its own.
+template <auto Member>
+constexpr FieldText text_of_field() {
+  FieldText text;
+  for_each_field<typename Field<Member>::Struct>([&](const auto& field) {
+    if constexpr (std::is_same_v<std::remove_cvref_t<decltype(field)>, Field<Member>>) {
+      text = field.text;
+    }
+  });
+  return text;
+}
+
 namespace detail {
 
 // What every member can be made of.
@@ -224,19 +242,23 @@ requires(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>) std::string text_o
   return {digits, written.ptr};
 }
 inline std::string text_of(std::chrono::milliseconds value) {
-  return c10::str(value.count(), " ms");
+  return std::to_string(value.count()) + " ms";
 }
-inline std::string text_of(c10::DeviceType value) {
-  return c10::DeviceTypeName(value, /*lower_case=*/true);
+template <typename T>
+requires(!HasWords<T> && requires(T value) { Foreign<T>::text(value); }) std::string
+    text_of(T value) {
+  return Foreign<T>::text(value);
 }
-// A dtype that no option takes has no word, and LibTorch's name.
 template <HasWords Enum>
 std::string text_of(Enum value) {
   for (const auto& known : words_of(std::type_identity<Enum>())) {
     if (known.value == value) return std::string(known.word);
   }
-  if constexpr (std::is_same_v<Enum, c10::ScalarType>) return c10::toString(value);
-  return std::to_string(static_cast<int>(value));
+  if constexpr (requires { Foreign<Enum>::text(value); }) {
+    return Foreign<Enum>::text(value);
+  } else {
+    return std::to_string(static_cast<int>(value));
+  }
 }
 template <typename T>
 requires requires(const T& value) {
@@ -283,14 +305,14 @@ void describe_fields(const std::string& prefix, const S& options, std::vector<st
     using F = std::remove_cvref_t<decltype(field)>;
     if (field.text.compared == Compared::kNo) return;
     const auto& value = options.*F::kMember;
-    const std::string name = c10::str(prefix, F::name());
+    const std::string name = prefix + std::string(F::name());
     if constexpr (HasTable<typename F::Value>) {
       describe_fields(name + ".", value, lines);
     } else if constexpr (IsOptionalTable<typename F::Value>) {
       if (value) {
         describe_fields(name + ".", *value, lines);
       } else {
-        lines.push_back(c10::str(name, ": ", field.text.default_word));
+        lines.push_back(name + ": " + std::string(field.text.default_word));
       }
     } else if constexpr (HasText<typename F::Value>) {
       lines.push_back(name + ": " + text_in(field, options));

@@ -11,7 +11,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "device/stream.h"
+#include "device/pending_on_device.h"
 #include "memory/check.h"
 
 namespace zeropage::offload {

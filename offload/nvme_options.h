@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,10 +12,6 @@
 
 namespace zeropage::offload {
 
-namespace detail {
-class BlockDevice;
-}  // namespace detail
-
 // Addresses and sizes that a device takes past the page cache.
 inline constexpr int64_t kNvmeAlignment = 4096;
 
@@ -26,10 +20,6 @@ enum class NvmeEngine : uint8_t {
   kIoUring,    // throws where the kernel refuses it
   kThreads,    // pread and pwrite on a few threads
 };
-
-// Gets the device and gives what is used in its place.
-using WrapDevice =
-    std::function<std::unique_ptr<detail::BlockDevice>(std::unique_ptr<detail::BlockDevice>)>;
 
 struct NvmeFileOptions {
   std::string directory;                   // exists, on a disk
@@ -44,7 +34,6 @@ struct NvmeFileOptions {
   std::optional<int64_t> host_bytes_allowed;
   // What such records are on the ledger.
   memory::Kind kind = memory::Kind::kOptimizerState;
-  WrapDevice wrap;  // for tests
 };
 
 // Bytes are those that the device moved, with the padding of records to 4096 and with what was

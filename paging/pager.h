@@ -1,7 +1,7 @@
-// Which pages are resident, and when they come and go.
+// Which pages are resident, and when they come and go: what operators and guards ask, under one lock.
 //
 //   fault      an operator needs a page that is not resident: it is fetched, and the operator waits
-//   prefetch   along the recorded trace (paging/trace), pages are fetched before they are needed
+//   prefetch   along the recorded trace (paging/trace.h), pages are fetched before they are needed
 //   eviction   for room, the page whose next use is furthest goes first (Belady); without a plan the
 //              one touched longest ago
 //
@@ -12,8 +12,8 @@
 // Lifetime: made by make(); shares nothing with the tensors in its pages. When it goes, they stay
 // evicted for ever, and using one is an error in words. A Pins keeps it alive.
 // Threads: any; an operator waits for its pages without the pager's mutex, a page that is dropped
-// while it is on its way is waited for under it. With a source that communicates, threads of a rank must not fault at the same time, or ranks fetch in different
-// orders.
+// while it is on its way is waited for under it. With a source that communicates, threads of a rank
+// must not fault at the same time, or ranks fetch in different orders.
 // Throws: what the source throws, and fetches the page anew at the next try; a budget that one
 // operator exceeds.
 #pragma once
@@ -29,69 +29,23 @@
 #include <vector>
 
 #include "paging/page.h"
+#include "paging/page_source.h"
+#include "paging/page_use.h"
+#include "paging/pager_options.h"
+#include "paging/paging_statistics.h"
 #include "paging/trace.h"
 
 namespace zeropage::memory {
 
-// Where pages come from and where what was written goes. Called under the pager's mutex.
-class PageSource {
- public:
-  virtual ~PageSource() = default;
-  virtual Fetch start_fetch(size_t page) = 0;
-  // buffer: of the page, written to since it came. Has ended, or is enqueued, before it returns.
-  virtual void write_back(size_t page, const at::Tensor& buffer) = 0;
-  // The page's buffer is about to be let go: what was enqueued to the calling thread's current stream
-  // still uses it.
-  virtual void end_use(size_t /*page*/) {}
-};
-
-enum class Retention : uint8_t {
-  kUntilUnused,    // a page goes when the trace does not need it soon
-  kUntilReleased,  // a page stays until release_all(), or until the budget needs its room
-};
-
-struct PagerOptions {
-  // What the pages hold, for errors: "parameter".
-  std::string what = "parameter";
-
-  // Pages that are resident or on their way never hold more. 0: as many as retention keeps; with
-  // kUntilUnused that is two largest pages, or what one operator needs.
-  int64_t budget_bytes = 0;
-  std::string budget_option = "the budget";  // what errors tell the user to raise
-
-  // How far ahead along the trace pages are fetched, within the budget. 0: never.
-  // Unset: two largest pages.
-  static constexpr int64_t kTwoLargestPages = -1;
-  int64_t prefetch_bytes = kTwoLargestPages;
-
-  Retention retention = Retention::kUntilUnused;
-
-  // Whether passes repeat, so that their traces are worth recording.
-  bool traced = true;
-};
-
-struct PagingStatistics {
-  int64_t faults = 0;          // pages that an operator had to ask for
-  int64_t prefetched = 0;      // pages brought before an operator asked for them, and then used
-  int64_t evictions = 0;       // pages that went
-  int64_t bytes_gathered = 0;  // of all pages that came
-  double wait_seconds = 0;     // that operators waited for pages
-
-  PagingStatistics& operator+=(const PagingStatistics& other);
-  PagingStatistics operator-(const PagingStatistics& earlier) const;
-};
-
-// Training and inference have a trace each; what happens aside (a guard of the user) has none.
-enum class Pass : uint8_t { kTraining, kInference, kAside };
-
-struct PageUse {
-  size_t page = 0;
-  bool writes = false;
-};
+namespace detail {
+class PageSchedule;
+class ResidentPages;
+}  // namespace detail
 
 class Pager : public std::enable_shared_from_this<Pager> {
  public:
   static std::shared_ptr<Pager> make(std::unique_ptr<PageSource> source, PagerOptions options);
+  ~Pager();
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
 
@@ -107,7 +61,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   bool is_open_to_writes(size_t page) const;
   // The whole page. REQUIRES: it is pinned.
   at::Tensor buffer(size_t page) const;
-  // While an operator makes a view of a storage in the page (paging/page.h).
+  // While an operator makes a view of a storage in the page (paging/page_tenants.h).
   void begin_view(size_t page);
   void end_view(size_t page);
 
@@ -123,45 +77,24 @@ class Pager : public std::enable_shared_from_this<Pager> {
   // Since the pager was made.
   PagingStatistics statistics() const;
   int64_t resident_bytes() const;
-  int64_t largest_page_bytes() const { return largest_page_bytes_; }
+  int64_t largest_page_bytes() const;
 
  private:
   using Lock = std::unique_lock<std::mutex>;
 
   Pager(std::unique_ptr<PageSource> source, PagerOptions options);
 
-  int64_t limit_bytes() const;
-  int64_t prefetch_bytes() const;
-  bool touch(std::span<const PageUse> uses, Pass pass);
-  int64_t missing_bytes(std::span<const PageUse> uses) const;
   void make_room(Lock& lock, std::span<const PageUse> uses, std::string_view who);
   [[noreturn]] void refuse(std::span<const PageUse> uses, std::string_view who) const;
-  // The page to evict first, of those not used before position `unused_until` of the plan.
-  std::optional<size_t> find_victim(std::span<const PageUse> spared, size_t unused_until = 0) const;
-  bool may_go(size_t page) const;
-  void look_ahead(std::span<const PageUse> uses);
-  void drop_surplus(std::span<const PageUse> unpinned);
-  void drop_all_but(const std::vector<size_t>& upcoming, std::span<const PageUse> uses);
-  void prefetch(const std::vector<size_t>& upcoming, std::span<const PageUse> uses);
-  std::string in_words(const char* verb, const Page& page) const;
-  void start_fetch(size_t page);
-  void await(Lock& lock, size_t page);
-  void drop(size_t page);
-  void abandon(size_t page);
 
-  const std::unique_ptr<PageSource> source_;
   const PagerOptions options_;
-  int64_t largest_page_bytes_ = 0;
 
   mutable std::mutex mutex_;
   std::condition_variable unpinned_;
   // Guarded by mutex_.
-  std::vector<std::unique_ptr<Page>> pages_;
-  Trace traces_[2];  // by Pass
-  Trace* trace_ = &traces_[0];
-  int64_t resident_bytes_ = 0;  // and those on their way
+  const std::unique_ptr<detail::ResidentPages> pages_;
+  const std::unique_ptr<detail::PageSchedule> schedule_;
   int64_t clock_ = 0;
-  PagingStatistics statistics_;
 };
 
 }  // namespace zeropage::memory

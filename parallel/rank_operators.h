@@ -1,7 +1,7 @@
 // Operators whose ranks work together, registered with LibTorch's dispatcher under zeropage::.
 //
 // They are operators and not functions, so that whatever sees operators sees them: a checkpointed region
-// repeats them with the rest of its function, and a RecomputeScope records them. It does not run them
+// repeats them with the rest of its function, and a Recompute records them. It does not run them
 // again: their results stay, because another rank may have decided otherwise.
 //
 // Every rank calls the same ones in the same order, in backward too. `name` goes into the collective: ranks

@@ -4,22 +4,22 @@
 #
 #   scripts/check_libtorch.sh VERSION                 all of it; 20 minutes on 2 cores
 #   scripts/check_libtorch.sh VERSION --tests REGEX   only the tests whose names match; binaries are built whose names match
-#   scripts/check_libtorch.sh VERSION --compile       only compiles the library and train_gpt, unoptimised: what .ci/run does
+#   scripts/check_libtorch.sh VERSION --install       only installs that LibTorch, for `scripts/sanitize.sh --sample VERSION`
 #
 # LibTorch goes to .venv-torch-VERSION (1.3 to 2 GB), the build to build/torch-VERSION (1 GB); remove both afterwards. What
 # has no part in LibTorch, such as oneTBB, is .venv's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-usage() { printf 'check_libtorch: %s; expected VERSION [--tests REGEX | --compile]\n' "$1" >&2; exit 2; }
+usage() { printf 'check_libtorch: %s; expected VERSION [--tests REGEX | --install]\n' "$1" >&2; exit 2; }
 version=${1:-}
 [[ $version =~ ^[0-9]+\.[0-9]+\.[0-9]+$ ]] || usage "'$version' is no version such as 2.11.0"
 shift
-tests=. compile_only=
+tests=. install_only=
 while [ $# -gt 0 ]; do
   case $1 in
     --tests) [ $# -gt 1 ] || usage "--tests lacks its REGEX"; tests=$2; shift ;;
-    --compile) compile_only=yes ;;
+    --install) install_only=yes ;;
     *) usage "'$1' is no flag" ;;
   esac
   shift
@@ -79,14 +79,7 @@ cases() { sed -nE "s/^\[  $1 +\] ([0-9]+) tests?.*/\1/p" "$build/Testing/Tempora
 
 scripts/setup.sh
 install_libtorch
-if [ -n "$compile_only" ]; then
-  # Warnings are those of the other builds: without optimisation g++ sees ends of functions that none reaches.
-  build+=-compile
-  configure -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG='-O0 -w' -DZEROPAGE_TESTS=OFF
-  build_targets train_gpt
-  echo "LibTorch $version: the library and train_gpt compile and link"
-  exit
-fi
+[ -z "$install_only" ] || exit 0
 
 configure -DCMAKE_BUILD_TYPE=Release -DZEROPAGE_TESTS=ON
 mapfile -t binaries < <(cmake --build "$build" --target help | sed -nE 's/^([a-z_]+_test): phony$/\1/p' | sort -u | grep -E -- "$tests" || true)

@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the house: include arrows, file lengths, checks with words, parallel loops, public headers. Prints each breach; exit 1 if any."""
+"""Checks the house: include arrows, file lengths, checks with words, parallel loops, public headers and what the umbrella brings of them, who
+reads the stage.
+
+Prints each breach; exit 1 if any.
+"""
 
 import re
 import subprocess
@@ -26,12 +30,18 @@ ALLOWED = {
 PUBLIC_HEADER = re.compile(r"^ +([\w/]+\.h)\)?$", re.MULTILINE)
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
+# That a program gets with the umbrella header: lines of code, for what explains them is wanted.
+UMBRELLA, MOST_LINES_BEHIND_IT = "zero/zeropage.h", 2400
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
-              "device/accelerator_driver", "device/device_places", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
+              "device/accelerator_driver", "device/device_places", "memory/fields.h", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
               "state/")
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)
+STAGE_READERS = ("zero/options.cpp", "zero/plan/byte_plan.cpp")
+STAGE_PART = re.compile(r"\bstage_?(?:\(\))?\s*(?:\.|->)\s*(?:parameters|gradients|optimizer_state)\b")
+STAGE_COMPARED = re.compile(r"\bstage_?(?:\(\))?\s*[!=]=|[!=]=\s*(?:\w+(?:\.|->))*stage_?\b")
+COMMENT = re.compile(r"//.*$", re.MULTILINE)
 
 
 def files(*suffixes):
@@ -49,7 +59,39 @@ def behind(header, seen):
         behind(included, seen)
 
 
+def reads_stage(text):
+    """Whether code asks a stage what it shards; its text and a choice of a stage are no questions.
+
+    >>> reads_stage("if (options.stage.parameters) return;")
+    True
+    >>> reads_stage("const Stage& stage = flags->options.stage;\\nreturn stage\\n    .optimizer_state;")
+    True
+    >>> reads_stage("return options().stage.gradients ? 1 : 2;"), reads_stage("return stage_.gradients;")
+    (True, True)
+    >>> reads_stage("if (options.stage == Stage::kReplicated) return;"), reads_stage("a != options.stage")
+    (True, True)
+    >>> reads_stage("options.stage = Stage::kParameters;"), reads_stage("out << text_of(options.stage);")
+    (False, False)
+    >>> reads_stage("{.stage = {.optimizer_state = true}}"), reads_stage("// stage.parameters: see there")
+    (False, False)
+    """
+    code = COMMENT.sub("", text)
+    return bool(STAGE_PART.search(code) or STAGE_COMPARED.search(code))
+
+
+def lines_of_code(name):
+    lines = map(str.strip, (ROOT / name).read_text().splitlines())
+    return sum(line != "" and not line.startswith("//") for line in lines)
+
+
 def breaches():
+    umbrella = set()
+    behind(UMBRELLA, umbrella)
+    total = sum(map(lines_of_code, umbrella))
+    if total > MOST_LINES_BEHIND_IT:
+        largest = sorted(umbrella, key=lines_of_code, reverse=True)[:5]
+        yield (f"{UMBRELLA}: brings {len(umbrella)} headers with {total} lines of code, at most {MOST_LINES_BEHIND_IT}; the largest are "
+               f"{', '.join(largest)}: hide what programs do not name behind a declaration")
     for header in PUBLIC_HEADER.findall((ROOT / "cmake/public_headers.cmake").read_text()):
         installed = set()
         behind(header, installed)
@@ -72,12 +114,19 @@ def breaches():
                                (ROOT / folder / "CMakeLists.txt").read_text())
             if not listed:
                 yield f"{name}: at::parallel_for is serial unless {folder}/CMakeLists.txt lists it in zeropage_intra_op_parallel"
+        if folder != "tests" and name not in STAGE_READERS and reads_stage(text):
+            yield f"{name}: reads the stage, which {' and '.join(STAGE_READERS)} alone do: ask the byte plan (zero/plan/byte_plan.h)"
         if name.endswith((".cu", ".cuh")) and TORCH_INCLUDE.search(text):
             yield f"{name}: includes LibTorch, which nvcc would parse for minutes: pass raw pointers and an opaque stream"
         if name.startswith(TORCH_FREE) and TORCH_INCLUDE.search(text):
             yield f"{name}: includes LibTorch, but the launcher must start without it"
 
 
-found = list(breaches())
-print("\n".join(found) or "structure: arrows, lengths and messages are in order")
-sys.exit(1 if found else 0)
+def main():
+    found = list(breaches())
+    print("\n".join(found) or "structure: arrows, lengths and messages are in order")
+    sys.exit(1 if found else 0)
+
+
+if __name__ == "__main__":
+    main()

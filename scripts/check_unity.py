@@ -54,6 +54,29 @@ def statements(text, begin):
                 head += character
 
 
+def parameter_types(text):
+    """Of a function's parameters, without their names and defaults."""
+    types, depth, begin = [], 0, 0
+    for index, character in enumerate(text + ","):
+        depth += (character in "<([{") - (character in ">)]}")
+        if character == "," and depth == 0:
+            parameter = text[begin:index].split("=")[0].strip()
+            types.append(re.sub(r"(?<=[\w>&*])(?:(?<=[>&*])|\s)\s*\w+$", "", parameter))
+            begin = index + 1
+    return ", ".join(types)
+
+
+def namespaces_around(text, index):
+    """The name of the namespace in which `index` lies."""
+    opened = []
+    for found in re.finditer(r"^(?:namespace ([\w:]+) \{|(\}))", text[:index], re.MULTILINE):
+        if found[1]:
+            opened.append(found[1])
+        elif opened and text.count("{", 0, found.start()) - text.count("}", 0, found.start()) == len(opened):
+            opened.pop()
+    return "::".join(opened)
+
+
 def name_of(statement):
     """What a declaration must not share with another one; None for what may be repeated."""
     head = statement.removesuffix(" {").strip()
@@ -66,7 +89,7 @@ def name_of(statement):
     if "(" in before_value:
         function = FUNCTION.search(re.sub(r"\)\s*(?:const|noexcept|->.*|:.*)?$", ")", head))
         # Overloads differ in their parameters' types.
-        return f"{function[1]}({function[2]})" if function else None
+        return f"{function[1]}({parameter_types(function[2])})" if function else None
     value = VALUE.search(before_value + "=")
     return value[1] if value and not value[1][0].isdigit() else None
 
@@ -85,11 +108,11 @@ def breaches():
             scope = folder
         text = plain((ROOT / name).read_text())
         for opened in re.finditer(r"^namespace \{", text, re.MULTILINE):
-            outer = re.findall(r"^namespace ([\w:]+) \{", text[:opened.start()], re.MULTILINE)
+            outer = namespaces_around(text, opened.start())
             for statement in statements(text, opened.end() - 1):
                 declared = name_of(statement)
                 if declared:
-                    where[scope, outer[-1] if outer else "", declared].add(name)
+                    where[scope, outer, declared].add(name)
     for (_, namespace, declared), names in sorted(where.items()):
         if len(names) > 1:
             yield (f"{', '.join(sorted(names))}: each has {declared} in an anonymous namespace of {namespace or 'the global one'}; "

@@ -11,6 +11,7 @@ mapfile -t sources < <(git ls-files '*.h' '*.cpp' '*.cu' '*.cuh')
 clang-format --dry-run --Werror "${sources[@]}"
 echo "format: ${#sources[@]} files are clean"
 scripts/check_structure.py
+scripts/class_sizes.py --check
 scripts/check_unity.py
 scripts/rooms.py --check >/dev/null && echo "rooms: no arrow runs back"
 scripts/paging_picture.py --check

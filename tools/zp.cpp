@@ -12,6 +12,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "comm/launcher/launch_fields.h"
 #include "comm/launcher/launcher.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
@@ -21,7 +22,12 @@ namespace {
 
 constexpr int kUsageError = 2;
 
+using zeropage::comm::LaunchOptions;
 using zeropage::tools::Subcommand;
+
+std::string dashed(const zeropage::memory::FieldText& field) {
+  return "--" + std::string(field.flag.name);
+}
 
 // The parser does not know that what follows its options is a program.
 class RunFormatter : public CLI::Formatter {
@@ -42,16 +48,20 @@ class RunCommand : public Subcommand {
         "When a rank fails the others are ended, and zp returns its exit code (128 + n for signal "
         "n).\n"
         "Example: zp run -n 4 -- ./train_gpt --stage 1 --steps 100");
-    parser_->add_option("-n,--ranks", options_.ranks, "Ranks to start, 1 to 4096")
+    using zeropage::memory::text_of_field;
+    constexpr auto ranks = text_of_field<&LaunchOptions::ranks>();
+    constexpr auto grace = text_of_field<&LaunchOptions::grace>();
+    constexpr auto output = text_of_field<&LaunchOptions::output>();
+    parser_->add_option("-n," + dashed(ranks), options_.ranks, std::string(ranks.help))
         ->required()
-        ->type_name("N");
+        ->type_name(std::string(ranks.flag.values));
+    const auto whole_seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.grace);
     parser_
-        ->add_option("--grace", grace_seconds_,
-                     "Time the other ranks get to end by themselves after one failed [5]")
+        ->add_option(dashed(grace), grace_seconds_,
+                     std::string(grace.help) + " [" + std::to_string(whole_seconds.count()) + "]")
         ->check(CLI::Range(0.0, 1e6))
-        ->type_name("SECONDS");
-    parser_->add_flag("--bare-rank-zero", bare_rank_zero_,
-                      "Leave the terminal to rank 0; only the others' lines get a prefix");
+        ->type_name(std::string(grace.flag.values));
+    parser_->add_flag(dashed(output), bare_rank_zero_, std::string(output.flag.help));
     // Options behind the program's name are the program's.
     parser_->prefix_command();
   }
@@ -59,7 +69,6 @@ class RunCommand : public Subcommand {
   bool chosen() const override { return parser_->parsed(); }
 
   int run(const std::vector<std::string>& after_dashes) const override {
-    using zeropage::comm::LaunchOptions;
     // Dashes in front of the program are ours, later ones its own.
     std::vector<std::string> program = parser_->remaining();
     const bool ours = program.empty() && !after_dashes.empty();
@@ -76,8 +85,8 @@ class RunCommand : public Subcommand {
 
  private:
   CLI::App* parser_;
-  zeropage::comm::LaunchOptions options_;
-  double grace_seconds_ = 5.0;
+  LaunchOptions options_;
+  double grace_seconds_ = std::chrono::duration<double>(options_.grace).count();
   bool bare_rank_zero_ = false;
 };
 

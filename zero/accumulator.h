@@ -31,29 +31,16 @@
 
 #include <concepts>
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
-#include <string>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
 
-#include "accumulate/loss_scaler.h"
-#include "accumulate/norm_spikes.h"
-#include "offload/exact_sum.h"
 #include "zero/accumulator_options.h"
 #include "zero/distributed_data_parallel.h"
-#include "zero/gradients/gradient_accumulation.h"
 #include "zero/step_report.h"
 
 namespace zeropage {
-
-namespace offload {
-struct GradientFactors;
-}
-
-class ShardedOptimizer;
 
 class Accumulator {
  public:
@@ -92,63 +79,27 @@ class Accumulator {
 
   // For the next steps, such as a last one of an epoch; between steps only.
   void set_micro_steps(int64_t micro_steps);
-  int64_t micro_steps() const { return options_.micro_steps; }
+  int64_t micro_steps() const;
   // Backwards since the last step.
-  int64_t micro_step() const { return micro_step_; }
+  int64_t micro_step() const;
 
   // This rank's mean loss of the micro-batches since the last step, or of that step; fp64 [],
   // on the loss's device. Undefined before the first, and where none had weight.
   torch::Tensor loss() const;
 
-  bool reduces_each() const { return reduces_each_; }
+  bool reduces_each() const;
   // To be saved and loaded with the training state.
   // Waits for the verdict on the last step.
-  accumulate::LossScaler& loss_scaler() {
-    hear();
-    return scaler_;
-  }
-  accumulate::NormSpikes* norm_spikes() { return spikes_ ? &*spikes_ : nullptr; }
+  accumulate::LossScaler& loss_scaler();
+  // Null: norms are not judged.
+  accumulate::NormSpikes* norm_spikes();
 
  private:
-  using Optimizers = std::vector<ShardedOptimizer*>;
+  struct Parts;
 
   EnqueuedStep enqueue_step(const std::vector<torch::optim::Optimizer*>& given);
-  void check_agreement() const;
-  bool chooses_each() const;
-  void begin();
-  void add_loss(const torch::Tensor& loss, double weight);
-  BackwardPlan plan_of_micro_step(double weight) const;
-  bool steps_in_backward() const;
-  void check_can_step_in_backward() const;
-  void check_complete() const;
-  Optimizers checked(const std::vector<torch::optim::Optimizer*>& given) const;
-  std::vector<int> one_group() const;
-  StepReport measure();
-  double mean_factor(double weight) const;
-  void apply(StepReport& report, const Optimizers& optimizers);
-  void update(const Optimizers& optimizers, const offload::GradientFactors& factors,
-              const std::shared_ptr<LateReport>& report = nullptr);
-  bool may_be_told_late(const Optimizers& optimizers) const;
-  EnqueuedStep step_told_late(const Optimizers& optimizers);
-  void hear();
-  void end();
 
-  // Constant after construction.
-  const ShardedParameters sharded_;
-  comm::ReduceOp op_ = comm::ReduceOp::kSum;
-  bool reduces_each_ = true;
-  // Of the parameters; reports keep them, which must not keep the pages.
-  std::shared_ptr<const std::vector<std::string>> names_;
-
-  AccumulatorOptions options_;
-  accumulate::LossScaler scaler_;  // has counted all steps but the one that is untold_
-  std::shared_ptr<LateReport> untold_;
-  std::optional<accumulate::NormSpikes> spikes_;
-  std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
-  int64_t micro_step_ = 0;
-  offload::ExactSum weight_;  // of this rank
-  torch::Tensor loss_sum_;    // fp64 []
-  double loss_weight_ = 0;
+  const std::unique_ptr<Parts> parts_;
 };
 
 }  // namespace zeropage

@@ -13,11 +13,20 @@
 #pragma once
 
 #include <functional>
+#include <memory>
+#include <type_traits>
 #include <utility>
 
-#include "operators/construction_tape.h"
-
 namespace zeropage {
+
+namespace memory {
+class ConstructionTape;
+}
+
+namespace detail {
+std::shared_ptr<const memory::ConstructionTape> record_construction(
+    const std::function<void()>& construct);
+}
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
 template <typename M>
@@ -25,14 +34,18 @@ class DeferredModule {
  public:
   // Throws what `construct` throws, and for a constructor that needs values.
   explicit DeferredModule(const std::function<M()>& construct)
-      : tape_([&] { module_ = construct(); }) {}
+      : tape_(detail::record_construction([&] { module_ = construct(); })) {}
+  DeferredModule(DeferredModule&&) noexcept = default;
+  DeferredModule& operator=(DeferredModule&&) noexcept = default;
 
   M& module() { return module_; }
-  const memory::ConstructionTape& tape() const { return tape_; }
 
  private:
+  template <typename Wrapped>
+  friend class DistributedDataParallel;
+
   M module_{nullptr};
-  memory::ConstructionTape tape_;  // after the module, which its recording makes
+  std::shared_ptr<const memory::ConstructionTape> tape_;  // after the module, which it records
 };
 
 template <typename F>

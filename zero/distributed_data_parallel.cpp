@@ -1,94 +1,45 @@
 #include "zero/distributed_data_parallel.h"
 
-#include <iostream>
+#include <utility>
 
-#include "checkpointing/recompute.h"
 #include "memory/check.h"
+#include "zero/setup/wrapped_module.h"
 
 namespace zeropage {
 namespace {
 
-// Ranks that repeat other operators than others would gather other pages.
-void check_recompute(const comm::World& world) {
-  ZP_CHECK(
-      world.size() == 1 || !checkpointing::RecomputeScope::decides_alone(),
-      "recompute by a budget, around the forward of a model whose parameters are sharded over ",
-      world.size(),
-      " ranks: expected a Recompute whose plan the ranks share, got one by which each rank "
-      "decides for itself; make it by zeropage::recompute(model, options) "
-      "(zero/recompute.h), or set RecomputeOptions::agree");
+Collect exchange_collect(GradientReducer& reducer, Collect collect) {
+  BackwardPlan plan = reducer.plan();
+  const Collect before = std::exchange(plan.collect, collect);
+  reducer.set_plan(plan);
+  return before;
 }
 
 }  // namespace
 
-DistributedDataParallelBase::DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module,
-                                                         comm::World world, const Options& options,
-                                                         const memory::ConstructionTape* tape)
-    : base_(std::move(module)),
-      world_(std::move(world)),
-      options_(options),
-      sharded_(shard_module_parameters(*base_, world_, options, tape)),
-      buffers_(world_, base_->buffers()) {
-  buffers_.broadcast_from_rank_zero();
-  for (const PlacedParameter& placed : sharded_.pages->parameters()) {
-    versions_.push_back(placed.parameter.tensor._version());
-  }
-  // The reducer may outlive the module, with an optimizer.
-  sharded_.reducer->set_after_reduction([buffers = buffers_, has_reduced = has_reduced_,
-                                         broadcasts = options_.broadcast_buffers,
-                                         module = std::weak_ptr<torch::nn::Module>(base_)] {
-    *has_reduced = true;
-    const auto trained = module.lock();
-    if (broadcasts && trained && trained->is_training()) buffers.broadcast_from_rank_zero();
-  });
+NoSync::NoSync(std::shared_ptr<GradientReducer> reducer)
+    : reducer_(std::move(reducer)), before_(exchange_collect(*reducer_, Collect::kLocally)) {}
+
+NoSync::~NoSync() {
+  exchange_collect(*reducer_, before_);
+}
+
+DistributedDataParallelBase::DistributedDataParallelBase(
+    const std::shared_ptr<torch::nn::Module>& module, comm::World world, const Options& options,
+    const memory::ConstructionTape* tape)
+    : base_(module),
+      wrapped_(std::make_shared<WrappedModule>(module, std::move(world), options, tape)) {}
+
+const comm::World& DistributedDataParallelBase::world() const {
+  return wrapped_->world();
+}
+
+const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model) {
+  return model.wrapped_->sharded();
 }
 
 void DistributedDataParallelBase::before_forward() {
-  sharded_.pages->check_stream("forward()");
-  check_module();
-  // An evaluation may use other memory: scripts swap averaged weights in by set_data(), and back.
-  if (c10::GradMode::is_enabled()) sharded_.pages->check_in_place("forward()");
-  if (sharded_.pages->pager()) check_recompute(world_);
-  // An evaluation has no step that ends its pass.
-  if (const auto& pager = sharded_.pages->pager(); pager && !c10::GradMode::is_enabled()) {
-    pager->end_pass(memory::Pass::kInference);
-  }
-  // No backward follows that would do it. In eval mode buffers do not change, and up to stage 2 one
-  // rank may evaluate alone.
-  if (options_.broadcast_buffers && base_->is_training() && !c10::GradMode::is_enabled()) {
-    buffers_.broadcast_from_rank_zero();
-  }
-  adopt_unfrozen();
-  tell_of_foreign_optimizer();
-}
-
-void DistributedDataParallelBase::adopt_unfrozen() {
-  const std::vector<size_t> unfrozen = sharded_.reducer->training().unfrozen();
-  if (unfrozen.empty()) return;
-  std::vector<std::string> lines;
-  for (const size_t index : unfrozen) {
-    lines.push_back("unfrozen: " + sharded_.pages->parameters()[index].parameter.name());
-  }
-  world_.check_agreement("which parameters were unfrozen", lines);
-  sharded_.reducer->begin_training(unfrozen);
-}
-
-// Right, but not what the stage promises.
-void DistributedDataParallelBase::tell_of_foreign_optimizer() {
-  if (told_ || !options_.stage.optimizer_state || world_.size() == 1 || world_.rank() != 0 ||
-      sharded_.gradients->have_optimizer() || !*has_reduced_) {
-    return;
-  }
-  for (size_t index = 0; index < versions_.size(); ++index) {
-    const PlacedParameter& placed = sharded_.pages->parameters()[index];
-    if (placed.parameter.tensor._version() == versions_[index]) continue;
-    told_ = true;
-    std::cerr
-        << "zeropage: parameters are updated by an optimizer that is not zeropage's: each rank "
-           "keeps its states whole; write zeropage::Optimizer<torch::optim::AdamW>(model, ...) "
-           "to shard them\n";
-    return;
-  }
+  wrapped_->before_forward();
 }
 
 memory::Kind DistributedDataParallelBase::kind_of_forward() {
@@ -97,36 +48,20 @@ memory::Kind DistributedDataParallelBase::kind_of_forward() {
 }
 
 NoSync DistributedDataParallelBase::no_sync() {
-  ZP_CHECK(!options_.world_invariant,
+  ZP_CHECK(!wrapped_->options().world_invariant,
            "no_sync(): adds up this rank's micro-batches before the ranks', but "
            "options.world_invariant adds up the ranks' first, for bits that do not depend on the "
            "split; run backward() without it");
-  return NoSync(sharded_.reducer);
+  return NoSync(wrapped_->sharded().reducer);
 }
 
 at::Tensor DistributedDataParallelBase::cast_input(const at::Tensor& tensor) const {
-  const bool casts = options_.compute_dtype && tensor.defined() && tensor.is_floating_point();
-  return casts ? tensor.to(*options_.compute_dtype) : tensor;
-}
-
-// A parameter that was registered anew would train on this rank alone.
-void DistributedDataParallelBase::check_module() const {
-  const auto& known = sharded_.pages->parameters();
-  size_t next = 0;
-  for (const NamedParameter& parameter : parameters_of(*base_)) {
-    const bool same = next < known.size() && known[next].parameter.tensor.is_same(parameter.tensor);
-    ZP_CHECK(same, "parameter \"", parameter.name(),
-             "\" was registered or replaced after the module was wrapped; change the module first, "
-             "then wrap it");
-    ++next;
-  }
-  ZP_CHECK(next == known.size(), "parameter \"", known[next].parameter.name(),
-           "\" was taken out of the module after it was wrapped; change the module first, then "
-           "wrap it");
+  const auto& dtype = wrapped_->options().compute_dtype;
+  return dtype && tensor.defined() && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
 }
 
 memory::PagingStatistics DistributedDataParallelBase::paging() const {
-  const auto& pager = sharded_.pages->pager();
+  const auto& pager = wrapped_->sharded().paging->pager();
   return pager ? pager->statistics() : memory::PagingStatistics();
 }
 

@@ -19,7 +19,7 @@
 // Threads: the training thread.
 #pragma once
 
-#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -30,30 +30,27 @@
 
 #include "comm/world.h"
 #include "memory/ledger.h"
+#include "paging/paging_statistics.h"
 #include "zero/deferred_module.h"
 #include "zero/options.h"
-#include "zero/pages/buffer_sync.h"
-#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
+
+enum class Collect : uint8_t;
+class GradientReducer;
+struct ShardedParameters;
+class WrappedModule;
 
 // While it lives, backward accumulates gradients on this rank and does not average them.
 class NoSync {
  public:
-  explicit NoSync(std::shared_ptr<GradientReducer> reducer)
-      : reducer_(std::move(reducer)), before_(reducer_->plan().collect) {
-    collect(Collect::kLocally);
-  }
-  ~NoSync() { collect(before_); }
+  ~NoSync();
   NoSync(const NoSync&) = delete;
   NoSync& operator=(const NoSync&) = delete;
 
  private:
-  void collect(Collect collect) {
-    BackwardPlan plan = reducer_->plan();
-    plan.collect = collect;
-    reducer_->set_plan(plan);
-  }
+  friend class DistributedDataParallelBase;
+  explicit NoSync(std::shared_ptr<GradientReducer> reducer);
 
   const std::shared_ptr<GradientReducer> reducer_;
   const Collect before_;
@@ -62,8 +59,7 @@ class NoSync {
 // What does not depend on the module's type.
 class DistributedDataParallelBase {
  public:
-  const comm::World& world() const { return world_; }
-  const ShardedParameters& sharded_parameters() const { return sharded_; }
+  const comm::World& world() const;
 
   // Gradients accumulate on this rank until the first backward outside the guard. Call the same on
   // all ranks. At stages 2 and 3 it holds whole gradients meanwhile; zero/accumulator.h has both
@@ -88,13 +84,10 @@ class DistributedDataParallelBase {
 
  protected:
   // tape: of a module that was constructed without memory; null for others.
-  DistributedDataParallelBase(std::shared_ptr<torch::nn::Module> module, comm::World world,
+  DistributedDataParallelBase(const std::shared_ptr<torch::nn::Module>& module, comm::World world,
                               const Options& options, const memory::ConstructionTape* tape);
 
   void before_forward();
-  void check_module() const;
-  void adopt_unfrozen();
-  void tell_of_foreign_optimizer();
   static memory::Kind kind_of_forward();
 
   // Tensors of floating point in options.compute_dtype; all else as it is.
@@ -109,15 +102,10 @@ class DistributedDataParallelBase {
   at::Tensor cast_input(const at::Tensor& tensor) const;
 
  private:
+  friend const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
+
   const std::shared_ptr<torch::nn::Module> base_;
-  const comm::World world_;
-  const Options options_;
-  ShardedParameters sharded_;
-  const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
-  std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
-  const std::shared_ptr<std::atomic<bool>> has_reduced_ =
-      std::make_shared<std::atomic<bool>>(false);
-  bool told_ = false;
+  const std::shared_ptr<WrappedModule> wrapped_;
 };
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
@@ -133,7 +121,7 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
   DistributedDataParallel(DeferredModule<M> deferred, comm::World world,
                           const Options& options = {})
       : DistributedDataParallelBase(pointer_to(deferred.module()), std::move(world), options,
-                                    &deferred.tape()),
+                                    deferred.tape_.get()),
         module_(std::move(deferred.module())) {}
 
   template <typename... Arguments>

@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <unordered_map>
 
 #include "memory/check.h"
+#include "paging/pins.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
 namespace {
@@ -23,6 +26,62 @@ std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at
 
 }  // namespace
 
+struct GatheredParameters::Held {
+  Held(const DistributedDataParallelBase& model, const std::vector<at::Tensor>& parameters,
+       const Modified& modified);
+  ~Held() noexcept(false);
+  Held(const Held&) = delete;
+  Held& operator=(const Held&) = delete;
+
+  const std::shared_ptr<const PagedParameters> paging;
+  const std::shared_ptr<const ParametersInPlace> in_place;
+  const std::shared_ptr<PageWrites> writes;
+  const std::shared_ptr<GradientReducer> reducer;
+  const Modified modified;
+  const int exceptions;
+  std::vector<size_t> gathered_pages;
+  memory::Pins pins;
+};
+
+GatheredParameters::Held::Held(const DistributedDataParallelBase& model,
+                               const std::vector<at::Tensor>& parameters, const Modified& modified)
+    : paging(sharded_parameters_of(model).paging),
+      in_place(sharded_parameters_of(model).in_place),
+      writes(sharded_parameters_of(model).writes),
+      reducer(sharded_parameters_of(model).reducer),
+      modified(modified),
+      exceptions(std::uncaught_exceptions()) {
+  const auto root = modified.only_rank();
+  ZP_CHECK(!root || (*root >= 0 && *root < model.world().size()),
+           "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
+           model.world().size());
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
+    paging->add_to(pins, index, modified.anywhere());
+    const size_t page = pages.parameters()[index].page;
+    if (std::find(gathered_pages.begin(), gathered_pages.end(), page) == gathered_pages.end()) {
+      gathered_pages.push_back(page);
+    }
+  }
+  if (!pins.empty()) pins.take_aside("GatheredParameters");
+}
+
+GatheredParameters::Held::~Held() noexcept(false) {
+  if (!modified.anywhere()) return;
+  const std::string wrong = in_place->put_back(gathered_pages);
+  reducer->training().restore_hooks();
+  if (std::uncaught_exceptions() > exceptions) return;
+  if (const auto root = modified.only_rank()) {
+    std::vector<comm::Pending> in_flight;
+    for (const size_t page : gathered_pages) {
+      in_flight.push_back(paging->start_broadcast(page, *root));
+    }
+    for (const comm::Pending& pending : in_flight) pending.wait();
+  }
+  writes->note_written(gathered_pages);
+  ZP_CHECK(wrong.empty(), "GatheredParameters: ", wrong);
+}
+
 GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
                                        const Modified& modified)
     : GatheredParameters(model, model.parameters(), modified) {}
@@ -30,52 +89,31 @@ GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
 GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
                                        const std::vector<at::Tensor>& parameters,
                                        const Modified& modified)
-    : pages_(model.sharded_parameters().pages),
-      reducer_(model.sharded_parameters().reducer),
-      modified_(modified),
-      exceptions_(std::uncaught_exceptions()) {
-  const auto root = modified.only_rank();
-  ZP_CHECK(!root || (*root >= 0 && *root < model.world().size()),
-           "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
-           model.world().size());
-  for (const size_t index : indices_of(*pages_, parameters, "GatheredParameters")) {
-    pages_->add_to(pins_, index, modified.anywhere());
-    const size_t page = pages_->parameters()[index].page;
-    if (std::find(gathered_pages_.begin(), gathered_pages_.end(), page) == gathered_pages_.end()) {
-      gathered_pages_.push_back(page);
-    }
-  }
-  if (!pins_.empty()) pins_.take_aside("GatheredParameters");
-}
+    : held_(new Held(model, parameters, modified)) {}
 
 GatheredParameters::~GatheredParameters() noexcept(false) {
-  if (!modified_.anywhere()) return;
-  const std::string wrong = pages_->put_back(gathered_pages_);
-  reducer_->training().restore_hooks();
-  if (std::uncaught_exceptions() > exceptions_) return;
-  if (const auto root = modified_.only_rank()) {
-    std::vector<comm::Pending> in_flight;
-    for (const size_t page : gathered_pages_) {
-      in_flight.push_back(pages_->start_broadcast(page, *root));
-    }
-    for (const comm::Pending& pending : in_flight) pending.wait();
-  }
-  pages_->note_written(gathered_pages_);
-  ZP_CHECK(wrong.empty(), "GatheredParameters: ", wrong);
+  delete held_;
 }
 
 GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model)
     : GatheredGradients(model, model.parameters()) {}
 
 GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model,
-                                     const std::vector<at::Tensor>& parameters) {
-  const ShardedParameters& sharded = model.sharded_parameters();
-  sharded.gradients->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), pins_);
+                                     const std::vector<at::Tensor>& parameters)
+    : pins_(nullptr) {
+  const ShardedParameters& sharded = sharded_parameters_of(model);
+  auto pins = std::make_unique<memory::Pins>();
+  sharded.gradients->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), *pins);
+  pins_ = pins.release();
+}
+
+GatheredGradients::~GatheredGradients() noexcept(false) {
+  delete pins_;
 }
 
 void visit_parameters(const DistributedDataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit) {
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   std::optional<GatheredParameters> guard;
   size_t gathered = pages.layouts().size();
   for (const auto& parameter : model.named_parameters()) {

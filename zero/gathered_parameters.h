@@ -20,6 +20,7 @@
 // Threads: the training thread. Throws if the budget does not hold all of it at once.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <string>
@@ -27,10 +28,13 @@
 
 #include <torch/ordered_dict.h>
 
-#include "paging/pins.h"
 #include "zero/distributed_data_parallel.h"
 
 namespace zeropage {
+
+namespace memory {
+class Pins;
+}
 
 // Where parameters are written to under a guard: by operators, past the dispatcher, or by torch::load()
 // into the module, whose values they take in the dtype and on the device that they have.
@@ -71,12 +75,9 @@ class GatheredParameters {
   GatheredParameters& operator=(const GatheredParameters&) = delete;
 
  private:
-  const std::shared_ptr<ParameterPages> pages_;
-  const std::shared_ptr<GradientReducer> reducer_;
-  const Modified modified_;
-  const int exceptions_;
-  std::vector<size_t> gathered_pages_;
-  memory::Pins pins_;
+  struct Held;
+
+  Held* const held_;  // not a unique_ptr: its destructor may throw
 };
 
 // While it lives, p.grad() of these parameters is the whole mean gradient, also for code that reads
@@ -86,9 +87,12 @@ class GatheredGradients {
   explicit GatheredGradients(const DistributedDataParallelBase& model);
   GatheredGradients(const DistributedDataParallelBase& model,
                     const std::vector<at::Tensor>& parameters);
+  ~GatheredGradients() noexcept(false);
+  GatheredGradients(const GatheredGradients&) = delete;
+  GatheredGradients& operator=(const GatheredGradients&) = delete;
 
  private:
-  memory::Pins pins_;
+  memory::Pins* pins_;  // likewise
 };
 
 // Calls visit(name, values) for every parameter in named_parameters() order, a tied one under each

@@ -11,7 +11,8 @@
 #include "memory/exact.h"
 #include "offload/flat_norm.h"
 #include "zero/gradients/gradient_sums.h"
-#include "zero/setup/choose_gradients.h"
+#include "zero/gradients/not_finite.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
 namespace {
@@ -24,7 +25,7 @@ double norm_of(const ExactSum& squares) {
 
 GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
                             const std::vector<int>& group_of, size_t groups) {
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   sharded.gradients->prepare();
   const GradientSums sums = sharded.sums->sum(group_of, groups);
   GradientNorm norm;
@@ -41,7 +42,7 @@ GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
 }  // namespace
 
 GradientNorm gradient_norm(const DistributedDataParallelBase& model) {
-  const size_t parameters = model.sharded_parameters().pages->parameters().size();
+  const size_t parameters = sharded_parameters_of(model).pages->parameters().size();
   GradientNorm norm = norm_in_groups(model, std::vector<int>(parameters, 0), 1);
   norm.of_group.clear();
   return norm;
@@ -49,7 +50,7 @@ GradientNorm gradient_norm(const DistributedDataParallelBase& model) {
 
 GradientNorm gradient_norm(const DistributedDataParallelBase& model,
                            const torch::optim::Optimizer& optimizer) {
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const auto& groups = optimizer.param_groups();
   std::vector<int> group_of(pages.parameters().size(), -1);
   for (size_t group = 0; group < groups.size(); ++group) {
@@ -63,24 +64,6 @@ GradientNorm gradient_norm(const DistributedDataParallelBase& model,
     }
   }
   return norm_in_groups(model, group_of, groups.size());
-}
-
-std::vector<std::string> names_of(const ParameterPages& pages,
-                                  const std::vector<size_t>& parameters) {
-  std::vector<std::string> names;
-  for (const size_t index : parameters) names.push_back(pages.parameters()[index].parameter.name());
-  return names;
-}
-
-std::string say_not_finite(const std::vector<std::string>& names) {
-  constexpr size_t kMost = 3;
-  const bool several = names.size() > 1;
-  std::string text = several ? "the gradients of parameters " : "the gradient of parameter ";
-  for (size_t index = 0; index < std::min(names.size(), kMost); ++index) {
-    text += (index > 0 ? ", \"" : "\"") + names[index] + "\"";
-  }
-  if (names.size() > kMost) text += c10::str(" and ", names.size() - kMost, " more");
-  return text + (several ? " are not finite" : " is not finite");
 }
 
 double clip_factor(double norm, double max_norm) {
@@ -102,7 +85,7 @@ ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max
   }
   const double factor = clip_factor(norm.total, max_norm);
   if (factor < 1) {
-    model.sharded_parameters().gradients->change(
+    sharded_parameters_of(model).gradients->change(
         [factor](const at::Tensor& owned) { owned.mul_(factor); });
   }
   return {norm.total, norm.total * factor};
@@ -110,7 +93,7 @@ ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max
 
 void clip_grad_value_(const DistributedDataParallelBase& model, double clip_value) {
   ZP_CHECK(clip_value > 0, "clip_grad_value_: expected a value above 0, got ", clip_value);
-  StepGradients& gradients = *model.sharded_parameters().gradients;
+  StepGradients& gradients = *sharded_parameters_of(model).gradients;
   gradients.prepare();
   gradients.change(
       [clip_value](const at::Tensor& owned) { owned.clamp_(-clip_value, clip_value); });

@@ -18,7 +18,6 @@
 #include <torch/optim/optimizer.h>
 
 #include "zero/distributed_data_parallel.h"
-#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
 
@@ -53,10 +52,5 @@ void clip_grad_value_(const DistributedDataParallelBase& model, double clip_valu
 
 // The factor of clip_grad_norm_, and its result.
 double clip_factor(double norm, double max_norm);
-
-std::vector<std::string> names_of(const ParameterPages& pages,
-                                  const std::vector<size_t>& parameters);
-// "the gradients of parameters "a", "b", "c" and 2 more are not finite".
-std::string say_not_finite(const std::vector<std::string>& names);
 
 }  // namespace zeropage

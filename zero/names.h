@@ -6,6 +6,7 @@
 #include "accumulate/micro_batches.h"
 #include "accumulate/norm_spikes.h"
 #include "checkpointing/activation_offload.h"
+#include "checkpointing/activation_scope.h"
 #include "checkpointing/checkpoint.h"
 #include "checkpointing/checkpointed.h"
 #include "checkpointing/partitioned_checkpoints.h"
@@ -38,6 +39,7 @@ using accumulate::NormSpikeOptions;
 using checkpointing::ActivationOffload;
 using checkpointing::ActivationOffloadOptions;
 using checkpointing::ActivationOffloadStatistics;
+using checkpointing::ActivationScope;
 using checkpointing::checkpoint;
 using checkpointing::checkpoint_each;
 using checkpointing::checkpoint_sequential;
@@ -47,8 +49,9 @@ using checkpointing::EveryBlocks;
 using checkpointing::PartitionedCheckpoints;
 using checkpointing::Recompute;
 using checkpointing::RecomputeOptions;
-using checkpointing::RecomputeScope;
 using checkpointing::SavedTensorScope;
+using RecomputeScope [[deprecated("write zeropage::ActivationScope")]] =
+    checkpointing::RecomputeScopeOfOld;
 
 // Bytes.
 using memory::format_bytes;

@@ -7,7 +7,6 @@
 #include <string>
 
 #include "memory/ledger.h"
-#include "offload/nvme_file.h"
 
 namespace zeropage {
 
@@ -55,9 +54,6 @@ struct OffloadOptions {
   // Makes copies between the tiers take as long as over a link of that speed in each direction, to
   // measure pipelines on a machine without one; host devices only. 0: as fast as they go.
   int64_t link_bytes_per_second = 0;
-
-  // For tests of kNvme: as NvmeFileOptions::wrap.
-  offload::WrapDevice wrap_disk;
 
   bool any() const {
     return optimizer != memory::Tier::kDevice || parameters != memory::Tier::kDevice;

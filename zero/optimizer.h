@@ -20,8 +20,7 @@
 
 #include "zero/distributed_data_parallel.h"
 #include "zero/optimizer_traits.h"
-#include "zero/update/fused_update.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/sharded_optimizer.h"
 
 namespace zeropage {
 
@@ -42,12 +41,12 @@ class Optimizer final : public ShardedOptimizer {
   // All parameters of the wrapped module in one group.
   template <typename M>
   Optimizer(DistributedDataParallel<M>& model, AlgorithmOptions defaults = {})
-      : Optimizer(model.sharded_parameters(), {{model.parameters()}}, std::move(defaults)) {}
+      : Optimizer(model, Groups{{model.parameters()}}, std::move(defaults)) {}
 
   // The user's groups; a group without options takes the defaults.
   template <typename M>
   Optimizer(DistributedDataParallel<M>& model, const Groups& groups, AlgorithmOptions defaults = {})
-      : Optimizer(model.sharded_parameters(), groups, std::move(defaults)) {}
+      : ShardedOptimizer(model, groups, algorithm(defaults)) {}
 
   // Without a wrapped module.
   Optimizer(const std::vector<at::Tensor>& parameters, const comm::World& world,
@@ -56,33 +55,18 @@ class Optimizer final : public ShardedOptimizer {
 
   Optimizer(const Groups& groups, const comm::World& world, AlgorithmOptions defaults = {},
             const Options& options = {})
-      : Optimizer(shard_bare_parameters(all_of(groups), world, options), groups,
-                  std::move(defaults)) {}
+      : ShardedOptimizer(world, options, groups, algorithm(defaults)) {}
 
  private:
-  Optimizer(ShardedParameters parameters, const Groups& groups, AlgorithmOptions defaults)
-      : ShardedOptimizer(std::move(parameters), groups,
-                         std::make_unique<AlgorithmOptions>(defaults), algorithm(defaults)) {}
-
   static Algorithm algorithm(const AlgorithmOptions& defaults) {
-    Algorithm algorithm{c10::demangle_type<A>(), [defaults](Groups shards) {
-                          return std::make_unique<A>(std::move(shards), defaults);
-                        }};
-    if constexpr (kHasFusedForm<A>) {
-      algorithm.states = static_cast<int64_t>(offload::state_names(defaults).size());
-      algorithm.make_fused = [](OwnedPart part) {
-        return std::make_unique<FusedUpdate<AlgorithmOptions>>(std::move(part));
-      };
-    }
+    Algorithm algorithm{
+        .class_name = c10::demangle_type<A>(),
+        .make_class_optimizer =
+            [defaults](Groups shards) { return std::make_unique<A>(std::move(shards), defaults); },
+        .fused = nullptr,
+        .defaults = std::make_unique<AlgorithmOptions>(defaults)};
+    if constexpr (kHasFusedForm<A>) algorithm.fused = detail::fused_form(defaults);
     return algorithm;
-  }
-
-  static std::vector<at::Tensor> all_of(const Groups& groups) {
-    std::vector<at::Tensor> tensors;
-    for (const auto& group : groups) {
-      tensors.insert(tensors.end(), group.params().begin(), group.params().end());
-    }
-    return tensors;
   }
 };
 

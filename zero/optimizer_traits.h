@@ -13,6 +13,8 @@
 //   };
 #pragma once
 
+#include <memory>
+
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
@@ -59,8 +61,18 @@ struct OptimizerTraits<torch::optim::LBFGS> {
   static constexpr bool kElementWise = false;
 };
 
-// Whether offload/fused_step has A's update too. By class, not by its options: a class of yours may
-// share them.
+// An update of A's formulas in one pass over memory (UpdateBy::kFused).
+struct FusedForm;
+
+namespace detail {
+std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdamWOptions& defaults);
+std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdamOptions& defaults);
+std::shared_ptr<const FusedForm> fused_form(const torch::optim::SGDOptions& defaults);
+std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdagradOptions& defaults);
+std::shared_ptr<const FusedForm> fused_form(const LionOptions& defaults);
+}  // namespace detail
+
+// Whether A has one. By class, not by its options: a class of yours may share them.
 template <typename A>
 inline constexpr bool kHasFusedForm = false;
 template <>

@@ -2,7 +2,7 @@
 // train_gpt's. The headers' comments explain at length what is one line here.
 #pragma once
 
-#include "memory/fields.h"
+#include "memory/dtype_fields.h"
 #include "zero/options.h"
 
 namespace zeropage {
@@ -87,9 +87,7 @@ constexpr auto table_of(std::type_identity<OffloadOptions>) {
            .compared = Compared::kNo}),
       field<&OffloadOptions::nvme_directory>(
           {.help = "The folder on a local disk for what is offloaded to kNvme",
-           .compared = Compared::kNo}),
-      field<&OffloadOptions::wrap_disk>(
-          {.help = "For tests: makes the disk another", .compared = Compared::kNo})));
+           .compared = Compared::kNo})));
 }
 static_assert(memory::tells_all_fields<OffloadOptions>());
 

@@ -63,10 +63,6 @@ offload::StateFormat state_format_of(const Options& options, int64_t parameter_n
              : options.optimizer_state;
 }
 
-accumulate::SumOrder sum_order_of(const Options& options) {
-  return options.world_invariant ? accumulate::SumOrder::kTree : accumulate::SumOrder::kRunning;
-}
-
 namespace {
 
 void validate_precision(const Options& options) {
@@ -166,9 +162,8 @@ void validate(const Options& options) {
   ZP_CHECK(options.parameter_budget_bytes >= 0,
            "options.parameter_budget_bytes: expected 0 (unset) or more, got ",
            options.parameter_budget_bytes);
-  ZP_CHECK(options.prefetch_bytes >= 0 ||
-               options.prefetch_bytes == memory::PagerOptions::kTwoLargestPages,
-           "options.prefetch_bytes: expected 0 or more, or PagerOptions::kTwoLargestPages, got ",
+  ZP_CHECK(options.prefetch_bytes >= 0 || options.prefetch_bytes == Options::kTwoLargestPages,
+           "options.prefetch_bytes: expected 0 or more, or Options::kTwoLargestPages, got ",
            options.prefetch_bytes);
   ZP_CHECK(options.minimum_sharded_bytes >= 0,
            "options.minimum_sharded_bytes: expected 0 or more, got ",

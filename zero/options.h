@@ -10,10 +10,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-#include "accumulate/micro_step_sums.h"
 #include "memory/bytes.h"
 #include "offload/state_format.h"
-#include "paging/pager.h"
 #include "zero/module_selection.h"
 #include "zero/offload_options.h"
 
@@ -169,9 +167,10 @@ struct Options {
   // throws. 0: with kAfterUse two largest pages, or what one operator needs; otherwise no limit.
   int64_t parameter_budget_bytes = 0;
 
+  static constexpr int64_t kTwoLargestPages = -1;
   // How far ahead of their use pages are gathered, in bytes of pages and within the budget. 0: not
   // ahead. By default two largest pages.
-  int64_t prefetch_bytes = memory::PagerOptions::kTwoLargestPages;
+  int64_t prefetch_bytes = kTwoLargestPages;
 
   Reshard reshard = Reshard::kAfterUse;
 
@@ -186,10 +185,9 @@ int64_t minimum_sharded_bytes(const Options& options);
 // options.page_bytes, or the device's.
 int64_t page_bytes_on(c10::Device device, const Options& options = {});
 
-// The dtypes of gradients, for parameters of that dtype, and the order of their sums.
+// The dtypes of gradients, for parameters of that dtype.
 c10::ScalarType reduce_dtype_of(const Options& options, c10::ScalarType parameters);
 c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType parameters);
-accumulate::SumOrder sum_order_of(const Options& options);
 
 // The format of the optimizer's states for a parameter of that many elements.
 offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel);

@@ -10,6 +10,8 @@
 
 #include "memory/check.h"
 #include "offload/split_values.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage {
 namespace {
@@ -22,16 +24,18 @@ at::Tensor read_only(const at::Tensor& flat) {
 }
 
 void check_can_be_read(const DistributedDataParallelBase& model, const char* who) {
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const ParameterPages& pages = *sharded.pages;
   ZP_CHECK(!model.world().device().is_meta(), who, ": a simulated world has no values");
-  pages.check_in_place(who);
+  sharded.in_place->check(who);
   if (!pages.page_offload()) return;
   ZP_CHECK(pages.page_offload()->options().step != StepWhen::kOneStepLate, who,
            ": with StepWhen::kOneStepLate a step is always under way, which changes what this rank "
            "owns; use StepWhen::kInStep or kInBackward");
-  for (const PlacedParameter& placed : pages.parameters()) {
-    ZP_CHECK(placed.version == 0, who, ": backward() has begun the step of parameter \"",
-             placed.parameter.name(),
+  for (size_t index = 0; index < pages.parameters().size(); ++index) {
+    ZP_CHECK(!sharded.writes->is_in_update(index), who,
+             ": backward() has begun the step of parameter \"",
+             pages.parameters()[index].parameter.name(),
              "\" (StepWhen::kInBackward), which changes what this rank owns; call it after step()");
   }
 }
@@ -40,14 +44,14 @@ void check_can_be_read(const DistributedDataParallelBase& model, const char* who
 class PageReader {
  public:
   PageReader(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer)
-      : sharded_(model.sharded_parameters()), pages_(*sharded_.pages), optimizer_(optimizer) {
+      : sharded_(sharded_parameters_of(model)), pages_(*sharded_.pages), optimizer_(optimizer) {
     if (sharded_.gradients->are_averaged()) sharded_.gradients->prepare();
   }
 
   // only: a parameter of the page; none: all.
   void read(size_t page, const VisitOwnedShard& visit, const at::Tensor& only = {}) {
-    pages_.take_over_writes(page);
-    pages_.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
+    sharded_.writes->take_over(page);
+    sharded_.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       std::vector<OwnedState> states;
       const auto visit_parameters = [&](size_t) {
         for (size_t index = 0; index < pages_.parameters().size(); ++index) {
@@ -57,14 +61,15 @@ class PageReader {
         }
       };
       if (optimizer_ == nullptr) return visit_parameters(page);
-      optimizer_->visit_states_of(
-          page, StateAccess::kRead, [&](size_t, OwnedState& state) { states.push_back(state); },
-          visit_parameters);
+      updates_of(*optimizer_)
+          .visit_states_of(
+              page, StateAccess::kRead, [&](size_t, OwnedState& state) { states.push_back(state); },
+              visit_parameters);
     });
   }
 
  private:
-  OwnedShard shard_of(size_t index, const ParameterPages::Owned& owned,
+  OwnedShard shard_of(size_t index, const MasterWeights::Owned& owned,
                       const std::vector<OwnedState>& states) const {
     const PlacedParameter& placed = pages_.parameters()[index];
     const Range own = pages_.owned(placed.page);
@@ -88,10 +93,10 @@ class PageReader {
   }
 
   template <typename Part>
-  at::Tensor exact_values(const at::Tensor& values, const ParameterPages::Owned& owned,
+  at::Tensor exact_values(const at::Tensor& values, const MasterWeights::Owned& owned,
                           const Part& part) const {
     if (!is_low_precision(values.scalar_type())) return values;
-    if (owned.master.defined()) return part(owned.master);
+    if (owned.copy.defined()) return part(owned.copy);
     if (!owned.remainders.defined()) return values;
     const c10::InferenceMode inference;
     return offload::joined_values(values, part(owned.remainders));
@@ -112,14 +117,15 @@ class PageReader {
   }
 
   const ShardedParameters& sharded_;
-  ParameterPages& pages_;
+  const ParameterPages& pages_;
   ShardedOptimizer* const optimizer_;
 };
 
 void check_is_of(const ShardedOptimizer* optimizer, const DistributedDataParallelBase& model,
                  const char* who) {
-  ZP_CHECK(optimizer == nullptr || optimizer->updates(*model.sharded_parameters().pages), who,
-           ": the optimizer is of another model; give this one's");
+  ZP_CHECK(
+      optimizer == nullptr || updates_of(*optimizer).updates(*sharded_parameters_of(model).pages),
+      who, ": the optimizer is of another model; give this one's");
 }
 
 OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
@@ -128,7 +134,7 @@ OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* 
   constexpr const char* kWho = "owned_shard()";
   check_can_be_read(model, kWho);
   check_is_of(optimizer, model, kWho);
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const int64_t index = pages.index_of(parameter);
   ZP_CHECK(index >= 0, kWho, ": a tensor ",
            parameter.defined() ? c10::str("of sizes ", parameter.sizes()) : "that is undefined",
@@ -147,7 +153,7 @@ void read_all(const DistributedDataParallelBase& model, ShardedOptimizer* optimi
   check_can_be_read(model, who);
   check_is_of(optimizer, model, who);
   PageReader reader(model, optimizer);
-  const size_t count = model.sharded_parameters().pages->layouts().size();
+  const size_t count = sharded_parameters_of(model).pages->layouts().size();
   for (size_t page = 0; page < count; ++page) reader.read(page, visit);
 }
 
@@ -160,10 +166,11 @@ at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
   return given;
 }
 
-void write_page(const ParameterPages& pages, size_t page,
+void write_page(const ShardedParameters& sharded, size_t page,
                 const std::map<std::string, at::Tensor>& given) {
+  const ParameterPages& pages = *sharded.pages;
   const Range own = pages.owned(page);
-  pages.visit_owned(page, TierStorage::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+  sharded.masters->visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const PlacedParameter& placed : pages.parameters()) {
       const Range here = intersection(own, placed.range);
       if (placed.page != page || here.empty()) continue;
@@ -180,7 +187,7 @@ void write_page(const ParameterPages& pages, size_t page,
         continue;
       }
       part(owned.values).copy_(values);
-      if (owned.master.defined()) part(owned.master).copy_(values);
+      if (owned.copy.defined()) part(owned.copy).copy_(values);
     }
   });
 }
@@ -208,7 +215,7 @@ void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimiz
 void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "assign_owned_shards()";
-  ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
   std::string message;
@@ -217,7 +224,7 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
         model, nullptr,
         [&](const OwnedShard& shard) { given[shard.name] = checked(shard, new_values(shard)); },
         kWho);
-    pages.take_over_writes(kWho);
+    sharded.writes->take_over(kWho);
   } catch (const std::exception& caught) {
     error = std::current_exception();
     message = memory::message_of(caught);
@@ -228,11 +235,10 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
     ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
              " said: ", messages[rank]);
   }
-  for (size_t page = 0; page < pages.layouts().size(); ++page) write_page(pages, page, given);
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    pages.start_gather_shards(page).wait();
-  }
-  pages.end_load();
+  const size_t count = sharded.pages->layouts().size();
+  for (size_t page = 0; page < count; ++page) write_page(sharded, page, given);
+  for (size_t page = 0; page < count; ++page) sharded.memory->start_gather_shards(page).wait();
+  sharded.writes->end_load();
 }
 
 }  // namespace zeropage

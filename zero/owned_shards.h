@@ -24,8 +24,8 @@
 #include <ATen/core/TensorBody.h>
 
 #include "zero/distributed_data_parallel.h"
-#include "zero/layout/shard_layout.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/layout/range.h"
+#include "zero/sharded_optimizer.h"
 
 namespace zeropage {
 

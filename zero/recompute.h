@@ -5,7 +5,7 @@
 //   for (auto& batch : *loader) {
 //     torch::Tensor loss;
 //     {
-//       const zeropage::checkpointing::RecomputeScope forward(recompute);
+//       const zeropage::ActivationScope forward(recompute);
 //       loss = criterion(model(batch.data), batch.target);
 //     }
 //     loss.backward();
@@ -23,9 +23,9 @@ namespace zeropage {
 // options: their `device` becomes the model's, and `agree`, unless it is set, a broadcast over the
 // model's ranks. Give ranks the same options, and batches of the same shapes.
 // Lifetime: may outlive the model, not the use of its ranks.
-// Collective: a RecomputeScope of a budget, where there are several ranks: a broadcast of 8 bytes, and
+// Collective: a scope of a budget, where there are several ranks: a broadcast of 8 bytes, and
 // of the plan, one byte a value of the forward, when there is a new one.
-// Throws c10::Error on a budget below 1 byte; later what a RecomputeScope throws.
+// Throws c10::Error on a budget below 1 byte; later what its scopes throw.
 checkpointing::Recompute recompute(const DistributedDataParallelBase& model,
                                    checkpointing::RecomputeOptions options);
 

@@ -5,11 +5,8 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace zeropage {
@@ -36,33 +33,15 @@ struct StepReport {
   std::string to_string() const;
 };
 
-// A report that is known, or that the device still works at. Copies share it.
-class LateReport {
- public:
-  explicit LateReport(StepReport known) : report_(std::move(known)) {}
-  // wait: blocks until it is known; may throw, and is then called again.
-  explicit LateReport(std::function<StepReport()> wait) : wait_(std::move(wait)) {}
-
-  const StepReport& get() {
-    if (!report_) {
-      report_ = wait_();
-      wait_ = nullptr;
-    }
-    return *report_;
-  }
-
- private:
-  std::function<StepReport()> wait_;
-  std::optional<StepReport> report_;
-};
+class LateReport;
 
 // A step that was enqueued (Accumulator::enqueue_step).
 class EnqueuedStep {
  public:
-  explicit EnqueuedStep(std::shared_ptr<LateReport> report) : report_(std::move(report)) {}
+  explicit EnqueuedStep(std::shared_ptr<LateReport> report);
 
   // Waits until the device knows the gradients of the step. Throws c10::Error where the device has failed.
-  const StepReport& report() const { return report_->get(); }
+  const StepReport& report() const;
 
  private:
   std::shared_ptr<LateReport> report_;

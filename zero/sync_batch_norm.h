@@ -7,7 +7,7 @@
 // is changed is not the module but a tensor of each torch::nn::BatchNorm1d, 2d and 3d in it: the tensor gets
 // a mark, and the trap (paging/trap.h), which sees every operator on it, runs parallel/batch_norm.h in place
 // of a training aten::batch_norm. Call it before or after wrapping, at any stage; it works in checkpointed
-// regions and under a RecomputeScope too.
+// regions and under a Recompute too.
 //
 // What stays LibTorch's: eval mode, so a rank may evaluate alone; worlds of one rank; and a BatchNorm1d whose
 // batch on this rank is a single row, which its forward refuses before any operator runs

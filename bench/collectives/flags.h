@@ -2,30 +2,31 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/collectives/case.h"
 
+namespace CLI {
+class App;
+}
+
 namespace collectives {
 
 struct Flags {
-  std::vector<int> ranks = {2, 4};
-  std::vector<Operation> operations;
+  int ranks = 2;
+  std::vector<std::string> operations;
   std::vector<int64_t> sizes_bytes;  // of the whole tensor
-  std::vector<std::string> transports;
+  std::vector<std::string> transports = {"shared", "gloo", "c10d"};
   int rounds = 5;
   // Empty: no JSON. "-": stdout, and the table goes to stderr.
   std::string json;
-
-  bool json_to_stdout() const { return json == "-"; }
 };
+
+// flags must live as long as the app.
+void add_flags(CLI::App& app, Flags& flags);
 
 // The operations with their sizes, in the order in which they are measured.
 std::vector<Case> cases(const Flags& flags);
-
-// Returns the exit code if the program should end: after --help, or a mistake, which it has printed.
-std::optional<int> parse_flags(int argc, char** argv, Flags& flags);
 
 }  // namespace collectives

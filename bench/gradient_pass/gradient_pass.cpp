@@ -13,9 +13,9 @@
 #include <torch/cuda.h>
 #include <torch/optim/adamw.h>
 
-#include "bench/collectives/figures_json.h"
+#include "bench/interleaved.h"
 #include "bench/measuring_main.h"
-#include "bench/optimizer_step/interleaved.h"
+#include "bench/spread.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
 #include "offload/fused_step.h"
@@ -23,9 +23,9 @@
 
 namespace {
 
-using collectives::Spread;
-using collectives::spread_json;
-using optimizer_step::Contender;
+using bench::Contender;
+using bench::Spread;
+using bench::spread_json;
 using zeropage::offload::NormTable;
 
 constexpr int64_t kDefaultNumel = int64_t{1} << 26;

@@ -8,7 +8,7 @@
 
 #include <c10/core/Device.h>
 
-#include "bench/optimizer_step/interleaved.h"
+#include "bench/interleaved.h"
 
 namespace optimizer_step {
 
@@ -22,7 +22,7 @@ struct Ratio {
 struct Group {
   std::string name;
   int64_t numel = 0;
-  std::vector<Contender> contenders;
+  std::vector<bench::Contender> contenders;
   std::vector<int64_t> bytes;  // of each, an element
   std::vector<Ratio> ratios;   // above 1: the first named is faster
 };

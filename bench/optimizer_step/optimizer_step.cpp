@@ -9,16 +9,16 @@
 #include <nlohmann/json.hpp>
 #include <torch/cuda.h>
 
-#include "bench/collectives/figures_json.h"
 #include "bench/measuring_main.h"
 #include "bench/optimizer_step/contenders.h"
+#include "bench/spread.h"
 #include "memory/check.h"
 #include "offload/cuda/fused_step.h"
 
 namespace {
 
-using collectives::Spread;
-using collectives::spread_json;
+using bench::Spread;
+using bench::spread_json;
 using optimizer_step::Group;
 using optimizer_step::Ratio;
 
@@ -101,7 +101,7 @@ void run(const Flags& flags) {
                device.str().c_str(), flags.rounds, at::get_num_threads());
   nlohmann::json json = {{"device", device.str()}, {"threads", at::get_num_threads()}};
   const auto time_and_report = [&](const Group& group) {
-    const auto seconds = optimizer_step::time_interleaved(group.contenders, device, flags.rounds);
+    const auto seconds = bench::time_interleaved(group.contenders, device, flags.rounds);
     json["groups"].push_back(report(group, seconds, text));
     // After each: what was measured is there even if a later group is stopped.
     if (!flags.json.empty() && flags.json != "-") write_json(json, flags.json);

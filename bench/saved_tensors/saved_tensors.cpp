@@ -17,18 +17,18 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/normalization.h>
 
-#include "bench/collectives/figures_json.h"
+#include "bench/interleaved.h"
 #include "bench/measuring_main.h"
-#include "bench/optimizer_step/interleaved.h"
+#include "bench/spread.h"
 #include "checkpointing/activation_offload.h"
 #include "checkpointing/recompute.h"
 #include "memory/check.h"
 
 namespace {
 
-using collectives::Spread;
-using collectives::spread_json;
-using optimizer_step::Contender;
+using bench::Contender;
+using bench::Spread;
+using bench::spread_json;
 using torch::autograd::Engine;
 using namespace zeropage::checkpointing;
 
@@ -168,9 +168,9 @@ std::vector<Checked> hooks(const std::shared_ptr<const Chain>& chain) {
       std::make_shared<ActivationOffload>(ActivationOffloadOptions{.least_bytes = kHugeBytes});
   return {{"no hooks", [=] { return chain->step(); }},
           {"hooks that keep", [=] { return chain->step<SavedTensorScope>(keeping); }},
-          {"Recompute that keeps", [=] { return chain->step<RecomputeScope>(*all_stays); }},
-          {"Recompute, too small", [=] { return chain->step<RecomputeScope>(*selective); }},
-          {"offload, too small", [=] { return chain->step<SavedTensorScope>(offload->hooks()); }}};
+          {"Recompute that keeps", [=] { return chain->step<ActivationScope>(*all_stays); }},
+          {"Recompute, too small", [=] { return chain->step<ActivationScope>(*selective); }},
+          {"offload, too small", [=] { return chain->step<ActivationScope>(*offload); }}};
 }
 
 int64_t saved_tensors_of(const Chain& chain) {

@@ -18,8 +18,8 @@
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>
 
-#include "bench/collectives/figures_json.h"
 #include "bench/measuring_main.h"
+#include "bench/spread.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "state/file.h"
@@ -27,9 +27,9 @@
 
 namespace {
 
-using collectives::quotient;
-using collectives::Spread;
-using collectives::spread_json;
+using bench::quotient;
+using bench::Spread;
+using bench::spread_json;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
 

@@ -14,12 +14,12 @@ constexpr std::array<double, 10> kSegmentShares = {0.56, 0.4,  0.3, 0.24, 0.2,
 
 class Boundaries {
  public:
-  Boundaries(const ReplaySimulator& simulator, const std::vector<Item>& items)
+  Boundaries(const StepGraph& graph, const std::vector<Item>& items)
       : items_(items),
         last_read_(items.size()),
         width_(items.size() + 1),
         count_(items.size() + 1) {
-    read_ends(simulator);
+    read_ends(graph);
     through_.push_back(0);
     for (const Item& item : items) through_.push_back(through_.back() + item.bytes);
     for (size_t at = 0; at < items.size(); ++at) {
@@ -74,17 +74,17 @@ class Boundaries {
 
  private:
   // For each item the last item whose replay reads it, perhaps through passing values.
-  void read_ends(const ReplaySimulator& simulator) {
-    const RecordedStep& step = simulator.step();
+  void read_ends(const StepGraph& graph) {
+    const RecordedStep& step = graph.step();
     std::vector<size_t> item_of(step.operators.size(), items_.size());
     for (size_t at = 0; at < items_.size(); ++at) item_of[items_[at].op] = at;
     std::vector<size_t> read_until(step.values.size(), 0);
     for (size_t op = step.operators.size(); op-- > 0;) {
       size_t until = item_of[op] < items_.size() ? item_of[op] : 0;
-      for (const size_t output : simulator.outputs(op)) {
-        if (!simulator.saved(output)) until = std::max(until, read_until[output]);
+      for (const size_t output : graph.outputs(op)) {
+        if (!graph.saved(output)) until = std::max(until, read_until[output]);
       }
-      for (const size_t input : simulator.inputs(op)) {
+      for (const size_t input : graph.inputs(op)) {
         read_until[input] = std::max(read_until[input], until);
       }
     }
@@ -128,30 +128,30 @@ class Boundaries {
 
 }  // namespace
 
-std::vector<Item> find_items(const ReplaySimulator& simulator) {
+std::vector<Item> find_items(const StepGraph& graph) {
   std::vector<Item> items;
-  for (size_t op = 0; op < simulator.step().operators.size(); ++op) {
+  for (size_t op = 0; op < graph.step().operators.size(); ++op) {
     Item item;
     item.op = op;
-    for (const size_t value : simulator.outputs(op)) {
-      if (!simulator.droppable(value)) continue;
+    for (const size_t value : graph.outputs(op)) {
+      if (!graph.droppable(value)) continue;
       item.values.push_back(value);
-      item.bytes += simulator.step().values[value].bytes;
+      item.bytes += graph.step().values[value].bytes;
     }
     if (item.values.empty()) continue;
-    item.seconds = simulator.lone_seconds(op);
+    item.seconds = graph.lone_seconds(op);
     items.push_back(std::move(item));
   }
   return items;
 }
 
-std::vector<ItemSet> anchor_sets(const ReplaySimulator& simulator, const std::vector<Item>& items) {
+std::vector<ItemSet> anchor_sets(const StepGraph& graph, const std::vector<Item>& items) {
   std::vector<ItemSet> sets = {ItemSet(items.size(), 0)};
   if (items.size() < 2) return sets;
   const auto add = [&](ItemSet set) {
     if (std::find(sets.begin(), sets.end(), set) == sets.end()) sets.push_back(std::move(set));
   };
-  const Boundaries boundaries(simulator, items);
+  const Boundaries boundaries(graph, items);
   for (const int64_t segments : kSegmentCounts) {
     if (segments <= static_cast<int64_t>(items.size())) add(boundaries.even(segments));
   }

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "checkpointing/detail/replay_simulator.h"
+#include "checkpointing/detail/step_graph.h"
 
 namespace zeropage::checkpointing::detail {
 
@@ -25,10 +25,10 @@ struct Item {
 using ItemSet = std::vector<uint8_t>;
 
 // In the order of their operators.
-std::vector<Item> find_items(const ReplaySimulator& simulator);
+std::vector<Item> find_items(const StepGraph& graph);
 
 // Different sets of items to keep, the empty one first, then from few boundaries to many: as even as
 // narrow boundaries allow, narrower where much is kept before, and every boundary of one item.
-std::vector<ItemSet> anchor_sets(const ReplaySimulator& simulator, const std::vector<Item>& items);
+std::vector<ItemSet> anchor_sets(const StepGraph& graph, const std::vector<Item>& items);
 
 }  // namespace zeropage::checkpointing::detail

@@ -138,9 +138,13 @@ double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments)
   return is_convolution(facts.name) ? convolution_flops(arguments) : 0;
 }
 
-bool is_matrix_product(const OperatorFacts& facts) {
-  return among(kProducts, facts.name) || among(kProductsAfterAnAddend, facts.name) ||
-         is_attention(facts.name) || is_convolution(facts.name);
+c10::Device place_of_arguments(at::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined() && !argument.toTensor().is_cpu()) {
+      return argument.toTensor().device();
+    }
+  }
+  return c10::kCPU;
 }
 
 }  // namespace zeropage::checkpointing::detail

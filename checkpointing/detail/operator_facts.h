@@ -36,7 +36,7 @@ std::vector<at::Tensor> written_tensors(const OperatorFacts& facts,
 // 2.1; Narayanan et al. 2021, appendix).
 double flops_of(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments);
 
-// Whether it is one of those: dear to repeat.
-bool is_matrix_product(const OperatorFacts& facts);
+// Where the operator computes: the device of its arguments that is not the host, if one is.
+c10::Device place_of_arguments(at::ArrayRef<c10::IValue> arguments);
 
 }  // namespace zeropage::checkpointing::detail

@@ -43,11 +43,12 @@ size_t length(const RecordedStep& step) {
 
 }  // namespace
 
-PlanSearch::PlanSearch(ReplaySimulator& simulator, int64_t budget_bytes, const PlanOptions& options)
-    : simulator_(simulator), budget_bytes_(budget_bytes), items_(find_items(simulator)) {
+PlanSearch::PlanSearch(const StepGraph& graph, ReplaySimulator& simulator, int64_t budget_bytes,
+                       const PlanOptions& options)
+    : graph_(graph), simulator_(simulator), budget_bytes_(budget_bytes), items_(find_items(graph)) {
   group_items();
   enumerates_ = small_enough_to_enumerate(options);
-  most_runs_ = std::clamp(kMostWork / length(simulator.step()), kFewestRuns, kMostRuns);
+  most_runs_ = std::clamp(kMostWork / length(graph.step()), kFewestRuns, kMostRuns);
   lowering_runs_ = most_runs_ / (2 * kLoweredCandidates);
 }
 
@@ -55,7 +56,7 @@ void PlanSearch::group_items() {
   std::map<std::tuple<std::string_view, int64_t, double>, size_t> known;
   for (size_t at = 0; at < items_.size(); ++at) {
     const Item& item = items_[at];
-    const std::string_view signature = simulator_.step().operators[item.op].signature;
+    const std::string_view signature = graph_.step().operators[item.op].signature;
     const auto [found, is_new] =
         known.try_emplace({signature, item.bytes, item.seconds}, groups_.size());
     if (is_new) groups_.push_back({.bytes = item.bytes, .seconds = item.seconds, .items = {}});
@@ -77,11 +78,11 @@ void PlanSearch::group_items() {
 
 bool PlanSearch::small_enough_to_enumerate(const PlanOptions& options) const {
   if (items_.size() > options.exhaustive_items || items_.size() >= 30) return false;
-  return (size_t{1} << items_.size()) * length(simulator_.step()) <= kMostEnumerationWork;
+  return (size_t{1} << items_.size()) * length(graph_.step()) <= kMostEnumerationWork;
 }
 
 PlanSearch::Candidate PlanSearch::evaluated(ItemSet dropped) {
-  ReplaySimulator::Decision decision(simulator_.step().values.size(), 0);
+  Decision decision(graph_.step().values.size(), 0);
   for (size_t at = 0; at < items_.size(); ++at) {
     if (dropped[at] == 0) continue;
     for (const size_t value : items_[at].values) decision[value] = 1;
@@ -102,7 +103,7 @@ PlanSearch::Found PlanSearch::find() {
   kept_peak_bytes_ = best.outcome.peak_bytes;
   if (!fits(best) && enumerates_) best = enumerate();
   if (!fits(best) && !enumerates_) {
-    const auto anchors = anchor_sets(simulator_, items_);
+    const auto anchors = anchor_sets(graph_, items_);
     std::vector<Candidate> candidates;
     double least_seconds = std::numeric_limits<double>::infinity();
     for (const ItemSet& kept : anchors) {
@@ -127,7 +128,7 @@ PlanSearch::Found PlanSearch::find() {
       if (!fits(best) || cheaper(candidate, best)) best = candidate;
     }
   }
-  Found found{.dropped = ReplaySimulator::Decision(simulator_.step().values.size(), 0),
+  Found found{.dropped = Decision(graph_.step().values.size(), 0),
               .outcome = best.outcome,
               .fits = fits(best)};
   for (size_t at = 0; at < items_.size(); ++at) {

@@ -7,7 +7,7 @@
 // exchanges. Where none fits, the set with the least peak is looked for without regard to seconds or
 // the budget, so that a budget of that peak is accepted.
 //
-// Lifetime: keeps a reference to the simulator. Threads: one.
+// Lifetime: keeps references to the graph and the simulator. Threads: one.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,7 @@
 
 #include "checkpointing/detail/anchors.h"
 #include "checkpointing/detail/replay_simulator.h"
+#include "checkpointing/detail/step_graph.h"
 #include "checkpointing/recorded_step.h"
 
 namespace zeropage::checkpointing::detail {
@@ -24,12 +25,13 @@ namespace zeropage::checkpointing::detail {
 class PlanSearch {
  public:
   struct Found {
-    ReplaySimulator::Decision dropped;
+    Decision dropped;
     Outcome outcome;
     bool fits = false;  // else it is the one with the least peak
   };
 
-  PlanSearch(ReplaySimulator& simulator, int64_t budget_bytes, const PlanOptions& options);
+  PlanSearch(const StepGraph& graph, ReplaySimulator& simulator, int64_t budget_bytes,
+             const PlanOptions& options);
 
   Found find();
 
@@ -66,6 +68,7 @@ class PlanSearch {
   bool may_run() const { return simulator_.runs() < most_runs_; }
 
   // Constant after construction.
+  const StepGraph& graph_;
   ReplaySimulator& simulator_;
   const int64_t budget_bytes_;
   const std::vector<Item> items_;

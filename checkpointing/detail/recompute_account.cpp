@@ -1,6 +1,16 @@
 #include "checkpointing/detail/recompute_account.h"
 
+#include <sstream>
+
 namespace zeropage::checkpointing {
+
+std::string to_string(const RecomputeStatistics& statistics) {
+  std::ostringstream out;
+  out << statistics.replays << " replays after " << statistics.forwards << " forwards, "
+      << statistics.recomputed_flops << " FLOPs of " << statistics.forward_flops
+      << " repeated; took " << statistics.recompute_seconds << " s";
+  return out.str();
+}
 
 RecomputeStatistics recompute_statistics() {
   return detail::RecomputeAccount::of_this_thread()->statistics();

@@ -7,12 +7,10 @@
 //
 // Lifetime: by sharing. A value holds the operator that makes it for as long as it may have to be
 // made again, an operator holds the values that it reads; who holds a dropped value holds all that
-// it takes to bring it back, and nothing else.
+// it takes to bring it back, and nothing else. ValueReplay brings it back.
 // Threads: the tape that records guards them.
 #pragma once
 
-#include <atomic>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +24,7 @@
 
 #include "checkpointing/detail/operator_facts.h"
 #include "checkpointing/detail/thread_modes.h"
+#include "checkpointing/detail/value_memory.h"
 #include "operators/recorded_argument.h"
 
 namespace zeropage::checkpointing::detail {
@@ -65,9 +64,6 @@ class Version {
 
 struct Operation;
 
-// Bytes of memory that saved values hold.
-using HeldBytes = std::atomic<int64_t>;
-
 struct Value {
   enum class Source : uint8_t {
     kLeaf,      // was there before the forward; `memory` stays
@@ -83,35 +79,19 @@ struct Value {
   std::shared_ptr<Operation> producer;  // while it may be needed again
   int packs = 0;                        // saved tensors of it that the graph has now
   bool saved = false;                   // it had some
-  bool dropped = false;                 // its memory does not stay from forward to backward
   // Of its producer, and of what it reads that nobody saved: what a replay costs that finds all
   // saved values at hand.
   double chain_flops = 0;
+  ValueMemory memory;  // a leaf's is the program's, and does not count as kept
 
-  Value(const c10::Storage& storage, std::shared_ptr<HeldBytes> held)
+  Value(const c10::Storage& storage, Source from, const std::shared_ptr<KeptBytes>& kept)
       : bytes(static_cast<int64_t>(storage.nbytes())),
+        source(from),
         identity(storage.getWeakStorageImpl()),
-        held_(std::move(held)) {}
-  ~Value() { let_go(); }
-  Value(const Value&) = delete;
-  Value& operator=(const Value&) = delete;
+        memory(bytes, from == Source::kLeaf ? nullptr : kept) {}
 
-  // Null: dropped, or never kept.
-  const c10::Storage& memory() const { return memory_; }
-  bool has_memory() const { return static_cast<bool>(memory_); }
-  void hold(c10::Storage memory) {
-    let_go();
-    memory_ = std::move(memory);
-    if (source != Source::kLeaf) *held_ += bytes;
-  }
-  void let_go() {
-    if (has_memory() && source != Source::kLeaf) *held_ -= bytes;
-    memory_ = c10::Storage();
-  }
-
- private:
-  c10::Storage memory_;
-  const std::shared_ptr<HeldBytes> held_;
+  // By an operator that can run again.
+  bool can_be_made_again() const;
 };
 
 struct Operation {
@@ -147,13 +127,5 @@ struct Operation {
     }
   }
 };
-
-// Runs operators again, in their order, until `value` has memory. Their other results that are
-// dropped and still packed get memory too; what nobody saved passes. for_good: the producers of
-// what came back are let go, since nothing will ask for it after its memory is gone again.
-// Returns their FLOPs. came_back: is told each value that got memory. Throws c10::Error if an input was changed in place
-// since the forward.
-double bring_back(const std::shared_ptr<Value>& value, bool for_good,
-                  const std::function<void(const std::shared_ptr<Value>&)>& came_back);
 
 }  // namespace zeropage::checkpointing::detail

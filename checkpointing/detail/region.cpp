@@ -1,45 +1,19 @@
 #include "checkpointing/detail/region.h"
 
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <utility>
 
-#include <ATen/Functions.h>
-#include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include "checkpointing/detail/operator_facts.h"
-#include "checkpointing/detail/recorded_forward.h"
 #include "memory/check.h"
 #include "operators/operator_schema.h"
 #include "operators/tensor_mark.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
-
-// FNV-1a over 64-bit words of the values, in the tensor's own order of elements; 0 for bytes, which
-// are work space of kernels.
-uint64_t hash_of(const at::Tensor& tensor) {
-  if (tensor.scalar_type() == at::kByte) return 0;
-  const at::Tensor values = tensor.detach().contiguous().cpu();
-  constexpr uint64_t kPrime = 0x100000001b3;
-  uint64_t hash = 0xcbf29ce484222325;
-  const auto* bytes = static_cast<const unsigned char*>(values.const_data_ptr());
-  size_t left = values.nbytes();
-  for (; left >= sizeof(uint64_t); left -= sizeof(uint64_t), bytes += sizeof(uint64_t)) {
-    uint64_t word = 0;
-    std::memcpy(&word, bytes, sizeof(word));
-    hash = (hash ^ word) * kPrime;
-  }
-  for (; left > 0; --left, ++bytes) hash = (hash ^ *bytes) * kPrime;
-  return hash;
-}
-
-std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, c10::Device device) {
-  return c10::str(dtype, " ", sizes, " on ", device);
-}
 
 // Counts what the operators of a first run or of a repetition cost, and is shown what they read,
 // write and make.
@@ -99,7 +73,8 @@ class Region::FirstRunHooks final : public SavedTensorHooks {
  public:
   explicit FirstRunHooks(std::shared_ptr<Region> region) : region_(std::move(region)) {}
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
-    return std::make_unique<Packed>(region_, region_->note_saved(tensor));
+    const std::lock_guard lock(region_->mutex_);
+    return std::make_unique<Packed>(region_, region_->saved_.add(tensor));
   }
 
  private:
@@ -111,7 +86,7 @@ class Region::RepetitionHooks final : public SavedTensorHooks {
   explicit RepetitionHooks(Region& region) : region_(region) {}
   // The graph of a repetition may be used inside the function, by torch::autograd::grad.
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
-    const bool enough = region_.compare_and_keep(count_++, tensor);
+    const bool enough = region_.saved_.compare_and_keep(count_++, tensor);
     if (enough && region_.options_.early_stop) throw EarlyStop();
     return keep(tensor, region_.who());
   }
@@ -144,104 +119,34 @@ Region::Region(RegionOptions options)
     : options_(std::move(options)),
       ledger_(memory::Ledger::current()),
       account_(RecomputeAccount::of_this_thread()),
-      enclosing_(SavedTensorScope::current()),
-      modes_(ThreadModes::take()) {}
+      modes_(ThreadModes::take()),
+      saved_(who(), options_) {}
 
 void Region::keep_input(const at::Tensor& tensor, const std::string& name) {
-  Input input{.name = name};
-  if (tensor.defined()) {
-    captured_.leave_out(tensor);
-    input.requires_grad = tensor.requires_grad();
-    input.is_leaf = tensor.is_leaf();
-    if (enclosing_) {
-      input.packed = enclosing_->pack(tensor);
-    } else {
-      // An alias with a version of its own: a repetition may change it in place and put it back.
-      input.packed = keep(tensor.variable_data(), who());
-      input.checked = tensor.detach();
-    }
-  }
+  if (tensor.defined()) captured_.leave_out(tensor);
+  inputs_.keep(tensor, name, who());
   if (options_.preserve_random_state && (!random_ || !place_of(tensor).is_cpu())) {
     random_ = RandomState::take(place_of(tensor));
   }
-  inputs_.push_back(std::move(input));
-}
-
-at::Tensor Region::next_input() {
-  Input& input = inputs_.at(next_input_++);
-  if (!input.packed) return {};
-  at::Tensor tensor = input.packed->unpack().variable_data();
-  if (!input.requires_grad) return tensor;
-  if (input.is_leaf) {
-    tensor.requires_grad_();
-  } else {
-    attach_to_nothing(tensor);
-  }
-  return tensor;
-}
-
-size_t Region::note_saved(const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
-  saved_.push_back({.sizes = tensor.sizes().vec(),
-                    .dtype = tensor.scalar_type(),
-                    .device = tensor.device(),
-                    .hash = options_.check_values ? hash_of(tensor) : 0});
-  return saved_.size() - 1;
 }
 
 void Region::forget(size_t index) {
   const std::lock_guard lock(mutex_);
-  saved_[index].wanted = false;
-  saved_[index].recomputed.reset();
+  saved_.forget(index);
 }
 
 void Region::forget_all() {
   const std::lock_guard lock(mutex_);
-  for (Saved& saved : saved_) saved.recomputed.reset();
+  saved_.drop_recomputed();
 }
 
 at::Tensor Region::take(size_t index) {
   const std::lock_guard lock(mutex_);
-  if (!saved_[index].recomputed.defined()) repeat();
   // A node takes a tensor once; with retain_graph the next backward repeats the region again.
-  return std::exchange(saved_[index].recomputed, at::Tensor());
-}
-
-bool Region::compare_and_keep(size_t index, const at::Tensor& tensor) {
-  const auto other_forward =
-      "; a repetition must run the same operators on the same values: give the region what its "
-      "function depends on as arguments, and let it draw from the default generators";
-  ZP_CHECK(index < saved_.size(), who(), ": the repetition saves more tensors than the first run, ",
-           saved_.size(), ": the next is ",
-           describe(tensor.scalar_type(), tensor.sizes(), tensor.device()), other_forward);
-  Saved& saved = saved_[index];
-  if (options_.check_geometry) {
-    const bool same = saved.sizes == tensor.sizes() && saved.dtype == tensor.scalar_type() &&
-                      saved.device == tensor.device();
-    ZP_CHECK(same, who(), ": saved tensor ", index, " of ", saved_.size(),
-             " differs in the repetition: expected ",
-             describe(saved.dtype, saved.sizes, saved.device), ", got ",
-             describe(tensor.scalar_type(), tensor.sizes(), tensor.device()), other_forward);
-  }
-  ZP_CHECK(!options_.check_values || hash_of(tensor) == saved.hash, who(), ": saved tensor ", index,
-           " of ", saved_.size(), ", ", describe(saved.dtype, saved.sizes, saved.device),
-           ", has other values in the repetition", other_forward);
-  if (saved.wanted) saved.recomputed = tensor.detach();
-  for (size_t later = index + 1; later < saved_.size(); ++later) {
-    if (saved_[later].wanted) return false;
-  }
-  return true;
-}
-
-void Region::check_inputs() const {
-  for (const Input& input : inputs_) {
-    if (!input.checked.defined() || input.checked.is_inference()) continue;
-    ZP_CHECK(
-        input.checked._version() == input.version, who(), ": ", input.name, " of sizes ",
-        input.checked.sizes(), " was changed in place after the region (version ", input.version,
-        " then, ", input.checked._version(),
-        " now), so it cannot be repeated; change a clone, or run backward() before it changes");
-  }
+  at::Tensor tensor = saved_.take(index);
+  if (tensor.defined()) return tensor;
+  repeat();
+  return saved_.take(index);
 }
 
 void Region::repeat() {
@@ -253,10 +158,10 @@ void Region::repeat() {
   }
   const memory::LedgerScope ledger(ledger_);
   const memory::KindScope kind(memory::Kind::kRecompute);
-  check_inputs();
+  inputs_.check_unchanged(who());
   const auto start = std::chrono::steady_clock::now();
   RepetitionObserver observer(*this);
-  next_input_ = 0;
+  inputs_.rewind();
   {
     const c10::InferenceMode no_inference(false);
     const ThreadModesScope modes(modes_);
@@ -268,7 +173,7 @@ void Region::repeat() {
     const memory::InterceptorScope interceptor(&observer);
     bool stopped = false;
     try {
-      function_([this] { return next_input(); });
+      function_([this] { return inputs_.next(); });
     } catch (const EarlyStop&) {
       stopped = true;
     } catch (c10::Error& error) {
@@ -339,11 +244,7 @@ void RegionForward::end() {
   interceptor_.reset();
   hooks_.reset();
   region_->writes_.end_forward();
-  for (Region::Input& input : region_->inputs_) {
-    if (input.checked.defined() && !input.checked.is_inference()) {
-      input.version = input.checked._version();
-    }
-  }
+  region_->inputs_.end_forward();
   region_->account_->add_forward(observer_->flops);
   if (!any_requires_grad_) {
     TORCH_WARN(

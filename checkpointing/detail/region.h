@@ -11,11 +11,12 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "checkpointing/detail/captured_tensors.h"
 #include "checkpointing/detail/outside_writes.h"
 #include "checkpointing/detail/recompute_account.h"
+#include "checkpointing/detail/region_inputs.h"
+#include "checkpointing/detail/region_tensors.h"
 #include "checkpointing/detail/thread_modes.h"
 #include "checkpointing/region_options.h"
 #include "checkpointing/saved_tensors.h"
@@ -42,50 +43,25 @@ class Region : public std::enable_shared_from_this<Region> {
   class Packed;
   struct EarlyStop {};
 
-  struct Input {
-    std::string name;
-    std::unique_ptr<PackedTensor> packed;  // null for an undefined tensor
-    at::Tensor checked;                    // shares the input's version; undefined if hooks took it
-    uint32_t version = 0;
-    bool requires_grad = false;
-    bool is_leaf = true;
-  };
-  // A tensor that autograd saved in the first run.
-  struct Saved {
-    std::vector<int64_t> sizes;
-    at::ScalarType dtype;
-    c10::Device device;
-    uint64_t hash = 0;
-    bool wanted = true;     // a node of the graph still has it
-    at::Tensor recomputed;  // until it is used
-  };
-
-  at::Tensor next_input();
   std::string who() const { return "region \"" + options_.name + "\""; }
-  size_t note_saved(const at::Tensor& tensor);
   void forget(size_t index);
   void forget_all();
   at::Tensor take(size_t index);
   void repeat();
-  void check_inputs() const;
-  // Of a tensor that a repetition saves; true if it was the last that is wanted.
-  bool compare_and_keep(size_t index, const at::Tensor& tensor);
 
   const RegionOptions options_;
   const std::shared_ptr<memory::Ledger> ledger_;
   const std::shared_ptr<RecomputeAccount> account_;
-  const std::shared_ptr<SavedTensorHooks> enclosing_;
   const ThreadModes modes_;
   std::optional<RandomState> random_;
   OutsideWrites writes_;
   CapturedTensors captured_;
-  std::vector<Input> inputs_;
+  RegionInputs inputs_;
   std::function<void(const NextInput&)> function_;
 
   std::recursive_mutex mutex_;
   // Guarded by mutex_.
-  std::vector<Saved> saved_;
-  size_t next_input_ = 0;
+  RegionTensors saved_;
 };
 
 // The first run, while it lives.

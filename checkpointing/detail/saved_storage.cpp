@@ -19,6 +19,10 @@ bool is_parameter(const at::Tensor& tensor) {
 
 }  // namespace
 
+bool is_of_parameter(const at::Tensor& tensor) {
+  return is_parameter(tensor) || (tensor.is_view() && is_parameter(at::Tensor(tensor._base())));
+}
+
 std::optional<Span> span_of(const at::Tensor& tensor) {
   int64_t covered = 1, extent = 1;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {

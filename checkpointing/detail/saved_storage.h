@@ -40,6 +40,9 @@ struct Span {
 // REQUIRES: a strided tensor with elements.
 std::optional<Span> span_of(const at::Tensor& tensor);
 
+// Whether it is a leaf that requires a gradient, or a view of one.
+bool is_of_parameter(const at::Tensor& tensor);
+
 // The span as a vector, without a graph: [numel]
 at::Tensor flat_of(const at::Tensor& tensor, const Span& span);
 

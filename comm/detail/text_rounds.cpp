@@ -54,7 +54,7 @@ class TextRounds::Waiting {
  public:
   Waiting(TextRounds& texts, const std::string& topic)
       : texts_(texts),
-        wait_(*texts.options_.watch, c10::str("texts of \"", topic, "\""),
+        wait_(texts.options_.watch->activity(), c10::str("texts of \"", topic, "\""),
               texts.options_.deadline) {}
 
   void await(int other) { wait_.await(other); }
@@ -76,7 +76,7 @@ class TextRounds::Waiting {
 
  private:
   TextRounds& texts_;
-  Watch::TextWait wait_;
+  Activity::TextWait wait_;
   std::vector<int> lost_;
   std::optional<Verdict> verdict_;
   Clock::time_point over_at_;  // once there is a verdict

@@ -1,6 +1,7 @@
 // How long a rank waits for the others (WorldOptions has what each means).
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 
 namespace zeropage::comm::detail {
@@ -10,6 +11,10 @@ struct WaitLimits {
   std::chrono::milliseconds busy_limit = std::chrono::minutes(30);
   std::chrono::milliseconds report_interval = std::chrono::seconds(30);
 
+  // Until the others are asked: a rank that is merely a little late is not.
+  std::chrono::milliseconds patience() const {
+    return std::min(std::chrono::milliseconds(500), deadline / 4);
+  }
   // No wait is longer: what ends it then is the last resort.
   std::chrono::milliseconds longest() const { return busy_limit + 2 * deadline; }
 };

@@ -8,30 +8,27 @@
 //   unreachable    a rank that must come has not beaten for the deadline (its process is stopped, its
 //                  network is gone): who waits ends;
 //   slow           no rank is busy: who waits ends at the deadline.
-// Waits shorter than `patience` never touch the store; an operation costs two locks that nobody else
-// holds. While nobody waits a rank reads one key in a twelfth of the deadline.
+// Waits shorter than WaitLimits::patience() never touch the store. While nobody waits a rank reads one
+// key in a twelfth of the deadline.
 //
 // Lifetime: the store must outlive it; what the hooks use must live until stop().
-// Threads: perform() on the thread that performs the operations; the rest on any. Owns
-// a thread, which sleeps most of the time, looks at the store, and calls the hooks.
-// Throws: perform() what the operation throws.
+// Threads: any. Owns a thread, which sleeps most of the time, looks at the store, and calls the hooks.
 #pragma once
 
-#include <algorithm>
-#include <chrono>
 #include <condition_variable>
 #include <functional>
-#include <list>
 #include <mutex>
-#include <optional>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "comm/detail/activity.h"
+#include "comm/detail/judge.h"
+#include "comm/detail/lost_ranks.h"
 #include "comm/detail/roll.h"
-#include "comm/detail/standing.h"
+#include "comm/detail/standing_store.h"
+#include "comm/detail/wait_limits.h"
 
 namespace zeropage::comm::detail {
 
@@ -54,7 +51,7 @@ class Watch {
     std::function<void()> interrupt;
     // The ranks whose connection to this one has broken. May be empty.
     std::function<std::vector<int>()> lost_ranks;
-    Roll::Facts facts;
+    Judge::Facts facts;
   };
 
   // Writes this rank's keys: once all ranks have one, all may look.
@@ -69,104 +66,33 @@ class Watch {
   // connections to them end: those that still are in the last one lack nothing of ours.
   void stop();
 
-  const WaitLimits& limits() const { return options_.limits; }
-
-  template <typename Body>
-  void perform(const Call& call, const Body& body) {
-    begin(call);
-    try {
-      body();
-    } catch (...) {
-      end(call, /*completed=*/false);
-      throw;
-    }
-    end(call, /*completed=*/true);
-  }
-
-  // The operation that this rank's device is in, which no thread here need wait for. Of one at a time;
-  // a verdict says why it cannot end.
-  void begin_on_device(const Call& call);
-  void end_on_device();
-  std::optional<Verdict> verdict_on_device() const;
-
-  // A rank that was lost while the operation waited, if that is why it was interrupted.
-  std::optional<int> lost_rank() const;
-  // Once there is one, every error of an operation follows from it.
-  std::optional<Verdict> verdict() const;
-
-  // While it lives, the thread that made it waits for texts of other ranks.
-  class TextWait;
+  const WaitLimits& limits() const { return limits_; }
+  // Where who calls notes what begins, and finds the verdicts.
+  Activity& activity() { return activity_; }
 
  private:
-  using Clock = Roll::Clock;
-  using Lock = std::unique_lock<std::mutex>;
-
-  void begin(const Call& call);
-  void end(const Call& call, bool completed);
   void work();
-  void look(Lock& lock);
-  void look_at_device(Lock& lock, Standing ours);
-  void answer(Lock& lock);
-  bool find_lost(Lock& lock);
-  std::optional<int> first_missed(const std::vector<int>& lost, const Call& call);
-  void say_farewell();
+  void look();
+  void look_for_lost(const Call& call);
   bool tell_and_listen(const Standing& ours);
-  std::optional<std::string> ask(std::function<std::string()> question) const;
-  Standing own_standing();
-  const std::string& own_key() const { return keys_[static_cast<size_t>(options_.rank)]; }
-  void end_call(Lock& lock, Standing ours);
-  void wait_until_others_know(const Standing& ours);
+  void wait_until_others_know(Standing ours, const Activity::InVain& vain);
+  bool stops_within(std::chrono::milliseconds time);
 
-  // Constant after construction.
-  const Options options_;
-  const c10::intrusive_ptr<c10d::Store> store_;  // a connection of its own
-  const std::chrono::milliseconds patience_;
-  const std::thread::id caller_ = std::this_thread::get_id();
-  std::vector<std::string> keys_;
+  const WaitLimits limits_;
+  Hooks hooks_;  // constant from start() on
+  Activity activity_;
 
-  Hooks hooks_;  // from start() on
-
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  // Guarded by mutex_.
-  bool stopping_ = false;
-  bool running_ = false;
-  uint64_t beat_ = 0;
+  // Owned by the thread, and by stop() after it.
+  StandingStore store_;
   Roll roll_;
-  std::optional<Call> current_;
-  uint64_t begun_ = 0;  // collectives
-  Roll::Wait wait_;     // of current_
-  std::list<Roll::Wait> texts_;
-  std::optional<Call> on_device_;
-  Roll::Wait device_wait_;  // of on_device_
-  std::string asked_;       // what was last seen of who asks
-  std::optional<Call> last_;
-  Clock::time_point outside_since_ = Clock::now();
-  std::optional<Verdict> verdict_;
-  std::optional<int> lost_rank_;
-  bool has_failed_ = false;  // an operation
+  Judge judge_;
+  LostRanks lost_{store_};
 
-  // The thread's: since when ranks are lost, and the store does not say why.
-  std::optional<Clock::time_point> unexplained_since_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stopping_ = false;  // guarded by mutex_
 
   std::thread thread_;  // last: uses everything above
-};
-
-// Lifetime: the watch must outlive it.
-class Watch::TextWait {
- public:
-  TextWait(Watch& watch, const std::string& topic, std::chrono::milliseconds deadline);
-  ~TextWait();
-  TextWait(const TextWait&) = delete;
-  TextWait& operator=(const TextWait&) = delete;
-
-  void await(int rank);
-  // Why it is in vain; nothing while it may end. Without words before start(), when nobody beats yet.
-  std::optional<Verdict> verdict() const;
-
- private:
-  Watch& watch_;
-  std::list<Roll::Wait>::iterator wait_;
 };
 
 }  // namespace zeropage::comm::detail

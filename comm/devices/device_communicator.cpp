@@ -4,14 +4,12 @@
 #include <vector>
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
 
 #include "comm/detail/call.h"
-#include "comm/devices/device_reduction.h"
+#include "comm/devices/backend_collectives.h"
 #include "comm/devices/device_watch.h"
+#include "device/pending_on_device.h"
 #include "memory/check.h"
-#include "memory/exact.h"
-#include "memory/ledger.h"
 
 namespace zeropage::comm {
 namespace {
@@ -19,27 +17,12 @@ namespace {
 using detail::Call;
 using detail::DeviceWatch;
 using detail::Operation;
-using detail::Slices;
 using memory::Event;
 using memory::Stream;
 using memory::StreamScope;
-using Work = c10::intrusive_ptr<c10d::Work>;
 
 // What ranks have enqueued when they end well needs this long at most.
 constexpr std::chrono::seconds kLastOperations{5};
-
-// Collectives run on the stream that is current: ours. A backend whose own stream takes them, as NCCL's
-// takes the messages of pairs, returns what the current stream then waits for.
-constexpr bool kOnOwnStream = false;
-
-void let_stream_wait(const Work& work) {
-  if (work) work->wait();
-}
-
-c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
-  if (op == ReduceOp::kMax) return c10d::ReduceOp::MAX;
-  return op == ReduceOp::kMin ? c10d::ReduceOp::MIN : c10d::ReduceOp::SUM;
-}
 
 class DeviceCommunicator final : public Communicator {
  public:
@@ -81,7 +64,7 @@ class DeviceCommunicator final : public Communicator {
     return start(calls_.collective(Operation::kAllGather, whole, std::move(what)), whole,
                  [&](const Call& call) {
                    sent_.add(call.operation, bytes_for_others(call.bytes));
-                   gather(whole);
+                   collectives_.all_gather(whole);
                  });
   }
 
@@ -90,7 +73,7 @@ class DeviceCommunicator final : public Communicator {
     return start(calls_.collective(Operation::kReduceScatter, whole, std::move(what)), whole,
                  [&](const Call& call) {
                    sent_.add(call.operation, bytes_for_others(call.bytes));
-                   reduce_own_slice(whole, op);
+                   collectives_.reduce_scatter(whole, op);
                  });
   }
 
@@ -99,14 +82,7 @@ class DeviceCommunicator final : public Communicator {
     return start(calls_.collective(Operation::kAllReduce, tensor, std::move(what)), tensor,
                  [&](const Call& call) {
                    sent_.add(call.operation, 2 * bytes_for_others(call.bytes));
-                   if (options_.order == ReductionOrder::kFixed) {
-                     reduce_slices_and_gather(tensor, op);
-                   } else {
-                     std::vector<at::Tensor> tensors = {tensor};
-                     let_stream_wait(options_.backend->allreduce(
-                         tensors, {.reduceOp = fast_op(tensor, op), .asyncOp = kOnOwnStream}));
-                     divide_if_mean(tensor, op);
-                   }
+                   collectives_.all_reduce(tensor, op);
                  });
   }
 
@@ -115,9 +91,7 @@ class DeviceCommunicator final : public Communicator {
     return start(calls_.collective(Operation::kBroadcast, tensor, std::move(what)), tensor,
                  [&](const Call& call) {
                    if ((rank() + 1) % size() != root) sent_.add(call.operation, call.bytes);
-                   std::vector<at::Tensor> bytes = {tensor.view(at::kByte)};
-                   let_stream_wait(options_.backend->broadcast(
-                       bytes, {.rootRank = root, .asyncOp = kOnOwnStream}));
+                   collectives_.broadcast(tensor, root);
                  });
   }
 
@@ -127,17 +101,14 @@ class DeviceCommunicator final : public Communicator {
     if (tensor.is_cpu()) return host_->send(tensor, to_rank, what);
     return start(calls_.send(tensor, to_rank, std::move(what)), tensor, [&](const Call& call) {
       sent_.add(call.operation, call.bytes);
-      std::vector<at::Tensor> bytes = {tensor.view(at::kByte)};
-      let_stream_wait(options_.backend->send(bytes, to_rank, /*tag=*/0));
+      collectives_.send(tensor, to_rank);
     });
   }
 
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
     if (tensor.is_cpu()) return host_->recv(tensor, from_rank, what);
-    return start(calls_.recv(tensor, from_rank, std::move(what)), tensor, [&](const Call&) {
-      std::vector<at::Tensor> bytes = {tensor.view(at::kByte)};
-      let_stream_wait(options_.backend->recv(bytes, from_rank, /*tag=*/0));
-    });
+    return start(calls_.recv(tensor, from_rank, std::move(what)), tensor,
+                 [&](const Call&) { collectives_.recv(tensor, from_rank); });
   }
 
   WireTraffic sent() const override {
@@ -179,73 +150,6 @@ class DeviceCommunicator final : public Communicator {
 
   int64_t bytes_for_others(int64_t bytes) const { return bytes / size() * (size() - 1); }
 
-  // ---- on our stream ----
-
-  void gather(const at::Tensor& whole) const {
-    at::Tensor bytes = whole.view(at::kByte);
-    at::Tensor own = Slices::even(bytes.numel(), size()).of(bytes, rank());
-    let_stream_wait(options_.backend->_allgather_base(bytes, own, {.asyncOp = kOnOwnStream}));
-  }
-
-  void reduce_own_slice(const at::Tensor& whole, ReduceOp op) {
-    at::Tensor own = Slices::even(whole.numel(), size()).of(whole, rank());
-    at::Tensor given = whole;
-    if (options_.order == ReductionOrder::kFixed) {
-      at::Tensor contributions = staging(staging_, whole.numel(), whole.scalar_type());
-      at::Tensor arriving = contributions.view(at::kByte);
-      at::Tensor leaving = whole.view(at::kByte);
-      std::vector<int64_t> even;
-      let_stream_wait(options_.backend->alltoall_base(arriving, leaving, even, even,
-                                                      {.asyncOp = kOnOwnStream}));
-      detail::reduce_in_rank_order(contributions, size(), own, op, divisor());
-    } else {
-      let_stream_wait(options_.backend->_reduce_scatter_base(
-          own, given, {.reduceOp = fast_op(whole, op), .asyncOp = kOnOwnStream}));
-      divide_if_mean(own, op);
-    }
-  }
-
-  void reduce_slices_and_gather(const at::Tensor& tensor, ReduceOp op) {
-    const int64_t padded_numel = memory::round_up<int64_t>(tensor.numel(), size());
-    if (padded_numel == tensor.numel()) {
-      reduce_own_slice(tensor, op);
-      gather(tensor);
-      return;
-    }
-    const at::Tensor padded = staging(padded_, padded_numel, tensor.scalar_type());
-    const at::Tensor filled = padded.narrow(0, 0, tensor.numel());
-    filled.copy_(tensor);
-    reduce_own_slice(padded, op);
-    gather(padded);
-    tensor.copy_(filled);
-  }
-
-  // fp16's sums overflow where its means do not.
-  c10d::ReduceOp fast_op(const at::Tensor& tensor, ReduceOp op) const {
-    if (op == ReduceOp::kMean && divides_before(tensor)) return c10d::ReduceOp::AVG;
-    return c10d_op(op);
-  }
-  static bool divides_before(const at::Tensor& tensor) { return tensor.scalar_type() == at::kHalf; }
-  void divide_if_mean(const at::Tensor& sum, ReduceOp op) {
-    if (op == ReduceOp::kMean && !divides_before(sum)) divisor().divide(sum);
-  }
-
-  // [numel] in `buffer`, which grows and is used in our stream's order.
-  at::Tensor staging(at::Tensor& buffer, int64_t numel, at::ScalarType dtype) const {
-    const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-    if (!buffer.defined() || buffer.numel() < bytes) {
-      const memory::KindScope kind(memory::Kind::kStaging);
-      buffer = at::Tensor();
-      buffer = at::empty({bytes}, at::TensorOptions(device()).dtype(at::kByte));
-    }
-    return buffer.narrow(0, 0, bytes).view(dtype);
-  }
-
-  const detail::Divisor& divisor() {
-    if (!divisor_) divisor_.emplace(size(), device());
-    return *divisor_;
-  }
-
   // Constant after construction.
   const DeviceCommunicatorOptions options_;
   const Stream stream_ = Stream::another(options_.device);
@@ -253,9 +157,7 @@ class DeviceCommunicator final : public Communicator {
   // Owned by the calling thread. Tensors are used in the order of stream_.
   detail::CallNumbers calls_{size()};
   detail::TrafficCounter sent_;
-  at::Tensor staging_;
-  at::Tensor padded_;
-  std::optional<detail::Divisor> divisor_;
+  detail::BackendCollectives collectives_{options_.backend, options_.device, options_.order};
 
   const std::unique_ptr<Communicator> host_;
   const std::shared_ptr<DeviceWatch> watch_;  // shared with what is in flight

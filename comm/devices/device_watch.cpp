@@ -8,7 +8,8 @@
 
 namespace zeropage::comm::detail {
 
-DeviceWatch::DeviceWatch(Options options) : options_(std::move(options)) {
+DeviceWatch::DeviceWatch(Options options)
+    : options_(std::move(options)), next_(options_.watch, options_.lost_ranks) {
   thread_ = std::thread([this, ledger = memory::Ledger::current()] {
     pthread_setname_np(pthread_self(), "zp-device-watch");
     const memory::LedgerScope scope(ledger);
@@ -24,7 +25,7 @@ void DeviceWatch::stop() {
   changed_.notify_all();
   if (!thread_.joinable()) return;
   thread_.join();
-  forget_under_way();
+  next_.end();
 }
 
 void DeviceWatch::add(Call call, memory::Event begun, memory::Event end) {
@@ -66,12 +67,12 @@ void DeviceWatch::look_until_stopped() {
       bool has_ended = false;
       try {
         has_ended = entry.end.passed();
-        if (!has_ended) wrong = look_at(entry);
+        if (!has_ended && entry.begun.passed()) wrong = next_.look(entry.call);
       } catch (const std::exception& error) {
         wrong = c10::str("the device failed: ", memory::message_of(error));
       }
       if (!wrong.empty()) keep(entry.call, wrong);
-      if (has_ended) forget_under_way();
+      if (has_ended) next_.end();
       lock.lock();
       if (has_ended) {
         entries_.pop_front();
@@ -81,32 +82,6 @@ void DeviceWatch::look_until_stopped() {
       }
     }
   }
-}
-
-std::string DeviceWatch::look_at(const Entry& entry) {
-  if (!entry.begun.passed()) return "";
-  const auto now = Clock::now();
-  if (!under_way_since_) under_way_since_ = now;
-  // The first are to be named: others end because of them.
-  if (!lost_since_ && options_.lost_ranks) {
-    first_lost_ = options_.lost_ranks();
-    if (!first_lost_.empty()) lost_since_ = now;
-  }
-  if (lost_since_ && now - std::max(*lost_since_, *under_way_since_) >= kAfterLoss) {
-    std::string list;
-    for (const int rank : first_lost_) list += (list.empty() ? "" : ", ") + std::to_string(rank);
-    return c10::str("lost rank ", list, "; it has ended or was killed. See its last lines");
-  }
-  if (!options_.watch || now - *under_way_since_ < kUntold) return "";
-  if (!is_told_) options_.watch->begin_on_device(entry.call);
-  is_told_ = true;
-  const auto verdict = options_.watch->verdict_on_device();
-  return verdict ? verdict->words : "";
-}
-
-void DeviceWatch::forget_under_way() {
-  under_way_since_.reset();
-  if (std::exchange(is_told_, false)) options_.watch->end_on_device();
 }
 
 void DeviceWatch::keep(const Call& call, const std::string& what_went_wrong) {

@@ -19,13 +19,13 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "comm/detail/call.h"
 #include "comm/detail/watch.h"
+#include "comm/devices/device_wait.h"
 #include "device/stream.h"
 
 namespace zeropage::comm::detail {
@@ -42,10 +42,6 @@ class DeviceWatch {
   };
   // How late an end may be noticed.
   static constexpr std::chrono::milliseconds kBetweenLooks{20};
-  // What ends sooner is not told to the others.
-  static constexpr std::chrono::milliseconds kUntold{100};
-  // An operation that needs nothing more of a lost rank still has this long to end.
-  static constexpr std::chrono::milliseconds kAfterLoss{1000};
 
   explicit DeviceWatch(Options options);
   ~DeviceWatch() { stop(); }
@@ -65,7 +61,6 @@ class DeviceWatch {
   bool is_idle(std::chrono::milliseconds limit = {});
 
  private:
-  using Clock = std::chrono::steady_clock;
   struct Entry {
     Call call;
     memory::Event begun;
@@ -73,19 +68,13 @@ class DeviceWatch {
   };
 
   void look_until_stopped();
-  // What is wrong with the operation that is next to end; "" if nothing.
-  std::string look_at(const Entry& entry);
-  void forget_under_way();
   void keep(const Call& call, const std::string& what_went_wrong);
 
   // Constant after construction.
   const Options options_;
 
-  // Owned by the watch's thread.
-  std::optional<Clock::time_point> under_way_since_;  // of the operation that is next to end
-  bool is_told_ = false;                              // to options_.watch
-  std::optional<Clock::time_point> lost_since_;
-  std::vector<int> first_lost_;
+  // Owned by the watch's thread, and by stop() after it.
+  DeviceWait next_;  // for the operation that is next to end
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

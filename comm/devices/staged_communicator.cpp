@@ -9,7 +9,7 @@
 #include "comm/detail/call.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/devices/staging_buffer.h"
-#include "device/stream.h"
+#include "device/pending_on_device.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {

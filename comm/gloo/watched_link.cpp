@@ -58,15 +58,16 @@ void WatchedLink::abort() {
 
 // Tells the others through the store, asks the store what they say, and throws the whole account.
 void WatchedLink::fail(const Call& call, const PeerError& error) {
-  if (const auto verdict = watch_->verdict()) {
-    if (verdict->kind == Verdict::Kind::kLate) fail_late(call, verdict->other, verdict->words);
+  const auto verdict = watch_->activity().verdict();
+  if (verdict && verdict->kind == Verdict::Kind::kLate) {
+    fail_late(call, verdict->other, verdict->words);
+  }
+  if (verdict && verdict->kind != Verdict::Kind::kLost) {
     const Account ours{verdict->words, call.describe()};
     account_of(verdict->other, ours, std::chrono::seconds(0));
     part(ours, /*silent=*/options_.rank);
   }
-  if (const auto lost = watch_->lost_rank(); lost && error.aborted) {
-    fail_without(*lost, call, "its connection broke in the middle of a message");
-  }
+  if (verdict && error.aborted) fail_without(verdict->other, call, verdict->words);
   if (error.aborted) {
     end({"the communicator was destroyed while this was in flight; wait for its Pending first",
          call.describe()});

@@ -61,7 +61,7 @@ class WatchedLink {
   template <typename Body>
   void perform(const Call& call, const Body& body) {
     try {
-      watch_->perform(call, body);
+      watch_->activity().perform(call, body);
     } catch (const PeerError& error) {
       fail(call, error);
     } catch (const std::exception& error) {

@@ -26,7 +26,7 @@ bool HostCopies::gathers_through_slots(const at::Tensor& whole, const Slices& sl
                                        const Held& held) const {
   const int64_t most_bytes =
       slices.slice_numel * static_cast<int64_t>(whole.element_size()) * most_held(held);
-  return most_bytes <= HostLink::kSlotBytes || !link_.reads_peers();
+  return most_bytes <= HostLink::kSlotBytes || !peers_.reads_memory();
 }
 
 void HostCopies::gather_through_slots(Session& session, const at::Tensor& whole,
@@ -48,11 +48,11 @@ void HostCopies::gather_through_slots(Session& session, const at::Tensor& whole,
   };
   do {
     std::byte* own_slot = session.own_slot();
-    for_each_piece(link_.own(), [&](const std::byte* piece, int64_t offset, size_t bytes) {
+    for_each_piece(peers_.own(), [&](const std::byte* piece, int64_t offset, size_t bytes) {
       std::memcpy(own_slot + offset, piece, bytes);
     });
     session.meet();
-    for_each_other(link_.own(), link_.size(), [&](int place) {
+    for_each_other(peers_.own(), peers_.size(), [&](int place) {
       const std::byte* slot = session.slot(place);
       for_each_piece(place, [&](std::byte* piece, int64_t offset, size_t bytes) {
         std::memcpy(piece, slot + offset, bytes);
@@ -65,7 +65,7 @@ void HostCopies::gather_through_slots(Session& session, const at::Tensor& whole,
 void HostCopies::gather_from_peers(const Session& session, const at::Tensor& whole,
                                    const Slices& slices, const Held& held) const {
   const auto element_bytes = static_cast<int64_t>(whole.element_size());
-  for_each_other(link_.own(), link_.size(), [&](int place) {
+  for_each_other(peers_.own(), peers_.size(), [&](int place) {
     for (const int slice : held[static_cast<size_t>(place)]) {
       const int64_t offset = slices.first(slice) * element_bytes;
       session.read(place, offset, bytes_in(whole) + offset, slices.count(slice) * element_bytes);
@@ -74,12 +74,12 @@ void HostCopies::gather_from_peers(const Session& session, const at::Tensor& who
 }
 
 void HostCopies::broadcast(Session& session, const at::Tensor& tensor, int root_place) const {
-  if (bytes_of(tensor) <= HostLink::kSlotBytes || !link_.reads_peers()) {
+  if (bytes_of(tensor) <= HostLink::kSlotBytes || !peers_.reads_memory()) {
     broadcast_through_slots(session, tensor, root_place);
     return;
   }
   session.meet();
-  if (link_.own() != root_place) session.read(root_place, 0, tensor.data_ptr(), bytes_of(tensor));
+  if (peers_.own() != root_place) session.read(root_place, 0, tensor.data_ptr(), bytes_of(tensor));
   session.meet();
 }
 
@@ -89,7 +89,7 @@ void HostCopies::broadcast_through_slots(Session& session, const at::Tensor& ten
   do {
     const auto piece =
         static_cast<size_t>(std::min<int64_t>(HostLink::kSlotBytes, bytes_of(tensor) - first));
-    const bool is_root = link_.own() == root_place;
+    const bool is_root = peers_.own() == root_place;
     if (is_root && piece > 0) std::memcpy(session.own_slot(), bytes_in(tensor) + first, piece);
     session.meet();
     if (!is_root && piece > 0) {

@@ -3,7 +3,7 @@
 //
 // Every rank of the host calls the same within the same session.
 //
-// Lifetime: the link must outlive it. Threads: the one that performs the operations.
+// Lifetime: the peers must outlive it. Threads: the one that performs the operations.
 // Throws: PeerError.
 #pragma once
 
@@ -19,7 +19,7 @@ class HostCopies {
   // By place on the host: which slices of a tensor the rank there has and the others want.
   using Held = std::vector<std::vector<int>>;
 
-  explicit HostCopies(const HostLink& link) : link_(link) {}
+  explicit HostCopies(const HostPeers& peers) : peers_(peers) {}
 
   bool gathers_through_slots(const at::Tensor& whole, const Slices& slices, const Held& held) const;
   // Brings what the others hold into place, in one meeting or more.
@@ -35,7 +35,7 @@ class HostCopies {
   void broadcast_through_slots(HostLink::Session& session, const at::Tensor& tensor,
                                int root_place) const;
 
-  const HostLink& link_;
+  const HostPeers& peers_;
 };
 
 }  // namespace zeropage::comm::detail

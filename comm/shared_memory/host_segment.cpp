@@ -1,5 +1,6 @@
 #include "comm/shared_memory/host_segment.h"
 
+#include <new>
 #include <utility>
 
 #include "memory/exact.h"
@@ -37,8 +38,16 @@ size_t HostSegment::bytes_for(size_t ranks) {
          ranks * 2 * static_cast<size_t>(kSlotBytes + kOutboxBytes);
 }
 
-HostSegment::HostSegment(SharedSegment segment, int ranks)
-    : segment_(std::move(segment)), ranks_(ranks) {}
+HostSegment::HostSegment(SharedSegment segment, int ranks, int own)
+    : segment_(std::move(segment)), ranks_(ranks) {
+  if (own == 0) {
+    new (&header()) Header;
+    for (int from = 0; from < ranks_; ++from) {
+      for (int to = 0; to < ranks_; ++to) new (&lane(from, to)) Lane;
+    }
+  }
+  new (&board(own)) Board;
+}
 
 HostSegment::Header& HostSegment::header() const {
   return *reinterpret_cast<Header*>(segment_.data());

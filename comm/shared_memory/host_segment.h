@@ -107,7 +107,8 @@ class HostSegment {
 
   static size_t bytes_for(size_t ranks);
 
-  HostSegment(SharedSegment segment, int ranks);
+  // Writes what the rank at that place brings; the first one also what is of all.
+  HostSegment(SharedSegment segment, int ranks, int own);
 
   int64_t bytes() const { return static_cast<int64_t>(segment_.bytes()); }
   Header& header() const;

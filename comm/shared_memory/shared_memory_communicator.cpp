@@ -1,68 +1,49 @@
 #include "comm/shared_memory/shared_memory_communicator.h"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "comm/detail/call.h"
-#include "comm/detail/places.h"
 #include "comm/detail/progress_thread.h"
-#include "comm/reduction.h"
 #include "comm/shared_memory/host_copies.h"
-#include "memory/bytes.h"
+#include "comm/shared_memory/host_reduction.h"
+#include "comm/shared_memory/segment_charge.h"
 #include "memory/check.h"
-#include "memory/exact.h"
-#include "memory/ledger.h"
 
 namespace zeropage::comm {
 namespace {
 
-using detail::bytes_of;
 using detail::Call;
-using detail::for_each_other;
 using detail::HostLink;
 using detail::Operation;
 using detail::Slices;
 using detail::Watch;
-using memory::operator""_KiB;
 using Session = HostLink::Session;
-
-// What is read of each rank before it is reduced: with the contributions of a few ranks it stays in
-// the second-level cache.
-constexpr int64_t kPeerSegmentBytes = 128_KiB;
-
-std::byte* bytes_in(const at::Tensor& tensor) {
-  return static_cast<std::byte*>(tensor.data_ptr());
-}
-
-void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
-  std::memcpy(to, from, static_cast<size_t>(bytes));
-}
 
 class SharedMemoryCommunicator final : public Communicator {
  public:
   SharedMemoryCommunicator(std::unique_ptr<HostLink> link, std::shared_ptr<Watch> watch)
-      : Communicator(link->own(), link->size()), link_(std::move(link)), watch_(std::move(watch)) {
+      : Communicator(link->peers().own(), link->peers().size()),
+        link_(std::move(link)),
+        watch_(std::move(watch)) {
     for (int place = 0; place < size(); ++place) own_slices_.push_back({place});
     if (watch_) {
-      watch_->start({.interrupt = [this] { link_->abort(); },
-                     .lost_ranks = {},  // the link looks for them itself
-                     .facts = {.hosts = {},
-                               .state_of = [this](int rank) { return link_->state_of(rank); },
-                               .broadcasts_wait = true}});
+      watch_->start(
+          {.interrupt = [this] { link_->abort(); },
+           .lost_ranks = {},  // the link looks for them itself
+           .facts = {.hosts = {},
+                     .state_of = [this](int rank) { return link_->peers().state_of(rank); },
+                     .broadcasts_wait = true}});
     }
-    memory::Ledger::current()->charge(memory::Kind::kStaging, segment_share());
   }
 
   ~SharedMemoryCommunicator() override {
     link_->abort();
     if (watch_) watch_->stop();
-    ledger_->discharge(memory::Kind::kStaging, segment_share());
   }
 
   std::string_view transport() const override { return "shared"; }
-  std::vector<int> lost_ranks() override { return link_->lost_ranks(); }
+  std::vector<int> lost_ranks() override { return link_->peers().lost_ranks(); }
   std::shared_ptr<Watch> watch() const override { return watch_; }
 
  private:
@@ -86,11 +67,11 @@ class SharedMemoryCommunicator final : public Communicator {
                  std::move(what), [this, whole, op](const Call& call, Session& session) {
                    const Slices slices = even_slices(whole);
                    count_reduction(call, whole, slices);
-                   if (call.bytes <= HostLink::kSlotBytes || !link_->reads_peers()) {
-                     reduce_through_slots(session, whole, slices, op, /*gather=*/false);
+                   if (reduction_.goes_through_slots(call.bytes)) {
+                     reduction_.reduce_through_slots(session, whole, slices, op, /*gather=*/false);
                    } else {
                      session.meet();
-                     reduce_from_peers(session, whole, slices, op);
+                     reduction_.reduce_from_peers(session, whole, slices, op);
                      session.meet();
                    }
                  });
@@ -101,17 +82,17 @@ class SharedMemoryCommunicator final : public Communicator {
                  std::move(what), [this, tensor, op](const Call& call, Session& session) {
                    if (call.bytes <= detail::kSmallBytes) {
                      sent_.add(call.operation, call.bytes * (size() - 1), size() - 1);
-                     all_reduce_small(session, tensor, op);
+                     reduction_.reduce_everywhere(session, tensor, op);
                      return;
                    }
                    const Slices slices = even_slices(tensor);
                    count_reduction(call, tensor, slices);
                    count_gather(call, tensor, slices);
-                   if (call.bytes <= HostLink::kSlotBytes || !link_->reads_peers()) {
-                     reduce_through_slots(session, tensor, slices, op, /*gather=*/true);
+                   if (reduction_.goes_through_slots(call.bytes)) {
+                     reduction_.reduce_through_slots(session, tensor, slices, op, /*gather=*/true);
                    } else {
                      session.meet();
-                     reduce_from_peers(session, tensor, slices, op);
+                     reduction_.reduce_from_peers(session, tensor, slices, op);
                      session.meet();
                      copies_.gather_from_peers(session, tensor, slices, own_slices_);
                      session.meet();
@@ -137,7 +118,7 @@ class SharedMemoryCommunicator final : public Communicator {
   Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) override {
     return launch(calls_.send(tensor, to_rank, std::move(what)), tensor,
                   [this, tensor, to_rank](const Call& made) {
-                    link_->send(to_rank, made, tensor.data_ptr());
+                    link_->pairs().send(to_rank, made, tensor.data_ptr());
                     sent_.add(made.operation, made.bytes);
                   });
   }
@@ -145,7 +126,7 @@ class SharedMemoryCommunicator final : public Communicator {
   Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) override {
     return launch(calls_.recv(tensor, from_rank, std::move(what)), tensor,
                   [this, tensor, from_rank](const Call& made) {
-                    link_->receive(from_rank, made, tensor.data_ptr());
+                    link_->pairs().receive(from_rank, made, tensor.data_ptr());
                   });
   }
 
@@ -169,7 +150,7 @@ class SharedMemoryCommunicator final : public Communicator {
         [this, call = std::move(call), body = std::move(body)] {
           try {
             if (watch_) {
-              watch_->perform(call, [&] { body(call); });
+              watch_->activity().perform(call, [&] { body(call); });
             } else {
               body(call);
             }
@@ -184,7 +165,7 @@ class SharedMemoryCommunicator final : public Communicator {
   }
 
   [[noreturn]] void fail(const Call& call, const detail::PeerError& error) {
-    const auto verdict = watch_ ? watch_->verdict() : std::nullopt;
+    const auto verdict = watch_ ? watch_->activity().verdict() : std::nullopt;
     ZP_CHECK(
         !error.aborted || verdict, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
@@ -209,108 +190,19 @@ class SharedMemoryCommunicator final : public Communicator {
     }
   }
 
-  // ---- straight from the peers' memory ----
-
-  void reduce_from_peers(const Session& session, const at::Tensor& whole, const Slices& slices,
-                         ReduceOp op) {
-    const auto element_bytes = static_cast<int64_t>(whole.element_size());
-    const int64_t segment_numel = kPeerSegmentBytes / element_bytes;
-    const int64_t end = slices.first(rank()) + slices.count(rank());
-    std::byte* staging = this->staging();
-    std::vector<const void*> contributions(static_cast<size_t>(size()));
-    for (int64_t first = slices.first(rank()); first < end; first += segment_numel) {
-      const int64_t numel = std::min(segment_numel, end - first);
-      std::byte* own = bytes_in(whole) + first * element_bytes;
-      contributions[static_cast<size_t>(rank())] = own;
-      std::byte* next = staging;
-      for_each_other(rank(), size(), [&](int peer) {
-        session.read(peer, first * element_bytes, next, numel * element_bytes);
-        contributions[static_cast<size_t>(peer)] = std::exchange(next, next + kPeerSegmentBytes);
-      });
-      reduce_in_rank_order(contributions, own, numel, whole.scalar_type(), op);
-    }
-  }
-
-  // ---- through slots ----
-
-  // A round takes a piece of every slice: the ranks put theirs down, each reduces its own slice's,
-  // and puts the result down if all want it.
-  void reduce_through_slots(Session& session, const at::Tensor& whole, const Slices& slices,
-                            ReduceOp op, bool gather) const {
-    const auto element_bytes = static_cast<int64_t>(whole.element_size());
-    const int64_t round_numel = HostLink::kSlotBytes / element_bytes / size();
-    std::vector<const void*> contributions(static_cast<size_t>(size()));
-    int64_t first = 0;
-    do {
-      const auto numel_of = [&](int place) {
-        return std::clamp<int64_t>(slices.count(place) - first, 0, round_numel);
-      };
-      const auto place_of = [&](int place) {
-        return bytes_in(whole) + (slices.first(place) + first) * element_bytes;
-      };
-      for_each_other(rank(), size(), [&](int peer) {
-        if (numel_of(peer) == 0) return;
-        copy_bytes(session.own_slot() + peer * round_numel * element_bytes, place_of(peer),
-                   numel_of(peer) * element_bytes);
-      });
-      session.meet();
-      if (numel_of(rank()) > 0) {
-        for (int place = 0; place < size(); ++place) {
-          contributions[static_cast<size_t>(place)] =
-              session.slot(place) + rank() * round_numel * element_bytes;
-        }
-        contributions[static_cast<size_t>(rank())] = place_of(rank());
-        reduce_in_rank_order(contributions, place_of(rank()), numel_of(rank()), whole.scalar_type(),
-                             op);
-      }
-      if (gather) {
-        if (numel_of(rank()) > 0) {
-          copy_bytes(session.own_slot(), place_of(rank()), numel_of(rank()) * element_bytes);
-        }
-        session.meet();
-        for_each_other(rank(), size(), [&](int peer) {
-          if (numel_of(peer) == 0) return;
-          copy_bytes(place_of(peer), session.slot(peer), numel_of(peer) * element_bytes);
-        });
-      }
-      first += round_numel;
-    } while (first < slices.slice_numel);
-  }
-
-  void all_reduce_small(Session& session, const at::Tensor& tensor, ReduceOp op) const {
-    if (tensor.numel() > 0) copy_bytes(session.own_slot(), bytes_in(tensor), bytes_of(tensor));
-    session.meet();
-    std::vector<const void*> contributions;
-    for (int place = 0; place < size(); ++place) contributions.push_back(session.slot(place));
-    reduce_in_rank_order(contributions, tensor.data_ptr(), tensor.numel(), tensor.scalar_type(),
-                         op);
-  }
-
-  // One segment a peer.
-  std::byte* staging() {
-    if (!staging_.defined()) {
-      const memory::KindScope kind(memory::Kind::kStaging);
-      staging_ = at::empty({(size() - 1) * kPeerSegmentBytes}, at::kByte);
-    }
-    return bytes_in(staging_);
-  }
-
-  // The segment is counted once a host, in equal parts.
-  int64_t segment_share() const { return link_->bytes() / size(); }
-
   // Constant after construction.
-  const std::shared_ptr<memory::Ledger> ledger_ = memory::Ledger::current();
   detail::HostCopies::Held own_slices_;  // a rank holds its own
 
   // Owned by the calling thread.
   detail::CallNumbers calls_{size()};
 
   // Owned by the thread that performs.
-  at::Tensor staging_;
   detail::TrafficCounter sent_;
   const std::unique_ptr<HostLink> link_;
   const std::shared_ptr<Watch> watch_;  // may be null
-  const detail::HostCopies copies_{*link_};
+  const detail::SegmentCharge charge_{link_->bytes() / size()};
+  const detail::HostCopies copies_{link_->peers()};
+  detail::HostReduction reduction_{link_->peers()};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

@@ -9,13 +9,13 @@
 #include "comm/detail/progress_thread.h"
 #include "comm/gloo/message_rounds.h"
 #include "comm/shared_memory/host_copies.h"
+#include "comm/shared_memory/segment_charge.h"
+#include "comm/two_level/two_level_gather.h"
 #include "comm/two_level/two_level_reduction.h"
-#include "memory/ledger.h"
 
 namespace zeropage::comm {
 namespace {
 
-using detail::bytes_of;
 using detail::Call;
 using detail::HostLink;
 using detail::Operation;
@@ -30,27 +30,12 @@ class TwoLevelCommunicator final : public Communicator {
                        const WatchedLink::Options& messages)
       : Communicator(messages.rank, messages.size),
         topology_(topology),
-        own_host_(topology.host_of(rank())),
         host_(std::move(host)),
         link_(with_host(messages)) {
     std::iota(all_ranks_.begin(), all_ranks_.end(), 0);
-    for (const int neighbour : topology_.ranks_of(own_host_)) {
-      own_slices_.push_back({neighbour});
-      std::vector<int>& collected = collected_slices_.emplace_back();
-      std::vector<int>& held = held_slices_.emplace_back();
-      for (int owner = 0; owner < size(); ++owner) {
-        if (topology_.counterpart(owner, own_host_) != neighbour) continue;
-        held.push_back(owner);
-        if (owner != neighbour) collected.push_back(owner);
-      }
-    }
-    ledger_->charge(memory::Kind::kStaging, segment_share());
   }
 
-  ~TwoLevelCommunicator() override {
-    link_.abort();
-    ledger_->discharge(memory::Kind::kStaging, segment_share());
-  }
+  ~TwoLevelCommunicator() override { link_.abort(); }
 
   std::string_view transport() const override { return "two-level"; }
   std::vector<int> lost_ranks() override { return link_.lost_peers(); }
@@ -60,7 +45,7 @@ class TwoLevelCommunicator final : public Communicator {
   Pending start_all_gather(const at::Tensor& whole, std::string what) override {
     return start(Operation::kAllGather, whole, {.dtype = whole.scalar_type()}, std::move(what),
                  [this, whole](const Call& call, Session& session) {
-                   gather(call, session, whole, even_slices(whole));
+                   gather_.perform(call, session, whole, even_slices(whole));
                  });
   }
 
@@ -81,7 +66,7 @@ class TwoLevelCommunicator final : public Communicator {
                    } else {
                      const Slices slices = even_slices(tensor);
                      reduction_.perform(call, session, tensor, slices, op);
-                     gather(call, session, tensor, slices);
+                     gather_.perform(call, session, tensor, slices);
                    }
                  });
   }
@@ -97,8 +82,8 @@ class TwoLevelCommunicator final : public Communicator {
     return start(Operation::kBarrier, at::empty({0}, at::kByte), {}, std::move(what),
                  [this](const Call& call, Session& session) {
                    session.meet();
-                   if (host_->own() == 0) {
-                     rounds_.disseminate(call, first_ranks(), own_host_);
+                   if (host_->peers().own() == 0) {
+                     rounds_.disseminate(call, first_ranks(), own_host());
                    }
                    session.meet();
                  });
@@ -109,7 +94,8 @@ class TwoLevelCommunicator final : public Communicator {
                   [this, tensor, to_rank](const Call& made) {
                     sent_.add(made.operation, made.bytes);
                     if (is_neighbour(to_rank)) {
-                      host_->send(topology_.index_in_host(to_rank), made, tensor.data_ptr());
+                      host_->pairs().send(topology_.index_in_host(to_rank), made,
+                                          tensor.data_ptr());
                     } else {
                       Exchange exchange(link_.messages());
                       exchange.send(tensor, to_rank, made.tag(0));
@@ -122,7 +108,8 @@ class TwoLevelCommunicator final : public Communicator {
     return launch(calls_.recv(tensor, from_rank, std::move(what)), tensor,
                   [this, tensor, from_rank](const Call& made) {
                     if (is_neighbour(from_rank)) {
-                      host_->receive(topology_.index_in_host(from_rank), made, tensor.data_ptr());
+                      host_->pairs().receive(topology_.index_in_host(from_rank), made,
+                                             tensor.data_ptr());
                     } else {
                       Exchange exchange(link_.messages());
                       exchange.wait_recv(exchange.recv(tensor, from_rank, made.tag(0)));
@@ -138,7 +125,7 @@ class TwoLevelCommunicator final : public Communicator {
   WatchedLink::Options with_host(WatchedLink::Options messages) {
     messages.abort_others = [this] { host_->abort(); };
     messages.on_failure = [this](const detail::Account& account) { host_->fail(account); };
-    messages.state_of = [this](int rank) { return host_->state_of(rank); };
+    messages.state_of = [this](int rank) { return host_->peers().state_of(rank); };
     return messages;
   }
 
@@ -164,7 +151,8 @@ class TwoLevelCommunicator final : public Communicator {
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }
-  bool is_neighbour(int other) const { return topology_.host_of(other) == own_host_; }
+  int own_host() const { return topology_.host_of(rank()); }
+  bool is_neighbour(int other) const { return topology_.host_of(other) == own_host(); }
 
   std::vector<int> first_ranks() const {
     std::vector<int> ranks;
@@ -176,75 +164,23 @@ class TwoLevelCommunicator final : public Communicator {
 
   // ---- algorithms, on the progress thread ----
 
-  // A slice crosses to its counterparts, who then have it for their neighbours.
-  void gather(const Call& call, Session& session, const at::Tensor& whole, const Slices& slices) {
-    // Apart from the rounds of a reduction before it.
-    constexpr uint64_t kRound = uint64_t{1} << 32;
-    Exchange exchange(link_.messages());
-    std::vector<size_t> tickets;
-    for (const int owner : collected_slices_[static_cast<size_t>(host_->own())]) {
-      if (slices.count(owner) == 0) continue;
-      tickets.push_back(exchange.recv(slices.of(whole, owner), owner, call.tag(kRound)));
-    }
-    const at::Tensor own = slices.of(whole, rank());
-    for (int host = 0; host < topology_.hosts() && own.numel() > 0; ++host) {
-      if (host == own_host_) continue;
-      exchange.send(own, topology_.counterpart(rank(), host), call.tag(kRound));
-      sent_.add(call.operation, bytes_of(own));
-    }
-    count_held(call, whole, slices);
-    const auto wait_for_others = [&] {
-      for (const size_t ticket : tickets) exchange.wait_recv(ticket);
-    };
-    if (copies_.gathers_through_slots(whole, slices, held_slices_)) {
-      wait_for_others();
-      copies_.gather_through_slots(session, whole, slices, held_slices_);
-    } else {
-      session.meet();
-      copies_.gather_from_peers(session, whole, slices, own_slices_);
-      wait_for_others();
-      session.meet();
-      copies_.gather_from_peers(session, whole, slices, collected_slices_);
-      session.meet();
-    }
-    exchange.wait_sends();
-  }
-
-  // What the neighbours read of this rank.
-  void count_held(const Call& call, const at::Tensor& whole, const Slices& slices) {
-    const int neighbours = host_->size() - 1;
-    for (const int owner : held_slices_[static_cast<size_t>(host_->own())]) {
-      const int64_t bytes = slices.count(owner) * static_cast<int64_t>(whole.element_size());
-      if (bytes > 0) sent_.add(call.operation, bytes * neighbours, neighbours);
-    }
-  }
-
   // To one rank of each host, who gives it to its neighbours.
   void broadcast(const Call& call, Session& session, const at::Tensor& tensor, int root) {
     const int root_host = topology_.host_of(root);
     std::vector<int> receivers = first_ranks();
     receivers[static_cast<size_t>(root_host)] = root;
-    const int receiver = receivers[static_cast<size_t>(own_host_)];
+    const int receiver = receivers[static_cast<size_t>(own_host())];
     if (rank() == receiver) {
-      rounds_.broadcast(call, tensor, receivers, own_host_, root_host);
-      const int neighbours = host_->size() - 1;
+      rounds_.broadcast(call, tensor, receivers, own_host(), root_host);
+      const int neighbours = host_->peers().size() - 1;
       sent_.add(call.operation, call.bytes * neighbours, neighbours);
     }
     copies_.broadcast(session, tensor, topology_.index_in_host(receiver));
   }
 
-  // The segment is counted once a host, in equal parts.
-  int64_t segment_share() const { return host_->bytes() / host_->size(); }
-
   // Constant after construction.
-  const std::shared_ptr<memory::Ledger> ledger_ = memory::Ledger::current();
   const Topology topology_;
-  const int own_host_;
   std::vector<int> all_ranks_ = std::vector<int>(static_cast<size_t>(size()));
-  // By place on this host: a rank's own slice, those of remote ranks it stands for, and both.
-  detail::HostCopies::Held own_slices_;
-  detail::HostCopies::Held collected_slices_;
-  detail::HostCopies::Held held_slices_;
 
   // Owned by the calling thread.
   detail::CallNumbers calls_{size()};
@@ -252,10 +188,12 @@ class TwoLevelCommunicator final : public Communicator {
   // Owned by the thread that performs.
   detail::TrafficCounter sent_;
   const std::unique_ptr<HostLink> host_;
-  const detail::HostCopies copies_{*host_};
+  const detail::SegmentCharge charge_{host_->bytes() / host_->peers().size()};
+  const detail::HostCopies copies_{host_->peers()};
   WatchedLink link_;
   detail::MessageRounds rounds_{link_.messages(), sent_};
-  detail::TwoLevelReduction reduction_{topology_, rank(), *host_, link_.messages(), sent_};
+  detail::TwoLevelGather gather_{topology_, rank(), host_->peers(), link_.messages(), sent_};
+  detail::TwoLevelReduction reduction_{topology_, rank(), host_->peers(), link_.messages(), sent_};
 
   detail::ProgressThread progress_;  // last: its thread uses everything above
 };

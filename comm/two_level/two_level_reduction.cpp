@@ -26,7 +26,7 @@ class TwoLevelReduction::Run {
         op_(op),
         dtype_(whole.scalar_type()),
         element_bytes_(static_cast<int64_t>(whole.element_size())),
-        through_slots_(call.bytes <= HostLink::kSlotBytes || !shared.host_.reads_peers()),
+        through_slots_(call.bytes <= HostLink::kSlotBytes || !shared.peers_.reads_memory()),
         segment_numel_(through_slots_
                            ? HostLink::kSlotBytes / element_bytes_ / topology_.size()
                            : kSegmentBytes /
@@ -200,12 +200,12 @@ class TwoLevelReduction::Run {
   std::vector<std::optional<size_t>> outgoing_tickets_;  // by buffer
 };
 
-TwoLevelReduction::TwoLevelReduction(const Topology& topology, int rank, const HostLink& host,
+TwoLevelReduction::TwoLevelReduction(const Topology& topology, int rank, const HostPeers& peers,
                                      GlooLink& messages, TrafficCounter& sent)
     : topology_(topology),
       rank_(rank),
       own_host_(topology.host_of(rank)),
-      host_(host),
+      peers_(peers),
       messages_(messages),
       sent_(sent) {
   for (int other = 0; other < topology.hosts(); ++other) {

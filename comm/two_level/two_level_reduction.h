@@ -25,8 +25,8 @@ namespace zeropage::comm::detail {
 
 class TwoLevelReduction {
  public:
-  // host: of this rank's host, its ranks in ascending order.
-  TwoLevelReduction(const Topology& topology, int rank, const HostLink& host, GlooLink& messages,
+  // peers: of this rank's host, in ascending order of their ranks.
+  TwoLevelReduction(const Topology& topology, int rank, const HostPeers& peers, GlooLink& messages,
                     TrafficCounter& sent);
 
   // The session's first meeting is made here. When a rank returns, no other reads its tensor.
@@ -42,7 +42,7 @@ class TwoLevelReduction {
   const Topology& topology_;
   const int rank_;
   const int own_host_;
-  const HostLink& host_;
+  const HostPeers& peers_;
   GlooLink& messages_;
   TrafficCounter& sent_;
   std::vector<std::vector<RankRange>> subtrees_;  // by host, the maximal ones

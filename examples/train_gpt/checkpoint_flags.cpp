@@ -73,9 +73,6 @@ void CheckpointFlags::parse_offload(const std::string& value) {
 }
 
 void CheckpointFlags::check(int64_t layers) const {
-  ZP_CHECK(offload == Offload::kNone || policy == Policy::kBlocks, "--offload-activations ",
-           offload_text, ": what is kept of --checkpoint-activations ", text,
-           " stays on its device; use none, blocks or every:K beside it");
   ZP_CHECK(every.of(layers) <= layers, "--checkpoint-activations ", text,
            ": expected at most the model's ", layers,
            " layers a region; lower it or raise --layers");

@@ -2,10 +2,20 @@
 // its own, such as --inject-inf, is in flags.cpp.
 #pragma once
 
+#include "comm/world_fields.h"
 #include "examples/train_gpt/flags.h"
 #include "memory/fields.h"
 
 namespace train_gpt {
+
+// The library's row of a world's option, which the command line takes in a form of its own.
+template <auto Member>
+constexpr zeropage::memory::FieldText own_form(std::string_view words = "") {
+  zeropage::memory::FieldText text = zeropage::memory::text_of_field<Member>();
+  if (!text.flag.help.empty()) text.help = text.flag.help;
+  text.words = words;
+  return text;
+}
 
 constexpr auto table_of(std::type_identity<GptConfig>) {
   using zeropage::memory::Bounds, zeropage::memory::field;
@@ -85,9 +95,7 @@ constexpr auto table_of(std::type_identity<Flags>) {
           field<&Flags::optimizer>({.help = "Algorithm",
                                     .words = "adamw,adam,sgd,lion,adagrad",
                                     .flag = {"optimizer", "{}="}}),
-          field<&Flags::device>({.help = "Where ranks train; auto: cuda where there is a device",
-                                 .words = "auto,cpu,cuda",
-                                 .flag = {"device", "{}="}})),
+          field<&Flags::device>(own_form<&zeropage::comm::WorldOptions::device>("auto,cpu,cuda"))),
       section(
           "Ranks",
           field<&Flags::deterministic>({.help = "The same bits at every stage and run on cuda "
@@ -105,16 +113,9 @@ constexpr auto table_of(std::type_identity<Flags>) {
               {.help = "Construct the model without memory for its parameters; auto: at stage 3",
                .words = "auto,on,off",
                .flag = {"deferred", "{}="}}),
-          field<&Flags::communicator>(
-              {.help = "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where "
-                       "it can be had; the same bits. nccl (between CUDA devices): what auto takes "
-                       "there. simulated: nothing, the steps run without values, rank after rank, "
-                       "and what they would send is counted",
-               .words = "auto,gloo,shared,nccl,simulated",
-               .flag = {"communicator", "{}="}}),
-          field<&Flags::deadline_seconds>(
-              {.help = "Seconds a rank waits for another that shows no life",
-               .flag = {"deadline"}}),
+          field<&Flags::communicator>(own_form<&zeropage::comm::WorldOptions::transport>(
+              "auto,gloo,shared,nccl,simulated")),
+          field<&Flags::deadline_seconds>(own_form<&zeropage::comm::WorldOptions::deadline>()),
           field<&Flags::sample>({.help = "Characters to write at the end",
                                  .flag = {"sample"},
                                  .bounds = Bounds::not_negative()}),

@@ -26,7 +26,7 @@ class CommandLine {
  public:
   CommandLine(CLI::App& app, Flags& flags) : app_(app), flags_(flags) {}
 
-  // Those of a section; without a title, all that are not there yet.
+  // Those of a section; without a title, of all.
   template <typename S>
   void add(S& options, std::string_view title = "", const std::string& group = "") {
     zeropage::memory::for_each_section<S>([&](const auto& section) {
@@ -40,7 +40,6 @@ class CommandLine {
   template <typename F, typename S>
   void add_one(const F& field, S& options, const std::string& group) {
     const std::string flag = "--" + std::string(field.text.flag.name);
-    if (app_.get_option_no_throw(flag) != nullptr) return;
     if (!add_own_form(app_, field.text, flags_.forms)) {
       add_flag(app_, field, std::string(field.text.help), options);
     }
@@ -99,15 +98,16 @@ void add_flags(CLI::App& app, Flags& flags) {
   line.add(flags, "Run");
   line.add(flags.simulation, "", "With --communicator simulated");
   add_checkpointing(app, flags.checkpointing);
-  // What no line above names, such as the first flag of a new section.
-  line.add(flags.options);
-  line.add(flags.accumulator);
   // What the library's line does not have.
   const auto say_more = [&](const char* flag, const char* more) {
     CLI::Option* option = app.get_option(flag);
     option->description(option->get_description() + more);
   };
   say_more("--clip-norm", "; 0: any");
+  say_more(
+      "--communicator",
+      ". simulated: nothing, the steps run without values, rank after rank, and what they would "
+      "send is counted");
   say_more("--world-invariant", "; one thread a rank unless --threads says more");
 }
 
@@ -151,20 +151,6 @@ torch::DeviceType Flags::device_type() const {
   const bool has_cuda = zeropage::memory::has_cuda_driver();
   return device == "cuda" || (device == "auto" && has_cuda && !simulates()) ? torch::kCUDA
                                                                             : torch::kCPU;
-}
-
-int64_t Flags::master_bytes() const {
-  if (!options.compute_dtype) return 0;
-  switch (options.low_precision_update) {
-    case zeropage::LowPrecisionUpdate::kMasterWeights:
-      return 4;
-    case zeropage::LowPrecisionUpdate::kSplitMasterWeights:
-      return 2;
-    case zeropage::LowPrecisionUpdate::kStochasticRounding:
-    case zeropage::LowPrecisionUpdate::kNearest:
-      break;
-  }
-  return 0;
 }
 
 nlohmann::json Flags::to_json() const {

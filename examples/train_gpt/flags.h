@@ -14,6 +14,7 @@
 #include "examples/train_gpt/own_forms.h"
 #include "zero/accumulator_options.h"
 #include "zero/options.h"
+#include "zero/plan/byte_plan.h"
 #include "zero/saving/state_saver.h"
 
 namespace train_gpt {
@@ -78,8 +79,6 @@ struct Flags {
   torch::DeviceType device_type() const;
   // Of parameters and activations.
   torch::ScalarType dtype() const { return options.compute_dtype.value_or(torch::kFloat32); }
-  // Beside a parameter: 4 with master weights, 2 where they are split, else 0.
-  int64_t master_bytes() const;
   // Samples a step over all ranks.
   int64_t samples_per_step(int world_size) const {
     return batch * accumulator.micro_steps * world_size;
@@ -89,7 +88,7 @@ struct Flags {
 
   // Whether the model is constructed without memory for its parameters.
   bool constructs_deferred() const {
-    return deferred == "on" || (deferred == "auto" && (options.stage.parameters || simulates()));
+    return deferred == "on" || (deferred == "auto" && (shards_parameters(options) || simulates()));
   }
 
   // Every flag with its value, by its name on the command line.

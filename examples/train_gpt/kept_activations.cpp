@@ -32,11 +32,11 @@ KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::c
 
 KeptActivations::Forward::Forward(KeptActivations& of) {
   if (of.recompute_) recompute_.emplace(*of.recompute_);
-  if (of.offload_) offload_.emplace(of.offload_->hooks());
+  if (of.offload_) offload_.emplace(*of.offload_);
 }
 
 std::optional<int64_t> KeptActivations::forecast_peak_bytes() const {
-  return recompute_ ? recompute_->forecast_peak_bytes() : std::nullopt;
+  return recompute_ && !offload_ ? recompute_->forecast_peak_bytes() : std::nullopt;
 }
 
 int64_t KeptActivations::offloaded_peak_bytes() const {

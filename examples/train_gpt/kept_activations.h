@@ -25,11 +25,11 @@ class KeptActivations {
     explicit Forward(KeptActivations& of);
 
    private:
-    std::optional<zeropage::checkpointing::RecomputeScope> recompute_;
-    std::optional<zeropage::checkpointing::SavedTensorScope> offload_;
+    std::optional<zeropage::checkpointing::ActivationScope> recompute_;
+    std::optional<zeropage::checkpointing::ActivationScope> offload_;
   };
 
-  // By the plan for a budget, once there is one.
+  // By the plan for a budget, once there is one. None where what is kept leaves.
   std::optional<int64_t> forecast_peak_bytes() const;
   // The most that lay on the host, as it was offloaded.
   int64_t offloaded_peak_bytes() const;

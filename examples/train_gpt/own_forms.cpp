@@ -116,7 +116,7 @@ void check_offload(const Flags& flags) {
   const std::string& optimizer = flags.forms.offload_optimizer;
   const std::string& parameters = flags.forms.offload_parameters;
   const zeropage::OffloadOptions& offload = flags.options.offload;
-  require(parameters == "none" || flags.options.stage.parameters,
+  require(parameters == "none" || shards_parameters(flags.options),
           "--offload-parameters " + parameters + ": stage " + text_of(flags.options.stage) +
               " keeps parameters whole on the device; use --stage 3, on one rank too");
   require(parameters == "none" || optimizer != "none",

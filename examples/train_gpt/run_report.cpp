@@ -12,12 +12,14 @@
 namespace train_gpt {
 namespace {
 
+using zeropage::TierBytes;
 using zeropage::checkpointing::RecomputeStatistics;
 using zeropage::comm::Traffic;
 using zeropage::memory::Breakdown;
 using zeropage::memory::Kind;
 using zeropage::memory::kKindCount;
 using zeropage::memory::PagingStatistics;
+using zeropage::memory::Tier;
 
 // Columns that still fit an 80-column terminal beside the labels and the formula.
 constexpr size_t kTableRanks = 3;
@@ -154,13 +156,14 @@ nlohmann::json kinds_json(const Breakdown& bytes) {
 }
 
 // What left rank 0's device.
-std::string offload_lines(const Flags& flags, const RankMemory& memory,
-                          const MemoryFormula& expected, const RunFigures& run) {
+std::string offload_lines(const Flags& flags, const RankMemory& memory, const TierBytes& expected,
+                          const RunFigures& run) {
   using zeropage::memory::format_bytes;
   std::ostringstream out;
   out << "offloaded               host " << format_bytes(memory.on_host.total()) << " (formula "
-      << format_bytes(expected.host.total()) << "), nvme " << format_bytes(memory.on_nvme.total())
-      << " (formula " << format_bytes(expected.nvme.total()) << ")\n";
+      << format_bytes(expected[Tier::kHost].total()) << "), nvme "
+      << format_bytes(memory.on_nvme.total()) << " (formula "
+      << format_bytes(expected[Tier::kNvme].total()) << ")\n";
   if (flags.options.offload.step == zeropage::StepWhen::kOneStepLate) {
     out << "--offload-step late: every update came one step late; another run than without\n";
   }
@@ -202,15 +205,14 @@ std::string table(const Flags& flags, const RunFigures& run,
     const RankMemory& memory = ranks[rank].memory;
     columns.push_back({"rank " + std::to_string(rank), memory.at_peak, memory.now.persistent()});
   }
-  const MemoryFormula expected =
-      memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
+  const TierBytes expected = memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage "
       << text_of(flags.options.stage) << ", " << ranks.size()
       << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
       << zeropage::memory::memory_table(
-             columns, zeropage::memory::MemoryColumn{"formula", expected.device,
-                                                     expected.device.persistent()});
+             columns, zeropage::memory::MemoryColumn{"formula", expected[Tier::kDevice],
+                                                     expected[Tier::kDevice].persistent()});
   out << "resident over base      ";
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     const RankMemory& memory = ranks[rank].memory;
@@ -224,7 +226,7 @@ std::string table(const Flags& flags, const RunFigures& run,
   if (!flags.checkpointing.keeps_all()) {
     out << activations_line(run.recompute, activation_peak(ranks)) << run.kept_activations;
   }
-  if (flags.options.stage.parameters) out << paging_table(run.paging);
+  if (shards_parameters(flags.options)) out << paging_table(run.paging);
   return out.str();
 }
 
@@ -232,13 +234,12 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json memory = nlohmann::json::array();
   nlohmann::json bytes_sent = nlohmann::json::array();
   nlohmann::json messages_sent = nlohmann::json::array();
-  const MemoryFormula formula =
-      memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
+  const TierBytes formula = memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const RankMemory& figures = ranks[rank].memory;
     memory.push_back({{"rank", rank},
                       {"persistent_bytes", figures.now.persistent()},
-                      {"formula_bytes", formula.device.persistent()},
+                      {"formula_bytes", formula[Tier::kDevice].persistent()},
                       {"peak_bytes", figures.at_peak.total()},
                       {"at_peak", kinds_json(figures.at_peak)},
                       {"rss_base_bytes", figures.rss_base_bytes},
@@ -249,10 +250,10 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
     }
     if (flags.forms.offloads()) {
       memory.back()["offloaded"] = {{"host_bytes", figures.on_host.total()},
-                                    {"host_formula_bytes", formula.host.total()},
+                                    {"host_formula_bytes", formula[Tier::kHost].total()},
                                     {"host", kinds_json(figures.on_host)},
                                     {"nvme_bytes", figures.on_nvme.total()},
-                                    {"nvme_formula_bytes", formula.nvme.total()},
+                                    {"nvme_formula_bytes", formula[Tier::kNvme].total()},
                                     {"nvme", kinds_json(figures.on_nvme)}};
     }
     bytes_sent.push_back(wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::bytes));
@@ -284,7 +285,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                     {"write_bytes_per_second", run.disk->write_bytes_per_second},
                     {"step_seconds", run.disk_forecast.step_seconds}};
   }
-  if (flags.options.stage.parameters) {
+  if (shards_parameters(flags.options)) {
     PagingStatistics sum;
     nlohmann::json by_step = nlohmann::json::array();
     for (const PagingStatistics& of_step : run.paging) {

@@ -12,6 +12,8 @@
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/run_report.h"
 #include "memory/bytes.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/sharded_updates.h"
 
 namespace train_gpt {
 namespace {
@@ -23,6 +25,7 @@ using zeropage::comm::SimulatedCost;
 using zeropage::comm::SimulationFigures;
 using zeropage::comm::SimulationOptions;
 using zeropage::comm::Traffic;
+using zeropage::memory::Tier;
 
 // Ranks differ in what they broadcast and, with ragged slices, reduce; beyond this many, the ends
 // show it.
@@ -47,20 +50,6 @@ Batch batch_without_values(const Flags& flags) {
   return {torch::empty(sizes, options), torch::empty(sizes, options)};
 }
 
-// What a real rank would hold from step to step, padding included.
-int64_t persistent_bytes(const Flags& flags, const zeropage::ShardedParameters& sharded) {
-  int64_t bytes = sharded.need.persistent.total();
-  // Padding has no state.
-  for (const zeropage::PlacedParameter& placed : sharded.pages->parameters()) {
-    const auto owned = intersection(placed.range, sharded.pages->owned(placed.page));
-    if (owned.empty()) continue;
-    const auto format = state_format_of(sharded.options, placed.range.numel());
-    bytes += state_tensors(flags.optimizer) *
-             state_bytes(format, owned.begin % zeropage::offload::kStateBlockNumel, owned.numel());
-  }
-  return bytes;
-}
-
 SimulatedRank run_rank(const Flags& flags, int rank) {
   const zeropage::memory::LedgerScope ledger(
       std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks)));
@@ -75,7 +64,10 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
   const auto optimizer = make_optimizer(flags, model);
   zeropage::Accumulator accumulator(model, flags.accumulator);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
-  run.persistent_bytes = persistent_bytes(flags, model.sharded_parameters());
+  run.persistent_bytes = sharded_parameters_of(model)
+                             .pages->plan()
+                             .held(updates_of(*optimizer).states_of_a_parameter())[Tier::kDevice]
+                             .total();
   run.wrapping = communicator.figures();
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {
@@ -168,7 +160,8 @@ void simulate(const Flags& flags) {
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
   const int64_t parameters = ranks.front().parameters;
-  const int64_t formula_bytes = memory_formula(flags, parameters, flags.ranks).device.persistent();
+  const int64_t formula_bytes =
+      memory_formula(flags, parameters, flags.ranks)[Tier::kDevice].persistent();
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
             << std::min(flags.ranks, flags.simulation.ranks_per_host) << " a host, stage "
             << text_of(flags.options.stage) << ", " << flags.steps

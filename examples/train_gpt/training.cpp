@@ -24,6 +24,7 @@
 #include "memory/device_memory.h"
 #include "memory/process_memory.h"
 #include "offload/device_speed.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace train_gpt {
 namespace {
@@ -263,7 +264,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   own.memory.now = ledger.now(device.type());
   own.memory.on_host = ledger.offloaded(zeropage::memory::Tier::kHost);
   own.memory.on_nvme = ledger.offloaded(zeropage::memory::Tier::kNvme);
-  if (const auto& page_offload = model.sharded_parameters().pages->page_offload()) {
+  if (const auto& page_offload = sharded_parameters_of(model).pages->page_offload()) {
     run.offload_description = page_offload->describe();
   }
   own.memory.at_peak = peaks.at_peak_since_start();

@@ -5,6 +5,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "offload/detail/wrapped_disk.h"
 
 namespace zeropage::offload::detail {
 namespace {
@@ -19,7 +20,7 @@ std::unique_ptr<BlockDevice> open_device(const NvmeFileOptions& options, int des
            ": the kernel refuses io_uring (", refusal,
            "); allow it, or use NvmeEngine::kAutomatic");
   if (!device) device = make_thread_device(descriptor, options.queue_depth, refusal);
-  return options.wrap ? options.wrap(std::move(device)) : std::move(device);
+  return WrappedDisk::in_place_of(std::move(device), options.directory);
 }
 
 WorkerOptions worker_options(const NvmeFileOptions& options, const ScratchFile& file) {

@@ -28,9 +28,9 @@ using Forward = std::function<torch::Tensor(const torch::Tensor&)>;
 // Everything leaves, if not told otherwise.
 const ActivationOffloadOptions kAll{.least_bytes = 0};
 
-torch::Tensor forward_with(const ActivationOffload& offload, const Forward& forward,
+torch::Tensor forward_with(ActivationOffload& offload, const Forward& forward,
                            const torch::Tensor& x) {
-  const SavedTensorScope scope(offload.hooks());
+  const ActivationScope scope(offload);
   return forward(x);
 }
 
@@ -71,7 +71,7 @@ class ActivationOffloadTest : public ::testing::Test {
       return module->forward(in).pow(2).sum();
     };
     const auto plain = gradients(*module, x, forward(x));
-    const ActivationOffload offload(kAll);
+    ActivationOffload offload(kAll);
     for (int step = 0; step < 2; ++step) {
       const auto loss = forward_with(offload, forward, x);
       EXPECT_GT(held(Kind::kActivationOffloaded), 0);
@@ -111,7 +111,7 @@ Bytes bytes_of_stack(int layers, bool offloaded) {
     parameter.mutable_grad() = torch::zeros_like(parameter);
   }
   for (auto& parameter : module->parameters()) memory::assign(parameter, Kind::kParameter);
-  const ActivationOffload offload;
+  ActivationOffload offload;
   ledger->reset_peak();
   torch::Tensor loss;
   {
@@ -139,8 +139,9 @@ TEST_F(ActivationOffloadTest, ActivationsThatAreHereDoNotGrowWithDepth) {
 TEST_F(ActivationOffloadTest, CopiesGoWithAGraphThatNeverRunsBackward) {
   const auto x = torch::randn({64, 64}).requires_grad_();
   {
+    ActivationOffload offload;
     const auto loss = forward_with(
-        ActivationOffload(), [](const auto& in) { return in.sin().cos().exp().sum(); }, x);
+        offload, [](const auto& in) { return in.sin().cos().exp().sum(); }, x);
     EXPECT_GT(held(Kind::kActivationOffloaded), 0);
   }
   EXPECT_EQ(held(Kind::kActivationOffloaded), 0);
@@ -148,7 +149,7 @@ TEST_F(ActivationOffloadTest, CopiesGoWithAGraphThatNeverRunsBackward) {
 
 TEST_F(ActivationOffloadTest, PartsOfOneBufferLeaveOnce) {
   const auto x = torch::randn({2, 8, 16, 3 * 64}).requires_grad_();
-  const ActivationOffload offload;
+  ActivationOffload offload;
   const auto forward = [](const torch::Tensor& in) {
     const auto parts = (in * 1).chunk(3, -1);  // q, k and v in each other's holes
     return torch::scaled_dot_product_attention(parts[0], parts[1], parts[2]).pow(2).sum();
@@ -166,7 +167,7 @@ TEST_F(ActivationOffloadTest, PartsOfOneBufferLeaveOnce) {
 
 TEST_F(ActivationOffloadTest, AViewAndItsBaseLeaveOnce) {
   const auto x = torch::randn({64, 64}).requires_grad_();
-  const ActivationOffload offload(kAll);
+  ActivationOffload offload(kAll);
   const auto forward = [](const torch::Tensor& in) {
     const auto y = in * 2;
     return (y.exp().detach() * y).sum() + (y.t().narrow(0, 3, 40).pow(2)).sum() + y.pow(3).sum();
@@ -181,10 +182,10 @@ TEST_F(ActivationOffloadTest, AViewAndItsBaseLeaveOnce) {
 TEST_F(ActivationOffloadTest, AStorageThatWasChangedSinceLeavesAgain) {
   const auto x = torch::randn({64, 64});
   const auto weight = torch::randn({64, 64}).requires_grad_();
-  const ActivationOffload offload(kAll);
+  ActivationOffload offload(kAll);
   torch::Tensor first, second, changing;
   {
-    const SavedTensorScope scope(offload.hooks());
+    const ActivationScope scope(offload);
     changing = x.clone();
     first = (weight * changing).sum();
     changing.add_(1);
@@ -215,7 +216,7 @@ TEST_F(ActivationOffloadTest, ARetainedGraphRunsBackwardAgain) {
   const auto x = torch::randn({64, 64}).requires_grad_();
   const auto forward = [](const torch::Tensor& in) { return (in * 2).sin().cos().pow(2).sum(); };
   const auto plain = torch::autograd::grad({forward(x)}, {x});
-  const ActivationOffload offload;
+  ActivationOffload offload;
   const auto loss = forward_with(offload, forward, x);
   const int64_t left = held(Kind::kActivationOffloaded);
   EXPECT_TRUE(same_bits(plain, torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)));
@@ -225,7 +226,7 @@ TEST_F(ActivationOffloadTest, ARetainedGraphRunsBackwardAgain) {
 }
 
 TEST_F(ActivationOffloadTest, OneThreadPacksWhileAnotherIsInBackward) {
-  const ActivationOffload offload(kAll);
+  ActivationOffload offload(kAll);
   const auto shared = torch::randn({64, 64});
   const auto work = [&](double factor) {
     const memory::LedgerScope ledger(ledger_);
@@ -246,11 +247,11 @@ TEST_F(ActivationOffloadTest, OneThreadPacksWhileAnotherIsInBackward) {
 
 // What comes back of a tensor, by the gradient of a product with it.
 torch::Tensor through(Compression compression, const torch::Tensor& values) {
-  const ActivationOffload offload({.least_bytes = 0, .compression = compression});
+  ActivationOffload offload({.least_bytes = 0, .compression = compression});
   const auto x = torch::ones_like(values).requires_grad_();
   torch::Tensor loss;
   {
-    const SavedTensorScope scope(offload.hooks());
+    const ActivationScope scope(offload);
     loss = (x * values.clone()).sum();
   }
   return torch::autograd::grad({loss}, {x})[0];
@@ -287,7 +288,7 @@ TEST_F(ActivationOffloadTest, CompressedCopiesAreSmallerAndSaidToBeLossy) {
   const auto x = torch::randn({64, 64}).requires_grad_();
   const auto forward = [](const torch::Tensor& in) { return in.sin().pow(2).sum(); };
   const auto statistics = [&](Compression compression) {
-    const ActivationOffload offload({.compression = compression});
+    ActivationOffload offload({.compression = compression});
     forward_with(offload, forward, x).backward();
     return offload.statistics();
   };
@@ -302,7 +303,7 @@ TEST_F(ActivationOffloadTest, CompressedCopiesAreSmallerAndSaidToBeLossy) {
 TEST_F(ActivationOffloadTest, IntegersAreNeverCompressed) {
   const auto indices = torch::randint(0, 1000, {64, 64}, torch::kLong);
   const auto table = torch::randn({1000, 8}).requires_grad_();
-  const ActivationOffload offload({.least_bytes = 0, .compression = Compression::k8Bit});
+  ActivationOffload offload({.least_bytes = 0, .compression = Compression::k8Bit});
   const auto loss = forward_with(
       offload, [&](const auto& in) { return torch::embedding(table, in.clone()).sum(); }, indices);
   const auto plain = torch::autograd::grad({torch::embedding(table, indices).sum()}, {table});

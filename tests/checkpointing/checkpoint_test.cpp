@@ -480,7 +480,7 @@ TEST(CheckpointTest, ARepetitionHasTheAutocastOfItsForwardWhateverBackwardRunsUn
       Recompute recompute(options);
       expect_same_bits(
           expected, gradients_across_autocast(*module, x, of_backward, [&](const torch::Tensor& t) {
-            const RecomputeScope scope(recompute);
+            const ActivationScope scope(recompute);
             return plain(t);
           }));
       EXPECT_GT(recompute_statistics().replays, replays);

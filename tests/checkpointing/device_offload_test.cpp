@@ -10,8 +10,10 @@
 #include <torch/torch.h>
 
 #include "checkpointing/activation_offload.h"
+#include "checkpointing/recompute.h"
 #include "memory/bytes.h"
 #include "memory/ledger.h"
+#include "offload/nvme_heap.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/tiers/nvme_activations.h"
@@ -48,18 +50,21 @@ class DeviceOffloadTest : public ::testing::Test {
   const memory::LedgerScope scope_{ledger_};
 };
 
+// The first is the outermost.
+using Policies = std::vector<ActivationPolicy*>;
+
 // The gradients of two steps, on the host.
 template <typename Module>
-std::vector<torch::Tensor> train(Module module, const torch::Tensor& x,
-                                 const std::shared_ptr<SavedTensorHooks>& hooks) {
+std::vector<torch::Tensor> train(Module module, const torch::Tensor& x, const Policies& policies) {
   std::vector<torch::Tensor> gradients;
   for (int step = 0; step < 2; ++step) {
     module->zero_grad();
-    torch::Tensor loss;
-    {
-      const SavedTensorScope scope(hooks);
-      loss = module->forward(x * (step + 1)).pow(2).sum();
+    std::vector<std::unique_ptr<ActivationScope>> scopes;
+    for (ActivationPolicy* const policy : policies) {
+      scopes.push_back(std::make_unique<ActivationScope>(*policy));
     }
+    const auto loss = module->forward(x * (step + 1)).pow(2).sum();
+    while (!scopes.empty()) scopes.pop_back();
     loss.backward();
     for (const auto& parameter : module->parameters()) {
       if (parameter.grad().defined()) gradients.push_back(parameter.grad().cpu());
@@ -72,7 +77,7 @@ template <typename Module>
 void expect_the_hosts_bits() {
   Module module;
   const auto x = torch::randn({6, 7});
-  const auto expected = train(module, x, nullptr);
+  const auto expected = train(module, x, {});
   module->to(fake_device());
   const auto disk = std::make_shared<NvmeActivations>(NvmeActivationsOptions{
       .directory = std::filesystem::current_path(), .rank = static_cast<int>(::getpid())});
@@ -82,12 +87,16 @@ void expect_the_hosts_bits() {
   };
   // A bound that brings back all but the last, and one that most sources are still there under.
   for (const auto& [staging_bytes, store] : {Case{2_KiB}, Case{256_KiB}, Case{2_KiB, disk}}) {
-    const ActivationOffload offload(
-        {.least_bytes = 0, .staging_bytes = staging_bytes, .store = store});
-    const auto gradients = train(module, x.to(fake_device()), offload.hooks());
-    ASSERT_EQ(gradients.size(), expected.size());
-    for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(torch::equal(gradients[i], expected[i])) << i << " by " << staging_bytes;
+    ActivationOffload offload({.least_bytes = 0, .staging_bytes = staging_bytes, .store = store});
+    Recompute recompute(RecomputeOptions{.least_bytes = 1, .device = fake_device().type()});
+    for (const auto& policies :
+         {Policies{&offload}, Policies{&offload, &recompute}, Policies{&recompute, &offload}}) {
+      const auto gradients = train(module, x.to(fake_device()), policies);
+      ASSERT_EQ(gradients.size(), expected.size());
+      for (size_t i = 0; i < expected.size(); ++i) {
+        EXPECT_TRUE(torch::equal(gradients[i], expected[i]))
+            << i << " by " << staging_bytes << " under " << policies.size() << " policies";
+      }
     }
     if (staging_bytes == 2_KiB) {
       EXPECT_THAT(offload.statistics().fetched_ahead_bytes, Gt(0));
@@ -121,7 +130,7 @@ ChainRun run_chain(int length, const ActivationOffloadOptions* options) {
   torch::manual_seed(1);
   const auto x = torch::randn({128, 128}).to(fake_device()).requires_grad_();
   finish_fake_work();
-  const ActivationOffload offload(options != nullptr ? *options : ActivationOffloadOptions());
+  ActivationOffload offload(options != nullptr ? *options : ActivationOffloadOptions());
   reset_fake_counters();
   reset_fake_peak(0);
   torch::Tensor loss;
@@ -164,10 +173,10 @@ TEST_F(DeviceOffloadTest, OnlyEventsOrderTheCopies) {
 TEST_F(DeviceOffloadTest, ARetainedGraphRunsBackwardAgain) {
   const auto x = torch::randn({64, 64}).to(fake_device()).requires_grad_();
   const auto plain = torch::autograd::grad({chain(x, 12)}, {x})[0].cpu();
-  const ActivationOffload offload({.staging_bytes = 40_KiB});
+  ActivationOffload offload({.staging_bytes = 40_KiB});
   torch::Tensor loss;
   {
-    const SavedTensorScope scope(offload.hooks());
+    const ActivationScope scope(offload);
     loss = chain(x, 12);
   }
   const auto first = torch::autograd::grad({loss}, {x}, {}, /*retain_graph=*/true)[0].cpu();
@@ -187,10 +196,10 @@ TEST_F(DeviceOffloadTest, AGraphThatStopsHalfWayDisturbsNobodyByWhatWasFetchedAh
   set_fake_delays(0, {});
   const auto x = torch::randn({64, 64}).to(fake_device()).requires_grad_();
   const c10::Stream back = second_stream_from_now();
-  const ActivationOffload offload({.staging_bytes = 128_KiB});
+  ActivationOffload offload({.staging_bytes = 128_KiB});
   torch::Tensor middle, last, loss;
   {
-    const SavedTensorScope scope(offload.hooks());
+    const ActivationScope scope(offload);
     middle = x.sigmoid().tanh().sigmoid().tanh().sigmoid().tanh().sigmoid() + 1;
     loss = middle.sigmoid();
     last = loss.detach();  // so that it need not be brought back
@@ -220,10 +229,10 @@ TEST_F(DeviceOffloadTest, CompressedCopiesHaveTheHostsBits) {
     const auto x = torch::randn({100, 50});
     const auto gradient = [&](c10::Device device) {
       const auto there = x.clone().to(device).requires_grad_();
-      const ActivationOffload offload({.least_bytes = 0, .compression = compression});
+      ActivationOffload offload({.least_bytes = 0, .compression = compression});
       torch::Tensor loss;
       {
-        const SavedTensorScope scope(offload.hooks());
+        const ActivationScope scope(offload);
         loss = chain(there, 6);
       }
       loss.backward();
@@ -235,10 +244,10 @@ TEST_F(DeviceOffloadTest, CompressedCopiesHaveTheHostsBits) {
 
 TEST_F(DeviceOffloadTest, CopiesAreChargedOnTheHostUntilTheyHaveEnded) {
   const auto x = torch::randn({128, 128}).to(fake_device()).requires_grad_();
-  const ActivationOffload offload;
+  ActivationOffload offload;
   torch::Tensor loss;
   {
-    const SavedTensorScope scope(offload.hooks());
+    const ActivationScope scope(offload);
     loss = chain(x, 10);
   }
   EXPECT_EQ(offloaded_bytes(), 10 * kActivationBytes);

@@ -92,11 +92,11 @@ std::vector<torch::Tensor> gradients(const Problem& problem,
 template <typename Module>
 void expect_the_plain_bits(comm::World& world, std::shared_ptr<SavedTensorHooks> onward = nullptr) {
   const auto plain = gradients(make_problem<Module>(), nullptr);
-  const PartitionedCheckpoints partitioned({.group = group_of(world),
-                                            .held_by_all = all_of_them,
-                                            .least_bytes = 0,
-                                            .verify = Verify::kEachTensor,
-                                            .onward = std::move(onward)});
+  PartitionedCheckpoints partitioned({.group = group_of(world),
+                                      .held_by_all = all_of_them,
+                                      .least_bytes = 0,
+                                      .verify = Verify::kEachTensor,
+                                      .onward = std::move(onward)});
   const auto found = gradients(make_problem<Module>(), partitioned.hooks());
   ASSERT_EQ(found.size(), plain.size());
   for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(torch::equal(found[i], plain[i])) << i;
@@ -116,13 +116,12 @@ TEST_P(PartitionedCheckpointsTest, GradientsHaveThePlainBits) {
 
 TEST_P(PartitionedCheckpointsTest, ARankHoldsItsPartOfTheBytes) {
   run_ranks(GetParam(), [](comm::World& world) {
-    const PartitionedCheckpoints partitioned(
-        {.group = group_of(world), .held_by_all = all_of_them});
+    PartitionedCheckpoints partitioned({.group = group_of(world), .held_by_all = all_of_them});
     const auto x = torch::ones({64, 1000}).requires_grad_();
     const int64_t before = memory::Ledger::current()->now().activations();
     torch::Tensor loss;
     {
-      const SavedTensorScope scope(partitioned.hooks());
+      const ActivationScope scope(partitioned);
       loss = x.sin().sigmoid().tanh().sum();
     }
     // sin() saves x, a leaf that requires a gradient; sigmoid() and tanh() what they give.
@@ -142,12 +141,12 @@ TEST(PartitionedGroupTest, SlicesMayGoOnToTheHost) {
     const ActivationOffload offload({.least_bytes = 0});
     expect_the_plain_bits<zeropage::testing::Transformer>(world, offload.hooks());
     EXPECT_GT(offload.statistics().fetched_bytes, 0);
-    const PartitionedCheckpoints partitioned(
+    PartitionedCheckpoints partitioned(
         {.group = group_of(world), .held_by_all = all_of_them, .onward = offload.hooks()});
     const auto x = torch::ones({64, 1000}).requires_grad_();
     torch::Tensor loss;
     {
-      const SavedTensorScope scope(partitioned.hooks());
+      const ActivationScope scope(partitioned);
       loss = x.sigmoid().tanh().sum();
     }
     EXPECT_EQ(held(Kind::kActivation), 0);
@@ -160,12 +159,12 @@ TEST(PartitionedGroupTest, SlicesMayGoOnToTheHost) {
 TEST(PartitionedGroupTest, PartsOfOneBufferAreGatheredOnce) {
   std::atomic<int> gathers = 0;
   run_ranks(2, [&](comm::World& world) {
-    const PartitionedCheckpoints partitioned(
+    PartitionedCheckpoints partitioned(
         {.group = group_of(world, &gathers), .held_by_all = all_of_them});
     const auto x = torch::ones({64, 300}).requires_grad_();
     torch::Tensor loss;
     {
-      const SavedTensorScope scope(partitioned.hooks());
+      const ActivationScope scope(partitioned);
       const auto parts = (x * 2).chunk(3, 1);
       loss = (parts[0] * parts[1] * parts[2]).sum();
     }
@@ -179,14 +178,13 @@ TEST(PartitionedGroupTest, PartsOfOneBufferAreGatheredOnce) {
 TEST(PartitionedGroupTest, WhatIsNotHeldByAllStaysWhole) {
   std::atomic<int> gathers = 0;
   run_ranks(2, [&](comm::World& world) {
-    const PartitionedCheckpoints partitioned(
-        {.group = group_of(world, &gathers),
-         .held_by_all = [](const torch::Tensor&) { return false; },
-         .least_bytes = 0});
+    PartitionedCheckpoints partitioned({.group = group_of(world, &gathers),
+                                        .held_by_all = [](const torch::Tensor&) { return false; },
+                                        .least_bytes = 0});
     const auto x = torch::full({64, 64}, world.rank() + 1.0).requires_grad_();
     torch::Tensor loss;
     {
-      const SavedTensorScope scope(partitioned.hooks());
+      const ActivationScope scope(partitioned);
       loss = (x * 2).pow(2).sum();
     }
     loss.backward();
@@ -197,10 +195,10 @@ TEST(PartitionedGroupTest, WhatIsNotHeldByAllStaysWhole) {
 
 TEST(PartitionedGroupTest, AWrongYesIsFoundByTheCheck) {
   const auto errors = try_ranks(2, [](comm::World& world) {
-    const PartitionedCheckpoints partitioned(
+    PartitionedCheckpoints partitioned(
         {.group = group_of(world), .held_by_all = all_of_them, .verify = Verify::kEachTensor});
     const auto x = torch::full({64, 64}, world.rank() + 1.0).requires_grad_();
-    const SavedTensorScope scope(partitioned.hooks());
+    const ActivationScope scope(partitioned);
     (x * 2).pow(2);
   });
   EXPECT_THAT(message_of(errors[0]),
@@ -215,11 +213,11 @@ TEST(PartitionedGroupTest, AGatherThatFailsEndsBackward) {
         failed.set_exception(std::make_exception_ptr(std::runtime_error("lost while " + name)));
         return memory::Pending(failed.get_future().share(), {});
       }};
-  const PartitionedCheckpoints partitioned({.group = group, .held_by_all = all_of_them});
+  PartitionedCheckpoints partitioned({.group = group, .held_by_all = all_of_them});
   const auto x = torch::ones({64, 64}).requires_grad_();
   torch::Tensor loss;
   {
-    const SavedTensorScope scope(partitioned.hooks());
+    const ActivationScope scope(partitioned);
     loss = x.sigmoid().sum();
   }
   EXPECT_THAT(error_of([&] { loss.backward(); }),

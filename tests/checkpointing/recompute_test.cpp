@@ -28,7 +28,7 @@ std::vector<torch::Tensor> gradients_of(torch::nn::Module& module, const torch::
   module.zero_grad(true);
   torch::Tensor loss;
   {
-    std::optional<RecomputeScope> scope;
+    std::optional<ActivationScope> scope;
     if (recompute != nullptr) scope.emplace(*recompute);
     loss = forward(x).square().sum();
   }
@@ -283,7 +283,7 @@ TEST(RecomputeTest, RetainedGraphsAreUsedTwiceAndSharedStoragesComeBackOnce) {
   Recompute recompute(everything_small({}));
   torch::Tensor loss;
   {
-    const RecomputeScope scope(recompute);
+    const ActivationScope scope(recompute);
     loss = function(x).sum();
   }
   for (int time = 0; time < 2; ++time) {
@@ -299,7 +299,7 @@ TEST(RecomputeTest, WhatIsOverwrittenInTheForwardIsCopiedAndWhatIsAfterwardsRefu
     const auto x = torch::ones({64}).requires_grad_();
     torch::Tensor loss;
     {
-      std::optional<RecomputeScope> scope;
+      std::optional<ActivationScope> scope;
       if (recompute != nullptr) scope.emplace(*recompute);
       const auto y = (x + input).sin();  // saves x + input, which takes `input` to compute again
       if (!later) input.zero_();
@@ -326,7 +326,7 @@ TEST(RecomputeTest, RegionsWithinAreLeftToThemselvesAndGraphsThatNeverRunFreeEve
                    gradients_of(net, x, forward, &recompute));
   const int64_t before = Ledger::current()->now().activations();
   {
-    const RecomputeScope scope(recompute);
+    const ActivationScope scope(recompute);
     forward(x);
   }
   EXPECT_EQ(Ledger::current()->now().activations(), before);

@@ -123,7 +123,7 @@ TEST_F(DeviceWatchTest, LetsAnOperationEndThatNeedsNothingMoreOfALostRank) {
   std::this_thread::sleep_for(milliseconds(200));
   held.reset();
   EXPECT_TRUE(comes_true([&] { return watch.is_idle(); }));
-  std::this_thread::sleep_for(DeviceWatch::kAfterLoss + milliseconds(200));
+  std::this_thread::sleep_for(DeviceWait::kAfterLoss + milliseconds(200));
   EXPECT_NO_THROW(watch.check());
 }
 

@@ -71,16 +71,16 @@ TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
   };
   detail::HostLink first(std::move(segment), options(0, static_cast<uint64_t*>(page)));
   detail::HostLink second(std::move(again), options(1, nullptr));
-  EXPECT_EQ(first.find_peers(), "");
-  EXPECT_EQ(second.find_peers(), "");
+  EXPECT_EQ(first.peers().find(), "");
+  EXPECT_EQ(second.peers().find(), "");
   // As memory that only a driver maps.
   ASSERT_EQ(mprotect(page, page_bytes, PROT_NONE), 0);
-  EXPECT_EQ(first.find_peers(), "");
-  EXPECT_THAT(second.find_peers(), AllOf(HasSubstr("rank 1 cannot read the memory of rank 0"),
-                                         HasSubstr("Bad address")));
+  EXPECT_EQ(first.peers().find(), "");
+  EXPECT_THAT(second.peers().find(), AllOf(HasSubstr("rank 1 cannot read the memory of rank 0"),
+                                           HasSubstr("Bad address")));
   ASSERT_EQ(mprotect(page, page_bytes, PROT_READ | PROT_WRITE), 0);
   *static_cast<uint64_t*>(page) = 0;
-  EXPECT_THAT(second.find_peers(), HasSubstr("it reads other values"));
+  EXPECT_THAT(second.peers().find(), HasSubstr("it reads other values"));
   munmap(page, page_bytes);
 }
 

@@ -33,7 +33,7 @@ class WatchTest : public ::testing::Test {
 
   // Whether the operation is ended before it has lasted that long.
   bool is_ended(const Call& call, milliseconds within) {
-    ours_.perform(call, [&] {
+    ours_.activity().perform(call, [&] {
       const auto end = std::chrono::steady_clock::now() + within;
       while (!is_interrupted_ && std::chrono::steady_clock::now() < end) {
         std::this_thread::sleep_for(milliseconds(1));
@@ -50,17 +50,21 @@ class WatchTest : public ::testing::Test {
 };
 
 TEST_F(WatchTest, ARankThatEndsAfterAnOperationIsNotMissedByThoseThatAreStillInIt) {
-  theirs_->perform(barrier(0), [] {});
+  theirs_->activity().perform(barrier(0), [] {});
   theirs_.reset();
   EXPECT_FALSE(is_ended(barrier(0), milliseconds(600)));
   EXPECT_TRUE(is_ended(barrier(1), milliseconds(5000))) << "which rank 1 never began";
-  EXPECT_EQ(ours_.lost_rank(), 1);
+  const auto verdict = ours_.activity().verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::kLost);
+  EXPECT_EQ(verdict->other, 1);
 }
 
 TEST_F(WatchTest, ARankThatEndsAfterAnOperationInWhichItWasHeardIsNotOutOfStep) {
   is_connected_ = true;
   std::thread ends_first([this] {
-    theirs_->perform(barrier(0), [] { std::this_thread::sleep_for(milliseconds(1500)); });
+    theirs_->activity().perform(barrier(0),
+                                [] { std::this_thread::sleep_for(milliseconds(1500)); });
     theirs_.reset();
     is_connected_ = false;
   });
@@ -75,7 +79,7 @@ TEST_F(WatchTest, ARankThatEndsBeforeAnOperationIsMissed) {
 
 TEST_F(WatchTest, ARankWhoseOperationFailedIsMissed) {
   const auto fails = [] { throw std::runtime_error("a full disk"); };
-  EXPECT_THROW(theirs_->perform(barrier(0), fails), std::runtime_error);
+  EXPECT_THROW(theirs_->activity().perform(barrier(0), fails), std::runtime_error);
   theirs_.reset();
   EXPECT_TRUE(is_ended(barrier(0), milliseconds(5000)));
 }

@@ -282,6 +282,25 @@ TEST_F(TrainGptTest, NamesRanksThatWereStartedWithDifferentModels) {
   EXPECT_THAT(outcome.output, HasSubstr("blocks.2"));
 }
 
+TEST(OptionsPageTest, NamesFlagsThatTheProgramsHave) {
+  const std::string of_train_gpt = train_gpt("--help").output;
+  const std::string of_zp = shell(std::string(ZP) + " run --help").output;
+  std::ifstream page(OPTIONS_PAGE);
+  bool is_launched = false;
+  int flags = 0;
+  for (std::string line; std::getline(page, line);) {
+    if (line.starts_with("## ")) is_launched = line == "## LaunchOptions";
+    const size_t begin = line.rfind("| `--");
+    if (begin == std::string::npos) continue;
+    const std::string flag = line.substr(begin + 3, line.find('`', begin + 3) - begin - 3);
+    EXPECT_THAT(is_launched ? of_zp : of_train_gpt,
+                ::testing::ContainsRegex("\n  (-n,)?" + flag + "[ \n]"))
+        << line;
+    ++flags;
+  }
+  EXPECT_GT(flags, 30);
+}
+
 TEST(ExamplesTest, RunAloneAndUnderALauncher) {
   for (const char* program :
        {QUICKSTART, DROP_IN, ZP " run -n 3 -- " DROP_IN, ZP " run -n 2 -- " QUICKSTART}) {

@@ -301,7 +301,7 @@ class OurRun {
   auto forward(const Function& function) {
     std::optional<AutocastToBf16> autocast;
     if (setting_.mode == Mode::kAutocast) autocast.emplace();
-    std::optional<RecomputeScope> scope;
+    std::optional<ActivationScope> scope;
     if (setting_.mode == Mode::kRecompute) {
       scope.emplace(recompute_);
     }

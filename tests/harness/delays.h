@@ -7,6 +7,7 @@
 
 #include "comm/communicator.h"
 #include "comm/detail/progress_thread.h"
+#include "device/pending_on_device.h"
 
 namespace zeropage::testing {
 

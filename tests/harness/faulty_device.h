@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "offload/detail/block_device.h"
+#include "offload/detail/wrapped_disk.h"
 
 namespace zeropage::testing {
 
@@ -88,7 +89,7 @@ class FaultyDevice : public BlockDevice {
   std::deque<Completion> ended_;
 };
 
-// For NvmeFileOptions::wrap.
+// For WrappedDisk (offload/detail/wrapped_disk.h).
 inline auto faulty(const std::shared_ptr<DeviceScript>& script) {
   return [script](std::unique_ptr<BlockDevice> device) -> std::unique_ptr<BlockDevice> {
     return std::make_unique<FaultyDevice>(std::move(device), script);

@@ -36,8 +36,8 @@ inline std::unique_ptr<comm::detail::HostLink> link_through_slots(comm::Communic
                                             .own = topology.index_in_host(inner.rank()),
                                             .deadline = std::chrono::seconds(30)});
   inner.barrier("all have come").wait();
-  link->find_peers();
-  link->use_peer_memory(false);
+  link->peers().find();
+  link->peers().read_memory(false);
   return link;
 }
 

@@ -48,11 +48,6 @@ class NvmeFileTest : public ::testing::Test {
             .queue_depth = 3,
             .engine = engine};
   }
-  NvmeFileOptions scripted(const std::shared_ptr<DeviceScript>& script) const {
-    NvmeFileOptions options = this->options();
-    options.wrap = faulty(script);
-    return options;
-  }
 
   std::vector<std::string> files() const {
     std::vector<std::string> names;
@@ -131,7 +126,8 @@ class NvmeFaultTest : public NvmeFileTest {
   Outcome run(const DeviceScript::Fault& fault, int64_t host_bytes_allowed) {
     const auto script = std::make_shared<DeviceScript>();
     script->faults = {fault};
-    NvmeFileOptions options = scripted(script);
+    const detail::WrappedDisk disk(folder_, faulty(script));
+    NvmeFileOptions options = this->options();
     options.queue_depth = 1;
     options.host_bytes_allowed = host_bytes_allowed;
     Outcome outcome;
@@ -253,7 +249,8 @@ TEST_F(NvmeFileTest, ADamagedByteStopsTheRunWithItsName) {
 TEST_F(NvmeFileTest, AWriteThatTheDeviceLostIsNamed) {
   const auto script = std::make_shared<DeviceScript>();
   script->faults = {{.direction = Direction::kWrite, .first = 4, .lies = true}};
-  NvmeFile file(scripted(script), {3 * kBlock});
+  const detail::WrappedDisk disk(folder_, faulty(script));
+  NvmeFile file(options(), {3 * kBlock});
   write(file, 0, 1);
   EXPECT_TRUE(has(file, 0, 1));
   write(file, 0, 2);
@@ -269,7 +266,8 @@ TEST_F(NvmeFileTest, ARecordOnTheHostIsOnTheLedgerAndNeedsNoDevice) {
   const memory::LedgerScope scope(ledger);
   const auto script = std::make_shared<DeviceScript>();
   script->faults = {{.direction = Direction::kWrite, .first = 0, .error = ENOSPC}};
-  NvmeFile file(scripted(script), {100 * kBlock, kBlock});
+  const detail::WrappedDisk disk(folder_, faulty(script));
+  NvmeFile file(options(), {100 * kBlock, kBlock});
   write(file, 0, 1);
   write(file, 1, 1);
   EXPECT_EQ(ledger->now()[memory::Kind::kOptimizerState], 100 * kBlock);
@@ -305,7 +303,8 @@ TEST_F(NvmeFileTest, TheFileGoesWithTheObjectWhichWaitsForWhatIsInFlight) {
   script->delay = std::chrono::milliseconds(5);
   memory::Pending pending;
   {
-    NvmeFile file(scripted(script), {10 * kBlock});
+    const detail::WrappedDisk disk(folder_, faulty(script));
+    NvmeFile file(options(), {10 * kBlock});
     EXPECT_THAT(files(), ::testing::ElementsAre(StartsWith("rank-0.optimizer.")));
     pending = file.start_write(0, contents(file, 0, 1));
   }

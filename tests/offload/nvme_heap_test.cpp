@@ -75,7 +75,7 @@ TEST_F(NvmeHeapTest, GivesBackWhatWasPutWhilePlacesComeAndGo) {
 TEST_F(NvmeHeapTest, APlaceIsNotGivenToAnotherWhileItIsWritten) {
   const auto script = std::make_shared<DeviceScript>();
   script->delay = std::chrono::milliseconds(2);
-  options_.wrap = faulty(script);
+  const detail::WrappedDisk disk(folder_, faulty(script));
   NvmeHeap heap(options_, 8192);
   heap.start_put(filled(80000, 1), 80000);  // given up while it is on its way
   const auto second = heap.start_put(filled(80000, 2), 80000).record;
@@ -88,7 +88,7 @@ TEST_F(NvmeHeapTest, APlaceIsNotGivenToAnotherWhileItIsWritten) {
 TEST_F(NvmeHeapTest, WhatTheDeviceRefusesLivesOnTheHostWhileItIsHeld) {
   const auto script = std::make_shared<DeviceScript>();
   script->faults = {{.direction = detail::Direction::kWrite, .count = 1000, .error = ENOSPC}};
-  options_.wrap = faulty(script);
+  const detail::WrappedDisk disk(folder_, faulty(script));
   options_.host_bytes_allowed = 10000;
   NvmeHeap heap(options_);
   for (int64_t i = 0; i < 5; ++i) {

@@ -7,6 +7,7 @@
 #include <torch/torch.h>
 
 #include "operators/tensor_mark.h"
+#include "parallel/batch_norm.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "zero/zeropage.h"
@@ -128,7 +129,7 @@ class SyncBatchNormTest : public ::testing::TestWithParam<std::tuple<torch::Dtyp
     if (how() == How::kInARegion) {
       return loss_of(checkpoint([&](const torch::Tensor& input) { return model(input); }, x));
     }
-    std::optional<RecomputeScope> scope;
+    std::optional<ActivationScope> scope;
     if (how() == How::kRecomputed) scope.emplace(recompute);
     return loss_of(model(x));
   }
@@ -229,7 +230,7 @@ Sent sent_by(How how, const Kind& kind = {}) {
     if (how == How::kInARegion) {
       loss = loss_of(checkpoint([&](const torch::Tensor& input) { return net(input); }, x));
     } else {
-      std::optional<RecomputeScope> scope;
+      std::optional<ActivationScope> scope;
       if (how == How::kRecomputed) scope.emplace(recompute);
       loss = loss_of(net(x));
     }
@@ -254,7 +255,7 @@ TEST(SyncBatchNormTrafficTest, IsAGatherInForwardAndOneInTheRepetitionOfARegion)
   EXPECT_EQ(region.backward, kGathers);
 }
 
-TEST(SyncBatchNormTrafficTest, IsNotRepeatedByARecomputeScope) {
+TEST(SyncBatchNormTrafficTest, IsNotRepeatedByRecompute) {
   for (const bool tracks : {true, false}) {
     const Sent sent = sent_by(How::kRecomputed, {.tracks = tracks});
     EXPECT_GT(sent.forward, 0);

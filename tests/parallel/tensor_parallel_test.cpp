@@ -10,7 +10,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 
+#include "parallel/linear.h"
 #include "parallel/rank_functions.h"
+#include "parallel/vocabulary.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "zero/zeropage.h"
@@ -161,7 +163,7 @@ torch::Tensor hidden_of(Model& model, const torch::Tensor& ids, How how,
   if (how == How::kInARegion) {
     return checkpoint([&](const torch::Tensor& inputs) { return model(inputs); }, ids);
   }
-  std::optional<RecomputeScope> scope;
+  std::optional<ActivationScope> scope;
   if (how == How::kRecomputed) scope.emplace(recompute);
   return model(ids);
 }

@@ -9,6 +9,7 @@
 #include "tests/harness/delays.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
 
 namespace zeropage::checkpointing_test {
 namespace {
@@ -167,16 +168,17 @@ struct NormsImpl : torch::nn::Module {
 TORCH_MODULE(Norms);
 
 using checkpointing::RecomputeOptions;
-using checkpointing::RecomputeScope;
 
 struct NormsRun {
   std::vector<torch::Tensor> values;  // rank 0's parameters and buffers
   int64_t activation_peak_bytes = 0;
+  int64_t offloaded_bytes = 0;
   std::vector<int64_t> replays;  // by rank
 };
 
 // Some steps on two ranks, each with batches of its own. Without options: without recompute.
-NormsRun train_norms(int stage, const std::optional<RecomputeOptions>& recompute_options) {
+NormsRun train_norms(int stage, const std::optional<RecomputeOptions>& recompute_options,
+                     bool offloaded = false) {
   constexpr int kRanks = 2;
   at::set_num_threads(1);
   NormsRun run{.replays = std::vector<int64_t>(kRanks)};
@@ -187,6 +189,7 @@ NormsRun train_norms(int stage, const std::optional<RecomputeOptions>& recompute
     DistributedDataParallel<Norms> model(make_seeded<Norms>(), world, options);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     auto recompute = zeropage::recompute(model, recompute_options.value_or(RecomputeOptions()));
+    checkpointing::ActivationOffload offload;
     const int64_t replays = checkpointing::recompute_statistics().replays;
     memory::Ledger& ledger = *memory::Ledger::current();
     for (int step = 0; step < 5; ++step) {
@@ -195,8 +198,10 @@ NormsRun train_norms(int stage, const std::optional<RecomputeOptions>& recompute
       if (step == 2) ledger.reset_peak();
       torch::Tensor loss;
       {
-        std::optional<RecomputeScope> scope;
+        std::optional<ActivationScope> scope;
         if (recompute_options) scope.emplace(recompute);
+        std::optional<ActivationScope> leaving;
+        if (offloaded) leaving.emplace(offload);
         loss = model(x.sin()).square().sum();
       }
       loss.backward();
@@ -208,6 +213,7 @@ NormsRun train_norms(int stage, const std::optional<RecomputeOptions>& recompute
     const GatheredParameters whole(model);
     if (world.rank() != 0) return;
     run.activation_peak_bytes = ledger.activation_peak();
+    run.offloaded_bytes = offload.statistics().host_total_bytes;
     for (const auto& parameter : model.parameters()) {
       run.values.push_back(parameter.detach().clone());
     }
@@ -222,10 +228,13 @@ TEST(RecomputeProofTest, BatchNormOnTwoRanksHasTheBitsOfTheRunWithoutRecompute) 
     RecomputeOptions selective = RecomputeOptions::selective();
     RecomputeOptions budget = RecomputeOptions::budget(plain.activation_peak_bytes * 9 / 10);
     selective.least_bytes = budget.least_bytes = 1024;
-    for (const auto& options : {selective, budget}) {
-      SCOPED_TRACE(c10::str("stage ", stage, options.budget_bytes ? ", budget" : ", selective"));
-      const NormsRun recomputed = train_norms(stage, options);
+    for (const auto& [options, offloaded] : {std::pair(selective, false), std::pair(budget, false),
+                                             std::pair(selective, true), std::pair(budget, true)}) {
+      SCOPED_TRACE(c10::str("stage ", stage, options.budget_bytes ? ", budget" : ", selective",
+                            offloaded ? ", what is kept leaves" : ""));
+      const NormsRun recomputed = train_norms(stage, options, offloaded);
       EXPECT_GT(recomputed.replays[0], 0);
+      EXPECT_EQ(recomputed.offloaded_bytes > 0, offloaded);
       EXPECT_EQ(recomputed.replays[0], recomputed.replays[1]);
       ASSERT_EQ(plain.values.size(), recomputed.values.size());
       for (size_t index = 0; index < plain.values.size(); ++index) {
@@ -244,7 +253,7 @@ TEST(RecomputeProofTest, ABudgetWithoutAgreementIsRefusedWhereParametersAreShard
         options.stage = stage_of(stage);
         DistributedDataParallel<Norms> model(make_seeded<Norms>(), world, options);
         const auto forward = [&](checkpointing::Recompute& recompute) {
-          const RecomputeScope scope(recompute);
+          const ActivationScope scope(recompute);
           model(torch::ones({4, 32}));
         };
         checkpointing::Recompute alone(RecomputeOptions::budget(1 << 20));
@@ -328,10 +337,10 @@ Gathers gathers_of(int64_t blocks, EveryBlocks every) {
       after = model.paging();
     }
     if (world.rank() != 0) return;
-    const auto& pages = *model.sharded_parameters().pages;
-    ASSERT_EQ(pages.layouts().size(), static_cast<size_t>(blocks));
+    const ShardedParameters& sharded = sharded_parameters_of(model);
+    ASSERT_EQ(sharded.pages->layouts().size(), static_cast<size_t>(blocks));
     const memory::PagingStatistics step = after - before;
-    result = {memory::div_exact(step.bytes_gathered, pages.pager()->largest_page_bytes()),
+    result = {memory::div_exact(step.bytes_gathered, sharded.paging->pager()->largest_page_bytes()),
               step.faults, step.prefetched};
   });
   return result;
@@ -398,7 +407,7 @@ int64_t transient_bytes(int64_t blocks, EveryBlocks every, int64_t* page_bytes) 
     }
     if (world.rank() != 0) return;
     highest = most;
-    *page_bytes = model.sharded_parameters().pages->pager()->largest_page_bytes();
+    *page_bytes = sharded_parameters_of(model).paging->pager()->largest_page_bytes();
   });
   return highest;
 }

@@ -4,6 +4,7 @@
 
 #include "examples/train_gpt/gpt.h"
 #include "tests/harness/device_ranks.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::testing {
@@ -106,7 +107,7 @@ StepEvents count_on(comm::World& world, const CountedStepOptions& how) {
     events.parameters += parameter.numel();
     ++events.tensors;
   }
-  events.pages = static_cast<int64_t>(model.sharded_parameters().pages->layouts().size());
+  events.pages = static_cast<int64_t>(sharded_parameters_of(model).pages->layouts().size());
   Counting counting(world);
   run_backwards();
   events.phases.push_back(counting.end_phase("forward and backward"));

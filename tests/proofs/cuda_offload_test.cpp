@@ -9,6 +9,7 @@
 
 #include "checkpointing/activation_offload.h"
 #include "memory/bytes.h"
+#include "offload/nvme_heap.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/needs_cuda.h"
 #include "tests/harness/ranks.h"

@@ -7,6 +7,7 @@
 #include "memory/device_memory.h"
 #include "memory/testing.h"
 #include "tests/harness/device_ranks.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::device_offload_memory_test {
@@ -112,7 +113,7 @@ TEST_P(OffloadFormulaOnDeviceTest, MovesAGradientDownAndAValueUpAStep) {
         options.offload.step = when;
         int64_t down = 0, up = 0;
         train(world, options, /*micro_steps=*/3, [&](const DistributedDataParallelBase& model) {
-          const auto& copies = model.sharded_parameters().pages->page_offload()->copies();
+          const auto& copies = sharded_parameters_of(model).pages->page_offload()->copies();
           down = copies.bytes(offload::Direction::kToHost);
           up = copies.bytes(offload::Direction::kToDevice);
         });

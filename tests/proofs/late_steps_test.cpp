@@ -12,6 +12,8 @@
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/fused_update.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::late_steps_test {
@@ -66,16 +68,19 @@ class FlaggedOptimizer final : public ShardedOptimizer {
  public:
   template <typename Module>
   explicit FlaggedOptimizer(DistributedDataParallel<Module>& model)
-      : ShardedOptimizer(
-            model.sharded_parameters(), {{model.parameters()}}, std::make_unique<SGDOptions>(0.1),
-            {.class_name = "Flagged",
-             .make_class_optimizer =
-                 [](Groups groups) {
-                   return std::make_unique<SGD>(std::move(groups), SGDOptions(0.1));
-                 },
-             .make_fused =
-                 [](OwnedPart part) { return std::make_unique<FlaggedUpdate>(std::move(part)); },
-             .states = 0}) {}
+      : ShardedOptimizer(model, {{model.parameters()}},
+                         {.class_name = "Flagged",
+                          .make_class_optimizer =
+                              [](Groups groups) {
+                                return std::make_unique<SGD>(std::move(groups), SGDOptions(0.1));
+                              },
+                          .fused = std::make_shared<const FusedForm>(FusedForm{
+                              .make =
+                                  [](OwnedPart part) {
+                                    return std::make_unique<FlaggedUpdate>(std::move(part));
+                                  },
+                              .states = 0}),
+                          .defaults = std::make_unique<SGDOptions>(0.1)}) {}
 };
 
 Options options_of(int stage) {

@@ -7,6 +7,7 @@
 #include "memory/testing.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::memory_formula_test {
@@ -136,7 +137,7 @@ int64_t transient_bytes(int layers, int64_t* page_bytes) {
     look();
     if (world.rank() != 0) return;
     highest = own;
-    *page_bytes = model.sharded_parameters().pages->pager()->largest_page_bytes();
+    *page_bytes = sharded_parameters_of(model).paging->pager()->largest_page_bytes();
   });
   return highest;
 }
@@ -157,9 +158,9 @@ TEST(MemoryFormulaTest, WrappingAModuleNeedsNoSecondCopyOfIt) {
     ledger.reset_peak();
     Options options;
     options.page_bytes = memory::operator""_MiB(4);
-    auto pages = std::make_shared<ParameterPages>(
-        world, parameters_of(*net),
-        ParameterPages::PageOptions{options.page_bytes, Ownership::kShard});
+    const PageParts parts =
+        make_pages(world, parameters_of(*net),
+                   {.pages = {.page_bytes = options.page_bytes, .sharding = options}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * options.page_bytes);
   });
 }
@@ -171,9 +172,9 @@ TEST(MemoryFormulaTest, ShardingAModuleNeedsAPageMoreThanItAndLeavesItsShare) {
     const int64_t before = ledger.now().total();
     ledger.reset_peak();
     const int64_t page_bytes = memory::operator""_MiB(4);
-    const ParameterPages pages(
+    const PageParts parts = make_pages(
         world, parameters_of(*net),
-        {.page_bytes = page_bytes, .ownership = Ownership::kShard, .shard_from_bytes = 0});
+        {.pages = {.page_bytes = page_bytes, .sharding = {.stage = Stage::kParameters}}});
     EXPECT_PEAK_BYTES_LE(ledger, before + 2 * page_bytes);
     EXPECT_LE(ledger.now()[Kind::kParameter] * 2, before * 1.005);
   });

@@ -45,8 +45,8 @@ class NvmeFaultsTest : public ::testing::TestWithParam<StepWhen> {
     if (tier == Tier::kNvme) {
       options.offload.step = GetParam();
       options.offload.nvme_directory = folder_.path();
-      options.offload.wrap_disk = faulty(script);
     }
+    const offload::detail::WrappedDisk disk(folder_.path(), faulty(script));
     Outcome outcome;
     run_ranks(1, [&](comm::World& world) {
       outcome.error = words_of([&] {

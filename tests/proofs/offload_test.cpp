@@ -10,6 +10,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::offload_test {
@@ -144,7 +145,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
         if (micro_step % 3 == 2) accumulator.step(optimizer);
       }
       if (world.rank() == 0 && bytes_down != nullptr) {
-        *bytes_down = model.sharded_parameters().pages->page_offload()->copies().bytes(
+        *bytes_down = sharded_parameters_of(model).pages->page_offload()->copies().bytes(
             offload::Direction::kToHost);
       }
       const auto values = values_of(model);
@@ -162,7 +163,7 @@ TEST_P(OffloadTest, AddsUpMicroStepsOnTheDeviceAndSendsEachGradientDownOnce) {
     int64_t owned_bytes = 0;
     run_ranks(2, [&](comm::World& world) {
       DistributedDataParallel<Transformer> model(make<Transformer>(), world, at_stage(GetParam()));
-      const ParameterPages& pages = *model.sharded_parameters().pages;
+      const ParameterPages& pages = *sharded_parameters_of(model).pages;
       if (world.rank() != 0) return;
       for (size_t page = 0; page < pages.layouts().size(); ++page) {
         owned_bytes += 4 * pages.owned(page).numel();
@@ -224,7 +225,7 @@ TEST_P(OffloadTest, PartOfThePagesMayLeave) {
                       EXPECT_GT(ledger.offloaded(Tier::kHost)[Kind::kOptimizerState], 0);
                       EXPECT_LE(ledger.offloaded(Tier::kHost).total(), 40_KiB);
                       EXPECT_GT(ledger.now()[Kind::kOptimizerState], 0);
-                      EXPECT_TRUE(model.sharded_parameters().pages->page_offload() != nullptr);
+                      EXPECT_TRUE(sharded_parameters_of(model).pages->page_offload() != nullptr);
                     })));
 }
 

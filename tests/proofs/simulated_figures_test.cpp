@@ -10,6 +10,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::simulated_figures_test {
@@ -167,7 +168,7 @@ TEST_P(ThousandRanksTest, SendTheFormulasBytesAStepPaddingIncluded) {
   };
 
   // (N-1)/N of all pages, which are alike: one a layer.
-  const auto& pages = *model.sharded_parameters().pages;
+  const auto& pages = *sharded_parameters_of(model).pages;
   ASSERT_EQ(pages.layouts().size(), 6U);
   const int64_t page_share_bytes = (kRanks - 1) * pages.layouts().front().shard_numel * 4;
   const int64_t share_bytes = 6 * page_share_bytes;

@@ -8,6 +8,8 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/late_report.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::accumulator_test {
@@ -815,7 +817,7 @@ TEST(AccumulatorOptionsTest, ChooseWhenToReduceByTheBytesOfWholeGradients) {
       options.stage = stage_of(stage);
       Linear model(make_linear(), world, options);
       int64_t whole_bytes = 0;
-      for (const PageLayout& page : model.sharded_parameters().pages->layouts()) {
+      for (const PageLayout& page : sharded_parameters_of(model).pages->layouts()) {
         whole_bytes += 4 * page.numel;
       }
       const auto reduces_each = [&](const AccumulatorOptions& accumulation) {
@@ -844,7 +846,7 @@ TEST(AccumulatorOptionsTest, CountTheBytesOfGradientsInTheDtypeTheyAddUpIn) {
       options.compute_dtype = torch::kBFloat16;
       options.accumulate_dtype = dtype;
       Linear model(make_linear(), world, options);
-      const int64_t numel = model.sharded_parameters().pages->layouts().front().numel;
+      const int64_t numel = sharded_parameters_of(model).pages->layouts().front().numel;
       const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
       EXPECT_FALSE(
           Accumulator(model, {.gradient_budget_bytes = numel * element_bytes}).reduces_each());

@@ -8,6 +8,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/optimizer.h"
+#include "zero/pages/parameter_pages.h"
 
 namespace zeropage::distributed_data_parallel_test {
 namespace {

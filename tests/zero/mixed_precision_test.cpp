@@ -8,6 +8,7 @@
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::mixed_precision_test {
@@ -189,7 +190,7 @@ TEST_P(ComputeDtypeTest, CastsAllFp32ParametersAlsoFrozenOnesAndNoBuffer) {
 TEST_P(ComputeDtypeTest, HoldsParametersInItAndMastersInFp32) {
   run_ranks(2, [&](comm::World& world) {
     const DistributedDataParallel<Oddball> model(make<Oddball>(), world, options());
-    const ParameterPages& pages = *model.sharded_parameters().pages;
+    const ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t parameter_bytes = 0;
     int64_t master_bytes = 0;
     int64_t gradient_bytes = 0;

@@ -28,6 +28,20 @@ TEST(OldNamesTest, OffloadAndItsOptionsAreThoseOfTheirSubject) {
   static_assert(std::is_same_v<checkpointing::OffloadStatistics, ActivationOffloadStatistics>);
 }
 
+TEST(OldNamesTest, ARecomputeScopeIsAnActivationScope) {
+  static_assert(std::is_same_v<RecomputeScope, checkpointing::RecomputeScope>);
+  Recompute recompute(RecomputeOptions::selective());
+  const auto x = torch::ones({64, 64}).requires_grad_();
+  torch::Tensor loss;
+  {
+    const RecomputeScope forward(recompute);
+    EXPECT_FALSE(RecomputeScope::decides_alone());
+    loss = x.sin().sin().sum();
+  }
+  loss.backward();
+  EXPECT_GT(recompute.statistics().replays, 0);
+}
+
 TEST(OldNamesTest, WholeBelowIsTheMinimumSizeOfWhatIsSharded) {
   Options old_name, new_name;
   old_name.whole_below_bytes = 4_KiB;

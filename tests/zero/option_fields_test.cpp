@@ -13,10 +13,12 @@
 #include <gtest/gtest.h>
 
 #include "checkpointing/option_fields.h"
+#include "comm/world_fields.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "zero/accumulator_fields.h"
 #include "zero/saving/state_fields.h"
+#include "zero/tiers/nvme_activations_fields.h"
 
 namespace zeropage::option_fields_test {
 namespace {
@@ -245,7 +247,8 @@ std::string page_of(const std::string& header) {
 std::string page() {
   return "# Options\n\nOne line on each option; the headers say more. Flags are `train_gpt`'s, "
          "whose "
-         "words for the values of an enum are behind the enumerators.\nThis page is made of the "
+         "words for the values of an enum are behind the enumerators;\nthose of LaunchOptions are "
+         "`zp run`'s. This page is made of the "
          "tables that also make the flags and what ranks compare (`memory/fields.h`).\n" +
          page_of<Options>("zero/options.h") + page_of<OffloadOptions>("zero/offload_options.h") +
          page_of<AccumulatorOptions>("zero/accumulator_options.h") +
@@ -254,9 +257,17 @@ std::string page() {
          page_of<checkpointing::RecomputeOptions>("checkpointing/recompute.h") +
          page_of<checkpointing::ActivationOffloadOptions>(
              "checkpointing/activation_offload_options.h") +
+         page_of<NvmeActivationsOptions>("zero/tiers/nvme_activations.h") +
+         page_of<checkpointing::CheckpointOptions>("checkpointing/checkpoint.h") +
+         page_of<checkpointing::PartitionOptions>("checkpointing/partitioned_checkpoints.h") +
+         page_of<comm::WorldOptions>("comm/world.h") +
+         page_of<comm::LaunchOptions>("comm/launcher/launch_options.h") +
+         page_of<comm::ThreadsOptions>("comm/rank_threads.h") +
+         page_of<comm::SimulationOptions>("comm/simulated_communicator.h") +
          page_of<StateSaverOptions>("zero/saving/state_saver.h") +
          page_of<SaveOptions>("zero/saving/sharded_state.h") +
-         page_of<LoadOptions>("zero/saving/sharded_state.h");
+         page_of<LoadOptions>("zero/saving/sharded_state.h") +
+         page_of<ModuleLoadOptions>("zero/saving/module_weights.h");
 }
 
 TEST(OptionsPageTest, IsWhatTheTablesSay) {
@@ -284,9 +295,17 @@ TEST(OptionsPageTest, SaysOfEachFieldWhatItIsFor) {
   memory::for_each_field<accumulate::NormSpikeOptions>(look);
   memory::for_each_field<checkpointing::RecomputeOptions>(look);
   memory::for_each_field<checkpointing::ActivationOffloadOptions>(look);
+  memory::for_each_field<NvmeActivationsOptions>(look);
+  memory::for_each_field<checkpointing::CheckpointOptions>(look);
+  memory::for_each_field<checkpointing::PartitionOptions>(look);
+  memory::for_each_field<comm::WorldOptions>(look);
+  memory::for_each_field<comm::LaunchOptions>(look);
+  memory::for_each_field<comm::ThreadsOptions>(look);
+  memory::for_each_field<comm::SimulationOptions>(look);
   memory::for_each_field<StateSaverOptions>(look);
   memory::for_each_field<SaveOptions>(look);
   memory::for_each_field<LoadOptions>(look);
+  memory::for_each_field<ModuleLoadOptions>(look);
 }
 
 }  // namespace

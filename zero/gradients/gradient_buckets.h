@@ -7,7 +7,7 @@
 //   open(page) -> start_reduction(page) -> close(page)    once or, with keep(), several times
 //   complete(page)                                        before a step
 //
-// What is kept is of accumulate_dtype_of(options), what travels of reduce_dtype_of(options).
+// What is kept is of the gradient_dtype of the page's plan, what travels of its reduce_dtype.
 //
 // Threads: the thread that runs backward.
 #pragma once
@@ -49,7 +49,7 @@ class GradientBuckets {
   virtual bool complete(size_t page) = 0;
 
   // The reduced gradient of what this rank owns of the page, once closed. Always the same memory.
-  // [owned numel], accumulate_dtype_of(options)
+  // [owned numel], gradient_dtype
   virtual const at::Tensor& owned(size_t page) const = 0;
   // Whether it is in the host tier.
   virtual bool is_offloaded(size_t /*page*/) const { return false; }

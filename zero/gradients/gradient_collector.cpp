@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/stream.h"
+
 namespace zeropage {
 
 GradientCollector::GradientCollector(const ParameterPages& pages,

@@ -9,18 +9,19 @@
 
 namespace zeropage {
 
-GradientReducer::GradientReducer(std::shared_ptr<ParameterPages> pages,
-                                 std::unique_ptr<GradientBuckets> buckets, ReduceWhen when)
-    : pages_(std::move(pages)),
+GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
+                                 ReduceWhen when)
+    : paging_(parts.paging),
+      writes_(parts.writes),
       buckets_(std::move(buckets)),
       when_(when),
       ledger_(memory::Ledger::current()),
-      training_(pages_, {.before =
-                             [this](size_t parameter, const auto& gradients) {
-                               return before_accumulate(parameter, gradients);
-                             },
-                         .after = [this](size_t parameter) { after_accumulate(parameter); }}),
-      reductions_(pages_, training_, *buckets_) {
+      training_(parts.pages, {.before =
+                                  [this](size_t parameter, const auto& gradients) {
+                                    return before_accumulate(parameter, gradients);
+                                  },
+                              .after = [this](size_t parameter) { after_accumulate(parameter); }}),
+      reductions_(parts.pages, training_, *buckets_) {
   adopt_training();
 }
 
@@ -36,7 +37,7 @@ void GradientReducer::begin_training(const std::vector<size_t>& parameters) {
            "unfreeze it after accumulator.step()");
   ZP_CHECK(backward_ == kNoBackward, "parameter \"", name,
            "\" was unfrozen after a backward that did not end; unfreeze it between two steps");
-  for (const size_t index : parameters) pages_->begin_training(index);
+  for (const size_t index : parameters) writes_->begin_training(index);
   adopt_training();
 }
 
@@ -91,7 +92,7 @@ void GradientReducer::enter_backward() {
 }
 
 void GradientReducer::leave_backward() {
-  pages_->end_backward();
+  paging_->end_backward();
   backward_ = kNoBackward;
 }
 

@@ -27,7 +27,7 @@
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/page_reductions.h"
 #include "zero/gradients/training_parameters.h"
-#include "zero/pages/parameter_pages.h"
+#include "zero/pages/make_pages.h"
 
 namespace zeropage {
 
@@ -39,7 +39,7 @@ enum class ReduceWhen : uint8_t {
 
 class GradientReducer {
  public:
-  GradientReducer(std::shared_ptr<ParameterPages> pages, std::unique_ptr<GradientBuckets> buckets,
+  GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
                   ReduceWhen when);
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
@@ -87,7 +87,8 @@ class GradientReducer {
   void leave_backward();
 
   // Constant after construction.
-  const std::shared_ptr<ParameterPages> pages_;
+  const std::shared_ptr<const PagedParameters> paging_;
+  const std::shared_ptr<PageWrites> writes_;
   const std::unique_ptr<GradientBuckets> buckets_;
   const ReduceWhen when_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank

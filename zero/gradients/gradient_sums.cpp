@@ -123,8 +123,8 @@ OnItsWay start_copy(const at::Tensor& from) {
 }  // namespace
 
 GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
-                               std::shared_ptr<StepGradients> gradients, Ownership ownership)
-    : pages_(std::move(pages)), gradients_(std::move(gradients)), ownership_(ownership) {}
+                               std::shared_ptr<StepGradients> gradients)
+    : pages_(std::move(pages)), gradients_(std::move(gradients)) {}
 
 // Blocks are counted from where the page begins; the first one may begin before the parameter.
 std::vector<offload::NormPart> GradientSummer::parts_of_page(
@@ -206,7 +206,7 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
   for (int rank = 0; rank < world.size(); ++rank) {
     by_rank.push_back(sums_of_row(rows[rank].const_data_ptr<int64_t>(), groups, group_of.size()));
   }
-  return over_ranks(by_rank, static_cast<size_t>(world.rank()), ownership_);
+  return over_ranks(by_rank, static_cast<size_t>(world.rank()), pages_->plan().ownership());
 }
 
 bool GradientSummer::can_start() const {
@@ -235,7 +235,8 @@ GradientSummer::Started GradientSummer::start(const std::vector<int>& group_of, 
   Started started{.found_inf = flags.ne(0).any().to(at::kFloat).view({1}), .arrived = {}};
   const OnItsWay copy = start_copy(rows);
   started.arrived = [copy, sizes, rank = static_cast<size_t>(world.rank()),
-                     ranks = static_cast<size_t>(world.size()), ownership = ownership_] {
+                     ranks = static_cast<size_t>(world.size()),
+                     ownership = pages_->plan().ownership()] {
     copy.arrival.synchronize();
     std::vector<SumsOfRank> by_rank;
     for (size_t other = 0; other < ranks; ++other) {

@@ -32,9 +32,7 @@ offload::ExactSum sum_over_ranks(const comm::World& world, const offload::ExactS
 
 class GradientSummer {
  public:
-  // ownership: of what a rank updates; where that is whole pages, each rank has the whole sums.
-  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<StepGradients> gradients,
-                 Ownership ownership);
+  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<StepGradients> gradients);
 
   // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
   // rank. The host waits for the gradients. REQUIRES: gradients that are ready for a step.
@@ -71,7 +69,6 @@ class GradientSummer {
 
   const std::shared_ptr<ParameterPages> pages_;
   const std::shared_ptr<StepGradients> gradients_;
-  const Ownership ownership_;
   Tables tables_;  // that were asked for last
 };
 

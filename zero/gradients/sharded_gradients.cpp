@@ -4,12 +4,13 @@
 #include <utility>
 
 #include "memory/ledger.h"
+#include "zero/gradients/sum_order.h"
 #include "zero/tiers/page_offload.h"
 
 namespace zeropage {
 ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
-      options_(options),
+      order_(sum_order_of(options)),
       pages_of_gradients_(pages_->layouts().size()),
       source_(new ShardSource(pages_->world(), "the gradient of page", PagedGradients::kHint,
                               memory::Kind::kGradient)),
@@ -18,16 +19,16 @@ ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const 
 std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
   const comm::Communicator& communicator = pages_->world().communicator();
-  const at::ScalarType dtype = accumulate_dtype_of(options_, layout.dtype);
+  const at::ScalarType dtype = pages_->plan()[page].gradient_dtype;
   if (pages_->offloads_optimizer(page)) {
     PageOffload& page_offload = *pages_->page_offload();
     return std::make_unique<OffloadedGradient>(
         page_offload.gradients().add(page, layout.shard_numel, dtype, 0, memory::Kind::kGradient),
-        communicator.device(), sum_order_of(options_), page_offload.copies());
+        communicator.device(), order_, page_offload.copies());
   }
   const memory::KindScope kind(memory::Kind::kGradient);
   return std::make_unique<ResidentGradient>(communicator.buffer(layout.shard_numel, dtype).zero_(),
-                                            sum_order_of(options_));
+                                            order_);
 }
 
 void ShardedGradients::begin_training(size_t page, const std::vector<size_t>& parameters) {
@@ -71,8 +72,8 @@ const at::Tensor& ShardedGradients::open(size_t page, Collect collect) {
     const memory::KindScope kind(memory::Kind::kBucket);
     bucket = pages_->world().communicator().buffer(layout.padded_numel(pages_->world().size()),
                                                    collect == Collect::kLocally
-                                                       ? accumulate_dtype_of(options_, layout.dtype)
-                                                       : reduce_dtype_of(options_, layout.dtype));
+                                                       ? pages_->plan()[page].gradient_dtype
+                                                       : pages_->plan()[page].reduce_dtype);
     // They are reduced too.
     for (const Range& gap : pages_of_gradients_[page].gaps) {
       bucket.narrow(0, gap.begin, gap.numel()).zero_();
@@ -86,7 +87,7 @@ comm::Pending ShardedGradients::start_reduction(size_t page, comm::ReduceOp op) 
   at::Tensor& bucket = pages_of_gradients_[page].bucket;
   {
     const memory::KindScope kind(memory::Kind::kBucket);
-    bucket = open(page, Collect::kForReduction).to(reduce_dtype_of(options_, layout.dtype));
+    bucket = open(page, Collect::kForReduction).to(pages_->plan()[page].reduce_dtype);
   }
   return pages_->world().communicator().reduce_scatter(
       bucket, op, "the gradient of page \"" + layout.name + "\"");

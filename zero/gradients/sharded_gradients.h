@@ -55,7 +55,7 @@ class ShardedGradients final : public GradientBuckets {
   std::vector<Range> gaps_between(size_t page, const std::vector<size_t>& parameters) const;
 
   const std::shared_ptr<ParameterPages> pages_;
-  const Options options_;
+  const accumulate::SumOrder order_;
   std::vector<PageOfGradients> pages_of_gradients_;
   ShardSource* const source_;  // owned by paged_
   PagedGradients paged_;

@@ -3,12 +3,12 @@
 #include <utility>
 
 #include "memory/ledger.h"
+#include "zero/gradients/sum_order.h"
 
 namespace zeropage {
 
 WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
-      options_(options),
       pages_of_gradients_(pages_->layouts().size(),
                           {{}, {}, {}, accumulate::MicroStepSums(sum_order_of(options))}),
       slots_(pages_->parameters().size()) {}
@@ -22,7 +22,7 @@ void WholeGradients::begin_training(size_t page, const std::vector<size_t>& /*pa
   // Zeros: the gaps between slots are reduced too and must stay zero.
   of_page.bucket =
       world.communicator()
-          .buffer(layout.padded_numel(world.size()), accumulate_dtype_of(options_, layout.dtype))
+          .buffer(layout.padded_numel(world.size()), pages_->plan()[page].gradient_dtype)
           .zero_();
   const Range owned = pages_->owned(page);
   of_page.owned = of_page.bucket.narrow(0, owned.begin, owned.numel());
@@ -35,7 +35,7 @@ void WholeGradients::begin_training(size_t page, const std::vector<size_t>& /*pa
 
 const at::Tensor& WholeGradients::wire(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
-  const at::ScalarType dtype = reduce_dtype_of(options_, pages_->layouts()[page].dtype);
+  const at::ScalarType dtype = pages_->plan()[page].reduce_dtype;
   if (dtype == of_page.bucket.scalar_type()) return of_page.bucket;
   const memory::KindScope kind(memory::Kind::kBucket);
   of_page.wire = pages_->world().communicator().buffer(of_page.bucket.numel(), dtype);

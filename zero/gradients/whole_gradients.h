@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "accumulate/micro_step_sums.h"
 #include "zero/gradients/gradient_buckets.h"
 
 namespace zeropage {
@@ -43,7 +44,6 @@ class WholeGradients : public GradientBuckets {
   };
 
   const std::shared_ptr<ParameterPages> pages_;
-  const Options options_;
   std::vector<PageOfGradients> pages_of_gradients_;
   std::vector<at::Tensor> slots_;  // by parameter, shaped as it; undefined if it does not train
 };

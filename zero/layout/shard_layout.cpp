@@ -73,7 +73,11 @@ class Packer {
     page.dtype = storage.dtype;
     page.requires_grad = storage.requires_grad;
     const int64_t begin = round_up(page.numel, kSlotAlignmentBytes / element_bytes);
-    page.slots.push_back({index, {begin, begin + storage.numel}});
+    Slot& slot = page.slots.emplace_back(Slot{index, {begin, begin + storage.numel}});
+    for (const Range& range : storage.parameters) {
+      slot.parameters.push_back({begin + range.begin, begin + range.end});
+    }
+    if (slot.parameters.empty()) slot.parameters.push_back(slot.range);
     page.numel = begin + storage.numel;
   }
 

@@ -16,24 +16,14 @@
 
 #include <c10/core/ScalarType.h>
 
+#include "zero/layout/range.h"
+
 namespace zeropage {
 
 // Shards are whole numbers of such blocks; sums over a shard's blocks are then the same for any
 // world size.
 inline constexpr int64_t kShardBlockNumel = 256;
 inline constexpr int64_t kSlotAlignmentBytes = 64;
-
-// Elements [begin, end) of a page's flat buffer.
-struct Range {
-  int64_t begin = 0;
-  int64_t end = 0;
-
-  int64_t numel() const { return end - begin; }
-  bool empty() const { return end <= begin; }
-  friend bool operator==(const Range&, const Range&) = default;
-};
-
-Range intersection(const Range& left, const Range& right);
 
 // A storage to be placed: one parameter's, or one that several share.
 struct StorageSpec {
@@ -44,11 +34,14 @@ struct StorageSpec {
   // Which element of a ModuleList or Sequential it belongs to; pages prefer to end where this
   // changes.
   int unit = 0;
+  // Where its parameters lie in it; empty: it is one parameter.
+  std::vector<Range> parameters = {};
 };
 
 struct Slot {
-  size_t storage = 0;  // index into the specs
-  Range range;         // in the page
+  size_t storage = 0;                  // index into the specs
+  Range range;                         // in the page
+  std::vector<Range> parameters = {};  // that lie in it, in the page
 };
 
 struct PageLayout {

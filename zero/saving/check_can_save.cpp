@@ -11,7 +11,7 @@ namespace {
 // What a state takes once the optimizer has all of its own.
 uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataParallelBase& model,
                           const ShardedOptimizer& optimizer) {
-  const ShardedParameters& sharded = model.sharded_parameters();
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   uint64_t bytes = plan.bytes();
   const auto& parameters = sharded.pages->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
@@ -20,7 +20,7 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
     // States in 8 bits are saved in fp32.
     const bool halves =
         state_format_of(sharded.options, tensor.numel()) == offload::StateFormat::kBf16;
-    bytes += static_cast<uint64_t>(tensor.numel() * optimizer.states_of_a_parameter()) *
+    bytes += static_cast<uint64_t>(tensor.numel() * updates_of(optimizer).states_of_a_parameter()) *
              (halves ? 2 : sizeof(float));
   }
   return bytes;

@@ -101,7 +101,7 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
 LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
   const comm::World texts = model.world().beside("state", options.deadline);
-  ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   LoadReport report;
   find(texts, path, options, report);
   std::unique_ptr<SavedState> saved;
@@ -109,7 +109,7 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
   throw_alike(texts, "loading state", error_of([&] {
                 ZP_CHECK(!model.world().device().is_meta(),
                          "loading state: a simulated world has no values");
-                ZP_CHECK(optimizer == nullptr || optimizer->updates(pages),
+                ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
                          "loading state: the optimizer is of another model; give this one's");
                 saved = std::make_unique<SavedState>(report.directory);
                 loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, options);
@@ -127,7 +127,7 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
                                 static_cast<uint64_t>(texts.size()));
                 }));
   }
-  pages.take_over_writes("load_state()");
+  sharded.writes->take_over("load_state()");
   try {
     throw_alike(texts, "loading state", error_of([&] {
                   load_all(*saved, model, optimizer, run, options, *loading, report);
@@ -137,10 +137,10 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
                                   "; the model is half loaded, load a whole state before training",
                               error.file(), error.offset());
   }
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    pages.start_gather_shards(page).wait();
+  for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
+    sharded.memory->start_gather_shards(page).wait();
   }
-  pages.end_load();
+  sharded.writes->end_load();
   return report;
 }
 

@@ -26,12 +26,13 @@
 #include <torch/optim/schedulers/lr_scheduler.h>
 
 #include "state/state_error.h"
-#include "zero/accumulator.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/saving/run_extra.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/sharded_optimizer.h"
 
 namespace zeropage {
+
+class Accumulator;
 
 // What a run goes on from, beside the model and its optimizer. Alike on all ranks.
 struct RunState {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "memory/fields.h"
+#include "zero/saving/module_weights.h"
 #include "zero/saving/state_saver.h"
 
 namespace zeropage {
@@ -61,5 +62,17 @@ constexpr auto table_of(std::type_identity<LoadOptions>) {
       field<&LoadOptions::prefix>({.help = "What the state has in front of every name"})));
 }
 static_assert(memory::tells_all_fields<LoadOptions>());
+
+constexpr auto table_of(std::type_identity<ModuleLoadOptions>) {
+  using memory::field;
+  return std::tuple(memory::section(
+      "Loading into a plain module",
+      field<&ModuleLoadOptions::strict>(
+          {.help = "Every parameter and buffer is there, and nothing else"}),
+      field<&ModuleLoadOptions::names>(
+          {.help = "The module's names -> names in the file; others are as they are"}),
+      field<&ModuleLoadOptions::prefix>({.help = "What the file has in front of every name"})));
+}
+static_assert(memory::tells_all_fields<ModuleLoadOptions>());
 
 }  // namespace zeropage

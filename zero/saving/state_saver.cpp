@@ -3,6 +3,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include "device/topology.h"
@@ -41,7 +42,41 @@ at::Tensor host_memory(c10::Device device, int64_t bytes) {
 
 }  // namespace
 
-class StateSaver::SigtermHandler {
+class StateSaver::Saves {
+ public:
+  Saves(std::filesystem::path folder, const comm::World& world, const StateSaverOptions& options);
+  ~Saves();
+  Saves(const Saves&) = delete;
+  Saves& operator=(const Saves&) = delete;
+
+  double save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run);
+  void wait();
+  bool is_saving() const { return writes_; }
+  const std::optional<SavedReport>& last() const { return last_; }
+  bool stop_requested() const;
+
+ private:
+  class SigtermHandler;
+  struct InFlight;
+
+  state::Keep keep() const;
+  void start(std::unique_ptr<InFlight> in_flight);
+  // On the thread.
+  void write(InFlight& save) const;
+
+  const std::filesystem::path folder_;
+  const comm::World world_;
+  const comm::World texts_;
+  const StateSaverOptions options_;
+  const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
+  std::unique_ptr<detail::StateStaging> staging_;
+  std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
+  std::atomic<bool> writes_{false};      // the thread
+  std::optional<SavedReport> last_;
+  std::thread thread_;  // last: it uses the others
+};
+
+class StateSaver::Saves::SigtermHandler {
  public:
   SigtermHandler() {
     struct sigaction action {};
@@ -59,7 +94,7 @@ class StateSaver::SigtermHandler {
 };
 
 // A save from its copy to its end.
-struct StateSaver::InFlight {
+struct StateSaver::Saves::InFlight {
   detail::StatePlan plan;
   std::unique_ptr<detail::SharedSave> shared = nullptr;
   std::vector<detail::StateStaging::Stretch> weights = {};
@@ -69,8 +104,8 @@ struct StateSaver::InFlight {
   SavedReport report = {};
 };
 
-StateSaver::StateSaver(std::filesystem::path folder, const comm::World& world,
-                       const StateSaverOptions& options)
+StateSaver::Saves::Saves(std::filesystem::path folder, const comm::World& world,
+                         const StateSaverOptions& options)
     : folder_(std::move(folder)),
       world_(world),
       texts_(world.beside("saver", options.save.deadline)),
@@ -87,7 +122,7 @@ StateSaver::StateSaver(std::filesystem::path folder, const comm::World& world,
       [device = world.device()](int64_t bytes) { return host_memory(device, bytes); });
 }
 
-StateSaver::~StateSaver() {
+StateSaver::Saves::~Saves() {
   try {
     wait();
   } catch (const std::exception& error) {
@@ -95,7 +130,7 @@ StateSaver::~StateSaver() {
   }
 }
 
-bool StateSaver::stop_requested() const {
+bool StateSaver::Saves::stop_requested() const {
   ZP_CHECK(sigterm_ != nullptr, "stop_requested() without StateSaverOptions::on_sigterm");
   const at::Tensor came = world_.communicator().buffer(1, at::kFloat);
   came.fill_(sigterm_came.load() ? 1.0 : 0.0);
@@ -103,8 +138,8 @@ bool StateSaver::stop_requested() const {
   return came.item<float>() != 0;
 }
 
-double StateSaver::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
-                        const RunState& run) {
+double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+                               const RunState& run) {
   wait();
   const auto begin = Clock::now();
   auto in_flight = std::make_unique<InFlight>(
@@ -130,11 +165,11 @@ double StateSaver::save(DistributedDataParallelBase& model, ShardedOptimizer& op
   return seconds_since(begin);
 }
 
-state::Keep StateSaver::keep() const {
+state::Keep StateSaver::Saves::keep() const {
   return {.last = options_.keep_last, .every = options_.keep_every};
 }
 
-void StateSaver::start(std::unique_ptr<InFlight> in_flight) {
+void StateSaver::Saves::start(std::unique_ptr<InFlight> in_flight) {
   in_flight_ = std::move(in_flight);
   writes_ = true;
   thread_ = std::thread([this, ledger = memory::Ledger::current()] {
@@ -145,7 +180,7 @@ void StateSaver::start(std::unique_ptr<InFlight> in_flight) {
   });
 }
 
-void StateSaver::write(InFlight& save) const {
+void StateSaver::Saves::write(InFlight& save) const {
   const std::filesystem::path folder = save.shared->create(save.plan);
   detail::SharedSave::Pieces pieces;
   const std::exception_ptr error = detail::error_of([&] {
@@ -158,16 +193,39 @@ void StateSaver::write(InFlight& save) const {
   save.report = save.shared->commit(save.plan, pieces, error, options_.save.update_latest, keep());
 }
 
-bool StateSaver::is_saving() const {
-  return writes_;
-}
-
-void StateSaver::wait() {
+void StateSaver::Saves::wait() {
   if (!thread_.joinable()) return;
   thread_.join();
   const std::unique_ptr<InFlight> ended = std::move(in_flight_);
   if (ended->error) std::rethrow_exception(ended->error);
   last_ = ended->report;
+}
+
+StateSaver::StateSaver(std::filesystem::path folder, const comm::World& world,
+                       const StateSaverOptions& options)
+    : saves_(std::make_unique<Saves>(std::move(folder), world, options)) {}
+
+StateSaver::~StateSaver() = default;
+
+double StateSaver::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+                        const RunState& run) {
+  return saves_->save(model, optimizer, run);
+}
+
+void StateSaver::wait() {
+  saves_->wait();
+}
+
+bool StateSaver::is_saving() const {
+  return saves_->is_saving();
+}
+
+const std::optional<SavedReport>& StateSaver::last() const {
+  return saves_->last();
+}
+
+bool StateSaver::stop_requested() const {
+  return saves_->stop_requested();
 }
 
 }  // namespace zeropage

@@ -17,24 +17,15 @@
 // Collective: all but the destructor. Threads: the training thread.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
-#include <thread>
 
 #include "comm/world.h"
 #include "zero/saving/sharded_state.h"
 
 namespace zeropage {
-
-namespace detail {
-class StateStaging;
-}
-namespace state {
-struct Keep;
-}
 
 struct StateSaverOptions {
   // The newest states stay, and those whose step is a multiple of keep_every; older ones are removed
@@ -66,30 +57,15 @@ class StateSaver {
   // Whether a state is being written. Not collective: ranks end at different times.
   bool is_saving() const;
   // The report of the last save that ended.
-  const std::optional<SavedReport>& last() const { return last_; }
+  const std::optional<SavedReport>& last() const;
 
   // Whether any rank got SIGTERM: save, and end. Costs a reduction of one number.
   bool stop_requested() const;
 
  private:
-  struct InFlight;
-  class SigtermHandler;
+  class Saves;
 
-  state::Keep keep() const;
-  void start(std::unique_ptr<InFlight> in_flight);
-  // On the thread.
-  void write(InFlight& save) const;
-
-  const std::filesystem::path folder_;
-  const comm::World world_;
-  const comm::World texts_;
-  const StateSaverOptions options_;
-  const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
-  std::unique_ptr<detail::StateStaging> staging_;
-  std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
-  std::atomic<bool> writes_{false};      // the thread
-  std::optional<SavedReport> last_;
-  std::thread thread_;  // last: it uses the others
+  const std::unique_ptr<Saves> saves_;
 };
 
 }  // namespace zeropage

@@ -8,21 +8,20 @@
 
 namespace zeropage {
 
-Ownership ownership_of(const Stage& stage) {
-  return stage.optimizer_state ? Ownership::kShard : Ownership::kWholePage;
-}
-
 std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
                                                        std::shared_ptr<ParameterPages> pages) {
+  Sharing sharing = pages->plan().gradients();
   // On one rank the shard is the page, and whole gradients cost no more, unless shards leave.
-  const bool shards_are_pages =
-      pages->world().size() == 1 &&
-      (!options.stage.gradients || options.offload.optimizer == memory::Tier::kDevice);
-  if (!options.stage.optimizer_state || shards_are_pages) {
-    return std::make_unique<ReplicatedGradients>(std::move(pages), options);
-  }
-  if (!options.stage.gradients) {
-    return std::make_unique<OwnedGradients>(std::move(pages), options);
+  const bool leave =
+      sharing == Sharing::kSharded && options.offload.optimizer != memory::Tier::kDevice;
+  if (pages->world().size() == 1 && !leave) sharing = Sharing::kReplicated;
+  switch (sharing) {
+    case Sharing::kReplicated:
+      return std::make_unique<ReplicatedGradients>(std::move(pages), options);
+    case Sharing::kOwned:
+      return std::make_unique<OwnedGradients>(std::move(pages), options);
+    case Sharing::kSharded:
+      break;
   }
   return std::make_unique<ShardedGradients>(std::move(pages), options);
 }

@@ -1,4 +1,4 @@
-// Where gradients live at a stage: the one place that reads what of gradients and optimizer state is sharded.
+// Where gradients live, as the byte plan says.
 #pragma once
 
 #include <memory>
@@ -8,9 +8,6 @@
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage {
-
-// What one rank updates of each page, at that stage.
-Ownership ownership_of(const Stage& stage);
 
 std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
                                                        std::shared_ptr<ParameterPages> pages);

@@ -11,35 +11,19 @@
 namespace zeropage {
 namespace {
 
-MasterWeights master_weights_of(LowPrecisionUpdate update) {
-  switch (update) {
-    case LowPrecisionUpdate::kMasterWeights:
-      return MasterWeights::kFp32;
-    case LowPrecisionUpdate::kSplitMasterWeights:
-      return MasterWeights::kRemainders;
-    case LowPrecisionUpdate::kStochasticRounding:
-    case LowPrecisionUpdate::kNearest:
-      break;
-  }
-  return MasterWeights::kNone;
-}
+static_assert(Options::kTwoLargestPages == memory::PagerOptions::kTwoLargestPages);
 
-ParameterPages::PageOptions page_options(const Options& options, c10::Device device) {
-  ParameterPages::PageOptions pages;
-  pages.page_bytes = page_bytes_on(device, options);
-  pages.ownership = ownership_of(options.stage);
-  pages.master_weights = master_weights_of(options.low_precision_update);
-  pages.reshard = options.reshard;
-  if (!options.stage.parameters) return pages;
-  pages.shard_from_bytes = minimum_sharded_bytes(options);
-  pages.paging = {.what = "parameter",
-                  .budget_bytes = options.parameter_budget_bytes,
-                  .budget_option = "options.parameter_budget_bytes",
-                  .prefetch_bytes = options.prefetch_bytes,
-                  .retention = options.reshard == Reshard::kAfterUse
-                                   ? memory::Retention::kUntilUnused
-                                   : memory::Retention::kUntilReleased};
-  return pages;
+MakePagesOptions pages_options(const Options& options, const comm::World& world) {
+  return {.pages = {.page_bytes = page_bytes_on(world.device(), options),
+                    .sharding = options,
+                    .page_offload = PageOffload::make(world, options)},
+          .paging = {.what = "parameter",
+                     .budget_bytes = options.parameter_budget_bytes,
+                     .budget_option = "options.parameter_budget_bytes",
+                     .prefetch_bytes = options.prefetch_bytes,
+                     .retention = options.reshard == Reshard::kAfterUse
+                                      ? memory::Retention::kUntilUnused
+                                      : memory::Retention::kUntilReleased}};
 }
 
 void check_world_invariant(const comm::World& world, const Options& options) {
@@ -87,25 +71,24 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     check_can_be_split(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
-  MemoryNeed need;
-  ParameterPages::PageOptions page_options = zeropage::page_options(options, world.device());
-  page_options.page_offload = PageOffload::make(world, options);
-  auto pages = std::make_shared<ParameterPages>(
-      world, std::move(parameters), page_options, deferred,
-      [&](const std::vector<PageLayout>& layouts) {
-        need = need_of_pages(layouts, options, world.size(), page_options.page_offload.get());
-        check_device_holds(world, "the model", need, held_bytes);
-        if (page_options.page_offload) {
-          check_host_holds(world, "what is offloaded of the model", need.host.total(),
-                           memory::read_host_memory());
+  const MakePagesOptions made = pages_options(options, world);
+  PageParts parts =
+      make_pages(world, std::move(parameters), made, deferred, [&](const BytePlan& plan) {
+        const TierBytes held = plan.held(/*states=*/0);
+        check_device_holds(world, "the model",
+                           {.persistent = held[memory::Tier::kDevice],
+                            .transient_bytes = plan.transient_bytes(),
+                            .held_bytes = held_bytes});
+        if (made.pages.page_offload) {
+          check_host_holds(world, "what is offloaded of the model",
+                           held[memory::Tier::kHost].total(), memory::read_host_memory());
         }
       });
   auto reducer =
-      std::make_shared<GradientReducer>(pages, make_gradient_buckets(options, pages), when);
+      std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
   auto gradients = std::make_shared<StepGradients>(reducer);
-  auto sums = std::make_shared<GradientSummer>(pages, gradients, ownership_of(options.stage));
-  return {
-      std::move(pages), std::move(reducer), std::move(gradients), std::move(sums), options, need};
+  auto sums = std::make_shared<GradientSummer>(parts.pages, gradients);
+  return {std::move(parts), std::move(reducer), std::move(gradients), std::move(sums), options};
 }
 
 }  // namespace
@@ -136,7 +119,7 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
                                         const comm::World& world, const Options& options) {
   validate(options);
-  ZP_CHECK(!options.stage.gradients && !options.stage.parameters,
+  ZP_CHECK(!shards_gradients(options) && !shards_parameters(options),
            "an optimizer over bare parameters averages gradients in step(), so it has them whole, "
            "and it does not see forward: stages 2 and 3 need zeropage::DistributedDataParallel "
            "around the "

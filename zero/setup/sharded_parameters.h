@@ -7,24 +7,26 @@
 #include <torch/nn/module.h>
 
 #include "comm/world.h"
-#include "operators/construction_tape.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/gradient_sums.h"
 #include "zero/gradients/step_gradients.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/options.h"
-#include "zero/pages/parameter_pages.h"
-#include "zero/setup/memory_need.h"
+#include "zero/pages/make_pages.h"
 
 namespace zeropage {
 
-struct ShardedParameters {
-  std::shared_ptr<ParameterPages> pages;
+namespace memory {
+class ConstructionTape;
+}
+
+class DistributedDataParallelBase;
+
+struct ShardedParameters : PageParts {
   std::shared_ptr<GradientReducer> reducer;
   std::shared_ptr<StepGradients> gradients;
   std::shared_ptr<GradientSummer> sums;
   Options options;
-  MemoryNeed need;
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed
@@ -33,6 +35,9 @@ struct ShardedParameters {
 ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
                                           const Options& options,
                                           const memory::ConstructionTape* tape);
+
+// Those of a model that is wrapped, as long as it is.
+const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
 
 // Of parameters that nothing wraps: gradients are averaged in step(). Throws for stages that shard
 // gradients or parameters. Collective; every rank takes rank 0's values.

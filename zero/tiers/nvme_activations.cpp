@@ -1,6 +1,8 @@
 #include "zero/tiers/nvme_activations.h"
 
 #include "memory/check.h"
+#include "memory/ledger.h"
+#include "offload/nvme_heap.h"
 
 namespace zeropage {
 namespace {
@@ -35,6 +37,10 @@ NvmeActivations::NvmeActivations(const NvmeActivationsOptions& options)
       heap_(std::make_shared<offload::NvmeHeap>(file_options(options))) {
   ZP_CHECK(options.writing_bytes >= 0, "NvmeActivations: expected writing_bytes of 0 or more, got ",
            options.writing_bytes);
+}
+
+int64_t NvmeActivations::alignment() const {
+  return offload::kNvmeAlignment;
 }
 
 std::unique_ptr<checkpointing::StoredActivation> NvmeActivations::put(const at::Tensor& bytes) {

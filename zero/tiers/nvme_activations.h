@@ -24,9 +24,12 @@
 #include <utility>
 
 #include "checkpointing/activation_store.h"
-#include "offload/nvme_heap.h"
 
 namespace zeropage {
+
+namespace offload {
+class NvmeHeap;
+}
 
 struct NvmeActivationsOptions {
   std::string directory;  // exists, on a disk; may be all ranks'
@@ -39,10 +42,11 @@ class NvmeActivations final : public checkpointing::ActivationStore {
  public:
   explicit NvmeActivations(const NvmeActivationsOptions& options);
 
-  int64_t alignment() const override { return offload::kNvmeAlignment; }
+  int64_t alignment() const override;
   std::unique_ptr<checkpointing::StoredActivation> put(const at::Tensor& bytes) override;
   std::string describe() const override;
 
+  // Its records (offload/nvme_heap.h).
   const offload::NvmeHeap& heap() const { return *heap_; }
 
  private:

@@ -30,12 +30,7 @@ std::shared_ptr<PageOffload> PageOffload::make(const comm::World& world, const O
 }
 
 PageOffload::PageOffload(const comm::World& world, const Options& options)
-    : options_(options.offload),
-      accumulate_bytes_of_([options](c10::ScalarType dtype) {
-        return static_cast<int64_t>(c10::elementSize(accumulate_dtype_of(options, dtype)));
-      }),
-      owns_shards_(options.stage.optimizer_state),
-      world_(world) {
+    : options_(options.offload), world_(world) {
   const c10::Device device = world.device();
   ZP_CHECK(!device.is_meta(), "options.offload: a simulated world has no values to move");
   const memory::CoreSet cores = cores_of(world);
@@ -46,32 +41,13 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
     return std::make_unique<NvmeStorage>(
         offload::NvmeFileOptions{.directory = options_.nvme_directory,
                                  .name = c10::str("rank-", world.rank(), ".", what),
-                                 .owner = what,
-                                 .wrap = options_.wrap_disk});
+                                 .owner = what});
   };
   copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
   values_ = make_storage(options_.optimizer, "values");
   states_ = make_storage(options_.optimizer, "optimizer-state");
   gradients_ = make_storage(Tier::kHost, "gradients");
   parameters_ = make_storage(options_.parameters, "parameters");
-}
-
-void PageOffload::choose(const std::vector<PageLayout>& layouts) {
-  constexpr int64_t kBytesOfValuesAndTwoStates = 12;
-  optimizer_pages_.assign(layouts.size(), false);
-  int64_t left = options_.optimizer_bytes;
-  for (size_t page = layouts.size(); page-- > 0;) {
-    const PageLayout& layout = layouts[page];
-    if (!layout.requires_grad) continue;
-    ZP_CHECK(layout.dtype == c10::kFloat || is_low_precision(layout.dtype),
-             "options.offload.optimizer: page \"", layout.name, "\" has ", layout.dtype,
-             ", whose step has no fused form; keep its optimizer on the device");
-    const int64_t owned = owns_shards_ ? layout.shard_numel : layout.padded_numel(world_.size());
-    const int64_t bytes = owned * (kBytesOfValuesAndTwoStates + accumulate_bytes_of_(layout.dtype));
-    if (bytes > left) continue;
-    left -= bytes;
-    optimizer_pages_[page] = true;
-  }
 }
 
 std::string PageOffload::describe() const {

@@ -1,18 +1,16 @@
-// What of a rank's pages leaves the device: which pages, where to, and what moves and updates them.
+// What of a rank's pages leaves the device: where to, and what moves and updates it. Which pages leave is in
+// the byte plan (zero/plan/byte_plan.h).
 //
 // Lifetime: shared by the pages, their gradients and their optimizers.
 // Threads: the training thread, but for what its parts say.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "comm/world.h"
 #include "offload/copy_engine.h"
 #include "offload/worker_pool.h"
-#include "zero/layout/shard_layout.h"
 #include "zero/options.h"
 #include "zero/tiers/tier_storage.h"
 
@@ -23,9 +21,6 @@ class PageOffload {
   // Null where all stays on the device. Throws where the world, or the machine, cannot.
   static std::shared_ptr<PageOffload> make(const comm::World& world, const Options& options);
 
-  // Before anything of the pages is made. Throws for a page that cannot leave.
-  void choose(const std::vector<PageLayout>& layouts);
-  bool offloads_optimizer(size_t page) const { return optimizer_pages_[page]; }
   bool offloads_parameters() const { return options_.parameters != memory::Tier::kDevice; }
 
   c10::Device device() const { return world_.device(); }
@@ -61,10 +56,7 @@ class PageOffload {
   PageOffload(const comm::World& world, const Options& options);
 
   const OffloadOptions options_;
-  const std::function<int64_t(c10::ScalarType parameters)> accumulate_bytes_of_;
-  const bool owns_shards_;
   const comm::World world_;
-  std::vector<bool> optimizer_pages_;  // by page
   std::unique_ptr<offload::WorkerPool> pool_;
   std::unique_ptr<offload::CopyEngine> copies_;
   std::unique_ptr<TierStorage> values_;

@@ -171,14 +171,14 @@ void OffloadedSteps::step_and_round(OfPart& of_part, const Task& task) {
 }
 
 void OffloadedSteps::step_into_staging(OfPart& of_part, const Task& task) {
-  Staging& staging = next_staging();
+  UploadBuffers::Buffer& buffer = uploads_.next(largest_copy_bytes(), page_offload_->staging());
   const at::Tensor& copy_out = of_part.copy_out;
-  const at::Tensor bytes = staging.memory.narrow(0, 0, static_cast<int64_t>(copy_out.nbytes()));
+  const at::Tensor bytes = buffer.memory.narrow(0, 0, static_cast<int64_t>(copy_out.nbytes()));
   memory::give_memory(*copy_out.storage().unsafeGetStorageImpl(), bytes);
   step_and_round(of_part, task);
   memory::drop_memory(*copy_out.storage().unsafeGetStorageImpl());
   send_up(of_part, bytes.view(copy_out.scalar_type()));
-  staging.up = of_part.up;
+  buffer.up = of_part.up;
 }
 
 void OffloadedSteps::send_up(OfPart& of_part, const at::Tensor& from) {
@@ -186,21 +186,13 @@ void OffloadedSteps::send_up(OfPart& of_part, const at::Tensor& from) {
   of_part.up = page_offload_->copies().start(Direction::kToDevice, of_part.part.to, from);
 }
 
-OffloadedSteps::Staging& OffloadedSteps::next_staging() {
-  Staging& staging = staging_[staged_++ % staging_.size()];
-  staging.up.synchronize();
-  staging.up = {};
-  if (!staging.memory.defined()) {
-    int64_t largest = 0;
-    for (const OfPart& of_part : parts_) {
-      if (of_part.copy_out.defined()) {
-        largest = std::max(largest, static_cast<int64_t>(of_part.copy_out.nbytes()));
-      }
-    }
-    staging.memory =
-        page_offload_->staging().add(/*page=*/0, largest, at::kByte, 0, memory::Kind::kStaging);
+int64_t OffloadedSteps::largest_copy_bytes() const {
+  int64_t largest = 0;
+  for (const OfPart& of_part : parts_) {
+    if (!of_part.copy_out.defined()) continue;
+    largest = std::max(largest, static_cast<int64_t>(of_part.copy_out.nbytes()));
   }
-  return staging;
+  return largest;
 }
 
 }  // namespace zeropage

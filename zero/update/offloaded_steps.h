@@ -17,7 +17,6 @@
 // Throws: wait() what went wrong; then no later page is updated.
 #pragma once
 
-#include <array>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -33,6 +32,7 @@
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/page_offload.h"
 #include "zero/update/page_update.h"
+#include "zero/update/upload_buffers.h"
 
 namespace zeropage {
 
@@ -97,17 +97,12 @@ class OffloadedSteps {
     std::vector<Range> unchanged;
     memory::Event begun;  // of what was given to the device before
   };
-  struct Staging {
-    at::Tensor memory;   // bytes of the largest copy_out
-    memory::Pending up;  // reads it
-  };
-
   void run();
   void perform(const Task& task);
   static void step_and_round(OfPart& of_part, const Task& task);
   void step_into_staging(OfPart& of_part, const Task& task);
   void send_up(OfPart& of_part, const at::Tensor& from);
-  Staging& next_staging();
+  int64_t largest_copy_bytes() const;
 
   // Constant after construction, and add().
   const std::shared_ptr<PageOffload> page_offload_;
@@ -116,8 +111,7 @@ class OffloadedSteps {
   std::vector<OfPart> parts_;
 
   // The thread's.
-  std::array<Staging, 2> staging_;
-  size_t staged_ = 0;
+  UploadBuffers uploads_;  // of values in a lower precision
 
   std::mutex mutex_;
   std::condition_variable changed_;

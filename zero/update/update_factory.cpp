@@ -13,9 +13,9 @@ const char* UpdateFactory::what_needs_fused() const {
   if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
     return "options.optimizer_state";
   }
-  const ParameterPages& pages = *parameters_.pages;
-  for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    if (pages.remainders(page).defined()) return "options.low_precision_update";
+  const size_t pages = parameters_.pages->layouts().size();
+  for (size_t page = 0; page < pages; ++page) {
+    if (parameters_.masters->remainders(page).defined()) return "options.low_precision_update";
   }
   return nullptr;
 }
@@ -52,32 +52,10 @@ bool UpdateFactory::rounds_stochastically(const PageLayout& layout) const {
   return layout.dtype == at::kBFloat16;
 }
 
-// Of one state of what this rank owns of the page.
-int64_t UpdateFactory::state_bytes(size_t page) const {
-  const ParameterPages& pages = *parameters_.pages;
-  const PageLayout& layout = pages.layouts()[page];
-  const Range owned = pages.owned(page);
-  if (parameters_.options.optimizer_state == offload::StateFormat::kFp32) {
-    const bool in_fp32 = pages.master_weights(page).defined() || pages.remainders(page).defined() ||
-                         rounds_stochastically(layout);
-    return owned.numel() *
-           static_cast<int64_t>(in_fp32 ? sizeof(float) : c10::elementSize(layout.dtype));
-  }
-  int64_t bytes = 0;
-  for (const PlacedParameter& placed : pages.parameters()) {
-    const Range range = intersection(owned, placed.range);
-    if (placed.page != page || range.empty()) continue;
-    bytes += offload::state_bytes(state_format_of(parameters_.options, placed.range.numel()),
-                                  range.begin % offload::kStateBlockNumel, range.numel());
-  }
-  return bytes;
-}
-
 OwnedPart UpdateFactory::owned_part(size_t page) const {
-  const ParameterPages& pages = *parameters_.pages;
-  return {.values = pages.owned_values(page),
+  return {.values = parameters_.memory->owned(page),
           .gradient = parameters_.gradients->owned(page),
-          .remainders = pages.remainders(page),
+          .remainders = parameters_.masters->remainders(page),
           .rounding_seed = parameters_.options.rounding_seed};
 }
 
@@ -86,8 +64,7 @@ std::unique_ptr<PageUpdate> UpdateFactory::make_fused(OwnedPart part) const {
 }
 
 std::unique_ptr<PageUpdate> UpdateFactory::make(size_t page) const {
-  const ParameterPages& pages = *parameters_.pages;
-  const PageLayout& layout = pages.layouts()[page];
+  const PageLayout& layout = parameters_.pages->layouts()[page];
   const MakePageUpdate make_update = [&](OwnedPart part) -> std::unique_ptr<PageUpdate> {
     if (fused_ && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
       return algorithm_.make_fused(std::move(part));
@@ -98,8 +75,9 @@ std::unique_ptr<PageUpdate> UpdateFactory::make(size_t page) const {
   if (rounds_stochastically(layout)) {
     return std::make_unique<StochasticUpdate>(part, parameters_.options.rounding_seed, make_update);
   }
-  if (pages.master_weights(page).defined()) {
-    part.copy_out = std::exchange(part.values, pages.master_weights(page));
+  const at::Tensor& master_copy = parameters_.masters->copy(page);
+  if (master_copy.defined()) {
+    part.copy_out = std::exchange(part.values, master_copy);
     part.adopts_copy = true;
   }
   const char* const option = what_needs_fused();

@@ -37,8 +37,6 @@ class UpdateFactory {
   std::unique_ptr<PageUpdate> make(size_t page) const;
   // Of any other. REQUIRES: the class has a fused form.
   std::unique_ptr<PageUpdate> make_fused(OwnedPart part) const;
-  // Of one state of what this rank owns of the page.
-  int64_t state_bytes(size_t page) const;
 
  private:
   const char* what_needs_fused() const;

@@ -8,6 +8,7 @@
 
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::waiting_gradients_test {
@@ -110,10 +111,11 @@ class GradientsOnADeviceTest : public ::testing::TestWithParam<int> {
           world.communicator().barrier("counting ends").wait();
           module->look = {};
           if (world.rank() != 0) return;
-          seen = {.most_waiting_bytes = most,
-                  .pages = static_cast<int64_t>(model.sharded_parameters().pages->layouts().size()),
-                  .list_copies = fake_launches()["aten::_foreach_copy_"],
-                  .copies = fake_launches()["aten::copy_"]};
+          seen = {
+              .most_waiting_bytes = most,
+              .pages = static_cast<int64_t>(sharded_parameters_of(model).pages->layouts().size()),
+              .list_copies = fake_launches()["aten::_foreach_copy_"],
+              .copies = fake_launches()["aten::copy_"]};
         },
         on_fake_devices(Carrier::kDevice, 2));
     return seen;

@@ -605,7 +605,7 @@ TEST(ShardedErrorTest, GuardsLeaveNoMorePagesThanTheyFound) {
       Options options = at_stage(3);
       options.reshard = reshard;
       DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, options);
-      const memory::Pager& pager = *model.sharded_parameters().pages->pager();
+      const memory::Pager& pager = *sharded_parameters_of(model).paging->pager();
       {
         const GatheredParameters guard(model);
         EXPECT_GT(pager.resident_bytes(), 2 * pager.largest_page_bytes());
@@ -617,7 +617,7 @@ TEST(ShardedErrorTest, GuardsLeaveNoMorePagesThanTheyFound) {
       EXPECT_EQ(pager.resident_bytes(), 0);
       const int64_t gathers = model.paging().faults;
       full_state(model);
-      const auto pages = model.sharded_parameters().pages->layouts().size();
+      const auto pages = sharded_parameters_of(model).pages->layouts().size();
       EXPECT_EQ(model.paging().faults - gathers, static_cast<int64_t>(pages)) << "each page once";
     });
   }

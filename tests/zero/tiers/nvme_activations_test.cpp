@@ -11,6 +11,7 @@
 
 #include "checkpointing/activation_offload.h"
 #include "memory/ledger.h"
+#include "offload/nvme_heap.h"
 #include "tests/harness/errors.h"
 
 namespace zeropage::nvme_activations_test {
@@ -48,8 +49,8 @@ class NvmeActivationsTest : public ::testing::Test {
     return options;
   }
 
-  torch::Tensor forward(const checkpointing::ActivationOffload& offload) {
-    const checkpointing::SavedTensorScope scope(offload.hooks());
+  torch::Tensor forward(checkpointing::ActivationOffload& offload) {
+    const checkpointing::ActivationScope scope(offload);
     return model_->forward(input_).square().sum();
   }
   std::vector<torch::Tensor> take_gradients() {
@@ -70,7 +71,7 @@ TEST_F(NvmeActivationsTest, ChangeNoBitWhateverIsOnItsWay) {
   model_->forward(input_).square().sum().backward();
   const auto expected = take_gradients();
   for (const int64_t bytes : {int64_t{1}, int64_t{300} << 10, int64_t{64} << 20}) {
-    const checkpointing::ActivationOffload offload(options(bytes, bytes));
+    checkpointing::ActivationOffload offload(options(bytes, bytes));
     for (int step = 0; step < 3; ++step) {
       forward(offload).backward();
       const auto gradients = take_gradients();
@@ -92,7 +93,7 @@ TEST_F(NvmeActivationsTest, LeaveHostMemoryBetweenForwardAndBackward) {
   const auto ledger = std::make_shared<memory::Ledger>();
   const memory::LedgerScope scope(ledger);
   const int64_t one = kBatch * kWidth * 4;
-  const checkpointing::ActivationOffload offload(options(/*writing_bytes=*/2 * one, one));
+  checkpointing::ActivationOffload offload(options(/*writing_bytes=*/2 * one, one));
   const auto loss = forward(offload);
   EXPECT_GE(store_->heap().held_bytes(), 5 * one);
   EXPECT_LE(ledger->now()[memory::Kind::kActivationOffloaded], 2 * one + 8192);
@@ -100,7 +101,7 @@ TEST_F(NvmeActivationsTest, LeaveHostMemoryBetweenForwardAndBackward) {
 }
 
 TEST_F(NvmeActivationsTest, ADamagedActivationStopsBackwardWithItsName) {
-  const checkpointing::ActivationOffload offload(options(0, 0));
+  checkpointing::ActivationOffload offload(options(0, 0));
   const auto loss = forward(offload);
   {
     std::fstream file(store_->heap().path(), std::ios::in | std::ios::out | std::ios::binary);
@@ -115,7 +116,7 @@ TEST_F(NvmeActivationsTest, ADamagedActivationStopsBackwardWithItsName) {
 TEST_F(NvmeActivationsTest, TheFileIsGoneWithTheLastGraph) {
   torch::Tensor loss;
   {
-    const checkpointing::ActivationOffload offload(options(0, 0));
+    checkpointing::ActivationOffload offload(options(0, 0));
     loss = forward(offload);
     store_.reset();
   }

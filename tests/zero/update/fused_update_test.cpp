@@ -160,20 +160,20 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
   const OwnedPart part{.values = torch::linspace(-1, 1, 600),
                        .gradient = torch::linspace(2, -1, 600),
                        .copy_out = {}};
-  FusedUpdate<AdamWOptions> update(part);
+  const auto update = detail::fused_form(AdamWOptions())->make(part);
   std::vector<OwnedGroup> groups(1);
   groups[0].shards = {{.parameter = 0, .range = {0, 256}, .state_format = format},
                       {.parameter = 1, .range = {256, 600}, .state_format = format}};
   groups[0].options = std::make_unique<AdamWOptions>(0.125);
-  update.add_groups(std::move(groups));
+  update->add_groups(std::move(groups));
   for (size_t step = 0; step < flags.size(); ++step) {
     // The second parameter misses the first step.
     const auto has = [&](size_t parameter) { return parameter == 0 || step > 0; };
-    update.step(has, {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)});
-    if (flags[step]) update.uncount_step();
+    update->step(has, {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)});
+    if (flags[step]) update->uncount_step();
   }
   std::vector<torch::Tensor> result = {part.values};
-  update.visit_states(StateAccess::kRead, [&](OwnedState& state) {
+  update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
     result.push_back(torch::tensor(state.steps));
     for (const auto& tensor : state.tensors) result.push_back(tensor.values);
   });

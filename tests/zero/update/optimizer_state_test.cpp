@@ -7,6 +7,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::optimizer_state_test {
@@ -180,12 +181,12 @@ std::vector<torch::Tensor> masters_after_steps(LowPrecisionUpdate update, int st
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < 4; ++step) step_with_drawn_gradients(model, optimizer, step);
     if (world.rank() != 0) return;
-    const ParameterPages& pages = *model.sharded_parameters().pages;
-    for (size_t page = 0; page < pages.layouts().size(); ++page) {
-      masters.push_back(
-          pages.remainders(page).defined()
-              ? offload::joined_values(pages.owned_values(page), pages.remainders(page))
-              : pages.master_weights(page).clone());
+    const ShardedParameters& sharded = sharded_parameters_of(model);
+    for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
+      const at::Tensor& remainders = sharded.masters->remainders(page);
+      masters.push_back(remainders.defined()
+                            ? offload::joined_values(sharded.memory->owned(page), remainders)
+                            : sharded.masters->copy(page).clone());
     }
   });
   return masters;
@@ -205,13 +206,14 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
     options.compute_dtype = torch::kBFloat16;
     options.low_precision_update = LowPrecisionUpdate::kSplitMasterWeights;
     DistributedDataParallel<TwoLayers> model(make<TwoLayers>(), world, options);
-    const ParameterPages& pages = *model.sharded_parameters().pages;
+    const ParameterPages& pages = *sharded_parameters_of(model).pages;
     int64_t expected = 0;
     for (size_t page = 0; page < pages.layouts().size(); ++page) {
       expected += 2 * pages.owned(page).numel();
     }
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, expected);
-    EXPECT_EQ(model.sharded_parameters().need.persistent[Kind::kMasterWeights], expected);
+    const TierBytes planned = pages.plan().held(/*states=*/2);
+    EXPECT_EQ(planned[memory::Tier::kDevice][Kind::kMasterWeights], expected);
   });
 }
 

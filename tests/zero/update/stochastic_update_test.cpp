@@ -8,6 +8,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::stochastic_update_test {
@@ -238,8 +239,9 @@ TEST_P(StochasticUpdateOfStageTest, HasNoMasterWeights) {
     optimizer.step();
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, 0);
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kOptimizerState, 0);
-    for (size_t page = 0; page < model.sharded_parameters().pages->layouts().size(); ++page) {
-      EXPECT_FALSE(model.sharded_parameters().pages->master_weights(page).defined());
+    const ShardedParameters& sharded = sharded_parameters_of(model);
+    for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
+      EXPECT_FALSE(sharded.masters->copy(page).defined());
     }
   });
 }
@@ -316,7 +318,8 @@ TEST_P(StochasticUpdateOfStageTest, HoldsFourBytesForEachElementOfOnePagesOwnedP
     torch::nn::Sequential net;
     for (int layer = 0; layer < 6; ++layer) net->push_back(torch::nn::Linear(100, 100));
     DistributedDataParallel<torch::nn::Sequential> model(net, world, options(UpdateBy::kFused));
-    const ParameterPages& pages = *model.sharded_parameters().pages;
+    const ShardedParameters& sharded = sharded_parameters_of(model);
+    const ParameterPages& pages = *sharded.pages;
     ASSERT_GE(pages.layouts().size(), 6U);
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));
     const auto backward = [&] {
@@ -327,7 +330,7 @@ TEST_P(StochasticUpdateOfStageTest, HoldsFourBytesForEachElementOfOnePagesOwnedP
     optimizer.step();
     backward();
     memory::Ledger& ledger = *memory::Ledger::current();
-    if (const auto& pager = pages.pager()) pager->release_all("step()");
+    sharded.paging->release_all("step()");
     ledger.reset_peak();
     const int64_t before = ledger.now().total();
     optimizer.step();

@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "memory/check.h"
+#include "zero/accumulator.h"
 #include "zero/update/archive_values.h"
 
 namespace zeropage::detail {

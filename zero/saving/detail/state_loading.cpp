@@ -46,7 +46,8 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
       model_(model),
       optimizer_(optimizer),
       options_(options),
-      pages_(*model.sharded_parameters().pages) {
+      pages_(*sharded_parameters_of(model).pages),
+      masters_(*sharded_parameters_of(model).masters) {
   for (const state::TensorFile* file : saved_.files()) {
     readers_[file] = std::make_unique<state::BlockReader>(*file);
   }
@@ -155,7 +156,7 @@ void StateLoading::match_optimizer() const {
 }
 
 void StateLoading::match_states(LoadReport& report) const {
-  optimizer_->visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+  updates_of(*optimizer_).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
     const NamedParameter& named = pages_.parameters()[owned.parameter].parameter;
     if (!knows_states_of(named.name())) {
       report.missing.push_back(state_name(named.name(), kStepState));
@@ -215,7 +216,7 @@ void StateLoading::load_weights() {
 }
 
 void StateLoading::load_page(size_t page) {
-  pages_.visit_owned(page, TierStorage::Use::kWrite, [&](const ParameterPages::Owned& owned) {
+  masters_.visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const PlacedParameter& placed : pages_.parameters()) {
       if (placed.page == page) load_parameter(placed, owned);
     }
@@ -223,7 +224,7 @@ void StateLoading::load_page(size_t page) {
 }
 
 void StateLoading::load_parameter(const PlacedParameter& placed,
-                                  const ParameterPages::Owned& owned) {
+                                  const MasterWeights::Owned& owned) {
   const Source raw = weight(placed.parameter);
   if (!raw) return;
   const Source most_exact = exact(placed.parameter);
@@ -247,18 +248,19 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
   for_each_run(placed, intersection(own, shard), [&](const ElementRun& run) {
     read(same ? raw : most_exact, run.in_tensor, part(owned.values, run));
   });
-  if (!owned.master.defined()) return;
+  if (!owned.copy.defined()) return;
   for_each_run(placed, own, [&](const ElementRun& run) {
-    read(most_exact, run.in_tensor, part(owned.master, run));
+    read(most_exact, run.in_tensor, part(owned.copy, run));
   });
 }
 
 void StateLoading::load_optimizer() {
   const at::NoGradGuard no_grad;
   if (options_.optimizer_options) load_group_options();
-  optimizer_->visit_states(StateAccess::kWrite,
-                           [&](size_t page, OwnedState& owned) { load_shard(page, owned); });
-  optimizer_->set_steps(saved_.manifest().content["optimizer"].at("updates"));
+  updates_of(*optimizer_).visit_states(StateAccess::kWrite, [&](size_t page, OwnedState& owned) {
+    load_shard(page, owned);
+  });
+  updates_of(*optimizer_).set_steps(saved_.manifest().content["optimizer"].at("updates"));
 }
 
 void StateLoading::load_shard(size_t page, OwnedState& owned) {

@@ -10,7 +10,7 @@
 #include "state/saved_state.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/saving/sharded_state.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage::detail {
 
@@ -50,7 +50,7 @@ class StateLoading {
   static void check_shape(const Source& source, const std::string& name, const at::Tensor& tensor);
 
   void load_page(size_t page);
-  void load_parameter(const PlacedParameter& placed, const ParameterPages::Owned& owned);
+  void load_parameter(const PlacedParameter& placed, const MasterWeights::Owned& owned);
   void load_shard(size_t page, OwnedState& owned);
   void load_group_options();
   // Elements of the source from `first` on into `to`: flat, any dtype and device.
@@ -61,6 +61,7 @@ class StateLoading {
   ShardedOptimizer* const optimizer_;
   const LoadOptions& options_;
   const ParameterPages& pages_;
+  const MasterWeights& masters_;
   std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
   // Whose optimizer it is; they may have no state as long as they had no gradient.
   std::unordered_set<std::string> optimized_;

@@ -6,6 +6,7 @@
 
 #include "memory/check.h"
 #include "state/manifest.h"
+#include "zero/accumulator.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
 #include "zero/update/archive_values.h"
@@ -52,7 +53,7 @@ PlannedFile plan_weights(const DistributedDataParallelBase& model, const SaveOpt
                        .shape = shape_of(named.tensor)});
     add_aliases(metadata, named, options.prefix);
   };
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   for (const PlacedParameter& placed : pages.parameters()) {
     add(placed.parameter, pages.layouts()[placed.page].dtype);
   }
@@ -78,7 +79,7 @@ void to_json(json& to, const KnownStates& known) {
 // By parameter, of this rank.
 json own_states(ShardedOptimizer& optimizer) {
   std::map<size_t, KnownStates> known;
-  optimizer.visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+  updates_of(optimizer).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
     if (owned.tensors.empty() && owned.steps == 0) return;
     KnownStates& of = known[owned.parameter];
     if (!of.tensors.empty()) return;
@@ -106,20 +107,21 @@ json merged(const std::vector<json>& by_rank) {
   return all;
 }
 
-PlannedFile plan_optimizer(const ParameterPages& pages, const json& states,
+PlannedFile plan_optimizer(const PageParts& parts, const json& states,
                            std::map<size_t, int64_t>& steps) {
+  const std::vector<PlacedParameter>& parameters = parts.pages->parameters();
   std::vector<TensorEntry> tensors;
   std::vector<std::string> state_names;
   std::map<std::string, std::vector<TensorEntry>> by_state;
-  for (size_t index = 0; index < pages.parameters().size(); ++index) {
-    const PlacedParameter& placed = pages.parameters()[index];
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    const PlacedParameter& placed = parameters[index];
     const std::string& name = placed.parameter.name();
     const auto shape = shape_of(placed.parameter.tensor);
     const auto add = [&](const std::string& state, state::Dtype dtype) {
       if (!by_state.contains(state)) state_names.push_back(state);
       by_state[state].push_back({state_name(name, state), dtype, shape});
     };
-    if (has_exact_values(pages, placed.page)) add(kMasterState, state::Dtype::kF32);
+    if (has_exact_values(parts, placed.page)) add(kMasterState, state::Dtype::kF32);
     const auto known = states.find(std::to_string(index));
     if (known == states.end()) continue;
     steps[index] = known->at("steps");
@@ -138,7 +140,7 @@ json groups_of(const ShardedOptimizer& optimizer, const ParameterPages& pages) {
   json groups = json::array();
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     json names = json::array();
-    for (const size_t index : optimizer.parameters_of_group(group)) {
+    for (const size_t index : updates_of(optimizer).parameters_of_group(group)) {
       names.push_back(pages.parameters()[index].parameter.name());
     }
     const auto& options = optimizer.param_groups()[group].options();
@@ -194,9 +196,9 @@ at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as) {
   return weights_as == WeightsAs::kFp32 && is_low_precision(dtype) ? at::kFloat : dtype;
 }
 
-bool has_exact_values(const ParameterPages& pages, size_t page) {
-  return is_low_precision(pages.layouts()[page].dtype) &&
-         (pages.master_weights(page).defined() || pages.remainders(page).defined());
+bool has_exact_values(const PageParts& parts, size_t page) {
+  return is_low_precision(parts.pages->layouts()[page].dtype) &&
+         (parts.masters->copy(page).defined() || parts.masters->remainders(page).defined());
 }
 
 PlannedFile::PlannedFile(std::string name, std::vector<TensorEntry> tensors,
@@ -217,11 +219,11 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
 
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
                      ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
-  ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = sharded_parameters_of(model);
   json own;
   const std::exception_ptr error = error_of([&] {
     ZP_CHECK(!model.world().device().is_meta(), "saving state: a simulated world has no values");
-    ZP_CHECK(optimizer == nullptr || optimizer->updates(pages),
+    ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
              "saving state: the optimizer is of another model; give this one's");
     ZP_CHECK(optimizer == nullptr ||
                  (options.prefix.empty() && options.weights_as == WeightsAs::kInModule),
@@ -230,7 +232,7 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     ZP_CHECK(run.accumulator == nullptr || run.accumulator->micro_step() == 0,
              "saving state: the accumulator has gradients of ", run.accumulator->micro_step(),
              " micro-batches, which are no part of a state; save after its step()");
-    pages.take_over_writes("save_state()");
+    sharded.writes->take_over("save_state()");
     own = {{"progress", progress_json(run)},
            {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
            {"random", random_state(model.world().device())},
@@ -259,9 +261,9 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
                  .weights_as = options.weights_as};
   plan.content = {{"progress", own.at("progress")}, {"random", all.at("random")}};
   if (optimizer == nullptr) return plan;
-  plan.optimizer = plan_optimizer(pages, all.at("states"), plan.steps);
+  plan.optimizer = plan_optimizer(sharded, all.at("states"), plan.steps);
   plan.content["optimizer"] = {{"class", optimizer->class_name()},
-                               {"groups", groups_of(*optimizer, pages)},
+                               {"groups", groups_of(*optimizer, *sharded.pages)},
                                {"updates", optimizer->steps()}};
   return plan;
 }

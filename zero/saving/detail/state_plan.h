@@ -15,7 +15,7 @@
 #include "state/safetensors.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/saving/sharded_state.h"
-#include "zero/update/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
 
 namespace zeropage::detail {
 
@@ -36,7 +36,7 @@ std::vector<NamedParameter> buffers_of(
 at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as);
 
 // Whether the optimizer keeps fp32 values of what is in the page in a lower precision.
-bool has_exact_values(const ParameterPages& pages, size_t page);
+bool has_exact_values(const PageParts& parts, size_t page);
 
 class PlannedFile {
  public:

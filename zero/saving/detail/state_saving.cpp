@@ -30,22 +30,23 @@ void put_runs(const PlacedParameter& placed, const Range& range, const at::Tenso
 }
 
 // Of the page's `range`, which `owned_range` has, in fp32: with all digits that there are.
-at::Tensor exact_values(const ParameterPages::Owned& owned, const Range& owned_range,
+at::Tensor exact_values(const MasterWeights::Owned& owned, const Range& owned_range,
                         const Range& range) {
   const auto part = [&](const at::Tensor& of_owned) {
     return of_owned.narrow(0, range.begin - owned_range.begin, range.numel());
   };
-  if (owned.master.defined()) return part(owned.master);
+  if (owned.copy.defined()) return part(owned.copy);
   if (!owned.remainders.defined()) return part(owned.values).to(at::kFloat);
   return offload::joined_values(part(owned.values), part(owned.remainders));
 }
 
-void collect_masters(const ParameterPages& pages, const PlannedFile& file, StateSink& sink) {
+void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink& sink) {
+  const ParameterPages& pages = *parts.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    if (!has_exact_values(pages, page)) continue;
+    if (!has_exact_values(parts, page)) continue;
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
-    pages.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
+    parts.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor exact = exact_values(owned, owned_range, range);
       for (const PlacedParameter& placed : pages.parameters()) {
         if (placed.page != page) continue;
@@ -94,7 +95,8 @@ state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_r
 
 void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
   if (model.world().rank() == 0) {
     sink.put(0, plan.weights.prefix());
@@ -110,7 +112,7 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     const Range range = intersection(written_part(pages, page), owned_range);
     const at::ScalarType dtype = pages.layouts()[page].dtype;
     const bool widens = saved_dtype(dtype, plan.weights_as) != dtype;
-    pages.visit_owned(page, TierStorage::Use::kRead, [&](const ParameterPages::Owned& owned) {
+    sharded.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
       const int64_t first = widens ? range.begin : owned_range.begin;
       for (const PlacedParameter& placed : pages.parameters()) {
@@ -124,13 +126,13 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
 void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
                        const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ParameterPages& pages = *model.sharded_parameters().pages;
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const PlannedFile& file = *plan.optimizer;
   if (model.world().rank() == 0) {
     sink.put(0, file.prefix());
     put_steps(pages, plan, sink);
   }
-  collect_masters(pages, file, sink);
+  collect_masters(sharded_parameters_of(model), file, sink);
   // State by state, as they lie in the file.
   std::vector<OwnedState> of_page;
   const auto put_page = [&](size_t page) {
@@ -155,7 +157,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
     }
     of_page.clear();
   };
-  optimizer.visit_states(
+  updates_of(optimizer).visit_states(
       StateAccess::kRead, [&](size_t, OwnedState& owned) { of_page.push_back(owned); }, put_page);
 }
 

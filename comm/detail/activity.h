@@ -1,0 +1,146 @@
+// What this rank is in: an operation, texts that it waits for, an operation of its device; and why one of
+// them cannot end.
+//
+// Who calls notes here what begins and ends; the rank's watch (comm/detail/watch.h) reads it, tells the
+// others, and brings the verdicts. An operation costs two locks that nobody else holds for long.
+//
+// Threads: perform() on the thread that performs the operations; the rest on any.
+// Throws: perform() what the operation throws.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "comm/detail/standing.h"
+#include "comm/detail/wait.h"
+#include "comm/detail/wait_limits.h"
+
+namespace zeropage::comm::detail {
+
+// What this rank has called so far.
+struct CallHistory {
+  using Clock = Wait::Clock;
+
+  uint64_t waits = 0;        // begun
+  uint64_t collectives = 0;  // begun
+  std::optional<Call> last;  // that ended
+  // The last that ended which cannot end without every rank.
+  std::optional<Call> last_shared;
+  Clock::time_point last_shared_at;
+  Clock::time_point outside_since = Clock::now();
+  bool has_failed = false;  // an operation
+};
+
+class Activity {
+ public:
+  using Clock = Wait::Clock;
+
+  // begins_at_call: operations begin when they are called, or when the one before has ended. None is
+  // under way to the one who watches while the thread that calls does something else.
+  Activity(const WaitLimits& limits, bool begins_at_call)
+      : limits_(limits), begins_at_call_(begins_at_call) {}
+  Activity(const Activity&) = delete;
+  Activity& operator=(const Activity&) = delete;
+
+  template <typename Body>
+  void perform(const Call& call, const Body& body) {
+    begin(call);
+    try {
+      body();
+    } catch (...) {
+      end(call, /*completed=*/false);
+      throw;
+    }
+    end(call, /*completed=*/true);
+  }
+
+  // The operation that this rank's device is in, which no thread here need wait for. Of one at a time;
+  // a verdict says why it cannot end.
+  void begin_on_device(const Call& call);
+  void end_on_device();
+  std::optional<Verdict> verdict_on_device() const;
+
+  // Once there is one, every error of an operation follows from it.
+  std::optional<Verdict> verdict() const;
+
+  // While it lives, the thread that made it waits for texts of other ranks.
+  class TextWait;
+
+  // ---- for the watch ----
+
+  // Whether verdicts will come. Until then waits for texts end at their deadline.
+  void set_watched(bool is_watched);
+
+  struct Report {
+    Standing standing;  // without a beat
+    CallHistory history;
+  };
+  Report report() const;
+  // For the others once this rank ends: nothing unless all that was begun has completed, as they must
+  // take this rank for lost then.
+  std::optional<Standing> farewell() const;
+  // The longest wait that has no verdict.
+  std::optional<Clock::time_point> waiting_since() const;
+  // The operation that is under way, if it began by then and has no verdict.
+  std::optional<Call> operation_begun_by(Clock::time_point moment) const;
+
+  struct InVain {
+    Verdict verdict;
+    Call call;
+  };
+  using Judgement = std::function<std::optional<Verdict>(Wait& wait)>;
+  // These ask about what is waited in, unless something has begun since the report: the others have not
+  // been told of that.
+  void judge_texts(const Report& report, const Judgement& judge);
+  std::optional<InVain> judge_operation(const Report& report, const Judgement& judge);
+  // The verdict counts from end_device_with() on.
+  std::optional<InVain> judge_on_device(const Report& report, const Judgement& judge);
+  void end_device_with(const Verdict& verdict);
+  // The operation, and all later ones.
+  void end_operations_with(const Verdict& verdict);
+
+ private:
+  void begin(const Call& call);
+  void end(const Call& call, bool completed);
+  Standing standing() const;
+
+  // Constant after construction.
+  const WaitLimits limits_;
+  const bool begins_at_call_;
+  const std::thread::id caller_ = std::this_thread::get_id();
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  bool is_watched_ = false;
+  CallHistory history_;
+  std::optional<Wait> operation_;
+  std::list<Wait> texts_;
+  std::optional<Wait> on_device_;
+  std::optional<Verdict> verdict_;  // on operation_ and all later ones
+};
+
+// Lifetime: the activity must outlive it.
+class Activity::TextWait {
+ public:
+  TextWait(Activity& activity, const std::string& topic, std::chrono::milliseconds deadline);
+  ~TextWait();
+  TextWait(const TextWait&) = delete;
+  TextWait& operator=(const TextWait&) = delete;
+
+  void await(int rank);
+  // Why it is in vain; nothing while it may end. Without words before there is a watch, when nobody
+  // beats yet.
+  std::optional<Verdict> verdict() const;
+
+ private:
+  Activity& activity_;
+  std::list<Wait>::iterator wait_;
+};
+
+}  // namespace zeropage::comm::detail

@@ -1,0 +1,59 @@
+// Whether a wait for other ranks is in vain, and whose fault that is. Says on stderr for whom a rank
+// waits long.
+//
+// Lifetime: the roll must outlive it. Threads: one at a time, the watch's.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "comm/detail/roll.h"
+#include "comm/detail/wait.h"
+#include "comm/detail/wait_limits.h"
+
+namespace zeropage::comm::detail {
+
+class Judge {
+ public:
+  // What is known beside what ranks tell. All may be empty.
+  struct Facts {
+    std::vector<std::string> hosts;  // by rank
+    // Of a rank's process, "; its process 7 is stopped".
+    std::function<std::string(int rank)> state_of;
+    bool broadcasts_wait = false;  // a broadcast does not end without every rank
+  };
+
+  // store_server: the rank whose process serves the store; -1: none of them.
+  Judge(const Roll& roll, int store_server, const WaitLimits& limits)
+      : roll_(roll), store_server_(store_server), limits_(limits) {}
+
+  void learn(Facts facts) { facts_ = std::move(facts); }
+
+  // Nothing while the wait may end. ours: as the others were told.
+  std::optional<Verdict> verdict_on(Wait& wait, const Standing& ours) const;
+
+ private:
+  std::optional<Verdict> out_of_step(const Standing& ours) const;
+  // Another rank has failed.
+  std::optional<Verdict> failed() const;
+  // A rank is unreachable, busy for too long, or slow.
+  std::optional<Verdict> late(Wait& wait) const;
+  std::optional<Verdict> unreachable(const Wait& wait, Wait::Clock::time_point now) const;
+  std::optional<Verdict> slow(const Wait& wait) const;
+  std::vector<int> ranks_with_store() const;
+  std::optional<int> busy_rank(const Wait& wait) const;
+  std::string describe_busy(int busy, Wait::Clock::time_point now) const;
+  void report(Wait& wait, int busy, Wait::Clock::time_point now) const;
+  bool is_needed(const Wait& wait, int other) const;
+
+  const Roll& roll_;
+  const int store_server_;
+  const WaitLimits limits_;
+  Facts facts_;
+};
+
+}  // namespace zeropage::comm::detail

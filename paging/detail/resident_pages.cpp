@@ -1,0 +1,120 @@
+#include "paging/detail/resident_pages.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include "device/named_range.h"
+#include "memory/check.h"
+
+namespace zeropage::memory::detail {
+
+ResidentPages::ResidentPages(std::unique_ptr<PageSource> source, std::string what)
+    : source_(std::move(source)), what_(std::move(what)) {}
+
+size_t ResidentPages::add(std::string name, int64_t bytes, std::vector<PageTenant> tenants,
+                          const std::weak_ptr<Pager>& pager) {
+  const size_t index = pages_.size();
+  pages_.push_back(std::make_unique<Page>(std::move(name), bytes, std::move(tenants)));
+  pages_.back()->tenants().join(pager, index);
+  largest_page_bytes_ = std::max(largest_page_bytes_, bytes);
+  return index;
+}
+
+int64_t ResidentPages::missing_bytes(std::span<const PageUse> uses) const {
+  int64_t bytes = 0;
+  for (const PageUse& use : uses) {
+    const Page& page = *pages_[use.page];
+    if (page.state() == Page::State::kEvicted) bytes += page.bytes();
+  }
+  return bytes;
+}
+
+bool ResidentPages::any_used() const {
+  return std::any_of(pages_.begin(), pages_.end(),
+                     [](const auto& page) { return page->users.any(); });
+}
+
+bool ResidentPages::may_go(size_t index) const {
+  const Page& page = *pages_[index];
+  // A page of no bytes lies where its source keeps it: dropping it frees nothing.
+  return page.state() != Page::State::kEvicted && !page.users.any() && page.bytes() > 0;
+}
+
+void ResidentPages::start_fetch(size_t index) {
+  const NamedRange range("Pager::start_fetch");
+  // The buffer serves operators of any mode.
+  const c10::InferenceMode no_inference(false);
+  const at::NoGradGuard no_grad;
+  Page& page = *pages_[index];
+  try {
+    page.begin_fetch(source_->start_fetch(index));
+  } catch (c10::Error& error) {
+    error.add_context(c10::str(owner_prefix(), "fetching ", what_, " page \"", page.name(), "\""));
+    throw;
+  }
+  bytes_ += page.bytes();
+  statistics.bytes_gathered += page.bytes();
+}
+
+void ResidentPages::await(std::unique_lock<std::mutex>& lock, size_t index) {
+  Page& page = *pages_[index];
+  if (page.state() != Page::State::kFetching) return;
+  const NamedRange range("Pager::await");
+  const Pending arrival = page.arrival();
+  const auto start = std::chrono::steady_clock::now();
+  lock.unlock();
+  try {
+    arrival.wait();
+  } catch (...) {
+    lock.lock();
+    page.failed = true;
+    throw;
+  }
+  lock.lock();
+  const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
+  statistics.wait_seconds += waited.count();
+  // Another thread that waited for it may have been quicker.
+  if (page.state() == Page::State::kFetching) page.finish_fetch();
+}
+
+void ResidentPages::write_back(size_t index) {
+  const at::NoGradGuard no_grad;
+  Page& page = *pages_[index];
+  if (page.state() != Page::State::kDirty) return;
+  source_->write_back(index, page.buffer());
+  page.mark_clean();
+}
+
+void ResidentPages::drop(size_t index) {
+  const NamedRange range("Pager::drop");
+  const at::NoGradGuard no_grad;
+  Page& page = *pages_[index];
+  if (page.state() == Page::State::kFetching) {
+    // Its buffer is in use until the fetch has ended. If that failed, nobody was to use it.
+    try {
+      page.arrival().wait();
+    } catch (...) {
+      abandon(index);
+      return;
+    }
+    page.finish_fetch();
+  }
+  write_back(index);
+  source_->end_use(index);
+  page.evict();
+  bytes_ -= page.bytes();
+  ++statistics.evictions;
+}
+
+void ResidentPages::abandon(size_t index) {
+  Page& page = *pages_[index];
+  source_->end_use(index);
+  page.abandon_fetch();
+  bytes_ -= page.bytes();
+}
+
+}  // namespace zeropage::memory::detail

@@ -1,0 +1,66 @@
+// The pages of a pager: which of them hold memory, and how one comes and goes.
+//
+// Lifetime: owned by its pager, and owns the source.
+// Threads: guarded by the pager's mutex, which await() lets go while it waits.
+// Throws: what the source throws, and fetches the page anew at the next try.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "paging/page.h"
+#include "paging/page_source.h"
+#include "paging/page_use.h"
+#include "paging/paging_statistics.h"
+
+namespace zeropage::memory::detail {
+
+class ResidentPages {
+ public:
+  // what: the pages hold, for errors.
+  ResidentPages(std::unique_ptr<PageSource> source, std::string what);
+
+  // Evicts the tenants' storages. Returns the page's index.
+  size_t add(std::string name, int64_t bytes, std::vector<PageTenant> tenants,
+             const std::weak_ptr<Pager>& pager);
+
+  size_t size() const { return pages_.size(); }
+  Page& operator[](size_t page) { return *pages_[page]; }
+  const Page& operator[](size_t page) const { return *pages_[page]; }
+
+  // Of all pages that hold memory, or are on their way.
+  int64_t bytes() const { return bytes_; }
+  int64_t largest_page_bytes() const { return largest_page_bytes_; }
+  // That must come before the uses can begin.
+  int64_t missing_bytes(std::span<const PageUse> uses) const;
+  bool any_used() const;
+  // Whether it holds memory that nobody uses.
+  bool may_go(size_t page) const;
+
+  void start_fetch(size_t page);
+  // Waits until it is there.
+  void await(std::unique_lock<std::mutex>& lock, size_t page);
+  // Writes it back if it is dirty; it stays.
+  void write_back(size_t page);
+  // Writes it back if it is dirty, and lets its memory go.
+  void drop(size_t page);
+  // Lets the memory go of a page whose fetch has failed.
+  void abandon(size_t page);
+
+  // Of what came and went; the pager counts faults and prefetches.
+  PagingStatistics statistics;
+
+ private:
+  const std::unique_ptr<PageSource> source_;
+  const std::string what_;
+  std::vector<std::unique_ptr<Page>> pages_;
+  int64_t largest_page_bytes_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace zeropage::memory::detail

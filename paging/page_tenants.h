@@ -1,0 +1,69 @@
+// The storages that live in a page: where they point, and how one finds its page.
+//
+// While the page is away, its storages have a null data pointer and keep their size, because view
+// operators check their bounds against it: such a tensor can be viewed, split and transposed. What
+// reads storages past the dispatcher (torch::save) is refused by LibTorch, because such a storage
+// says that it lies on the meta device; while an operator makes a view of it, which takes over the
+// storage's device, it does not say so.
+//
+// Lifetime: shares the storages. When it goes, they stay away for ever.
+// Threads: guarded by the pager's mutex. is_paged() and address_of(): any.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <c10/core/Storage.h>
+
+namespace zeropage::memory {
+
+class Pager;
+
+// A storage in a page, from byte `offset_bytes` on.
+struct PageTenant {
+  c10::Storage storage;
+  int64_t offset_bytes = 0;
+};
+
+class PageTenants {
+ public:
+  explicit PageTenants(std::vector<PageTenant> tenants) : tenants_(std::move(tenants)) {}
+  ~PageTenants() { leave(); }
+  PageTenants(const PageTenants&) = delete;
+  PageTenants& operator=(const PageTenants&) = delete;
+
+  // Ties the storages to their pager, by which the trap finds them, and lets go what memory they had.
+  void join(const std::weak_ptr<Pager>& pager, size_t page);
+
+  // The page's bytes are there, at `buffer`.
+  void arrive(void* buffer);
+  // They are about to go.
+  void leave();
+  // While an operator makes a view of one of the storages.
+  void begin_view();
+  void end_view();
+
+ private:
+  void point();
+
+  std::vector<PageTenant> tenants_;
+  bool here_ = false;
+  char* buffer_ = nullptr;  // null also for a page without bytes
+  int views_ = 0;           // operators that are making a view
+};
+
+// Which page a storage lives in.
+struct PageAddress {
+  std::shared_ptr<Pager> pager;  // null: the page's pager is gone, and with it the bytes
+  size_t page = 0;
+};
+
+// False for a storage that no pager keeps.
+bool is_paged(const c10::StorageImpl& storage);
+// REQUIRES: is_paged(storage).
+PageAddress address_of(const c10::StorageImpl& storage);
+
+}  // namespace zeropage::memory

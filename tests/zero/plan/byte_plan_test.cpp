@@ -1,0 +1,309 @@
+// The byte plan is what ranks hold, by the ledger, and the formula is the plan of pages without padding.
+#include "zero/plan/byte_plan.h"
+
+#include <gtest/gtest.h>
+
+#include "memory/memory_table.h"
+#include "memory/testing.h"
+#include "tests/harness/disk_folder.h"
+#include "tests/harness/mixed_precision_reference.h"
+#include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/zeropage.h"
+
+namespace zeropage::byte_plan_test {
+namespace {
+
+using namespace zeropage::testing;
+using memory::Kind;
+using memory::Tier;
+using memory::operator""_KiB;
+using offload::StateFormat;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+
+constexpr int64_t kStatesOfAdamW = 2;
+
+// Parameters end where slots begin, so the states of neighbours have nothing between them. [batch, 64]
+// -> [batch, 64]
+struct ThreeLayersImpl : torch::nn::Module {
+  ThreeLayersImpl() {
+    first = register_module("first", torch::nn::Linear(64, 96));
+    frozen = register_module("frozen", torch::nn::Linear(96, 96));
+    for (auto& parameter : frozen->parameters()) parameter.requires_grad_(false);
+    last = register_module("last", torch::nn::Linear(96, 64));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return last(torch::tanh(frozen(torch::tanh(first(x)))));
+  }
+  torch::nn::Linear first{nullptr}, frozen{nullptr}, last{nullptr};
+};
+TORCH_MODULE(ThreeLayers);
+
+struct Way {
+  std::string name;
+  Options options;
+};
+
+Way precision(const std::string& name, LowPrecisionUpdate update,
+              StateFormat states = StateFormat::kFp32) {
+  Way way{name, {}};
+  way.options.compute_dtype = torch::kBFloat16;
+  way.options.low_precision_update = update;
+  way.options.optimizer_state = states;
+  return way;
+}
+
+Way offloaded(const std::string& name, Tier optimizer, Tier parameters, const DiskFolder& folder) {
+  Way way{name, {}};
+  way.options.offload.optimizer = optimizer;
+  way.options.offload.parameters = parameters;
+  if (optimizer == Tier::kNvme) way.options.offload.nvme_directory = folder.path();
+  return way;
+}
+
+// All that changes bytes, but for the stage.
+std::vector<Way> ways(const DiskFolder& folder, const Stage& stage) {
+  std::vector<Way> ways = {
+      {"fp32", {}},
+      precision("master weights", LowPrecisionUpdate::kMasterWeights),
+      precision("split, 8 bits", LowPrecisionUpdate::kSplitMasterWeights, StateFormat::k8Bit),
+      precision("stochastic, bf16", LowPrecisionUpdate::kStochasticRounding, StateFormat::kBf16),
+      precision("nearest", LowPrecisionUpdate::kNearest),
+      offloaded("optimizer on the host", Tier::kHost, Tier::kDevice, folder),
+      offloaded("optimizer on NVMe", Tier::kNvme, Tier::kDevice, folder)};
+  Way compact = precision("gradients in bf16", LowPrecisionUpdate::kMasterWeights);
+  compact.options.accumulate_dtype = torch::kBFloat16;
+  compact.options.reduce_dtype = torch::kFloat;
+  ways.push_back(compact);
+  if (stage == Stage::kParameters) {
+    ways.push_back(offloaded("all on the host", Tier::kHost, Tier::kHost, folder));
+    ways.push_back(offloaded("all on NVMe", Tier::kNvme, Tier::kNvme, folder));
+  }
+  const size_t plain = ways.size();
+  for (size_t index = 0; index < plain; ++index) {
+    Way& way = ways[index];
+    way.options.stage = stage;
+    way.options.page_bytes = 16_KiB;
+    if (way.options.offload.optimizer == Tier::kDevice || way.options.compute_dtype) continue;
+    Way low = way;
+    low.name += ", bf16";
+    low.options.compute_dtype = torch::kBFloat16;
+    ways.push_back(low);
+  }
+  return ways;
+}
+
+std::vector<Stage> stages() {
+  return {Stage::kReplicated, Stage::kOptimizerState, Stage::kGradients, Stage::kParameters,
+          Stage{.optimizer_state = true, .parameters = true}};
+}
+
+void train_step(DistributedDataParallel<ThreeLayers>& model, torch::optim::Optimizer& optimizer,
+                const Options& options) {
+  const auto samples = torch::ones({2, 64}, options.compute_dtype.value_or(torch::kFloat));
+  optimizer.zero_grad();
+  model(samples).square().mean().backward();
+  optimizer.step();
+}
+
+void expect_held(const DistributedDataParallel<ThreeLayers>& model) {
+  const TierBytes planned = sharded_parameters_of(model).pages->plan().held(kStatesOfAdamW);
+  const memory::Ledger& ledger = *memory::Ledger::current();
+  const memory::Breakdown now = ledger.now();
+  for (const Kind kind :
+       {Kind::kParameter, Kind::kGradient, Kind::kOptimizerState, Kind::kMasterWeights}) {
+    EXPECT_EQ(now[kind], planned[Tier::kDevice][kind]) << memory::name(kind) << " on the device";
+    for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+      EXPECT_EQ(ledger.offloaded(tier)[kind], planned[tier][kind])
+          << memory::name(kind) << " in tier " << memory::name(tier);
+    }
+  }
+}
+
+class BytePlanTest : public ::testing::TestWithParam<int> {};
+
+TEST_P(BytePlanTest, IsWhatARankHoldsByTheLedger) {
+  const DiskFolder folder;
+  for (const Stage& stage : stages()) {
+    for (const Way& way : ways(folder, stage)) {
+      SCOPED_TRACE("stage " + text_of(stage) + ", " + way.name);
+      run_ranks(GetParam(), [&](comm::World& world) {
+        DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, way.options);
+        Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
+        train_step(model, optimizer, way.options);
+        expect_held(model);
+      });
+    }
+  }
+}
+
+TEST_P(BytePlanTest, FollowsParametersThatAreUnfrozen) {
+  for (const Way& way : {precision("", LowPrecisionUpdate::kMasterWeights),
+                         precision("", LowPrecisionUpdate::kSplitMasterWeights)}) {
+    run_ranks(GetParam(), [&](comm::World& world) {
+      auto module = make<ThreeLayers>();
+      DistributedDataParallel<ThreeLayers> model(module, world, way.options);
+      Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
+      train_step(model, optimizer, way.options);
+      const int64_t before =
+          sharded_parameters_of(model).pages->plan().held(0)[Tier::kDevice].total();
+      for (auto& parameter : module->frozen->parameters()) parameter.requires_grad_(true);
+      train_step(model, optimizer, way.options);
+      expect_held(model);
+      EXPECT_GT(sharded_parameters_of(model).pages->plan().held(0)[Tier::kDevice].total(), before);
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, BytePlanTest, ::testing::Values(1, 3));
+
+PageLayout page_of(int64_t numel, int world_size, c10::ScalarType dtype = c10::kFloat) {
+  return lay_out_pages({{.name = "weight", .numel = numel, .dtype = dtype}},
+                       {.world_size = world_size, .page_bytes = 1})
+      .front();
+}
+
+TEST(BytePlanFormulaTest, IsThePlanOfAPageWithoutPadding) {
+  const DiskFolder folder;
+  for (const int ranks : {1, 4}) {
+    const int64_t numel = 3 * ranks * kShardBlockNumel * 16;
+    for (const Stage& stage : stages()) {
+      for (const Way& way : ways(folder, stage)) {
+        SCOPED_TRACE("stage " + text_of(stage) + ", " + way.name);
+        const PageLayout page =
+            page_of(numel, ranks, way.options.compute_dtype.value_or(c10::kFloat));
+        const BytePlan plan({page}, way.options, ranks - 1, ranks);
+        const TierBytes formula = formula_bytes(way.options, numel, ranks, kStatesOfAdamW);
+        for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
+          EXPECT_EQ(memory::to_text(plan.held(kStatesOfAdamW)[tier]),
+                    memory::to_text(formula[tier]));
+        }
+      }
+    }
+  }
+}
+
+TEST(BytePlanFormulaTest, IsZerosOfFp32AndAdam) {
+  constexpr int64_t kParameters = 1'000'000;
+  constexpr int kRanks = 8;
+  const std::vector<std::pair<Stage, int64_t>> expected = {
+      {Stage::kReplicated, 16 * kParameters},
+      {Stage::kOptimizerState, 8 * kParameters + 8 * kParameters / kRanks},
+      {Stage::kGradients, 4 * kParameters + 12 * kParameters / kRanks},
+      {Stage::kParameters, 16 * kParameters / kRanks}};
+  for (const auto& [stage, bytes] : expected) {
+    const TierBytes formula = formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
+    EXPECT_EQ(formula[Tier::kDevice].persistent(), bytes) << "stage " << text_of(stage);
+  }
+}
+
+// 4 bytes each for a value, its gradient and its two states; what the optimizer updates away from fp32
+// parameters that stay is a copy.
+TEST(BytePlanFormulaTest, HasWhatLeavesInItsTier) {
+  constexpr int64_t kParameters = 1'000'000;
+  constexpr int kRanks = 8;
+  constexpr int64_t kShare = kParameters / kRanks;
+  struct Case {
+    Stage stage;
+    Tier optimizer;
+    Tier parameters;
+    int64_t device, host, nvme;
+  };
+  for (const Case& expected : std::vector<Case>{
+           {Stage::kReplicated, Tier::kHost, Tier::kDevice, 8 * kParameters, 16 * kParameters, 0},
+           {Stage::kOptimizerState, Tier::kHost, Tier::kDevice, 8 * kParameters, 16 * kShare, 0},
+           {Stage::kGradients, Tier::kHost, Tier::kDevice, 4 * kParameters, 16 * kShare, 0},
+           {Stage::kParameters, Tier::kHost, Tier::kDevice, 4 * kShare, 16 * kShare, 0},
+           {Stage::kParameters, Tier::kHost, Tier::kHost, 0, 16 * kShare, 0},
+           {Stage::kGradients, Tier::kNvme, Tier::kDevice, 4 * kParameters, 4 * kShare,
+            12 * kShare},
+           {Stage::kParameters, Tier::kNvme, Tier::kHost, 0, 8 * kShare, 8 * kShare},
+           {Stage::kParameters, Tier::kNvme, Tier::kNvme, 0, 4 * kShare, 12 * kShare}}) {
+    Options options{.stage = expected.stage};
+    options.offload.optimizer = expected.optimizer;
+    options.offload.parameters = expected.parameters;
+    const TierBytes formula = formula_bytes(options, kParameters, kRanks, kStatesOfAdamW);
+    SCOPED_TRACE(c10::str("stage ", text_of(expected.stage), ", optimizer in tier ",
+                          memory::name(expected.optimizer), ", parameters in tier ",
+                          memory::name(expected.parameters)));
+    EXPECT_EQ(formula[Tier::kDevice].total(), expected.device);
+    EXPECT_EQ(formula[Tier::kHost].total(), expected.host);
+    EXPECT_EQ(formula[Tier::kNvme].total(), expected.nvme);
+  }
+}
+
+TEST(BytePlanPagesTest, SayHowRanksShareThem) {
+  const PageLayout large = page_of(64 * kShardBlockNumel, 2);
+  const PageLayout small = page_of(kShardBlockNumel, 2);
+  const auto plan = [&](const Stage& stage) {
+    Options options{.stage = stage};
+    if (stage.parameters) options.minimum_sharded_bytes = 64 * kShardBlockNumel;
+    return BytePlan({large, small}, options, /*rank=*/1, /*world_size=*/2);
+  };
+  const auto expect_shared = [](const PagePlan& page, Sharing parameters, Sharing gradients) {
+    EXPECT_EQ(page.parameters, parameters);
+    EXPECT_EQ(page.gradients, gradients);
+  };
+  expect_shared(plan(Stage::kReplicated)[0], Sharing::kReplicated, Sharing::kReplicated);
+  expect_shared(plan(Stage::kOptimizerState)[0], Sharing::kOwned, Sharing::kOwned);
+  expect_shared(plan(Stage::kGradients)[0], Sharing::kOwned, Sharing::kSharded);
+  expect_shared(plan(Stage::kParameters)[0], Sharing::kSharded, Sharing::kSharded);
+  expect_shared(plan(Stage::kParameters)[1], Sharing::kOwned, Sharing::kSharded);
+  expect_shared(plan({.optimizer_state = true, .parameters = true})[0], Sharing::kSharded,
+                Sharing::kOwned);
+  EXPECT_EQ(plan(Stage::kReplicated)[0].owned, (Range{0, large.padded_numel(2)}));
+  EXPECT_EQ(plan(Stage::kOptimizerState)[0].owned, large.shard(1));
+}
+
+TEST(BytePlanPagesTest, LeaveFromTheModulesEndAsFarAsTheyFit) {
+  const std::vector<PageLayout> pages(3, page_of(8 * kShardBlockNumel, 2));
+  Options options{.stage = Stage::kGradients};
+  options.offload.optimizer = Tier::kHost;
+  const auto bytes = [&] {
+    const BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
+    return plan.held(kStatesOfAdamW)[Tier::kHost].total();
+  };
+  const int64_t all = bytes();
+  options.offload.optimizer_bytes = all * 2 / 3;
+  EXPECT_EQ(bytes(), all * 2 / 3);
+  const BytePlan plan(pages, options, /*rank=*/0, /*world_size=*/2);
+  EXPECT_EQ(plan[0].optimizer_tier, Tier::kDevice);
+  EXPECT_EQ(plan[1].optimizer_tier, Tier::kHost);
+  options.offload.optimizer_bytes -= 1;
+  EXPECT_EQ(bytes(), all / 3);
+}
+
+TEST(BytePlanPagesTest, HaveStatesForTheirParametersAndNoneForPadding) {
+  constexpr int kRanks = 4;
+  const PageLayout page = page_of(3 * kShardBlockNumel + 7, kRanks);
+  ASSERT_GT(page.padded_numel(kRanks), page.numel);
+  int64_t bytes = 0;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    bytes += BytePlan({page}, {.stage = Stage::kGradients}, rank, kRanks)[0].state_bytes;
+  }
+  EXPECT_EQ(bytes, page.numel * static_cast<int64_t>(sizeof(float)));
+}
+
+TEST(BytePlanTransientTest, IsTwoLargestPagesOrTheBudgetAndABucket) {
+  const auto plan = [](const Options& options, int ranks) {
+    return BytePlan({page_of(64 * kShardBlockNumel, ranks), page_of(kShardBlockNumel, ranks)},
+                    options, /*rank=*/0, ranks);
+  };
+  Options options{.stage = Stage::kParameters};
+  const BytePlan sharded = plan(options, 2);
+  const PagePlan& largest = sharded[0];
+  EXPECT_EQ(sharded.transient_bytes(), 2 * largest.whole_bytes + largest.bucket_bytes);
+  options.parameter_budget_bytes = largest.whole_bytes + 1;
+  EXPECT_EQ(plan(options, 2).transient_bytes(),
+            options.parameter_budget_bytes + largest.bucket_bytes);
+  // On one rank a page is its shard.
+  EXPECT_EQ(plan(options, 1).transient_bytes(), plan(options, 1)[0].bucket_bytes);
+  EXPECT_EQ(plan({.stage = Stage::kOptimizerState}, 2).transient_bytes(), 0);
+  Options low{.stage = Stage::kOptimizerState};
+  low.reduce_dtype = c10::kBFloat16;
+  EXPECT_EQ(plan(low, 2).transient_bytes(), largest.whole_bytes / 2) << "a copy in what travels";
+}
+
+}  // namespace
+}  // namespace zeropage::byte_plan_test

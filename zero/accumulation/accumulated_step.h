@@ -1,0 +1,53 @@
+// The step that an accumulator makes of its micro-steps.
+//
+// Lifetime: the micro-steps and verdicts outlive it. Threads: the training thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "offload/stretch.h"
+#include "zero/accumulation/micro_steps.h"
+#include "zero/accumulation/step_verdicts.h"
+#include "zero/accumulator_options.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/step_report.h"
+#include "zero/update/sharded_updates.h"
+
+namespace zeropage {
+
+class AccumulatedStep {
+ public:
+  // Throws where options contradict the model's.
+  AccumulatedStep(const ShardedParameters& sharded, const AccumulatorOptions& options,
+                  MicroSteps& micro_steps, StepVerdicts& verdicts);
+
+  // Accumulator::enqueue_step(). Collective.
+  EnqueuedStep enqueue(const std::vector<torch::optim::Optimizer*>& given);
+
+ private:
+  using Updates = std::vector<ShardedUpdates*>;
+
+  void check_can_step_in_backward() const;
+  Updates checked(const std::vector<torch::optim::Optimizer*>& given) const;
+  std::vector<int> one_group() const;
+  double mean_factor(double weight) const;
+  StepReport measure();
+  void apply(StepReport& report, const Updates& updates);
+  void update(const Updates& updates, const offload::GradientFactors& factors,
+              const std::shared_ptr<LateReport>& report = nullptr);
+  bool may_be_told_late(const Updates& updates) const;
+  EnqueuedStep enqueue_told_late(const Updates& updates);
+
+  const ShardedParameters sharded_;
+  const AccumulatorOptions options_;
+  MicroSteps& micro_steps_;
+  StepVerdicts& verdicts_;
+  // Of the parameters; reports keep them, which must not keep the pages.
+  const std::shared_ptr<const std::vector<std::string>> names_;
+};
+
+}  // namespace zeropage

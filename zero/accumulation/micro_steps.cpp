@@ -1,0 +1,161 @@
+#include "zero/accumulation/micro_steps.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "memory/check.h"
+#include "zero/gradients/gradient_sums.h"
+
+namespace zeropage {
+namespace {
+
+// Sums of halves overflow where their mean does not.
+comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
+  const bool half =
+      std::any_of(pages.layouts().begin(), pages.layouts().end(), [&](const PageLayout& page) {
+        return page.requires_grad && reduce_dtype_of(options, page.dtype) == c10::kHalf;
+      });
+  return half ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
+}
+
+const AccumulatorOptions& checked(const AccumulatorOptions& options) {
+  ZP_CHECK(options.micro_steps > 0, "AccumulatorOptions::micro_steps: expected 1 or more, got ",
+           options.micro_steps);
+  ZP_CHECK(options.gradient_budget_bytes >= 0,
+           "AccumulatorOptions::gradient_budget_bytes: expected 0 (none) or more, got ",
+           options.gradient_budget_bytes);
+  ZP_CHECK(!options.clip_norm || *options.clip_norm > 0,
+           "AccumulatorOptions::clip_norm: expected a norm above 0, got ", *options.clip_norm);
+  ZP_CHECK(!options.clip_value || *options.clip_value > 0,
+           "AccumulatorOptions::clip_value: expected a value above 0, got ", *options.clip_value);
+  ZP_CHECK(!options.clip_norm || !options.clip_value,
+           "AccumulatorOptions: clip_norm and clip_value are both set, and which comes first would "
+           "matter; choose one");
+  return options;
+}
+
+// A loss in fp32 or fp64 rounds it as it does everything, and an infinite one lowers the loss scale.
+bool seed_is_exact(c10::ScalarType dtype, double factor) {
+  if (!is_low_precision(dtype)) return true;
+  const double carried = dtype == c10::kHalf
+                             ? static_cast<double>(c10::Half(static_cast<float>(factor)))
+                             : static_cast<double>(c10::BFloat16(static_cast<float>(factor)));
+  return carried == factor || std::isinf(carried);
+}
+
+}  // namespace
+
+MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options)
+    : sharded_(sharded),
+      op_(op_for(*sharded.pages, sharded.options)),
+      reduces_each_(chooses_each(checked(options))),
+      incomplete_(options.incomplete),
+      count_(options.micro_steps) {}
+
+bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
+  const Options& options = sharded_.options;
+  ZP_CHECK(!options.world_invariant || asked.reduce != ReduceMicroSteps::kOnce,
+           "AccumulatorOptions::reduce: kOnce adds up a rank's micro-steps before the ranks', but "
+           "Options::world_invariant adds up the ranks' first; use kEach or kAuto");
+  if (options.world_invariant || asked.reduce == ReduceMicroSteps::kEach) return true;
+  if (asked.reduce == ReduceMicroSteps::kOnce) return false;
+  int64_t whole_bytes = 0;
+  for (const PagePlan& page : sharded_.pages->plan().pages()) {
+    whole_bytes += page.own_gradient_bytes;
+  }
+  return whole_bytes > asked.gradient_budget_bytes;
+}
+
+bool MicroSteps::step_in_backward() const {
+  return sharded_.options.offload.step == StepWhen::kInBackward;
+}
+
+void MicroSteps::begin() {
+  accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
+  weight_ = {};
+  loss_sum_.reset();
+  loss_weight_ = 0;
+}
+
+void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
+  ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
+           "accumulator.backward(): expected a loss of one element that requires grad, got ",
+           loss.defined() ? c10::str("sizes ", loss.sizes(),
+                                     loss.requires_grad() ? "" : " without requires_grad")
+                          : "an undefined tensor");
+  ZP_CHECK(std::isfinite(weight) && weight >= 0,
+           "accumulator.backward(): expected a finite weight of 0 or more, got ", weight);
+  const double factor = weight * scale;
+  const at::Tensor seed = at::full_like(loss.detach(), factor);
+  ZP_CHECK(seed_is_exact(loss.scalar_type(), factor), "accumulator.backward(): a loss in ",
+           loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ", scale,
+           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), "
+           "...)");
+  ZP_CHECK(made_ < count_, "accumulator.backward(): expected step() after ", count_,
+           " micro-batches, got backward() number ", made_ + 1, "; raise micro_steps, or step");
+  if (made_ == 0) begin();
+  // Counted before it has ended: one that throws leaves gradients behind, too.
+  ++made_;
+  weight_.add(weight);
+  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(weight, scale));
+  add_loss(loss, weight);
+  loss.backward(seed);
+}
+
+BackwardPlan MicroSteps::plan(double weight, double scale) const {
+  const bool is_last = made_ == count_;
+  BackwardPlan plan{
+      .collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
+      .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
+      .discards = weight == 0};
+  if (is_last && step_in_backward()) {
+    const double of_all = sum_over_ranks(sharded_.pages->world(), weight_).value();
+    plan.factor = mean_factor(of_all, scale);
+    // Then there will be no step.
+    if (of_all == 0) plan.part = StepPart::kMicroStep;
+  }
+  return plan;
+}
+
+void MicroSteps::add_loss(const at::Tensor& loss, double weight) {
+  if (weight == 0) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor weighted = loss.detach().to(at::kDouble).reshape({}) * weight;
+  loss_sum_ = loss_sum_.defined() ? loss_sum_ + weighted : weighted;
+  loss_weight_ += weight;
+}
+
+at::Tensor MicroSteps::loss() const {
+  return loss_sum_.defined() ? loss_sum_ / loss_weight_ : at::Tensor();
+}
+
+void MicroSteps::check_complete() const {
+  if (made_ == count_) return;
+  const std::string found =
+      c10::str("accumulator.step(): expected ", count_, " micro-batches, got ", made_);
+  ZP_CHECK(made_ > 0 && incomplete_ == IncompleteStep::kWarn, found,
+           "; call backward() for the others, set_micro_steps() before a step of fewer, or "
+           "abandon()");
+  TORCH_WARN(memory::owner_prefix(), found, "; this step is the mean of those");
+}
+
+double MicroSteps::mean_factor(double weight, double scale) const {
+  const double ranks = op_ == comm::ReduceOp::kMean ? sharded_.pages->world().size() : 1;
+  return ranks / (weight * scale);
+}
+
+void MicroSteps::end() {
+  made_ = 0;
+  accumulation_->end();
+}
+
+void MicroSteps::set_count(int64_t count) {
+  ZP_CHECK(count > 0, "accumulator.set_micro_steps(): expected 1 or more, got ", count);
+  ZP_CHECK(made_ == 0, "accumulator.set_micro_steps(): ", made_,
+           " micro-batches of a step are there already; set it between steps");
+  count_ = count;
+}
+
+}  // namespace zeropage

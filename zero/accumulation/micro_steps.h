@@ -1,0 +1,69 @@
+// The micro-steps of an accumulator: backwards whose gradients add up to one step's, and the mean of
+// their losses.
+//
+// Lifetime: shares the pages and the reducer. Dropping it drops the gradients of a step that is open.
+// Threads: the training thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <ATen/core/TensorBody.h>
+
+#include "offload/exact_sum.h"
+#include "zero/accumulator_options.h"
+#include "zero/gradients/gradient_accumulation.h"
+#include "zero/setup/sharded_parameters.h"
+
+namespace zeropage {
+
+class MicroSteps {
+ public:
+  // Throws where options contradict each other or the model's.
+  MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options);
+
+  // Accumulator::backward(); scale: of the loss. Collective.
+  void backward(const at::Tensor& loss, double weight, double scale);
+  // Throws where there are fewer than a step has, or warns.
+  void check_complete() const;
+  // Makes the gradients ready for the step. Collective.
+  void finish() { accumulation_->finish(); }
+  // Drops the gradients; the next backward is a step's first.
+  void end();
+
+  // Of a step.
+  int64_t count() const { return count_; }
+  void set_count(int64_t count);
+  // Since the last step.
+  int64_t made() const { return made_; }
+  bool reduces_each() const { return reduces_each_; }
+  // Whether the last one's backward makes the step, before all gradients are known.
+  bool step_in_backward() const;
+
+  // Of this rank's micro-batches since the last step, or of that step.
+  const offload::ExactSum& weight() const { return weight_; }
+  at::Tensor loss() const;  // fp64 []; undefined where none had weight
+  // What makes the mean of the sums, for the weight of all ranks' micro-batches.
+  double mean_factor(double weight, double scale) const;
+
+ private:
+  bool chooses_each(const AccumulatorOptions& options) const;
+  void begin();
+  BackwardPlan plan(double weight, double scale) const;
+  void add_loss(const at::Tensor& loss, double weight);
+
+  // Constant after construction.
+  const ShardedParameters sharded_;
+  const comm::ReduceOp op_;
+  const bool reduces_each_;
+  const IncompleteStep incomplete_;
+
+  int64_t count_;
+  std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
+  int64_t made_ = 0;
+  offload::ExactSum weight_;
+  at::Tensor loss_sum_;  // fp64 []
+  double loss_weight_ = 0;
+};
+
+}  // namespace zeropage

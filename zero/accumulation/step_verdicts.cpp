@@ -1,0 +1,45 @@
+#include "zero/accumulation/step_verdicts.h"
+
+#include <utility>
+
+namespace zeropage {
+
+StepVerdicts::StepVerdicts(const accumulate::LossScalerOptions& scaler,
+                           const std::optional<accumulate::NormSpikeOptions>& spikes)
+    : scaler_(scaler) {
+  if (spikes) spikes_.emplace(*spikes);
+}
+
+bool StepVerdicts::ignore_gradients() const {
+  const accumulate::LossScalerOptions& options = scaler_.options();
+  const bool scales = options.growth_factor != 1 || options.backoff_factor != 1 ||
+                      options.at_minimum != accumulate::AtMinimum::kContinue;
+  return !spikes_ && !scales;
+}
+
+std::exception_ptr StepVerdicts::look_at_norm(StepReport& report) {
+  if (!report.stepped() || !spikes_) return nullptr;
+  try {
+    if (spikes_->look(report.norm).skips()) report.skipped = Skipped::kNormSpike;
+  } catch (...) {
+    report.skipped = Skipped::kNormSpike;
+    return std::current_exception();
+  }
+  return nullptr;
+}
+
+void StepVerdicts::count(StepReport& report) {
+  if (report.skipped == Skipped::kNoWeight) return;
+  const auto verdict = scaler_.update(report.skipped == Skipped::kNotFinite);
+  report.next_loss_scale = verdict.scale_after;
+  report.at_lowest_scale = verdict.at_minimum && scaler_.options().backoff_factor < 1;
+}
+
+void StepVerdicts::hear() {
+  if (!untold_) return;
+  const bool found_inf = untold_->get().skipped == Skipped::kNotFinite;
+  untold_.reset();
+  scaler_.update(found_inf);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,12 @@
+#include "zero/deferred_module.h"
+
+#include "operators/construction_tape.h"
+
+namespace zeropage::detail {
+
+std::shared_ptr<const memory::ConstructionTape> record_construction(
+    const std::function<void()>& construct) {
+  return std::make_shared<const memory::ConstructionTape>(construct);
+}
+
+}  // namespace zeropage::detail

@@ -1,0 +1,17 @@
+// Parameters whose gradients have an infinity or NaN, in words.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "zero/pages/parameter_pages.h"
+
+namespace zeropage {
+
+// parameters: indices.
+std::vector<std::string> names_of(const ParameterPages& pages,
+                                  const std::vector<size_t>& parameters);
+// "the gradients of parameters "a", "b", "c" and 2 more are not finite".
+std::string say_not_finite(const std::vector<std::string>& names);
+
+}  // namespace zeropage

@@ -1,0 +1,13 @@
+// In which order the gradients of micro-steps are summed.
+#pragma once
+
+#include "accumulate/micro_step_sums.h"
+#include "zero/options.h"
+
+namespace zeropage {
+
+inline accumulate::SumOrder sum_order_of(const Options& options) {
+  return options.world_invariant ? accumulate::SumOrder::kTree : accumulate::SumOrder::kRunning;
+}
+
+}  // namespace zeropage

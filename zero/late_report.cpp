@@ -1,0 +1,11 @@
+#include "zero/late_report.h"
+
+namespace zeropage {
+
+EnqueuedStep::EnqueuedStep(std::shared_ptr<LateReport> report) : report_(std::move(report)) {}
+
+const StepReport& EnqueuedStep::report() const {
+  return report_->get();
+}
+
+}  // namespace zeropage

@@ -1,0 +1,103 @@
+#include "zero/pages/page_writes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "memory/check.h"
+
+namespace zeropage {
+
+PageWrites::PageWrites(std::shared_ptr<ParameterPages> pages,
+                       std::shared_ptr<MasterWeights> masters,
+                       std::shared_ptr<const PagedParameters> paging,
+                       std::shared_ptr<const ParametersInPlace> in_place)
+    : pages_(std::move(pages)),
+      masters_(std::move(masters)),
+      paging_(std::move(paging)),
+      in_place_(std::move(in_place)),
+      versions_(pages_->parameters().size()) {}
+
+void PageWrites::bump_version(size_t parameter) const {
+  pages_->parameters()[parameter].parameter.tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+void PageWrites::begin_update() {
+  paging_->release_all("step()");
+  const auto& page_offload = pages_->page_offload();
+  const bool made_in_backward =
+      page_offload && page_offload->options().step == StepWhen::kInBackward;
+  if (made_in_backward) return check_unwritten_since_backward();
+  masters_->take_over_writes_in_tiers();
+}
+
+void PageWrites::begin_update_in_backward(size_t page,
+                                          const std::function<bool(size_t)>& has_gradient) {
+  paging_->write_back(page);
+  masters_->take_over_writes_in_tiers(page);
+  for (size_t index = 0; index < versions_.size(); ++index) {
+    const PlacedParameter& placed = pages_->parameters()[index];
+    if (placed.page != page || !has_gradient(index)) continue;
+    // A node of this backward that still needs the values from before is refused.
+    bump_version(index);
+    versions_[index] = placed.parameter.tensor._version();
+  }
+}
+
+// Backward has made the step from what was there, and nothing follows it but step().
+void PageWrites::check_unwritten_since_backward() const {
+  for (size_t index = 0; index < versions_.size(); ++index) {
+    const NamedParameter& parameter = pages_->parameters()[index].parameter;
+    ZP_CHECK(!is_in_update(index) || versions_[index] == parameter.tensor._version(),
+             "parameter \"", parameter.name(),
+             "\" was written to between backward(), which has made its step already "
+             "(StepWhen::kInBackward), and step(); write after step(), or use StepWhen::kInStep");
+  }
+}
+
+// The update went through the pages, behind autograd's back.
+void PageWrites::end_update(const std::vector<bool>& updated) {
+  paging_->end_step();
+  for (size_t index = 0; index < versions_.size(); ++index) {
+    if (updated[index]) bump_version(index);
+    versions_[index] = 0;
+  }
+  masters_->end_update();
+}
+
+void PageWrites::skip_update() {
+  paging_->release_all("step()");
+  paging_->end_step();
+}
+
+void PageWrites::take_over(const char* who) {
+  in_place_->check(who);
+  paging_->release_all(who);
+  masters_->take_over_writes();
+}
+
+void PageWrites::take_over(size_t page) {
+  paging_->write_back(page);
+  masters_->take_over_writes(page);
+}
+
+void PageWrites::end_load() {
+  for (size_t index = 0; index < versions_.size(); ++index) bump_version(index);
+  masters_->end_load();
+}
+
+void PageWrites::note_written(const std::vector<size_t>& pages) {
+  for (size_t index = 0; index < versions_.size(); ++index) {
+    const size_t page = pages_->parameters()[index].page;
+    if (std::find(pages.begin(), pages.end(), page) != pages.end()) bump_version(index);
+  }
+}
+
+void PageWrites::begin_training(size_t parameter) {
+  const size_t page = pages_->parameters()[parameter].page;
+  if (pages_->layouts()[page].requires_grad) return;
+  pages_->begin_training(page);
+  paging_->write_back(page);
+  masters_->begin_training(page);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,67 @@
+// Who writes to parameters - the user between two steps, an update, a load - and who has to know of it:
+// shards, master weights, and autograd, which refuses a backward over a graph from before.
+//
+//   begin_update() ... end_update()     around an update of what this rank owns
+//
+// Lifetime: shares the pages. Threads: the training thread, or the one that runs backward.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "zero/pages/master_weights.h"
+#include "zero/pages/paged_parameters.h"
+#include "zero/pages/parameter_pages.h"
+#include "zero/pages/parameters_in_place.h"
+
+namespace zeropage {
+
+class PageWrites {
+ public:
+  PageWrites(std::shared_ptr<ParameterPages> pages, std::shared_ptr<MasterWeights> masters,
+             std::shared_ptr<const PagedParameters> paging,
+             std::shared_ptr<const ParametersInPlace> in_place);
+
+  // From here on no sharded page is resident, and what was written to parameters is in a copy of them
+  // in another tier; master weights beside them follow it in the update (OwnedPart::adopts_copy).
+  // Throws if a page is in use.
+  void begin_update();
+  // The same for one page, before its update in the middle of a backward. has_gradient: of its
+  // parameters.
+  void begin_update_in_backward(size_t page, const std::function<bool(size_t)>& has_gradient);
+  // updated: by parameter. A backward over a graph from before is refused from here on.
+  void end_update(const std::vector<bool>& updated);
+  // Instead of both, where a step changes nothing: ends its pass.
+  void skip_update();
+  // Whether a backward has begun the parameter's update, and no step has ended it.
+  bool is_in_update(size_t parameter) const { return versions_[parameter] != 0; }
+
+  // What was written to parameters is from here on in what this rank owns, master weights included; no
+  // sharded page is resident. Throws if one is in use, or a parameter is not in place. who:
+  // "save_state()".
+  void take_over(const char* who);
+  // Of one page, which stays resident where it is. REQUIRES: parameters are in place.
+  void take_over(size_t page);
+  // All values were replaced, behind autograd's back.
+  void end_load();
+  // Parameters of these pages were written to. A backward over a graph from before is refused from here
+  // on.
+  void note_written(const std::vector<size_t>& pages);
+
+  // The parameter was frozen when it was placed. Its page trains from here on.
+  void begin_training(size_t parameter);
+
+ private:
+  void bump_version(size_t parameter) const;
+  void check_unwritten_since_backward() const;
+
+  const std::shared_ptr<ParameterPages> pages_;
+  const std::shared_ptr<MasterWeights> masters_;
+  const std::shared_ptr<const PagedParameters> paging_;
+  const std::shared_ptr<const ParametersInPlace> in_place_;
+  // By parameter: its tensor's when a backward made its step (StepWhen::kInBackward), or 0.
+  std::vector<int64_t> versions_;
+};
+
+}  // namespace zeropage

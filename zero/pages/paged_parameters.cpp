@@ -1,0 +1,71 @@
+#include "zero/pages/paged_parameters.h"
+
+#include <utility>
+
+#include "memory/ledger.h"
+#include "paging/trap.h"
+
+namespace zeropage {
+
+PagedParameters::PagedParameters(std::shared_ptr<const ParameterPages> pages,
+                                 std::shared_ptr<const PageMemory> memory,
+                                 const memory::PagerOptions& options)
+    : pages_(std::move(pages)), memory_(std::move(memory)), pager_index_(pages_->layouts().size()) {
+  if (!shards_parameters(pages_->options())) return;
+  memory::check_dispatcher();
+  auto made =
+      std::make_unique<ShardSource>(pages_->world(), "page", /*hint=*/"", memory::Kind::kParameter);
+  ShardSource& source = *made;
+  pager_ = memory::Pager::make(std::move(made), options);
+  for (size_t page = 0; page < pager_index_.size(); ++page) {
+    if (pages_->is_sharded(page)) hand_over(page, source);
+  }
+}
+
+void PagedParameters::hand_over(size_t page, ShardSource& source) {
+  const PageLayout& layout = pages_->layouts()[page];
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
+  const std::vector<PlacedParameter>& parameters = pages_->parameters();
+  std::vector<memory::Page::Tenant> tenants;
+  for (const Slot& slot : layout.slots) {
+    const auto& sharing = pages_->storages()[slot.storage].parameters;
+    for (const size_t index : sharing) memory::set_trap(parameters[index].parameter.tensor);
+    tenants.push_back(
+        {parameters[sharing.front()].parameter.tensor.storage(), slot.range.begin * element_bytes});
+  }
+  ShardSource::Away away;
+  if (pages_->offloads_parameters(page)) {
+    away = {&pages_->page_offload()->parameters(), page, pages_->page_offload()};
+  }
+  const int64_t bytes = source.add_shard(layout, memory_->owned(page), away);
+  pager_index_[page] = pager_->add_page(layout.name, bytes, std::move(tenants));
+}
+
+void PagedParameters::add_to(memory::Pins& pins, size_t parameter, bool writes) const {
+  const size_t page = pages_->parameters()[parameter].page;
+  if (pages_->is_sharded(page)) pins.add({pager_, pager_index_[page]}, writes);
+}
+
+comm::Pending PagedParameters::start_broadcast(size_t page, int root) const {
+  const at::Tensor whole =
+      pages_->is_sharded(page) ? pager_->buffer(pager_index_[page]) : memory_->whole(page);
+  return pages_->world().communicator().broadcast(whole, root, pages_->describe(page));
+}
+
+void PagedParameters::write_back(size_t page) const {
+  if (pages_->is_sharded(page)) pager_->write_back(pager_index_[page]);
+}
+
+void PagedParameters::release_all(const char* who) const {
+  if (pager_) pager_->release_all(who);
+}
+
+void PagedParameters::end_backward() const {
+  if (pager_ && pages_->options().reshard == Reshard::kAfterBackward) pager_->release_unpinned();
+}
+
+void PagedParameters::end_step() const {
+  if (pager_) pager_->end_pass(memory::Pass::kTraining);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,39 @@
+// Whether the module still has its parameters in their pages, and the way back for those that were given
+// other memory: by torch::load(), ->to() or set_data().
+//
+// Threads: the training thread.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "zero/pages/page_memory.h"
+#include "zero/pages/parameter_pages.h"
+
+namespace zeropage {
+
+class ParametersInPlace {
+ public:
+  // Parameters are in their pages.
+  ParametersInPlace(std::shared_ptr<const ParameterPages> pages,
+                    std::shared_ptr<const PageMemory> memory);
+
+  // Throws if a parameter no longer lives in its page. who: "step()".
+  void check(const char* who) const;
+  // Parameters of these pages that were given other memory take its values and live in their page
+  // again. REQUIRES: sharded ones are pinned. Returns what is wrong with one that could not, or "".
+  std::string put_back(const std::vector<size_t>& pages) const;
+
+ private:
+  bool has(size_t parameter) const;
+
+  const std::shared_ptr<const ParameterPages> pages_;
+  const std::shared_ptr<const PageMemory> memory_;
+  std::vector<at::Tensor>
+      in_place_;  // by parameter: its elements, whatever memory it is given later
+};
+
+}  // namespace zeropage

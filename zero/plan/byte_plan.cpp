@@ -1,0 +1,279 @@
+#include "zero/plan/byte_plan.h"
+
+#include <algorithm>
+
+#include "memory/check.h"
+#include "offload/state_format.h"
+
+namespace zeropage {
+namespace {
+
+using memory::Kind;
+using memory::Tier;
+using offload::StateFormat;
+
+int64_t bytes_of_element(c10::ScalarType dtype) {
+  return static_cast<int64_t>(c10::elementSize(dtype));
+}
+
+// A buffer that a rank holds of a page from step to step.
+struct Buffer {
+  Kind kind;
+  Tier tier;
+  bool is_shard;  // as long as this rank's shard, not as the page
+  int64_t element_bytes;
+};
+
+Sharing sharing_of(const Options& options, bool is_sharded) {
+  if (is_sharded) return Sharing::kSharded;
+  return options.stage.optimizer_state ? Sharing::kOwned : Sharing::kReplicated;
+}
+
+MasterWeightsAs masters_of(LowPrecisionUpdate update) {
+  switch (update) {
+    case LowPrecisionUpdate::kMasterWeights:
+      return MasterWeightsAs::kFp32;
+    case LowPrecisionUpdate::kSplitMasterWeights:
+      return MasterWeightsAs::kRemainders;
+    case LowPrecisionUpdate::kStochasticRounding:
+    case LowPrecisionUpdate::kNearest:
+      break;
+  }
+  return MasterWeightsAs::kNone;
+}
+
+int64_t element_bytes(MasterWeightsAs masters) {
+  return static_cast<int64_t>(masters == MasterWeightsAs::kFp32 ? sizeof(float) : sizeof(int16_t));
+}
+
+// One kind of page: what is the same for all of that dtype that are sharded, or leave, alike.
+struct Manner {
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  bool trains = true;
+  bool is_sharded = false;
+  bool optimizer_leaves = false;
+};
+
+PagePlan plan_of(const Options& options, const Manner& manner) {
+  PagePlan page;
+  page.parameters = sharing_of(options, manner.is_sharded);
+  page.gradients = sharing_of(options, options.stage.gradients);
+  if (manner.is_sharded) page.parameter_tier = options.offload.parameters;
+  page.gradient_dtype = accumulate_dtype_of(options, manner.dtype);
+  page.reduce_dtype = reduce_dtype_of(options, manner.dtype);
+  if (!manner.trains) return page;
+  if (manner.optimizer_leaves) page.optimizer_tier = options.offload.optimizer;
+  if (is_low_precision(manner.dtype)) {
+    page.masters = masters_of(options.low_precision_update);
+  } else if (manner.optimizer_leaves && page.parameter_tier == Tier::kDevice) {
+    // Parameters that leave are themselves what the optimizer updates.
+    page.masters = MasterWeightsAs::kFp32;
+  }
+  return page;
+}
+
+std::vector<Buffer> buffers_of(const PagePlan& page, const Manner& manner) {
+  std::vector<Buffer> buffers = {{Kind::kParameter, page.parameter_tier,
+                                  page.parameters == Sharing::kSharded,
+                                  bytes_of_element(manner.dtype)}};
+  if (!manner.trains) return buffers;
+  const bool updates_shard = page.parameters != Sharing::kReplicated;
+  const bool shards_gradient = page.gradients == Sharing::kSharded;
+  const int64_t gradient = bytes_of_element(page.gradient_dtype);
+  if (manner.optimizer_leaves) {
+    buffers.push_back({Kind::kGradient, Tier::kHost, updates_shard, gradient});
+  }
+  if (!manner.optimizer_leaves || !shards_gradient) {
+    buffers.push_back({Kind::kGradient, Tier::kDevice, shards_gradient, gradient});
+  }
+  if (page.masters != MasterWeightsAs::kNone) {
+    buffers.push_back(
+        {Kind::kMasterWeights, page.optimizer_tier, updates_shard, element_bytes(page.masters)});
+  }
+  return buffers;
+}
+
+// Of one state. first_in_block: of its first element, in a block of 8-bit states.
+int64_t bytes_of_state(const Options& options, c10::ScalarType dtype, StateFormat format,
+                       int64_t first_in_block, int64_t numel) {
+  if (format != StateFormat::kFp32) return offload::state_bytes(format, first_in_block, numel);
+  // States have the dtype of what is updated.
+  const bool in_fp32 =
+      is_low_precision(dtype) && options.low_precision_update != LowPrecisionUpdate::kNearest;
+  return numel * bytes_of_element(in_fp32 ? c10::kFloat : dtype);
+}
+
+class Planner {
+ public:
+  Planner(const Options& options, int rank, int world_size)
+      : options_(options), rank_(rank), world_size_(world_size) {}
+
+  PagePlan plan(const PageLayout& layout, bool optimizer_leaves) const {
+    const int64_t whole_numel = layout.padded_numel(world_size_);
+    const int64_t whole_bytes = whole_numel * bytes_of_element(layout.dtype);
+    const Manner manner{
+        .dtype = layout.dtype,
+        .trains = layout.requires_grad,
+        .is_sharded = options_.stage.parameters && whole_bytes >= minimum_sharded_bytes(options_),
+        .optimizer_leaves = optimizer_leaves};
+    PagePlan page = plan_of(options_, manner);
+    page.owned =
+        page.parameters == Sharing::kReplicated ? Range{0, whole_numel} : layout.shard(rank_);
+    page.whole_bytes = whole_bytes;
+    for (const Buffer& buffer : buffers_of(page, manner)) {
+      page.held[buffer.tier][buffer.kind] +=
+          buffer.element_bytes * (buffer.is_shard ? layout.shard_numel : whole_numel);
+    }
+    if (!layout.requires_grad) return page;
+    page.own_gradient_bytes = layout.numel * bytes_of_element(page.gradient_dtype);
+    // Whole gradients travel as they lie, or as a copy in another dtype.
+    if (page.gradients == Sharing::kSharded || page.reduce_dtype != page.gradient_dtype) {
+      page.bucket_bytes = whole_numel * bytes_of_element(page.reduce_dtype);
+    }
+    page.state_bytes = state_bytes(layout, page.owned);
+    return page;
+  }
+
+  // Pages from the end of the module, whose gradients come first, as long as they fit.
+  std::vector<bool> which_optimizers_leave(const std::vector<PageLayout>& layouts) const {
+    std::vector<bool> leave(layouts.size());
+    if (options_.offload.optimizer == Tier::kDevice) return leave;
+    int64_t left = options_.offload.optimizer_bytes;
+    for (size_t index = layouts.size(); index-- > 0;) {
+      const PageLayout& layout = layouts[index];
+      if (!layout.requires_grad) continue;
+      ZP_CHECK(layout.dtype == c10::kFloat || is_low_precision(layout.dtype),
+               "options.offload.optimizer: page \"", layout.name, "\" has ", layout.dtype,
+               ", whose step has no fused form; keep its optimizer on the device");
+      const int64_t bytes = leaving_bytes(layout);
+      if (bytes > left) continue;
+      left -= bytes;
+      leave[index] = true;
+    }
+    return leave;
+  }
+
+ private:
+  // Before the optimizer is known: with two states in fp32.
+  int64_t leaving_bytes(const PageLayout& layout) const {
+    constexpr int64_t kBytesOfTwoStates = 2 * sizeof(float);
+    const PagePlan page = plan(layout, /*optimizer_leaves=*/true);
+    int64_t bytes = page.owned.numel() * kBytesOfTwoStates;
+    for (const Tier tier : {Tier::kHost, Tier::kNvme}) bytes += page.held[tier].total();
+    return bytes;
+  }
+
+  int64_t state_bytes(const PageLayout& layout, const Range& owned) const {
+    int64_t bytes = 0;
+    for (const Slot& slot : layout.slots) {
+      for (const Range& parameter : slot.parameters) {
+        const Range range = intersection(owned, parameter);
+        if (range.empty()) continue;
+        bytes +=
+            bytes_of_state(options_, layout.dtype, state_format_of(options_, parameter.numel()),
+                           range.begin % offload::kStateBlockNumel, range.numel());
+      }
+    }
+    return bytes;
+  }
+
+  const Options& options_;
+  const int rank_;
+  const int world_size_;
+};
+
+}  // namespace
+
+TierBytes& TierBytes::operator+=(const TierBytes& other) {
+  for (size_t tier = 0; tier < by_tier.size(); ++tier) {
+    for (size_t kind = 0; kind < memory::kKindCount; ++kind) {
+      by_tier[tier].bytes[kind] += other.by_tier[tier].bytes[kind];
+    }
+  }
+  return *this;
+}
+
+BytePlan::BytePlan(const std::vector<PageLayout>& layouts, const Options& options, int rank,
+                   int world_size)
+    : options_(options), rank_(rank), world_size_(world_size) {
+  TORCH_INTERNAL_ASSERT(
+      options_.stage.optimizer_state || !(options_.stage.gradients || options_.stage.parameters),
+      "a rank that updates whole pages holds them");
+  const Planner planner(options_, rank_, world_size_);
+  const std::vector<bool> leave = planner.which_optimizers_leave(layouts);
+  for (size_t page = 0; page < layouts.size(); ++page) {
+    pages_.push_back(planner.plan(layouts[page], leave[page]));
+  }
+}
+
+Ownership BytePlan::ownership() const {
+  return options_.stage.optimizer_state ? Ownership::kShard : Ownership::kWholePage;
+}
+
+Sharing BytePlan::gradients() const {
+  return sharing_of(options_, options_.stage.gradients);
+}
+
+void BytePlan::begin_training(size_t page, const PageLayout& layout) {
+  pages_[page] = Planner(options_, rank_, world_size_).plan(layout, /*optimizer_leaves=*/false);
+}
+
+TierBytes BytePlan::held(int64_t states) const {
+  TierBytes all = this->states(states);
+  for (const PagePlan& page : pages_) all += page.held;
+  return all;
+}
+
+TierBytes BytePlan::states(int64_t states) const {
+  TierBytes all;
+  for (const PagePlan& page : pages_) {
+    all[page.optimizer_tier][Kind::kOptimizerState] += page.state_bytes * states;
+  }
+  return all;
+}
+
+int64_t BytePlan::transient_bytes() const {
+  int64_t largest_page_bytes = 0;
+  int64_t largest_bucket_bytes = 0;
+  for (const PagePlan& page : pages_) {
+    if (page.parameters == Sharing::kSharded) {
+      largest_page_bytes = std::max(largest_page_bytes, page.whole_bytes);
+    }
+    largest_bucket_bytes = std::max(largest_bucket_bytes, page.bucket_bytes);
+  }
+  // On one rank a page is its shard, unless that leaves.
+  if (world_size_ == 1 && options_.offload.parameters == Tier::kDevice) return largest_bucket_bytes;
+  return largest_bucket_bytes + (options_.parameter_budget_bytes > 0
+                                     ? options_.parameter_budget_bytes
+                                     : 2 * largest_page_bytes);
+}
+
+TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
+                        int64_t states) {
+  const Manner manner{.dtype = options.compute_dtype.value_or(c10::kFloat),
+                      .is_sharded = options.stage.parameters,
+                      .optimizer_leaves = options.offload.optimizer != Tier::kDevice};
+  const PagePlan page = plan_of(options, manner);
+  const auto share = [&](int64_t bytes, bool is_shard) {
+    return is_shard ? bytes / world_size : bytes;
+  };
+  TierBytes formula;
+  for (const Buffer& buffer : buffers_of(page, manner)) {
+    formula[buffer.tier][buffer.kind] += share(buffer.element_bytes * parameters, buffer.is_shard);
+  }
+  const int64_t state_bytes = bytes_of_state(options, manner.dtype, options.optimizer_state,
+                                             /*first_in_block=*/0, parameters);
+  formula[page.optimizer_tier][Kind::kOptimizerState] =
+      share(state_bytes * states, page.parameters != Sharing::kReplicated);
+  return formula;
+}
+
+bool shards_parameters(const Options& options) {
+  return options.stage.parameters;
+}
+
+bool shards_gradients(const Options& options) {
+  return options.stage.gradients;
+}
+
+}  // namespace zeropage

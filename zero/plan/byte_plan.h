@@ -1,0 +1,121 @@
+// What a rank will hold of each page, by kind and by tier: made of the layout and the options, before
+// anything is allocated.
+//
+// Everything that asks for these bytes, or for what the stage shards, reads the plan: the pages, the
+// gradients' buckets, the refusals of what does not fit, and programs that print what a run needs.
+//
+// The states of an optimizer are counted apart, since how many there are is known when it is made.
+//
+// A value. Bytes include the padding of shards, but padding has no state.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+
+#include "memory/ledger.h"
+#include "zero/layout/shard_layout.h"
+#include "zero/options.h"
+
+namespace zeropage {
+
+// How the ranks share the parameters of a page, or its gradient.
+enum class Sharing : uint8_t {
+  kReplicated,  // each rank has all of it, and updates all of it
+  kOwned,       // each rank has all of it, and updates its shard
+  kSharded,     // each rank has its shard alone
+};
+
+// What one rank updates of each page.
+enum class Ownership : uint8_t {
+  kWholePage,  // all ranks compute the same update
+  kShard,      // each rank its shard; the others take it over
+};
+
+// What a rank keeps beside the parameters in a lower precision that it updates.
+enum class MasterWeightsAs : uint8_t {
+  kNone,
+  kFp32,        // a copy; also of fp32 parameters whose optimizer left without them
+  kRemainders,  // the 16 bits that make fp32 of bf16 (offload/split_value.h)
+};
+
+struct TierBytes {
+  std::array<memory::Breakdown, memory::kTierCount> by_tier{};
+
+  const memory::Breakdown& operator[](memory::Tier tier) const {
+    return by_tier[static_cast<size_t>(tier)];
+  }
+  memory::Breakdown& operator[](memory::Tier tier) { return by_tier[static_cast<size_t>(tier)]; }
+  TierBytes& operator+=(const TierBytes& other);
+};
+
+struct PagePlan {
+  Sharing parameters = Sharing::kReplicated;
+  Sharing gradients = Sharing::kReplicated;
+  // What this rank updates, as elements of the page.
+  Range owned;
+  memory::Tier parameter_tier = memory::Tier::kDevice;
+  // Of what the optimizer needs: master weights and states. Where it is another than the device, the
+  // reduced gradient is on the host.
+  memory::Tier optimizer_tier = memory::Tier::kDevice;
+  MasterWeightsAs masters = MasterWeightsAs::kNone;
+
+  c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // in which its gradient is kept
+  c10::ScalarType reduce_dtype = c10::ScalarType::Float;    // in which that travels between ranks
+
+  // Of its parameters while they are whole.
+  int64_t whole_bytes = 0;
+  // Of this rank's own gradient, before any reduction; without padding.
+  int64_t own_gradient_bytes = 0;
+  // What the reduction of its gradient takes on the device besides; 0 where it travels as it lies.
+  int64_t bucket_bytes = 0;
+  // Of one state of the optimizer.
+  int64_t state_bytes = 0;
+  // From step to step, but for states.
+  TierBytes held;
+};
+
+class BytePlan {
+ public:
+  // Of no pages.
+  BytePlan() = default;
+  // rank, of world_size. Throws for a page that cannot leave the device as the options say.
+  BytePlan(const std::vector<PageLayout>& layouts, const Options& options, int rank,
+           int world_size);
+
+  const std::vector<PagePlan>& pages() const { return pages_; }
+  const PagePlan& operator[](size_t page) const { return pages_[page]; }
+  Ownership ownership() const;
+  // How all pages share their gradients.
+  Sharing gradients() const;
+
+  // The page was frozen, and trains from here on; its optimizer stays on the device.
+  void begin_training(size_t page, const PageLayout& layout);
+
+  // What this rank holds from step to step, with an optimizer of that many states.
+  TierBytes held(int64_t states) const;
+  // The states alone.
+  TierBytes states(int64_t states) const;
+  // What it holds on the device besides while a step runs: two largest pages, or the budget, and a bucket.
+  int64_t transient_bytes() const;
+
+ private:
+  Options options_;
+  int rank_ = 0;
+  int world_size_ = 1;
+  std::vector<PagePlan> pages_;
+};
+
+// ZeRO's formula (Rajbhandari et al. 2020, section 5): what a rank holds from step to step of an fp32
+// module of that many parameters, as if nothing were padded and all of it sharded, cast and offloaded
+// as the options say. states: of the optimizer, for each parameter.
+TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size, int64_t states);
+
+// What the options say of all pages, for who has none yet. Sharded parameters and sharded gradients
+// need a module, whose forward and backward are followed.
+bool shards_parameters(const Options& options);
+bool shards_gradients(const Options& options);
+
+}  // namespace zeropage

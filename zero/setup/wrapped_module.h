@@ -1,0 +1,49 @@
+// What a DistributedDataParallel holds, whatever its module's type.
+//
+// Lifetime: shares the module. Threads: the training thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "comm/world.h"
+#include "zero/options.h"
+#include "zero/pages/buffer_sync.h"
+#include "zero/setup/sharded_parameters.h"
+
+namespace zeropage {
+
+class WrappedModule {
+ public:
+  // Collective. tape: of a module that was constructed without memory; null for others.
+  WrappedModule(std::shared_ptr<torch::nn::Module> module, comm::World world,
+                const Options& options, const memory::ConstructionTape* tape);
+
+  const comm::World& world() const { return world_; }
+  const Options& options() const { return options_; }
+  const ShardedParameters& sharded() const { return sharded_; }
+
+  // Collective after parameters were unfrozen, and where buffers are broadcast.
+  void before_forward();
+
+ private:
+  void check_module() const;
+  void adopt_unfrozen();
+  void tell_of_foreign_optimizer();
+
+  const std::shared_ptr<torch::nn::Module> module_;
+  const comm::World world_;
+  const Options options_;
+  const ShardedParameters sharded_;
+  const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
+  std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
+  const std::shared_ptr<std::atomic<bool>> has_reduced_ =
+      std::make_shared<std::atomic<bool>>(false);
+  bool told_ = false;
+};
+
+}  // namespace zeropage

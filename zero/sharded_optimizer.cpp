@@ -1,0 +1,86 @@
+#include "zero/sharded_optimizer.h"
+
+#include <utility>
+
+#include <torch/serialize/archive.h>
+
+#include "memory/check.h"
+#include "zero/update/fused_update.h"
+#include "zero/update/sharded_updates.h"
+
+namespace zeropage {
+namespace {
+
+std::vector<at::Tensor> all_of(const ShardedOptimizer::Groups& groups) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& group : groups) {
+    tensors.insert(tensors.end(), group.params().begin(), group.params().end());
+  }
+  return tensors;
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(const DistributedDataParallelBase& model, const Groups& groups,
+                                   Algorithm algorithm)
+    : ShardedOptimizer(sharded_parameters_of(model), groups, std::move(algorithm)) {}
+
+ShardedOptimizer::ShardedOptimizer(const comm::World& world, const Options& options,
+                                   const Groups& groups, Algorithm algorithm)
+    : ShardedOptimizer(shard_bare_parameters(all_of(groups), world, options), groups,
+                       std::move(algorithm)) {}
+
+ShardedOptimizer::ShardedOptimizer(const ShardedParameters& parameters, const Groups& groups,
+                                   Algorithm algorithm)
+    : Optimizer(groups, std::move(algorithm.defaults)),
+      updates_(std::make_unique<ShardedUpdates>(
+          parameters, *this,
+          UpdateAlgorithm{
+              .class_name = std::move(algorithm.class_name),
+              .make_class_optimizer = std::move(algorithm.make_class_optimizer),
+              .make_fused = algorithm.fused ? algorithm.fused->make : MakePageUpdate(),
+              .states = algorithm.fused ? algorithm.fused->states : 0,
+          })) {}
+
+ShardedOptimizer::~ShardedOptimizer() = default;
+
+torch::Tensor ShardedOptimizer::step(LossClosure closure) {
+  torch::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  updates_->step();
+  return loss;
+}
+
+const std::string& ShardedOptimizer::class_name() const {
+  return updates_->class_name();
+}
+
+int64_t ShardedOptimizer::steps() {
+  return updates_->steps();
+}
+
+ShardedUpdates& updates_of(ShardedOptimizer& optimizer) {
+  return *optimizer.updates_;
+}
+
+const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer) {
+  return *optimizer.updates_;
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
+  ZP_THROW(
+      "torch::save of a sharded optimizer: each rank holds a part of the state, and one archive "
+      "would "
+      "gather all of it; use zeropage::save_state(directory, model, optimizer)");
+}
+
+void ShardedOptimizer::load(torch::serialize::InputArchive&) {
+  ZP_THROW(
+      "torch::load into a sharded optimizer: its state is in no archive; use "
+      "zeropage::load_state(directory, model, optimizer)");
+}
+
+}  // namespace zeropage

@@ -1,0 +1,157 @@
+#include "zero/update/page_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <c10/util/ScopeExit.h>
+
+#include "memory/check.h"
+
+namespace zeropage {
+namespace {
+
+std::unique_ptr<OffloadedSteps> make_steps(const std::shared_ptr<PageOffload>& page_offload,
+                                           const UpdateAlgorithm& algorithm) {
+  if (!page_offload) return nullptr;
+  ZP_CHECK(static_cast<bool>(algorithm.make_fused),
+           "options.offload.optimizer: ", algorithm.class_name,
+           " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
+           "device");
+  const bool late = page_offload->options().step == StepWhen::kOneStepLate;
+  return std::make_unique<OffloadedSteps>(
+      page_offload, late ? OffloadedSteps::Publish::kWhenTold : OffloadedSteps::Publish::kAtOnce);
+}
+
+}  // namespace
+
+PageUpdates::PageUpdates(ShardedParameters parameters, const UpdateFactory& factory,
+                         ParameterGroups& groups)
+    : parameters_(std::move(parameters)),
+      factory_(factory),
+      groups_(groups),
+      steps_(make_steps(parameters_.pages->page_offload(), factory_.algorithm())) {
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    if (!pages.layouts()[page].requires_grad) continue;
+    if (pages.offloads_optimizer(page)) {
+      updates_.push_back(make_offloaded(page));
+    } else {
+      updates_.push_back({page, factory_.make(page), std::nullopt});
+    }
+  }
+  adopt_groups();
+}
+
+PageUpdates::OfPage PageUpdates::make_offloaded(size_t page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  PageOffload& page_offload = *pages.page_offload();
+  OwnedPart part = factory_.owned_part(page);
+  OffloadedSteps::Part moved{.page = page,
+                             .name = pages.layouts()[page].name,
+                             .values = part.values,
+                             .gradient = part.gradient};
+  if (parameters_.masters->copy(page).defined()) {
+    moved.values = parameters_.masters->copy(page);
+    (pages.offloads_parameters(page) ? part.copy_out : moved.to) = part.values;
+    part.adopts_copy = pages.offloads_parameters(page);
+  }
+  if (!parameters_.gradients->is_offloaded(page)) {
+    moved.device_gradient = part.gradient;
+    moved.gradient = page_offload.gradients().add(
+        page, part.gradient.numel(), part.gradient.scalar_type(), 0, memory::Kind::kGradient);
+  }
+  part.values = moved.values;
+  part.gradient = moved.gradient;
+  part.states = &page_offload.states();
+  part.page = page;
+  const size_t index = steps_->add(std::move(moved));
+  if (!part.copy_out.defined()) part.copy_out = steps_->copy_out(index);
+  return {page, factory_.make_fused(std::move(part)), index};
+}
+
+const PageUpdates::OfPage* PageUpdates::offloaded(size_t page) const {
+  const auto at = std::find_if(updates_.begin(), updates_.end(),
+                               [page](const OfPage& of_page) { return of_page.page == page; });
+  return at != updates_.end() && at->part ? &*at : nullptr;
+}
+
+void PageUpdates::adopt(int64_t steps) {
+  adopt_pages(steps);
+  adopt_groups();
+}
+
+void PageUpdates::adopt_pages(int64_t steps) {
+  const ParameterPages& pages = *parameters_.pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const auto at = std::find_if(updates_.begin(), updates_.end(),
+                                 [page](const OfPage& of_page) { return of_page.page >= page; });
+    if (!pages.layouts()[page].requires_grad || (at != updates_.end() && at->page == page)) {
+      continue;
+    }
+    TORCH_INTERNAL_ASSERT(!pages.offloads_optimizer(page));
+    const auto made = updates_.insert(at, {page, factory_.make(page), std::nullopt});
+    std::vector<OwnedGroup> groups;
+    for (size_t group = 0; group < known_groups_; ++group) {
+      groups.push_back(groups_.owned(page, group, groups_.parameters_of(group)));
+    }
+    made->update->add_groups(std::move(groups));
+    made->update->set_updates(steps);
+  }
+}
+
+void PageUpdates::adopt_groups() {
+  if (known_groups_ == groups_.size()) return;
+  const std::vector<std::vector<size_t>> added = groups_.adopt(known_groups_);
+  for (const OfPage& of_page : updates_) {
+    std::vector<OwnedGroup> groups;
+    for (size_t i = 0; i < added.size(); ++i) {
+      groups.push_back(groups_.owned(of_page.page, known_groups_ + i, added[i]));
+    }
+    of_page.update->add_groups(std::move(groups));
+  }
+  known_groups_ = groups_.size();
+}
+
+void PageUpdates::set_options(const OfPage& of_page) const {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    of_page.update->set_options(group, groups_.options(group));
+  }
+}
+
+bool PageUpdates::read_found_inf() const {
+  return std::all_of(updates_.begin(), updates_.end(), [](const OfPage& of_page) {
+    return !of_page.part && of_page.update->reads_found_inf();
+  });
+}
+
+void PageUpdates::uncount_step() const {
+  for (const OfPage& of_page : updates_) of_page.update->uncount_step();
+}
+
+void PageUpdates::set_updates(int64_t updates) const {
+  for (const OfPage& of_page : updates_) of_page.update->set_updates(updates);
+}
+
+bool PageUpdates::are_under_way() const {
+  return std::any_of(updates_.begin(), updates_.end(), [this](const OfPage& of_page) {
+    return of_page.part && steps_->started(*of_page.part);
+  });
+}
+
+void PageUpdates::visit_states(const OfPage& of_page, StateAccess access,
+                               const std::function<void(size_t page, OwnedState&)>& visit,
+                               const std::function<void(size_t page)>& end_page) const {
+  const auto use =
+      access == StateAccess::kWrite ? TierStorage::Use::kWrite : TierStorage::Use::kRead;
+  set_options(of_page);
+  const bool is_away = of_page.part && access != StateAccess::kDescribe;
+  PageOffload* const away = is_away ? parameters_.pages->page_offload().get() : nullptr;
+  if (away != nullptr) away->fetch_for_update(of_page.page);
+  const auto release = c10::make_scope_exit([&] {
+    if (away != nullptr) away->release_after_update(of_page.page, use);
+  });
+  of_page.update->visit_states(access, [&](OwnedState& state) { visit(of_page.page, state); });
+  if (end_page) end_page(of_page.page);
+}
+
+}  // namespace zeropage

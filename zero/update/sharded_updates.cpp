@@ -1,0 +1,149 @@
+#include "zero/update/sharded_updates.h"
+
+#include <utility>
+
+#include <c10/util/ScopeExit.h>
+
+#include "memory/check.h"
+#include "zero/setup/memory_need.h"
+
+namespace zeropage {
+
+using torch::optim::OptimizerParamGroup;
+
+ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+                               UpdateAlgorithm algorithm)
+    : optimizer_(optimizer),
+      parameters_(std::move(parameters)),
+      factory_(parameters_, std::move(algorithm)),
+      groups_(parameters_.pages, parameters_.options, optimizer.param_groups()) {
+  check_class_takes_options();
+  check_memory_holds_states();
+  updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
+  groups_.check_agreement(class_name());
+  parameters_.gradients->note_optimizer();
+  // Last: what it leaves with the reducer is taken back by its destructor alone.
+  pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_);
+}
+
+ShardedUpdates::~ShardedUpdates() = default;
+
+// A checks its options when it is made, also on a rank that owns nothing.
+void ShardedUpdates::check_class_takes_options() const {
+  for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
+    std::vector<OptimizerParamGroup> empty;
+    empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
+    factory_.algorithm().make_class_optimizer(std::move(empty));
+  }
+}
+
+void ShardedUpdates::check_memory_holds_states() const {
+  const ParameterPages& pages = *parameters_.pages;
+  const TierBytes states = pages.plan().states(states_of_a_parameter());
+  check_device_holds(pages.world(), "the optimizer",
+                     {.persistent = states[memory::Tier::kDevice],
+                      .transient_bytes = pages.plan().transient_bytes()});
+  if (pages.page_offload()) {
+    check_host_holds(pages.world(), "the offloaded optimizer state",
+                     states[memory::Tier::kHost].total(), memory::read_host_memory());
+  }
+}
+
+void ShardedUpdates::check_whole(const char* who) const {
+  ZP_CHECK(
+      error_.empty(), who,
+      " after a step that did not end, with parameters of this rank half updated: restart from "
+      "the last saved state. It said: ",
+      error_);
+}
+
+// Steps are enqueued before it is known whether they may be made: the device leaves one out, and the host
+// has counted it until it hears of that.
+void ShardedUpdates::hear() {
+  if (!untold_) return;
+  const bool made = untold_->get().skipped == Skipped::kNo;
+  untold_.reset();
+  if (made) return;
+  --made_;
+  updates_->uncount_step();
+}
+
+void ShardedUpdates::set_steps(int64_t steps) {
+  hear();
+  made_ = steps;
+  updates_->set_updates(steps);
+}
+
+void ShardedUpdates::begin_visit() {
+  check_whole("reading or writing the optimizer's state");
+  hear();
+  ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
+           "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
+           "and states are of different steps; to save or load state use kInStep or kInBackward");
+  updates_->adopt(made_);
+  ZP_CHECK(!updates_->are_under_way(), "the optimizer's state after a ",
+           "backward() that has begun the step (StepWhen::kInBackward): part of it is one step ",
+           "ahead; save or load after step()");
+}
+
+void ShardedUpdates::visit_states(StateAccess access, const VisitState& visit,
+                                  const std::function<void(size_t page)>& end_page) {
+  const torch::NoGradGuard no_grad;
+  begin_visit();
+  for (const auto& of_page : updates_->all()) {
+    updates_->visit_states(of_page, access, visit, end_page);
+  }
+}
+
+void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
+                                     const std::function<void(size_t page)>& end_page) {
+  const torch::NoGradGuard no_grad;
+  begin_visit();
+  for (const auto& of_page : updates_->all()) {
+    if (of_page.page == page) return updates_->visit_states(of_page, access, visit, end_page);
+  }
+  end_page(page);
+}
+
+void ShardedUpdates::step() {
+  const torch::NoGradGuard no_grad;
+  check_whole("step()");
+  hear();
+  parameters_.memory->check_stream("step()");
+  parameters_.in_place->check("step()");
+  parameters_.reducer->training().check_all_train();
+  // Here too: add_param_group() is not virtual, so a base reference may have added groups.
+  updates_->adopt(made_);
+  parameters_.gradients->prepare();
+  parameters_.writes->begin_update();
+  try {
+    pipeline_->run(factors_);
+    end_step();
+  } catch (const std::exception& error) {
+    error_ = memory::message_of(error);
+    throw;
+  }
+}
+
+void ShardedUpdates::step_with(const offload::GradientFactors& factors,
+                               std::shared_ptr<LateReport> report) {
+  hear();
+  factors_ = factors;
+  const auto leave = c10::make_scope_exit([this] { factors_ = {}; });
+  step();
+  untold_ = std::move(report);
+}
+
+void ShardedUpdates::end_step() {
+  std::vector<bool> updated(parameters_.pages->parameters().size());
+  for (size_t index = 0; index < updated.size(); ++index) {
+    updated[index] = groups_.contain(index) && parameters_.gradients->has(index);
+  }
+  ++made_;
+  parameters_.writes->end_update(updated);
+  parameters_.gradients->end_step();
+  last_step_.synchronize();
+  last_step_ = memory::Stream::current(parameters_.pages->world().communicator().device()).record();
+}
+
+}  // namespace zeropage

@@ -1,0 +1,118 @@
+#include "zero/update/step_pipeline.h"
+
+#include <utility>
+#include <vector>
+
+#include "device/named_range.h"
+#include "memory/check.h"
+#include "memory/ledger.h"
+
+namespace zeropage {
+
+StepPipeline::StepPipeline(ShardedParameters parameters, const ParameterGroups& groups,
+                           const PageUpdates& updates)
+    : parameters_(std::move(parameters)), groups_(groups), updates_(updates) {
+  if (updates_.steps() != nullptr) follow_backward();
+}
+
+StepPipeline::~StepPipeline() {
+  if (follows_) parameters_.reducer->set_follower({});
+}
+
+void StepPipeline::follow_backward() {
+  const StepWhen when = parameters_.options.offload.step;
+  ZP_CHECK(
+      when == StepWhen::kInStep || parameters_.reducer->follower().is_empty(),
+      "options.offload.step: another optimizer of this model follows backward already; make one "
+      "optimizer with several parameter groups, or use StepWhen::kInStep");
+  follows_ = when != StepWhen::kInStep;
+  if (when == StepWhen::kInBackward) {
+    const auto start = [this](size_t page, const HasGradient& has, double factor) {
+      start_in_backward(page, has, factor);
+    };
+    parameters_.reducer->set_follower({.on_reduced = start, .before_close = nullptr});
+  } else if (when == StepWhen::kOneStepLate) {
+    // The update of the step before reads it.
+    const auto wait = [this](size_t page) {
+      if (const OfPage* const of_page = updates_.offloaded(page)) {
+        updates_.steps()->wait(*of_page->part);
+      }
+    };
+    parameters_.reducer->set_follower({.on_reduced = nullptr, .before_close = wait});
+  }
+}
+
+void StepPipeline::start_in_backward(size_t page, const HasGradient& has_gradient,
+                                     double factor) const {
+  const OfPage* const of_page = updates_.offloaded(page);
+  if (of_page == nullptr) return;
+  parameters_.writes->begin_update_in_backward(page, has_gradient);
+  start_offloaded(*of_page, has_gradient, factor);
+}
+
+// has_gradient: asked here only.
+void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient,
+                                   double factor) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const Range owned = pages.owned(of_page.page);
+  std::vector<bool> has(pages.parameters().size());
+  std::vector<Range> unchanged;
+  for (size_t index = 0; index < has.size(); ++index) {
+    const PlacedParameter& placed = pages.parameters()[index];
+    if (placed.page != of_page.page) continue;
+    has[index] = groups_.contain(index) && has_gradient(index);
+    const Range range = intersection(owned, placed.range);
+    if (has[index] || range.empty()) continue;
+    unchanged.push_back({range.begin - owned.begin, range.end - owned.begin});
+  }
+  updates_.set_options(of_page);
+  updates_.steps()->start(
+      *of_page.part,
+      [update = of_page.update.get(), has = std::move(has), factor] {
+        update->step([&has](size_t parameter) { return has[parameter]; }, {.scale = factor});
+      },
+      parameters_.gradients->arrival(of_page.page), std::move(unchanged));
+}
+
+void StepPipeline::update_on_device(const OfPage& of_page,
+                                    const offload::GradientFactors& factors) const {
+  updates_.set_options(of_page);
+  try {
+    of_page.update->step([this](size_t parameter) { return parameters_.gradients->has(parameter); },
+                         factors);
+  } catch (c10::Error& error) {
+    error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
+                               parameters_.pages->layouts()[of_page.page].name, "\""));
+    throw;
+  }
+}
+
+void StepPipeline::run(const offload::GradientFactors& factors) const {
+  const memory::NamedRange range("StepPipeline::run");
+  const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
+  OffloadedSteps* const steps = updates_.steps();
+  for (const OfPage& of_page : updates_.all()) {
+    if (!of_page.part) continue;
+    if (late && steps->started(*of_page.part)) {
+      steps->take(*of_page.part);
+      steps->publish(*of_page.part);
+    }
+    if (!steps->started(*of_page.part)) {
+      start_offloaded(
+          of_page, [this](size_t parameter) { return parameters_.gradients->has(parameter); },
+          factors.scale);
+    }
+  }
+  std::vector<comm::Pending> in_flight;
+  for (const OfPage& of_page : updates_.all()) {
+    if (!of_page.part) {
+      update_on_device(of_page, factors);
+    } else if (!late) {
+      steps->take(*of_page.part);
+    }
+    in_flight.push_back(parameters_.memory->start_gather(of_page.page));
+  }
+  for (const comm::Pending& pending : in_flight) pending.wait();
+}
+
+}  // namespace zeropage

@@ -1,0 +1,44 @@
+// The order in which a step's updates are made and their values travel: offloaded pages are begun first,
+// or were in backward, then each page is updated, and its new values are gathered while the next one is.
+//
+// With StepWhen::kInBackward and kOneStepLate it follows gradients into the middle of a backward.
+//
+// Lifetime: that of the optimizer, whose updates and groups it uses; takes back what it left with the
+// reducer. Threads: the training thread, and the one that runs backward.
+#pragma once
+
+#include "offload/fused_step.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/page_updates.h"
+#include "zero/update/parameter_groups.h"
+
+namespace zeropage {
+
+class StepPipeline {
+ public:
+  // Throws where another optimizer of the model follows backward already.
+  StepPipeline(ShardedParameters parameters, const ParameterGroups& groups,
+               const PageUpdates& updates);
+  ~StepPipeline();
+  StepPipeline(const StepPipeline&) = delete;
+  StepPipeline& operator=(const StepPipeline&) = delete;
+
+  // Updates what this rank owns, with gradients that are multiplied by the scale, and returns when all
+  // whole parameters are new on this rank; sharded ones come when they are used. Collective.
+  void run(const offload::GradientFactors& factors) const;
+
+ private:
+  using OfPage = PageUpdates::OfPage;
+
+  void follow_backward();
+  void start_in_backward(size_t page, const HasGradient& has_gradient, double factor) const;
+  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor) const;
+  void update_on_device(const OfPage& of_page, const offload::GradientFactors& factors) const;
+
+  const ShardedParameters parameters_;
+  const ParameterGroups& groups_;
+  const PageUpdates& updates_;
+  bool follows_ = false;  // backward
+};
+
+}  // namespace zeropage

@@ -45,6 +45,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/linear.h
     parallel/rank_functions.h
     parallel/ranks.h
+    parallel/sliced_layer.h
     parallel/slices.h
     parallel/vocabulary.h
     # ranks, without a module

@@ -67,6 +67,10 @@ torch::Tensor ColumnParallelLinearImpl::forward(const torch::Tensor& input) {
   return options_.gathers_output ? gather_from_ranks(slice, slices(), ranks_, name) : slice;
 }
 
+std::vector<torch::Tensor> ColumnParallelLinearImpl::slices_of_parameters() const {
+  return {weight, bias};
+}
+
 void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
   stream << "zeropage::" << column_name(options_);
 }
@@ -97,6 +101,10 @@ torch::Tensor RowParallelLinearImpl::forward(const torch::Tensor& input) {
       options_.splits_input ? split_to_ranks(input, slices(), ranks_, name) : input;
   const torch::Tensor output = reduce_from_ranks(at::linear(slice, weight), ranks_, name);
   return options_.bias ? output + bias : output;
+}
+
+std::vector<torch::Tensor> RowParallelLinearImpl::slices_of_parameters() const {
+  return {weight};
 }
 
 void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {

@@ -19,12 +19,14 @@
 
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include "comm/world.h"
 #include "parallel/ranks.h"
+#include "parallel/sliced_layer.h"
 #include "parallel/slices.h"
 
 namespace zeropage::parallel {
@@ -46,12 +48,15 @@ struct LinearOptions {
 };
 
 // [..., in_features] -> [..., this rank's slice of out_features]
-class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl> {
+class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinearImpl>,
+                                 public SlicedLayer {
  public:
   ColumnParallelLinearImpl(const LinearOptions& options, const comm::World& world);
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
+  std::vector<torch::Tensor> slices_of_parameters() const override;
+  const comm::World& ranks_of_slices() const override { return ranks_->world; }
 
   torch::Tensor weight;  // [slice, in_features]
   torch::Tensor bias;    // [slice]
@@ -64,12 +69,15 @@ class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinea
 TORCH_MODULE(ColumnParallelLinear);
 
 // [..., this rank's slice of in_features] -> [..., out_features]
-class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl> {
+class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>,
+                              public SlicedLayer {
  public:
   RowParallelLinearImpl(const LinearOptions& options, const comm::World& world);
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
+  std::vector<torch::Tensor> slices_of_parameters() const override;
+  const comm::World& ranks_of_slices() const override { return ranks_->world; }
 
   torch::Tensor weight;  // [out_features, slice]
   torch::Tensor bias;    // [out_features], the same on all ranks

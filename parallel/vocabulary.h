@@ -15,12 +15,14 @@
 #include <cstdint>
 #include <ostream>
 #include <string>
+#include <vector>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include "comm/world.h"
 #include "parallel/ranks.h"
+#include "parallel/sliced_layer.h"
 #include "parallel/slices.h"
 
 namespace zeropage::parallel {
@@ -33,13 +35,16 @@ at::Tensor embedding_over_ranks(const at::Tensor& slice, const at::Tensor& ids,
 
 // ids of any sizes -> [..., embedding_dim]. Values as torch::nn::Embedding draws them.
 class VocabularyParallelEmbeddingImpl
-    : public torch::nn::Cloneable<VocabularyParallelEmbeddingImpl> {
+    : public torch::nn::Cloneable<VocabularyParallelEmbeddingImpl>,
+      public SlicedLayer {
  public:
   VocabularyParallelEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim,
                                   const comm::World& world);
   void reset() override;
   torch::Tensor forward(const torch::Tensor& ids);
   void pretty_print(std::ostream& stream) const override;
+  std::vector<torch::Tensor> slices_of_parameters() const override { return {weight}; }
+  const comm::World& ranks_of_slices() const override { return ranks_->world; }
 
   torch::Tensor weight;  // [this rank's slice of num_embeddings, embedding_dim]
 

@@ -14,13 +14,13 @@
 #include "operators/tensor_mark.h"
 #include "paging/trap.h"
 #include "parallel/rank_functions.h"
+#include "parallel/slice_mark.h"
 #include "parallel/vocabulary.h"
 #include "parallel/whole_values.h"
 
 namespace zeropage {
 namespace {
 
-using memory::TensorMark;
 using parallel::RanksPointer;
 using parallel::Slices;
 
@@ -49,12 +49,12 @@ bool passes(std::string_view name) {
 
 // On a cut weight, and on what weight.t() gives: torch::nn::functional::linear() is no operator, but a product
 // with that.
-class CutMark final : public TensorMark {
+class CutMark final : public parallel::SliceMark {
  public:
   enum class Of : uint8_t { kWeight, kTransposed };
 
   CutMark(std::shared_ptr<const CutWeight> cut, Of of)
-      : TensorMark(cut->who, On::kParameter), cut_(std::move(cut)), of_(of) {}
+      : SliceMark(cut->who, cut->ranks), cut_(std::move(cut)), of_(of) {}
 
   bool replaces(const c10::OperatorHandle& handle) const override {
     if (bare) return false;
@@ -230,7 +230,7 @@ void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>
 
 // The tensor stays the same one.
 void cut_tensor(at::Tensor tensor, const Slices& slices, int64_t dim, int64_t parts, int rank) {
-  if (tensor.defined()) tensor.set_data(slices.take(tensor, dim, parts, rank));
+  tensor.set_data(slices.take(tensor, dim, parts, rank));
 }
 
 std::vector<std::string> lines_of(const std::vector<PlannedLayer>& layers) {
@@ -280,8 +280,12 @@ void tensor_parallel(torch::nn::Module& module, const comm::World& world,
     const PlannedLayer& layer = layers[index];
     const bool is_row = layer.cut.kind() == Cut::Kind::kRow;
     cut_tensor(layer.weight, slices[index], is_row ? 1 : 0, layer.cut.parts(), world.rank());
-    if (!is_row) cut_tensor(layer.bias, slices[index], 0, layer.cut.parts(), world.rank());
     memory::set_mark(layer.weight, mark_for(layer, slices[index], ranks));
+    if (is_row || !layer.bias.defined()) continue;
+    cut_tensor(layer.bias, slices[index], 0, layer.cut.parts(), world.rank());
+    memory::set_mark(layer.bias,
+                     c10::make_intrusive<parallel::SliceMark>(
+                         "the bias of \"" + layer.name + "\", which tensor_parallel() cut", ranks));
   }
 }
 

@@ -25,13 +25,21 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 
 ParameterPages::ParameterPages(comm::World world, std::vector<NamedParameter> parameters,
                                const PageOptions& options, bool is_deferred)
-    : world_(std::move(world)), options_(options) {
+    : world_(std::move(world)), tensor_world_(tensor_world_of(parameters)), options_(options) {
   for (NamedParameter& named : parameters) {
     check_can_be_placed(named, world_.communicator().device(), is_deferred);
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
   plan_ = BytePlan(layouts_, options_.sharding, world_.rank(), world_.size());
+}
+
+void ParameterPages::check_agreement(const std::string& topic,
+                                     const std::vector<std::string>& lines) const {
+  world_.check_agreement(topic, lines);
+  if (tensor_world() != nullptr) {
+    tensor_world()->check_agreement(topic + ", over the tensor-parallel group", lines);
+  }
 }
 
 std::vector<StorageSpec> ParameterPages::group_by_storage() {

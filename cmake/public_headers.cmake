@@ -24,6 +24,8 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/saving/run_extra.h
     zero/saving/sharded_state.h
     zero/saving/state_saver.h
+    zero/sync_batch_norm.h
+    zero/tensor_parallel.h
     zero/tiers/nvme_activations.h
     accumulate/batch_arithmetic.h
     accumulate/loss_scaler.h
@@ -39,6 +41,13 @@ set(ZEROPAGE_PUBLIC_HEADERS
     checkpointing/recompute_statistics.h
     checkpointing/saved_tensors.h
     offload/lion.h
+    parallel/batch_norm.h
+    parallel/linear.h
+    parallel/rank_functions.h
+    parallel/ranks.h
+    parallel/sliced_layer.h
+    parallel/slices.h
+    parallel/vocabulary.h
     # ranks, without a module
     comm/communicator.h
     comm/reduction.h

@@ -3,15 +3,16 @@
 #include <algorithm>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include "memory/check.h"
 #include "operators/dispatch_keys.h"
 #include "operators/operator_interceptor.h"
 #include "operators/operator_schema.h"
+#include "operators/tensor_mark.h"
 #include "paging/pins.h"
 
 namespace zeropage::memory {
@@ -128,12 +129,41 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
            "p.detach().clone()");
 }
 
+// What would take a marked tensor's keys away, and nobody would notice.
+void refuse_what_drops_marks(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
+  if (std::string_view(schema.name()) != "aten::_has_compatible_shallow_copy_type") return;
+  const TensorMark* const mark = mark_of(arguments[0].toTensor());
+  ZP_CHECK(mark == nullptr || arguments[1].toTensor().is_alias_of(arguments[0].toTensor()),
+           "->to() or set_data() on ", mark->who(),
+           ": the tensor would lose its mark; call ->to() on the module before it is marked");
+}
+
+// Whether the mark of an argument has run something in the operator's place. Every marked argument is
+// asked until one has.
+bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
+                 torch::jit::Stack& stack) {
+  const auto has_run = [&](const at::Tensor& argument) {
+    if (mark_of(argument) == nullptr) return false;
+    // The stack may hold the last reference, and what runs takes the arguments from it.
+    const at::Tensor marked = argument;
+    return mark_of(marked)->run(op, marked, stack);
+  };
+  return std::any_of(arguments.begin(), arguments.end(), [&](const IValue& argument) {
+    if (argument.isTensor()) return has_run(argument.toTensor());
+    if (!argument.isTensorList()) return false;
+    const std::vector<at::Tensor> tensors = argument.toTensorVector();
+    return std::any_of(tensors.begin(), tensors.end(), has_run);
+  });
+}
+
 void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::DispatchKeySet below =
       keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kTrapKey);
   const FunctionSchema& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
   refuse_what_breaks_pages(schema, arguments);
+  refuse_what_drops_marks(schema, arguments);
+  if (run_by_mark(op, arguments, *stack)) return;
   // The key is not excluded below: operators that this one calls are trapped again, and pin what
   // they need themselves.
   if (only_views(op) || only_imitates(schema)) {
@@ -171,13 +201,7 @@ void set_trap(const at::Tensor& tensor) {
   if (tensor.key_set().has(kTrapKey)) return;
   TORCH_INTERNAL_ASSERT(!memory::is_paged(*tensor.storage().unsafeGetStorageImpl()),
                         "trap a tensor before its storage is paged");
-  // An inference tensor's keys are others.
-  const c10::InferenceMode off(false);
-  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-  const auto trapped = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(tensor.storage()), impl->key_set().add(kTrapKey), tensor.dtype());
-  trapped->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
-  impl->shallow_copy_from(trapped);
+  add_trap_key(tensor);
 }
 
 }  // namespace zeropage::memory

@@ -7,6 +7,8 @@
 // * Operators that only view (schema: an alias, not written) do not fault; those that decompose
 //   into others, as reshape does, fault where they read.
 // * Operators that write (schema says so) leave the page dirty.
+// * A mark on an argument (operators/tensor_mark.h) is asked first, and may run something in the
+//   operator's place.
 // * Refused in words: resize_ and set_ of a trapped tensor, set_data() (which Module::to uses), and
 //   clone() of a parameter itself outside of a guard (which Module::clone uses).
 // * data_ptr() of a tensor whose page is not resident is null. What reads memory past the

@@ -1,6 +1,7 @@
 #include <ATen/ATen.h>
 
 #include "memory/self_check.h"
+#include "operators/tensor_mark.h"
 #include "paging/pins.h"
 #include "paging/trap.h"
 
@@ -18,6 +19,33 @@ class OnePage final : public PageSource {
  private:
   const at::Tensor values_;
 };
+
+// Gives 7 in place of a sum.
+class Seven final : public TensorMark {
+ public:
+  Seven() : TensorMark("the self-check", On::kParameter) {}
+  bool replaces(const c10::OperatorHandle& handle) const override {
+    return handle.operator_name().name == "aten::sum";
+  }
+  bool run(const c10::OperatorHandle& handle, const at::Tensor& /*marked*/,
+           torch::jit::Stack& stack) override {
+    if (!replaces(handle)) return false;
+    torch::jit::drop(stack, handle.schema().arguments().size());
+    torch::jit::push(stack, at::full({}, 7.0, at::kFloat));
+    return true;
+  }
+};
+
+void probe_marks() {
+  const at::Tensor tensor = at::ones({kWidth}, at::kFloat);
+  set_mark(tensor, c10::make_intrusive<Seven>());
+  expect_of_libtorch("the sum of a marked tensor", 7.0F, tensor.sum().item<float>());
+  expect_of_libtorch("the sum of what detach() gives", 7.0F, tensor.detach().sum().item<float>());
+  expect_of_libtorch("the sum of a copy", 1.0F * kWidth, tensor.clone().sum().item<float>());
+  tensor.set_(at::zeros({kWidth}, at::kFloat));
+  expect_of_libtorch("the sum of a marked tensor with other memory", 7.0F,
+                     tensor.sum().item<float>());
+}
 
 }  // namespace
 
@@ -60,6 +88,7 @@ void probe_dispatcher() {
     refused = true;
   }
   expect_of_libtorch("the trap refuses set_data() on a parameter", refused);
+  probe_marks();
 }
 
 void check_dispatcher() {

@@ -20,11 +20,12 @@ ALLOWED = {
     "operators": {"memory", "device"},
     "paging": {"memory", "device", "operators"},
     **{leaf: {"memory", "device", "operators"} for leaf in LEAVES},
-    "zero": {*FLOORS, *LEAVES},
+    "parallel": {"memory", "device", "operators", "comm"},
+    "zero": {*FLOORS, *LEAVES, "parallel"},
     "tools": {"memory", "device", "comm", "state", "zero"},
-    "examples": {*FLOORS, "zero", *LEAVES},
-    "bench": {*FLOORS, "zero", "examples", *LEAVES},
-    "tests": {*FLOORS, "zero", "examples", "cmake", *LEAVES},
+    "examples": {*FLOORS, "zero", *LEAVES, "parallel"},
+    "bench": {*FLOORS, "zero", "examples", *LEAVES, "parallel"},
+    "tests": {*FLOORS, "zero", "examples", "cmake", *LEAVES, "parallel"},
 }
 PUBLIC_HEADER = re.compile(r"^ +([\w/]+\.h)\)?$", re.MULTILINE)
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)

@@ -6,6 +6,9 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <parallel/batch_norm.h>
+#include <parallel/linear.h>
+#include <parallel/vocabulary.h>
 #include <string>
 #include <vector>
 #include <zero/zeropage.h>

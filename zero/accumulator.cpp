@@ -30,7 +30,7 @@ struct Accumulator::Parts {
     seen.loss_scaler = verdicts.scaler().options();
     std::vector<std::string> lines;
     memory::describe_fields("", seen, lines);
-    sharded.pages->world().check_agreement("the accumulator", lines);
+    sharded.pages->check_agreement("the accumulator", lines);
   }
 
   StepVerdicts verdicts;

@@ -6,6 +6,11 @@
 // (offload/exact_sum), so it does not matter which rank has which. The sum is rounded once, then its
 // root is. With other page sizes blocks lie elsewhere, and the last bits may differ.
 //
+// Where parameters are slices (parallel/sliced_layer.h), the norm is that of the whole module's gradients, and
+// a parameter is not finite where any slice of it is not. All ranks of the tensor-parallel group get the same
+// number, so they decide alike; its last bits may differ from those of one rank with the whole module. Costs
+// a second message, over the group, and twice as many sums in both.
+//
 // Costs a read of what this rank owns, on an accelerator in a launch a page, and a message of 0.6 KiB,
 // as much again a group, and a bit a parameter to each rank. The host waits for the gradients.
 // Collective. Threads: the training thread, after a backward that averages and before the step.

@@ -3,7 +3,14 @@
 #include <algorithm>
 #include <fnmatch.h>
 
+#include "parallel/batch_norm.h"
+
 namespace zeropage {
+
+ModuleSelection ModuleSelection::batch_norms() {
+  return of_type<torch::nn::BatchNorm1d, torch::nn::BatchNorm2d, torch::nn::BatchNorm3d,
+                 parallel::SyncBatchNorm>();
+}
 
 ModuleSelection ModuleSelection::named(const std::vector<std::string>& patterns) {
   return where([patterns](const std::string& name, const torch::nn::Module&) {

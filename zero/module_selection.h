@@ -19,6 +19,9 @@ class ModuleSelection {
  public:
   static ModuleSelection none() { return {}; }
 
+  // torch::nn::BatchNorm1d, 2d and 3d, and parallel::SyncBatchNorm.
+  static ModuleSelection batch_norms();
+
   // Module holders (torch::nn::LayerNorm) or classes of modules; derived ones too.
   template <typename... M>
   static ModuleSelection of_type() {

@@ -134,9 +134,7 @@ struct Options {
 
   // Modules whose own parameters keep fp32. Their forward meets compute_dtype's activations; on the
   // host LibTorch's norms take both, on CUDA batch norm does.
-  ModuleSelection stays_fp32 =
-      ModuleSelection::of_type<torch::nn::BatchNorm1d, torch::nn::BatchNorm2d,
-                               torch::nn::BatchNorm3d>();
+  ModuleSelection stays_fp32 = ModuleSelection::batch_norms();
 
   LowPrecisionUpdate low_precision_update = LowPrecisionUpdate::kMasterWeights;
 

@@ -28,4 +28,6 @@
 #include "zero/saving/module_weights.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/saving/state_saver.h"
+#include "zero/sync_batch_norm.h"
+#include "zero/tensor_parallel.h"
 #include "zero/tiers/nvme_activations.h"

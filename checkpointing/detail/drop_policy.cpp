@@ -9,7 +9,23 @@ namespace {
 // at least a quarter, and at most a third, for what is evicted comes back in chains.
 constexpr int64_t kReservedValues = 8;
 
+// Whether a replay that finds all saved values at hand repeats a product, by what is saved by now: a function
+// of the user's saves its inputs after it has run.
+bool takes_flops(Value& value) {
+  if (value.chain_flops == 0) return false;
+  if (!value.producer || value.producer->flops > 0) return true;
+  bool takes = false;
+  value.producer->for_each_input(
+      [&](const auto& input) { takes = takes || (!input->saved && takes_flops(*input)); });
+  if (!takes) value.chain_flops = 0;
+  return takes;
+}
+
 }  // namespace
+
+bool SelectiveDrops::drops(Value& value) const {
+  return !takes_flops(value);
+}
 
 void CheapestDrops::keep(const std::shared_ptr<Value>& value, const ValueTable& values) {
   if (may_drop(*value)) {
@@ -57,7 +73,7 @@ void PlannedDrops::see(const Operation& operation) {
   departed_ = operation.index >= planned.size() || planned[operation.index] != operation.signature;
 }
 
-bool PlannedDrops::drops(const Value& value) const {
+bool PlannedDrops::drops(Value& value) const {
   const auto& dropped = plan_->plan.dropped;
   return !departed_ && value.index < dropped.size() && dropped[value.index];
 }

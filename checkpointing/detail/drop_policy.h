@@ -23,6 +23,7 @@ class DropPolicy {
   DropPolicy(const DropPolicy&) = delete;
   DropPolicy& operator=(const DropPolicy&) = delete;
 
+  int64_t least_bytes() const { return least_bytes_; }
   // Whether a policy may drop the value at all.
   bool may_drop(const Value& value) const {
     return value.bytes >= least_bytes_ && value.can_be_made_again();
@@ -31,7 +32,7 @@ class DropPolicy {
   // The forward is about to run that operator.
   virtual void see(const Operation& /*operation*/) {}
   // Whether the value goes as soon as it is saved. REQUIRES: may_drop().
-  virtual bool drops(const Value& value) const = 0;
+  virtual bool drops(Value& value) const = 0;
   // The value is kept. By default it is kept for good, so its producer is let go.
   virtual void keep(const std::shared_ptr<Value>& value, const ValueTable& /*values*/) {
     value->producer.reset();
@@ -49,7 +50,7 @@ class DropPolicy {
 class SelectiveDrops final : public DropPolicy {
  public:
   using DropPolicy::DropPolicy;
-  bool drops(const Value& value) const override { return value.chain_flops == 0; }
+  bool drops(Value& value) const override;
 };
 
 // All stays while saved tensors fit, then those go first that are cheapest to bring back.
@@ -59,7 +60,7 @@ class CheapestDrops final : public DropPolicy {
   CheapestDrops(int64_t least_bytes, int64_t limit_bytes)
       : DropPolicy(least_bytes), limit_bytes_(limit_bytes) {}
 
-  bool drops(const Value& /*value*/) const override { return false; }
+  bool drops(Value& /*value*/) const override { return false; }
   void keep(const std::shared_ptr<Value>& value, const ValueTable& values) override;
   void end_forward(size_t operators) override;
 
@@ -83,7 +84,7 @@ class PlannedDrops final : public DropPolicy {
       : DropPolicy(least_bytes), plan_(std::move(plan)), unplanned_(least_bytes, limit_bytes) {}
 
   void see(const Operation& operation) override;
-  bool drops(const Value& value) const override;
+  bool drops(Value& value) const override;
   void keep(const std::shared_ptr<Value>& value, const ValueTable& values) override;
   void end_forward(size_t operators) override;
   bool departed() const override { return departed_; }

@@ -63,8 +63,9 @@ std::shared_ptr<Operation> ForwardLog::begin_operator(const c10::OperatorHandle&
       recorded.written = is_written;
       return recorded;
     });
-    // Its state is nobody's here to put back.
-    if (given.isGenerator()) operation->replayable = false;
+    // A generator's state is nobody's here to put back. What an object does, such as talk to other
+    // ranks, need not happen on them again.
+    if (given.isGenerator() || given.isCustomClass()) operation->replayable = false;
     if (contains(facts.statistics, index)) {
       for (auto& tensor : argument.tensors()) tensor = as_scratch(tensor, given);
     }
@@ -89,9 +90,15 @@ Operation::Tensor ForwardLog::record_tensor(const at::Tensor& tensor, Operation&
   recorded.value = values_.find(tensor);
   if (!recorded.value) recorded.value = add(tensor, Value::Source::kLeaf, nullptr);
   recorded.geometry.emplace(tensor);
-  const Value& value = *recorded.value;
-  const bool can_be_had = value.memory.is_kept() || value.can_be_made_again();
-  if (!can_be_had) operation.replayable = false;
+  Value& value = *recorded.value;
+  if (value.memory.is_kept() || value.can_be_made_again()) return recorded;
+  if (value.bytes < least_bytes_) {
+    // A few statistics must not keep a large result from being made again.
+    value.memory.keep_here(tensor.storage());
+    value.version = Version(tensor);
+  } else {
+    operation.replayable = false;
+  }
   return recorded;
 }
 

@@ -4,6 +4,7 @@
 // Threads: the forward's, and the tape's mutex is held.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -22,8 +23,9 @@ namespace zeropage::checkpointing::detail {
 
 class ForwardLog {
  public:
-  // meter: told all of it; null: nobody measures. Outlives the log.
-  explicit ForwardLog(StepMeter* meter) : meter_(meter) {}
+  // least_bytes: smaller values are kept where they cannot be made again. meter: told all of it; null: nobody
+  // measures. Outlives the log.
+  ForwardLog(int64_t least_bytes, StepMeter* meter) : least_bytes_(least_bytes), meter_(meter) {}
 
   // The operator is about to run; what is saved from here to end_operator() is saved within it.
   std::shared_ptr<Operation> begin_operator(const c10::OperatorHandle& handle,
@@ -48,6 +50,7 @@ class ForwardLog {
                              std::shared_ptr<Operation> producer);
   const std::shared_ptr<const ThreadModes>& modes_now();
 
+  const int64_t least_bytes_;
   StepMeter* const meter_;
 
   ValueTable values_;

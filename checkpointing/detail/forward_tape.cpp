@@ -9,6 +9,7 @@
 #include "checkpointing/detail/saved_storage.h"
 #include "checkpointing/detail/unchanged.h"
 #include "device/stream.h"
+#include "operators/tensor_mark.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -70,7 +71,7 @@ ForwardTape::ForwardTape(TapeOptions options)
       meter_(options.measured_device ? std::make_unique<StepMeter>(*options.measured_device)
                                      : nullptr),
       account_(std::move(options.account)),
-      log_(meter_.get()),
+      log_(policy_->least_bytes(), meter_.get()),
       replay_(account_) {}
 
 void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
@@ -80,11 +81,11 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
     memory::run_operator(handle, keys, stack);
     return;
   }
-  if (facts.is_composite) {
+  const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
+  if (facts.is_composite || memory::is_replaced(handle, arguments)) {
     memory::run_operator_from_outside(handle, keys, stack);
     return;
   }
-  const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
   const c10::Device place = place_of_arguments(arguments);
   std::shared_ptr<Operation> operation;
   {

@@ -10,6 +10,7 @@
 #include "checkpointing/detail/operator_facts.h"
 #include "memory/check.h"
 #include "operators/operator_schema.h"
+#include "operators/tensor_mark.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -21,11 +22,11 @@ class OperatorObserver : public memory::OperatorInterceptor {
   void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
            torch::jit::Stack& stack) override {
     const OperatorFacts& facts = facts_of(handle);
-    if (facts.is_composite) {
+    const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
+    if (facts.is_composite || memory::is_replaced(handle, arguments)) {
       memory::run_operator_from_outside(handle, keys, stack);
       return;
     }
-    const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
     const double of_this = flops_of(facts, arguments);
     before(facts, arguments);
     memory::run_operator(handle, keys, stack);

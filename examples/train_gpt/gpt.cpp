@@ -11,7 +11,8 @@ torch::nn::LayerNorm norm(int64_t d_model) {
 
 }  // namespace
 
-BlockImpl::BlockImpl(const GptConfig& config) : heads_(config.heads), dropout_(config.dropout) {
+BlockImpl::BlockImpl(const GptConfig& config)
+    : head_width_(config.d_model / config.heads), dropout_(config.dropout) {
   const int64_t d = config.d_model;
   attention_norm = register_module("attention_norm", norm(d));
   attention_qkv = register_module("attention_qkv", torch::nn::Linear(d, 3 * d));
@@ -22,16 +23,17 @@ BlockImpl::BlockImpl(const GptConfig& config) : heads_(config.heads), dropout_(c
 }
 
 torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
-  const int64_t batch = x.size(0), length = x.size(1), d = x.size(2);
+  const int64_t batch = x.size(0), length = x.size(1);
   const auto qkv = attention_qkv(x).chunk(3, /*dim=*/-1);
   const auto by_head = [&](const torch::Tensor& t) {
-    return t.view({batch, length, heads_, d / heads_}).transpose(1, 2);
+    // As many heads as this rank has, where the layer is cut over ranks.
+    return t.view({batch, length, -1, head_width_}).transpose(1, 2);
   };
   const auto mixed = at::scaled_dot_product_attention(
       by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]),
       /*attn_mask=*/{}, /*dropout_p=*/is_training() ? dropout_ : 0.0,
       /*is_causal=*/true);
-  return attention_out(mixed.transpose(1, 2).reshape({batch, length, d}));
+  return attention_out(mixed.transpose(1, 2).reshape({batch, length, -1}));
 }
 
 torch::Tensor BlockImpl::forward(torch::Tensor x) {

@@ -30,7 +30,7 @@ class BlockImpl : public torch::nn::Module {
  private:
   torch::Tensor attend(const torch::Tensor& x);
 
-  int64_t heads_;
+  int64_t head_width_;
   double dropout_;
   torch::nn::LayerNorm attention_norm{nullptr};
   torch::nn::Linear attention_qkv{nullptr};

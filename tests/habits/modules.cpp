@@ -122,6 +122,97 @@ const int kEvaluates =
              },
              {.over = Over::kFp32, .tolerance = 1e-5});
 
+// ---- BatchNorm over the batches of all ranks ----
+
+// LibTorch's run is given the batches of all ranks, of which the loss takes this rank's rows.
+template <typename Run, typename Model>
+torch::Tensor loss_over_ranks(Run& run, Model& model, int step) {
+  const auto of_rank = [&](int rank) { return samples_of(rank, step, 2 + rank); };
+  const Samples own = of_rank(run.rank());
+  if constexpr (Run::kOurs) {
+    return run.forward([&] { return loss_against(model(own.inputs), own.targets); });
+  } else {
+    Values inputs;
+    int64_t first = 0;
+    for (int rank = 0; rank < run.ranks(); ++rank) {
+      inputs.push_back(of_rank(rank).inputs);
+      if (rank < run.rank()) first += 2 + rank;
+    }
+    const torch::Tensor outputs = model(torch::cat(inputs));
+    return loss_against(outputs.narrow(0, first, 2 + run.rank()), own.targets);
+  }
+}
+
+template <typename Run>
+Normed synchronised(Run& run) {
+  Normed net = make<Normed>();
+  if constexpr (Run::kOurs) sync_batch_norm(net, run.world());
+  return net;
+}
+
+const RightOptions kOverRanks{.over = Over::kFp32, .tolerance = 1e-5};
+
+const int kSynchronised = is_right(
+    kGroup, "calls sync_batch_norm(), with batches of different sizes",
+    [](auto& run) {
+      auto model = run.wrap(synchronised(run));
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        run.backward(loss_over_ranks(run, model, step));
+        optimizer->step();
+      }
+      return everything(run, model);
+    },
+    kOverRanks);
+
+const int kSynchronisedEvaluates = is_right(
+    kGroup,
+    "calls sync_batch_norm(), and evaluates between micro-steps with batches of different sizes",
+    [](auto& run) {
+      auto model = run.wrap(synchronised(run));
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      Values all;
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        {
+          const auto guard = run.no_sync(model);
+          run.backward(loss_over_ranks(run, model, 10 + step));
+        }
+        model.eval();
+        {
+          const torch::NoGradGuard no_grad;
+          const torch::Tensor outputs = model(samples_of(0, 99, 1 + run.rank()).inputs);
+          all.push_back(outputs.mean(0));
+        }
+        model.train();
+        run.backward(loss_over_ranks(run, model, step));
+        optimizer->step();
+      }
+      for (const torch::Tensor& values : everything(run, model)) all.push_back(values);
+      return all;
+    },
+    kOverRanks);
+
+const int kMovesMarked = is_refused(kGroup, "moves a module by ->to() after sync_batch_norm()",
+                                    "would lose its mark", "move the module first",
+                                    [](auto& run) {
+                                      Normed net = make<Normed>();
+                                      sync_batch_norm(net, run.world());
+                                      net->to(torch::kDouble);
+                                    },
+                                    {.stages = {0}});
+
+const int kSingleRow =
+    is_refused(kGroup, "gives a BatchNorm1d a single row, after sync_batch_norm()",
+               "Expected more than 1 value per channel",
+               "write a `zeropage::parallel::SyncBatchNorm`, which counts the rows of all ranks",
+               [](auto& run) {
+                 Normed net = make<Normed>();
+                 sync_batch_norm(net, run.world());
+                 run.wrap(net)(torch::ones({1, 7}));
+               });
+
 const int kInference = is_right(kGroup, "evaluates in inference mode", [](auto& run) {
   auto model = run.wrap(make<Mlp>());
   auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));

@@ -9,6 +9,8 @@
 
 #include "offload/flat_norm.h"
 #include "offload/norm_table.h"
+#include "operators/tensor_mark.h"
+#include "parallel/slice_mark.h"
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
@@ -260,6 +262,53 @@ TEST_F(LateStepTest, KeepsItsReportBeyondTheAccumulatorAndTheModel) {
     }
     EXPECT_EQ(step->report().skipped, Skipped::kNotFinite);
     EXPECT_THAT(step->report().not_finite, ::testing::Contains("first.weight"));
+  });
+}
+
+// ---- with slices of a parameter on two ranks that compute the same samples ----
+
+// The first weight counts as a slice; nothing is sent for it in forward.
+std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slices(
+    comm::World& group) {
+  const comm::World alone({.rank = 0,
+                           .world_size = 1,
+                           .local_rank = group.rank(),
+                           .local_world_size = 2,
+                           .launcher = "threads"},
+                          c10::make_intrusive<c10d::HashStore>(),
+                          {.device = group.device().type()});
+  Oddball module = make_on<Oddball>(group.device());
+  memory::set_mark(module->first->weight,
+                   c10::make_intrusive<parallel::SliceMark>("a slice", parallel::ranks_of(group)));
+  DistributedDataParallel<Oddball> model(module, alone, options_of(1));
+  FlaggedOptimizer optimizer(model);
+  Accumulator accumulator(model, {.micro_steps = kMicroSteps});
+  std::pair<std::vector<double>, std::vector<std::vector<std::string>>> told;
+  for (int step = 0; step < kSteps; ++step) {
+    backwards(model, accumulator, step, step == kBadStep && group.rank() == 1);
+    const StepReport report = accumulator.enqueue_step(optimizer).report();
+    told.first.push_back(report.norm);
+    told.second.push_back(report.not_finite);
+  }
+  EXPECT_EQ(optimizer.steps(), kSteps - 1);
+  return told;
+}
+
+TEST_F(LateStepTest, IsToldOfSlicesAsTheHostIs) {
+  std::pair<std::vector<double>, std::vector<std::vector<std::string>>> expected;
+  run_ranks(2, [&](comm::World& world) {
+    const auto told = train_slices(world);
+    if (world.rank() == 0) expected = told;
+  });
+  EXPECT_THAT(expected.second[kBadStep], ::testing::Contains("first.weight"));
+  on_devices(Carrier::kStaged, 2, [&](comm::World& world) {
+    const auto [norms, not_finite] = train_slices(world);
+    for (int step = 0; step < kSteps; ++step) {
+      const auto at = static_cast<size_t>(step);
+      if (step == kBadStep) continue;
+      EXPECT_EQ(norms[at], expected.first[at]) << "step " << step;
+    }
+    EXPECT_EQ(not_finite, expected.second);
   });
 }
 

@@ -126,11 +126,8 @@ bool AccumulatedStep::may_be_told_late(const Updates& updates) const {
 // The device itself leaves out the update where a gradient is not finite. The weights of the ranks are
 // known to hosts, so their sum does not wait for it.
 EnqueuedStep AccumulatedStep::enqueue_told_late(const Updates& updates) {
-  const comm::World& world = sharded_.pages->world();
   StepReport report;
-  report.weight =
-      (world.size() > 1 ? sum_over_ranks(world, micro_steps_.weight()) : micro_steps_.weight())
-          .value();
+  report.weight = sharded_.sums->sum_weight(micro_steps_.weight()).value();
   report.loss_scale = report.next_loss_scale = verdicts_.scaler().scale();
   if (report.weight == 0) {
     report.skipped = Skipped::kNoWeight;

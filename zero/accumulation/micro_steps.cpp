@@ -6,7 +6,6 @@
 #include <ATen/ATen.h>
 
 #include "memory/check.h"
-#include "zero/gradients/gradient_sums.h"
 
 namespace zeropage {
 namespace {
@@ -111,7 +110,7 @@ BackwardPlan MicroSteps::plan(double weight, double scale) const {
       .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
       .discards = weight == 0};
   if (is_last && step_in_backward()) {
-    const double of_all = sum_over_ranks(sharded_.pages->world(), weight_).value();
+    const double of_all = sharded_.sums->sum_weight(weight_).value();
     plan.factor = mean_factor(of_all, scale);
     // Then there will be no step.
     if (of_all == 0) plan.part = StepPart::kMicroStep;

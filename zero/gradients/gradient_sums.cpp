@@ -7,6 +7,7 @@
 
 #include "device/named_range.h"
 #include "device/stream.h"
+#include "memory/check.h"
 #include "memory/exact.h"
 
 namespace zeropage {
@@ -77,13 +78,25 @@ SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
   return sums;
 }
 
-// The rows of all ranks: [ranks, row].
-at::Tensor gather_rows(const comm::World& world, const std::vector<int64_t>& row) {
+// What each rank knows, by rank.
+std::vector<SumsOfRank> exchange(const comm::World& world, const SumsOfRank& own) {
+  const std::vector<int64_t> row = row_of(own);
   const auto length = static_cast<int64_t>(row.size());
   at::Tensor rows = at::zeros({world.size(), length}, at::kLong);
   std::copy(row.begin(), row.end(), rows[world.rank()].mutable_data_ptr<int64_t>());
   if (world.size() > 1) world.communicator().all_gather(rows.view({-1}), kExchange).wait();
-  return rows;
+  std::vector<SumsOfRank> by_rank;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    by_rank.push_back(sums_of_row(rows[rank].const_data_ptr<int64_t>(), own.squares_of_group.size(),
+                                  own.not_finite.size()));
+  }
+  return by_rank;
+}
+
+void add_flags(const SumsOfRank& of_rank, SumsOfRank& all) {
+  for (size_t index = 0; index < all.not_finite.size(); ++index) {
+    if (of_rank.not_finite[index]) all.not_finite[index] = true;
+  }
 }
 
 // The ranks that have the squares of all elements between them, each element once.
@@ -101,22 +114,53 @@ RanksOfSquares ranks_of_squares(const ParameterPages& pages) {
           .count = static_cast<size_t>(pages.shards().size())};
 }
 
-GradientSums over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares) {
-  const SumsOfRank& own = by_rank[squares.first];
-  GradientSums all{.squares_of_group = std::vector<ExactSum>(own.squares_of_group.size()),
-                   .not_finite = {},
-                   .weight = {}};
+SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares) {
+  const SumsOfRank& first = by_rank[squares.first];
+  SumsOfRank all = nothing_of(first.squares_of_group.size(), first.not_finite.size());
   for (size_t rank = squares.first; rank < squares.first + squares.count; ++rank) {
     for (size_t group = 0; group < all.squares_of_group.size(); ++group) {
       all.squares_of_group[group].add(by_rank[rank].squares_of_group[group]);
     }
   }
-  for (const SumsOfRank& of_rank : by_rank) all.weight.add(of_rank.weight);
-  for (size_t index = 0; index < own.not_finite.size(); ++index) {
-    const auto has_it = [index](const SumsOfRank& of_rank) { return of_rank.not_finite[index]; };
-    if (std::any_of(by_rank.begin(), by_rank.end(), has_it)) all.not_finite.push_back(index);
+  for (const SumsOfRank& of_rank : by_rank) {
+    all.weight.add(of_rank.weight);
+    add_flags(of_rank, all);
   }
   return all;
+}
+
+// Of ranks that have slices of the same parameters, each over all ranks that have its slices.
+SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank) {
+  SumsOfRank all = by_rank.front();
+  const size_t groups = all.squares_of_group.size() / 2;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    ZP_CHECK(by_rank[rank].weight.words() == all.weight.words(),
+             "accumulator.backward(): expected the same weights on all ranks of a tensor-parallel "
+             "group, which compute the same samples, got ",
+             all.weight.value(), " on rank 0 and ", by_rank[rank].weight.value(), " on rank ", rank,
+             "; give them the same batches and weights");
+    for (size_t group = 0; group < groups; ++group) {
+      all.squares_of_group[group].add(by_rank[rank].squares_of_group[groups + group]);
+    }
+    add_flags(by_rank[rank], all);
+  }
+  all.squares_of_group.resize(groups);
+  return all;
+}
+
+SumsOfRank over_all_ranks(const ParameterPages& pages, const SumsOfRank& own) {
+  const comm::World* const group = pages.tensor_world();
+  SumsOfRank all = over_ranks(exchange(pages.world(), own), ranks_of_squares(pages));
+  return group != nullptr ? over_slices(exchange(*group, all)) : all;
+}
+
+GradientSums told(SumsOfRank&& all) {
+  GradientSums sums{
+      .squares_of_group = std::move(all.squares_of_group), .not_finite = {}, .weight = all.weight};
+  for (size_t index = 0; index < all.not_finite.size(); ++index) {
+    if (all.not_finite[index]) sums.not_finite.push_back(index);
+  }
+  return sums;
 }
 
 // A copy in page-locked memory, and when it is there.
@@ -137,6 +181,15 @@ OnItsWay start_copy(const at::Tensor& from) {
 GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
                                std::shared_ptr<StepGradients> gradients)
     : pages_(std::move(pages)), gradients_(std::move(gradients)) {}
+
+std::vector<int> GradientSummer::slices_apart(std::vector<int> group_of, size_t groups) const {
+  if (pages_->tensor_world() == nullptr) return group_of;
+  for (size_t index = 0; index < group_of.size(); ++index) {
+    const bool is_slice = pages_->parameters()[index].parameter.slice_of.has_value();
+    if (is_slice && group_of[index] >= 0) group_of[index] += static_cast<int>(groups);
+  }
+  return group_of;
+}
 
 // Blocks are counted from where the page begins; the first one may begin before the parameter.
 std::vector<offload::NormPart> GradientSummer::parts_of_page(
@@ -160,11 +213,11 @@ std::vector<offload::NormPart> GradientSummer::parts_of_page(
 }
 
 void GradientSummer::make_tables(const std::vector<int>& group_of, size_t groups) {
-  std::vector<int> with_gradient = group_of;
+  std::vector<int> with_gradient = slices_apart(group_of, groups);
   for (size_t index = 0; index < with_gradient.size(); ++index) {
     if (!gradients_->has(index)) with_gradient[index] = -1;
   }
-  const NormSizes sizes{.sums = static_cast<int64_t>(groups),
+  const NormSizes sizes{.sums = static_cast<int64_t>(sums_of(groups)),
                         .flags = static_cast<int64_t>(with_gradient.size())};
   if (tables_.group_of == with_gradient && tables_.sizes.sums == sizes.sums) return;
   tables_ = {.group_of = std::move(with_gradient), .sizes = sizes, .of_pages = {}};
@@ -192,9 +245,8 @@ bool GradientSummer::any_on_device() const {
 GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups,
                                  const ExactSum& weight) {
   const memory::NamedRange range("GradientSummer::sum");
-  const comm::World& world = pages_->world();
-  const c10::Device device = world.communicator().device();
-  SumsOfRank own = nothing_of(groups, group_of.size());
+  const c10::Device device = pages_->world().communicator().device();
+  SumsOfRank own = nothing_of(sums_of(groups), group_of.size());
   own.weight = weight;
   // Without values there is nothing to add.
   if (!device.is_meta()) {
@@ -213,12 +265,13 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
       add_words(tables_.sizes, of_device.words.const_data_ptr<int64_t>(), own);
     }
   }
-  const at::Tensor rows = gather_rows(world, row_of(own));
-  std::vector<SumsOfRank> by_rank;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    by_rank.push_back(sums_of_row(rows[rank].const_data_ptr<int64_t>(), groups, group_of.size()));
-  }
-  return over_ranks(by_rank, ranks_of_squares(*pages_));
+  return told(over_all_ranks(*pages_, own));
+}
+
+ExactSum GradientSummer::sum_weight(const ExactSum& weight) const {
+  SumsOfRank own;
+  own.weight = weight;
+  return over_all_ranks(*pages_, own).weight;
 }
 
 bool GradientSummer::can_start() const {
@@ -238,38 +291,38 @@ GradientSummer::Started GradientSummer::start(const std::vector<int>& group_of, 
   make_tables(group_of, groups);
   const NormSizes sizes = tables_.sizes;
   const int64_t words = sizes.words();
+  const comm::World* const group = pages_->tensor_world();
+  const int64_t slices = group != nullptr ? group->size() : 1;
+  const int64_t own_slice = group != nullptr ? group->rank() : 0;
+  // By slice, then by rank that has it.
   const at::Tensor rows =
-      at::zeros({world.size() * words}, at::TensorOptions(device).dtype(at::kLong));
-  add_own(rows.narrow(0, world.rank() * words, words));
-  if (world.size() > 1) world.communicator().all_gather(rows, kExchange).wait();
+      at::zeros({slices * world.size() * words}, at::TensorOptions(device).dtype(at::kLong));
+  const at::Tensor of_slice =
+      rows.narrow(0, own_slice * world.size() * words, world.size() * words);
+  add_own(of_slice.narrow(0, world.rank() * words, words));
+  if (world.size() > 1) world.communicator().all_gather(of_slice, kExchange).wait();
+  if (group != nullptr) group->communicator().all_gather(rows, kExchange).wait();
   const at::Tensor flags =
-      rows.view({world.size(), words}).narrow(1, words - sizes.flag_words(), sizes.flag_words());
+      rows.view({-1, words}).narrow(1, words - sizes.flag_words(), sizes.flag_words());
   Started started{.found_inf = flags.ne(0).any().to(at::kFloat).view({1}), .arrived = {}};
   const OnItsWay copy = start_copy(rows);
-  started.arrived = [copy, sizes, ranks = static_cast<size_t>(world.size()),
+  started.arrived = [copy, sizes, slices, is_sliced = group != nullptr, ranks = world.size(),
                      squares = ranks_of_squares(*pages_)] {
     copy.arrival.synchronize();
-    std::vector<SumsOfRank> by_rank;
-    for (size_t other = 0; other < ranks; ++other) {
-      by_rank.push_back(
-          nothing_of(static_cast<size_t>(sizes.sums), static_cast<size_t>(sizes.flags)));
-      add_words(sizes,
-                copy.words.const_data_ptr<int64_t>() + static_cast<int64_t>(other) * sizes.words(),
-                by_rank.back());
+    const int64_t* row = copy.words.const_data_ptr<int64_t>();
+    std::vector<SumsOfRank> by_slice;
+    for (int64_t slice = 0; slice < slices; ++slice) {
+      std::vector<SumsOfRank> by_rank;
+      for (int other = 0; other < ranks; ++other, row += sizes.words()) {
+        by_rank.push_back(
+            nothing_of(static_cast<size_t>(sizes.sums), static_cast<size_t>(sizes.flags)));
+        add_words(sizes, row, by_rank.back());
+      }
+      by_slice.push_back(over_ranks(by_rank, squares));
     }
-    return over_ranks(by_rank, squares);
+    return told(is_sliced ? over_slices(by_slice) : std::move(by_slice.front()));
   };
   return started;
-}
-
-ExactSum sum_over_ranks(const comm::World& world, const ExactSum& own) {
-  const ExactSum::Words words = own.words();
-  const at::Tensor rows = gather_rows(world, {words.begin(), words.end()});
-  ExactSum all;
-  for (int rank = 0; rank < world.size(); ++rank) {
-    all.add(sum_at(rows[rank].const_data_ptr<int64_t>()));
-  }
-  return all;
 }
 
 }  // namespace zeropage

@@ -1,5 +1,8 @@
 // The sums behind the norms of gradients (zero/gradient_norm.h), over all ranks.
 //
+// Where parameters are slices (parallel/sliced_layer.h), the ranks of the tensor-parallel group are asked next.
+// Squares of slices add up over the group. What all its ranks have counts once, as its rank 0 has it.
+//
 // They are made where the gradients are: on an accelerator a launch a page adds to words of about a
 // kilobyte there (offload/norm_table), which come to page-locked host memory with one copy. What of the
 // gradients lies on the host, offloaded or not, is summed there meanwhile.
@@ -27,17 +30,18 @@ struct GradientSums {
   offload::ExactSum weight;        // of the ranks'
 };
 
-// Of what each rank has. Collective.
-offload::ExactSum sum_over_ranks(const comm::World& world, const offload::ExactSum& own);
-
 class GradientSummer {
  public:
   GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<StepGradients> gradients);
 
   // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
-  // rank. The host waits for the gradients. REQUIRES: gradients that are ready for a step.
+  // rank, and the same on all ranks of a tensor-parallel group, or all throw. The host waits for the
+  // gradients. REQUIRES: gradients that are ready for a step.
   GradientSums sum(const std::vector<int>& group_of, size_t groups,
                    const offload::ExactSum& weight = {});
+
+  // The weight alone, between hosts.
+  offload::ExactSum sum_weight(const offload::ExactSum& weight) const;
 
   // Sums that are on their way.
   struct Started {
@@ -62,6 +66,11 @@ class GradientSummer {
     std::vector<OfPage> of_pages;
   };
 
+  // Slices have sums of their own, behind those of parameters that are whole.
+  size_t sums_of(size_t groups) const {
+    return pages_->tensor_world() != nullptr ? 2 * groups : groups;
+  }
+  std::vector<int> slices_apart(std::vector<int> group_of, size_t groups) const;
   std::vector<offload::NormPart> parts_of_page(size_t page, const std::vector<int>& group_of) const;
   void make_tables(const std::vector<int>& group_of, size_t groups);
   bool any_on_device() const;

@@ -7,9 +7,18 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "memory/check.h"
+#include "parallel/slice_mark.h"
+#include "parallel/sliced_layer.h"
 
 namespace zeropage {
 namespace {
+
+// The ranks that have the tensor's other slices, as its mark says.
+std::optional<comm::World> ranks_by_mark(const at::Tensor& tensor) {
+  const auto* mark = dynamic_cast<const parallel::SliceMark*>(memory::mark_of(tensor));
+  if (mark == nullptr) return std::nullopt;
+  return mark->ranks();
+}
 
 class Walk {
  public:
@@ -17,6 +26,8 @@ class Walk {
     for (const auto& parameter : module.named_parameters(/*recurse=*/false)) {
       add(prefix + parameter.key(), parameter.value());
     }
+    if (const auto* layer = dynamic_cast<const parallel::SlicedLayer*>(&module))
+      note_slices(*layer);
     const bool children_are_units = dynamic_cast<const torch::nn::ModuleListImpl*>(&module) ||
                                     dynamic_cast<const torch::nn::SequentialImpl*>(&module);
     for (const auto& child : module.named_children()) {
@@ -29,7 +40,7 @@ class Walk {
   void add(const std::string& name, const at::Tensor& tensor) {
     const auto [at, is_new] = known_.try_emplace(tensor.unsafeGetTensorImpl(), found_.size());
     if (is_new) {
-      found_.push_back({{name}, tensor, unit_, tensor.scalar_type()});
+      found_.push_back({{name}, tensor, unit_, tensor.scalar_type(), ranks_by_mark(tensor)});
     } else {
       found_[at->second].names.push_back(name);
     }
@@ -38,6 +49,13 @@ class Walk {
   std::vector<NamedParameter> take() { return std::move(found_); }
 
  private:
+  void note_slices(const parallel::SlicedLayer& layer) {
+    for (const at::Tensor& slice : layer.slices_of_parameters()) {
+      const auto at = known_.find(slice.unsafeGetTensorImpl());
+      if (at != known_.end()) found_[at->second].slice_of = layer.ranks_of_slices();
+    }
+  }
+
   std::vector<NamedParameter> found_;
   std::unordered_map<const at::TensorImpl*, size_t> known_;
   int unit_ = 0;
@@ -71,6 +89,7 @@ std::string describe(const NamedParameter& parameter) {
   const bool is_cast = parameter.dtype != parameter.tensor.scalar_type();
   return c10::str("parameter \"", names, "\": ", parameter.tensor.scalar_type(),
                   is_cast ? c10::str(" to ", parameter.dtype) : "", " ", parameter.tensor.sizes(),
+                  parameter.slice_of ? c10::str(" of ", parameter.slice_of->size(), " slices") : "",
                   parameter.tensor.requires_grad() ? "" : " frozen");
 }
 
@@ -98,6 +117,21 @@ std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const
              "casting, or leave compute_dtype unset");
   }
   return parameters;
+}
+
+std::optional<comm::World> tensor_world_of(const std::vector<NamedParameter>& parameters) {
+  const NamedParameter* first = nullptr;
+  for (const NamedParameter& parameter : parameters) {
+    if (!parameter.slice_of) continue;
+    if (first == nullptr) first = &parameter;
+    ZP_CHECK(
+        &first->slice_of->communicator() == &parameter.slice_of->communicator(), "parameters \"",
+        first->name(), "\" and \"", parameter.name(),
+        "\" are slices over two worlds, and norms are over one; give all layers and plans of a "
+        "module the same World");
+  }
+  if (first == nullptr) return std::nullopt;
+  return first->slice_of;
 }
 
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors) {

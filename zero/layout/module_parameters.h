@@ -1,12 +1,14 @@
 // The parameters of a module tree, each once, with every name it goes by.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
 #include <torch/nn/module.h>
 
+#include "comm/world.h"
 #include "zero/options.h"
 
 namespace zeropage {
@@ -18,6 +20,8 @@ struct NamedParameter {
   int unit = 0;  // see StorageSpec::unit
   // Of its page, which it gets when it moves there.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
+  // Of a slice: the ranks that have the others (parallel/sliced_layer.h).
+  std::optional<comm::World> slice_of = {};
 
   const std::string& name() const { return names.front(); }
 };
@@ -29,6 +33,10 @@ std::vector<NamedParameter> parameters_of(const torch::nn::Module& module);
 // The same, fp32 ones in options.compute_dtype unless a module that registers them stays fp32. Throws
 // for others that train.
 std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const Options& options);
+
+// The ranks over which parameters are slices; none where all are whole. Throws where they are slices over
+// different ranks.
+std::optional<comm::World> tensor_world_of(const std::vector<NamedParameter>& parameters);
 
 // For a script that has only the tensors: names are "parameter 0", "parameter 1", ...
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors);

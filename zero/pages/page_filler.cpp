@@ -1,15 +1,30 @@
 #include "zero/pages/page_filler.h"
 
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
 
 #include "memory/storage.h"
 #include "offload/split_values.h"
+#include "operators/tensor_mark.h"
 #include "zero/pages/tier_use.h"
 
 namespace zeropage {
+namespace {
+
+// As memory::adopt_storage, which would take a mark and its key away.
+void adopt_with_mark(const at::Tensor& tensor, const c10::Storage& storage, at::ScalarType dtype) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  auto mark = impl->get_backend_meta_intrusive_ptr();
+  memory::adopt_storage(tensor, storage, dtype);
+  if (!mark) return;
+  memory::add_trap_key(tensor);
+  impl->set_backend_meta(std::move(mark));
+}
+
+}  // namespace
 
 const at::Tensor& PageFiller::first_in(size_t storage) const {
   return pages_.parameters()[pages_.storages()[storage].parameters.front()].parameter.tensor;
@@ -119,7 +134,7 @@ void PageFiller::live_in_page(size_t storage) {
             ? memory::storage_within(whole, placed.range.begin, placed.range.numel())
             : memory::storage_without_memory(placed.range.numel() * element_bytes, device);
     for (const size_t index : placed.parameters) {
-      memory::adopt_storage(pages_.parameters()[index].parameter.tensor, there, dtype);
+      adopt_with_mark(pages_.parameters()[index].parameter.tensor, there, dtype);
     }
   } else if (whole.defined()) {
     memory::move_storage_into(first, whole, placed.range.begin);

@@ -25,13 +25,21 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 
 ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                                const PageOptions& options, bool is_deferred)
-    : worlds_(std::move(worlds)), options_(options) {
+    : worlds_(std::move(worlds)), tensor_world_(tensor_world_of(parameters)), options_(options) {
   for (NamedParameter& named : parameters) {
     check_can_be_placed(named, world().communicator().device(), is_deferred);
     parameters_.push_back({std::move(named)});
   }
   lay_out(group_by_storage());
   plan_ = BytePlan(layouts_, options_.sharding, shards().rank(), shards().size());
+}
+
+void ParameterPages::check_agreement(const std::string& topic,
+                                     const std::vector<std::string>& lines) const {
+  world().check_agreement(topic, lines);
+  if (tensor_world() != nullptr) {
+    tensor_world()->check_agreement(topic + ", over the tensor-parallel group", lines);
+  }
 }
 
 std::vector<StorageSpec> ParameterPages::group_by_storage() {

@@ -10,6 +10,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,13 @@ class ParameterPages {
   // Those among which its pages are sharded.
   const comm::World& shards() const { return worlds_.shards; }
   const PageWorlds& worlds() const { return worlds_; }
+  // The ranks that compute the same samples, with other slices of parameters; null where there are none
+  // beside this one.
+  const comm::World* tensor_world() const {
+    return tensor_world_ && tensor_world_->size() > 1 ? &*tensor_world_ : nullptr;
+  }
+  // World::check_agreement() over both.
+  void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
   const std::vector<PageLayout>& layouts() const { return layouts_; }
   // What the pages were made with.
   const Options& options() const { return options_.sharding; }
@@ -105,6 +113,7 @@ class ParameterPages {
   void lay_out(const std::vector<StorageSpec>& storages);
 
   const PageWorlds worlds_;
+  const std::optional<comm::World> tensor_world_;
   const PageOptions options_;
   std::vector<PageLayout> layouts_;
   BytePlan plan_;

@@ -2,6 +2,7 @@
 
 #include "state/state_folder.h"
 #include "zero/saving/detail/collective_errors.h"
+#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/sharded_state.h"
 
@@ -30,6 +31,7 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
 
 void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
                     ShardedOptimizer& optimizer, const SaveOptions& options) {
+  detail::check_folders_of_slices(model, folder);
   const comm::World texts = model.world().beside("state", options.deadline);
   const detail::StatePlan plan = detail::plan_state(texts, model, &optimizer, {}, options);
   const uint64_t needed = bytes_of_a_state(plan, model, optimizer);

@@ -8,6 +8,7 @@
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/run_json.h"
+#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_loading.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/archive_values.h"
@@ -100,6 +101,7 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
 
 LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
+  detail::check_folders_of_slices(model, path);
   const comm::World texts = model.world().beside("state", options.deadline);
   const ShardedParameters& sharded = sharded_parameters_of(model);
   LoadReport report;

@@ -1,3 +1,4 @@
+#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_saving.h"
 #include "zero/saving/sharded_state.h"
 
@@ -6,6 +7,7 @@ namespace {
 
 SavedReport save(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                  ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
+  detail::check_folders_of_slices(model, directory);
   const comm::World texts = model.world().beside("state", options.deadline);
   detail::SharedSave shared(texts, directory);
   const detail::StatePlan plan = detail::plan_state(texts, model, optimizer, run, options);

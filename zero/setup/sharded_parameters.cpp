@@ -61,9 +61,24 @@ void check_accumulates(const NamedParameter& parameter, const Options& options) 
            parameter.name(), "\", ", parameter.dtype, ", got ", asked);
 }
 
+// The ranks that have the other slices decide over all gradients together, so they have the same
+// parameters, though not of the same sizes.
+void check_agreement_over_slices(const std::vector<NamedParameter>& parameters,
+                                 const Options& options) {
+  const auto world = tensor_world_of(parameters);
+  if (!world) return;
+  std::vector<std::string> lines = describe(options);
+  for (const NamedParameter& parameter : parameters) {
+    lines.push_back(parameter.slice_of ? c10::str("slice of parameter \"", parameter.name(), "\"")
+                                       : describe(parameter));
+  }
+  world->check_agreement("the wrapped model, over the tensor-parallel group", lines);
+}
+
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
                         const Options& options, ReduceWhen when,
                         const DeferredValues* deferred = nullptr) {
+  check_agreement_over_slices(parameters, options);
   int64_t held_bytes = 0;
   for (const NamedParameter& parameter : parameters) {
     check_not_wrapped(parameter);

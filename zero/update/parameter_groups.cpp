@@ -102,7 +102,7 @@ void ParameterGroups::check_agreement(const std::string& class_name) const {
       lines.push_back(c10::str(prefix, "parameter: ", name(index)));
     }
   }
-  pages_->world().check_agreement("the optimizer", lines);
+  pages_->check_agreement("the optimizer", lines);
 }
 
 }  // namespace zeropage

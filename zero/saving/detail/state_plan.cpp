@@ -6,6 +6,7 @@
 
 #include "memory/check.h"
 #include "state/manifest.h"
+#include "zero/accumulator.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
 #include "zero/update/archive_values.h"

@@ -1,0 +1,65 @@
+// A mark on a tensor: what sees each operator that takes the tensor, and may run something else in
+// its place.
+//
+// A marked tensor carries the trap's dispatch key (dispatch_keys.h) beside those that it has, so
+// every operator on it comes to paging/trap, which asks the mark first. The mark lies on the
+// TensorImpl: the same parameter has it whatever memory it is given, and detach() hands it on. Other
+// views, copies and clones have none.
+//
+// Lifetime: the tensor owns its mark.
+// Threads: a mark is set while no other thread uses the tensor. Operators run on any thread, those of
+// backward on autograd's.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include <ATen/core/TensorBody.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+
+namespace zeropage::memory {
+
+class TensorMark : public c10::BackendMeta {
+ public:
+  enum class On : uint8_t { kParameter, kBuffer };
+
+  // who: names the tensor and what marked it, for errors.
+  TensorMark(std::string who, On on) : who_(std::move(who)), on_(on) {}
+
+  // Whether run() may run something in that operator's place.
+  virtual bool replaces(const c10::OperatorHandle& handle) const = 0;
+
+  // Before an operator that takes `marked`, which is the tensor or what detach() made of it. true: it has run something in the operator's place,
+  // taken the arguments from the end of the stack and left the results there. What it runs is seen as
+  // any operator is, by marks too.
+  virtual bool run(const c10::OperatorHandle& handle, const at::Tensor& marked,
+                   torch::jit::Stack& stack) = 0;
+
+  const std::string& who() const { return who_; }
+  On on() const { return on_; }
+
+ private:
+  const std::string who_;
+  const On on_;
+};
+
+// Throws, in words, if the tensor has another mark already.
+void set_mark(const at::Tensor& tensor, c10::intrusive_ptr<TensorMark> mark);
+// Null without one.
+TensorMark* mark_of(const at::Tensor& tensor);
+
+// Whether the mark of an argument may run something else in the operator's place. Whoever records operators
+// records that, not this one.
+bool is_replaced(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> arguments);
+
+// Gives the tensor the trap's key. The TensorImpl stays the same object.
+void add_trap_key(const at::Tensor& tensor);
+// Whether its memory may be a page's, which comes and goes: it carries the key, and not because of a
+// mark on a buffer.
+bool may_be_paged(const at::Tensor& tensor);
+
+}  // namespace zeropage::memory

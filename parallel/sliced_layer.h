@@ -1,0 +1,32 @@
+// A layer whose parameters are slices: each rank of a tensor-parallel group has another part of them, while
+// what other layers have is the same on all its ranks. Whoever adds up over all parameters has to know:
+// slices add up over the group, and what all its ranks have counts once.
+//
+// A parameter that was cut in place has a mark that says the same (parallel/slice_mark.h).
+// Threads: as the layer.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "comm/world.h"
+
+namespace zeropage::parallel {
+
+// What a torch::nn::Module also is that registers slices as its parameters.
+class SlicedLayer {
+ public:
+  virtual ~SlicedLayer() = default;
+  // Of the parameters that it registers itself, those that are slices. Some may be undefined.
+  virtual std::vector<at::Tensor> slices_of_parameters() const = 0;
+  // The ranks that have the others.
+  virtual const comm::World& ranks_of_slices() const = 0;
+
+ protected:
+  SlicedLayer() = default;
+  SlicedLayer(const SlicedLayer&) = default;
+  SlicedLayer& operator=(const SlicedLayer&) = default;
+};
+
+}  // namespace zeropage::parallel

@@ -1,0 +1,33 @@
+#include "parallel/slices.h"
+
+#include <ATen/ATen.h>
+
+#include "memory/check.h"
+
+namespace zeropage::parallel {
+
+Slices::Slices(int64_t total, int64_t unit, int ranks, const std::string& who)
+    : total_(total), unit_(unit), ranks_(ranks) {
+  ZP_CHECK(unit >= 1 && total % unit == 0, who, ": expected a multiple of ", unit,
+           " elements, which stay together, got ", total, "; give it the size of a head, or 1");
+  ZP_CHECK(total / unit >= ranks, who, ": expected at least one slice of ", unit,
+           " elements for each of ", ranks, " ranks, got ", total, " elements; use fewer ranks");
+}
+
+std::vector<int64_t> Slices::sizes() const {
+  std::vector<int64_t> sizes;
+  for (int rank = 0; rank < ranks_; ++rank) sizes.push_back(size(rank));
+  return sizes;
+}
+
+at::Tensor Slices::take(const at::Tensor& whole, int64_t dim, int64_t parts, int rank) const {
+  const at::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT(whole.size(dim) == parts * total_);
+  std::vector<at::Tensor> slices;
+  for (int64_t part = 0; part < parts; ++part) {
+    slices.push_back(whole.narrow(dim, part * total_ + begin(rank), size(rank)));
+  }
+  return at::cat(slices, dim);
+}
+
+}  // namespace zeropage::parallel

@@ -31,7 +31,7 @@ PUBLIC_HEADER = re.compile(r"^ +([\w/]+\.h)\)?$", re.MULTILINE)
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
 # That a program gets with the umbrella header: lines of code, for what explains them is wanted.
-UMBRELLA, MOST_LINES_BEHIND_IT = "zero/zeropage.h", 2400
+UMBRELLA, MOST_LINES_BEHIND_IT = "zero/zeropage.h", 2500
 INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",

@@ -1,6 +1,7 @@
 #include "parallel/slices.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "memory/check.h"
 

@@ -145,7 +145,7 @@ bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
   const auto has_run = [&](const at::Tensor& argument) {
     if (mark_of(argument) == nullptr) return false;
     // The stack may hold the last reference, and what runs takes the arguments from it.
-    const at::Tensor marked = argument;
+    const at::Tensor marked(argument.getIntrusivePtr());
     return mark_of(marked)->run(op, marked, stack);
   };
   return std::any_of(arguments.begin(), arguments.end(), [&](const IValue& argument) {

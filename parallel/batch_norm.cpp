@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "memory/check.h"
+#include "memory/exact.h"
 #include "parallel/detail/kernels.h"
 #include "parallel/rank_operators.h"
 
@@ -48,7 +49,7 @@ at::Tensor moments_of(const at::Tensor& input) {
   const int64_t channels = input.size(1);
   const auto options = input.options().dtype(at::kDouble);
   if (input.numel() == 0) return at::zeros({1 + 2 * channels}, options);
-  const auto count = static_cast<double>(input.numel() / channels);
+  const auto count = static_cast<double>(memory::div_exact(input.numel(), channels));
   const auto [var, mean] = at::var_mean(in_precision(input, precision_of(input)),
                                         all_but_channels(input), /*correction=*/at::Scalar(0));
   return at::cat(

@@ -16,7 +16,7 @@ void refuse_second_derivative(const char* who, const std::string& name) {
 
 at::Tensor compute_all_reduce(const at::Tensor& tensor, int64_t op, const RanksPointer& ranks,
                               const std::string& name) {
-  const at::Tensor reduced = tensor.clone(at::MemoryFormat::Contiguous);
+  at::Tensor reduced = tensor.clone(at::MemoryFormat::Contiguous);
   ranks->world.communicator()
       .all_reduce(reduced.view({-1}), static_cast<comm::ReduceOp>(op), name)
       .wait();
@@ -39,6 +39,7 @@ at::Tensor compute_all_gather(const at::Tensor& slice, at::IntArrayRef sizes,
   whole.select(0, world.rank()).narrow(-1, 0, own).copy_(slice);
   world.communicator().all_gather(whole.view({-1}), name).wait();
   std::vector<at::Tensor> slices;
+  slices.reserve(static_cast<size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
     slices.push_back(whole.select(0, rank).narrow(-1, 0, sizes[static_cast<size_t>(rank)]));
   }

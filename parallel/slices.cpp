@@ -1,6 +1,7 @@
 #include "parallel/slices.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 
 #include "memory/check.h"
 
@@ -16,6 +17,7 @@ Slices::Slices(int64_t total, int64_t unit, int ranks, const std::string& who)
 
 std::vector<int64_t> Slices::sizes() const {
   std::vector<int64_t> sizes;
+  sizes.reserve(static_cast<size_t>(ranks_));
   for (int rank = 0; rank < ranks_; ++rank) sizes.push_back(size(rank));
   return sizes;
 }

@@ -86,6 +86,7 @@ std::vector<NormLayer> norm_layers_of(const torch::nn::Module& module) {
 
 std::vector<std::string> lines_of(const std::vector<NormLayer>& layers) {
   std::vector<std::string> lines;
+  lines.reserve(layers.size());
   for (const NormLayer& layer : layers) {
     lines.push_back(c10::str(layer.name, ": channels ", layer.options.num_features(), ", affine ",
                              layer.weight.defined(), ", running statistics ",

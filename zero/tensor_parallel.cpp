@@ -120,7 +120,7 @@ class CutMark final : public parallel::SliceMark {
                " and alpha ", given[4].toScalar(), "; leave the layer out of the plan");
       return linear(tensor(1), transposed(tensor(2)), tensor(0));
     }
-    const at::Tensor view = transposed(tensor(0));
+    at::Tensor view = transposed(tensor(0));
     memory::set_mark(view, c10::make_intrusive<CutMark>(cut_, Of::kTransposed));
     return view;
   }
@@ -143,7 +143,7 @@ class CutMark final : public parallel::SliceMark {
       const at::Tensor sum = parallel::reduce_from_ranks(at::linear(input, weight), ranks, name);
       return bias.defined() ? sum + bias : sum;
     }
-    const at::Tensor slice = at::linear(parallel::copy_to_ranks(input, ranks, name), weight, bias);
+    at::Tensor slice = at::linear(parallel::copy_to_ranks(input, ranks, name), weight, bias);
     if (kind == Cut::Kind::kColumn) return slice;
     return parallel::gather_from_ranks(slice, slices, ranks, name);
   }
@@ -229,7 +229,8 @@ void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>
 }
 
 // The tensor stays the same one.
-void cut_tensor(at::Tensor tensor, const Slices& slices, int64_t dim, int64_t parts, int rank) {
+void cut_tensor(const at::Tensor& tensor, const Slices& slices, int64_t dim, int64_t parts,
+                int rank) {
   tensor.set_data(slices.take(tensor, dim, parts, rank));
 }
 

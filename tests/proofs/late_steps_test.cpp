@@ -6,6 +6,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "offload/flat_norm.h"
 #include "offload/norm_table.h"
@@ -265,22 +267,26 @@ TEST_F(LateStepTest, KeepsItsReportBeyondTheAccumulatorAndTheModel) {
   });
 }
 
-// ---- with slices of a parameter on two ranks that compute the same samples ----
+// ---- with slices of a parameter: ranks 0 and 1 have one each, 2 and 3 the same with other samples ----
 
 // The first weight counts as a slice; nothing is sent for it in forward.
 std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slices(
-    comm::World& group) {
-  const comm::World alone({.rank = 0,
-                           .world_size = 1,
-                           .local_rank = group.rank(),
-                           .local_world_size = 2,
-                           .launcher = "threads"},
-                          c10::make_intrusive<c10d::HashStore>(),
-                          {.device = group.device().type()});
-  Oddball module = make_on<Oddball>(group.device());
+    const comm::World& all, const c10::intrusive_ptr<c10d::HashStore>& store) {
+  const auto axis = [&](const std::string& name, int rank) {
+    return comm::World({.rank = rank,
+                        .world_size = 2,
+                        .local_rank = all.rank(),
+                        .local_world_size = all.size(),
+                        .launcher = "threads"},
+                       c10::make_intrusive<c10d::PrefixStore>(name, store),
+                       {.device = all.device().type(), .transport = comm::Transport::kShared});
+  };
+  const comm::World group = axis(c10::str("group", all.rank() / 2), all.rank() % 2);
+  const comm::World data = axis(c10::str("data", all.rank() % 2), all.rank() / 2);
+  Oddball module = make_on<Oddball>(all.device());
   memory::set_mark(module->first->weight,
                    c10::make_intrusive<parallel::SliceMark>("a slice", parallel::ranks_of(group)));
-  DistributedDataParallel<Oddball> model(module, alone, options_of(1));
+  DistributedDataParallel<Oddball> model(module, data, options_of(1));
   FlaggedOptimizer optimizer(model);
   Accumulator accumulator(model, {.micro_steps = kMicroSteps});
   std::pair<std::vector<double>, std::vector<std::vector<std::string>>> told;
@@ -296,13 +302,14 @@ std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slic
 
 TEST_F(LateStepTest, IsToldOfSlicesAsTheHostIs) {
   std::pair<std::vector<double>, std::vector<std::vector<std::string>>> expected;
-  run_ranks(2, [&](comm::World& world) {
-    const auto told = train_slices(world);
+  run_ranks(4, [&, store = c10::make_intrusive<c10d::HashStore>()](comm::World& world) {
+    const auto told = train_slices(world, store);
     if (world.rank() == 0) expected = told;
   });
   EXPECT_THAT(expected.second[kBadStep], ::testing::Contains("first.weight"));
-  on_devices(Carrier::kStaged, 2, [&](comm::World& world) {
-    const auto [norms, not_finite] = train_slices(world);
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  on_devices(Carrier::kStaged, 4, [&](comm::World& world) {
+    const auto [norms, not_finite] = train_slices(world, store);
     for (int step = 0; step < kSteps; ++step) {
       const auto at = static_cast<size_t>(step);
       if (step == kBadStep) continue;

@@ -86,6 +86,7 @@ std::vector<SumsOfRank> exchange(const comm::World& world, const SumsOfRank& own
   std::copy(row.begin(), row.end(), rows[world.rank()].mutable_data_ptr<int64_t>());
   if (world.size() > 1) world.communicator().all_gather(rows.view({-1}), kExchange).wait();
   std::vector<SumsOfRank> by_rank;
+  by_rank.reserve(static_cast<size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
     by_rank.push_back(sums_of_row(rows[rank].const_data_ptr<int64_t>(), own.squares_of_group.size(),
                                   own.not_finite.size()));

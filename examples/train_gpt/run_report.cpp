@@ -25,7 +25,8 @@ using zeropage::memory::Tier;
 constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
-constexpr int64_t kRowLength = 4 * static_cast<int64_t>(kKindCount) + 5 + 2 * 4;
+constexpr int64_t kRowLength =
+    4 * static_cast<int64_t>(kKindCount) + 5 + 2 * 4 * static_cast<int64_t>(kAxes.size());
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row;
@@ -36,9 +37,10 @@ std::vector<int64_t> to_row(const RankFigures& figures) {
   row.insert(row.end(), {figures.memory.activation_peak_bytes, figures.memory.rss_base_bytes,
                          figures.memory.rss_peak_bytes, figures.memory.reserved_bytes,
                          figures.memory.host_bytes});
-  for (const Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
-                              &figures.wire.all_reduce, &figures.wire.broadcast}) {
-    row.insert(row.end(), {sent->bytes, sent->messages});
+  for (zeropage::comm::WireTraffic of_axis : figures.wire.axes) {
+    for (const Traffic* sent : operations(of_axis)) {
+      row.insert(row.end(), {sent->bytes, sent->messages});
+    }
   }
   return row;
 }
@@ -56,10 +58,11 @@ RankFigures from_row(const int64_t* row) {
   figures.memory.reserved_bytes = row[3];
   figures.memory.host_bytes = row[4];
   row += 5;
-  for (Traffic* sent : {&figures.wire.all_gather, &figures.wire.reduce_scatter,
-                        &figures.wire.all_reduce, &figures.wire.broadcast}) {
-    *sent = {row[0], row[1]};
-    row += 2;
+  for (zeropage::comm::WireTraffic& of_axis : figures.wire.axes) {
+    for (Traffic* sent : operations(of_axis)) {
+      *sent = {row[0], row[1]};
+      row += 2;
+    }
   }
   return figures;
 }
@@ -180,15 +183,6 @@ nlohmann::json to_json(const PagingStatistics& statistics) {
 
 }  // namespace
 
-nlohmann::json wire_json(int rank, const zeropage::comm::WireTraffic& sent,
-                         int64_t Traffic::*figure) {
-  return {{"rank", rank},
-          {"all_gather", sent.all_gather.*figure},
-          {"reduce_scatter", sent.reduce_scatter.*figure},
-          {"all_reduce", sent.all_reduce.*figure},
-          {"broadcast", sent.broadcast.*figure}};
-}
-
 void write_json_file(const Flags& flags, const nlohmann::json& json) {
   std::ofstream out(flags.json_path);
   out << json.dump(1) << '\n';
@@ -234,6 +228,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json memory = nlohmann::json::array();
   nlohmann::json bytes_sent = nlohmann::json::array();
   nlohmann::json messages_sent = nlohmann::json::array();
+  nlohmann::json by_axis = nlohmann::json::array();
   const TierBytes formula = memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const RankMemory& figures = ranks[rank].memory;
@@ -256,9 +251,11 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                                     {"nvme_formula_bytes", formula[Tier::kNvme].total()},
                                     {"nvme", kinds_json(figures.on_nvme)}};
     }
-    bytes_sent.push_back(wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::bytes));
-    messages_sent.push_back(
-        wire_json(static_cast<int>(rank), ranks[rank].wire, &Traffic::messages));
+    const auto number = static_cast<int>(rank);
+    const zeropage::comm::WireTraffic sent = ranks[rank].wire.total();
+    bytes_sent.push_back(wire_json(number, sent, &Traffic::bytes));
+    messages_sent.push_back(wire_json(number, sent, &Traffic::messages));
+    by_axis.push_back(axes_json(number, ranks[rank].wire));
   }
   nlohmann::json json = {{"flags", flags.to_json()},
                          {"parameters", run.parameters},
@@ -277,6 +274,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
                          {"activations", activations_json(flags.checkpointing, run, ranks)},
                          {"wire_bytes", bytes_sent},
                          {"wire_messages", messages_sent},
+                         {"wire_bytes_by_axis", by_axis},
                          {"communicator", run.communicator},
                          {"weights_sha256", run.weights_sha256}};
   if (run.utilisation) json["mfu"] = *run.utilisation;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "examples/train_gpt/flags.h"
+#include "examples/train_gpt/wire.h"
 #include "offload/device_speed.h"
 #include "zero/zeropage.h"
 
@@ -57,17 +58,13 @@ struct RankMemory {
 
 struct RankFigures {
   RankMemory memory;
-  zeropage::comm::WireTraffic wire;
+  SentByAxis wire;
 };
 
 // Every rank's figures, by rank. Collective.
 std::vector<RankFigures> gather_figures(const zeropage::comm::World& world, const RankFigures& own);
 
 std::string table(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
-
-// A rank's entry in "wire_bytes" or "wire_messages".
-nlohmann::json wire_json(int rank, const zeropage::comm::WireTraffic& sent,
-                         int64_t zeropage::comm::Traffic::*figure);
 
 // Throw if the file cannot be written.
 void write_json_file(const Flags& flags, const nlohmann::json& json);

@@ -37,7 +37,7 @@ struct SimulatedRank {
   int64_t persistent_bytes = 0;
   SimulationFigures wrapping;   // wrapping the model
   SimulationFigures all_steps;  // and all steps
-  zeropage::comm::WireTraffic wire;
+  SentByAxis wire;
 };
 
 zeropage::comm::Link link_of(const std::pair<double, double>& flag) {
@@ -50,6 +50,24 @@ Batch batch_without_values(const Flags& flags) {
   return {torch::empty(sizes, options), torch::empty(sizes, options)};
 }
 
+void add(SimulatedCost& sum, const SimulatedCost& cost) {
+  sum.calls += cost.calls;
+  sum.sent += cost.sent;
+  sum.seconds += cost.seconds;
+}
+
+SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model) {
+  SimulationFigures sum;
+  for (const zeropage::World& world : worlds_of(model)) {
+    const SimulationFigures& of_world = SimulatedCommunicator::of(world.communicator()).figures();
+    for (size_t index = 0; index < kOperationCount; ++index) {
+      const auto operation = static_cast<Operation>(index);
+      add(sum.by_operation[index], of_world[operation]);
+    }
+  }
+  return sum;
+}
+
 SimulatedRank run_rank(const Flags& flags, int rank) {
   const zeropage::memory::LedgerScope ledger(
       std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks)));
@@ -58,7 +76,6 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
        .topology = zeropage::comm::Topology::even(flags.ranks, flags.simulation.ranks_per_host),
        .within_host = link_of(flags.simulation.within_host),
        .between_hosts = link_of(flags.simulation.between_hosts)});
-  const auto& communicator = SimulatedCommunicator::of(world.communicator());
   SimulatedRank run{.rank = rank};
   Model model = make_model(world, flags);
   const auto optimizer = make_optimizer(flags, model);
@@ -68,7 +85,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
                              .pages->plan()
                              .held(updates_of(*optimizer).states_of_a_parameter())[Tier::kDevice]
                              .total();
-  run.wrapping = communicator.figures();
+  run.wrapping = figures_of(model);
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {
     for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
@@ -78,8 +95,8 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
     // As a real run reports its loss; there is none here.
     mean_over_ranks(world, 0.0);
   }
-  run.all_steps = communicator.figures();
-  run.wire = communicator.wire_traffic();
+  run.all_steps = figures_of(model);
+  run.wire = sent_by_axis(model);
   return run;
 }
 
@@ -104,12 +121,6 @@ std::string row(const std::string& label, const SimulatedCost& cost, double per)
       << share(cost.sent.total().messages) << std::setw(14) << std::setprecision(3)
       << cost.seconds * 1000 / per << " ms\n";
   return out.str();
-}
-
-void add(SimulatedCost& sum, const SimulatedCost& cost) {
-  sum.calls += cost.calls;
-  sum.sent += cost.sent;
-  sum.seconds += cost.seconds;
 }
 
 // What the steps cost by operation, a step; wrapping apart, once.
@@ -174,8 +185,10 @@ void simulate(const Flags& flags) {
   nlohmann::json simulated = nlohmann::json::array();
   nlohmann::json json = {{"flags", flags.to_json()}, {"parameters", parameters}};
   for (const SimulatedRank& run : ranks) {
-    json["wire_bytes"].push_back(wire_json(run.rank, run.wire, &Traffic::bytes));
-    json["wire_messages"].push_back(wire_json(run.rank, run.wire, &Traffic::messages));
+    const zeropage::comm::WireTraffic sent = run.wire.total();
+    json["wire_bytes"].push_back(wire_json(run.rank, sent, &Traffic::bytes));
+    json["wire_messages"].push_back(wire_json(run.rank, sent, &Traffic::messages));
+    json["wire_bytes_by_axis"].push_back(axes_json(run.rank, run.wire));
     json["memory"].push_back({{"rank", run.rank},
                               {"persistent_bytes", run.persistent_bytes},
                               {"formula_bytes", formula_bytes}});

@@ -274,7 +274,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     own.memory.host_bytes = peaks.host_peak_since_start();
   }
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
-  own.wire = world.communicator().wire_traffic();
+  own.wire = sent_by_axis(model);
   run.tokens_per_second =
       static_cast<double>(flags.samples_per_step(world.size()) * flags.model.sequence) /
       median(run.step_seconds);

@@ -1,0 +1,59 @@
+#include "examples/train_gpt/wire.h"
+
+#include "zero/setup/sharded_parameters.h"
+
+namespace train_gpt {
+
+using zeropage::comm::Traffic;
+using zeropage::comm::WireTraffic;
+
+std::array<Traffic*, 4> operations(WireTraffic& sent) {
+  return {&sent.all_gather, &sent.reduce_scatter, &sent.all_reduce, &sent.broadcast};
+}
+
+WireTraffic SentByAxis::total() const {
+  WireTraffic sum;
+  for (WireTraffic of_axis : axes) {
+    const auto from = operations(of_axis);
+    const auto to = operations(sum);
+    for (size_t index = 0; index < to.size(); ++index) {
+      to[index]->bytes += from[index]->bytes;
+      to[index]->messages += from[index]->messages;
+    }
+  }
+  return sum;
+}
+
+std::vector<zeropage::World> worlds_of(const zeropage::DistributedDataParallelBase& model) {
+  const zeropage::PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
+  if (!worlds.replicas) return {worlds.all};
+  return {worlds.all, worlds.shards, *worlds.replicas};
+}
+
+SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model) {
+  SentByAxis sent;
+  size_t axis = 0;
+  for (const zeropage::World& world : worlds_of(model)) {
+    sent.axes[axis++] = world.communicator().wire_traffic();
+  }
+  return sent;
+}
+
+nlohmann::json wire_json(int rank, const WireTraffic& sent, int64_t Traffic::*figure) {
+  return {{"rank", rank},
+          {"all_gather", sent.all_gather.*figure},
+          {"reduce_scatter", sent.reduce_scatter.*figure},
+          {"all_reduce", sent.all_reduce.*figure},
+          {"broadcast", sent.broadcast.*figure}};
+}
+
+nlohmann::json axes_json(int rank, const SentByAxis& sent) {
+  nlohmann::json json = {{"rank", rank}};
+  for (size_t axis = 0; axis < kAxes.size(); ++axis) {
+    json[std::string(kAxes[axis])] = wire_json(rank, sent.axes[axis], &Traffic::bytes);
+    json[std::string(kAxes[axis])].erase("rank");
+  }
+  return json;
+}
+
+}  // namespace train_gpt

@@ -90,6 +90,30 @@ void check_values(const Flags& flags) {
           c10::str("--deadline ", flags.deadline_seconds, ": expected seconds > 0"));
 }
 
+// What there is not yet for slices is refused.
+void check_tensor(const Flags& flags) {
+  if (flags.tensor == 1) return;
+  const auto require = [&](bool condition, const std::string& why) {
+    if (!condition) throw CLI::ValidationError(c10::str("--tensor ", flags.tensor, ": ", why));
+  };
+  const bool launched = zeropage::comm::launched_by_environment();
+  const int ranks = launched ? zeropage::comm::read_place().world_size : flags.ranks;
+  require(ranks % flags.tensor == 0,
+          c10::str("does not divide the ", ranks, " ranks; expected a divisor"));
+  require(flags.model.heads % flags.tensor == 0,
+          c10::str("does not divide --heads ", flags.model.heads,
+                   ", of which each rank computes its own"));
+  require(!flags.state.saves() && flags.state.resume.empty(),
+          "each rank has slices, and there is no state of the whole model yet; leave --save and "
+          "--resume out");
+  require(flags.deferred != "on", "layers are cut when they have values; leave --deferred on out");
+  require(!flags.simulates(),
+          "layers are cut when they have values, which --communicator simulated has not");
+  require(flags.checkpointing.policy != CheckpointFlags::Policy::kBudget,
+          "ranks with slices of a layer would each choose what to repeat; use "
+          "--checkpoint-activations selective, blocks or every:K");
+}
+
 void check_simulation(const CLI::App& app, const Flags& flags) {
   const auto refuse = [&](const char* flag, const std::string& why) {
     if (app.get_option(flag)->count() > 0) throw CLI::ValidationError(flag + (": " + why));
@@ -126,6 +150,7 @@ void check_launcher(const CLI::App& app, const Flags& flags) {
 
 void check_flags(const CLI::App& app, const Flags& flags) {
   check_values(flags);
+  check_tensor(flags);
   check_simulation(app, flags);
   check_launcher(app, flags);
 }

@@ -104,6 +104,11 @@ constexpr auto table_of(std::type_identity<Flags>) {
           field<&Flags::ranks>({.help = "Local ranks to start",
                                 .flag = {"ranks"},
                                 .bounds = Bounds::range(1, 4096)}),
+          field<&Flags::tensor>({.help =
+                                     "Neighbouring ranks that compute a sample together, each by "
+                                     "slices of the layers (tensor parallelism)",
+                                 .flag = {"tensor", "RANKS="},
+                                 .bounds = Bounds::positive()}),
           field<&Flags::threads>({.help = "Threads a rank; 0 shares the cores among local ranks",
                                   .flag = {"threads"},
                                   .bounds = Bounds::not_negative()})),

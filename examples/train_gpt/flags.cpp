@@ -133,7 +133,7 @@ void solve_batch(const CLI::App& app, Flags& flags) {
       .global_batch = flags.global_batch,
       .micro_batch = given("--batch", flags.batch),
       .accumulation = given("--accumulate", flags.accumulator.micro_steps),
-      .ranks = launched ? zeropage::comm::read_place().world_size : flags.ranks};
+      .ranks = (launched ? zeropage::comm::read_place().world_size : flags.ranks) / flags.tensor};
   if (!sizes.micro_batch && !sizes.accumulation) sizes.micro_batch = flags.batch;
   try {
     const auto solved = zeropage::accumulate::solve_batch(sizes);

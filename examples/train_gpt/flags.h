@@ -57,6 +57,7 @@ struct Flags {
   double lr = 1e-3;
   std::string optimizer = "adamw";
   int ranks = 1;
+  int tensor = 1;   // ranks that compute a sample together
   int threads = 0;  // 0: the cores of this host shared among its ranks
   std::string device = "auto";
   bool deterministic = false;
@@ -79,16 +80,17 @@ struct Flags {
   torch::DeviceType device_type() const;
   // Of parameters and activations.
   torch::ScalarType dtype() const { return options.compute_dtype.value_or(torch::kFloat32); }
-  // Samples a step over all ranks.
-  int64_t samples_per_step(int world_size) const {
-    return batch * accumulator.micro_steps * world_size;
+  // Samples a step over all ranks. data_ranks: that have samples of their own.
+  int64_t samples_per_step(int data_ranks) const {
+    return batch * accumulator.micro_steps * data_ranks;
   }
 
   bool simulates() const { return communicator == "simulated"; }
 
   // Whether the model is constructed without memory for its parameters.
   bool constructs_deferred() const {
-    return deferred == "on" || (deferred == "auto" && (shards_parameters(options) || simulates()));
+    const bool suits = tensor == 1 && (shards_parameters(options) || simulates());
+    return deferred == "on" || (deferred == "auto" && suits);
   }
 
   // Every flag with its value, by its name on the command line.

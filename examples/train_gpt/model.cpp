@@ -3,6 +3,16 @@
 namespace train_gpt {
 namespace {
 
+zeropage::TensorParallelPlan slices_of_layers(const GptConfig& config) {
+  using zeropage::Cut;
+  const int64_t head = config.d_model / config.heads;
+  return {{"blocks.*.attention_qkv", Cut::column().parts(3).unit(head)},
+          {"blocks.*.attention_out", Cut::row().unit(head)},
+          {"blocks.*.mlp_up", Cut::column()},
+          {"blocks.*.mlp_down", Cut::row()},
+          {"token_embedding", Cut::vocabulary()}};
+}
+
 Gpt moved(Gpt gpt, torch::Device device) {
   gpt->to(device);
   return gpt;
@@ -10,11 +20,27 @@ Gpt moved(Gpt gpt, torch::Device device) {
 
 }  // namespace
 
-Model make_model(const zeropage::comm::World& world, const Flags& flags) {
+int64_t parameters_of(const GptConfig& config) {
+  const int64_t d = config.d_model;
+  constexpr int64_t kSquaresOfABlock = 12;  // 3 and 1 of attention, 4 and 4 of the MLP
+  constexpr int64_t kVectorsOfABlock = 13;  // their biases 3, 1, 4, 1, and two norms
+  return config.layers * (kSquaresOfABlock * d * d + kVectorsOfABlock * d) +
+         (kVocabulary + config.sequence) * d + 2 * d;
+}
+
+Model make_model(const Places& places, const Flags& flags) {
+  const zeropage::World& world = places.data;
   const auto construct = [&] { return Gpt(flags.model, flags.seed); };
+  const auto construct_here = [&] {
+    Gpt gpt = moved(construct(), world.device());
+    if (places.tensor) {
+      zeropage::tensor_parallel(gpt, *places.tensor, slices_of_layers(flags.model));
+    }
+    return gpt;
+  };
   Model model = flags.constructs_deferred()
                     ? Model(zeropage::DeferredModule<Gpt>(construct), world, flags.options)
-                    : Model(moved(construct(), world.device()), world, flags.options);
+                    : Model(construct_here(), world, flags.options);
   model->run_blocks_by(block_loop(flags.checkpointing));
   // The weights are drawn; from here on each rank draws its own masks. Where none are drawn, what a
   // state has of the generators shall not depend on how the model was constructed.

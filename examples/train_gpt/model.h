@@ -7,6 +7,7 @@
 
 #include "examples/train_gpt/flags.h"
 #include "examples/train_gpt/gpt.h"
+#include "examples/train_gpt/places.h"
 #include "examples/train_gpt/text_data.h"
 #include "zero/zeropage.h"
 
@@ -15,7 +16,9 @@ namespace train_gpt {
 using Model = zeropage::DistributedDataParallel<Gpt>;
 
 // Collective.
-Model make_model(const zeropage::comm::World& world, const Flags& flags);
+Model make_model(const Places& places, const Flags& flags);
+// Elements of the whole module, of which a rank may have slices.
+int64_t parameters_of(const GptConfig& config);
 std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
 
 torch::Tensor loss_of(Model& model, const Batch& batch);

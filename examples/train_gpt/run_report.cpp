@@ -26,7 +26,7 @@ constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
 constexpr int64_t kRowLength =
-    4 * static_cast<int64_t>(kKindCount) + 5 + 2 * 4 * static_cast<int64_t>(kAxes.size());
+    4 * static_cast<int64_t>(kKindCount) + 6 + 2 * 4 * static_cast<int64_t>(kAxes.size());
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row;
@@ -36,7 +36,7 @@ std::vector<int64_t> to_row(const RankFigures& figures) {
   }
   row.insert(row.end(), {figures.memory.activation_peak_bytes, figures.memory.rss_base_bytes,
                          figures.memory.rss_peak_bytes, figures.memory.reserved_bytes,
-                         figures.memory.host_bytes});
+                         figures.memory.host_bytes, figures.parameters});
   for (zeropage::comm::WireTraffic of_axis : figures.wire.axes) {
     for (const Traffic* sent : operations(of_axis)) {
       row.insert(row.end(), {sent->bytes, sent->messages});
@@ -57,7 +57,8 @@ RankFigures from_row(const int64_t* row) {
   figures.memory.rss_peak_bytes = row[2];
   figures.memory.reserved_bytes = row[3];
   figures.memory.host_bytes = row[4];
-  row += 5;
+  figures.parameters = row[5];
+  row += 6;
   for (zeropage::comm::WireTraffic& of_axis : figures.wire.axes) {
     for (Traffic* sent : operations(of_axis)) {
       *sent = {row[0], row[1]};
@@ -199,7 +200,8 @@ std::string table(const Flags& flags, const RunFigures& run,
     const RankMemory& memory = ranks[rank].memory;
     columns.push_back({"rank " + std::to_string(rank), memory.at_peak, memory.now.persistent()});
   }
-  const TierBytes expected = memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
+  const int data_ranks = static_cast<int>(ranks.size()) / flags.tensor;
+  const TierBytes expected = memory_formula(flags, ranks.front().parameters, data_ranks);
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage "
       << text_of(flags.options.stage) << ", " << ranks.size()
@@ -229,8 +231,9 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json bytes_sent = nlohmann::json::array();
   nlohmann::json messages_sent = nlohmann::json::array();
   nlohmann::json by_axis = nlohmann::json::array();
-  const TierBytes formula = memory_formula(flags, run.parameters, static_cast<int>(ranks.size()));
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    const TierBytes formula = memory_formula(flags, ranks[rank].parameters,
+                                             static_cast<int>(ranks.size()) / flags.tensor);
     const RankMemory& figures = ranks[rank].memory;
     memory.push_back({{"rank", rank},
                       {"persistent_bytes", figures.now.persistent()},
@@ -257,26 +260,28 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
     messages_sent.push_back(wire_json(number, sent, &Traffic::messages));
     by_axis.push_back(axes_json(number, ranks[rank].wire));
   }
-  nlohmann::json json = {{"flags", flags.to_json()},
-                         {"parameters", run.parameters},
-                         {"first_step", run.first_step},
-                         {"loss", run.loss},
-                         {"saves", run.saves},
-                         {"gradient_norm", run.gradient_norm},
-                         {"clipped_norm", run.clipped_norm},
-                         {"loss_scale", run.loss_scale},
-                         {"skipped_steps", run.skipped_steps},
-                         {"step_seconds", run.step_seconds},
-                         {"update_seconds", run.update_seconds},
-                         {"tokens_per_second", run.tokens_per_second},
-                         {"held_out_loss", run.held_out_loss},
-                         {"memory", memory},
-                         {"activations", activations_json(flags.checkpointing, run, ranks)},
-                         {"wire_bytes", bytes_sent},
-                         {"wire_messages", messages_sent},
-                         {"wire_bytes_by_axis", by_axis},
-                         {"communicator", run.communicator},
-                         {"weights_sha256", run.weights_sha256}};
+  nlohmann::json json = {
+      {"flags", flags.to_json()},
+      {"parameters", run.parameters},
+      {"first_step", run.first_step},
+      {"loss", run.loss},
+      {"saves", run.saves},
+      {"gradient_norm", run.gradient_norm},
+      {"clipped_norm", run.clipped_norm},
+      {"loss_scale", run.loss_scale},
+      {"skipped_steps", run.skipped_steps},
+      {"step_seconds", run.step_seconds},
+      {"update_seconds", run.update_seconds},
+      {"tokens_per_second", run.tokens_per_second},
+      {"held_out_loss", run.held_out_loss},
+      {"memory", memory},
+      {"activations", activations_json(flags.checkpointing, run, ranks)},
+      {"wire_bytes", bytes_sent},
+      {"wire_messages", messages_sent},
+      {"wire_bytes_by_axis", by_axis},
+      {"communicator", run.communicator},
+      {"weights_sha256",
+       run.weights_sha256.empty() ? nlohmann::json() : nlohmann::json(run.weights_sha256)}};
   if (run.utilisation) json["mfu"] = *run.utilisation;
   if (run.disk) {
     json["disk"] = {{"read_bytes_per_second", run.disk->read_bytes_per_second},

@@ -38,8 +38,8 @@ struct RunFigures {
   // device's peak is not known.
   std::optional<double> utilisation;
   std::optional<double> utilisation_per_token_rate;
-  std::string weights_sha256;
-  std::string communicator;  // what carried the bytes
+  std::string weights_sha256;  // "": ranks have slices
+  std::string communicator;    // what carried the bytes
 };
 
 // Of the device that trains.
@@ -57,6 +57,7 @@ struct RankMemory {
 };
 
 struct RankFigures {
+  int64_t parameters = 0;  // elements that it has, of slices and of whole ones
   RankMemory memory;
   SentByAxis wire;
 };

@@ -77,7 +77,8 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
        .within_host = link_of(flags.simulation.within_host),
        .between_hosts = link_of(flags.simulation.between_hosts)});
   SimulatedRank run{.rank = rank};
-  Model model = make_model(world, flags);
+  const Places places = Places::of(world, flags);
+  Model model = make_model(places, flags);
   const auto optimizer = make_optimizer(flags, model);
   zeropage::Accumulator accumulator(model, flags.accumulator);
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
@@ -96,7 +97,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
     mean_over_ranks(world, 0.0);
   }
   run.all_steps = figures_of(model);
-  run.wire = sent_by_axis(model);
+  run.wire = sent_by_axis(model, places);
   return run;
 }
 

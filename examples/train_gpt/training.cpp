@@ -113,16 +113,17 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
 }
 
 // Returns false where SIGTERM ended it.
-bool run_steps(const zeropage::comm::World& world, const Flags& flags, const TextData& data,
-               Model& model, zeropage::ShardedOptimizer& optimizer, RunFigures& run) {
-  KeptActivations kept(flags.checkpointing, world, model);
+bool run_steps(const Places& places, const Flags& flags, const TextData& data, Model& model,
+               zeropage::ShardedOptimizer& optimizer, RunFigures& run) {
+  const zeropage::World& world = places.data;
+  KeptActivations kept(flags.checkpointing, places.all, model);
   const auto forward = [&](const Batch& batch) {
     const KeptActivations::Forward scope(kept);
     return loss_of(model, batch);
   };
   zeropage::Accumulator accumulator(model, flags.accumulator);
   SavedRun saved(flags, data, model, optimizer, accumulator);
-  if (world.rank() == 0 && !saved.description().empty()) {
+  if (places.is_first() && !saved.description().empty()) {
     std::cout << saved.description() << std::endl;
   }
   run.first_step = saved.steps();
@@ -130,7 +131,7 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
                      .first_step = run.first_step,
                      .tokens_per_step = flags.samples_per_step(world.size()) * flags.model.sequence,
                      .utilisation_per_token_rate = run.utilisation_per_token_rate,
-                     .quiet = world.rank() != 0});
+                     .quiet = !places.is_first()});
   model.train();
   auto paged = model.paging();
   StepTimer timer;
@@ -162,7 +163,7 @@ bool run_steps(const zeropage::comm::World& world, const Flags& flags, const Tex
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
     const auto start = Clock::now();
     for (const Batch& batch : batches) {
-      const InjectedInfinity injected(world, flags, model, step, accumulator.micro_step());
+      const InjectedInfinity injected(places.all, flags, model, step, accumulator.micro_step());
       accumulator.backward(forward(to_device(batch, device)));
     }
     const auto update_start = Clock::now();
@@ -229,17 +230,20 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   ledger.reset_peak();
   own.memory.rss_base_bytes = zeropage::memory::resident_bytes();
 
-  Model model = make_model(world, flags);
+  const Places places = Places::of(world, flags);
+  Model model = make_model(places, flags);
   const auto optimizer = make_optimizer(flags, model);
-  for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
+  for (const auto& parameter : model.parameters()) own.parameters += parameter.numel();
+  run.parameters = parameters_of(flags.model);
   if (const auto peak = peak_flops(flags, device)) {
     run.utilisation_per_token_rate =
         flops_per_token(flags.model, run.parameters) / (*peak * world.size());
   }
   if (world.rank() == 0) {
     std::cout << run.parameters << " parameters on " << world.size()
-              << (world.size() == 1 ? " rank" : " ranks") << " ("
-              << world.communicator().transport() << ") on "
+              << (world.size() == 1 ? " rank" : " ranks");
+    if (places.tensor) std::cout << ", " << flags.tensor << " of them to a sample";
+    std::cout << " (" << world.communicator().transport() << ") on "
               << zeropage::memory::device_name(device) << ", stage " << text_of(flags.options.stage)
               << ", " << torch::get_num_threads()
               << " thread(s) a rank, text: " << data.description() << std::endl;
@@ -253,7 +257,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
-  if (!run_steps(world, flags, data, model, *optimizer, run)) {
+  if (!run_steps(places, flags, data, model, *optimizer, run)) {
     if (world.rank() == 0) {
       std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"
                 << std::endl;
@@ -274,18 +278,20 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     own.memory.host_bytes = peaks.host_peak_since_start();
   }
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
-  own.wire = sent_by_axis(model);
+  own.wire = sent_by_axis(model, places);
   run.tokens_per_second =
-      static_cast<double>(flags.samples_per_step(world.size()) * flags.model.sequence) /
+      static_cast<double>(flags.samples_per_step(places.data.size()) * flags.model.sequence) /
       median(run.step_seconds);
   if (run.utilisation_per_token_rate) {
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
-  run.held_out_loss = held_out_loss(world, data, model);
-  WeightsHash hash;
-  zeropage::visit_parameters(
-      model, [&](const std::string&, const torch::Tensor& values) { hash.add(values); });
-  run.weights_sha256 = hash.hex();
+  run.held_out_loss = held_out_loss(places.data, data, model);
+  if (!places.tensor) {
+    WeightsHash hash;
+    zeropage::visit_parameters(
+        model, [&](const std::string&, const torch::Tensor& values) { hash.add(values); });
+    run.weights_sha256 = hash.hex();
+  }
   run.communicator = world.communicator().transport();
   const std::vector<RankFigures> ranks = gather_figures(world, own);
   const std::string text =

@@ -30,12 +30,13 @@ std::vector<zeropage::World> worlds_of(const zeropage::DistributedDataParallelBa
   return {worlds.all, worlds.shards, *worlds.replicas};
 }
 
-SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model) {
+SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model, const Places& places) {
   SentByAxis sent;
   size_t axis = 0;
   for (const zeropage::World& world : worlds_of(model)) {
     sent.axes[axis++] = world.communicator().wire_traffic();
   }
+  if (places.tensor) sent.axes.back() = places.tensor->communicator().wire_traffic();
   return sent;
 }
 

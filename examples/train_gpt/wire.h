@@ -1,4 +1,5 @@
-// What a rank sent, by the world in which it did: of all ranks, of the group that shares pages, of its replicas.
+// What a rank sent, by the world in which it did: of those that have other samples, of the group of them that shares
+// pages, of its replicas, and of those that compute the same samples.
 #pragma once
 
 #include <array>
@@ -8,22 +9,23 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/world.h"
+#include "examples/train_gpt/places.h"
 #include "zero/zeropage.h"
 
 namespace train_gpt {
 
-constexpr std::array<std::string_view, 3> kAxes = {"world", "shard", "replica"};
+constexpr std::array<std::string_view, 4> kAxes = {"data", "shard", "replica", "tensor"};
 
-// By kAxes; zeros for what there is not (--shard-within).
+// By kAxes; zeros for what there is not (--shard-within, --tensor).
 struct SentByAxis {
   std::array<zeropage::comm::WireTraffic, kAxes.size()> axes;
 
   zeropage::comm::WireTraffic total() const;
 };
 
-// Those worlds of a model, beginning with all ranks.
+// Those worlds of a model but the last one.
 std::vector<zeropage::World> worlds_of(const zeropage::DistributedDataParallelBase& model);
-SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model);
+SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model, const Places& places);
 
 // The operations that training uses, in the order of the JSON.
 std::array<zeropage::comm::Traffic*, 4> operations(zeropage::comm::WireTraffic& sent);

@@ -81,5 +81,15 @@ const int kAlone =
                },
                {.stages = {0}});
 
+const int kNoGroups = is_refused(
+    kGroup, "shards within groups of more ranks than there are, or that do not divide them",
+    "2 ranks do not divide into groups of 4", "choose a divisor of the number of ranks",
+    [](auto& run) {
+      Options options;
+      options.shard_within = 4;
+      const DistributedDataParallel<Mlp> model(make<Mlp>(), run.world(), options);
+    },
+    {.stages = {1}});
+
 }  // namespace
 }  // namespace zeropage::habits_of_meshes

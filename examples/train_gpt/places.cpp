@@ -1,0 +1,12 @@
+#include "examples/train_gpt/places.h"
+
+namespace train_gpt {
+
+Places Places::of(const zeropage::World& world, const Flags& flags) {
+  if (flags.tensor == 1) return {.all = world, .data = world, .tensor = {}};
+  const zeropage::Mesh mesh(world,
+                            {{"data", world.size() / flags.tensor}, {"tensor", flags.tensor}});
+  return {.all = world, .data = mesh["data"], .tensor = mesh["tensor"]};
+}
+
+}  // namespace train_gpt

@@ -37,6 +37,8 @@ RankMemory own_memory(c10::DeviceType device) {
                  .in_nvme_tier = ledger.offloaded(memory::Tier::kNvme),
                  .resident_bytes = memory::resident_bytes(),
                  .peak_resident_bytes = memory::peak_resident_bytes()};
+  // The kernel gathers the highest figure late, and other threads may have let memory go between the two readings.
+  own.peak_resident_bytes = std::max(own.peak_resident_bytes, own.resident_bytes);
   if (device != c10::kCPU) own.on_host = ledger.now(c10::kCPU);
   return own;
 }

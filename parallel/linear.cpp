@@ -51,14 +51,17 @@ Slices ColumnParallelLinearImpl::slices() const {
           column_name(options_)};
 }
 
+SlicedDimension ColumnParallelLinearImpl::cut() const {
+  return {slices(), /*dim=*/0, options_.parts};
+}
+
 void ColumnParallelLinearImpl::reset() {
   const auto whole = whole_layer(options_);
   take_values_of_rank_zero(*whole, ranks_->world, column_name(options_));
   const int rank = ranks_->world.rank();
-  weight = register_parameter("weight", slices().take(whole->weight, 0, options_.parts, rank));
-  bias = register_parameter(
-      "bias", options_.bias ? slices().take(whole->bias, 0, options_.parts, rank) : at::Tensor(),
-      options_.bias);
+  weight = register_parameter("weight", cut().take(whole->weight, rank));
+  bias = register_parameter("bias", options_.bias ? cut().take(whole->bias, rank) : at::Tensor(),
+                            options_.bias);
 }
 
 torch::Tensor ColumnParallelLinearImpl::forward(const torch::Tensor& input) {
@@ -67,8 +70,8 @@ torch::Tensor ColumnParallelLinearImpl::forward(const torch::Tensor& input) {
   return options_.gathers_output ? gather_from_ranks(slice, slices(), ranks_, name) : slice;
 }
 
-std::vector<torch::Tensor> ColumnParallelLinearImpl::slices_of_parameters() const {
-  return {weight, bias};
+std::vector<SlicedParameter> ColumnParallelLinearImpl::sliced_parameters() const {
+  return {{weight, cut()}, {bias, cut()}};
 }
 
 void ColumnParallelLinearImpl::pretty_print(std::ostream& stream) const {
@@ -87,10 +90,14 @@ Slices RowParallelLinearImpl::slices() const {
   return {options_.in_features, options_.unit, ranks_->world.size(), row_name(options_)};
 }
 
+SlicedDimension RowParallelLinearImpl::cut() const {
+  return {slices(), /*dim=*/1};
+}
+
 void RowParallelLinearImpl::reset() {
   const auto whole = whole_layer(options_);
   take_values_of_rank_zero(*whole, ranks_->world, row_name(options_));
-  weight = register_parameter("weight", slices().take(whole->weight, 1, 1, ranks_->world.rank()));
+  weight = register_parameter("weight", cut().take(whole->weight, ranks_->world.rank()));
   bias = register_parameter("bias", options_.bias ? whole->bias.detach().clone() : at::Tensor(),
                             options_.bias);
 }
@@ -103,8 +110,8 @@ torch::Tensor RowParallelLinearImpl::forward(const torch::Tensor& input) {
   return options_.bias ? output + bias : output;
 }
 
-std::vector<torch::Tensor> RowParallelLinearImpl::slices_of_parameters() const {
-  return {weight};
+std::vector<SlicedParameter> RowParallelLinearImpl::sliced_parameters() const {
+  return {{weight, cut()}};
 }
 
 void RowParallelLinearImpl::pretty_print(std::ostream& stream) const {

@@ -55,7 +55,7 @@ class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinea
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
-  std::vector<torch::Tensor> slices_of_parameters() const override;
+  std::vector<SlicedParameter> sliced_parameters() const override;
   const comm::World& ranks_of_slices() const override { return ranks_->world; }
 
   torch::Tensor weight;  // [slice, in_features]
@@ -63,6 +63,7 @@ class ColumnParallelLinearImpl : public torch::nn::Cloneable<ColumnParallelLinea
 
  private:
   Slices slices() const;
+  SlicedDimension cut() const;
   LinearOptions options_;
   RanksPointer ranks_;
 };
@@ -76,7 +77,7 @@ class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>
   void reset() override;
   torch::Tensor forward(const torch::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
-  std::vector<torch::Tensor> slices_of_parameters() const override;
+  std::vector<SlicedParameter> sliced_parameters() const override;
   const comm::World& ranks_of_slices() const override { return ranks_->world; }
 
   torch::Tensor weight;  // [out_features, slice]
@@ -84,6 +85,7 @@ class RowParallelLinearImpl : public torch::nn::Cloneable<RowParallelLinearImpl>
 
  private:
   Slices slices() const;
+  SlicedDimension cut() const;
   LinearOptions options_;
   RanksPointer ranks_;
 };

@@ -10,15 +10,18 @@
 #include "comm/world.h"
 #include "operators/tensor_mark.h"
 #include "parallel/ranks.h"
+#include "parallel/slices.h"
 
 namespace zeropage::parallel {
 
 // By itself it replaces no operator.
 class SliceMark : public memory::TensorMark {
  public:
-  // ranks: those of the group.
-  SliceMark(std::string who, RanksPointer ranks)
-      : TensorMark(std::move(who), On::kParameter), ranks_(std::move(ranks)) {}
+  // ranks: those of the group. cut: how the whole was cut.
+  SliceMark(std::string who, RanksPointer ranks, SlicedDimension cut)
+      : TensorMark(std::move(who), On::kParameter),
+        ranks_(std::move(ranks)),
+        cut_(std::move(cut)) {}
 
   bool replaces(const c10::OperatorHandle& /*handle*/) const override { return false; }
   bool run(const c10::OperatorHandle& /*handle*/, const at::Tensor& /*marked*/,
@@ -27,9 +30,11 @@ class SliceMark : public memory::TensorMark {
   }
 
   const comm::World& ranks() const { return ranks_->world; }
+  const SlicedDimension& cut() const { return cut_; }
 
  private:
   const RanksPointer ranks_;
+  const SlicedDimension cut_;
 };
 
 }  // namespace zeropage::parallel

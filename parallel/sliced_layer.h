@@ -11,15 +11,21 @@
 #include <ATen/core/TensorBody.h>
 
 #include "comm/world.h"
+#include "parallel/slices.h"
 
 namespace zeropage::parallel {
+
+struct SlicedParameter {
+  at::Tensor slice;  // may be undefined
+  SlicedDimension cut;
+};
 
 // What a torch::nn::Module also is that registers slices as its parameters.
 class SlicedLayer {
  public:
   virtual ~SlicedLayer() = default;
-  // Of the parameters that it registers itself, those that are slices. Some may be undefined.
-  virtual std::vector<at::Tensor> slices_of_parameters() const = 0;
+  // Of the parameters that it registers itself, those that are slices.
+  virtual std::vector<SlicedParameter> sliced_parameters() const = 0;
   // The ranks that have the others.
   virtual const comm::World& ranks_of_slices() const = 0;
 

@@ -32,4 +32,10 @@ at::Tensor Slices::take(const at::Tensor& whole, int64_t dim, int64_t parts, int
   return at::cat(slices, dim);
 }
 
+std::vector<int64_t> SlicedDimension::whole_sizes(at::IntArrayRef sizes) const {
+  std::vector<int64_t> whole = sizes.vec();
+  whole.at(static_cast<size_t>(dim)) = parts * slices.total();
+  return whole;
+}
+
 }  // namespace zeropage::parallel

@@ -29,9 +29,22 @@ class Slices {
   at::Tensor take(const at::Tensor& whole, int64_t dim, int64_t parts, int rank) const;
 
  private:
-  const int64_t total_;
-  const int64_t unit_;
-  const int ranks_;
+  int64_t total_;
+  int64_t unit_;
+  int ranks_;
+};
+
+// How a tensor was cut: dimension `dim` of the whole is `parts` equal stretches, and each is cut for itself.
+struct SlicedDimension {
+  Slices slices;
+  int64_t dim = 0;
+  int64_t parts = 1;
+
+  at::Tensor take(const at::Tensor& whole, int rank) const {
+    return slices.take(whole, dim, parts, rank);
+  }
+  // Of the whole tensor, of which one slice has these sizes.
+  std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
 };
 
 }  // namespace zeropage::parallel

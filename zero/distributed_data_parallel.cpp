@@ -15,6 +15,41 @@ Collect exchange_collect(GradientReducer& reducer, Collect collect) {
   return before;
 }
 
+// The tensor axis that the mesh has; null where it has none of several ranks.
+const comm::World* tensor_axis(const comm::Mesh& mesh) {
+  return mesh.has("tensor") && mesh["tensor"].size() > 1 ? &mesh["tensor"] : nullptr;
+}
+
+void check_slices(const comm::Mesh& mesh, const torch::nn::Module& module) {
+  const comm::World* const axis = tensor_axis(mesh);
+  const auto slices = tensor_world_of(parameters_of(module));
+  const bool has_slices = slices && slices->size() > 1;
+  ZP_CHECK(has_slices || axis == nullptr,
+           "DistributedDataParallel: the mesh's axis \"tensor\" has ", axis ? axis->size() : 1,
+           " ranks, but no parameter of the module is a slice; call tensor_parallel(module, "
+           "mesh[\"tensor\"], plan) before wrapping, or leave the axis out");
+  ZP_CHECK(!has_slices || (axis != nullptr && &slices->communicator() == &axis->communicator()),
+           "DistributedDataParallel: the module's parameters are slices over ",
+           has_slices ? slices->size() : 1,
+           " ranks that are no axis \"tensor\" of the mesh; cut it over mesh[\"tensor\"]");
+}
+
+const comm::World& data_axis(const comm::Mesh& mesh) {
+  std::string names;
+  for (const comm::MeshAxis& axis : mesh.axes()) {
+    names += (names.empty() ? "\"" : ", \"") + axis.name + "\"";
+    ZP_CHECK(axis.size == 1 || axis.name == "data" || axis.name == "tensor",
+             "DistributedDataParallel: the mesh's axis \"", axis.name, "\" has ", axis.size,
+             " ranks: expected axes \"data\" and \"tensor\"; wrap over a world, such as "
+             "mesh[\"data\"], and do yourself what ranks along the other axes are for");
+  }
+  ZP_CHECK(
+      mesh.has("data"), "DistributedDataParallel: the mesh has the axes ", names,
+      ": expected one that is named \"data\", whose ranks get other samples; add {\"data\", 1} "
+      "where there is none");
+  return mesh["data"];
+}
+
 }  // namespace
 
 NoSync::NoSync(std::shared_ptr<GradientReducer> reducer)
@@ -28,10 +63,23 @@ DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, comm::World world, const Options& options,
     const memory::ConstructionTape* tape)
     : base_(module),
-      wrapped_(std::make_shared<WrappedModule>(module, std::move(world), options, tape)) {}
+      wrapped_(std::make_shared<WrappedModule>(module, world, world, options, tape)) {}
+
+DistributedDataParallelBase::DistributedDataParallelBase(
+    const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
+    const Options& options, const memory::ConstructionTape* tape)
+    : base_(module) {
+  const comm::World& data = data_axis(mesh);
+  check_slices(mesh, *module);
+  wrapped_ = std::make_shared<WrappedModule>(module, data, mesh.world(), options, tape);
+}
 
 const comm::World& DistributedDataParallelBase::world() const {
   return wrapped_->world();
+}
+
+const comm::World& DistributedDataParallelBase::all_ranks() const {
+  return wrapped_->all_ranks();
 }
 
 const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model) {

@@ -5,6 +5,12 @@
 //   auto loss = criterion(model(batch.data), batch.target);
 //   loss.backward();  // gradients are averaged over ranks as it runs
 //
+// Where several ranks compute one sample together (zero/tensor_parallel.h), it takes the whole mesh:
+//
+//   zeropage::Mesh mesh(world, {{"data", 4}, {"tensor", 2}});
+//   zeropage::tensor_parallel(gpt, mesh["tensor"], plan);
+//   zeropage::DistributedDataParallel<Gpt> model(gpt, mesh, options);
+//
 // The module stays itself: it may be called directly, and `model->` reaches it. Wrapping moves the
 // memory of its parameters into pages, and gives every rank rank 0's parameters and buffers.
 //
@@ -28,6 +34,7 @@
 
 #include <torch/nn/module.h>
 
+#include "comm/mesh.h"
 #include "comm/world.h"
 #include "memory/ledger.h"
 #include "paging/paging_statistics.h"
@@ -59,7 +66,10 @@ class NoSync {
 // What does not depend on the module's type.
 class DistributedDataParallelBase {
  public:
+  // The ranks that get other samples, over which everything is sharded.
   const comm::World& world() const;
+  // Those, or all of the mesh that it was wrapped over: a state on disk is one of all these ranks.
+  const comm::World& all_ranks() const;
 
   // Gradients accumulate on this rank until the first backward outside the guard. Call the same on
   // all ranks. At stages 2 and 3 it holds whole gradients meanwhile; zero/accumulator.h has both
@@ -86,6 +96,9 @@ class DistributedDataParallelBase {
   // tape: of a module that was constructed without memory; null for others.
   DistributedDataParallelBase(const std::shared_ptr<torch::nn::Module>& module, comm::World world,
                               const Options& options, const memory::ConstructionTape* tape);
+  DistributedDataParallelBase(const std::shared_ptr<torch::nn::Module>& module,
+                              const comm::Mesh& mesh, const Options& options,
+                              const memory::ConstructionTape* tape);
 
   void before_forward();
   static memory::Kind kind_of_forward();
@@ -105,7 +118,7 @@ class DistributedDataParallelBase {
   friend const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
 
   const std::shared_ptr<torch::nn::Module> base_;
-  const std::shared_ptr<WrappedModule> wrapped_;
+  std::shared_ptr<WrappedModule> wrapped_;
 };
 
 // M: a module holder (TORCH_MODULE) or a std::shared_ptr to a module.
@@ -121,6 +134,17 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
   DistributedDataParallel(DeferredModule<M> deferred, comm::World world,
                           const Options& options = {})
       : DistributedDataParallelBase(pointer_to(deferred.module()), std::move(world), options,
+                                    deferred.tape_.get()),
+        module_(std::move(deferred.module())) {}
+
+  // Shards over the axis "data". An axis "tensor" is the one over which the module's parameters are slices.
+  // Throws where the mesh has other axes of several ranks, and where the module's slices are over other ranks.
+  DistributedDataParallel(M module, const comm::Mesh& mesh, const Options& options = {})
+      : DistributedDataParallelBase(pointer_to(module), mesh, options, /*tape=*/nullptr),
+        module_(std::move(module)) {}
+  DistributedDataParallel(DeferredModule<M> deferred, const comm::Mesh& mesh,
+                          const Options& options = {})
+      : DistributedDataParallelBase(pointer_to(deferred.module()), mesh, options,
                                     deferred.tape_.get()),
         module_(std::move(deferred.module())) {}
 
@@ -160,9 +184,17 @@ DistributedDataParallel(M, comm::World) -> DistributedDataParallel<M>;
 template <typename M>
 DistributedDataParallel(M, comm::World, Options) -> DistributedDataParallel<M>;
 template <typename M>
+DistributedDataParallel(M, comm::Mesh) -> DistributedDataParallel<M>;
+template <typename M>
+DistributedDataParallel(M, comm::Mesh, Options) -> DistributedDataParallel<M>;
+template <typename M>
 DistributedDataParallel(DeferredModule<M>, comm::World) -> DistributedDataParallel<M>;
 template <typename M>
 DistributedDataParallel(DeferredModule<M>, comm::World, Options) -> DistributedDataParallel<M>;
+template <typename M>
+DistributedDataParallel(DeferredModule<M>, comm::Mesh) -> DistributedDataParallel<M>;
+template <typename M>
+DistributedDataParallel(DeferredModule<M>, comm::Mesh, Options) -> DistributedDataParallel<M>;
 
 // The names of release 0.1, which is the single-process class's in LibTorch. They go with the next release.
 template <typename M>

@@ -22,7 +22,7 @@ namespace zeropage {
 namespace {
 
 using parallel::RanksPointer;
-using parallel::Slices;
+using parallel::SlicedDimension;
 
 struct PlannedLayer {
   std::string name;
@@ -36,7 +36,7 @@ struct CutWeight {
   std::string name;  // for collectives
   std::string who;   // for errors
   Cut::Kind kind;
-  Slices slices;
+  SlicedDimension cut;
   RanksPointer ranks;
   const c10::TensorImpl* tensor;  // to compare with
 };
@@ -54,7 +54,7 @@ class CutMark final : public parallel::SliceMark {
   enum class Of : uint8_t { kWeight, kTransposed };
 
   CutMark(std::shared_ptr<const CutWeight> cut, Of of)
-      : SliceMark(cut->who, cut->ranks), cut_(std::move(cut)), of_(of) {}
+      : SliceMark(cut->who, cut->ranks, cut->cut), cut_(std::move(cut)), of_(of) {}
 
   bool replaces(const c10::OperatorHandle& handle) const override {
     if (bare) return false;
@@ -134,18 +134,18 @@ class CutMark final : public parallel::SliceMark {
   // weight: without a mark.
   at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                     const at::Tensor& bias) const {
-    const auto& [name, who, kind, slices, ranks, impl] = *cut_;
+    const auto& [name, who, kind, cut, ranks, impl] = *cut_;
     if (kind == Cut::Kind::kRow) {
       ZP_CHECK(
           input.size(-1) == weight.size(1), who, ": expected this rank's ", weight.size(1), " of ",
-          slices.total(), " features, got an input of sizes ", input.sizes(),
+          cut.slices.total(), " features, got an input of sizes ", input.sizes(),
           "; plan the layer before it as a column in the same units, or this one not as a row");
       const at::Tensor sum = parallel::reduce_from_ranks(at::linear(input, weight), ranks, name);
       return bias.defined() ? sum + bias : sum;
     }
     at::Tensor slice = at::linear(parallel::copy_to_ranks(input, ranks, name), weight, bias);
     if (kind == Cut::Kind::kColumn) return slice;
-    return parallel::gather_from_ranks(slice, slices, ranks, name);
+    return parallel::gather_from_ranks(slice, cut.slices, ranks, name);
   }
 
   at::Tensor embedding(at::ArrayRef<c10::IValue> given) const {
@@ -156,7 +156,7 @@ class CutMark final : public parallel::SliceMark {
         ": expected an Embedding without padding_idx, scale_grad_by_freq and sparse, got one of "
         "them; leave the layer out of the plan");
     return parallel::embedding_over_ranks(transposed(transposed(given[0].toTensor())),
-                                          given[1].toTensor(), cut_->slices, cut_->ranks,
+                                          given[1].toTensor(), cut_->cut.slices, cut_->ranks,
                                           cut_->name);
   }
 
@@ -168,12 +168,12 @@ class CutMark final : public parallel::SliceMark {
 
 thread_local bool CutMark::bare = false;
 
-c10::intrusive_ptr<CutMark> mark_for(const PlannedLayer& layer, const Slices& slices,
+c10::intrusive_ptr<CutMark> mark_for(const PlannedLayer& layer, const SlicedDimension& cut_of,
                                      const RanksPointer& ranks) {
   const std::string quoted = "\"" + layer.name + "\"";
   auto cut = std::make_shared<const CutWeight>(
       CutWeight{quoted, "the weight of " + quoted + ", which tensor_parallel() cut",
-                layer.cut.kind(), slices, ranks, layer.weight.unsafeGetTensorImpl()});
+                layer.cut.kind(), cut_of, ranks, layer.weight.unsafeGetTensorImpl()});
   return c10::make_intrusive<CutMark>(std::move(cut), CutMark::Of::kWeight);
 }
 
@@ -207,14 +207,16 @@ std::vector<PlannedLayer> layers_of(const torch::nn::Module& module,
   return layers;
 }
 
-Slices slices_of(const PlannedLayer& layer, int ranks) {
+SlicedDimension cut_of(const PlannedLayer& layer, int ranks) {
   const int64_t dim = layer.cut.kind() == Cut::Kind::kRow ? 1 : 0;
   const int64_t parts = layer.cut.parts();
   ZP_CHECK(layer.weight.size(dim) % parts == 0, "tensor_parallel: \"", layer.name,
            "\": expected a number of outputs that ", parts, " parts divide, got ",
            layer.weight.size(dim), "; change Cut::parts()");
-  return {layer.weight.size(dim) / parts, layer.cut.unit(), ranks,
-          "tensor_parallel: \"" + layer.name + "\""};
+  return {{layer.weight.size(dim) / parts, layer.cut.unit(), ranks,
+           "tensor_parallel: \"" + layer.name + "\""},
+          dim,
+          parts};
 }
 
 void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>& all) {
@@ -229,9 +231,8 @@ void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>
 }
 
 // The tensor stays the same one.
-void cut_tensor(const at::Tensor& tensor, const Slices& slices, int64_t dim, int64_t parts,
-                int rank) {
-  tensor.set_data(slices.take(tensor, dim, parts, rank));
+void cut_tensor(const at::Tensor& tensor, const SlicedDimension& cut, int rank) {
+  tensor.set_data(cut.take(tensor, rank));
 }
 
 std::vector<std::string> lines_of(const std::vector<PlannedLayer>& layers) {
@@ -270,23 +271,24 @@ void tensor_parallel(torch::nn::Module& module, const comm::World& world,
   memory::check_dispatcher();
   const std::vector<PlannedLayer> layers = layers_of(module, plan);
   world.check_agreement("tensor_parallel", lines_of(layers));
-  std::vector<Slices> slices;
+  std::vector<SlicedDimension> cuts;
   for (const PlannedLayer& layer : layers) {
     check_can_be_cut(layer, layers);
-    slices.push_back(slices_of(layer, world.size()));
+    cuts.push_back(cut_of(layer, world.size()));
   }
   parallel::take_values_of_rank_zero(module, world, "tensor_parallel");
   const RanksPointer ranks = parallel::ranks_of(world);
   for (size_t index = 0; index < layers.size(); ++index) {
     const PlannedLayer& layer = layers[index];
     const bool is_row = layer.cut.kind() == Cut::Kind::kRow;
-    cut_tensor(layer.weight, slices[index], is_row ? 1 : 0, layer.cut.parts(), world.rank());
-    memory::set_mark(layer.weight, mark_for(layer, slices[index], ranks));
+    cut_tensor(layer.weight, cuts[index], world.rank());
+    memory::set_mark(layer.weight, mark_for(layer, cuts[index], ranks));
     if (is_row || !layer.bias.defined()) continue;
-    cut_tensor(layer.bias, slices[index], 0, layer.cut.parts(), world.rank());
-    memory::set_mark(layer.bias,
-                     c10::make_intrusive<parallel::SliceMark>(
-                         "the bias of \"" + layer.name + "\", which tensor_parallel() cut", ranks));
+    cut_tensor(layer.bias, cuts[index], world.rank());
+    memory::set_mark(
+        layer.bias,
+        c10::make_intrusive<parallel::SliceMark>(
+            "the bias of \"" + layer.name + "\", which tensor_parallel() cut", ranks, cuts[index]));
   }
 }
 

@@ -1,11 +1,13 @@
 // Tensor parallelism for a module that does not know of it (Shoeybi et al., "Megatron-LM", 2019).
 //
-//   zeropage::tensor_parallel(gpt, world, {{"blocks.*.attention_qkv", Cut::column().parts(3).unit(64)},
-//                                          {"blocks.*.attention_out", Cut::row().unit(64)},
-//                                          {"blocks.*.mlp_up", Cut::column()},
-//                                          {"blocks.*.mlp_down", Cut::row()},
-//                                          {"token_embedding", Cut::vocabulary()}});
-//   zeropage::DistributedDataParallel<Gpt> model(gpt, data_world, options);
+//   zeropage::Mesh mesh(world, {{"data", 4}, {"tensor", 2}});
+//   zeropage::tensor_parallel(gpt, mesh["tensor"],
+//                             {{"blocks.*.attention_qkv", Cut::column().parts(3).unit(64)},
+//                              {"blocks.*.attention_out", Cut::row().unit(64)},
+//                              {"blocks.*.mlp_up", Cut::column()},
+//                              {"blocks.*.mlp_down", Cut::row()},
+//                              {"token_embedding", Cut::vocabulary()}});
+//   zeropage::DistributedDataParallel<Gpt> model(gpt, mesh, options);
 //
 // The planned parameters keep their tensors and names, and are cut to this rank's slice. Each gets a mark, and
 // the trap (paging/trap.h) runs the functions of parallel/ in place of the products and look-ups on it: a

@@ -103,9 +103,6 @@ void check_tensor(const Flags& flags) {
   require(flags.model.heads % flags.tensor == 0,
           c10::str("does not divide --heads ", flags.model.heads,
                    ", of which each rank computes its own"));
-  require(!flags.state.saves() && flags.state.resume.empty(),
-          "each rank has slices, and there is no state of the whole model yet; leave --save and "
-          "--resume out");
   require(flags.deferred != "on", "layers are cut when they have values; leave --deferred on out");
   require(!flags.simulates(),
           "layers are cut when they have values, which --communicator simulated has not");

@@ -33,14 +33,17 @@ Model make_model(const Places& places, const Flags& flags) {
   const auto construct = [&] { return Gpt(flags.model, flags.seed); };
   const auto construct_here = [&] {
     Gpt gpt = moved(construct(), world.device());
-    if (places.tensor) {
-      zeropage::tensor_parallel(gpt, *places.tensor, slices_of_layers(flags.model));
+    if (places.mesh) {
+      zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"], slices_of_layers(flags.model));
     }
     return gpt;
   };
-  Model model = flags.constructs_deferred()
-                    ? Model(zeropage::DeferredModule<Gpt>(construct), world, flags.options)
-                    : Model(construct_here(), world, flags.options);
+  const auto wrap = [&]() -> Model {
+    if (places.mesh) return {construct_here(), *places.mesh, flags.options};
+    if (!flags.constructs_deferred()) return {construct_here(), world, flags.options};
+    return {zeropage::DeferredModule<Gpt>(construct), world, flags.options};
+  };
+  Model model = wrap();
   model->run_blocks_by(block_loop(flags.checkpointing));
   // The weights are drawn; from here on each rank draws its own masks. Where none are drawn, what a
   // state has of the generators shall not depend on how the model was constructed.

@@ -3,10 +3,10 @@
 namespace train_gpt {
 
 Places Places::of(const zeropage::World& world, const Flags& flags) {
-  if (flags.tensor == 1) return {.all = world, .data = world, .tensor = {}};
+  if (flags.tensor == 1) return {.all = world, .data = world, .mesh = {}};
   const zeropage::Mesh mesh(world,
                             {{"data", world.size() / flags.tensor}, {"tensor", flags.tensor}});
-  return {.all = world, .data = mesh["data"], .tensor = mesh["tensor"]};
+  return {.all = world, .data = mesh["data"], .mesh = mesh};
 }
 
 }  // namespace train_gpt

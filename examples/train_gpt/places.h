@@ -11,8 +11,8 @@ namespace train_gpt {
 struct Places {
   zeropage::World all;
   zeropage::World data;  // those that have this rank's slices, and other samples
-  std::optional<zeropage::World>
-      tensor;  // those that compute its samples with it, if there are others
+  // "data", and "tensor": those that compute this rank's samples with it. None where there are no others.
+  std::optional<zeropage::Mesh> mesh;
 
   // --tensor: neighbours. Collective; throws where they do not divide the ranks.
   static Places of(const zeropage::World& world, const Flags& flags);

@@ -25,8 +25,8 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
   if (!flags.state.resume.empty()) resume(data);
   if (!flags.state.saves()) return;
   zeropage::check_can_save(flags.state.folder, model, optimizer);
-  saver_ =
-      std::make_unique<zeropage::StateSaver>(flags.state.folder, model.world(), flags.state.saver);
+  saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.all_ranks(),
+                                                  flags.state.saver);
 }
 
 void SavedRun::resume(const TextData& data) {

@@ -242,7 +242,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   if (world.rank() == 0) {
     std::cout << run.parameters << " parameters on " << world.size()
               << (world.size() == 1 ? " rank" : " ranks");
-    if (places.tensor) std::cout << ", " << flags.tensor << " of them to a sample";
+    if (places.mesh) std::cout << ", " << flags.tensor << " of them to a sample";
     std::cout << " (" << world.communicator().transport() << ") on "
               << zeropage::memory::device_name(device) << ", stage " << text_of(flags.options.stage)
               << ", " << torch::get_num_threads()
@@ -286,7 +286,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
   run.held_out_loss = held_out_loss(places.data, data, model);
-  if (!places.tensor) {
+  if (!places.mesh) {
     WeightsHash hash;
     zeropage::visit_parameters(
         model, [&](const std::string&, const torch::Tensor& values) { hash.add(values); });

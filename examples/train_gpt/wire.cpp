@@ -36,7 +36,7 @@ SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model, cons
   for (const zeropage::World& world : worlds_of(model)) {
     sent.axes[axis++] = world.communicator().wire_traffic();
   }
-  if (places.tensor) sent.axes.back() = places.tensor->communicator().wire_traffic();
+  if (places.mesh) sent.axes.back() = (*places.mesh)["tensor"].communicator().wire_traffic();
   return sent;
 }
 

@@ -63,13 +63,28 @@ TEST_F(MeshFlagsTest, ARankHoldsItsShardOfItsSlices) {
   EXPECT_EQ(grouped["weights_sha256"], run("--ranks 4 --stage 3")["weights_sha256"]);
 }
 
+TEST_F(MeshFlagsTest, AStateGoesOnOverTheSameMeshAndOverOthers) {
+  const std::string flags = "--global-batch 4 --dropout 0.1 --steps 6 ";
+  const std::string cut = flags + "--ranks 4 --tensor 2 --stage 3 ";
+  const auto whole_run = run(cut);
+  run(cut + "--steps 3 --save " + path("run"));
+  // Dropout goes on with the same masks.
+  const auto resumed = run(cut + "--resume " + path("run"));
+  ASSERT_EQ(resumed["loss"].size(), 3U);
+  for (size_t step = 0; step < 3; ++step) {
+    EXPECT_EQ(resumed["loss"][step], whole_run["loss"][step + 3]) << step;
+  }
+  EXPECT_EQ(resumed["held_out_loss"], whole_run["held_out_loss"]);
+  const auto other = run("--global-batch 4 --steps 4 --ranks 2 --resume " + path("run"));
+  EXPECT_NEAR(other["loss"][0].get<double>(), whole_run["loss"][3].get<double>(), 0.05);
+}
+
 TEST_F(MeshFlagsTest, RefusesWhatHasNoSlices) {
   const auto refused = [&](const std::string& flags, const char* words) {
     expect_refused(train_gpt(flags), words);
   };
   refused("--ranks 3 --tensor 2", "--tensor 2: does not divide the 3 ranks");
   refused("--ranks 3 --tensor 3 --heads 4", "--tensor 3: does not divide --heads 4");
-  refused("--ranks 2 --tensor 2 --save x", "there is no state of the whole model yet");
   refused("--ranks 2 --tensor 2 --deferred on", "layers are cut when they have values");
   refused("--ranks 2 --tensor 2 --communicator simulated", "layers are cut when they have values");
   refused("--ranks 2 --tensor 2 --checkpoint-activations budget:1MiB",

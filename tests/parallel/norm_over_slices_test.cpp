@@ -7,7 +7,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
-#include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
@@ -263,39 +262,6 @@ TEST(AgreementOverSlicesTest, OfWeightsRatesAndOptionsIsRequired) {
                 HasSubstr("over the tensor-parallel group"));
     EXPECT_THAT(error_of([&] { wrap<ByPlan>(grid, of_two(1, 3)); }),
                 HasSubstr("over the tensor-parallel group"));
-  });
-}
-
-TEST(StateOfSlicesTest, HasAFolderForEachRankOfTheGroup) {
-  const DiskFolder folder;
-  on_grid([&](const Grid& grid) {
-    auto model = wrap<ByPlan>(grid, 1);
-    Optimizer<SGD> optimizer(model, SGDOptions(0.1));
-    const std::filesystem::path shared = folder.path();
-    const std::filesystem::path own = shared / c10::str("slice-", grid.tensor.rank());
-    const torch::Tensor& weight = model.module()->up->weight;
-    const auto make_step = [&](int step) {
-      optimizer.zero_grad();
-      loss_on<ByPlan>(grid, model, step).backward();
-      optimizer.step();
-      return weight.detach().clone();
-    };
-    make_step(0);
-    check_can_save(own, model, optimizer);
-    save_state(own, model, optimizer);
-    const torch::Tensor expected = make_step(1);
-    load_state(own, model, optimizer);
-    EXPECT_TRUE(torch::equal(make_step(1), expected));
-    StateSaver saver(shared, grid.data);
-    for (const std::function<void()>& misuse : std::vector<std::function<void()>>{
-             [&] { check_can_save(shared, model, optimizer); },
-             [&] {
-               save_state(shared / (grid.tensor.rank() == 0 ? "" : "x/.."), model, optimizer);
-             },
-             [&] { load_state(shared, model, optimizer); },
-             [&] { saver.save(model, optimizer); }}) {
-      EXPECT_THAT(error_of(misuse), HasSubstr("got the same on ranks 0 and 1"));
-    }
   });
 }
 

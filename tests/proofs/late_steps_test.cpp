@@ -284,8 +284,12 @@ std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slic
   const comm::World group = axis(c10::str("group", all.rank() / 2), all.rank() % 2);
   const comm::World data = axis(c10::str("data", all.rank() % 2), all.rank() / 2);
   Oddball module = make_on<Oddball>(all.device());
-  memory::set_mark(module->first->weight,
-                   c10::make_intrusive<parallel::SliceMark>("a slice", parallel::ranks_of(group)));
+  const int64_t rows = module->first->weight.size(0);
+  memory::set_mark(
+      module->first->weight,
+      c10::make_intrusive<parallel::SliceMark>(
+          "a slice", parallel::ranks_of(group),
+          parallel::SlicedDimension{{rows * group.size(), rows, group.size(), "a weight"}}));
   DistributedDataParallel<Oddball> model(module, data, options_of(1));
   FlaggedOptimizer optimizer(model);
   Accumulator accumulator(model, {.micro_steps = kMicroSteps});

@@ -186,7 +186,7 @@ GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
 std::vector<int> GradientSummer::slices_apart(std::vector<int> group_of, size_t groups) const {
   if (pages_->tensor_world() == nullptr) return group_of;
   for (size_t index = 0; index < group_of.size(); ++index) {
-    const bool is_slice = pages_->parameters()[index].parameter.slice_of.has_value();
+    const bool is_slice = pages_->parameters()[index].parameter.slice.has_value();
     if (is_slice && group_of[index] >= 0) group_of[index] += static_cast<int>(groups);
   }
   return group_of;

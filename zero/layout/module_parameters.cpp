@@ -13,11 +13,11 @@
 namespace zeropage {
 namespace {
 
-// The ranks that have the tensor's other slices, as its mark says.
-std::optional<comm::World> ranks_by_mark(const at::Tensor& tensor) {
+// As the tensor's mark says.
+std::optional<ParameterSlice> slice_by_mark(const at::Tensor& tensor) {
   const auto* mark = dynamic_cast<const parallel::SliceMark*>(memory::mark_of(tensor));
   if (mark == nullptr) return std::nullopt;
-  return mark->ranks();
+  return ParameterSlice{mark->ranks(), mark->cut()};
 }
 
 class Walk {
@@ -40,7 +40,7 @@ class Walk {
   void add(const std::string& name, const at::Tensor& tensor) {
     const auto [at, is_new] = known_.try_emplace(tensor.unsafeGetTensorImpl(), found_.size());
     if (is_new) {
-      found_.push_back({{name}, tensor, unit_, tensor.scalar_type(), ranks_by_mark(tensor)});
+      found_.push_back({{name}, tensor, unit_, tensor.scalar_type(), slice_by_mark(tensor)});
     } else {
       found_[at->second].names.push_back(name);
     }
@@ -50,9 +50,10 @@ class Walk {
 
  private:
   void note_slices(const parallel::SlicedLayer& layer) {
-    for (const at::Tensor& slice : layer.slices_of_parameters()) {
+    for (const auto& [slice, cut] : layer.sliced_parameters()) {
       const auto at = known_.find(slice.unsafeGetTensorImpl());
-      if (at != known_.end()) found_[at->second].slice_of = layer.ranks_of_slices();
+      if (at != known_.end())
+        found_[at->second].slice = ParameterSlice{layer.ranks_of_slices(), cut};
     }
   }
 
@@ -83,13 +84,17 @@ std::unordered_set<const c10::StorageImpl*> storages_of(const torch::nn::Module&
 
 }  // namespace
 
+std::vector<int64_t> NamedParameter::whole_sizes() const {
+  return slice ? slice->cut.whole_sizes(tensor.sizes()) : tensor.sizes().vec();
+}
+
 std::string describe(const NamedParameter& parameter) {
   std::string names;
   for (const std::string& name : parameter.names) names += (names.empty() ? "" : " = ") + name;
   const bool is_cast = parameter.dtype != parameter.tensor.scalar_type();
   return c10::str("parameter \"", names, "\": ", parameter.tensor.scalar_type(),
                   is_cast ? c10::str(" to ", parameter.dtype) : "", " ", parameter.tensor.sizes(),
-                  parameter.slice_of ? c10::str(" of ", parameter.slice_of->size(), " slices") : "",
+                  parameter.slice ? c10::str(" of ", parameter.slice->ranks.size(), " slices") : "",
                   parameter.tensor.requires_grad() ? "" : " frozen");
 }
 
@@ -122,16 +127,16 @@ std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const
 std::optional<comm::World> tensor_world_of(const std::vector<NamedParameter>& parameters) {
   const NamedParameter* first = nullptr;
   for (const NamedParameter& parameter : parameters) {
-    if (!parameter.slice_of) continue;
+    if (!parameter.slice) continue;
     if (first == nullptr) first = &parameter;
     ZP_CHECK(
-        &first->slice_of->communicator() == &parameter.slice_of->communicator(), "parameters \"",
-        first->name(), "\" and \"", parameter.name(),
+        &first->slice->ranks.communicator() == &parameter.slice->ranks.communicator(),
+        "parameters \"", first->name(), "\" and \"", parameter.name(),
         "\" are slices over two worlds, and norms are over one; give all layers and plans of a "
         "module the same World");
   }
   if (first == nullptr) return std::nullopt;
-  return first->slice_of;
+  return first->slice->ranks;
 }
 
 std::vector<NamedParameter> parameters_of(const std::vector<at::Tensor>& tensors) {

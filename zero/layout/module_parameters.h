@@ -9,9 +9,16 @@
 #include <torch/nn/module.h>
 
 #include "comm/world.h"
+#include "parallel/slices.h"
 #include "zero/options.h"
 
 namespace zeropage {
+
+// Of a parameter that ranks have slices of (parallel/sliced_layer.h).
+struct ParameterSlice {
+  comm::World ranks;  // that have the slices
+  parallel::SlicedDimension cut;
+};
 
 struct NamedParameter {
   // In the order of named_parameters(); more than one for a tied parameter. Errors use the first.
@@ -20,10 +27,11 @@ struct NamedParameter {
   int unit = 0;  // see StorageSpec::unit
   // Of its page, which it gets when it moves there.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
-  // Of a slice: the ranks that have the others (parallel/sliced_layer.h).
-  std::optional<comm::World> slice_of = {};
+  std::optional<ParameterSlice> slice = {};
 
   const std::string& name() const { return names.front(); }
+  // Of the whole parameter.
+  std::vector<int64_t> whole_sizes() const;
 };
 
 // The parameter as a line "field: value", for comparing ranks.

@@ -2,7 +2,6 @@
 
 #include "state/state_folder.h"
 #include "zero/saving/detail/collective_errors.h"
-#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/sharded_state.h"
 
@@ -16,12 +15,13 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
   uint64_t bytes = plan.bytes();
   const auto& parameters = sharded.pages->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
-    const at::Tensor& tensor = parameters[index].parameter.tensor;
-    if (plan.steps.contains(index) || !tensor.requires_grad()) continue;
+    const NamedParameter& parameter = parameters[index].parameter;
+    if (plan.steps.contains(index) || !parameter.tensor.requires_grad()) continue;
     // States in 8 bits are saved in fp32.
     const bool halves =
-        state_format_of(sharded.options, tensor.numel()) == offload::StateFormat::kBf16;
-    bytes += static_cast<uint64_t>(tensor.numel() * updates_of(optimizer).states_of_a_parameter()) *
+        state_format_of(sharded.options, parameter.tensor.numel()) == offload::StateFormat::kBf16;
+    const int64_t numel = c10::multiply_integers(parameter.whole_sizes());
+    bytes += static_cast<uint64_t>(numel * updates_of(optimizer).states_of_a_parameter()) *
              (halves ? 2 : sizeof(float));
   }
   return bytes;
@@ -31,8 +31,7 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
 
 void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
                     ShardedOptimizer& optimizer, const SaveOptions& options) {
-  detail::check_folders_of_slices(model, folder);
-  const comm::World texts = model.world().beside("state", options.deadline);
+  const comm::World texts = model.all_ranks().beside("state", options.deadline);
   const detail::StatePlan plan = detail::plan_state(texts, model, &optimizer, {}, options);
   const uint64_t needed = bytes_of_a_state(plan, model, optimizer);
   const std::string topic = "whether " + folder.string() + " takes states";

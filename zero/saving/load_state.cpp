@@ -8,8 +8,8 @@
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/run_json.h"
-#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_loading.h"
+#include "zero/saving/detail/state_plan.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/archive_values.h"
 
@@ -68,18 +68,25 @@ void merge_names(const comm::World& texts, LoadReport& report) {
   report.unexpected = all.at("unexpected").get<std::vector<std::string>>();
 }
 
-void load_random(const json& states, const comm::World& world, LoadReport& report) {
+// This rank's entry of a list by rank; a list of one is for all. Null if it is of another number of ranks.
+const json* entry_of(const json& list, const comm::World* ranks) {
+  if (list.size() == 1) return &list[0];
+  const size_t size = ranks == nullptr ? 1 : static_cast<size_t>(ranks->size());
+  return list.size() == size ? &list[static_cast<size_t>(ranks->rank())] : nullptr;
+}
+
+void load_random(const json& states, const DistributedDataParallelBase& model, LoadReport& report) {
   report.random_states = static_cast<int>(states.size());
-  const auto rank = static_cast<size_t>(world.rank());
-  if (states.size() == 1) {
-    detail::set_random_state(states[0], world.device());
-  } else if (states.size() == static_cast<size_t>(world.size())) {
-    detail::set_random_state(states[rank], world.device());
-  } else {
-    report.notes.push_back(c10::str("the state has generators of random numbers of ", states.size(),
-                                    " ranks; those of these ", world.size(),
-                                    " ranks stay as they are"));
+  const comm::World& world = model.world();
+  const json* state = entry_of(states, &world);
+  // Where ranks that compute the same samples draw other numbers.
+  if (state != nullptr && state->is_array()) {
+    state = entry_of(*state, sharded_parameters_of(model).pages->tensor_world());
   }
+  if (state != nullptr) return detail::set_random_state(*state, world.device());
+  report.notes.push_back(c10::str("the state has generators of random numbers of other ranks, of ",
+                                  states.size(), " with samples of their own; those of these ",
+                                  world.size(), " stay as they are"));
 }
 
 // What cannot be taken back once it has begun. Gathers nothing, so that a rank whose disk fails keeps
@@ -96,13 +103,13 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
     run->step = saved.manifest().step;
     detail::take_over(content.at("progress"), *run);
   }
-  if (options.random) load_random(content.at("random"), model.world(), report);
+  if (options.random) load_random(content.at("random"), model, report);
 }
 
 LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
-  detail::check_folders_of_slices(model, path);
-  const comm::World texts = model.world().beside("state", options.deadline);
+  detail::check_has_all_slices(model);
+  const comm::World texts = model.all_ranks().beside("state", options.deadline);
   const ShardedParameters& sharded = sharded_parameters_of(model);
   LoadReport report;
   find(texts, path, options, report);

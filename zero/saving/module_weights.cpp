@@ -75,7 +75,7 @@ class Matching {
 
   bool fits(const NamedParameter& named, const WeightFiles::Found& found) {
     const auto dtype = detail::scalar_type(found.entry->dtype);
-    const bool is_shaped = found.entry->shape == detail::shape_of(named.tensor);
+    const bool is_shaped = found.entry->shape == detail::shape_of(named.tensor.sizes());
     const bool is_alike = at::isFloatingType(dtype) == named.tensor.is_floating_point();
     if (is_shaped && is_alike) return true;
     const std::vector<int64_t> shape(found.entry->shape.begin(), found.entry->shape.end());

@@ -1,4 +1,3 @@
-#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_saving.h"
 #include "zero/saving/sharded_state.h"
 
@@ -7,8 +6,7 @@ namespace {
 
 SavedReport save(const std::filesystem::path& directory, DistributedDataParallelBase& model,
                  ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
-  detail::check_folders_of_slices(model, directory);
-  const comm::World texts = model.world().beside("state", options.deadline);
+  const comm::World texts = model.all_ranks().beside("state", options.deadline);
   detail::SharedSave shared(texts, directory);
   const detail::StatePlan plan = detail::plan_state(texts, model, optimizer, run, options);
   return detail::save_now(shared, plan, model, optimizer, options, /*keep=*/{});

@@ -11,7 +11,6 @@
 #include "state/file_writer.h"
 #include "state/state_folder.h"
 #include "zero/saving/detail/collective_errors.h"
-#include "zero/saving/detail/slice_folders.h"
 #include "zero/saving/detail/state_saving.h"
 #include "zero/tiers/tier_storage.h"
 
@@ -143,7 +142,9 @@ double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimi
                                const RunState& run) {
   wait();
   const auto begin = Clock::now();
-  detail::check_folders_of_slices(model, folder_);
+  ZP_CHECK(world_.size() == model.all_ranks().size(), "StateSaver: the model's state is one of ",
+           model.all_ranks().size(), " ranks, but the saver was made over ", world_.size(),
+           "; give it DistributedDataParallel::all_ranks()");
   auto in_flight = std::make_unique<InFlight>(
       InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run, options_.save)});
   in_flight->shared = std::make_unique<detail::SharedSave>(

@@ -2,7 +2,7 @@
 // owns, and a thread writes it while training goes on.
 //
 //   zeropage::check_can_save("run", model, optimizer);  // before hours of training, not after
-//   zeropage::StateSaver saver("run", model.world(), {.keep_last = 3});
+//   zeropage::StateSaver saver("run", model.all_ranks(), {.keep_last = 3});
 //   for (...) {
 //     ...
 //     if (step % 1000 == 0) saver.save(model, optimizer, {.step = step});
@@ -41,7 +41,7 @@ struct StateSaverOptions {
 
 class StateSaver {
  public:
-  // folder: of the run; states are step-N in it, and `latest` names the newest.
+  // folder: of the run; states are step-N in it, and `latest` names the newest. world: the model's all_ranks().
   StateSaver(std::filesystem::path folder, const comm::World& world,
              const StateSaverOptions& options = {});
   // Waits. Whoever does not wait() before is not told of an error but by a line on stderr.

@@ -69,8 +69,8 @@ void check_agreement_over_slices(const std::vector<NamedParameter>& parameters,
   if (!world) return;
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) {
-    lines.push_back(parameter.slice_of ? c10::str("slice of parameter \"", parameter.name(), "\"")
-                                       : describe(parameter));
+    lines.push_back(parameter.slice ? c10::str("slice of parameter \"", parameter.name(), "\"")
+                                    : describe(parameter));
   }
   world->check_agreement("the wrapped model, over the tensor-parallel group", lines);
 }

@@ -23,9 +23,11 @@ void check_recompute(const comm::World& world) {
 }  // namespace
 
 WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, comm::World world,
-                             const Options& options, const memory::ConstructionTape* tape)
+                             comm::World all_ranks, const Options& options,
+                             const memory::ConstructionTape* tape)
     : module_(std::move(module)),
       world_(std::move(world)),
+      all_ranks_(std::move(all_ranks)),
       options_(options),
       sharded_(shard_module_parameters(*module_, world_, options, tape)),
       buffers_(world_, module_->buffers()) {

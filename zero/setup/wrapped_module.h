@@ -19,11 +19,13 @@ namespace zeropage {
 
 class WrappedModule {
  public:
-  // Collective. tape: of a module that was constructed without memory; null for others.
-  WrappedModule(std::shared_ptr<torch::nn::Module> module, comm::World world,
+  // Collective. all_ranks: those that have a state on disk together. tape: of a module that was constructed
+  // without memory; null for others.
+  WrappedModule(std::shared_ptr<torch::nn::Module> module, comm::World world, comm::World all_ranks,
                 const Options& options, const memory::ConstructionTape* tape);
 
   const comm::World& world() const { return world_; }
+  const comm::World& all_ranks() const { return all_ranks_; }
   const Options& options() const { return options_; }
   const ShardedParameters& sharded() const { return sharded_; }
 
@@ -37,6 +39,7 @@ class WrappedModule {
 
   const std::shared_ptr<torch::nn::Module> module_;
   const comm::World world_;
+  const comm::World all_ranks_;
   const Options options_;
   const ShardedParameters sharded_;
   const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them

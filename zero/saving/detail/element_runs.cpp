@@ -1,13 +1,55 @@
 #include "zero/saving/detail/element_runs.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace zeropage::detail {
+namespace {
+
+// A slice lies in blocks: of each index of the dimensions before the cut one, a block for each part.
+class SliceBlocks {
+ public:
+  SliceBlocks(const ParameterSlice& slice, at::IntArrayRef sizes) {
+    const parallel::Slices& slices = slice.cut.slices;
+    int64_t inner = 1;
+    for (size_t dim = sizes.size(); dim-- > static_cast<size_t>(slice.cut.dim) + 1;) {
+      inner *= sizes[dim];
+    }
+    begin_ = slices.begin(slice.ranks.rank()) * inner;
+    numel_ = slices.size(slice.ranks.rank()) * inner;
+    whole_ = slices.total() * inner;
+  }
+
+  // run: by the order of the slice.
+  void visit(ElementRun run, const std::function<void(const ElementRun&)>& visit) const {
+    while (run.numel > 0) {
+      const int64_t past = run.in_whole % numel_;
+      const int64_t here = std::min(run.numel, numel_ - past);
+      visit({run.in_whole / numel_ * whole_ + begin_ + past, run.in_page, here});
+      run = {run.in_whole + here, run.in_page + here, run.numel - here};
+    }
+  }
+
+ private:
+  int64_t begin_ = 0;  // of this rank's elements in a block of the whole
+  int64_t numel_ = 0;  // of them
+  int64_t whole_ = 0;  // elements of a block of the whole
+};
+
+}  // namespace
 
 void for_each_run(const PlacedParameter& placed, const Range& in_page,
                   const std::function<void(const ElementRun&)>& visit) {
   const at::Tensor& tensor = placed.parameter.tensor;
+  const auto& slice = placed.parameter.slice;
   if (tensor.numel() == 0) return;
+  const auto visit_run = [&](const ElementRun& run) {
+    if (slice) {
+      SliceBlocks(*slice, tensor.sizes()).visit(run, visit);
+    } else {
+      visit(run);
+    }
+  };
   // The last dimensions that lie as in a contiguous tensor are one stretch.
   int64_t stretch = 1;
   int64_t outer = tensor.dim();
@@ -21,7 +63,7 @@ void for_each_run(const PlacedParameter& placed, const Range& in_page,
       begin += index[static_cast<size_t>(dim)] * tensor.stride(dim);
     }
     const Range found = intersection(in_page, {begin, begin + stretch});
-    if (!found.empty()) visit({first + found.begin - begin, found.begin, found.numel()});
+    if (!found.empty()) visit_run({first + found.begin - begin, found.begin, found.numel()});
     for (int64_t dim = outer; dim-- > 0;) {
       if (++index[static_cast<size_t>(dim)] < tensor.size(dim)) break;
       index[static_cast<size_t>(dim)] = 0;

@@ -98,11 +98,12 @@ bool StateLoading::knows_states_of(const std::string& parameter) const {
 }
 
 void StateLoading::check_shape(const Source& source, const std::string& name,
-                               const at::Tensor& tensor) {
-  if (source.entry->shape == shape_of(tensor)) return;
+                               const NamedParameter& named) {
+  const std::vector<uint64_t> shape = shape_of(named.whole_sizes());
+  if (source.entry->shape == shape) return;
   throw StateError(source.file->name(), source.file->header().data_begin + source.entry->begin,
-                   "\"" + name + "\" of " + shape_text(shape_of(tensor)),
-                   shape_text(source.entry->shape), "it is of another model");
+                   "\"" + name + "\" of " + shape_text(shape), shape_text(source.entry->shape),
+                   "it is of another model");
 }
 
 void StateLoading::match(LoadReport& report) const {
@@ -121,7 +122,7 @@ void StateLoading::match_weights(LoadReport& report) const {
       report.missing.push_back(named.name());
       return;
     }
-    check_shape(source, named.name(), named.tensor);
+    check_shape(source, named.name(), named);
     left.erase(source.entry->name);
     // Tied here, and of their own there.
     for (const std::string& name : named.names) left.erase(name_in_state(name));
@@ -169,7 +170,7 @@ void StateLoading::match_states(LoadReport& report) const {
       for (const OwnedState::Tensor& tensor : owned.tensors) {
         const Source source = optimizer_state(named.name(), tensor.name);
         if (!source) report.missing.push_back(state_name(named.name(), tensor.name));
-        if (source) check_shape(source, state_name(named.name(), tensor.name), named.tensor);
+        if (source) check_shape(source, state_name(named.name(), tensor.name), named);
         left.erase(tensor.name);
       }
     }
@@ -235,7 +236,7 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
   if (owned.remainders.defined()) {
     for_each_run(placed, own, [&](const ElementRun& run) {
       const at::Tensor wide = at::empty({run.numel}, at::kFloat);
-      read(most_exact, run.in_tensor, wide);
+      read(most_exact, run.in_whole, wide);
       const offload::SplitValues split = offload::split_values(wide.to(owned.values.device()));
       part(owned.values, run).copy_(split.high);
       part(owned.remainders, run).copy_(split.low);
@@ -246,11 +247,11 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
   // Where every rank has all of it, others read the rest.
   const Range shard = pages_.layouts()[placed.page].shard(pages_.shards().rank());
   for_each_run(placed, intersection(own, shard), [&](const ElementRun& run) {
-    read(same ? raw : most_exact, run.in_tensor, part(owned.values, run));
+    read(same ? raw : most_exact, run.in_whole, part(owned.values, run));
   });
   if (!owned.copy.defined()) return;
   for_each_run(placed, own, [&](const ElementRun& run) {
-    read(most_exact, run.in_tensor, part(owned.copy, run));
+    read(most_exact, run.in_whole, part(owned.copy, run));
   });
 }
 
@@ -291,7 +292,7 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
       continue;
     }
     for_each_run(placed, {first, first + owned.range.numel()}, [&](const ElementRun& run) {
-      read(source, run.in_tensor, tensor.values.narrow(0, run.in_page - first, run.numel));
+      read(source, run.in_whole, tensor.values.narrow(0, run.in_page - first, run.numel));
     });
   }
 }

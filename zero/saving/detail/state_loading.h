@@ -47,7 +47,8 @@ class StateLoading {
   void match_weights(LoadReport& report) const;
   void match_states(LoadReport& report) const;
   void match_optimizer() const;
-  static void check_shape(const Source& source, const std::string& name, const at::Tensor& tensor);
+  static void check_shape(const Source& source, const std::string& name,
+                          const NamedParameter& named);
 
   void load_page(size_t page);
   void load_parameter(const PlacedParameter& placed, const MasterWeights::Owned& owned);

@@ -50,7 +50,7 @@ PlannedFile plan_weights(const DistributedDataParallelBase& model, const SaveOpt
   const auto add = [&](const NamedParameter& named, at::ScalarType dtype) {
     tensors.push_back({.name = options.prefix + named.name(),
                        .dtype = state_dtype(saved_dtype(dtype, options.weights_as)),
-                       .shape = shape_of(named.tensor)});
+                       .shape = shape_of(named.whole_sizes())});
     add_aliases(metadata, named, options.prefix);
   };
   const ParameterPages& pages = *sharded_parameters_of(model).pages;
@@ -116,7 +116,7 @@ PlannedFile plan_optimizer(const PageParts& parts, const json& states,
   for (size_t index = 0; index < parameters.size(); ++index) {
     const PlacedParameter& placed = parameters[index];
     const std::string& name = placed.parameter.name();
-    const auto shape = shape_of(placed.parameter.tensor);
+    const auto shape = shape_of(placed.parameter.whole_sizes());
     const auto add = [&](const std::string& state, state::Dtype dtype) {
       if (!by_state.contains(state)) state_names.push_back(state);
       by_state[state].push_back({state_name(name, state), dtype, shape});
@@ -151,6 +151,13 @@ json groups_of(const ShardedOptimizer& optimizer, const ParameterPages& pages) {
   return groups;
 }
 
+// The element, where all elements of the list are the same.
+json one_if_alike(const json& list) {
+  const bool alike = std::all_of(list.begin(), list.end(),
+                                 [&](const json& element) { return element == list.front(); });
+  return alike ? list.front() : list;
+}
+
 }  // namespace
 
 std::string state_name(const std::string& parameter, const std::string& state) {
@@ -172,8 +179,8 @@ at::ScalarType scalar_type(state::Dtype dtype) {
            " in a file; LibTorch's operators do not take it");
 }
 
-std::vector<uint64_t> shape_of(const at::Tensor& tensor) {
-  return {tensor.sizes().begin(), tensor.sizes().end()};
+std::vector<uint64_t> shape_of(at::IntArrayRef sizes) {
+  return {sizes.begin(), sizes.end()};
 }
 
 std::vector<NamedParameter> buffers_of(
@@ -217,12 +224,22 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
          static_cast<uint64_t>(element) * state::size_of(entry.dtype);
 }
 
+void check_has_all_slices(const DistributedDataParallelBase& model) {
+  const comm::World* const slices = sharded_parameters_of(model).pages->tensor_world();
+  ZP_CHECK(slices == nullptr || model.all_ranks().size() == model.world().size() * slices->size(),
+           "saving or loading state: each of ", slices == nullptr ? 1 : slices->size(),
+           " ranks has slices of parameters, and they are one state together; wrap the module over "
+           "the whole mesh: DistributedDataParallel(module, Mesh(world, {{\"data\", ...}, "
+           "{\"tensor\", ...}}))");
+}
+
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
                      ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
   const ShardedParameters& sharded = sharded_parameters_of(model);
   json own;
   const std::exception_ptr error = error_of([&] {
     ZP_CHECK(!model.world().device().is_meta(), "saving state: a simulated world has no values");
+    check_has_all_slices(model);
     ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
              "saving state: the optimizer is of another model; give this one's");
     ZP_CHECK(optimizer == nullptr ||
@@ -236,10 +253,11 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     own = {{"progress", progress_json(run)},
            {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
            {"random", random_state(model.world().device())},
+           {"data_rank", model.world().rank()},
            {"states", optimizer == nullptr ? json::object() : own_states(*optimizer)}};
   });
   const json all = settle(texts, "saving state", own, error, [](const auto& by_rank) -> json {
-    json random = json::array();
+    std::map<int, json> generators;  // by rank among those that get other samples
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       const json& told = by_rank[rank];
       for (const char* key : {"step", "progress"}) {
@@ -247,12 +265,13 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
                  by_rank.front().at(key).dump(), ", of rank ", rank, " ", told.at(key).dump(),
                  "; give the same RunState on all ranks");
       }
-      random.push_back(told.at("random"));
+      generators[told.at("data_rank")].push_back(told.at("random"));
     }
+    json random = json::array();
+    for (const auto& [rank, of_slices] : generators) random.push_back(one_if_alike(of_slices));
     // Alike on all ranks, as where nothing is drawn: the same state for any number of them.
-    const auto other = std::find_if(random.begin(), random.end(),
-                                    [&](const json& of) { return of != random.front(); });
-    if (other == random.end()) random = json::array({random.front()});
+    const json one = one_if_alike(random);
+    if (!one.is_array()) random = json::array({one});
     return {{"states", merged(by_rank)}, {"random", std::move(random)}};
   });
   StatePlan plan{.step = own.at("step"),

@@ -26,7 +26,7 @@ inline constexpr const char* kMasterState = "master";  // fp32, of a weight in a
 
 state::Dtype state_dtype(at::ScalarType dtype);
 at::ScalarType scalar_type(state::Dtype dtype);
-std::vector<uint64_t> shape_of(const at::Tensor& tensor);
+std::vector<uint64_t> shape_of(at::IntArrayRef sizes);
 
 // A module's named_buffers(), each once, with all its names.
 std::vector<NamedParameter> buffers_of(
@@ -56,6 +56,9 @@ class PlannedFile {
   std::vector<state::TensorEntry> tensors_;
   std::unordered_map<std::string, size_t> by_name_;
 };
+
+// Throws where parameters are slices, but ranks of all of them are not known to the model.
+void check_has_all_slices(const DistributedDataParallelBase& model);
 
 struct StatePlan {
   int64_t step = 0;

@@ -23,11 +23,17 @@ Range written_part(const ParameterPages& pages, size_t page) {
   return pages.layouts()[page].shard(pages.shards().rank());
 }
 
+// Of ranks that have slices of parameters, the first one writes what all of them have.
+bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
+  const comm::World* const slices = pages.tensor_world();
+  return placed.parameter.slice || slices == nullptr || slices->rank() == 0;
+}
+
 // values: of elements of the page from `first` on, all that are in `range`.
 void put_runs(const PlacedParameter& placed, const Range& range, const at::Tensor& values,
               int64_t first, const PlannedFile& file, const std::string& tensor, StateSink& sink) {
   for_each_run(placed, range, [&](const ElementRun& run) {
-    sink.put(file.offset(tensor, run.in_tensor), values.narrow(0, run.in_page - first, run.numel));
+    sink.put(file.offset(tensor, run.in_whole), values.narrow(0, run.in_page - first, run.numel));
   });
 }
 
@@ -51,7 +57,7 @@ void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink&
     parts.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor exact = exact_values(owned, owned_range, range);
       for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page) continue;
+        if (placed.page != page || !writes(pages, placed)) continue;
         put_runs(placed, range, exact, range.begin, file,
                  state_name(placed.parameter.name(), kMasterState), sink);
       }
@@ -100,7 +106,7 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
   const ShardedParameters& sharded = sharded_parameters_of(model);
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
-  if (model.world().rank() == 0) {
+  if (model.all_ranks().rank() == 0) {
     sink.put(0, plan.weights.prefix());
     for (const NamedParameter& buffer : buffers_of(model.named_buffers())) {
       if (buffer.tensor.numel() == 0) continue;
@@ -118,7 +124,7 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
       const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
       const int64_t first = widens ? range.begin : owned_range.begin;
       for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page) continue;
+        if (placed.page != page || !writes(pages, placed)) continue;
         put_runs(placed, range, values, first, plan.weights, name_of(placed.parameter), sink);
       }
     });
@@ -130,7 +136,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
   const at::NoGradGuard no_grad;
   const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const PlannedFile& file = *plan.optimizer;
-  if (model.world().rank() == 0) {
+  if (model.all_ranks().rank() == 0) {
     sink.put(0, file.prefix());
     put_steps(pages, plan, sink);
   }
@@ -149,6 +155,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
     for (const std::string& name : names) {
       for (const OwnedState& owned : of_page) {
         const PlacedParameter& placed = pages.parameters()[owned.parameter];
+        if (!writes(pages, placed)) continue;
         const int64_t first = owned_begin + owned.range.begin;
         for (const OwnedState::Tensor& tensor : owned.tensors) {
           if (tensor.name != name) continue;

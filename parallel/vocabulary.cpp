@@ -21,7 +21,7 @@ constexpr const char* kCrossEntropy = "vocabulary_parallel_cross_entropy";
 // Ids counted from this rank's first one; 0 for those of other ranks, which `elsewhere` marks.
 struct OwnIds {
   OwnIds(const at::Tensor& ids, const Slices& slices, int rank)
-      : elsewhere((ids < slices.begin(rank)).logical_or_(ids >= slices.end(rank))),
+      : elsewhere((ids < slices.begin(rank)).bitwise_or_(ids >= slices.end(rank))),
         local((ids - slices.begin(rank)).masked_fill_(elsewhere, 0)) {}
   const at::Tensor elsewhere;
   const at::Tensor local;
@@ -52,7 +52,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
     const at::Tensor &probabilities = saved[0], &local = saved[1], &elsewhere = saved[2];
     at::Tensor of_logits = probabilities.clone();
     of_logits.scatter_add_(1, local.unsqueeze(1),
-                           elsewhere.logical_not().to(of_logits.dtype()).neg_().unsqueeze(1));
+                           elsewhere.bitwise_not().to(of_logits.dtype()).neg_().unsqueeze(1));
     of_logits.mul_(gradients[0].unsqueeze(1));
     return {of_logits, at::Tensor(), at::Tensor(), at::Tensor()};
   }
@@ -127,7 +127,7 @@ at::Tensor vocabulary_parallel_cross_entropy(const at::Tensor& logits, const at:
   const auto dtype = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor losses =
       CrossEntropy::apply(logits.reshape({-1, own}).to(dtype), flat, slices, ranks_of(world));
-  return losses.masked_fill(counts.logical_not(), 0).sum() / counts.sum();
+  return losses.masked_fill(counts.bitwise_not(), 0).sum() / counts.sum();
 }
 
 }  // namespace zeropage::parallel

@@ -219,7 +219,12 @@ SlicedDimension cut_of(const PlannedLayer& layer, int ranks) {
           parts};
 }
 
-void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>& all) {
+void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>& all,
+                      const comm::World& world) {
+  ZP_CHECK(
+      !layer.weight.is_meta() || world.device().is_meta(), "tensor_parallel: \"", layer.name,
+      "\" has no values yet: slices are cut from values, except in a simulated world; construct "
+      "the module itself, not as a DeferredModule");
   const auto uses = std::count_if(all.begin(), all.end(), [&](const PlannedLayer& other) {
     return other.weight.is_same(layer.weight);
   });
@@ -273,7 +278,7 @@ void tensor_parallel(torch::nn::Module& module, const comm::World& world,
   world.check_agreement("tensor_parallel", lines_of(layers));
   std::vector<SlicedDimension> cuts;
   for (const PlannedLayer& layer : layers) {
-    check_can_be_cut(layer, layers);
+    check_can_be_cut(layer, layers, world);
     cuts.push_back(cut_of(layer, world.size()));
   }
   parallel::take_values_of_rank_zero(module, world, "tensor_parallel");

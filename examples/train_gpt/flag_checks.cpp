@@ -103,9 +103,8 @@ void check_tensor(const Flags& flags) {
   require(flags.model.heads % flags.tensor == 0,
           c10::str("does not divide --heads ", flags.model.heads,
                    ", of which each rank computes its own"));
-  require(flags.deferred != "on", "layers are cut when they have values; leave --deferred on out");
-  require(!flags.simulates(),
-          "layers are cut when they have values, which --communicator simulated has not");
+  require(flags.deferred != "on" || flags.simulates(),
+          "layers are cut when they have values; leave --deferred on out");
   require(flags.checkpointing.policy != CheckpointFlags::Policy::kBudget,
           "ranks with slices of a layer would each choose what to repeat; use "
           "--checkpoint-activations selective, blocks or every:K");

@@ -89,7 +89,7 @@ struct Flags {
 
   // Whether the model is constructed without memory for its parameters.
   bool constructs_deferred() const {
-    const bool suits = tensor == 1 && (shards_parameters(options) || simulates());
+    const bool suits = simulates() || (tensor == 1 && shards_parameters(options));
     return deferred == "on" || (deferred == "auto" && suits);
   }
 

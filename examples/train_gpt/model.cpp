@@ -31,17 +31,19 @@ int64_t parameters_of(const GptConfig& config) {
 Model make_model(const Places& places, const Flags& flags) {
   const zeropage::World& world = places.data;
   const auto construct = [&] { return Gpt(flags.model, flags.seed); };
-  const auto construct_here = [&] {
-    Gpt gpt = moved(construct(), world.device());
-    if (places.mesh) {
-      zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"], slices_of_layers(flags.model));
-    }
-    return gpt;
+  const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
+    if (!places.mesh) return {std::move(module), world, flags.options};
+    zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"], slices_of_layers(flags.model));
+    return {std::move(module), *places.mesh, flags.options};
   };
-  const auto wrap = [&]() -> Model {
-    if (places.mesh) return {construct_here(), *places.mesh, flags.options};
-    if (!flags.constructs_deferred()) return {construct_here(), world, flags.options};
-    return {zeropage::DeferredModule<Gpt>(construct), world, flags.options};
+  const auto wrap = [&] {
+    if (flags.constructs_deferred()) {
+      zeropage::DeferredModule<Gpt> deferred(construct);
+      const Gpt gpt = deferred.module();
+      return wrapped(std::move(deferred), gpt);
+    }
+    const Gpt gpt = moved(construct(), world.device());
+    return wrapped(gpt, gpt);
   };
   Model model = wrap();
   model->run_blocks_by(block_loop(flags.checkpointing));

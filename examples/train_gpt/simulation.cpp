@@ -56,9 +56,12 @@ void add(SimulatedCost& sum, const SimulatedCost& cost) {
   sum.seconds += cost.seconds;
 }
 
-SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model) {
+SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
+                             const Places& places) {
   SimulationFigures sum;
-  for (const zeropage::World& world : worlds_of(model)) {
+  std::vector<zeropage::World> worlds = worlds_of(model);
+  if (places.mesh) worlds.push_back((*places.mesh)["tensor"]);
+  for (const zeropage::World& world : worlds) {
     const SimulationFigures& of_world = SimulatedCommunicator::of(world.communicator()).figures();
     for (size_t index = 0; index < kOperationCount; ++index) {
       const auto operation = static_cast<Operation>(index);
@@ -86,7 +89,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
                              .pages->plan()
                              .held(updates_of(*optimizer).states_of_a_parameter())[Tier::kDevice]
                              .total();
-  run.wrapping = figures_of(model);
+  run.wrapping = figures_of(model, places);
   const Batch batch = batch_without_values(flags);
   for (int64_t step = 0; step < flags.steps; ++step) {
     for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
@@ -94,9 +97,9 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
     }
     accumulator.step(*optimizer);
     // As a real run reports its loss; there is none here.
-    mean_over_ranks(world, 0.0);
+    mean_over_ranks(places.data, 0.0);
   }
-  run.all_steps = figures_of(model);
+  run.all_steps = figures_of(model, places);
   run.wire = sent_by_axis(model, places);
   return run;
 }
@@ -171,16 +174,19 @@ nlohmann::json to_json(const SimulatedRank& run) {
 void simulate(const Flags& flags) {
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
-  const int64_t parameters = ranks.front().parameters;
-  const int64_t formula_bytes =
-      memory_formula(flags, parameters, flags.ranks)[Tier::kDevice].persistent();
+  const int64_t parameters = parameters_of(flags.model);
+  const auto formula_bytes = [&](const SimulatedRank& run) {
+    return memory_formula(flags, run.parameters, flags.ranks / flags.tensor)[Tier::kDevice]
+        .persistent();
+  };
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
+            << (flags.tensor > 1 ? c10::str(flags.tensor, " of them to a sample, ") : "")
             << std::min(flags.ranks, flags.simulation.ranks_per_host) << " a host, stage "
             << text_of(flags.options.stage) << ", " << flags.steps
             << " step(s)\npersistent bytes a rank: "
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
-            << zeropage::memory::format_bytes(formula_bytes) << ")\n\nsent a step by "
-            << table(flags, ranks.front());
+            << zeropage::memory::format_bytes(formula_bytes(ranks.front()))
+            << ")\n\nsent a step by " << table(flags, ranks.front());
   if (ranks.size() > 1) std::cout << "\nsent a step by " << table(flags, ranks.back());
   if (flags.json_path.empty()) return;
   nlohmann::json simulated = nlohmann::json::array();
@@ -192,7 +198,7 @@ void simulate(const Flags& flags) {
     json["wire_bytes_by_axis"].push_back(axes_json(run.rank, run.wire));
     json["memory"].push_back({{"rank", run.rank},
                               {"persistent_bytes", run.persistent_bytes},
-                              {"formula_bytes", formula_bytes}});
+                              {"formula_bytes", formula_bytes(run)}});
     simulated.push_back(to_json(run));
   }
   json["simulated"] = simulated;

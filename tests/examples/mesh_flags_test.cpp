@@ -9,7 +9,7 @@ using namespace zeropage::testing;
 class MeshFlagsTest : public TrainGptTest {
  protected:
   nlohmann::json run(const std::string& flags) const {
-    const Outcome outcome = train_gpt(tiny("--heads 4 --deferred off " + flags));
+    const Outcome outcome = train_gpt(tiny("--heads 4 " + flags));
     EXPECT_EQ(outcome.exit_code, 0) << flags << ":\n" << outcome.output;
     return json();
   }
@@ -63,6 +63,27 @@ TEST_F(MeshFlagsTest, ARankHoldsItsShardOfItsSlices) {
   EXPECT_EQ(grouped["weights_sha256"], run("--ranks 4 --stage 3")["weights_sha256"]);
 }
 
+TEST_F(MeshFlagsTest, WhatIsSimulatedIsSentAndHeld) {
+  for (const std::string mesh :
+       {"--ranks 4 --tensor 2", "--ranks 4 --tensor 4", "--ranks 6 --tensor 2"}) {
+    for (const char* stage : {" --stage 1", " --stage 3"}) {
+      SCOPED_TRACE(mesh + stage);
+      const auto real = run(mesh + stage);
+      const auto simulated = run(mesh + stage + " --communicator simulated");
+      for (size_t rank = 0; rank < real["memory"].size(); ++rank) {
+        const auto& planned = simulated["memory"][rank];
+        const auto& held = real["memory"][rank];
+        EXPECT_EQ(planned["formula_bytes"], held["formula_bytes"]) << rank;
+        // Allocations are of whole 64 bytes.
+        EXPECT_NEAR(planned["persistent_bytes"].get<double>(), held["persistent_bytes"], 128);
+        EXPECT_EQ(simulated["wire_bytes_by_axis"][rank]["tensor"],
+                  real["wire_bytes_by_axis"][rank]["tensor"])
+            << rank;
+      }
+    }
+  }
+}
+
 TEST_F(MeshFlagsTest, AStateGoesOnOverTheSameMeshAndOverOthers) {
   const std::string flags = "--global-batch 4 --dropout 0.1 --steps 6 ";
   const std::string cut = flags + "--ranks 4 --tensor 2 --stage 3 ";
@@ -86,7 +107,6 @@ TEST_F(MeshFlagsTest, RefusesWhatHasNoSlices) {
   refused("--ranks 3 --tensor 2", "--tensor 2: does not divide the 3 ranks");
   refused("--ranks 3 --tensor 3 --heads 4", "--tensor 3: does not divide --heads 4");
   refused("--ranks 2 --tensor 2 --deferred on", "layers are cut when they have values");
-  refused("--ranks 2 --tensor 2 --communicator simulated", "layers are cut when they have values");
   refused("--ranks 2 --tensor 2 --checkpoint-activations budget:1MiB",
           "would each choose what to repeat");
 }

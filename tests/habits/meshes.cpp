@@ -91,5 +91,24 @@ const int kNoGroups = is_refused(
     },
     {.stages = {1}});
 
+const int kNotCut =
+    is_refused(kGroup, "wraps a module over a mesh with an axis \"tensor\" without cutting it",
+               "no parameter of the module is a slice", "call tensor_parallel() before wrapping",
+               [](auto& run) {
+                 const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+                 const DistributedDataParallel<Mlp> model(make<Mlp>(), mesh);
+               },
+               {.stages = {1}});
+
+const int kSavesAPart = is_refused(
+    kGroup, "saves a module that is cut over a mesh, but was wrapped over one axis",
+    "each of 2 ranks has slices of parameters", "wrap it over the whole mesh", [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      torch::nn::Sequential net(torch::nn::Linear(4, 4));
+      tensor_parallel(net, mesh["tensor"], {{"0", Cut::column()}});
+      DistributedDataParallel<torch::nn::Sequential> model(net, mesh["data"]);
+      save_weights("nowhere", model);
+    });
+
 }  // namespace
 }  // namespace zeropage::habits_of_meshes

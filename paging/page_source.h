@@ -28,6 +28,8 @@ class PageSource {
   // The page's buffer is about to be let go: what was enqueued to the calling thread's current stream
   // still uses it.
   virtual void end_use(size_t /*page*/) {}
+  // What pages are made of may change from here on.
+  virtual void end_pass() {}
 };
 
 }  // namespace zeropage::memory

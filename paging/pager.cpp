@@ -182,6 +182,7 @@ void Pager::release_unpinned() {
 void Pager::end_pass(Pass pass) {
   const std::lock_guard lock(mutex_);
   schedule_->end_pass(pass);
+  pages_->end_pass();
 }
 
 PagingStatistics Pager::statistics() const {

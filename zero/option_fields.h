@@ -106,6 +106,12 @@ constexpr auto table_of(std::type_identity<Options>) {
                .default_word = "all",
                .flag = {"shard-within", "RANKS"},
                .bounds = Bounds::at_least(2)}),
+          field<&Options::secondary_shard_within>(
+              {.help = "Neighbouring ranks that keep each page a second time among them, so that "
+                       "backward gathers it there (stage 3); unset: none",
+               .default_word = "none",
+               .flag = {"secondary-shard-within", "RANKS"},
+               .bounds = Bounds::at_least(2)}),
           field<&Options::page_bytes>({.help = "Size of a page, the unit of communication",
                                        .unit = kBytes,
                                        .default_word = "16MiB, on cuda 64MiB",

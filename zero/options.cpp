@@ -162,6 +162,24 @@ void validate(const Options& options) {
   ZP_CHECK(options.shard_within == Options::kAllRanks || options.stage.optimizer_state,
            "options.shard_within: stage ", text_of(options.stage),
            " shards nothing; use stage 1, 2 or 3, or leave it out");
+  if (options.secondary_shard_within != Options::kNoSecondaryShards) {
+    ZP_CHECK(options.secondary_shard_within >= 2,
+             "options.secondary_shard_within: expected 2 ranks or "
+             "more, or Options::kNoSecondaryShards, got ",
+             options.secondary_shard_within);
+    ZP_CHECK(options.stage.parameters, "options.secondary_shard_within: stage ",
+             text_of(options.stage), " gathers no parameters; use stage 3, or leave it out");
+    ZP_CHECK(
+        options.reshard == Reshard::kAfterUse,
+        "options.secondary_shard_within: backward gathers no page again where reshard keeps it "
+        "from forward on; leave reshard at kAfterUse, or leave this out");
+    ZP_CHECK(options.shard_within == Options::kAllRanks,
+             "options.secondary_shard_within: with shard_within ", options.shard_within,
+             " parameters are gathered within a group already; leave one of them out");
+    ZP_CHECK(options.offload.parameters == memory::Tier::kDevice,
+             "options.secondary_shard_within: secondary shards lie on the device, but "
+             "offload.parameters takes the shards away from it; leave one of them out");
+  }
   ZP_CHECK(options.page_bytes == Options::kPageBytesOfDevice || options.page_bytes >= 4_KiB,
            "options.page_bytes: expected at least 4 KiB, got ", options.page_bytes,
            " bytes; smaller pages are all messages");

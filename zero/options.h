@@ -111,6 +111,14 @@ struct Options {
   // accumulates. Needs stage 1 or more. By default all ranks are one group.
   int shard_within = kAllRanks;
 
+  static constexpr int kNoSecondaryShards = 0;
+  // Neighbouring ranks, such as those of a host, that keep each page a second time among them from its
+  // forward to the end of the step: backward gathers it within such a group (hpZ in Wang et al. 2023,
+  // "ZeRO++", section 3.2). Each rank then holds a group's share of the parameters beside its shard. Results
+  // have the same bits. Needs stage 3 with parameters on the device. By default backward gathers over all
+  // ranks.
+  int secondary_shard_within = kNoSecondaryShards;
+
   UpdateBy update_by = UpdateBy::kAuto;
 
   // Each backward that averages ends by giving all ranks rank 0's buffers (running means), so that

@@ -59,9 +59,9 @@ void add(SimulatedCost& sum, const SimulatedCost& cost) {
 SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
                              const Places& places) {
   SimulationFigures sum;
-  std::vector<zeropage::World> worlds = worlds_of(model);
-  if (places.mesh) worlds.push_back((*places.mesh)["tensor"]);
-  for (const zeropage::World& world : worlds) {
+  auto worlds = worlds_of(model);
+  if (places.mesh) worlds.emplace_back("tensor", (*places.mesh)["tensor"]);
+  for (const auto& [name, world] : worlds) {
     const SimulationFigures& of_world = SimulatedCommunicator::of(world.communicator()).figures();
     for (size_t index = 0; index < kOperationCount; ++index) {
       const auto operation = static_cast<Operation>(index);

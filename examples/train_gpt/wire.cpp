@@ -1,5 +1,7 @@
 #include "examples/train_gpt/wire.h"
 
+#include <algorithm>
+
 #include "zero/setup/sharded_parameters.h"
 
 namespace train_gpt {
@@ -24,17 +26,23 @@ WireTraffic SentByAxis::total() const {
   return sum;
 }
 
-std::vector<zeropage::World> worlds_of(const zeropage::DistributedDataParallelBase& model) {
+std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
+    const zeropage::DistributedDataParallelBase& model) {
   const zeropage::PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
-  if (!worlds.replicas) return {worlds.all};
-  return {worlds.all, worlds.shards, *worlds.replicas};
+  std::vector<std::pair<std::string_view, zeropage::World>> found = {{"data", worlds.all}};
+  if (worlds.replicas) {
+    found.emplace_back("shard", worlds.shards);
+    found.emplace_back("replica", *worlds.replicas);
+  }
+  if (worlds.secondary) found.emplace_back("secondary", *worlds.secondary);
+  return found;
 }
 
 SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model, const Places& places) {
   SentByAxis sent;
-  size_t axis = 0;
-  for (const zeropage::World& world : worlds_of(model)) {
-    sent.axes[axis++] = world.communicator().wire_traffic();
+  for (const auto& [name, world] : worlds_of(model)) {
+    const auto axis = std::find(kAxes.begin(), kAxes.end(), name) - kAxes.begin();
+    sent.axes[static_cast<size_t>(axis)] = world.communicator().wire_traffic();
   }
   if (places.mesh) sent.axes.back() = (*places.mesh)["tensor"].communicator().wire_traffic();
   return sent;

@@ -1,9 +1,10 @@
 // What a rank sent, by the world in which it did: of those that have other samples, of the group of them that shares
-// pages, of its replicas, and of those that compute the same samples.
+// pages, of its replicas, of the group that shares a second copy, and of those that compute the same samples.
 #pragma once
 
 #include <array>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -14,17 +15,19 @@
 
 namespace train_gpt {
 
-constexpr std::array<std::string_view, 4> kAxes = {"data", "shard", "replica", "tensor"};
+constexpr std::array<std::string_view, 5> kAxes = {"data", "shard", "replica", "secondary",
+                                                   "tensor"};
 
-// By kAxes; zeros for what there is not (--shard-within, --tensor).
+// By kAxes; zeros for what there is not (--shard-within, --secondary-shard-within, --tensor).
 struct SentByAxis {
   std::array<zeropage::comm::WireTraffic, kAxes.size()> axes;
 
   zeropage::comm::WireTraffic total() const;
 };
 
-// Those worlds of a model but the last one.
-std::vector<zeropage::World> worlds_of(const zeropage::DistributedDataParallelBase& model);
+// Those worlds of a model but the last one, by their axes.
+std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
+    const zeropage::DistributedDataParallelBase& model);
 SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model, const Places& places);
 
 // The operations that training uses, in the order of the JSON.

@@ -49,6 +49,7 @@ class ResidentPages {
   void write_back(size_t page);
   // Writes it back if it is dirty, and lets its memory go.
   void drop(size_t page);
+  void end_pass() { source_->end_pass(); }
   // Lets the memory go of a page whose fetch has failed.
   void abandon(size_t page);
 

@@ -267,5 +267,108 @@ TEST(HybridRefusalTest, GroupsThatAreNoneAreRefusedOnAllRanks) {
               HasSubstr("options.shard_within: stage 0 shards nothing"));
 }
 
+// ---- secondary shards ----
+
+Options secondary_options(int within) {
+  Options options = options_of(3, Options::kAllRanks);
+  options.secondary_shard_within = within;
+  return options;
+}
+
+TEST(SecondaryShardsTest, GiveTheBitsOfGathersOverAllRanks) {
+  at::set_num_threads(1);
+  for (const auto& [ranks, within] : {std::pair{4, 2}, {6, 3}, {4, 4}}) {
+    SCOPED_TRACE(c10::str(ranks, " ranks in groups of ", within));
+    for (const bool is_low : {false, true}) {
+      for (const int micro_steps : {1, 3}) {
+        Options with = secondary_options(within);
+        if (is_low) with.compute_dtype = torch::kBFloat16;
+        Options without = with;
+        without.secondary_shard_within = Options::kNoSecondaryShards;
+        const Course course{.ranks = ranks, .micro_steps = micro_steps};
+        const Trained expected = train<Transformer>(course, without);
+        const Trained got = train<Transformer>(course, with);
+        EXPECT_TRUE(same_bits(expected.parameters, got.parameters)) << is_low << micro_steps;
+        EXPECT_EQ(expected.norms, got.norms);
+      }
+    }
+  }
+}
+
+// What each rank gathers in a step over all ranks, and in its group; and what it holds.
+struct Gathers {
+  int64_t over_all = 0;
+  int64_t in_group = 0;
+  int64_t parameter_bytes = 0;
+};
+
+Gathers gathers_of(const Options& options) {
+  constexpr int kRanks = 4;
+  std::vector<Gathers> by_rank(kRanks);
+  run_ranks(kRanks, [&](comm::World& world) {
+    DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    const PageWorlds& worlds = sharded_parameters_of(model).pages->worlds();
+    const auto sent = [](const comm::World& among) {
+      return among.communicator().wire_traffic().all_gather.bytes;
+    };
+    const auto step = [&](int number) {
+      optimizer.zero_grad();
+      const Samples samples = samples_of(world.rank(), number);
+      loss_of(model(samples.inputs), samples).backward();
+      optimizer.step();
+    };
+    step(0);
+    Gathers& own = by_rank[static_cast<size_t>(world.rank())];
+    own = {-sent(world), worlds.secondary ? -sent(*worlds.secondary) : 0, 0};
+    step(1);
+    own.over_all += sent(world);
+    if (worlds.secondary) own.in_group += sent(*worlds.secondary);
+    own.parameter_bytes = memory::Ledger::current()->now()[memory::Kind::kParameter];
+    EXPECT_EQ(own.parameter_bytes, sharded_parameters_of(model).pages->plan().held(
+                                       2)[memory::Tier::kDevice][memory::Kind::kParameter]);
+  });
+  return by_rank[1];
+}
+
+TEST(SecondaryShardsTest, KeepBackwardsGathersInTheGroupForItsShareOfTheParameters) {
+  Options with = secondary_options(2);
+  with.parameter_budget_bytes = 8_KiB;  // nothing stays from forward to backward
+  Options without = with;
+  without.secondary_shard_within = Options::kNoSecondaryShards;
+  const Gathers all = gathers_of(without), grouped = gathers_of(with);
+  // 3 of 4 shards come from others, and 1 of 2 secondary ones.
+  const int64_t backward = all.over_all - grouped.over_all;
+  EXPECT_GT(backward, 0);
+  EXPECT_EQ(grouped.in_group * 3, backward * 2);
+  EXPECT_EQ(grouped.parameter_bytes, 3 * all.parameter_bytes);
+}
+
+TEST(SecondaryShardsTest, AreRefusedWhereNothingWouldBeGathered) {
+  run_ranks(4, [](comm::World& world) {
+    const auto refusal = [&](const std::function<void(Options&)>& change) {
+      Options options = secondary_options(2);
+      change(options);
+      return error_of([&] {
+        DistributedDataParallel<torch::nn::Linear>(torch::nn::Linear(4, 4), world, options);
+      });
+    };
+    EXPECT_THAT(refusal([](Options& options) { options.stage = Stage::kGradients; }),
+                HasSubstr("stage 2 gathers no parameters"));
+    EXPECT_THAT(refusal([](Options& options) { options.reshard = Reshard::kAfterBackward; }),
+                HasSubstr("gathers no page again"));
+    EXPECT_THAT(refusal([](Options& options) { options.shard_within = 2; }),
+                HasSubstr("gathered within a group already"));
+    EXPECT_THAT(refusal([](Options& options) { options.secondary_shard_within = 3; }),
+                HasSubstr("4 ranks do not divide into groups of 3"));
+    EXPECT_THAT(refusal([](Options& options) { options.secondary_shard_within = 1; }),
+                HasSubstr("expected 2 ranks or more"));
+    EXPECT_THAT(refusal([](Options& options) {
+                  options.offload.optimizer = options.offload.parameters = memory::Tier::kHost;
+                }),
+                HasSubstr("takes the shards away"));
+  });
+}
+
 }  // namespace
 }  // namespace zeropage::hybrid_sharding_test

@@ -5,6 +5,8 @@
 // HYBRID_SHARD of PyTorch FSDP). What every rank needs of the others in forward and backward then stays
 // within a group; gradients alone travel between groups, as shards.
 //
+// With Options::secondary_shard_within such groups keep pages a second time (zero/pages/shard_source.h).
+//
 // A handle, as World.
 #pragma once
 
@@ -19,7 +21,8 @@ struct PageWorlds {
   PageWorlds(comm::World world) : all(world), shards(std::move(world)) {}
   // shard_within: ranks a group, at least 2, of which the world has a whole number; or
   // Options::kAllRanks. Collective over the world where there are several groups.
-  PageWorlds(const comm::World& world, int shard_within);
+  // secondary_shard_within: ranks that share a page's second copy; or Options::kNoSecondaryShards.
+  PageWorlds(const comm::World& world, int shard_within, int secondary_shard_within);
 
   int groups() const { return all.size() / shards.size(); }
   // Of this rank.
@@ -31,6 +34,7 @@ struct PageWorlds {
   comm::World shards;  // this rank's group
   std::optional<comm::World>
       replicas;  // those that have this rank's shards, by group; if there are others
+  std::optional<comm::World> secondary;  // those that share a second copy of pages, if any do
 };
 
 }  // namespace zeropage

@@ -14,7 +14,7 @@ PagedParameters::PagedParameters(std::shared_ptr<const ParameterPages> pages,
   if (!shards_parameters(pages_->options())) return;
   memory::check_dispatcher();
   auto made = std::make_unique<ShardSource>(pages_->shards(), "page", /*hint=*/"",
-                                            memory::Kind::kParameter);
+                                            memory::Kind::kParameter, pages_->worlds().secondary);
   ShardSource& source = *made;
   pager_ = memory::Pager::make(std::move(made), options);
   for (size_t page = 0; page < pager_index_.size(); ++page) {

@@ -3,11 +3,22 @@
 #include <utility>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace zeropage {
 
-ShardSource::ShardSource(comm::World world, std::string what, std::string hint, memory::Kind kind)
+namespace {
+
+bool is_in_backward() {
+  return torch::autograd::get_current_graph_task_id() != -1;
+}
+
+}  // namespace
+
+ShardSource::ShardSource(comm::World world, std::string what, std::string hint, memory::Kind kind,
+                         std::optional<comm::World> secondary)
     : world_(std::move(world)),
+      secondary_(std::move(secondary)),
       what_(std::move(what)),
       hint_(std::move(hint)),
       kind_(kind),
@@ -25,30 +36,52 @@ ShardSource::~ShardSource() {
 }
 
 int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away) {
-  entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_, layout.shard(world_.rank()),
-                      std::move(shard), away});
+  entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_,
+                      layout.shard(world_.rank()),
+                      std::move(shard),
+                      away,
+                      {},
+                      false,
+                      {}});
+  if (secondary_) {
+    const memory::KindScope of_kind(kind_);
+    const at::Tensor& own = entries_.back().shard;
+    const int groups = world_.size() / secondary_->size();
+    entries_.back().secondary = at::empty({own.numel() * groups}, own.options());
+  }
   const auto shard_bytes = static_cast<int64_t>(entries_.back().shard.nbytes());
   return entries_.back().is_whole(world_) ? 0 : shard_bytes * world_.size();
 }
 
 memory::Fetch ShardSource::start_fetch(size_t page) {
-  const Entry& entry = entries_[page];
+  Entry& entry = entries_[page];
   if (entry.is_whole(world_)) return {entry.shard, {}};
   wait_for_compute();
   const memory::StreamScope on_gathers(gathers_);
   // In the backward of an accelerator the thread is autograd's.
   const memory::LedgerScope ledger(ledger_);
+  const bool in_group = entry.has_secondary && is_in_backward();
+  comm::Communicator& among = (in_group ? *secondary_ : world_).communicator();
   at::Tensor whole;  // [world size * shard_numel]
   {
     const memory::KindScope kind(kind_);
-    whole = world_.communicator().buffer(entry.shard.numel() * world_.size(),
-                                         entry.shard.scalar_type());
+    whole = among.buffer(entry.shard.numel() * world_.size(), entry.shard.scalar_type());
   }
+  if (in_group) {
+    secondary_of(whole).copy_(entry.secondary);
+    return {whole, among.all_gather(whole, entry.what)};
+  }
+  if (secondary_) entry.whole = whole;
   const memory::Pending own =
       start_own(entry, whole.narrow(0, entry.range.begin, entry.range.numel()));
   if (world_.size() == 1) return {whole, own};
   own.wait();
-  return {whole, world_.communicator().all_gather(whole, entry.what)};
+  return {whole, among.all_gather(whole, entry.what)};
+}
+
+at::Tensor ShardSource::secondary_of(const at::Tensor& whole) const {
+  const int64_t numel = whole.numel() / secondary_->size();
+  return whole.narrow(0, secondary_->rank() * numel, numel);
 }
 
 // Brings this rank's shard into its place in the page.
@@ -67,7 +100,21 @@ memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& own
 }
 
 void ShardSource::end_use(size_t page) {
-  if (!entries_[page].is_whole(world_)) wait_for_compute();
+  Entry& entry = entries_[page];
+  if (entry.is_whole(world_)) return;
+  wait_for_compute();
+  if (!entry.whole.defined()) return;
+  const memory::StreamScope on_gathers(gathers_);
+  entry.secondary.copy_(secondary_of(entry.whole));
+  entry.has_secondary = true;
+  entry.whole.reset();
+}
+
+void ShardSource::end_pass() {
+  for (Entry& entry : entries_) {
+    entry.has_secondary = false;
+    entry.whole.reset();
+  }
 }
 
 void ShardSource::wait_for_compute() const {

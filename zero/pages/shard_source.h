@@ -3,6 +3,11 @@
 // On one rank a page is its shard: nothing is copied, and a page costs no bytes, unless shards are
 // offloaded; then they are copied up first.
 //
+// Ranks of a group may share a second copy of each page, a secondary shard each. What a forward gathered over
+// all ranks leaves this rank's there when it goes, and backward gathers the page within the group. The end of
+// a pass ends that, because shards are about to change. That a gather is of a backward is the same on all
+// ranks, so they agree on who gathers.
+//
 // On an accelerator gathers have a stream of their own, and whole pages have their memory from it. That
 // stream waits for what compute has been given so far, when a page is let go, whose memory the next
 // one may get at once, and when one is fetched, whose shard may just have been written. With two
@@ -15,6 +20,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,8 +36,10 @@ namespace zeropage {
 class ShardSource final : public memory::PageSource {
  public:
   // what: "the gradient of page", for errors. hint: behind the page's name there, what a user does who
-  // did not mean to gather. kind: of the whole pages.
-  ShardSource(comm::World world, std::string what, std::string hint, memory::Kind kind);
+  // did not mean to gather. kind: of the whole pages. secondary: the ranks of this one's group, if they share a
+  // second copy; a whole number of such groups are the world, in the order of its ranks.
+  ShardSource(comm::World world, std::string what, std::string hint, memory::Kind kind,
+              std::optional<comm::World> secondary = std::nullopt);
   // Waits for copies that read shards on the host.
   ~ShardSource() override;
 
@@ -51,6 +59,7 @@ class ShardSource final : public memory::PageSource {
   memory::Fetch start_fetch(size_t page) override;
   void write_back(size_t page, const at::Tensor& buffer) override;
   void end_use(size_t page) override;
+  void end_pass() override;
 
  private:
   struct Entry {
@@ -58,6 +67,9 @@ class ShardSource final : public memory::PageSource {
     Range range;       // of the shard in the page
     at::Tensor shard;  // [shard_numel]
     Away away;
+    at::Tensor secondary;  // [page's numel / ranks of the group]; undefined where there is no group
+    bool has_secondary = false;  // of the shards as they are
+    at::Tensor whole;            // while it is whole, of which the secondary shard is to be taken
 
     bool is_whole(const comm::World& world) const {
       return world.size() == 1 && away.storage == nullptr;
@@ -65,9 +77,12 @@ class ShardSource final : public memory::PageSource {
   };
 
   void wait_for_compute() const;
+  // The part of a whole page that this rank has as secondary shard.
+  at::Tensor secondary_of(const at::Tensor& whole) const;
   memory::Pending start_own(const Entry& entry, const at::Tensor& own);
 
   const comm::World world_;
+  const std::optional<comm::World> secondary_;
   const std::string what_;
   const std::string hint_;
   const memory::Kind kind_;

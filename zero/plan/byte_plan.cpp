@@ -93,6 +93,12 @@ std::vector<Buffer> buffers_of(const PagePlan& page, const Manner& manner) {
   return buffers;
 }
 
+// This rank's part of what a group has a second time, of so many bytes.
+int64_t secondary_bytes(const Options& options, int64_t bytes, int world_size) {
+  const int ranks = options.secondary_shard_within;
+  return ranks == Options::kNoSecondaryShards || ranks == world_size ? 0 : bytes / ranks;
+}
+
 // Of one state. first_in_block: of its first element, in a block of 8-bit states.
 int64_t bytes_of_state(const Options& options, c10::ScalarType dtype, StateFormat format,
                        int64_t first_in_block, int64_t numel) {
@@ -123,6 +129,10 @@ class Planner {
     for (const Buffer& buffer : buffers_of(page, manner)) {
       page.held[buffer.tier][buffer.kind] +=
           buffer.element_bytes * (buffer.is_shard ? layout.shard_numel : whole_numel);
+    }
+    if (page.parameters == Sharing::kSharded) {
+      page.held[Tier::kDevice][Kind::kParameter] +=
+          secondary_bytes(options_, whole_bytes, world_size_);
     }
     if (!layout.requires_grad) return page;
     page.own_gradient_bytes = layout.numel * bytes_of_element(page.gradient_dtype);
@@ -262,6 +272,10 @@ TierBytes formula_bytes(const Options& options, int64_t parameters, int world_si
   TierBytes formula;
   for (const Buffer& buffer : buffers_of(page, manner)) {
     formula[buffer.tier][buffer.kind] += share(buffer.element_bytes * parameters, buffer.is_shard);
+  }
+  if (page.parameters == Sharing::kSharded) {
+    formula[Tier::kDevice][Kind::kParameter] +=
+        secondary_bytes(options, bytes_of_element(manner.dtype) * parameters, world_size);
   }
   const int64_t state_bytes = bytes_of_state(options, manner.dtype, options.optimizer_state,
                                              /*first_in_block=*/0, parameters);

@@ -87,19 +87,19 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   const MakePagesOptions made = pages_options(options, world);
-  PageParts parts = make_pages(PageWorlds(world, options.shard_within), std::move(parameters), made,
-                               deferred, [&](const BytePlan& plan) {
-                                 const TierBytes held = plan.held(/*states=*/0);
-                                 check_device_holds(world, "the model",
-                                                    {.persistent = held[memory::Tier::kDevice],
-                                                     .transient_bytes = plan.transient_bytes(),
-                                                     .held_bytes = held_bytes});
-                                 if (made.pages.page_offload) {
-                                   check_host_holds(world, "what is offloaded of the model",
-                                                    held[memory::Tier::kHost].total(),
-                                                    memory::read_host_memory());
-                                 }
-                               });
+  PageParts parts = make_pages(
+      PageWorlds(world, options.shard_within, options.secondary_shard_within),
+      std::move(parameters), made, deferred, [&](const BytePlan& plan) {
+        const TierBytes held = plan.held(/*states=*/0);
+        check_device_holds(world, "the model",
+                           {.persistent = held[memory::Tier::kDevice],
+                            .transient_bytes = plan.transient_bytes(),
+                            .held_bytes = held_bytes});
+        if (made.pages.page_offload) {
+          check_host_holds(world, "what is offloaded of the model",
+                           held[memory::Tier::kHost].total(), memory::read_host_memory());
+        }
+      });
   auto reducer =
       std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
   auto gradients = std::make_shared<StepGradients>(reducer);

@@ -41,6 +41,7 @@ class Peer:
     script: str  # in bench/peers, or "" for bare_loop; takes the run flags, --data, --json and --peer-option
     requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
     install_environment: dict = field(default_factory=dict)  # for pip: name -> value
+    shares_samples: bool = False  # its ranks compute each sample together, and so do ours: --tensor
 
 
 PEERS = {
@@ -49,6 +50,7 @@ PEERS = {
     "fsdp2": Peer("fsdp2.py"),
     # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
     "deepspeed": Peer("zero_deepspeed.py", ("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
+    "tensor_parallel": Peer("tensor_parallel.py", shares_samples=True),
 }
 
 
@@ -110,8 +112,16 @@ def check_arguments(parser, arguments):
             f"the peer bare is a loop without communication: it has one rank, got --ranks "
             f"{arguments.ranks}; use --ranks 1 or another peer"
         )
-    if "deepspeed" in arguments.peers and (arguments.device, arguments.compute_dtype) != ("cpu", "fp32"):
-        parser.error("the peer deepspeed is set up for --device cpu and --compute-dtype fp32 only")
+    for name in {"deepspeed", "tensor_parallel"}.intersection(arguments.peers):
+        if (arguments.device, arguments.compute_dtype) != ("cpu", "fp32"):
+            parser.error(f"the peer {name} is set up for --device cpu and --compute-dtype fp32 only")
+    sharing = [name for name in arguments.peers if PEERS[name].shares_samples]
+    arguments.shares_samples = bool(sharing)
+    if sharing and len(arguments.peers) > 1:
+        parser.error(f"the ranks of the peer {sharing[0]} share their samples, those of others do not; "
+                     "compare with it alone")
+    if sharing and arguments.heads % arguments.ranks != 0:
+        parser.error(f"--heads {arguments.heads}: {arguments.ranks} ranks do not divide them")
     for option in arguments.peer_option:
         name, _, value = option.partition("=")
         if not any(value in flags.PEER_OPTIONS[p].get(name, ()) for p in arguments.peers):
@@ -123,6 +133,8 @@ def side_commands(arguments, python, data, folder):
     """What to start for each side, ours first; --json is added per run."""
     shared = ["--data", data, *flags.command_line(arguments)]
     sides = {"ours": [arguments.train_gpt.resolve(), *shared, "--stage", str(arguments.stage)]}
+    if arguments.shares_samples:
+        sides["ours"] += ["--tensor", str(arguments.ranks)]
     for name in arguments.peers:
         # What its libraries leave in TMPDIR goes with the folder.
         program = ["env", f"TMPDIR={folder}", python, PEERS_FOLDER / PEERS[name].script]

@@ -8,7 +8,8 @@ def print_report(arguments, figures, loss_tolerance):
     model = ("d_model", "layers", "heads", "sequence")
     words = [f"ranks {arguments.ranks}", f"threads a rank {arguments.threads}"]
     words += [f"{name} {getattr(arguments, name)}" for name in model]
-    words += [f"batch a rank {arguments.batch}", f"steps {arguments.steps}"]
+    of_batch = "of all ranks" if arguments.shares_samples else "a rank"
+    words += [f"batch {of_batch} {arguments.batch}", f"steps {arguments.steps}"]
     print(f"\n{', '.join(words)}, rounds {arguments.rounds}")
     options = " ".join(arguments.peer_option) or "the defaults"
     print(f"on {arguments.device} in {arguments.compute_dtype}, ours at stage {arguments.stage}; "

@@ -44,7 +44,9 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/batch_norm.h
     parallel/linear.h
     parallel/rank_functions.h
+    parallel/random_of_rank.h
     parallel/ranks.h
+    parallel/sequence.h
     parallel/sliced_layer.h
     parallel/slices.h
     parallel/vocabulary.h

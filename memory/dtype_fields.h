@@ -16,7 +16,7 @@ template <>
 struct Foreign<c10::ScalarType> {
   static constexpr auto words() {
     return std::array{word<c10::ScalarType::Float>("fp32"), word<c10::ScalarType::BFloat16>("bf16"),
-                      word<c10::ScalarType::Half>("fp16")};
+                      word<c10::ScalarType::Half>("fp16"), word<c10::ScalarType::Double>("fp64")};
   }
   static std::string text(c10::ScalarType value) { return c10::toString(value); }
 };

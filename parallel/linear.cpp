@@ -5,6 +5,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "memory/check.h"
+#include "parallel/detail/sequence_linear.h"
 #include "parallel/rank_functions.h"
 #include "parallel/whole_values.h"
 
@@ -66,7 +67,10 @@ void ColumnParallelLinearImpl::reset() {
 
 torch::Tensor ColumnParallelLinearImpl::forward(const torch::Tensor& input) {
   const std::string name = column_name(options_);
-  const torch::Tensor slice = at::linear(copy_to_ranks(input, ranks_, name), weight, bias);
+  const torch::Tensor slice =
+      options_.sequence_dim
+          ? detail::linear_of_gathered(input, weight, bias, *options_.sequence_dim, ranks_, name)
+          : at::linear(copy_to_ranks(input, ranks_, name), weight, bias);
   return options_.gathers_output ? gather_from_ranks(slice, slices(), ranks_, name) : slice;
 }
 
@@ -106,7 +110,11 @@ torch::Tensor RowParallelLinearImpl::forward(const torch::Tensor& input) {
   const std::string name = row_name(options_);
   const torch::Tensor slice =
       options_.splits_input ? split_to_ranks(input, slices(), ranks_, name) : input;
-  const torch::Tensor output = reduce_from_ranks(at::linear(slice, weight), ranks_, name);
+  const torch::Tensor partial = at::linear(slice, weight);
+  if (options_.sequence_dim) {
+    return detail::scattered_sum(partial, bias, *options_.sequence_dim, ranks_, name);
+  }
+  const torch::Tensor output = reduce_from_ranks(partial, ranks_, name);
   return options_.bias ? output + bias : output;
 }
 

@@ -17,6 +17,7 @@
 // Collective: construction, forward and backward.
 #pragma once
 
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -45,6 +46,10 @@ struct LinearOptions {
   bool gathers_output = false;
   // Row-parallel: takes a whole input and cuts it. Else it is this rank's slice already.
   bool splits_input = false;
+  // The dimension of the sequence, counted from 0, where the tokens outside a column and its row are cut over
+  // the same ranks (parallel/sequence.h). A column takes this rank's tokens and gathers all. A row adds up
+  // and returns this rank's. Unset: all ranks have all tokens.
+  std::optional<int64_t> sequence_dim;
 };
 
 // [..., in_features] -> [..., this rank's slice of out_features]

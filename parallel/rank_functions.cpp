@@ -1,8 +1,12 @@
 #include "parallel/rank_functions.h"
 
+#include <utility>
+#include <vector>
+
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "parallel/detail/kept_slices.h"
 #include "parallel/detail/kernels.h"
 #include "parallel/rank_operators.h"
 
@@ -12,9 +16,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor own_slice(const at::Tensor& whole, const Slices& slices, const RanksPointer& ranks) {
-  const int rank = ranks->world.rank();
-  return whole.narrow(-1, slices.begin(rank), slices.size(rank));
+variable_list gradient_of_first(at::Tensor gradient) {
+  // None for slices, ranks, name and dim.
+  return {std::move(gradient), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
 }
 
 class CopyToRanks : public torch::autograd::Function<CopyToRanks> {
@@ -49,33 +53,57 @@ class SplitToRanks : public torch::autograd::Function<SplitToRanks> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor,
                             const Slices& slices, const RanksPointer& ranks,
-                            const std::string& name) {
-    context->saved_data["ranks"] = ranks;
-    context->saved_data["name"] = name;
-    context->saved_data["sizes"] = slices.sizes();
-    return own_slice(tensor, slices, ranks).contiguous();
+                            const std::string& name, int64_t dim) {
+    detail::KeptSlices::keep(context, slices, ranks, name, dim);
+    const int rank = ranks->world.rank();
+    return tensor.narrow(dim, slices.begin(rank), slices.size(rank)).contiguous();
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const std::string name = context->saved_data["name"].toStringRef();
-    detail::refuse_second_derivative("split_to_ranks", name);
-    return {all_gather(gradients[0], context->saved_data["sizes"].toIntVector(),
-                       context->saved_data["ranks"].toCustomClass<Ranks>(), name),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+    const detail::KeptSlices cut("split_to_ranks", context);
+    return gradient_of_first(all_gather(gradients[0], cut.sizes, cut.dim, cut.ranks, cut.name));
   }
 };
 
 class GatherFromRanks : public torch::autograd::Function<GatherFromRanks> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const Slices& slices,
-                            const RanksPointer& ranks, const std::string& name) {
+                            const RanksPointer& ranks, const std::string& name, int64_t dim) {
     context->saved_data["begin"] = slices.begin(ranks->world.rank());
     context->saved_data["size"] = slices.size(ranks->world.rank());
-    return all_gather(slice, slices.sizes(), ranks, name);
+    context->saved_data["dim"] = dim;
+    return all_gather(slice, slices.sizes(), dim, ranks, name);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    return {gradients[0].narrow(-1, context->saved_data["begin"].toInt(),
-                                context->saved_data["size"].toInt()),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+    return gradient_of_first(gradients[0].narrow(context->saved_data["dim"].toInt(),
+                                                 context->saved_data["begin"].toInt(),
+                                                 context->saved_data["size"].toInt()));
+  }
+};
+
+class GatherToRanks : public torch::autograd::Function<GatherToRanks> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& slice, const Slices& slices,
+                            const RanksPointer& ranks, const std::string& name, int64_t dim) {
+    detail::KeptSlices::keep(context, slices, ranks, name, dim);
+    return all_gather(slice, slices.sizes(), dim, ranks, name);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const detail::KeptSlices cut("gather_to_ranks", context);
+    return gradient_of_first(reduce_scatter(gradients[0], cut.sizes, cut.dim, cut.ranks, cut.name));
+  }
+};
+
+class ScatterFromRanks : public torch::autograd::Function<ScatterFromRanks> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& tensor,
+                            const Slices& slices, const RanksPointer& ranks,
+                            const std::string& name, int64_t dim) {
+    detail::KeptSlices::keep(context, slices, ranks, name, dim);
+    return reduce_scatter(tensor, slices.sizes(), dim, ranks, name);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const detail::KeptSlices cut("scatter_from_ranks", context);
+    return gradient_of_first(all_gather(gradients[0], cut.sizes, cut.dim, cut.ranks, cut.name));
   }
 };
 
@@ -92,13 +120,23 @@ at::Tensor reduce_from_ranks(const at::Tensor& tensor, const RanksPointer& ranks
 }
 
 at::Tensor split_to_ranks(const at::Tensor& tensor, const Slices& slices, const RanksPointer& ranks,
-                          const std::string& name) {
-  return SplitToRanks::apply(tensor, slices, ranks, name);
+                          const std::string& name, int64_t dim) {
+  return SplitToRanks::apply(tensor, slices, ranks, name, dim);
 }
 
 at::Tensor gather_from_ranks(const at::Tensor& slice, const Slices& slices,
-                             const RanksPointer& ranks, const std::string& name) {
-  return GatherFromRanks::apply(slice, slices, ranks, name);
+                             const RanksPointer& ranks, const std::string& name, int64_t dim) {
+  return GatherFromRanks::apply(slice, slices, ranks, name, dim);
+}
+
+at::Tensor gather_to_ranks(const at::Tensor& slice, const Slices& slices, const RanksPointer& ranks,
+                           const std::string& name, int64_t dim) {
+  return GatherToRanks::apply(slice, slices, ranks, name, dim);
+}
+
+at::Tensor scatter_from_ranks(const at::Tensor& tensor, const Slices& slices,
+                              const RanksPointer& ranks, const std::string& name, int64_t dim) {
+  return ScatterFromRanks::apply(tensor, slices, ranks, name, dim);
 }
 
 }  // namespace zeropage::parallel

@@ -14,8 +14,11 @@ TORCH_LIBRARY(zeropage, library) {
       "all_reduce(Tensor tensor, int op, __torch__.torch.classes.zeropage.Ranks ranks, str name) "
       "-> Tensor");
   library.def(
-      "all_gather(Tensor slice, int[] sizes, __torch__.torch.classes.zeropage.Ranks ranks, "
-      "str name) -> Tensor");
+      "all_gather(Tensor slice, int[] sizes, int dim, "
+      "__torch__.torch.classes.zeropage.Ranks ranks, str name) -> Tensor");
+  library.def(
+      "reduce_scatter(Tensor tensor, int[] sizes, int dim, "
+      "__torch__.torch.classes.zeropage.Ranks ranks, str name) -> Tensor");
   library.def(
       "batch_norm_statistics(Tensor input, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
       "float momentum, __torch__.torch.classes.zeropage.Ranks ranks, str name) "
@@ -25,6 +28,7 @@ TORCH_LIBRARY(zeropage, library) {
 TORCH_LIBRARY_IMPL(zeropage, CompositeExplicitAutograd, library) {
   library.impl("all_reduce", &detail::compute_all_reduce);
   library.impl("all_gather", &detail::compute_all_gather);
+  library.impl("reduce_scatter", &detail::compute_reduce_scatter);
   library.impl("batch_norm_statistics", &detail::compute_batch_norm_statistics);
 }
 
@@ -41,10 +45,17 @@ at::Tensor all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const RanksPo
   return handle.call(tensor, static_cast<int64_t>(op), ranks, name);
 }
 
-at::Tensor all_gather(const at::Tensor& slice, at::IntArrayRef sizes, const RanksPointer& ranks,
-                      const std::string& name) {
+at::Tensor all_gather(const at::Tensor& slice, at::IntArrayRef sizes, int64_t dim,
+                      const RanksPointer& ranks, const std::string& name) {
   static const auto handle = find_operator("zeropage::all_gather", &detail::compute_all_gather);
-  return handle.call(slice, sizes, ranks, name);
+  return handle.call(slice, sizes, dim, ranks, name);
+}
+
+at::Tensor reduce_scatter(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t dim,
+                          const RanksPointer& ranks, const std::string& name) {
+  static const auto handle =
+      find_operator("zeropage::reduce_scatter", &detail::compute_reduce_scatter);
+  return handle.call(tensor, sizes, dim, ranks, name);
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_statistics(

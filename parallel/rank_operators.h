@@ -27,9 +27,12 @@ namespace zeropage::parallel {
 // The sum or the maximum over ranks, element by element. tensor: of the same sizes on all ranks.
 at::Tensor all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const RanksPointer& ranks,
                       const std::string& name);
-// The ranks' slices behind each other in the last dimension. sizes: of that dimension, by rank.
-at::Tensor all_gather(const at::Tensor& slice, at::IntArrayRef sizes, const RanksPointer& ranks,
-                      const std::string& name);
+// The ranks' slices behind each other in dimension `dim`. sizes: of that dimension, by rank.
+at::Tensor all_gather(const at::Tensor& slice, at::IntArrayRef sizes, int64_t dim,
+                      const RanksPointer& ranks, const std::string& name);
+// This rank's slice of the sum over ranks. tensor: of the same sizes on all ranks.
+at::Tensor reduce_scatter(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t dim,
+                          const RanksPointer& ranks, const std::string& name);
 
 // ---- batch norm (parallel/batch_norm.h) ----
 

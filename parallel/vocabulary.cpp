@@ -6,6 +6,7 @@
 
 #include "memory/check.h"
 #include "parallel/detail/kernels.h"
+#include "parallel/detail/sequence_linear.h"
 #include "parallel/rank_functions.h"
 #include "parallel/rank_operators.h"
 #include "parallel/whole_values.h"
@@ -62,7 +63,7 @@ class CrossEntropy : public torch::autograd::Function<CrossEntropy> {
 
 at::Tensor embedding_over_ranks(const at::Tensor& slice, const at::Tensor& ids,
                                 const Slices& slices, const RanksPointer& ranks,
-                                const std::string& name) {
+                                const std::string& name, std::optional<int64_t> sequence_dim) {
   if (ids.numel() > 0 && ids.is_cpu()) {
     const auto [least, most] = at::aminmax(ids);
     ZP_CHECK(least.item<int64_t>() >= 0 && most.item<int64_t>() < slices.total(), name,
@@ -73,13 +74,17 @@ at::Tensor embedding_over_ranks(const at::Tensor& slice, const at::Tensor& ids,
   const OwnIds own(ids, slices, ranks->world.rank());
   const at::Tensor rows =
       at::embedding(slice, own.local).masked_fill(own.elsewhere.unsqueeze(-1), 0);
-  return reduce_from_ranks(rows, ranks, name);
+  if (!sequence_dim) return reduce_from_ranks(rows, ranks, name);
+  return detail::scattered_sum(rows, {}, *sequence_dim, ranks, name);
 }
 
-VocabularyParallelEmbeddingImpl::VocabularyParallelEmbeddingImpl(int64_t num_embeddings,
-                                                                 int64_t embedding_dim,
-                                                                 const comm::World& world)
-    : num_embeddings_(num_embeddings), embedding_dim_(embedding_dim), ranks_(ranks_of(world)) {
+VocabularyParallelEmbeddingImpl::VocabularyParallelEmbeddingImpl(
+    int64_t num_embeddings, int64_t embedding_dim, const comm::World& world,
+    std::optional<int64_t> sequence_dim)
+    : num_embeddings_(num_embeddings),
+      embedding_dim_(embedding_dim),
+      ranks_(ranks_of(world)),
+      sequence_dim_(sequence_dim) {
   reset();
 }
 
@@ -98,7 +103,7 @@ void VocabularyParallelEmbeddingImpl::reset() {
 }
 
 torch::Tensor VocabularyParallelEmbeddingImpl::forward(const torch::Tensor& ids) {
-  return embedding_over_ranks(weight, ids, slices(), ranks_, name());
+  return embedding_over_ranks(weight, ids, slices(), ranks_, name(), sequence_dim_);
 }
 
 void VocabularyParallelEmbeddingImpl::pretty_print(std::ostream& stream) const {

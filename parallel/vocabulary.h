@@ -13,6 +13,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -28,18 +29,21 @@
 namespace zeropage::parallel {
 
 // The rows of the ids that this rank has, from `slice` [rows of this rank, width], and zeros for others; summed
-// over ranks. ids: whole numbers of any sizes. name: for errors.
+// over ranks. ids: whole numbers of any sizes. name: for errors. sequence_dim: as below.
 at::Tensor embedding_over_ranks(const at::Tensor& slice, const at::Tensor& ids,
                                 const Slices& slices, const RanksPointer& ranks,
-                                const std::string& name);
+                                const std::string& name,
+                                std::optional<int64_t> sequence_dim = std::nullopt);
 
 // ids of any sizes -> [..., embedding_dim]. Values as torch::nn::Embedding draws them.
+// sequence_dim: of the sequence in the ids; the output is then of this rank's tokens (parallel/sequence.h).
 class VocabularyParallelEmbeddingImpl
     : public torch::nn::Cloneable<VocabularyParallelEmbeddingImpl>,
       public SlicedLayer {
  public:
   VocabularyParallelEmbeddingImpl(int64_t num_embeddings, int64_t embedding_dim,
-                                  const comm::World& world);
+                                  const comm::World& world,
+                                  std::optional<int64_t> sequence_dim = std::nullopt);
   void reset() override;
   torch::Tensor forward(const torch::Tensor& ids);
   void pretty_print(std::ostream& stream) const override;
@@ -54,6 +58,7 @@ class VocabularyParallelEmbeddingImpl
   int64_t num_embeddings_;
   int64_t embedding_dim_;
   RanksPointer ranks_;
+  std::optional<int64_t> sequence_dim_;
 };
 TORCH_MODULE(VocabularyParallelEmbedding);
 

@@ -8,6 +8,8 @@
 #include <memory>
 #include <parallel/batch_norm.h>
 #include <parallel/linear.h>
+#include <parallel/random_of_rank.h>
+#include <parallel/sequence.h>
 #include <parallel/vocabulary.h>
 #include <string>
 #include <vector>

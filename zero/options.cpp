@@ -65,13 +65,37 @@ offload::StateFormat state_format_of(const Options& options, int64_t parameter_n
 
 namespace {
 
+// Nothing is kept beside what is double, and no step but the class's updates it.
+void validate_double(const Options& options) {
+  const auto is_unset_or_double = [](const std::optional<c10::ScalarType>& dtype) {
+    return !dtype || *dtype == c10::kDouble;
+  };
+  const auto require = [](bool condition, const char* option, const char* why) {
+    ZP_CHECK(condition, "options.", option, ": ", why,
+             ", but compute_dtype is Double; leave it out");
+  };
+  require(is_unset_or_double(options.reduce_dtype), "reduce_dtype",
+          "gradients in double travel in double");
+  require(is_unset_or_double(options.accumulate_dtype), "accumulate_dtype",
+          "gradients in double are kept in double");
+  require(options.low_precision_update == LowPrecisionUpdate::kMasterWeights,
+          "low_precision_update", "is about bfloat16 and half");
+  require(options.update_by != UpdateBy::kFused, "update_by", "the fused update is of fp32 values");
+  require(options.optimizer_state == offload::StateFormat::kFp32, "optimizer_state",
+          "only the fused update keeps states in less, and it is of fp32 values");
+  require(options.offload.optimizer == memory::Tier::kDevice, "offload.optimizer",
+          "the step on the host is the fused one, of fp32 values");
+  require(!options.world_invariant, "world_invariant", "sums in fp32");
+}
+
 void validate_precision(const Options& options) {
   const auto is_low_or_fp32 = [](const std::optional<c10::ScalarType>& dtype) {
     return !dtype || *dtype == c10::kFloat || is_low_precision(*dtype);
   };
+  if (options.compute_dtype == c10::kDouble) return validate_double(options);
   ZP_CHECK(!options.compute_dtype || is_low_precision(*options.compute_dtype),
-           "options.compute_dtype: expected bfloat16, half or unset, got ", *options.compute_dtype,
-           "; unset leaves the module as it is");
+           "options.compute_dtype: expected bfloat16, half, double or unset, got ",
+           *options.compute_dtype, "; unset leaves the module as it is");
   ZP_CHECK(is_low_or_fp32(options.reduce_dtype),
            "options.reduce_dtype: expected float, bfloat16, half or unset, got ",
            *options.reduce_dtype);

@@ -135,9 +135,10 @@ struct Options {
 
   // ---- precision ----
 
-  // bfloat16 or half: wrapping an fp32 module makes its parameters so, and with them gathers,
+  // bfloat16, half or double: wrapping an fp32 module makes its parameters so, and with them gathers,
   // gradients and activations; buffers keep theirs. Tensors of floating point among forward's
-  // arguments are cast to it. Master weights begin with the fp32 values. Unset: as the module is.
+  // arguments are cast to it. Master weights of bfloat16 and half begin with the fp32 values. double has
+  // none, and is updated by the optimizer's class: it is there to compare runs. Unset: as the module is.
   std::optional<c10::ScalarType> compute_dtype;
 
   // Modules whose own parameters keep fp32. Their forward meets compute_dtype's activations; on the
@@ -158,7 +159,7 @@ struct Options {
   uint64_t rounding_seed = 0;
 
   // The dtype in which gradients travel between ranks; sums over ranks are fp32 in between. Unset:
-  // the parameter's dtype, or fp32 where world_invariant. fp64 stays fp64.
+  // the parameter's dtype, or fp32 where world_invariant. Gradients in double travel and are summed in it.
   std::optional<c10::ScalarType> reduce_dtype;
 
   // The dtype in which gradients of parameters in a lower precision are kept, and in which

@@ -23,7 +23,8 @@
 //   features there would be wrong, and nobody could notice.
 //
 // Dropout between a column and its row may draw alike on all ranks; outside it must, so give all ranks of a
-// tensor-parallel group the same seed.
+// tensor-parallel group the same seed. Where units are cut unevenly, dropout between the two needs a
+// RandomOfRank (parallel/random_of_rank.h).
 #pragma once
 
 #include <cstdint>

@@ -62,6 +62,7 @@ PEER_OPTIONS = {
         "buckets": ("block", "default"),
         **_EVERY_PEER,
     },
+    "tensor_parallel": {"vocabulary": ("sharded", "replicated"), **_EVERY_PEER},
 }
 
 

@@ -93,9 +93,10 @@ def splitmix64(x):
 
 
 class TrainingData:
-    """The samples of one rank. The last 5 % of the tokens are held out and never drawn."""
+    """The samples of one of `ranks` that have samples of their own. The last 5 % of the tokens are held
+    out and never drawn."""
 
-    def __init__(self, path, arguments, rank):
+    def __init__(self, path, arguments, rank, ranks):
         with open(path, "rb") as file:
             text = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
         tokens = torch.cat([text.short(), torch.tensor([END_OF_TEXT], dtype=torch.int16)])
@@ -103,7 +104,7 @@ class TrainingData:
         self.batch = arguments.batch
         self.seed = arguments.seed
         self.rank = rank
-        self.world_size = arguments.ranks
+        self.world_size = ranks
         held_out = max(self.sequence + 1, len(tokens) // 20)
         self.train_numel = len(tokens) - held_out
         if self.train_numel <= self.sequence:

@@ -21,14 +21,15 @@ import gpt
 MMAP_THRESHOLD_BYTES = 128 * 1024  # glibc's first
 
 
-def main(description, peer, build):
-    """The program of a peer, from its command line on."""
-    launch(flags.peer_arguments(description, peer), build)
+def main(description, peer, build, data_ranks=None):
+    """The program of a peer, from its command line on; the rest as of launch()."""
+    launch(flags.peer_arguments(description, peer), build, data_ranks)
 
 
-def launch(arguments, build):
+def launch(arguments, build, data_ranks=None):
     """Runs `arguments.ranks` processes. `build(arguments)` is a top-level function that makes the
-    model and the optimizer and returns `step(inputs, targets) -> loss`, one training step."""
+    model and the optimizer and returns `step(inputs, targets) -> loss`, one training step. Only so
+    many `data_ranks` have samples of their own (default: all), and the others repeat them."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -46,7 +47,8 @@ def launch(arguments, build):
         os.environ["MALLOC_MMAP_THRESHOLD_"] = str(MMAP_THRESHOLD_BYTES)
     # Of the parent's making and without sockets: no rank leaves while another still communicates.
     all_done = torch.multiprocessing.get_context("spawn").Barrier(arguments.ranks)
-    torch.multiprocessing.spawn(_run_rank, (arguments, build, all_done), nprocs=arguments.ranks)
+    to_ranks = (arguments, build, data_ranks or arguments.ranks, all_done)
+    torch.multiprocessing.spawn(_run_rank, to_ranks, nprocs=arguments.ranks)
 
 
 def device_of(arguments):
@@ -119,11 +121,11 @@ def _run_steps(arguments, data, step):
     return step_seconds, losses
 
 
-def _run_rank(rank, arguments, build, all_done):
+def _run_rank(rank, arguments, build, data_ranks, all_done):
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
     torch.set_num_threads(arguments.threads)
     _meet(arguments)
-    data = gpt.TrainingData(arguments.data, arguments, rank)
+    data = gpt.TrainingData(arguments.data, arguments, rank % data_ranks, data_ranks)
 
     base_bytes = reset_rss_peak()
     step = build(arguments)

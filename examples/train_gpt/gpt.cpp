@@ -86,7 +86,8 @@ torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
 }
 
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
-  return torch::nn::functional::cross_entropy(logits.to(torch::kFloat32).view({-1, kVocabulary}),
+  const auto dtype = logits.scalar_type() == torch::kFloat64 ? torch::kFloat64 : torch::kFloat32;
+  return torch::nn::functional::cross_entropy(logits.to(dtype).view({-1, kVocabulary}),
                                               targets.view({-1}));
 }
 

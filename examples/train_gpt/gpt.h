@@ -69,7 +69,7 @@ class GptImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Gpt);
 
-// Mean cross-entropy, computed in fp32: logits [batch, length, kVocabulary], targets [batch, length].
+// Mean cross-entropy, computed in fp32, or in fp64 where logits are: logits [batch, length, kVocabulary], targets [batch, length].
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets);
 
 }  // namespace train_gpt

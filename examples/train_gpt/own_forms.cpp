@@ -66,10 +66,28 @@ Tier tier_of(const std::string& value) {
   return value == "host" ? Tier::kHost : Tier::kNvme;
 }
 
+// What there is in fp32 alone.
+void check_double(const Flags& flags) {
+  const OwnForms& forms = flags.forms;
+  const auto require_without = [](bool condition, const std::string& flag, const char* why) {
+    require(condition, flag + ": " + why + "; leave it or --compute-dtype fp64 out");
+  };
+  require_without(forms.reduce_dtype != "fp32", "--reduce-dtype fp32",
+                  "gradients in fp64 travel in fp64");
+  require_without(forms.accumulate_dtype != "fp32", "--accumulate-dtype fp32",
+                  "gradients in fp64 are kept in fp64");
+  require_without(!flags.options.world_invariant, "--world-invariant", "sums in fp32");
+  require_without(flags.options.optimizer_state == zeropage::offload::StateFormat::kFp32,
+                  "--optimizer-state", "the update of fp64 values is the class's, with its states");
+  require_without(forms.offload_optimizer == "none",
+                  "--offload-optimizer " + forms.offload_optimizer,
+                  "the step on the host is of fp32 values");
+}
+
 void check_precision(const Flags& flags) {
   using zeropage::LowPrecisionUpdate;
   const OwnForms& forms = flags.forms;
-  const bool low = flags.options.compute_dtype.has_value();
+  const bool low = zeropage::is_low_precision(flags.dtype());
   const bool is_half = flags.dtype() == torch::kHalf;
   const LowPrecisionUpdate update = flags.options.low_precision_update;
   const bool world_invariant = flags.options.world_invariant;
@@ -90,6 +108,7 @@ void check_precision(const Flags& flags) {
           "--world-invariant: sums in fp32; leave --reduce-dtype out");
   require(!world_invariant || forms.accumulate_dtype != "compute",
           "--world-invariant: sums in fp32; leave --accumulate-dtype out");
+  if (flags.dtype() == torch::kFloat64) check_double(flags);
 }
 
 void check_accumulation(const Flags& flags) {
@@ -161,7 +180,7 @@ void apply_own_forms(Flags& flags) {
   zeropage::Options& options = flags.options;
   options.rounding_seed = flags.seed;
   if (!forms.prefetch) options.prefetch_bytes = 0;
-  if (options.compute_dtype) {
+  if (zeropage::is_low_precision(flags.dtype())) {
     const auto dtype_of = [&](const std::string& form, bool auto_is_fp32) {
       const bool is_fp32 = form == "fp32" || (form == "auto" && auto_is_fp32);
       return is_fp32 ? torch::kFloat32 : *options.compute_dtype;

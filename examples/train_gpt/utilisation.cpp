@@ -26,7 +26,7 @@ double flops_per_token(const GptConfig& model, int64_t parameters) {
 std::optional<double> peak_flops(const Flags& flags, torch::Device device) {
   constexpr double kTera = 1e12;
   if (flags.peak_tflops > 0) return flags.peak_tflops * kTera;
-  if (!device.is_cuda()) return std::nullopt;
+  if (!device.is_cuda() || flags.dtype() == torch::kFloat64) return std::nullopt;
   const std::string name = zeropage::memory::device_name(device);
   for (const KnownDevice& known : kKnownDevices) {
     if (name.find(known.part_of_name) == std::string::npos) continue;

@@ -16,8 +16,10 @@ void refuse_second_derivative(const char* who, const std::string& name);
 
 at::Tensor compute_all_reduce(const at::Tensor& tensor, int64_t op, const RanksPointer& ranks,
                               const std::string& name);
-at::Tensor compute_all_gather(const at::Tensor& slice, at::IntArrayRef sizes,
+at::Tensor compute_all_gather(const at::Tensor& slice, at::IntArrayRef sizes, int64_t dim,
                               const RanksPointer& ranks, const std::string& name);
+at::Tensor compute_reduce_scatter(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t dim,
+                                  const RanksPointer& ranks, const std::string& name);
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> compute_batch_norm_statistics(
     const at::Tensor& input, const std::optional<at::Tensor>& running_mean,

@@ -63,18 +63,15 @@ struct ByPlan {
   }
 };
 
-// One of layers that are slices.
+// One of layers that are slices; of a Sequence the tokens between the layers are cut too.
+template <typename Sliced>
 struct ByLayers {
-  using Module = Explicit;
+  using Module = Sliced;
   static constexpr bool kCutsHead = true;
   static Module make(const World& world) {
-    Explicit module(world);
+    Module module(world);
     module->to(torch::kDouble);
-    const torch::NoGradGuard no_grad;
-    const auto values = untrained()->named_parameters();
-    for (auto& item : module->named_parameters()) {
-      item.value().copy_(slice_of(item.key(), values[item.key()], world, kCutsHead));
-    }
+    take_slices(*module, untrained(), world);
     return module;
   }
   static torch::Tensor loss(Module& module, const torch::Tensor& hidden, int seed,
@@ -174,7 +171,7 @@ class NormOverSlicesTest : public ::testing::Test {
  protected:
   void SetUp() override { at::set_num_threads(1); }
 };
-using Hows = ::testing::Types<ByPlan, ByLayers>;
+using Hows = ::testing::Types<ByPlan, ByLayers<Explicit>, ByLayers<Sequence>>;
 TYPED_TEST_SUITE(NormOverSlicesTest, Hows);
 
 TYPED_TEST(NormOverSlicesTest, IsThatOfTheWholeModuleAndClipsAsThere) {

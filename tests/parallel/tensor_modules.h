@@ -3,12 +3,15 @@
 
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <type_traits>
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 
 #include "parallel/linear.h"
+#include "parallel/sequence.h"
 #include "parallel/vocabulary.h"
 #include "zero/zeropage.h"
 
@@ -18,23 +21,24 @@ constexpr int64_t kWidth = 12;
 constexpr int64_t kHead = 4;
 constexpr int64_t kHidden = 31;
 constexpr int64_t kVocabulary = 257;
-constexpr int64_t kLength = 5;
+constexpr int64_t kLength = 6;
 
 inline torch::nn::LayerNorm norm() {
   return torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}));
 }
 
-// Attention over three heads, which two ranks share as one and two, and an MLP. [batch, length, kWidth]
+// Attention over three heads, which two ranks share as one and two, and an MLP. [batch, length, kWidth], whose
+// length may be that of a slice.
 template <typename Module>
 torch::Tensor blocks_of(Module& module, torch::Tensor x) {
   const auto by_head = [&](const torch::Tensor& t) {
-    return t.view({x.size(0), kLength, -1, kHead}).transpose(1, 2);
+    return t.view({t.size(0), t.size(1), -1, kHead}).transpose(1, 2);
   };
   const auto qkv = module.qkv(module.norm1(x)).chunk(3, -1);
   const auto mixed =
       at::scaled_dot_product_attention(by_head(qkv[0]), by_head(qkv[1]), by_head(qkv[2]), {}, 0.0,
                                        /*is_causal=*/true);
-  x = x + module.out(mixed.transpose(1, 2).reshape({x.size(0), kLength, -1}));
+  x = x + module.out(mixed.transpose(1, 2).flatten(2));
   return x + module.down(torch::gelu(module.up(module.norm2(x))));
 }
 
@@ -62,34 +66,53 @@ struct PlainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Plain);
 
-struct ExplicitImpl : torch::nn::Module {
-  explicit ExplicitImpl(const World& world) {
-    parallel::LinearOptions attention(kWidth, 3 * kWidth);
+// Norm: torch::nn::LayerNorm, or, where the tokens between the layers are cut, that of slices.
+template <typename Norm>
+struct SlicedImpl : torch::nn::Module {
+  static constexpr bool kCutsSequence = std::is_same_v<Norm, parallel::SequenceParallelLayerNorm>;
+
+  explicit SlicedImpl(const World& world) {
+    const auto options = [](int64_t inputs, int64_t outputs) {
+      parallel::LinearOptions of_layer(inputs, outputs);
+      if (kCutsSequence) of_layer.sequence_dim = 1;
+      return of_layer;
+    };
+    parallel::LinearOptions attention = options(kWidth, 3 * kWidth);
     attention.parts = 3;
     attention.unit = kHead;
-    parallel::LinearOptions mixed(kWidth, kWidth);
+    parallel::LinearOptions mixed = options(kWidth, kWidth);
     mixed.unit = kHead;
-    parallel::LinearOptions to_classes(kWidth, kVocabulary);
+    parallel::LinearOptions to_classes = options(kWidth, kVocabulary);
     to_classes.bias = false;
-    tokens = register_module("tokens",
-                             parallel::VocabularyParallelEmbedding(kVocabulary, kWidth, world));
-    norm1 = register_module("norm1", norm());
+    const auto of_ids = kCutsSequence ? std::optional<int64_t>(1) : std::nullopt;
+    tokens = register_module(
+        "tokens", parallel::VocabularyParallelEmbedding(kVocabulary, kWidth, world, of_ids));
+    norm1 = register_module("norm1", make_norm(world));
     qkv = register_module("qkv", parallel::ColumnParallelLinear(attention, world));
     out = register_module("out", parallel::RowParallelLinear(mixed, world));
-    norm2 = register_module("norm2", norm());
-    up = register_module(
-        "up", parallel::ColumnParallelLinear(parallel::LinearOptions(kWidth, kHidden), world));
-    down = register_module(
-        "down", parallel::RowParallelLinear(parallel::LinearOptions(kHidden, kWidth), world));
+    norm2 = register_module("norm2", make_norm(world));
+    up = register_module("up", parallel::ColumnParallelLinear(options(kWidth, kHidden), world));
+    down = register_module("down", parallel::RowParallelLinear(options(kHidden, kWidth), world));
     head = register_module("head", parallel::ColumnParallelLinear(to_classes, world));
+  }
+  static Norm make_norm(const World& world) {
+    const torch::nn::LayerNormOptions of_norm({kWidth});
+    if constexpr (kCutsSequence) {
+      return Norm(of_norm, world);
+    } else {
+      return Norm(of_norm);
+    }
   }
   torch::Tensor forward(const torch::Tensor& ids) { return blocks_of(*this, tokens(ids)); }
   parallel::VocabularyParallelEmbedding tokens{nullptr};
-  torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
+  Norm norm1{nullptr}, norm2{nullptr};
   parallel::ColumnParallelLinear qkv{nullptr}, up{nullptr}, head{nullptr};
   parallel::RowParallelLinear out{nullptr}, down{nullptr};
 };
+using ExplicitImpl = SlicedImpl<torch::nn::LayerNorm>;
 TORCH_MODULE(Explicit);
+using SequenceImpl = SlicedImpl<parallel::SequenceParallelLayerNorm>;
+TORCH_MODULE(Sequence);
 
 inline const TensorParallelPlan& plan() {
   static const TensorParallelPlan whole = {{"q*", Cut::column().parts(3).unit(kHead)},
@@ -124,6 +147,15 @@ inline Plain make_plain() {
   Plain plain;
   plain->to(torch::kDouble);
   return plain;
+}
+
+// Gives a module of slices the whole one's values.
+inline void take_slices(torch::nn::Module& sliced, const Plain& whole, const World& world) {
+  const torch::NoGradGuard no_grad;
+  const auto values = whole->named_parameters();
+  for (auto& item : sliced.named_parameters()) {
+    item.value().copy_(slice_of(item.key(), values[item.key()], world, true));
+  }
 }
 
 inline torch::Tensor ids_of(int seed) {

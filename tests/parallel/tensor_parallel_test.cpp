@@ -67,27 +67,31 @@ class TensorParallelTest : public ::testing::TestWithParam<std::tuple<How, int>>
   int ranks() const { return std::get<1>(GetParam()); }
 };
 
+template <typename Sliced>
+void expect_trains_as_whole(const World& world, const Plain& whole, double whole_loss, How how) {
+  Sliced sliced(world);
+  sliced->to(torch::kDouble);
+  take_slices(*sliced, whole, world);
+  auto recompute = selective();
+  const torch::Tensor hidden = hidden_of(sliced, ids_of(1), how, recompute);
+  const torch::Tensor loss = parallel::vocabulary_parallel_cross_entropy(
+      sliced->head(hidden), targets_of(1), kVocabulary, world);
+  loss.backward();
+  EXPECT_NEAR(loss.item<double>(), whole_loss, 1e-12);
+  expect_gradients(*whole, *sliced, world, true);
+}
+
 TEST_P(TensorParallelTest, ByExplicitLayersHasTheGradientsOfTheWholeModule) {
   Plain whole = make_plain();
-  whole_loss(whole->head(whole(ids_of(1))), targets_of(1)).backward();
+  const torch::Tensor loss = whole_loss(whole->head(whole(ids_of(1))), targets_of(1));
+  loss.backward();
   run_ranks(ranks(), [&](World& world) {
-    Explicit sliced(world);
-    sliced->to(torch::kDouble);
     {
-      const torch::NoGradGuard no_grad;
-      const auto values = whole->named_parameters();
-      for (auto& item : sliced->named_parameters()) {
-        item.value().copy_(slice_of(item.key(), values[item.key()], world, true));
-      }
+      SCOPED_TRACE("tokens on all ranks");
+      expect_trains_as_whole<Explicit>(world, whole, loss.item<double>(), how());
     }
-    auto recompute = selective();
-    const torch::Tensor hidden = hidden_of(sliced, ids_of(1), how(), recompute);
-    const torch::Tensor loss = parallel::vocabulary_parallel_cross_entropy(
-        sliced->head(hidden), targets_of(1), kVocabulary, world);
-    loss.backward();
-    const torch::Tensor expected = whole_loss(whole->head(whole(ids_of(1))), targets_of(1));
-    EXPECT_NEAR(loss.item<double>(), expected.item<double>(), 1e-12);
-    expect_gradients(*whole, *sliced, world, true);
+    SCOPED_TRACE("tokens cut over ranks");
+    expect_trains_as_whole<Sequence>(world, whole, loss.item<double>(), how());
   });
 }
 

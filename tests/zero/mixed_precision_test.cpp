@@ -548,13 +548,39 @@ Options in_bfloat16(int stage = 1) {
   return options;
 }
 
-TEST(ComputeDtypeErrorTest, RefusesWhatIsNoLowerPrecision) {
-  for (const auto dtype : {kFloat, torch::kDouble, torch::kInt32}) {
+TEST(ComputeDtypeErrorTest, RefusesFp32AndWhatIsNoFloatingPoint) {
+  for (const auto dtype : {kFloat, torch::kInt32}) {
     Options options;
     options.compute_dtype = dtype;
-    EXPECT_THAT(refusal_of(torch::nn::Linear(3, 3), options),
-                HasSubstr(c10::str("options.compute_dtype: expected bfloat16, half or unset, got ",
-                                   dtype)));
+    EXPECT_THAT(
+        refusal_of(torch::nn::Linear(3, 3), options),
+        HasSubstr(c10::str("options.compute_dtype: expected bfloat16, half, double or unset, got ",
+                           dtype)));
+  }
+}
+
+TEST(ComputeDtypeErrorTest, RefusesWhatDoubleDoesNotHave) {
+  const auto refusal = [](const std::function<void(Options&)>& change) {
+    Options options;
+    options.compute_dtype = torch::kDouble;
+    change(options);
+    return refusal_of(torch::nn::Linear(3, 3), options);
+  };
+  EXPECT_EQ(refusal([](Options&) {}), "");
+  const std::vector<std::pair<const char*, std::function<void(Options&)>>> refused = {
+      {"reduce_dtype: gradients in double travel", [](Options& o) { o.reduce_dtype = kFloat; }},
+      {"accumulate_dtype: gradients in double are",
+       [](Options& o) { o.accumulate_dtype = kFloat; }},
+      {"low_precision_update: is about bfloat16",
+       [](Options& o) { o.low_precision_update = LowPrecisionUpdate::kNearest; }},
+      {"update_by: the fused update", [](Options& o) { o.update_by = UpdateBy::kFused; }},
+      {"optimizer_state: only the fused update",
+       [](Options& o) { o.optimizer_state = offload::StateFormat::k8Bit; }},
+      {"offload.optimizer: the step on the host",
+       [](Options& o) { o.offload.optimizer = memory::Tier::kHost; }},
+      {"world_invariant: sums in fp32", [](Options& o) { o.world_invariant = true; }}};
+  for (const auto& [words, change] : refused) {
+    EXPECT_THAT(refusal(change), HasSubstr(std::string("options.") + words));
   }
 }
 

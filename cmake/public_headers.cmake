@@ -40,6 +40,16 @@ set(ZEROPAGE_PUBLIC_HEADERS
     checkpointing/recompute_plan.h
     checkpointing/recompute_statistics.h
     checkpointing/saved_tensors.h
+    data/csv_file.h
+    data/data_partitioner.h
+    data/distributed_sampler.h
+    data/idx_file.h
+    data/image_file.h
+    data/image_folder.h
+    data/labelled_images.h
+    data/prefetching_loader.h
+    data/random.h
+    data/transforms.h
     offload/lion.h
     parallel/batch_norm.h
     parallel/linear.h

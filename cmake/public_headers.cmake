@@ -27,6 +27,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/sync_batch_norm.h
     zero/tensor_parallel.h
     zero/tiers/nvme_activations.h
+    zero/weight_average.h
     accumulate/batch_arithmetic.h
     accumulate/loss_scaler.h
     accumulate/micro_batches.h

@@ -4,6 +4,9 @@ include(public_headers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Zeropage)
 install(TARGETS zeropage EXPORT ZeropageTargets)
+if(TARGET zeropage_data)
+  install(TARGETS zeropage_data EXPORT ZeropageTargets)
+endif()
 install(FILES ${zeropage__uring_library} DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME libzeropage_uring.a)
 target_link_libraries(zeropage PRIVATE
                       $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libzeropage_uring.a>)

@@ -27,6 +27,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/sync_batch_norm.h
     zero/tensor_parallel.h
     zero/tiers/nvme_activations.h
+    zero/weight_average.h
     accumulate/batch_arithmetic.h
     accumulate/loss_scaler.h
     accumulate/micro_batches.h
@@ -40,6 +41,16 @@ set(ZEROPAGE_PUBLIC_HEADERS
     checkpointing/recompute_plan.h
     checkpointing/recompute_statistics.h
     checkpointing/saved_tensors.h
+    data/csv_file.h
+    data/data_partitioner.h
+    data/distributed_sampler.h
+    data/idx_file.h
+    data/image_file.h
+    data/image_folder.h
+    data/labelled_images.h
+    data/prefetching_loader.h
+    data/random.h
+    data/transforms.h
     offload/lion.h
     parallel/batch_norm.h
     parallel/linear.h

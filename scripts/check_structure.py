@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOORS = {"memory", "device", "operators", "paging"}
-LEAVES = {"comm", "offload", "accumulate", "checkpointing", "state"}
+LEAVES = {"comm", "offload", "accumulate", "checkpointing", "data", "state"}
 # Which folders a folder may include, besides itself.
 ALLOWED = {
     "memory": set(),
@@ -21,7 +21,8 @@ ALLOWED = {
     "paging": {"memory", "device", "operators"},
     **{leaf: {"memory", "device", "operators"} for leaf in LEAVES},
     "parallel": {"memory", "device", "operators", "comm"},
-    "zero": {*FLOORS, *LEAVES, "parallel"},
+    # data/ is a library of its own above zeropage, which programs link and the library does not.
+    "zero": {*FLOORS, *LEAVES - {"data"}, "parallel"},
     "tools": {"memory", "device", "comm", "state", "zero"},
     "examples": {*FLOORS, "zero", *LEAVES, "parallel"},
     "bench": {*FLOORS, "zero", "examples", *LEAVES, "parallel"},

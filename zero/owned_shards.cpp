@@ -10,6 +10,7 @@
 
 #include "memory/check.h"
 #include "offload/split_values.h"
+#include "zero/owned_values.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/sharded_updates.h"
 
@@ -21,23 +22,6 @@ namespace {
 at::Tensor read_only(const at::Tensor& flat) {
   const c10::InferenceMode inference;
   return flat.clone();
-}
-
-void check_can_be_read(const DistributedDataParallelBase& model, const char* who) {
-  const ShardedParameters& sharded = sharded_parameters_of(model);
-  const ParameterPages& pages = *sharded.pages;
-  ZP_CHECK(!model.world().device().is_meta(), who, ": a simulated world has no values");
-  sharded.in_place->check(who);
-  if (!pages.page_offload()) return;
-  ZP_CHECK(pages.page_offload()->options().step != StepWhen::kOneStepLate, who,
-           ": with StepWhen::kOneStepLate a step is always under way, which changes what this rank "
-           "owns; use StepWhen::kInStep or kInBackward");
-  for (size_t index = 0; index < pages.parameters().size(); ++index) {
-    ZP_CHECK(!sharded.writes->is_in_update(index), who,
-             ": backward() has begun the step of parameter \"",
-             pages.parameters()[index].parameter.name(),
-             "\" (StepWhen::kInBackward), which changes what this rank owns; call it after step()");
-  }
 }
 
 // Of one page, while its memory is there.
@@ -132,7 +116,7 @@ OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* 
                     const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "owned_shard()";
-  check_can_be_read(model, kWho);
+  check_values_can_be_read(model, kWho);
   check_is_of(optimizer, model, kWho);
   const ParameterPages& pages = *sharded_parameters_of(model).pages;
   const int64_t index = pages.index_of(parameter);
@@ -150,7 +134,7 @@ OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* 
 void read_all(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
               const VisitOwnedShard& visit, const char* who) {
   const at::NoGradGuard no_grad;
-  check_can_be_read(model, who);
+  check_values_can_be_read(model, who);
   check_is_of(optimizer, model, who);
   PageReader reader(model, optimizer);
   const size_t count = sharded_parameters_of(model).pages->layouts().size();

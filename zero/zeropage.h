@@ -31,3 +31,4 @@
 #include "zero/sync_batch_norm.h"
 #include "zero/tensor_parallel.h"
 #include "zero/tiers/nvme_activations.h"
+#include "zero/weight_average.h"

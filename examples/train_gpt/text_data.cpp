@@ -33,13 +33,6 @@ fs::path folder_of_headers() {
 
 }  // namespace
 
-uint64_t splitmix64(uint64_t x) {
-  uint64_t z = x + 0x9E3779B97F4A7C15ULL;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ULL;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBULL;
-  return z ^ (z >> 31);
-}
-
 Batch to_device(const Batch& batch, torch::Device device) {
   return {batch.inputs.to(device, /*non_blocking=*/true),
           batch.targets.to(device, /*non_blocking=*/true)};

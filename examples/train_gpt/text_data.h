@@ -8,6 +8,8 @@
 
 #include <torch/torch.h>
 
+#include "data/random.h"
+
 namespace train_gpt {
 
 struct Batch {
@@ -15,8 +17,7 @@ struct Batch {
   torch::Tensor targets;  // [batch, sequence], int64: the inputs one token later
 };
 
-// Numbers that look random, from numbers that do not (Steele et al. 2014).
-uint64_t splitmix64(uint64_t x);
+using zeropage::data::splitmix64;
 
 Batch to_device(const Batch& batch, torch::Device device);
 

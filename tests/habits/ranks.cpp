@@ -2,7 +2,6 @@
 #include <map>
 
 #include "tests/habits/scripts.h"
-#include "tests/zero/documented_averages.h"
 
 namespace zeropage::habits_of_ranks {
 namespace {
@@ -65,22 +64,23 @@ const int kAverages =
                };
                const torch::Tensor inputs = samples_of(run.rank(), 0).inputs;
                if constexpr (std::decay_t<decltype(run)>::kOurs) {
-                 documented::ShardAverage average(model, 0.75);
+                 WeightAverage average(model, {.decay = 0.75});
                  train([&] { average.update(); });
-                 average.swap();
+                 average.swap_in();
                  Values all = run.values(model);
                  {
                    const torch::NoGradGuard no_grad;
                    all.push_back(model(inputs).clone());
                  }
-                 average.swap();
+                 average.swap_out();
                  for (const torch::Tensor& values : run.values(model)) all.push_back(values);
                  return all;
                } else {
                  Values average = run.values(model);
                  train([&] {
                    const Values values = run.values(model);
-                   for (size_t i = 0; i < average.size(); ++i) average[i].lerp_(values[i], 0.25);
+                   for (size_t i = 0; i < average.size(); ++i)
+                     average[i].mul_(0.75).add_(values[i], 0.25);
                  });
                  const torch::NoGradGuard no_grad;
                  const Values trained = run.values(model);

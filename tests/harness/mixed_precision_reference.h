@@ -3,6 +3,7 @@
 // copies. What every stage must equal bit for bit.
 #pragma once
 
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -50,6 +51,10 @@ struct Reference {
   std::set<std::string> staying = {};  // names of parameters in fp32
   MastersBegin masters = MastersBegin::kWithFp32Values;
   std::optional<torch::ScalarType> wire = {};
+  // Called before the first step (-1) and after each with the masters and rank 0's parameters, each once.
+  std::function<void(int step, const std::vector<torch::Tensor>& masters,
+                     const std::vector<torch::Tensor>& parameters)>
+      after_step = {};
 };
 
 template <typename Module>
@@ -77,6 +82,10 @@ std::vector<torch::Tensor> train_reference_in(const Reference& reference) {
   }
   for (torch::Tensor& master : masters) master = master.clone().requires_grad_();
   torch::optim::AdamW optimizer(masters, torch::optim::AdamWOptions(0.01));
+  const auto tell = [&](int step) {
+    if (reference.after_step) reference.after_step(step, masters, distinct_parameters(modules[0]));
+  };
+  tell(-1);
   for (int step = 0; step < reference.steps; ++step) {
     for (Module& module : modules) {
       const torch::NoGradGuard no_grad;
@@ -108,6 +117,7 @@ std::vector<torch::Tensor> train_reference_in(const Reference& reference) {
         if (parameters[index].requires_grad()) parameters[index].copy_(masters[index]);
       }
     }
+    tell(step);
   }
   std::vector<torch::Tensor> result;
   for (const auto& parameter : modules[0]->parameters()) result.push_back(parameter.detach());

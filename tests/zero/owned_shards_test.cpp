@@ -18,7 +18,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/restarts.h"
 #include "tests/harness/tiny_models.h"
-#include "tests/zero/documented_averages.h"
+#include "tests/zero/documented_shards.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::owned_shards_test {
@@ -483,72 +483,21 @@ TEST(OwnedShardsTest, WhileAStepIsUnderWayAreRefusedInWords) {
   });
 }
 
-// ---- averages, as docs/metrics_and_shards.md keeps them ----
+// ---- what docs/metrics_and_shards.md shows ----
 
-TEST(ParameterAverageTest, OfShardsIsThatOfWholeParametersAtEveryStage) {
-  for (const int stage : {0, 1, 2, 3}) {
+TEST(DocumentedShardsTest, NormsAreCappedAtEveryStageAlike) {
+  for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE(stage);
     run_ranks(2, [&](World& world) {
       Trained run(world, ways()[static_cast<size_t>(stage)]);
-      const int64_t before = Ledger::current()->now().total();
-      documented::ShardAverage of_shards(run.model, 0.75);
-      const int64_t held = Ledger::current()->now().total() - before;
-      int64_t numel = 0;
-      for (const auto& parameter : distinct_parameters(run.model.module())) {
-        numel += parameter.numel();
+      run.train(0, 1);
+      const auto before = whole_parameters(run);
+      documented::cap_norms(run.model, 2.0);
+      for (const auto& [name, after] : whole_parameters(run)) {
+        const torch::Tensor& old = before.at(name);
+        const double norm = old.to(torch::kDouble).norm().item<double>();
+        EXPECT_TRUE(torch::allclose(after, norm > 2 ? old * (2 / norm) : old)) << name;
       }
-      // A block of the allocator's a tensor, at most.
-      EXPECT_LE(held, 4 * numel / (stage == 0 ? 1 : 2) + 12 * 256 * 4) << "bytes";
-      documented::WholeAverage of_whole(run.model, 0.75);
-      for (int step = 0; step < 3; ++step) {
-        run.train(step, step + 1);
-        of_shards.update();
-        of_whole.update();
-      }
-      const auto trained = values_of(whole_parameters(run));
-      of_shards.swap();
-      {
-        const GatheredParameters guard(run.model);
-        const auto parameters = run.model.parameters();
-        for (size_t i = 0; i < parameters.size(); ++i) {
-          EXPECT_TRUE(torch::allclose(parameters[i], of_whole.values()[i], 1e-6, 1e-7));
-        }
-      }
-      of_shards.swap();
-      EXPECT_TRUE(same_bits(values_of(whole_parameters(run)), trained));
-    });
-  }
-}
-
-TEST(ParameterAverageTest, OfMastersIsSavedInFp32AndGoesOnWhereItWas) {
-  const DiskFolder folder;
-  for (const Way& way : {ways()[7], ways()[8]}) {
-    SCOPED_TRACE(way.name);
-    const std::string averages = folder.path() + "/averages", states = folder.path() + "/run";
-    run_ranks(2, [&](World& world) {
-      Trained run(world, way);
-      documented::ShardAverage average(run.model, 0.75);
-      const auto go_on = [](Trained& of, documented::ShardAverage& with, int first, int end) {
-        for (int step = first; step < end; ++step) {
-          of.train(step, step + 1);
-          with.update();
-        }
-      };
-      go_on(run, average, 0, 2);
-      save_state(states, run.model, run.optimizer);
-      average.swap();
-      save_weights(averages, run.model, {}, {.weights_as = WeightsAs::kFp32});
-      average.swap();
-      go_on(run, average, 2, 4);
-
-      Trained again(world, way);
-      load_weights(averages, again.model);
-      documented::ShardAverage loaded(again.model, 0.75);
-      load_state(states, again.model, again.optimizer);
-      go_on(again, loaded, 2, 4);
-      average.swap();
-      loaded.swap();
-      EXPECT_TRUE(same_bits(values_of(exact_shards(run)), values_of(exact_shards(again))));
     });
   }
 }
@@ -567,16 +516,14 @@ std::string lines_between(const std::string& file, const std::string& begin,
   return found;
 }
 
-TEST(ParameterAverageTest, TheDocumentedCodeIsTheTestedOne) {
+TEST(DocumentedShardsTest, TheDocumentedCodeIsTheTestedOne) {
   std::ifstream in(std::string(ZEROPAGE_SOURCE_DIR) + "/docs/metrics_and_shards.md");
   std::ostringstream page;
   page << in.rdbuf();
-  for (const std::string part : {"shards", "whole"}) {
-    const std::string code = lines_between("tests/zero/documented_averages.h", "// [" + part + "]",
-                                           "// [/" + part + "]");
-    ASSERT_GT(code.size(), 100U);
-    EXPECT_THAT(page.str(), HasSubstr("```cpp\n" + code + "```\n")) << part;
-  }
+  const std::string code =
+      lines_between("tests/zero/documented_shards.h", "// [documented]", "// [/documented]");
+  ASSERT_GT(code.size(), 100U);
+  EXPECT_THAT(page.str(), HasSubstr("```cpp\n" + code + "```\n"));
 }
 
 }  // namespace

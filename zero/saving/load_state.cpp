@@ -5,6 +5,7 @@
 
 #include "memory/check.h"
 #include "state/state_folder.h"
+#include "zero/averaged_pages.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/run_json.h"
@@ -12,6 +13,7 @@
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/archive_values.h"
+#include "zero/weight_average.h"
 
 namespace zeropage {
 namespace {
@@ -98,6 +100,7 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
   loading.load_weights();
   if (optimizer == nullptr) return;
   loading.load_optimizer();
+  if (run != nullptr && run->average != nullptr) loading.load_average();
   report.step = saved.manifest().step;
   if (run != nullptr) {
     run->step = saved.manifest().step;
@@ -120,8 +123,15 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
                          "loading state: a simulated world has no values");
                 ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
                          "loading state: the optimizer is of another model; give this one's");
+                WeightAverage* const average = run == nullptr ? nullptr : run->average;
+                ZP_CHECK(average == nullptr || &pages_of(*average).model() == &model,
+                         "loading state: RunState::average is of another model; give this one's");
+                ZP_CHECK(average == nullptr || !average->is_swapped_in(),
+                         "loading state: the model has the average; call "
+                         "WeightAverage::swap_out() first");
                 saved = std::make_unique<SavedState>(report.directory);
-                loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, options);
+                loading = std::make_unique<detail::StateLoading>(*saved, model, optimizer, average,
+                                                                 options);
                 loading->match(report);
                 if (run != nullptr) {
                   detail::match_extras(saved->manifest().content.at("progress"), *run, report);

@@ -33,6 +33,7 @@
 namespace zeropage {
 
 class Accumulator;
+class WeightAverage;
 
 // What a run goes on from, beside the model and its optimizer. Alike on all ranks.
 struct RunState {
@@ -42,6 +43,9 @@ struct RunState {
   int64_t samples = 0;
   // Its loss scaler and norm spikes. Null: none are kept.
   Accumulator* accumulator = nullptr;
+  // Saved beside the optimizer's state, in fp32; 4 bytes a parameter of the file. Null: none is kept. Not while it is
+  // swapped in.
+  WeightAverage* average = nullptr;
   // Its number of steps; learning rates are in the optimizer's groups. Null: none is kept.
   torch::optim::LRScheduler* scheduler = nullptr;
   // The user's own.
@@ -57,6 +61,8 @@ enum class WeightsAs : uint8_t {
   // bf16 and fp16 in fp32: parameters as their fp32 master weights, where there are any. Costs fp32 of what
   // a rank owns of a page while it saves.
   kFp32,
+  // RunState::average instead of the parameters, in fp32 as kFp32; buffers are the model's.
+  kAverage,
 };
 
 struct SaveOptions {

@@ -15,7 +15,7 @@ constexpr auto table_of(std::type_identity<SaveOptions>) {
       field<&SaveOptions::direct_io>({.help = "Past the page cache, where the file system can"}),
       field<&SaveOptions::deadline>({.help = "How long ranks wait for the slowest one's disk"}),
       field<&SaveOptions::weights_as>(
-          {.help = "In what save_weights() writes weights", .words = "module,fp32"}),
+          {.help = "In what save_weights() writes weights", .words = "module,fp32,average"}),
       field<&SaveOptions::prefix>({.help = "In front of every name that save_weights() writes"})));
 }
 static_assert(memory::tells_all_fields<SaveOptions>());

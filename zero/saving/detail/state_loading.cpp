@@ -10,9 +10,11 @@
 #include "memory/ledger.h"
 #include "offload/split_values.h"
 #include "state/state_error.h"
+#include "zero/averaged_pages.h"
 #include "zero/saving/detail/element_runs.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/update/archive_values.h"
+#include "zero/weight_average.h"
 
 namespace zeropage::detail {
 namespace {
@@ -41,10 +43,12 @@ std::pair<std::string, std::string> parts_of(const std::string& name) {
 }  // namespace
 
 StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParallelBase& model,
-                           ShardedOptimizer* optimizer, const LoadOptions& options)
+                           ShardedOptimizer* optimizer, WeightAverage* average,
+                           const LoadOptions& options)
     : saved_(saved),
       model_(model),
       optimizer_(optimizer),
+      average_(average),
       options_(options),
       pages_(*sharded_parameters_of(model).pages),
       masters_(*sharded_parameters_of(model).masters) {
@@ -111,6 +115,7 @@ void StateLoading::match(LoadReport& report) const {
   if (optimizer_ == nullptr) return;
   match_optimizer();
   match_states(report);
+  match_average(report);
 }
 
 void StateLoading::match_weights(LoadReport& report) const {
@@ -176,11 +181,26 @@ void StateLoading::match_states(LoadReport& report) const {
     }
     left.erase(kStepState);
     left.erase(kMasterState);
+    left.erase(kAverageState);
     if (owned.takes_others) return;
     for (const std::string& state : left) {
       report.unexpected.push_back(state_name(name_in_state(named.name()), state));
     }
   });
+}
+
+void StateLoading::match_average(LoadReport& report) const {
+  for (const PlacedParameter& placed : pages_.parameters()) {
+    const std::string& name = placed.parameter.name();
+    const Source source = optimizer_state(name, kAverageState);
+    if (average_ == nullptr && source) {
+      report.unexpected.push_back(state_name(name_in_state(name), kAverageState));
+    } else if (average_ != nullptr && !source) {
+      report.missing.push_back(state_name(name, kAverageState));
+    } else if (source) {
+      check_shape(source, state_name(name, kAverageState), placed.parameter);
+    }
+  }
 }
 
 void StateLoading::read(const Source& source, int64_t first, const at::Tensor& to) {
@@ -264,6 +284,18 @@ void StateLoading::load_optimizer() {
   updates_of(*optimizer_).set_steps(saved_.manifest().content["optimizer"].at("updates"));
 }
 
+void StateLoading::load_average() {
+  for (const PlacedParameter& placed : pages_.parameters()) {
+    const Source source = optimizer_state(placed.parameter.name(), kAverageState);
+    if (!source) continue;
+    const at::Tensor& average = pages_of(*average_).average(placed.page);
+    const Range own = pages_.owned(placed.page);
+    for_each_run(placed, own, [&](const ElementRun& run) {
+      read(source, run.in_whole, average.narrow(0, run.in_page - own.begin, run.numel));
+    });
+  }
+}
+
 void StateLoading::load_shard(size_t page, OwnedState& owned) {
   const PlacedParameter& placed = pages_.parameters()[owned.parameter];
   const std::string& name = placed.parameter.name();
@@ -278,7 +310,7 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
   if (owned.takes_others && steps) {
     owned.tensors.clear();
     for (const std::string& state : states_.at(name_in_state(name))) {
-      if (state == kStepState || state == kMasterState) continue;
+      if (state == kStepState || state == kMasterState || state == kAverageState) continue;
       const auto dtype = scalar_type(optimizer_state(name, state).entry->dtype);
       const auto options = at::TensorOptions(model_.world().device()).dtype(dtype);
       owned.tensors.push_back({state, at::empty({owned.range.numel()}, options)});

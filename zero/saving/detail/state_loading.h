@@ -17,9 +17,9 @@ namespace zeropage::detail {
 // Threads: the training thread. Nothing here is collective.
 class StateLoading {
  public:
-  // optimizer: null for weights alone. All outlive it.
+  // optimizer: null for weights alone. average: null where the run has none. All outlive it.
   StateLoading(const state::SavedState& saved, DistributedDataParallelBase& model,
-               ShardedOptimizer* optimizer, const LoadOptions& options);
+               ShardedOptimizer* optimizer, WeightAverage* average, const LoadOptions& options);
 
   // What is missing in the state, and what is left over, of what this rank knows. Throws for another
   // shape, and for an optimizer of another class.
@@ -28,6 +28,7 @@ class StateLoading {
   // Shards of pages that are whole are to be gathered afterwards.
   void load_weights();
   void load_optimizer();
+  void load_average();
 
  private:
   struct Source {
@@ -46,6 +47,7 @@ class StateLoading {
 
   void match_weights(LoadReport& report) const;
   void match_states(LoadReport& report) const;
+  void match_average(LoadReport& report) const;
   void match_optimizer() const;
   static void check_shape(const Source& source, const std::string& name,
                           const NamedParameter& named);
@@ -60,6 +62,7 @@ class StateLoading {
   const state::SavedState& saved_;
   DistributedDataParallelBase& model_;
   ShardedOptimizer* const optimizer_;
+  WeightAverage* const average_;
   const LoadOptions& options_;
   const ParameterPages& pages_;
   const MasterWeights& masters_;

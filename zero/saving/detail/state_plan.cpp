@@ -7,9 +7,11 @@
 #include "memory/check.h"
 #include "state/manifest.h"
 #include "zero/accumulator.h"
+#include "zero/averaged_pages.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
 #include "zero/update/archive_values.h"
+#include "zero/weight_average.h"
 
 namespace zeropage::detail {
 namespace {
@@ -107,7 +109,7 @@ json merged(const std::vector<json>& by_rank) {
   return all;
 }
 
-PlannedFile plan_optimizer(const PageParts& parts, const json& states,
+PlannedFile plan_optimizer(const PageParts& parts, const json& states, bool with_average,
                            std::map<size_t, int64_t>& steps) {
   const std::vector<PlacedParameter>& parameters = parts.pages->parameters();
   std::vector<TensorEntry> tensors;
@@ -122,6 +124,7 @@ PlannedFile plan_optimizer(const PageParts& parts, const json& states,
       by_state[state].push_back({state_name(name, state), dtype, shape});
     };
     if (has_exact_values(parts, placed.page)) add(kMasterState, state::Dtype::kF32);
+    if (with_average) add(kAverageState, state::Dtype::kF32);
     const auto known = states.find(std::to_string(index));
     if (known == states.end()) continue;
     steps[index] = known->at("steps");
@@ -134,6 +137,18 @@ PlannedFile plan_optimizer(const PageParts& parts, const json& states,
     for (TensorEntry& entry : by_state[state]) tensors.push_back(std::move(entry));
   }
   return {state::kOptimizerFile, std::move(tensors), {}};
+}
+
+void check_average(const DistributedDataParallelBase& model, const RunState& run,
+                   const SaveOptions& options) {
+  ZP_CHECK(options.weights_as != WeightsAs::kAverage || run.average != nullptr,
+           "saving state: WeightsAs::kAverage needs RunState::average, which is null");
+  if (run.average == nullptr) return;
+  ZP_CHECK(&pages_of(*run.average).model() == &model,
+           "saving state: RunState::average is of another model; give this one's");
+  ZP_CHECK(!run.average->is_swapped_in(),
+           "saving state: the model has the average, and its own values are not in it; call "
+           "WeightAverage::swap_out() first");
 }
 
 json groups_of(const ShardedOptimizer& optimizer, const ParameterPages& pages) {
@@ -200,7 +215,7 @@ std::vector<NamedParameter> buffers_of(
 }
 
 at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as) {
-  return weights_as == WeightsAs::kFp32 && is_low_precision(dtype) ? at::kFloat : dtype;
+  return weights_as != WeightsAs::kInModule && is_low_precision(dtype) ? at::kFloat : dtype;
 }
 
 bool has_exact_values(const PageParts& parts, size_t page) {
@@ -249,8 +264,10 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     ZP_CHECK(run.accumulator == nullptr || run.accumulator->micro_step() == 0,
              "saving state: the accumulator has gradients of ", run.accumulator->micro_step(),
              " micro-batches, which are no part of a state; save after its step()");
+    check_average(model, run, options);
     sharded.writes->take_over("save_state()");
     own = {{"progress", progress_json(run)},
+           {"average", run.average != nullptr},
            {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
            {"random", random_state(model.world().device())},
            {"data_rank", model.world().rank()},
@@ -260,7 +277,7 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     std::map<int, json> generators;  // by rank among those that get other samples
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       const json& told = by_rank[rank];
-      for (const char* key : {"step", "progress"}) {
+      for (const char* key : {"step", "progress", "average"}) {
         ZP_CHECK(told.at(key) == by_rank.front().at(key), "saving state: ", key, " of rank 0 is ",
                  by_rank.front().at(key).dump(), ", of rank ", rank, " ", told.at(key).dump(),
                  "; give the same RunState on all ranks");
@@ -277,10 +294,11 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
   StatePlan plan{.step = own.at("step"),
                  .weights = plan_weights(model, options),
                  .prefix = options.prefix,
-                 .weights_as = options.weights_as};
+                 .weights_as = options.weights_as,
+                 .average = run.average};
   plan.content = {{"progress", own.at("progress")}, {"random", all.at("random")}};
   if (optimizer == nullptr) return plan;
-  plan.optimizer = plan_optimizer(sharded, all.at("states"), plan.steps);
+  plan.optimizer = plan_optimizer(sharded, all.at("states"), run.average != nullptr, plan.steps);
   plan.content["optimizer"] = {{"class", optimizer->class_name()},
                                {"groups", groups_of(*optimizer, *sharded.pages)},
                                {"updates", optimizer->steps()}};

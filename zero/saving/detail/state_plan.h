@@ -21,8 +21,9 @@ namespace zeropage::detail {
 
 // "exp_avg" of "blocks.0.weight" in the file of the optimizer.
 std::string state_name(const std::string& parameter, const std::string& state);
-inline constexpr const char* kStepState = "step";      // int64, steps made
-inline constexpr const char* kMasterState = "master";  // fp32, of a weight in a lower precision
+inline constexpr const char* kStepState = "step";        // int64, steps made
+inline constexpr const char* kMasterState = "master";    // fp32, of a weight in a lower precision
+inline constexpr const char* kAverageState = "average";  // fp32, of a weight: RunState::average
 
 state::Dtype state_dtype(at::ScalarType dtype);
 at::ScalarType scalar_type(state::Dtype dtype);
@@ -66,6 +67,7 @@ struct StatePlan {
   std::string prefix = {};  // of names in `weights`
   WeightsAs weights_as = WeightsAs::kInModule;
   std::optional<PlannedFile> optimizer;
+  WeightAverage* average = nullptr;  // the run's
   // Steps made on each parameter that has states, by its index.
   std::map<size_t, int64_t> steps;
   nlohmann::json content;  // of the manifest

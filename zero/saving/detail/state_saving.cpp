@@ -7,8 +7,10 @@
 #include <c10/util/ScopeExit.h>
 
 #include "offload/split_values.h"
+#include "zero/averaged_pages.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/element_runs.h"
+#include "zero/weight_average.h"
 
 namespace zeropage::detail {
 namespace {
@@ -62,6 +64,19 @@ void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink&
                  state_name(placed.parameter.name(), kMasterState), sink);
       }
     });
+  }
+}
+
+void collect_average(const ParameterPages& pages, WeightAverage& average, const PlannedFile& file,
+                     StateSink& sink) {
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    const Range owned_range = pages.owned(page);
+    const Range range = intersection(written_part(pages, page), owned_range);
+    for (const PlacedParameter& placed : pages.parameters()) {
+      if (placed.page != page || !writes(pages, placed)) continue;
+      put_runs(placed, range, pages_of(average).average(page), owned_range.begin, file,
+               state_name(placed.parameter.name(), kAverageState), sink);
+    }
   }
 }
 
@@ -119,7 +134,17 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
     const at::ScalarType dtype = pages.layouts()[page].dtype;
-    const bool widens = saved_dtype(dtype, plan.weights_as) != dtype;
+    const at::ScalarType saved_as = saved_dtype(dtype, plan.weights_as);
+    if (plan.weights_as == WeightsAs::kAverage) {
+      const at::Tensor values = pages_of(*plan.average).average(page).to(saved_as);
+      for (const PlacedParameter& placed : pages.parameters()) {
+        if (placed.page != page) continue;
+        put_runs(placed, range, values, owned_range.begin, plan.weights, name_of(placed.parameter),
+                 sink);
+      }
+      continue;
+    }
+    const bool widens = saved_as != dtype;
     sharded.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
       const int64_t first = widens ? range.begin : owned_range.begin;
@@ -141,6 +166,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
     put_steps(pages, plan, sink);
   }
   collect_masters(sharded_parameters_of(model), file, sink);
+  if (plan.average != nullptr) collect_average(pages, *plan.average, file, sink);
   // State by state, as they lie in the file.
   std::vector<OwnedState> of_page;
   const auto put_page = [&](size_t page) {

@@ -1,0 +1,111 @@
+#include "data/image_folder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cctype>
+#include <thread>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "data/transforms.h"
+#include "memory/check.h"
+#include "memory/ledger.h"
+
+namespace zeropage::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_named_as_image(const fs::path& file) {
+  std::string ending = file.extension().string();
+  std::transform(ending.begin(), ending.end(), ending.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
+}
+
+}  // namespace
+
+ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options) {
+  ZP_CHECK(options.short_side >= 1 && options.most_pixels >= 1 && options.threads >= 0,
+           "ImageFolder: expected a short side and most pixels of at least 1 and threads of at "
+           "least 0, got ",
+           options.short_side, ", ", options.most_pixels, " and ", options.threads);
+  ZP_CHECK(fs::is_directory(root), root.string(),
+           fs::exists(root) ? ": expected a folder with a folder a class, got a file"
+                            : ": there is no such folder; expected one with a folder a class");
+  list(root);
+  read(options);
+  std::vector<int64_t> of_class(classes_.size());
+  for (const Sample& sample : samples_) ++of_class[static_cast<size_t>(sample.label)];
+  for (size_t label = 0; label < classes_.size(); ++label) {
+    ZP_CHECK(
+        of_class[label] > 0, (root / classes_[label]).string(),
+        ": expected PNG or JPEG files that can be read, got none",
+        skipped_.empty() ? std::string() : "; the first that could not be: " + skipped_.front());
+  }
+}
+
+void ImageFolder::list(const fs::path& root) {
+  for (const auto& entry : fs::directory_iterator(root)) {
+    if (entry.is_directory() && !entry.is_symlink()) {
+      classes_.push_back(entry.path().filename().string());
+    }
+  }
+  std::sort(classes_.begin(), classes_.end());
+  ZP_CHECK(classes_.size() >= 2, root.string(),
+           ": expected at least two folders, one a class, got ", classes_.size());
+  for (size_t label = 0; label < classes_.size(); ++label) {
+    const size_t first = samples_.size();
+    for (const auto& entry : fs::recursive_directory_iterator(root / classes_[label])) {
+      if (!entry.is_symlink() && entry.is_regular_file() && is_named_as_image(entry.path())) {
+        samples_.push_back({entry.path(), static_cast<int64_t>(label), {}});
+      }
+    }
+    std::sort(samples_.begin() + static_cast<std::ptrdiff_t>(first), samples_.end(),
+              [](const Sample& a, const Sample& b) { return a.path < b.path; });
+  }
+}
+
+void ImageFolder::read(const ImageFolderOptions& options) {
+  std::vector<std::string> errors(samples_.size());
+  std::atomic<size_t> next = 0;
+  const auto ledger = memory::Ledger::current();
+  const auto read_some = [&] {
+    const memory::LedgerScope scope(ledger);
+    const at::NoGradGuard no_grad;
+    for (size_t i = next++; i < samples_.size(); i = next++) {
+      try {
+        samples_[i].image =
+            with_short_side(read_image(samples_[i].path, options.most_pixels), options.short_side);
+      } catch (const std::exception& error) {
+        errors[i] = memory::message_of(error);
+      }
+    }
+  };
+  const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
+  const unsigned count = options.threads > 0 ? static_cast<unsigned>(options.threads) : cores;
+  std::vector<std::thread> threads;
+  for (unsigned i = 1; i < count; ++i) threads.emplace_back(read_some);
+  read_some();
+  for (std::thread& thread : threads) thread.join();
+
+  for (std::string& error : errors) {
+    if (!error.empty()) skipped_.push_back(std::move(error));
+  }
+  std::erase_if(samples_, [](const Sample& sample) { return !sample.image.defined(); });
+}
+
+const ImageFolder::Sample& ImageFolder::at(int64_t sample) const {
+  ZP_CHECK(sample >= 0 && sample < size(), "ImageFolder: there is no sample ", sample,
+           "; expected 0 to ", size() - 1);
+  return samples_[static_cast<size_t>(sample)];
+}
+
+at::Tensor ImageFolder::labels() const {
+  at::Tensor labels = at::empty({size()}, at::kLong);
+  for (int64_t i = 0; i < size(); ++i) labels.mutable_data_ptr<int64_t>()[i] = label(i);
+  return labels;
+}
+
+}  // namespace zeropage::data

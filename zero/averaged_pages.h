@@ -1,0 +1,44 @@
+// What a WeightAverage holds: of each page the average of what this rank owns, and the model's own values while it has the average.
+//
+// Lifetime: the model outlives it. Threads: the training thread.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+
+#include "zero/layout/range.h"
+#include "zero/owned_shards.h"
+
+namespace zeropage {
+
+class AveragedPages {
+ public:
+  AveragedPages(DistributedDataParallelBase& model, double decay);
+
+  void update();
+  void swap_in();
+  void swap_out();
+  bool is_swapped_in() const { return is_swapped_in_; }
+
+  const DistributedDataParallelBase& model() const { return model_; }
+  // Of the page: [owned numel] fp32, which a load writes to.
+  const at::Tensor& average(size_t page);
+
+ private:
+  void check_is_out(const char* who) const;
+  // A page that was frozen trains now, and this rank owns less of it.
+  void fit(size_t page);
+  // The parameter's part of what is laid out as the page's owned part.
+  at::Tensor part_of(const OwnedShard& shard, const std::vector<at::Tensor>& by_page) const;
+
+  DistributedDataParallelBase& model_;
+  const double decay_;
+  std::vector<Range> owned_;         // by page
+  std::vector<at::Tensor> average_;  // by page: [owned numel] fp32
+  std::vector<at::Tensor> own_;  // the model's, while swapped in; as average_, in the exact dtype
+  bool is_swapped_in_ = false;
+};
+
+}  // namespace zeropage

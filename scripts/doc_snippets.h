@@ -9,6 +9,7 @@
 #include <parallel/batch_norm.h>
 #include <parallel/linear.h>
 #include <parallel/vocabulary.h>
+#include <planning/plan.h>
 #include <string>
 #include <vector>
 #include <zero/zeropage.h>

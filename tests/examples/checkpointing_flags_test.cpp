@@ -139,7 +139,7 @@ TEST_F(CheckpointingFlagsTest, SayWhatWasRepeated) {
 
 // Pages are gathered again for repetitions; the simulated run knows.
 TEST_F(CheckpointingFlagsTest, SendWhatASimulatedRunSends) {
-  for (const std::string policy : {"blocks", "every:sqrt"}) {
+  for (const std::string policy : {"blocks", "every:sqrt", "selective"}) {
     const std::string flags =
         "--layers 6 --stage 3 --page-bytes 16KiB --ranks 3 --checkpoint-activations " + policy;
     const auto real = run(flags);
@@ -158,7 +158,7 @@ TEST_F(CheckpointingFlagsTest, AreRefusedInWords) {
   refused("every:7", "expected at most the model's 6 layers a region");
   refused("budget:much", "expected a number of bytes such as 4096");
   refused("budget:0", "expected 1 byte or more");
-  refused("selective --communicator simulated", "computes no values to measure or offload");
+  refused("budget:1MiB --communicator simulated", "computes no values to measure or offload");
   expect_refused(train_gpt("--offload-activations disk"), "expected none, host or nvme:DIR");
   expect_refused(train_gpt("--offload-activations nvme:"), "expected none, host or nvme:DIR");
   for (const std::string folder : {"/none", "/dev/shm"}) {

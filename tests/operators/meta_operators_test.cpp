@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "memory/ledger.h"
+#include "memory/meta_memory.h"
+
 namespace zeropage::memory::meta_operators_test {
 namespace {
 
@@ -82,10 +85,43 @@ TEST_F(MetaOperatorsTest, GiveElementwiseOperatorsTheirSizes) {
 TEST_F(MetaOperatorsTest, GiveAttentionItsSizes) {
   expect_shapes_of_host(
       [](const Tensors& in) {
-        return at::scaled_dot_product_attention(in[0], in[1], in[2], {}, 0.0, /*is_causal=*/true)
-            .contiguous();
+        return at::scaled_dot_product_attention(in[0], in[1], in[2], {}, 0.0, /*is_causal=*/true);
       },
       {floats({2, 3, 8, 4}), floats({2, 3, 8, 4}), floats({2, 3, 8, 4})});
+  expect_shapes_of_host(
+      [](const Tensors& in) {
+        return at::scaled_dot_product_attention(in[0], in[1], in[2], in[3]).contiguous();
+      },
+      {floats({2, 3, 8, 4}), floats({2, 3, 5, 4}), floats({2, 3, 5, 4}), floats({8, 5})});
+}
+
+// Scores of 4 MiB would show.
+TEST_F(MetaOperatorsTest, KeepOfAttentionWhatTheHostsKernelKeeps) {
+  observe_meta_memory();
+  const auto ledger = std::make_shared<Ledger>();
+  const LedgerScope scope(ledger);
+  const Tensor input = torch::zeros({1, 1, 1024, 8}, torch::device(torch::kMeta)).requires_grad_();
+  const Tensor mixed = at::scaled_dot_product_attention(input, input, input);
+  EXPECT_EQ(ledger->now(c10::kMeta).total(), 2 * 1024 * 8 * 4 + 1024 * 4);
+  mixed.sum().backward();
+  EXPECT_LT(ledger->at_peak(c10::kMeta).total(), 1 << 20);
+}
+
+TEST_F(MetaOperatorsTest, GiveTransformersOfLibTorchTheirSizes) {
+  const auto encode = [](const Tensors& in) {
+    torch::nn::TransformerEncoder encoder(
+        torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0), 2);
+    encoder->to(in[0].device());
+    return encoder(in[0]);
+  };
+  expect_shapes_of_host(encode, {floats({5, 3, 8})});
+  const auto decode = [](const Tensors& in) {
+    torch::nn::TransformerDecoder decoder(
+        torch::nn::TransformerDecoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0), 1);
+    decoder->to(in[0].device());
+    return decoder(in[0], in[1]);
+  };
+  expect_shapes_of_host(decode, {floats({5, 3, 8}), floats({4, 3, 8})});
 }
 
 TEST_F(MetaOperatorsTest, GiveConvolutionsTheirSizes) {

@@ -37,7 +37,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cma
 install(FILES ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake ${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake
               cmake/find_libtorch.cmake cmake/libtorch_version.cmake cmake/find_host_libraries.cmake DESTINATION ${package_dir})
 if(ZEROPAGE_EXAMPLES)
-  # Where hwloc comes from a bundle.
-  set_target_properties(zp PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
-  install(TARGETS zp)
+  # Where hwloc comes from a bundle, and where LibTorch is.
+  set_target_properties(zp zp-plan PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  install(TARGETS zp zp-plan)
 endif()

@@ -61,6 +61,9 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/sliced_layer.h
     parallel/slices.h
     parallel/vocabulary.h
+    planning/plan.h
+    planning/planned_model.h
+    planning/setting.h
     # ranks, without a module
     comm/communicator.h
     comm/reduction.h

@@ -8,6 +8,7 @@
 #include "comm/detail/call.h"
 #include "memory/check.h"
 #include "memory/exact.h"
+#include "memory/meta_memory.h"
 #include "operators/meta_operators.h"
 
 namespace zeropage::comm {
@@ -54,6 +55,7 @@ SimulatedCommunicator::SimulatedCommunicator(const SimulationOptions& options)
       model_(options.topology, options.transport),
       calls_(std::make_unique<detail::CallNumbers>(size())) {
   memory::provide_meta_operators();
+  memory::observe_meta_memory();
 }
 
 SimulatedCommunicator::~SimulatedCommunicator() = default;

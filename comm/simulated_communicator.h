@@ -4,6 +4,8 @@
 // What: the sharding code runs against it on meta tensors, which have sizes and no memory. Each
 // operation has ended when it returns. What it sends is counted by the formulas of the real
 // communicators (comm/traffic.h), so the figures of a program are theirs, whatever N.
+// What the program's meta tensors would hold is on the ledger's account of c10::kMeta
+// (memory/meta_memory.h).
 // Host tensors are moved too, so that a program's small decisions need no second path. For them the
 // other ranks are taken to hold what this one holds: a sum is N times this rank's contribution, a
 // mean or a maximum is the contribution, and what an all_gather, a gather, a scatter, an

@@ -31,4 +31,28 @@ int64_t parse_bytes(std::string_view text) {
   return static_cast<int64_t>(bytes);
 }
 
+int64_t parse_memory_size(std::string_view text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  std::string unit(rest, end);
+  std::erase(unit, ' ');
+  for (char& letter : unit)
+    letter = static_cast<char>(std::toupper(static_cast<unsigned char>(letter)));
+  size_t power = unit.empty() ? std::string_view::npos : kByteUnits.find(unit.front());
+  const bool known = error == std::errc{} && value >= 0 && power != std::string_view::npos;
+  const std::string letter = known && power > 0 ? unit.substr(0, 1) : "";
+  ZP_CHECK(!known || power == 0 || unit != letter, "\"", text, "\" may be ", text, "B, which is ",
+           static_cast<int64_t>(value * std::pow(1000.0, power)), " bytes, or ", text,
+           "iB, which is ", static_cast<int64_t>(std::ldexp(value, static_cast<int>(10 * power))),
+           " bytes; write the one that is meant");
+  double bytes = -1;
+  if (known && (unit == "B" || unit == letter + "B")) bytes = value * std::pow(1000.0, power);
+  if (known && power > 0 && unit == letter + "IB")
+    bytes = std::ldexp(value, static_cast<int>(10 * power));
+  ZP_CHECK(bytes >= 0 && bytes < 9.0e18, "expected a size of memory such as 80GiB or 80GB, got \"",
+           text, "\"");
+  return std::llround(bytes);
+}
+
 }  // namespace zeropage::memory

@@ -31,4 +31,8 @@ std::string format_bytes(int64_t bytes);
 // are powers of 1024; K, M, G and kB, MB, GB mean the same. Throws on anything else.
 int64_t parse_bytes(std::string_view text);
 
+// Reads the size of a memory as makers of memory write it: "80GB" is 80 x 10^9 bytes, and "80GiB",
+// 80 x 2^30, is 7 % more. Throws on anything else; on "80G" with both of them in words.
+int64_t parse_memory_size(std::string_view text);
+
 }  // namespace zeropage::memory

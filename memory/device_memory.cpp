@@ -10,6 +10,7 @@
 #include "memory/check.h"
 #include "memory/cpu_allocator.h"
 #include "memory/memory_table.h"
+#include "memory/meta_memory.h"
 
 namespace zeropage::memory {
 namespace {
@@ -74,6 +75,10 @@ std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, in
 
 bool assign(const at::Tensor& tensor, Kind kind) {
   const c10::DataPtr& data = tensor.storage().data_ptr();
+  if (ChargedBlock* block = meta_block_of(data)) {
+    block->take_over(kind);
+    return true;
+  }
   if (data.get() == nullptr) return false;
   if (ChargedBlock* block = host_block_of(data)) {
     block->take_over(kind);

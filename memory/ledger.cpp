@@ -125,8 +125,9 @@ int64_t Ledger::host_bytes_of_all_ledgers() {
 }
 
 size_t Ledger::index_of(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return 0;
   // A process has one kind of accelerator.
-  return device == c10::DeviceType::CPU ? 0 : 1;
+  return device == c10::DeviceType::Meta ? 2 : 1;
 }
 
 size_t Ledger::index_of(Tier tier) {

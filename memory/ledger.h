@@ -124,7 +124,7 @@ class Ledger {
     void add(Kind kind, int64_t bytes);
     void note_peaks();
   };
-  static constexpr size_t kDeviceCount = 2;  // host, CUDA
+  static constexpr size_t kDeviceCount = 3;  // host, accelerator, meta
   static size_t index_of(Tier tier);
   static size_t index_of(c10::DeviceType device);
 

@@ -3,7 +3,8 @@
 //
 // On an accelerator a queue is a stream; the host's end is to be page-locked (device/pinned_arena).
 // On a host device it is a thread, so that the same code runs with the host as both ends, and its
-// speed can be limited: a link of known speed to measure pipelines with.
+// speed can be limited: a link of known speed to measure pipelines with. Tensors on the meta device
+// have nothing to copy: their bytes are counted.
 //
 // Lifetime: a Pending keeps its tensors, and outlives the engine. Whoever started a copy keeps its
 // Pending until synchronize() has returned: memory of an accelerator that is let go earlier may be

@@ -112,8 +112,70 @@ Three convolution_backward(const Tensor& gradient, const Tensor& input, const Te
   return {if_asked(asked[0], input), if_asked(asked[1], weight), if_asked(asked[2], bias)};
 }
 
+// Without values two tensors are taken to be equal where they are the same memory, as the inputs of
+// self-attention are.
+bool equal(const Tensor& self, const Tensor& other) {
+  return self.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl() &&
+         self.storage_offset() == other.storage_offset() && self.sizes() == other.sizes() &&
+         self.strides() == other.strides() && self.scalar_type() == other.scalar_type();
+}
+
+std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*key*/,
+                                           const Tensor& /*value*/, double /*dropout*/,
+                                           bool /*is_causal*/, const Optional& /*mask*/,
+                                           std::optional<double> /*scale*/) {
+  const auto sums =
+      at::isReducedFloatingType(query.scalar_type()) ? at::kFloat : query.scalar_type();
+  return {at::empty_like(query),
+          at::empty({query.size(0), query.size(2), query.size(1)}, query.options().dtype(sums))
+              .transpose(1, 2)};
+}
+
+Three flash_attention_backward(const Tensor& /*gradient*/, const Tensor& query, const Tensor& key,
+                               const Tensor& value, const Tensor& /*result*/,
+                               const Tensor& /*sums*/, double /*dropout*/, bool /*is_causal*/,
+                               const Optional& /*mask*/, std::optional<double> /*scale*/) {
+  return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
+}
+
+// What the host's kernel takes (ATen/native/transformers/sdp_utils_cpp): others are computed with all
+// scores in memory.
+bool is_flash(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask,
+              double dropout) {
+  const auto fits = [&](const Tensor& tensor) {
+    return tensor.dim() == 4 && tensor.size(-1) == query.size(-1) && tensor.stride(-1) == 1 &&
+           tensor.size(0) == query.size(0) && tensor.size(1) == query.size(1) && tensor.size(2) > 0;
+  };
+  return dropout == 0 && fits(query) && fits(key) && fits(value) &&
+         !(mask && mask->defined() && mask->requires_grad());
+}
+
+// LibTorch's own choice on the meta device has all scores in memory.
+Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value, const Optional& mask,
+                 double dropout, bool is_causal, std::optional<double> scale, bool shares_keys) {
+  if (is_flash(query, key, value, mask, dropout)) {
+    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout,
+                                                                       is_causal, mask, scale));
+  }
+  return std::get<0>(
+      at::_scaled_dot_product_attention_math(query, key, value, mask, dropout, is_causal,
+                                             /*dropout_mask=*/std::nullopt, scale, shares_keys));
+}
+
+// Made of other operators, so autograd's key has it too.
+torch::Library make_library_of_autograd() {
+  torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradMeta, __FILE__,
+                         __LINE__);
+  library.impl("scaled_dot_product_attention", &attention);
+  return library;
+}
+
 torch::Library make_library() {
   torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::Meta, __FILE__, __LINE__);
+  library.impl("equal", &equal);
+  library.impl("scaled_dot_product_attention", &attention);
+  library.impl("_scaled_dot_product_flash_attention_for_cpu", &flash_attention);
+  library.impl("_scaled_dot_product_flash_attention_for_cpu_backward", &flash_attention_backward);
   library.impl("index_select", &index_select);
   library.impl("embedding_dense_backward", &embedding_dense_backward);
   library.impl("where.self", &where);
@@ -134,6 +196,7 @@ torch::Library make_library() {
 
 void provide_meta_operators() {
   static const torch::Library library = make_library();
+  static const torch::Library library_of_autograd = make_library_of_autograd();
 }
 
 }  // namespace zeropage::memory

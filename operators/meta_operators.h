@@ -1,8 +1,9 @@
 // Operators that LibTorch's C++ library lacks on the meta device.
 //
 // On the meta device an operator computes sizes and no values. PyTorch has many of those in Python
-// only; here are the ones that transformers and small convolution nets need: embeddings, layer and
-// batch norm, where, relu, mean squared error, convolution. Others end in LibTorch's words "attempted to
+// only; here are the ones that transformers and small convolution nets need: embeddings, attention,
+// layer and batch norm, equal, where, relu, mean squared error, convolution. Attention keeps what the
+// host's kernel does, not all scores. Others end in LibTorch's words "attempted to
 // run this operator with Meta tensors".
 #pragma once
 

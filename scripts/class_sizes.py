@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "data", "state", "parallel", "zero")
+LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "data", "state", "parallel", "zero", "planning")
 MOST_METHODS, MOST_MEMBERS = 20, 12
 COLLECTIVE = re.compile(r"(start_)?(all_gather|all_reduce|all_to_all|barrier|broadcast|gather|recv|reduce|reduce_scatter|scatter|send)$")
 # Class, and why it may be larger.

@@ -11,6 +11,7 @@
 #include <parallel/random_of_rank.h>
 #include <parallel/sequence.h>
 #include <parallel/vocabulary.h>
+#include <planning/plan.h>
 #include <string>
 #include <vector>
 #include <zero/zeropage.h>

@@ -14,6 +14,7 @@
 
 #include "comm/launcher/launch_fields.h"
 #include "comm/launcher/launcher.h"
+#include "tools/plan_command.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
 #include "tools/topology_command.h"
@@ -101,6 +102,7 @@ int run_zp(int argc, char** argv) {
   zp.require_subcommand(1);
   std::vector<std::unique_ptr<Subcommand>> subcommands;
   subcommands.push_back(std::make_unique<RunCommand>(zp));
+  subcommands.push_back(std::make_unique<zeropage::tools::PlanCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::TopologyCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::StateCommand>(zp));
   // The parser would hand what follows "--" to zp instead of the subcommand.

@@ -28,7 +28,7 @@ struct CheckpointFlags {
 
   bool keeps_all() const { return text == "none" && offload == Offload::kNone; }
   // More than regions is asked for, which work on tensors without values too.
-  bool sees_values() const { return policy != Policy::kBlocks || offload != Offload::kNone; }
+  bool sees_values() const { return policy == Policy::kBudget || offload != Offload::kNone; }
 
   // {none,blocks,every:K,every:sqrt,selective,budget:BYTES}. Throws with words.
   void parse_policy(const std::string& value);

@@ -65,13 +65,11 @@ void check_values(const Flags& flags) {
           options.offload.step != zeropage::StepWhen::kOneStepLate,
       "--offload-step late: a step is always under way, so no state is whole; use another step, "
       "or leave --save and --resume out");
-  require(!flags.simulates() || !flags.forms.offloads(),
-          "--communicator simulated: computes no values to offload; leave --offload-optimizer and "
-          "--offload-parameters out");
   flags.checkpointing.check(flags.model.layers);
-  require(!flags.simulates() || !flags.checkpointing.sees_values(),
-          "--communicator simulated: computes no values to measure or offload; use "
-          "--checkpoint-activations none, blocks or every:K, and no --offload-activations");
+  require(
+      !flags.simulates() || !flags.checkpointing.sees_values(),
+      "--communicator simulated: computes no values to measure or offload; use "
+      "--checkpoint-activations none, selective, blocks or every:K, and no --offload-activations");
   if (flags.device == "cuda" && !zeropage::memory::has_cuda_driver()) {
     // Only here, where no rank will be forked, may CUDA be asked why.
     require(false, "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));

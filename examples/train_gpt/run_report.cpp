@@ -151,14 +151,6 @@ nlohmann::json activations_json(const CheckpointFlags& flags, const RunFigures& 
           {"recompute_seconds", recompute.recompute_seconds}};
 }
 
-nlohmann::json kinds_json(const Breakdown& bytes) {
-  nlohmann::json json;
-  for (size_t kind = 0; kind < kKindCount; ++kind) {
-    json[std::string(zeropage::memory::name(static_cast<Kind>(kind)))] = bytes.bytes[kind];
-  }
-  return json;
-}
-
 // What left rank 0's device.
 std::string offload_lines(const Flags& flags, const RankMemory& memory, const TierBytes& expected,
                           const RunFigures& run) {
@@ -183,6 +175,14 @@ nlohmann::json to_json(const PagingStatistics& statistics) {
 }
 
 }  // namespace
+
+nlohmann::json kinds_json(const Breakdown& bytes) {
+  nlohmann::json json;
+  for (size_t kind = 0; kind < kKindCount; ++kind) {
+    json[std::string(zeropage::memory::name(static_cast<Kind>(kind)))] = bytes.bytes[kind];
+  }
+  return json;
+}
 
 void write_json_file(const Flags& flags, const nlohmann::json& json) {
   std::ofstream out(flags.json_path);

@@ -67,6 +67,9 @@ std::vector<RankFigures> gather_figures(const zeropage::comm::World& world, cons
 
 std::string table(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
 
+// The bytes of each kind by its name.
+nlohmann::json kinds_json(const zeropage::memory::Breakdown& bytes);
+
 // Throw if the file cannot be written.
 void write_json_file(const Flags& flags, const nlohmann::json& json);
 void write_json(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);

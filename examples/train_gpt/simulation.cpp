@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/simulated_communicator.h"
+#include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/memory_formula.h"
 #include "examples/train_gpt/model.h"
 #include "examples/train_gpt/run_report.h"
@@ -35,8 +36,10 @@ struct SimulatedRank {
   int rank = 0;
   int64_t parameters = 0;
   int64_t persistent_bytes = 0;
-  SimulationFigures wrapping;   // wrapping the model
-  SimulationFigures all_steps;  // and all steps
+  zeropage::memory::Breakdown at_peak;  // over all steps
+  zeropage::TierBytes away;             // after the last one, on the host and on NVMe
+  SimulationFigures wrapping;           // wrapping the model
+  SimulationFigures all_steps;          // and all steps
   SentByAxis wire;
 };
 
@@ -72,8 +75,9 @@ SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
 }
 
 SimulatedRank run_rank(const Flags& flags, int rank) {
-  const zeropage::memory::LedgerScope ledger(
-      std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks)));
+  const auto ledger =
+      std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks));
+  const zeropage::memory::LedgerScope scope(ledger);
   const auto world = zeropage::comm::World::simulated(
       {.rank = rank,
        .topology = zeropage::comm::Topology::even(flags.ranks, flags.simulation.ranks_per_host),
@@ -91,14 +95,22 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
                              .total();
   run.wrapping = figures_of(model, places);
   const Batch batch = batch_without_values(flags);
+  KeptActivations kept(flags.checkpointing, places.all, model);
+  const auto forward = [&] {
+    const KeptActivations::Forward policy(kept);
+    return loss_of(model, batch);
+  };
+  ledger->reset_peak();
   for (int64_t step = 0; step < flags.steps; ++step) {
     for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
-      accumulator.backward(loss_of(model, batch));
+      accumulator.backward(forward());
     }
     accumulator.step(*optimizer);
     // As a real run reports its loss; there is none here.
     mean_over_ranks(places.data, 0.0);
   }
+  run.at_peak = ledger->at_peak(torch::kMeta);
+  for (const Tier tier : {Tier::kHost, Tier::kNvme}) run.away[tier] = ledger->offloaded(tier);
   run.all_steps = figures_of(model, places);
   run.wire = sent_by_axis(model, places);
   return run;
@@ -185,8 +197,9 @@ void simulate(const Flags& flags) {
             << text_of(flags.options.stage) << ", " << flags.steps
             << " step(s)\npersistent bytes a rank: "
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
-            << zeropage::memory::format_bytes(formula_bytes(ranks.front()))
-            << ")\n\nsent a step by " << table(flags, ranks.front());
+            << zeropage::memory::format_bytes(formula_bytes(ranks.front())) << "), at the peak "
+            << zeropage::memory::format_bytes(ranks.front().at_peak.total())
+            << "\n\nsent a step by " << table(flags, ranks.front());
   if (ranks.size() > 1) std::cout << "\nsent a step by " << table(flags, ranks.back());
   if (flags.json_path.empty()) return;
   nlohmann::json simulated = nlohmann::json::array();
@@ -198,7 +211,15 @@ void simulate(const Flags& flags) {
     json["wire_bytes_by_axis"].push_back(axes_json(run.rank, run.wire));
     json["memory"].push_back({{"rank", run.rank},
                               {"persistent_bytes", run.persistent_bytes},
-                              {"formula_bytes", formula_bytes(run)}});
+                              {"formula_bytes", formula_bytes(run)},
+                              {"peak_bytes", run.at_peak.total()},
+                              {"at_peak", kinds_json(run.at_peak)}});
+    if (flags.forms.offloads()) {
+      json["memory"].back()["offloaded"] = {{"host_bytes", run.away[Tier::kHost].total()},
+                                            {"host", kinds_json(run.away[Tier::kHost])},
+                                            {"nvme_bytes", run.away[Tier::kNvme].total()},
+                                            {"nvme", kinds_json(run.away[Tier::kNvme])}};
+    }
     simulated.push_back(to_json(run));
   }
   json["simulated"] = simulated;

@@ -3,6 +3,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "planning/plan.h"
 #include "tests/habits/scripts.h"
 #include "tests/harness/errors.h"
 
@@ -437,6 +438,43 @@ const int kLoader = is_right(kGroup, "reads batches from a DataLoader with worke
   }
   return run.values(model);
 });
+
+// ---- Planning ----
+
+// Constructing the module draws from the generator, and the plan's ledger is its own.
+const int kPlans = is_right(
+    kGroup, "plans with the module's class in the middle of a run",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      train_step(run, model, *optimizer, 0);
+      if (run.rank() == 0) {
+        const Plan planned = plan([] { return Mlp(); }, torch::zeros({2, 7}), {.ranks = 64});
+        EXPECT_NE(planned.choice(), nullptr);
+      }
+      train_step(run, model, *optimizer, 1);
+      return everything(run, model);
+    },
+    kInFp32);
+
+struct LookingImpl : torch::nn::Module {
+  LookingImpl() { first = register_module("first", torch::nn::Linear(7, 7)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor y = first(x);
+    return y.sum().item<float>() > 0 ? y : -y;
+  }
+  torch::nn::Linear first{nullptr};
+};
+TORCH_MODULE(Looking);
+
+const int kPlansValues =
+    is_refused(kGroup, "plans a module whose forward reads values",
+               "is to leave that out where tensor.is_meta()",
+               "leave the decision out where `tensor.is_meta()`",
+               [](auto&) {
+                 plan([] { return Looking(); }, torch::zeros({2, 7}), {.ranks = 2});
+               },
+               {.stages = {0}});
 
 }  // namespace
 }  // namespace zeropage::habits_of_modules

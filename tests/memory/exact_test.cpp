@@ -42,6 +42,28 @@ TEST(BytesTest, RefusesWhatIsNoNumberOfBytes) {
   }
 }
 
+TEST(BytesTest, ReadsSizesOfMemoryByTheirUnit) {
+  EXPECT_EQ(parse_memory_size("80GiB"), 80_GiB);
+  EXPECT_EQ(parse_memory_size("80GB"), 80'000'000'000);
+  EXPECT_EQ(parse_memory_size("1.5 TB"), 1'500'000'000'000);
+  EXPECT_EQ(parse_memory_size("512mib"), 512_MiB);
+  EXPECT_EQ(parse_memory_size("4096B"), 4096);
+}
+
+TEST(BytesTest, RefusesASizeOfMemoryThatMayBeEither) {
+  try {
+    parse_memory_size("80G");
+    FAIL() << "took it";
+  } catch (const c10::Error& error) {
+    EXPECT_EQ(message_of(error),
+              "\"80G\" may be 80GB, which is 80000000000 bytes, or 80GiB, which is 85899345920 "
+              "bytes; write the one that is meant");
+  }
+  for (const char* text : {"", "80", "GiB", "-1GiB", "80 apples", "80GiBs", "nanGB", "1e99GB"}) {
+    EXPECT_THROW(parse_memory_size(text), c10::Error) << text;
+  }
+}
+
 TEST(BytesTest, WritesTheLargestUnitThatReads) {
   EXPECT_EQ(format_bytes(0), "0 B");
   EXPECT_EQ(format_bytes(1023), "1023 B");

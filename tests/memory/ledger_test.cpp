@@ -9,6 +9,8 @@
 #include "memory/check.h"
 #include "memory/cpu_allocator.h"
 #include "memory/memory_table.h"
+#include "memory/meta_memory.h"
+#include "memory/storage.h"
 #include "memory/testing.h"
 
 namespace zeropage::memory::ledger_test {
@@ -226,6 +228,66 @@ TEST(MemoryTableTest, ClosesWithRowsThatTheLedgerDoesNotKnow) {
             "persistent                   2.0 MiB         0 B\n"
             "total                        2.0 MiB         0 B\n"
             "resident                     3.0 MiB     4.0 MiB\n");
+}
+
+class MetaMemoryTest : public ::testing::Test {
+ protected:
+  void SetUp() override { observe_meta_memory(); }
+
+  Breakdown on_meta() const { return ledger_->now(c10::kMeta); }
+  static at::Tensor kilobyte() { return at::empty({256}, at::dtype(at::kFloat).device(at::kMeta)); }
+
+  const std::shared_ptr<Ledger> ledger_ = std::make_shared<Ledger>("rank 0/4");
+  const LedgerScope scope_{ledger_};
+};
+
+TEST_F(MetaMemoryTest, ChargesTensorsWithoutMemoryUnderTheirKindWhileTheyLive) {
+  {
+    const KindScope kind(Kind::kGradient);
+    const at::Tensor tensor = kilobyte();
+    const at::Tensor view = tensor.narrow(0, 0, 8);
+    EXPECT_EQ(on_meta()[Kind::kGradient], 1_KiB);
+    EXPECT_EQ(ledger_->now(c10::kCPU).total(), 0);
+    EXPECT_EQ(tensor.const_data_ptr(), nullptr);
+  }
+  EXPECT_EQ(on_meta().total(), 0);
+  EXPECT_EQ(ledger_->at_peak(c10::kMeta)[Kind::kGradient], 1_KiB);
+}
+
+TEST_F(MetaMemoryTest, SeesWhatOperatorsMakeAndWhatIsRenamed) {
+  const at::Tensor sum = kilobyte() + kilobyte();
+  EXPECT_EQ(on_meta()[Kind::kActivationAndOther], 1_KiB);
+  EXPECT_EQ(ledger_->at_peak(c10::kMeta).total(), 3_KiB);
+  EXPECT_TRUE(assign(sum, Kind::kStaging));
+  EXPECT_EQ(on_meta()[Kind::kStaging], 1_KiB);
+  at::Tensor state;
+  {
+    const SurvivorScope survivors(Kind::kOptimizerState);
+    state = kilobyte().add(1);
+  }
+  EXPECT_EQ(on_meta()[Kind::kOptimizerState], 1_KiB);
+}
+
+TEST_F(MetaMemoryTest, KeepsAPageAsLongAsAStorageLivesInIt) {
+  at::Tensor parameter = kilobyte();
+  {
+    const KindScope kind(Kind::kParameter);
+    move_storage_into(parameter, at::empty({512}, parameter.options()), /*offset=*/256);
+  }
+  EXPECT_EQ(on_meta()[Kind::kParameter], 2_KiB);
+  EXPECT_EQ(on_meta().total(), 2_KiB);
+  drop_memory(*parameter.storage().unsafeGetStorageImpl());
+  EXPECT_EQ(on_meta().total(), 0);
+}
+
+TEST_F(MetaMemoryTest, ChargesWhatStandsForATierThere) {
+  {
+    const at::Tensor away = meta_tensor_in(Tier::kNvme, 256, at::kFloat, Kind::kOptimizerState);
+    EXPECT_EQ(away.sizes(), at::IntArrayRef({256}));
+    EXPECT_EQ(ledger_->offloaded(Tier::kNvme)[Kind::kOptimizerState], 1_KiB);
+    EXPECT_EQ(on_meta().total(), 0);
+  }
+  EXPECT_EQ(ledger_->offloaded(Tier::kNvme).total(), 0);
 }
 
 }  // namespace

@@ -5,6 +5,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "memory/ledger.h"
+#include "memory/meta_memory.h"
+#include "zero/deferred_module.h"
+
 namespace zeropage::memory::meta_operators_test {
 namespace {
 
@@ -82,10 +86,51 @@ TEST_F(MetaOperatorsTest, GiveElementwiseOperatorsTheirSizes) {
 TEST_F(MetaOperatorsTest, GiveAttentionItsSizes) {
   expect_shapes_of_host(
       [](const Tensors& in) {
-        return at::scaled_dot_product_attention(in[0], in[1], in[2], {}, 0.0, /*is_causal=*/true)
-            .contiguous();
+        return at::scaled_dot_product_attention(in[0], in[1], in[2], {}, 0.0, /*is_causal=*/true);
       },
       {floats({2, 3, 8, 4}), floats({2, 3, 8, 4}), floats({2, 3, 8, 4})});
+  expect_shapes_of_host(
+      [](const Tensors& in) {
+        return at::scaled_dot_product_attention(in[0], in[1], in[2], in[3]).contiguous();
+      },
+      {floats({2, 3, 8, 4}), floats({2, 3, 5, 4}), floats({2, 3, 5, 4}), floats({8, 5})});
+}
+
+// Scores of 4 MiB would show.
+TEST_F(MetaOperatorsTest, KeepOfAttentionWhatTheHostsKernelKeeps) {
+  observe_meta_memory();
+  const auto ledger = std::make_shared<Ledger>();
+  const LedgerScope scope(ledger);
+  const Tensor input = torch::zeros({1, 1, 1024, 8}, torch::device(torch::kMeta)).requires_grad_();
+  const Tensor mixed = at::scaled_dot_product_attention(input, input, input);
+  EXPECT_EQ(ledger->now(c10::kMeta).total(), 2 * 1024 * 8 * 4 + 1024 * 4);
+  mixed.sum().backward();
+  EXPECT_LT(ledger->at_peak(c10::kMeta).total(), 1 << 20);
+}
+
+// A module of LibTorch on the device; on the meta device it has no values.
+template <typename M>
+M module_on(torch::Device device, const std::function<M()>& construct) {
+  if (!device.is_meta()) return construct();
+  return DeferredModule<M>(construct).module();
+}
+
+TEST_F(MetaOperatorsTest, GiveTransformersOfLibTorchTheirSizes) {
+  using namespace torch::nn;
+  const auto encode = [](const Tensors& in) {
+    const auto layer = TransformerEncoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0);
+    return module_on<TransformerEncoder>(in[0].device(), [&] {
+      return TransformerEncoder(TransformerEncoderOptions(layer, 2));
+    })(in[0]);
+  };
+  expect_shapes_of_host(encode, {floats({5, 3, 8})});
+  const auto decode = [](const Tensors& in) {
+    const auto layer = TransformerDecoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0);
+    return module_on<TransformerDecoder>(in[0].device(), [&] {
+      return TransformerDecoder(TransformerDecoderOptions(layer, 1));
+    })(in[0], in[1]);
+  };
+  expect_shapes_of_host(decode, {floats({5, 3, 8}), floats({4, 3, 8})});
 }
 
 TEST_F(MetaOperatorsTest, GiveConvolutionsTheirSizes) {

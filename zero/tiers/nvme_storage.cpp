@@ -10,14 +10,6 @@
 #include "memory/storage.h"
 
 namespace zeropage {
-namespace {
-
-constexpr int64_t kPieceAlignment = 64;
-
-// Reads ahead and writes behind the page that is used.
-constexpr size_t kBuffers = 3;
-
-}  // namespace
 
 NvmeStorage::NvmeStorage(offload::NvmeFileOptions file)
     : ledger_(memory::Ledger::current()), options_(std::move(file)) {}
@@ -64,7 +56,8 @@ at::Tensor NvmeStorage::piece_in(const at::Tensor& buffer, const Piece& piece) {
 
 at::Tensor NvmeStorage::take_buffer() {
   while (!writing_.empty() &&
-         (writing_.front().end.done() || (idle_.empty() && writing_.size() + 1 >= kBuffers))) {
+         (writing_.front().end.done() ||
+          (idle_.empty() && writing_.size() + 1 >= static_cast<size_t>(kBuffers)))) {
     const Writing oldest = std::move(writing_.front());
     writing_.pop_front();
     oldest.end.wait();
@@ -135,6 +128,11 @@ void NvmeStorage::release(size_t page, Use use) {
 offload::NvmeStatistics NvmeStorage::statistics() const {
   const std::lock_guard lock(mutex_);
   return file_ ? file_->statistics() : offload::NvmeStatistics();
+}
+
+int64_t NvmeStorage::buffer_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return file_ ? kBuffers * file_->largest_buffer_bytes() : 0;
 }
 
 std::string NvmeStorage::describe() const {

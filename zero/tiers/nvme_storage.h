@@ -25,6 +25,11 @@ namespace zeropage {
 
 class NvmeStorage final : public TierStorage {
  public:
+  // Of a tensor's place in its page's record.
+  static constexpr int64_t kPieceAlignment = 64;
+  // The buffers of the largest record: beside the page that is used, one reads ahead and one writes behind.
+  static constexpr int64_t kBuffers = 3;
+
   // file: its directory, name and owner.
   explicit NvmeStorage(offload::NvmeFileOptions file);
   ~NvmeStorage() override;
@@ -36,6 +41,7 @@ class NvmeStorage final : public TierStorage {
   void fetch(size_t page) override;
   void release(size_t page, Use use) override;
   bool stays() const override { return false; }
+  int64_t buffer_bytes() const override;
 
   offload::NvmeStatistics statistics() const;
   // Where, how and how much; "" before the first use.

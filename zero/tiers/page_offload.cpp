@@ -7,6 +7,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/tiers/nvme_storage.h"
+#include "zero/tiers/simulated_storage.h"
 
 namespace zeropage {
 namespace {
@@ -16,6 +17,8 @@ using memory::Tier;
 // The cores of this rank, near its device: ranks that are threads of one process share what the
 // process has.
 memory::CoreSet cores_of(const comm::World& world) {
+  // The other ranks of a simulated world are not here.
+  if (world.device().is_meta()) return memory::own_core_set();
   const int ranks = world.local_size();
   const auto sets = memory::Machine::here().core_sets(
       ranks, world.device().is_cuda() ? memory::device_nodes_of_ranks(ranks) : std::vector<int>());
@@ -32,11 +35,11 @@ std::shared_ptr<PageOffload> PageOffload::make(const comm::World& world, const O
 PageOffload::PageOffload(const comm::World& world, const Options& options)
     : options_(options.offload), world_(world) {
   const c10::Device device = world.device();
-  ZP_CHECK(!device.is_meta(), "options.offload: a simulated world has no values to move");
   const memory::CoreSet cores = cores_of(world);
   pool_ = std::make_unique<offload::WorkerPool>(
       offload::WorkerPoolOptions{.cores = cores, .threads = options_.worker_threads});
   const auto make_storage = [&](Tier tier, const char* what) -> std::unique_ptr<TierStorage> {
+    if (device.is_meta()) return std::make_unique<SimulatedStorage>(tier);
     if (tier != Tier::kNvme) return std::make_unique<HostStorage>(device, cores);
     return std::make_unique<NvmeStorage>(
         offload::NvmeFileOptions{.directory = options_.nvme_directory,
@@ -48,6 +51,10 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
   states_ = make_storage(options_.optimizer, "optimizer-state");
   gradients_ = make_storage(Tier::kHost, "gradients");
   parameters_ = make_storage(options_.parameters, "parameters");
+}
+
+int64_t PageOffload::buffer_bytes() const {
+  return values_->buffer_bytes() + states_->buffer_bytes() + parameters_->buffer_bytes();
 }
 
 std::string PageOffload::describe() const {

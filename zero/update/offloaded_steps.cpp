@@ -41,11 +41,12 @@ size_t OffloadedSteps::add(Part part) {
   if (part.to.defined() && part.to.scalar_type() != part.values.scalar_type()) {
     const auto bytes = static_cast<int64_t>(part.to.nbytes());
     const c10::ScalarType dtype = part.to.scalar_type();
-    of_part.copy_out = publish_ == Publish::kWhenTold
-                           ? page_offload_->staging().add(part.page, part.to.numel(), dtype, 0,
-                                                          memory::Kind::kStaging)
-                           : memory::tensor_in(memory::storage_without_memory(bytes, c10::kCPU),
-                                               part.values, /*offset=*/0, dtype);
+    of_part.copy_out =
+        publish_ == Publish::kWhenTold
+            ? page_offload_->staging().add(part.page, part.to.numel(), dtype, 0,
+                                           memory::Kind::kStaging)
+            : memory::tensor_in(memory::storage_without_memory(bytes, part.values.device()),
+                                part.values, /*offset=*/0, dtype);
   }
   of_part.part = std::move(part);
   parts_.push_back(std::move(of_part));

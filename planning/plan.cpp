@@ -1,0 +1,305 @@
+#include "planning/plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <tuple>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty_strided.h>
+
+#include "memory/check.h"
+#include "operators/generator_state.h"
+#include "planning/trial.h"
+
+namespace zeropage {
+namespace {
+
+using detail::StepFigures;
+using detail::Trial;
+using memory::Kind;
+using memory::Tier;
+
+// The first sees the FLOPs of forward.
+constexpr std::array kPolicies = {CheckpointPolicy::kSelective, CheckpointPolicy::kNone,
+                                  CheckpointPolicy::kBlocks};
+constexpr std::array kTiers = {Tier::kDevice, Tier::kHost, Tier::kNvme};
+
+// Constructors draw initial values, though nobody gets them.
+class UntouchedGenerator {
+ public:
+  UntouchedGenerator()
+      : generator_(at::detail::getDefaultCPUGenerator()), before_(memory::copy_of(generator_)) {}
+  ~UntouchedGenerator() { memory::assign_state(generator_, before_); }
+  UntouchedGenerator(const UntouchedGenerator&) = delete;
+  UntouchedGenerator& operator=(const UntouchedGenerator&) = delete;
+
+ private:
+  const at::Generator generator_;
+  const at::Generator before_;
+};
+
+void check(const WorldDescription& world, const PlanOptions& options) {
+  ZP_CHECK(world.ranks >= 1 && world.ranks <= comm::kMostSimulatedRanks,
+           "WorldDescription::ranks: expected 1 to ", comm::kMostSimulatedRanks, ", got ",
+           world.ranks);
+  ZP_CHECK(world.ranks_per_host >= 1, "WorldDescription::ranks_per_host: expected 1 or more, got ",
+           world.ranks_per_host);
+  const auto check_bytes = [](const char* field, int64_t bytes) {
+    ZP_CHECK(bytes >= 0, "WorldDescription::", field, ": expected 0 (not known) or more, got ",
+             bytes);
+  };
+  check_bytes("device_memory_bytes", world.device_memory_bytes);
+  check_bytes("host_memory_bytes", world.host_memory_bytes);
+  check_bytes("nvme_bytes", world.nvme_bytes);
+  ZP_CHECK(!options.tiers.empty(), "PlanOptions::tiers: expected one tier or more, got none");
+  ZP_CHECK(options.micro_steps >= 1, "PlanOptions::micro_steps: expected 1 or more, got ",
+           options.micro_steps);
+}
+
+struct Places {
+  Stage stage;
+  Tier optimizer = Tier::kDevice;
+  Tier parameters = Tier::kDevice;
+};
+
+// What is tried at once, wherever it is that things go to.
+struct Arrangement {
+  Stage stage;
+  bool optimizer_leaves = false;
+  bool parameters_leave = false;
+
+  Places to(Tier tier) const {
+    return {.stage = stage,
+            .optimizer = optimizer_leaves ? tier : Tier::kDevice,
+            .parameters = parameters_leave ? tier : Tier::kDevice};
+  }
+  // Whether an optimizer on that tier is of this arrangement.
+  bool has(Tier tier) const { return (tier != Tier::kDevice) == optimizer_leaves; }
+};
+
+Forecast forecast_of(const WorldDescription& world, const Places& places, CheckpointPolicy policy,
+                     const TierBytes& held, const StepFigures& figures) {
+  Forecast forecast{.setting = {.stage = places.stage,
+                                .optimizer = places.optimizer,
+                                .parameters = places.parameters,
+                                .checkpointing = policy},
+                    .held = held,
+                    .at_peak = figures.at_peak,
+                    .sent = figures.sent};
+  for (const Tier tier : kTiers) {
+    const int64_t limit = world.bytes_of_rank(tier);
+    if (limit == 0) continue;
+    forecast.missing_bytes[static_cast<size_t>(tier)] =
+        std::max<int64_t>(0, figures.at_peak[tier].total() - limit);
+  }
+  return forecast;
+}
+
+// Less than 2 % are no difference.
+long class_of_traffic(int64_t bytes, int64_t least_bytes) {
+  constexpr double kAlike = 0.02;
+  const double times = static_cast<double>(bytes + 1) / static_cast<double>(least_bytes + 1);
+  return std::lround(std::log(times) / kAlike);
+}
+
+// traffic: more for what sends more.
+template <typename Traffic>
+void sort_by_cost(std::vector<Forecast>& forecasts, const Traffic& traffic) {
+  const auto cost_of = [&](const Forecast& forecast) {
+    const PlannedSetting& setting = forecast.setting;
+    return std::tuple(std::max(setting.optimizer, setting.parameters), setting.parameters,
+                      forecast.flops, traffic(forecast), setting.checkpointing,
+                      forecast.at_peak[Tier::kDevice].total());
+  };
+  std::stable_sort(
+      forecasts.begin(), forecasts.end(),
+      [&](const Forecast& left, const Forecast& right) { return cost_of(left) < cost_of(right); });
+}
+
+void sort_by_cost(std::vector<Forecast>& forecasts) {
+  int64_t least = forecasts.front().sent.total().bytes;
+  for (const Forecast& forecast : forecasts) least = std::min(least, forecast.sent.total().bytes);
+  sort_by_cost(forecasts, [least](const Forecast& forecast) {
+    return class_of_traffic(forecast.sent.total().bytes, least);
+  });
+}
+
+bool has_tier(const PlanOptions& options, Tier tier) {
+  return std::find(options.tiers.begin(), options.tiers.end(), tier) != options.tiers.end();
+}
+
+// At stage 3 parameters may leave with the optimizer. Groups of ranks share what a stage shards.
+std::vector<Arrangement> arrangements_to_try(const PlanOptions& options) {
+  std::vector<Arrangement> arrangements;
+  const bool leaves = has_tier(options, Tier::kHost) || has_tier(options, Tier::kNvme);
+  const int first_stage = options.training.shard_within == Options::kAllRanks ? 0 : 1;
+  for (int number = first_stage; number <= 3; ++number) {
+    Options training = options.training;
+    training.stage = stage_of(number);
+    if (has_tier(options, Tier::kDevice)) arrangements.push_back({.stage = training.stage});
+    if (!leaves) continue;
+    arrangements.push_back({.stage = training.stage, .optimizer_leaves = true});
+    if (!shards_parameters(training)) continue;
+    arrangements.push_back(
+        {.stage = training.stage, .optimizer_leaves = true, .parameters_leave = true});
+  }
+  return arrangements;
+}
+
+StepFigures run_in(Trial& trial, CheckpointPolicy policy) {
+  try {
+    return trial.run(policy);
+  } catch (c10::Error& error) {
+    error.add_context(
+        "plan(): its steps run on the meta device, where tensors have no values; a forward that "
+        "reads values (item()) is to leave that out where tensor.is_meta(), and each operator "
+        "needs a form there (operators/meta_operators.h)");
+    throw;
+  }
+}
+
+Options setting_of(const Options& training, const Places& places) {
+  Options options = training;
+  options.stage = places.stage;
+  options.offload.optimizer = places.optimizer;
+  options.offload.parameters = places.parameters;
+  // No file is made there.
+  options.offload.nvme_directory = places.optimizer == Tier::kNvme ? "simulated" : "";
+  return options;
+}
+
+// What goes to NVMe would go to the host alike, where it needs no buffers.
+StepFigures on_host(const StepFigures& on_nvme, int64_t buffer_bytes) {
+  StepFigures figures = on_nvme;
+  memory::Breakdown& host = figures.at_peak[Tier::kHost];
+  memory::Breakdown& nvme = figures.at_peak[Tier::kNvme];
+  for (size_t kind = 0; kind < memory::kKindCount; ++kind) {
+    host.bytes[kind] += std::exchange(nvme.bytes[kind], 0);
+  }
+  host[Kind::kStaging] -= buffer_bytes;
+  return figures;
+}
+
+// Runs the policies of one arrangement, and tells of each tier.
+class Attempt {
+ public:
+  Attempt(const detail::MakePlannedModel& make, const Arrangement& arrangement,
+          const WorldDescription& world, const PlanOptions& options)
+      : arrangement_(arrangement),
+        world_(world),
+        options_(options),
+        trial_(
+            make, world,
+            setting_of(options.training,
+                       arrangement.to(has_tier(options, Tier::kNvme) ? Tier::kNvme : Tier::kHost)),
+            options.micro_steps) {}
+
+  int64_t parameters() const { return trial_.parameters(); }
+
+  void add(CheckpointPolicy policy, std::vector<Forecast>& forecasts) {
+    const StepFigures figures = run_in(trial_, policy);
+    if (policy == CheckpointPolicy::kSelective) forward_flops_ = figures.forward_flops;
+    for (const Tier tier : options_.tiers) {
+      if (!arrangement_.has(tier)) continue;
+      const bool is_moved = tier == Tier::kHost && has_tier(options_, Tier::kNvme);
+      const Places places = arrangement_.to(tier);
+      forecasts.push_back(
+          forecast_of(world_, places, policy, trial_.held(setting_of(options_.training, places)),
+                      is_moved ? on_host(figures, trial_.buffer_bytes()) : figures));
+      // Backward has two products for each of forward.
+      forecasts.back().flops = 3 * forward_flops_ + figures.recomputed_flops;
+    }
+  }
+
+ private:
+  const Arrangement arrangement_;
+  const WorldDescription& world_;
+  const PlanOptions& options_;
+  Trial trial_;
+  double forward_flops_ = 0;
+};
+
+}  // namespace
+
+bool Forecast::fits() const {
+  return std::all_of(missing_bytes.begin(), missing_bytes.end(),
+                     [](int64_t bytes) { return bytes == 0; });
+}
+
+const Forecast* Plan::choice() const {
+  const auto at = std::find_if(forecasts.begin(), forecasts.end(), std::mem_fn(&Forecast::fits));
+  return at == forecasts.end() ? nullptr : &*at;
+}
+
+const Forecast* Plan::next_best() const {
+  const Forecast* const best = choice();
+  if (best == nullptr) return nullptr;
+  const Forecast* const end = forecasts.data() + forecasts.size();
+  const Forecast* const at = std::find_if(best + 1, end, std::mem_fn(&Forecast::fits));
+  return at == end ? nullptr : at;
+}
+
+const Forecast& Plan::nearest() const {
+  ZP_CHECK(!forecasts.empty(), "Plan::nearest(): this plan has no forecast; plan() makes one");
+  const auto missing = [](const Forecast& forecast) {
+    int64_t bytes = 0;
+    for (const int64_t of_tier : forecast.missing_bytes) bytes += of_tier;
+    return bytes;
+  };
+  return *std::min_element(
+      forecasts.begin(), forecasts.end(),
+      [&](const Forecast& left, const Forecast& right) { return missing(left) < missing(right); });
+}
+
+Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,
+                 const PlanOptions& options) {
+  check(world, options);
+  ZP_CHECK(parameters >= 1, "plan_states(): expected 1 parameter or more, got ", parameters);
+  Plan plan{.parameters = parameters, .world = world, .has_steps = false};
+  for (const Arrangement& arrangement : arrangements_to_try(options)) {
+    for (const Tier tier : options.tiers) {
+      if (!arrangement.has(tier)) continue;
+      const Places places = arrangement.to(tier);
+      const TierBytes held =
+          formula_bytes(setting_of(options.training, places), parameters, world.ranks, states);
+      plan.forecasts.push_back(
+          forecast_of(world, places, CheckpointPolicy::kNone, held, {.at_peak = held}));
+    }
+  }
+  // Parameters that are sharded are gathered twice in a step.
+  sort_by_cost(plan.forecasts, [&](const Forecast& forecast) {
+    Options training = options.training;
+    training.stage = forecast.setting.stage;
+    return shards_parameters(training) ? 1 : 0;
+  });
+  return plan;
+}
+
+namespace detail {
+
+at::Tensor without_values(const at::Tensor& tensor) {
+  if (!tensor.defined()) return tensor;
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+}
+
+Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
+          const PlanOptions& options) {
+  check(world, options);
+  const UntouchedGenerator generator;
+  Plan plan{.world = world};
+  for (const Arrangement& arrangement : arrangements_to_try(options)) {
+    Attempt attempt(make, arrangement, world, options);
+    plan.parameters = attempt.parameters();
+    for (const CheckpointPolicy policy : kPolicies) {
+      if (policy == CheckpointPolicy::kBlocks && blocks == Blocks::kNone) continue;
+      attempt.add(policy, plan.forecasts);
+    }
+  }
+  sort_by_cost(plan.forecasts);
+  return plan;
+}
+
+}  // namespace detail
+}  // namespace zeropage

@@ -1,0 +1,151 @@
+// What a run will hold, send and compute, before it runs: for each stage, offload and checkpoint
+// policy, and which of them is the cheapest that fits.
+//
+//   const zeropage::Plan plan = zeropage::plan(
+//       [&] { return Gpt(config); }, torch::empty({4, 2048}, torch::kInt64),
+//       {.ranks = 64, .device_memory_bytes = 80_GiB});
+//   std::cout << plan;
+//
+// The figures are not computed by formulas of their own. The module is constructed without values, and
+// the training code itself runs a few steps of one rank of a simulated world with it: pages,
+// collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger
+// tells what they would hold (memory/meta_memory.h), the communicator what they would send.
+//
+// What is not in the figures: what the process has besides tensors, such as code and a driver's
+// context, what an allocator loses to fragments, and what kernels take while they compute.
+//
+// Cost: seconds and some 100 MB, whatever the size of the model and the number of ranks. It draws
+// nothing from the random generators.
+// Threads: any, that has no OperatorInterceptor of its own.
+// Throws c10::Error, in words, for descriptions that make no sense, and what the module throws: an
+// operator without a form on the meta device (operators/meta_operators.h), a forward that reads values.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <iosfwd>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "comm/simulated_communicator.h"
+#include "memory/ledger.h"
+#include "operators/tensor_structure.h"
+#include "planning/planned_model.h"
+#include "planning/setting.h"
+#include "zero/options.h"
+#include "zero/plan/byte_plan.h"
+
+namespace zeropage {
+
+struct PlanOptions {
+  // What all settings have in common, such as precision, page_bytes and shard_within. Its stage and what it
+  // offloads do not matter: those are what is tried.
+  Options training;
+  // Micro-batches of a step on each rank.
+  int64_t micro_steps = 1;
+  // Where the optimizer may be; at stage 3 the parameters go along, or not. Optimizers without a fused form
+  // stay on the device.
+  std::vector<memory::Tier> tiers = {memory::Tier::kDevice, memory::Tier::kHost,
+                                     memory::Tier::kNvme};
+};
+
+// Of rank 0 of a world, which has the most where shards differ.
+struct Forecast {
+  PlannedSetting setting;
+  // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
+  TierBytes held;
+  // Each tier by kind, at the moment when its total is highest.
+  TierBytes at_peak;
+  // In one step, after the first.
+  comm::LinkTraffic sent;
+  // Of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
+  // Backward counts twice forward; what is recomputed counts again.
+  double flops = 0;
+  // By tier: how much more than there is.
+  std::array<int64_t, memory::kTierCount> missing_bytes{};
+
+  bool fits() const;
+};
+
+struct Plan {
+  int64_t parameters = 0;  // elements of the module, a tied one once
+  WorldDescription world;
+  // Whether steps were run. Else forecasts are of what is held from step to step, and nothing more.
+  bool has_steps = true;
+  // The cheapest first: what keeps more on the device before what offloads, the host before NVMe; then
+  // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
+  // computed again; then fewer bytes on the device. Those that do not fit have their places too.
+  std::vector<Forecast> forecasts;
+
+  // The cheapest that fits, and the next of them. Null: there is none.
+  const Forecast* choice() const;
+  const Forecast* next_best() const;
+  // The one that misses least, beside which nothing fits. Throws for a plan of no forecast.
+  const Forecast& nearest() const;
+
+  // The table, the choice by kind, what limits it, and the next best.
+  std::string to_string() const;
+};
+std::ostream& operator<<(std::ostream& out, const Plan& plan);
+
+namespace detail {
+
+enum class Blocks : uint8_t { kNone, kAreRegions };
+
+Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
+          const PlanOptions& options);
+
+// Of sizes and strides alone.
+at::Tensor without_values(const at::Tensor& tensor);
+
+}  // namespace detail
+
+template <typename M>
+Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
+          const PlanOptions& options = {}) {
+  const auto make = [&](const comm::World& of_rank, const Options& setting) {
+    return std::make_unique<detail::PlannedModelOf<M>>(model, of_rank, setting);
+  };
+  const auto blocks = model.checkpoint_blocks ? detail::Blocks::kAreRegions : detail::Blocks::kNone;
+  return detail::plan(make, blocks, world, options);
+}
+
+// Of a module of which only the number of fp32 parameters is known: what is held from step to step, by
+// ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
+// it. states: of the optimizer, for each parameter; AdamW has 2.
+Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,
+                 const PlanOptions& options = {});
+
+// sample_input: a micro-batch of a rank, whose values do not matter: what forward takes, a tensor or a
+// std::tuple. forward gives one tensor, and the loss is its mean; a loss that keeps more needs a
+// ModelToPlan.
+template <typename Construct, typename Sample>
+requires(std::is_invocable_v<const Construct&>) Plan
+    plan(const Construct& construct, const Sample& sample_input, const WorldDescription& world,
+         const PlanOptions& options = {}) {
+  using M = std::invoke_result_t<const Construct&>;
+  const auto on_meta = [](const at::Tensor& tensor, const std::string&) {
+    return detail::without_values(tensor);
+  };
+  const auto input = memory::map_tensors(sample_input, on_meta, "sample_input");
+  const auto forward = [input](DistributedDataParallel<M>& model) -> at::Tensor {
+    if constexpr (std::is_same_v<Sample, at::Tensor>) {
+      return model(input);
+    } else {
+      return std::apply(model, input);
+    }
+  };
+  const ModelToPlan<M> model{
+      .construct = construct,
+      .loss =
+          [forward](DistributedDataParallel<M>& model) { return forward(model).mean(at::kFloat); },
+      .checkpoint_blocks = {},
+      .optimizer = {}};
+  return plan(model, world, options);
+}
+
+}  // namespace zeropage

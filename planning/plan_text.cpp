@@ -1,0 +1,149 @@
+#include <algorithm>
+#include <iomanip>
+#include <ostream>
+#include <sstream>
+
+#include "memory/bytes.h"
+#include "memory/memory_table.h"
+#include "planning/plan.h"
+
+namespace zeropage {
+namespace {
+
+using memory::format_bytes;
+using memory::Tier;
+
+constexpr std::array kEachTier = {Tier::kDevice, Tier::kHost, Tier::kNvme};
+
+std::string cell(const std::string& text, int width) {
+  std::ostringstream out;
+  out << std::right << std::setw(width) << text;
+  return out.str();
+}
+
+std::string bytes_cell(int64_t bytes, int width) {
+  return cell(bytes == 0 ? "-" : format_bytes(bytes), width);
+}
+
+std::string text_of_flops(double flops) {
+  constexpr std::array<const char*, 6> kUnits = {"", "k", "M", "G", "T", "P"};
+  size_t unit = 0;
+  while (flops >= 1000 && unit + 1 < kUnits.size()) {
+    flops /= 1000;
+    ++unit;
+  }
+  std::ostringstream out;
+  out << std::fixed << std::setprecision(unit == 0 ? 0 : 2) << flops << ' ' << kUnits[unit]
+      << "FLOP";
+  return out.str();
+}
+
+// "-", "optimizer: host" or "all: nvme".
+std::string text_of_offload(const PlannedSetting& setting) {
+  if (setting.optimizer == Tier::kDevice) return "-";
+  const char* const what = setting.parameters == Tier::kDevice ? "optimizer: " : "all: ";
+  return what + std::string(memory::name(setting.optimizer));
+}
+
+// What is missing most, of one that does not fit.
+std::string shortage(const Forecast& forecast) {
+  const auto most = std::max_element(forecast.missing_bytes.begin(), forecast.missing_bytes.end());
+  const auto tier = static_cast<Tier>(most - forecast.missing_bytes.begin());
+  return format_bytes(*most) + " of " + std::string(memory::name(tier)) + " missing";
+}
+
+std::string row(const Forecast& forecast, bool is_choice) {
+  const PlannedSetting& setting = forecast.setting;
+  std::ostringstream out;
+  out << (is_choice ? "* " : "  ") << std::left << std::setw(7) << text_of(setting.stage)
+      << std::setw(17) << text_of_offload(setting) << std::setw(11) << name(setting.checkpointing)
+      << bytes_cell(forecast.at_peak[Tier::kDevice].total(), 11)
+      << bytes_cell(forecast.at_peak[Tier::kHost].total(), 11)
+      << bytes_cell(forecast.at_peak[Tier::kNvme].total(), 11)
+      << bytes_cell(forecast.sent.total().bytes, 12)
+      << cell(forecast.flops == 0 ? "-" : text_of_flops(forecast.flops), 14) << "  "
+      << verdict(forecast) << '\n';
+  return out.str();
+}
+
+std::string by_kind(const Forecast& forecast) {
+  std::vector<memory::MemoryColumn> columns;
+  for (const Tier tier : kEachTier) {
+    if (tier != Tier::kDevice && forecast.at_peak[tier].total() == 0) continue;
+    columns.push_back({std::string(memory::name(tier)), forecast.at_peak[tier],
+                       forecast.held[tier].persistent()});
+  }
+  return memory::memory_table(columns);
+}
+
+memory::Kind largest_kind(const memory::Breakdown& bytes) {
+  const auto most = std::max_element(bytes.bytes.begin(), bytes.bytes.end());
+  return static_cast<memory::Kind>(most - bytes.bytes.begin());
+}
+
+// The tier that is fullest, and what it is full of.
+std::string limit_text(const WorldDescription& world, const Forecast& forecast) {
+  Tier fullest = Tier::kDevice;
+  double share = -1;
+  for (const Tier tier : kEachTier) {
+    if (world.bytes_of_rank(tier) == 0) continue;
+    const double of_tier = static_cast<double>(forecast.at_peak[tier].total()) /
+                           static_cast<double>(world.bytes_of_rank(tier));
+    if (of_tier <= share) continue;
+    share = of_tier;
+    fullest = tier;
+  }
+  if (share < 0) return "no limit is given, so all settings fit\n";
+  const memory::Breakdown& bytes = forecast.at_peak[fullest];
+  const memory::Kind kind = largest_kind(bytes);
+  std::ostringstream out;
+  out << "limited by " << memory::name(fullest) << " memory: " << format_bytes(bytes.total())
+      << " of " << format_bytes(world.bytes_of_rank(fullest)) << " a rank, of them "
+      << format_bytes(bytes[kind]) << " " << memory::name(kind) << '\n';
+  return out.str();
+}
+
+std::string verdict_on_all(const Plan& plan) {
+  const Forecast* const choice = plan.choice();
+  std::ostringstream out;
+  if (choice == nullptr) {
+    const Forecast& nearest = plan.nearest();
+    out << "nothing fits; nearest: " << zeropage::to_string(nearest.setting) << ", "
+        << shortage(nearest) << '\n'
+        << by_kind(nearest) << limit_text(plan.world, nearest)
+        << "use more ranks, a smaller batch or a lower precision\n";
+    return out.str();
+  }
+  out << "choice: " << to_string(choice->setting) << '\n'
+      << by_kind(*choice) << limit_text(plan.world, *choice);
+  if (const Forecast* const next = plan.next_best()) {
+    out << "next best: " << to_string(next->setting) << ", "
+        << format_bytes(next->at_peak[Tier::kDevice].total()) << " of device memory\n";
+  } else {
+    out << "no other setting fits\n";
+  }
+  return out.str();
+}
+
+}  // namespace
+
+std::string Plan::to_string() const {
+  std::ostringstream out;
+  out << parameters << " parameters on " << world.ranks << (world.ranks == 1 ? " rank" : " ranks")
+      << ", " << std::min(world.ranks, world.ranks_per_host) << " a host; "
+      << (has_steps ? "bytes at the peak of a step, and what a rank sends in one"
+                    : "bytes from step to step: activations and traffic are not known")
+      << "; the cheapest first\n\n"
+      << "  stage  offload          checkpoint      device       host       nvme        sent"
+         "       compute  fits\n";
+  const Forecast* const best = choice();
+  for (const Forecast& forecast : forecasts) out << row(forecast, &forecast == best);
+  out << '\n' << verdict_on_all(*this);
+  return out.str();
+}
+
+std::ostream& operator<<(std::ostream& out, const Plan& plan) {
+  return out << plan.to_string();
+}
+
+}  // namespace zeropage

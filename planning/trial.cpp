@@ -1,0 +1,130 @@
+#include "planning/trial.h"
+
+#include <optional>
+#include <utility>
+
+#include "checkpointing/recompute.h"
+#include "zero/accumulator.h"
+#include "zero/recompute.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/update/sharded_updates.h"
+
+namespace zeropage::detail {
+namespace {
+
+using checkpointing::ActivationScope;
+using checkpointing::EveryBlocks;
+using checkpointing::Recompute;
+using memory::Tier;
+
+comm::World simulated(const WorldDescription& world) {
+  return comm::World::simulated(
+      {.topology = comm::Topology::even(world.ranks, world.ranks_per_host)});
+}
+
+comm::LinkTraffic sent_in(const comm::World& world) {
+  const auto& figures = comm::SimulatedCommunicator::of(world.communicator()).figures();
+  comm::LinkTraffic sum;
+  for (const comm::SimulatedCost& cost : figures.by_operation) sum += cost.sent;
+  return sum;
+}
+
+}  // namespace
+
+struct Trial::Parts {
+  Parts(const MakePlannedModel& make, const WorldDescription& description, const Options& options,
+        int64_t micro_steps)
+      : world(simulated(description)),
+        planned(make(world, options)),
+        accumulator(planned->model(), {.micro_steps = micro_steps}),
+        micro_steps(micro_steps) {}
+
+  // Over all worlds that the model sends in.
+  comm::LinkTraffic sent() const {
+    const PageWorlds& worlds = sharded_parameters_of(planned->model()).pages->worlds();
+    comm::LinkTraffic sum = sent_in(worlds.all);
+    if (!worlds.replicas) return sum;
+    sum += sent_in(worlds.shards);
+    sum += sent_in(*worlds.replicas);
+    return sum;
+  }
+
+  void step(Recompute* recompute) {
+    for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+      at::Tensor loss;
+      {
+        std::optional<ActivationScope> scope;
+        if (recompute != nullptr) scope.emplace(*recompute);
+        loss = planned->loss();
+      }
+      accumulator.backward(loss);
+    }
+    accumulator.step(planned->optimizer());
+  }
+
+  const comm::World world;
+  const std::unique_ptr<PlannedModel> planned;
+  Accumulator accumulator;
+  const int64_t micro_steps;
+};
+
+Trial::Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
+             int64_t micro_steps)
+    : ledger_(std::make_shared<memory::Ledger>("the plan")), parts_([&] {
+        const memory::LedgerScope scope(ledger_);
+        return std::make_unique<Parts>(make, world, options, micro_steps);
+      }()) {}
+
+Trial::~Trial() = default;
+
+int64_t Trial::parameters() const {
+  int64_t numel = 0;
+  for (const at::Tensor& parameter : parts_->planned->model().parameters()) {
+    numel += parameter.numel();
+  }
+  return numel;
+}
+
+TierBytes Trial::held(const Options& options) const {
+  const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
+  const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  const comm::World& shards = pages.shards();
+  return BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
+}
+
+int64_t Trial::buffer_bytes() const {
+  const auto& page_offload = sharded_parameters_of(parts_->planned->model()).pages->page_offload();
+  return page_offload ? page_offload->buffer_bytes() : 0;
+}
+
+StepFigures Trial::run(CheckpointPolicy policy) {
+  const memory::LedgerScope scope(ledger_);
+  std::unique_ptr<Recompute> recompute;
+  if (policy == CheckpointPolicy::kSelective) {
+    recompute.reset(new Recompute(zeropage::recompute(
+        parts_->planned->model(), checkpointing::RecomputeOptions::selective())));
+  }
+  const bool by_blocks = policy == CheckpointPolicy::kBlocks;
+  if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::each());
+  ledger_->reset_peak();
+  // Makes the optimizer's states, and records the order of pages, which each policy has of its own.
+  const bool has_pages = sharded_parameters_of(parts_->planned->model()).paging->pager() != nullptr;
+  if (!std::exchange(has_stepped_, true) || has_pages) parts_->step(recompute.get());
+  const comm::LinkTraffic sent_before = parts_->sent();
+  const checkpointing::RecomputeStatistics before = checkpointing::recompute_statistics();
+  parts_->step(recompute.get());
+  const checkpointing::RecomputeStatistics after = checkpointing::recompute_statistics();
+  if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::none());
+  StepFigures figures;
+  figures.sent = parts_->sent();
+  figures.sent -= sent_before;
+  figures.forward_flops = after.forward_flops - before.forward_flops;
+  figures.recomputed_flops = after.recomputed_flops - before.recomputed_flops;
+  figures.at_peak[Tier::kDevice] = ledger_->at_peak(c10::kMeta);
+  for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+    figures.at_peak[tier] = ledger_->offloaded_at_peak(tier);
+  }
+  return figures;
+}
+
+}  // namespace zeropage::detail

@@ -1,0 +1,48 @@
+// A model that trains for a few steps in a simulated world under one stage and offload, to see what that takes.
+//
+// Lifetime: what `make` refers to outlives it. Threads: one, whose ledger is the trial's while a
+// method runs.
+#pragma once
+
+#include <memory>
+
+#include "comm/simulated_communicator.h"
+#include "planning/planned_model.h"
+#include "planning/setting.h"
+#include "zero/plan/byte_plan.h"
+
+namespace zeropage::detail {
+
+// Of rank 0, in a step after the first.
+struct StepFigures {
+  TierBytes at_peak;
+  comm::LinkTraffic sent;
+  double forward_flops = 0;  // known to CheckpointPolicy::kSelective, which sees all operators
+  double recomputed_flops = 0;
+};
+
+class Trial {
+ public:
+  // options: of the training, with stage and offload.
+  Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
+        int64_t micro_steps);
+  ~Trial();
+  Trial(const Trial&) = delete;
+  Trial& operator=(const Trial&) = delete;
+
+  int64_t parameters() const;
+  // From step to step, by a byte plan: of these options, or of others that shard alike.
+  TierBytes held(const Options& options) const;
+  // Of the host, through which what is on NVMe passes.
+  int64_t buffer_bytes() const;
+  StepFigures run(CheckpointPolicy policy);
+
+ private:
+  struct Parts;
+
+  const std::shared_ptr<memory::Ledger> ledger_;
+  const std::unique_ptr<Parts> parts_;
+  bool has_stepped_ = false;
+};
+
+}  // namespace zeropage::detail

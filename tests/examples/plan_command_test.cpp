@@ -1,0 +1,116 @@
+// `zp plan` as users type it.
+#include "tests/examples/train_gpt_run.h"
+
+namespace plan_command_test {
+namespace {
+
+using namespace zeropage::testing;
+using ::testing::HasSubstr;
+
+class PlanCommandTest : public TrainGptTest {
+ protected:
+  static Outcome plan(const std::string& flags) { return shell(ZP " plan " + flags); }
+
+  static nlohmann::json planned(const std::string& flags) {
+    const Outcome outcome = plan("--json " + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return nlohmann::json::parse(outcome.output);
+  }
+
+  std::string config(const std::string& text) const {
+    std::ofstream(path("config.json")) << text;
+    return "--sequence 16 --config " + path("config.json");
+  }
+};
+
+const std::string kTiny = "--model gpt:d=64,layers=2,heads=2,vocabulary=100 --sequence 16 ";
+
+TEST_F(PlanCommandTest, PrintsTheTableTheChoiceTheNextBestAndTheLimit) {
+  const Outcome outcome = plan(kTiny + "--batch 4 --world 64 --device-memory 80GiB");
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr(" parameters on 64 ranks, 8 a host"));
+  EXPECT_THAT(outcome.output, HasSubstr("\n* "));
+  EXPECT_THAT(outcome.output, HasSubstr("\nchoice: stage "));
+  EXPECT_THAT(outcome.output, HasSubstr("\nlimited by device memory: "));
+  EXPECT_THAT(outcome.output, HasSubstr("\nnext best: stage "));
+}
+
+TEST_F(PlanCommandTest, PlansEveryStageOffloadAndPolicyAsJson) {
+  const auto found = planned(kTiny + "--world 4");
+  EXPECT_EQ(found["settings"].size(), 14U * 3);
+  EXPECT_EQ(found["choice"], 0);
+  for (const auto& setting : found["settings"]) {
+    EXPECT_GT(setting["at_peak"]["device"]["total"], 0);
+    EXPECT_GT(setting["sent"]["within_host"]["bytes"], 0);
+    EXPECT_GT(setting["flops"], 0);
+  }
+}
+
+TEST_F(PlanCommandTest, ExitsWithOneWhereNothingFits) {
+  const Outcome outcome = plan(kTiny + "--device-memory 1KB --host-memory 1KB");
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("nothing fits; nearest: "));
+}
+
+// Numbers of parameters that the models are published with.
+TEST_F(PlanCommandTest, ReadsConfigsOfGpt2AndLlama) {
+  const auto gpt2 = planned(config(
+      R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+          "n_positions": 1024, "n_inner": null})"));
+  EXPECT_EQ(gpt2["parameters"], 124439808);
+  const auto llama = planned(config(
+      R"({"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+          "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
+          "tie_word_embeddings": true})"));
+  EXPECT_EQ(llama["parameters"], 1235814400);
+}
+
+TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
+  const auto found =
+      planned("--parameters 7.5B --world 64 --compute-dtype bf16 --accumulate-dtype bf16");
+  EXPECT_EQ(found["has_steps"], false);
+  for (const auto& setting : found["settings"]) {
+    if (setting["stage"] != "3" || setting["offload_optimizer"] != "device") continue;
+    EXPECT_EQ(setting["held"]["device"]["total"], 1875000000);
+  }
+}
+
+TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
+  const auto refused = [](const std::string& flags, const std::string& words) {
+    expect_refused(plan(flags), words);
+  };
+  refused("", "--model");
+  refused("--model gpt:d=64,layers=2,heads=2", "--sequence is required");
+  refused(kTiny + "--device-memory 80G", "80GB, which is 80000000000 bytes, or 80GiB, which is");
+  refused(kTiny + "--device-memory much", "expected a size of memory such as 80GiB or 80GB");
+  refused(kTiny + "--world 5000", "--world");
+  refused(kTiny + "--parameters 7B", "--parameters");
+  refused(kTiny + "--accumulate-dtype fp16 --compute-dtype bf16", "options.accumulate_dtype");
+  refused("--parameters many", "expected a number such as 7.5B");
+  const std::string model = "--sequence 8 --model ";
+  refused(model + "bert:d=64", "expected gpt:... or llama:...");
+  refused(model + "gpt:d=64,layers=2", "expected heads=NUMBER, which is missing");
+  refused(model + "gpt:d=64,layers=2,heads=3", "cannot be cut into 3 heads");
+  refused(model + "gpt:d=64,layers=2,heads=2,depth=3", "unknown key depth");
+  refused(model + "gpt:d=64,d=32,layers=2,heads=2", "d is given twice");
+  refused(model + "gpt:d=wide,layers=2,heads=2", "expected a whole number for d");
+  refused(model + "llama:d=64,layers=2,heads=4,key_heads=3", "cannot share 3 heads of keys");
+  refused(model + "gpt:d=64,layers=0,heads=2", "expected layers of 1 or more");
+  refused(model + "gpt:d=64,layers=1,heads=2,positions=4", "the model has 4 positions");
+}
+
+TEST_F(PlanCommandTest, RefusesConfigsThatItDoesNotKnow) {
+  const auto refused = [&](const std::string& text, const std::string& words) {
+    expect_refused(plan(config(text)), words);
+  };
+  refused(R"({"model_type": "bert"})", "\"model_type\" is \"bert\", but gpt2 and llama are known");
+  refused(R"({"n_embd": 768})", "\"model_type\" is missing");
+  refused(R"({"model_type": "gpt2", "n_embd": "wide", "n_head": 2})",
+          "\"n_embd\": expected a whole number");
+  refused(R"({"model_type": "gpt2", "n_embd": 768})", "expected \"n_head\"");
+  refused("no json", "expected a JSON object");
+  expect_refused(plan("--sequence 8 --config /none"), "--config /none: cannot be read");
+}
+
+}  // namespace
+}  // namespace plan_command_test

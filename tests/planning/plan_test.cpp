@@ -1,0 +1,293 @@
+#include "planning/plan.h"
+
+#include <cmath>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace zeropage::plan_test {
+namespace {
+
+using namespace memory;
+using ::testing::HasSubstr;
+
+torch::nn::Sequential make_layers() {
+  torch::nn::Sequential layers;
+  for (int layer = 0; layer < 4; ++layer) {
+    layers->push_back(torch::nn::Linear(256, 256));
+    layers->push_back(torch::nn::GELU());
+  }
+  return layers;
+}
+
+constexpr int64_t kParameters = 4 * (256 * 256 + 256);
+
+Plan plan_layers(const WorldDescription& world, const PlanOptions& options = {}) {
+  return plan(make_layers, torch::zeros({32, 256}), world, options);
+}
+
+struct Asked {
+  int stage = 0;
+  Tier optimizer = Tier::kDevice;
+  Tier parameters = Tier::kDevice;
+  CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
+};
+
+const Forecast& find(const Plan& plan, const Asked& asked) {
+  for (const Forecast& forecast : plan.forecasts) {
+    const PlannedSetting& setting = forecast.setting;
+    if (setting.stage == stage_of(asked.stage) && setting.optimizer == asked.optimizer &&
+        setting.parameters == asked.parameters && setting.checkpointing == asked.checkpointing) {
+      return forecast;
+    }
+  }
+  ZP_THROW("the plan has no such setting");
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return message_of(error);
+  }
+  return "took it";
+}
+
+TEST(PlanTest, TriesEveryStageOffloadAndPolicy) {
+  const Plan plan = plan_layers({.ranks = 4});
+  EXPECT_EQ(plan.parameters, kParameters);
+  // Three tiers of the optimizer; at stage 3 parameters leave too, or not. No blocks are told.
+  EXPECT_EQ(plan.forecasts.size(), (3 * 3 + 5) * 2U);
+  EXPECT_EQ(plan.choice(), &plan.forecasts.front());
+  EXPECT_EQ(plan.next_best(), &plan.forecasts[1]);
+}
+
+// The module's parameters fill whole shards.
+TEST(PlanTest, HoldsTheFormulasBytesFromStepToStep) {
+  const Plan plan = plan_layers({.ranks = 4});
+  const auto held = [&](const Asked& asked) {
+    return find(plan, asked).held[Tier::kDevice].persistent();
+  };
+  EXPECT_EQ(held({.stage = 0}), 16 * kParameters);
+  EXPECT_EQ(held({.stage = 1}), 8 * kParameters + 8 * kParameters / 4);
+  EXPECT_EQ(held({.stage = 2}), 4 * kParameters + 12 * kParameters / 4);
+  EXPECT_EQ(held({.stage = 3}), 16 * kParameters / 4);
+}
+
+TEST(PlanTest, MovesStatesAndParametersToTheTiers) {
+  const Plan plan = plan_layers({.ranks = 4});
+  for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+    const Forecast& away = find(plan, {.stage = 3, .optimizer = tier, .parameters = tier});
+    EXPECT_EQ(away.at_peak[tier][Kind::kOptimizerState], 8 * kParameters / 4);
+    EXPECT_EQ(away.at_peak[tier][Kind::kParameter], 4 * kParameters / 4);
+    EXPECT_EQ(away.at_peak[Tier::kHost][Kind::kGradient], 4 * kParameters / 4);
+    EXPECT_EQ(away.at_peak[Tier::kDevice][Kind::kOptimizerState], 0);
+    EXPECT_EQ(away.at_peak[tier].persistent(), away.held[tier].persistent());
+  }
+}
+
+TEST(PlanTest, CountsTheFlopsOfAStep) {
+  const Plan plan = plan_layers({.ranks = 2}, {.micro_steps = 3});
+  const double forward = 4 * 2.0 * 32 * 256 * 256;
+  EXPECT_EQ(find(plan, {.stage = 0}).flops, 3 * 3 * forward);
+  EXPECT_EQ(find(plan, {.stage = 3}).flops, 3 * 3 * forward);
+}
+
+TEST(PlanTest, ChoosesTheCheapestThatFits) {
+  // Each layer a page, so that buffers for NVMe are less than what they serve.
+  PlanOptions options;
+  options.training.page_bytes = 64_KiB;
+  const Plan all = plan_layers({.ranks = 4}, options);
+  const int64_t least_here = [&] {
+    int64_t least = find(all, {.stage = 3}).at_peak[Tier::kDevice].total();
+    for (const Forecast& forecast : all.forecasts) {
+      if (forecast.setting.optimizer != Tier::kDevice) continue;
+      least = std::min(least, forecast.at_peak[Tier::kDevice].total());
+    }
+    return least;
+  }();
+  const Plan tight = plan_layers({.ranks = 4, .device_memory_bytes = least_here}, options);
+  ASSERT_NE(tight.choice(), nullptr);
+  EXPECT_EQ(tight.choice()->setting.optimizer, Tier::kDevice);
+  EXPECT_EQ(tight.choice()->at_peak[Tier::kDevice].total(), least_here);
+  ASSERT_NE(tight.next_best(), nullptr);
+  EXPECT_EQ(tight.next_best()->setting.optimizer, Tier::kHost);
+
+  const Plan tighter = plan_layers({.ranks = 4, .device_memory_bytes = least_here - 1}, options);
+  ASSERT_NE(tighter.choice(), nullptr);
+  EXPECT_EQ(tighter.choice()->setting.optimizer, Tier::kHost);
+  // A host is shared by its ranks.
+  const int64_t on_host = tighter.choice()->at_peak[Tier::kHost].total();
+  const Plan small_host = plan_layers({.ranks = 4,
+                                       .ranks_per_host = 2,
+                                       .device_memory_bytes = least_here - 1,
+                                       .host_memory_bytes = 2 * on_host - 2},
+                                      options);
+  ASSERT_NE(small_host.choice(), nullptr);
+  EXPECT_NE(small_host.choice()->setting.optimizer, Tier::kHost);
+}
+
+TEST(PlanTest, SaysByHowMuchNothingFits) {
+  const Plan plan =
+      plan_layers({.ranks = 2, .device_memory_bytes = 64_KiB, .host_memory_bytes = 1_KiB});
+  EXPECT_EQ(plan.choice(), nullptr);
+  EXPECT_EQ(plan.next_best(), nullptr);
+  EXPECT_GT(plan.nearest().missing_bytes[0], 0);
+  const std::string text = plan.to_string();
+  EXPECT_THAT(text, HasSubstr("\nnothing fits; nearest: stage "));
+  EXPECT_THAT(text, HasSubstr(" of device missing"));
+  EXPECT_THAT(text, HasSubstr("use more ranks, a smaller batch or a lower precision"));
+}
+
+TEST(PlanTest, SaysWhatLimitsTheChoice) {
+  const std::string text = plan_layers({.ranks = 2, .device_memory_bytes = 1_GiB}).to_string();
+  EXPECT_THAT(text, HasSubstr("263168 parameters on 2 ranks, 2 a host"));
+  EXPECT_THAT(text, HasSubstr("\nchoice: stage "));
+  EXPECT_THAT(text, HasSubstr("limited by device memory: "));
+  EXPECT_THAT(text, HasSubstr(" of 1.00 GiB a rank, of them "));
+  EXPECT_THAT(text, HasSubstr("\nnext best: "));
+}
+
+// The host's figures are those of NVMe, moved, unless it is asked for alone.
+TEST(PlanTest, TellsOfTheHostWhatATrialOfItTells) {
+  const Plan all = plan_layers({.ranks = 2});
+  const Plan host = plan_layers({.ranks = 2}, {.tiers = {Tier::kHost}});
+  EXPECT_EQ(host.forecasts.size(), (3 + 2) * 2U);
+  for (const Forecast& forecast : host.forecasts) {
+    const Forecast& moved = find(all, {.stage = std::stoi(text_of(forecast.setting.stage)),
+                                       .optimizer = Tier::kHost,
+                                       .parameters = forecast.setting.parameters,
+                                       .checkpointing = forecast.setting.checkpointing});
+    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
+      EXPECT_EQ(moved.at_peak[tier].bytes, forecast.at_peak[tier].bytes)
+          << to_string(forecast.setting) << " " << name(tier);
+      EXPECT_EQ(moved.held[tier].bytes, forecast.held[tier].bytes);
+    }
+  }
+}
+
+TEST(PlanTest, PlansOptimizersThatCannotLeaveOnTheDevice) {
+  const auto plan_rms = [](const std::vector<Tier>& tiers) {
+    const ModelToPlan<torch::nn::Sequential> model{
+        .construct = make_layers,
+        .loss =
+            [](auto& wrapped) {
+              return wrapped(torch::empty({4, 256}, torch::kMeta)).mean();
+            },
+        .checkpoint_blocks = {},
+        .optimizer =
+            [](auto& wrapped) {
+              return std::make_unique<Optimizer<torch::optim::RMSprop>>(wrapped);
+            }};
+    return plan(model, {.ranks = 4}, {.tiers = tiers});
+  };
+  EXPECT_EQ(plan_rms({Tier::kDevice}).forecasts.size(), 4 * 2U);
+  EXPECT_THAT(refusal([&] {
+                plan_rms({Tier::kDevice, Tier::kHost});
+              }),
+              HasSubstr("has no fused form"));
+  EXPECT_THAT(refusal([&] { plan_rms({}); }), HasSubstr("expected one tier or more, got none"));
+}
+
+TEST(PlanTest, PlansGroupsThatShardWithinAndCountsWhatBothSend) {
+  PlanOptions options;
+  options.training.shard_within = 2;
+  const Plan plan = plan_layers({.ranks = 8, .ranks_per_host = 2}, options);
+  EXPECT_EQ(plan.forecasts.size(), (2 * 3 + 5) * 2U);
+  EXPECT_EQ(find(plan, {.stage = 3}).held[Tier::kDevice].persistent(), 16 * kParameters / 2);
+  EXPECT_GT(find(plan, {.stage = 3}).sent.between_hosts.bytes, 0);
+}
+
+TEST(PlanTest, LeavesTheRandomGeneratorAlone) {
+  torch::manual_seed(7);
+  const torch::Tensor expected = torch::rand({4});
+  torch::manual_seed(7);
+  plan_layers({.ranks = 2});
+  EXPECT_TRUE(torch::equal(torch::rand({4}), expected));
+}
+
+TEST(PlanTest, RefusesWorldsThatMakeNoSense) {
+  EXPECT_THAT(refusal([] { plan_layers({.ranks = 0}); }),
+              HasSubstr("WorldDescription::ranks: expected 1 to 4096, got 0"));
+  EXPECT_THAT(refusal([] { plan_layers({.ranks = 5000}); }), HasSubstr("got 5000"));
+  EXPECT_THAT(refusal([] { plan_layers({.ranks = 2, .ranks_per_host = 0}); }),
+              HasSubstr("ranks_per_host: expected 1 or more"));
+  EXPECT_THAT(refusal([] { plan_layers({.ranks = 2, .nvme_bytes = -1}); }),
+              HasSubstr("nvme_bytes: expected 0 (not known) or more, got -1"));
+  EXPECT_THAT(refusal([] { plan_layers({}, {.micro_steps = 0}); }),
+              HasSubstr("micro_steps: expected 1 or more"));
+}
+
+// Rajbhandari et al. 2020, "ZeRO", table 1: GB of model states a device, with P_os, P_os+g and P_os+g+p.
+struct PaperRow {
+  double parameters;
+  int ranks;
+  std::array<const char*, 3> printed;  // by stage
+};
+
+const PaperRow kPaper[] = {
+    {7.5e9, 1, {"120", "120", "120"}},      {7.5e9, 4, {"52.5", "41.3", "30"}},
+    {7.5e9, 16, {"35.6", "21.6", "7.5"}},   {7.5e9, 64, {"31.4", "16.6", "1.88"}},
+    {7.5e9, 256, {"30.4", "15.4", "0.47"}}, {7.5e9, 1024, {"30.1", "15.1", "0.12"}},
+    {128e9, 1, {"2048", "2048", "2048"}},   {128e9, 4, {"896", "704", "512"}},
+    {128e9, 16, {"608", "368", "128"}},     {128e9, 64, {"536", "284", "32"}},
+    {128e9, 256, {"518", "263", "8"}},      {128e9, 1024, {"513", "257", "2"}},
+    {1e12, 1, {"16000", "16000", "16000"}}, {1e12, 4, {"7000", "5500", "4000"}},
+    {1e12, 16, {"4750", "2875", "1000"}},   {1e12, 64, {"4187", "2218", "250"}},
+    {1e12, 256, {"4046", "2054", "62.5"}},  {1e12, 1024, {"4011", "2013", "15.6"}},
+};
+
+// The paper rounds what it prints with a point. What it prints as whole numbers of three digits and more it cuts: 513.5,
+// 257.75, 4187.5, 2218.75, 4046.875, 2054.69, 4011.72 and 2013.67.
+std::string as_printed(double gigabytes, const std::string& printed) {
+  const size_t point = printed.find('.');
+  const auto digits = point == std::string::npos ? 0 : static_cast<int>(printed.size() - point - 1);
+  const double unit = std::pow(10.0, digits);
+  const double value =
+      digits == 0 ? std::floor(gigabytes) : std::floor(gigabytes * unit + 0.5) / unit;
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.*f", digits, value);
+  return text;
+}
+
+TEST(PlanStatesTest, GivesEveryFigureOfZerosTable) {
+  PlanOptions options;
+  options.training.compute_dtype = c10::kBFloat16;
+  options.training.accumulate_dtype = c10::kBFloat16;
+  for (const PaperRow& row : kPaper) {
+    const Plan plan = plan_states(static_cast<int64_t>(row.parameters), /*states=*/2,
+                                  {.ranks = row.ranks}, options);
+    EXPECT_FALSE(plan.has_steps);
+    for (int stage = 1; stage <= 3; ++stage) {
+      const int64_t bytes = find(plan, {.stage = stage}).held[Tier::kDevice].total();
+      const std::string printed = row.printed[static_cast<size_t>(stage) - 1];
+      EXPECT_EQ(as_printed(static_cast<double>(bytes) / 1e9, printed), printed)
+          << row.parameters << " parameters, " << row.ranks << " ranks, stage " << stage << ": "
+          << bytes << " bytes";
+    }
+  }
+}
+
+// Sharded parameters are sent once more, so they are not for free.
+TEST(PlanStatesTest, PrefersStagesThatSendLess) {
+  const Plan plan = plan_states(7'500'000'000, 2, {.ranks = 64});
+  ASSERT_NE(plan.choice(), nullptr);
+  EXPECT_EQ(text_of(plan.choice()->setting.stage), "2");
+  const Plan tight =
+      plan_states(7'500'000'000, 2, {.ranks = 64, .device_memory_bytes = 16'000'000'000});
+  ASSERT_NE(tight.choice(), nullptr);
+  EXPECT_EQ(text_of(tight.choice()->setting.stage), "3");
+  EXPECT_EQ(tight.choice()->setting.optimizer, Tier::kDevice);
+}
+
+TEST(PlanStatesTest, RefusesNoParameters) {
+  EXPECT_THAT(refusal([] { plan_states(0, 2, {}); }),
+              HasSubstr("expected 1 parameter or more, got 0"));
+}
+
+}  // namespace
+}  // namespace zeropage::plan_test

@@ -1,0 +1,217 @@
+#include "tools/plan/decoder_shape.h"
+
+#include <charconv>
+#include <fstream>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace zeropage::tools {
+namespace {
+
+using Family = DecoderShape::Family;
+using nlohmann::json;
+
+[[noreturn]] void refuse(const std::string& words) {
+  throw std::invalid_argument(words);
+}
+
+// What every shape must be. who: whose shape, such as "--model gpt".
+DecoderShape checked(const std::string& who, const DecoderShape& shape) {
+  const auto positive = [&](const char* what, int64_t value) {
+    if (value < 1) {
+      refuse(who + ": expected " + what + " of 1 or more, got " + std::to_string(value));
+    }
+  };
+  positive("a width", shape.width);
+  positive("layers", shape.layers);
+  positive("heads", shape.heads);
+  positive("heads of keys", shape.key_heads);
+  positive("a width of heads", shape.head_width);
+  positive("a width of the feed-forward layer", shape.feed_forward);
+  positive("a vocabulary", shape.vocabulary);
+  if (shape.positions < 0) {
+    refuse(who + ": expected positions of 0 or more, got " + std::to_string(shape.positions));
+  }
+  if (shape.heads % shape.key_heads != 0) {
+    refuse(who + ": " + std::to_string(shape.heads) + " heads cannot share " +
+           std::to_string(shape.key_heads) + " heads of keys equally");
+  }
+  return shape;
+}
+
+int64_t width_of_heads(const std::string& who, int64_t width, int64_t heads) {
+  if (heads < 1 || width % heads != 0) {
+    refuse(who + ": a width of " + std::to_string(width) + " cannot be cut into " +
+           std::to_string(heads) + " heads; use a divisor");
+  }
+  return width / heads;
+}
+
+// Llama's two thirds of four widths, rounded up to 256.
+int64_t gated_feed_forward(int64_t width) {
+  constexpr int64_t kMultiple = 256;
+  return (8 * width / 3 + kMultiple - 1) / kMultiple * kMultiple;
+}
+
+int64_t number_of(const std::string& who, const std::string& key, const std::string& text) {
+  int64_t value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || stopped != end) {
+    refuse(who + ": expected a whole number for " + key + ", got \"" + text + "\"");
+  }
+  return value;
+}
+
+std::map<std::string, int64_t> read_pairs(const std::string& who, const std::string& text) {
+  std::map<std::string, int64_t> pairs;
+  size_t begin = 0;
+  while (begin < text.size()) {
+    const size_t end = std::min(text.find(',', begin), text.size());
+    const std::string pair = text.substr(begin, end - begin);
+    const size_t equals = pair.find('=');
+    if (equals == std::string::npos) {
+      refuse(who + ": expected KEY=NUMBER with commas between, got \"" + pair + "\"");
+    }
+    const std::string key = pair.substr(0, equals);
+    if (!pairs.emplace(key, number_of(who, key, pair.substr(equals + 1))).second) {
+      refuse(who + ": " + key + " is given twice");
+    }
+    begin = end + 1;
+  }
+  return pairs;
+}
+
+// A config's numbers, by their names.
+class Config {
+ public:
+  Config(std::string path, json values) : path_(std::move(path)), values_(std::move(values)) {}
+
+  int64_t number(const char* key) const {
+    const auto value = optional_number(key);
+    if (!value)
+      refuse(path_ + ": expected \"" + key + "\", as a config.json of its model_type has");
+    return *value;
+  }
+  int64_t number_or(const char* key, int64_t otherwise) const {
+    return optional_number(key).value_or(otherwise);
+  }
+  bool flag_or(const char* key, bool otherwise) const {
+    const auto at = values_.find(key);
+    if (at == values_.end() || at->is_null()) return otherwise;
+    if (!at->is_boolean()) refuse(path_ + ": \"" + key + "\": expected true or false");
+    return at->get<bool>();
+  }
+  const std::string& path() const { return path_; }
+
+ private:
+  std::optional<int64_t> optional_number(const char* key) const {
+    const auto at = values_.find(key);
+    if (at == values_.end() || at->is_null()) return std::nullopt;
+    if (!at->is_number_integer()) refuse(path_ + ": \"" + key + "\": expected a whole number");
+    return at->get<int64_t>();
+  }
+
+  const std::string path_;
+  const json values_;
+};
+
+DecoderShape gpt2_of(const Config& config) {
+  const int64_t width = config.number("n_embd");
+  const int64_t heads = config.number("n_head");
+  return {.family = Family::kGpt,
+          .width = width,
+          .layers = config.number("n_layer"),
+          .heads = heads,
+          .key_heads = heads,
+          .head_width = width_of_heads(config.path(), width, heads),
+          .feed_forward = config.number_or("n_inner", 4 * width),
+          .vocabulary = config.number("vocab_size"),
+          .positions = config.number_or("n_positions", 0),
+          .is_head_tied = config.flag_or("tie_word_embeddings", true)};
+}
+
+DecoderShape llama_of(const Config& config) {
+  for (const char* const key : {"attention_bias", "mlp_bias"}) {
+    if (config.flag_or(key, false)) {
+      refuse(config.path() + ": \"" + key +
+             "\" is true, but the Llama that is planned has no biases");
+    }
+  }
+  const int64_t width = config.number("hidden_size");
+  const int64_t heads = config.number("num_attention_heads");
+  const int64_t head_width = config.number_or("head_dim", 0);
+  return {.family = Family::kLlama,
+          .width = width,
+          .layers = config.number("num_hidden_layers"),
+          .heads = heads,
+          .key_heads = config.number_or("num_key_value_heads", heads),
+          .head_width = head_width > 0 ? head_width : width_of_heads(config.path(), width, heads),
+          .feed_forward = config.number("intermediate_size"),
+          .vocabulary = config.number("vocab_size"),
+          .positions = 0,
+          .is_head_tied = config.flag_or("tie_word_embeddings", false)};
+}
+
+}  // namespace
+
+DecoderShape read_shape(const std::string& text) {
+  const std::string family = text.substr(0, text.find(':'));
+  if (family != "gpt" && family != "llama") {
+    refuse("--model " + text + ": expected gpt:... or llama:..., such as " +
+           "gpt:d=4096,layers=32,heads=32; --config reads a config.json");
+  }
+  const std::string who = "--model " + family;
+  auto pairs = read_pairs(who, text.substr(std::min(text.size(), family.size() + 1)));
+  const auto take = [&](const char* key, std::optional<int64_t> otherwise = std::nullopt) {
+    const auto at = pairs.find(key);
+    if (at == pairs.end()) {
+      if (!otherwise) refuse(who + ": expected " + key + "=NUMBER, which is missing");
+      return *otherwise;
+    }
+    const int64_t value = at->second;
+    pairs.erase(at);
+    return value;
+  };
+  const bool is_gpt = family == "gpt";
+  DecoderShape shape{.family = is_gpt ? Family::kGpt : Family::kLlama};
+  shape.width = take("d");
+  shape.layers = take("layers");
+  shape.heads = take("heads");
+  shape.key_heads = take("key_heads", shape.heads);
+  shape.head_width = width_of_heads(who, shape.width, shape.heads);
+  shape.feed_forward = take("ffn", is_gpt ? 4 * shape.width : gated_feed_forward(shape.width));
+  shape.vocabulary = take("vocabulary", is_gpt ? 50257 : 32000);
+  shape.positions = is_gpt ? take("positions", 0) : 0;
+  shape.is_head_tied = take("tied", is_gpt ? 1 : 0) != 0;
+  if (is_gpt && shape.key_heads != shape.heads) {
+    refuse(who + ": key_heads: every head of a GPT has keys of its own; leave it out");
+  }
+  if (!pairs.empty()) {
+    refuse(who + ": unknown key " + pairs.begin()->first +
+           "; known are d, layers, heads, key_heads, ffn, vocabulary, tied and, of gpt, positions");
+  }
+  return checked(who, shape);
+}
+
+DecoderShape read_config(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) refuse("--config " + path + ": cannot be read; is the file there?");
+  const json values = json::parse(in, /*callback=*/nullptr, /*allow_exceptions=*/false);
+  if (!values.is_object())
+    refuse(path + ": expected a JSON object, as Hugging Face's config.json is");
+  const auto type = values.find("model_type");
+  const std::string name =
+      type != values.end() && type->is_string() ? type->get<std::string>() : "";
+  const Config config(path, values);
+  if (name == "gpt2") return checked(path, gpt2_of(config));
+  if (name == "llama") return checked(path, llama_of(config));
+  refuse(path + ": \"model_type\" is " + (name.empty() ? "missing" : "\"" + name + "\"") +
+         ", but gpt2 and llama are known; describe another one's size by --model");
+}
+
+}  // namespace zeropage::tools

@@ -1,0 +1,12 @@
+// A plan as JSON: bytes, FLOPs.
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "planning/plan.h"
+
+namespace zeropage::tools {
+
+nlohmann::json to_json(const Plan& plan);
+
+}  // namespace zeropage::tools

@@ -1,0 +1,242 @@
+// zp-plan: what `zp plan` runs. A program of its own, because LibTorch takes longer to load than zp to run.
+// Exit codes: 0; 1 where no setting fits; 2 for a command line or a config.json that makes no sense.
+#include <charconv>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include <CLI/CLI.hpp>
+#include <torch/torch.h>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "offload/lion.h"
+#include "planning/plan.h"
+#include "tools/plan/decoder.h"
+#include "tools/plan/decoder_shape.h"
+#include "tools/plan/plan_json.h"
+#include "zero/option_fields.h"
+
+namespace zeropage::tools {
+namespace {
+
+constexpr int kNothingFits = 1;
+constexpr int kUsageError = 2;
+
+struct Request {
+  std::string model;
+  std::string config;
+  std::string parameters;
+  int64_t sequence = 0;
+  int64_t batch = 1;
+  std::string optimizer = "adamw";
+  WorldDescription world;
+  PlanOptions options;
+  bool json = false;
+};
+
+using Words = std::map<std::string, std::optional<c10::ScalarType>>;
+
+CLI::Option* add_memory(CLI::App& app, const char* flag, int64_t& bytes, const char* help) {
+  return app
+      .add_option_function<std::string>(
+          flag,
+          [&bytes, flag](const std::string& text) {
+            try {
+              bytes = memory::parse_memory_size(text);
+            } catch (const c10::Error& error) {
+              throw CLI::ValidationError(flag + (": " + memory::message_of(error)));
+            }
+          },
+          help)
+      ->type_name("SIZE");
+}
+
+void add_dtype(CLI::App& app, const char* flag, std::optional<c10::ScalarType>& dtype,
+               const char* help) {
+  static const Words kWords = {
+      {"fp32", c10::kFloat}, {"bf16", c10::kBFloat16}, {"fp16", c10::kHalf}};
+  app.add_option_function<std::string>(
+         flag,
+         [&dtype](const std::string& word) {
+           dtype = kWords.at(word);
+           if (word == "fp32") dtype = c10::kFloat;
+         },
+         help)
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
+      ->type_name("DTYPE");
+}
+
+// "7.5e9" or "7.5B".
+int64_t read_count(const std::string& text) {
+  double value = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, value);
+  const std::string unit(stopped, end);
+  const std::map<std::string, double> units = {{"", 1}, {"M", 1e6}, {"B", 1e9}, {"T", 1e12}};
+  const auto factor = units.find(unit);
+  if (error != std::errc() || factor == units.end() || !(value > 0) || value > 1e15) {
+    throw std::invalid_argument("--parameters " + text +
+                                ": expected a number such as 7.5B, 350M or 1.5e9");
+  }
+  return std::llround(value * factor->second);
+}
+
+void add_flags(CLI::App& app, Request& request) {
+  auto* const what = app.add_option_group("What is trained (one of them)");
+  what->add_option("--model", request.model,
+                   "gpt:d=WIDTH,layers=N,heads=N or llama:...; besides key_heads, ffn, vocabulary, "
+                   "tied (0 or 1), positions (of gpt)")
+      ->type_name("SHAPE");
+  what->add_option("--config", request.config, "A Hugging Face config.json of GPT-2 or Llama")
+      ->type_name("FILE");
+  what->add_option(
+          "--parameters", request.parameters,
+          "Only their number, such as 7.5B: what is held from step to step, no activations")
+      ->type_name("COUNT");
+  what->require_option(1);
+  app.add_option("--sequence", request.sequence, "Tokens of a sample")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32))
+      ->type_name("TOKENS");
+  app.add_option("--batch", request.batch, "Samples of a rank's micro-batch")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 32))
+      ->capture_default_str();
+  app.add_option("--accumulate", request.options.micro_steps, "Micro-batches of a step")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  app.add_option("--world", request.world.ranks, "Ranks")
+      ->check(CLI::Range(1, comm::kMostSimulatedRanks))
+      ->capture_default_str();
+  app.add_option("--ranks-per-host", request.world.ranks_per_host, "The most ranks of a host")
+      ->check(CLI::Range(1, comm::kMostSimulatedRanks))
+      ->capture_default_str();
+  add_memory(app, "--device-memory", request.world.device_memory_bytes,
+             "Of a rank's device, as far as LibTorch may use it: 80GiB or 80GB [no limit]");
+  add_memory(app, "--host-memory", request.world.host_memory_bytes,
+             "Of a host, for all of its ranks [no limit]");
+  add_memory(app, "--nvme", request.world.nvme_bytes, "Of a host's disks [no limit]");
+  app.add_option("--optimizer", request.optimizer, "LibTorch's class, ours for lion")
+      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
+      ->capture_default_str();
+  Options& training = request.options.training;
+  add_dtype(app, "--compute-dtype", training.compute_dtype,
+            "Of parameters, gradients and activations [fp32]");
+  add_dtype(app, "--accumulate-dtype", training.accumulate_dtype,
+            "In what gradients are kept and added up [fp32]");
+  add_dtype(app, "--reduce-dtype", training.reduce_dtype,
+            "In what gradients travel [that of --compute-dtype]");
+  app.add_option_function<std::string>(
+         "--page-bytes",
+         [&training](const std::string& text) {
+           try {
+             training.page_bytes = memory::parse_bytes(text);
+           } catch (const c10::Error& error) {
+             throw CLI::ValidationError("--page-bytes: " + memory::message_of(error));
+           }
+         },
+         "Size of a page, the unit of communication [64MiB]")
+      ->type_name("BYTES");
+  app.add_flag("--json", request.json, "One JSON object, sizes in bytes");
+}
+
+template <typename A>
+std::unique_ptr<ShardedOptimizer> make_optimizer(DistributedDataParallel<Decoder>& model) {
+  using AlgorithmOptions = typename OptimizerTraits<A>::Options;
+  return std::make_unique<Optimizer<A>>(model, AlgorithmOptions(1e-3));
+}
+
+using MakeOptimizer =
+    std::function<std::unique_ptr<ShardedOptimizer>(DistributedDataParallel<Decoder>&)>;
+
+MakeOptimizer optimizer_of(const std::string& name) {
+  using namespace torch::optim;
+  if (name == "adamw") return &make_optimizer<AdamW>;
+  if (name == "adam") return &make_optimizer<Adam>;
+  if (name == "sgd") return &make_optimizer<SGD>;
+  if (name == "lion") return &make_optimizer<Lion>;
+  return &make_optimizer<Adagrad>;
+}
+
+int64_t states_of(const std::string& optimizer) {
+  if (optimizer == "sgd") return 0;
+  return optimizer == "adamw" || optimizer == "adam" ? 2 : 1;
+}
+
+Plan plan_of(const Request& request) {
+  if (!request.parameters.empty()) {
+    return plan_states(read_count(request.parameters), states_of(request.optimizer), request.world,
+                       request.options);
+  }
+  const DecoderShape shape =
+      request.model.empty() ? read_config(request.config) : read_shape(request.model);
+  if (request.sequence == 0) throw std::invalid_argument("--sequence is required");
+  if (shape.positions > 0 && request.sequence > shape.positions) {
+    throw std::invalid_argument("--sequence " + std::to_string(request.sequence) +
+                                ": the model has " + std::to_string(shape.positions) +
+                                " positions; give at most so many tokens");
+  }
+  const auto meta = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
+  const at::Tensor tokens = torch::empty({request.batch, request.sequence}, meta);
+  const ModelToPlan<Decoder> model{
+      .construct = [&] { return Decoder(shape, request.sequence); },
+      .loss =
+          [&](DistributedDataParallel<Decoder>& wrapped) {
+            return next_token_loss(wrapped(tokens), tokens);
+          },
+      .checkpoint_blocks = [](Decoder& decoder,
+                              checkpointing::EveryBlocks every) { decoder->checkpoint(every); },
+      .optimizer = optimizer_of(request.optimizer)};
+  return plan(model, request.world, request.options);
+}
+
+int usage_error(const std::string& message) {
+  std::cerr << "zp plan: " << message.substr(0, message.find('\n')) << "; see zp plan --help\n";
+  return kUsageError;
+}
+
+int run(int argc, char** argv) {
+  Request request;
+  request.options.training.page_bytes = int64_t{64} << 20;
+  CLI::App app(
+      "Tells for every stage, offload and checkpoint policy what a rank will hold, send and "
+      "compute, "
+      "and the cheapest setting that fits",
+      "zp plan");
+  app.footer(
+      "Nothing is trained: the training code runs on tensors without memory (docs/planning.md).\n"
+      "Exit code 1: nothing fits.\n"
+      "Example: zp plan --model gpt:d=4096,layers=32,heads=32 --sequence 2048 --batch 4 --world 64 "
+      "--device-memory 80GiB");
+  add_flags(app, request);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return error.get_exit_code() == 0 ? app.exit(error) : usage_error(error.what());
+  }
+  // There is nothing to compute.
+  torch::set_num_threads(1);
+  const Plan plan = plan_of(request);
+  if (request.json) {
+    std::cout << to_json(plan).dump(1) << '\n';
+  } else {
+    std::cout << plan;
+  }
+  return plan.choice() == nullptr ? kNothingFits : 0;
+}
+
+}  // namespace
+}  // namespace zeropage::tools
+
+int main(int argc, char** argv) {
+  try {
+    return zeropage::tools::run(argc, argv);
+  } catch (const std::invalid_argument& error) {
+    return zeropage::tools::usage_error(error.what());
+  } catch (const c10::Error& error) {
+    return zeropage::tools::usage_error(zeropage::memory::message_of(error));
+  } catch (const std::exception& error) {
+    return zeropage::tools::usage_error(error.what());
+  }
+}

@@ -62,7 +62,7 @@ std::string row(const Forecast& forecast, bool is_choice) {
       << bytes_cell(forecast.at_peak[Tier::kNvme].total(), 11)
       << bytes_cell(forecast.sent.total().bytes, 12)
       << cell(forecast.flops == 0 ? "-" : text_of_flops(forecast.flops), 14) << "  "
-      << verdict(forecast) << '\n';
+      << (forecast.fits() ? "yes" : "no: " + shortage(forecast)) << '\n';
   return out.str();
 }
 

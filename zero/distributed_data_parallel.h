@@ -180,21 +180,13 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
 };
 
 template <typename M>
-DistributedDataParallel(M, comm::World) -> DistributedDataParallel<M>;
+DistributedDataParallel(M, comm::World, Options = {}) -> DistributedDataParallel<M>;
 template <typename M>
-DistributedDataParallel(M, comm::World, Options) -> DistributedDataParallel<M>;
+DistributedDataParallel(M, comm::Mesh, Options = {}) -> DistributedDataParallel<M>;
 template <typename M>
-DistributedDataParallel(M, comm::Mesh) -> DistributedDataParallel<M>;
+DistributedDataParallel(DeferredModule<M>, comm::World, Options = {}) -> DistributedDataParallel<M>;
 template <typename M>
-DistributedDataParallel(M, comm::Mesh, Options) -> DistributedDataParallel<M>;
-template <typename M>
-DistributedDataParallel(DeferredModule<M>, comm::World) -> DistributedDataParallel<M>;
-template <typename M>
-DistributedDataParallel(DeferredModule<M>, comm::World, Options) -> DistributedDataParallel<M>;
-template <typename M>
-DistributedDataParallel(DeferredModule<M>, comm::Mesh) -> DistributedDataParallel<M>;
-template <typename M>
-DistributedDataParallel(DeferredModule<M>, comm::Mesh, Options) -> DistributedDataParallel<M>;
+DistributedDataParallel(DeferredModule<M>, comm::Mesh, Options = {}) -> DistributedDataParallel<M>;
 
 // The names of release 0.1, which is the single-process class's in LibTorch. They go with the next release.
 template <typename M>

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "data/idx_file.h"
 #include "data/transforms.h"
 #include "tests/data/data_files.h"
 #include "tests/harness/disk_folder.h"
@@ -70,6 +71,36 @@ TEST(ImageFileTest, WhatIsBrokenOrTooLargeIsRefusedByName) {
   EXPECT_THAT(says(png, 1199), HasSubstr("expected at most 1199 pixels, got 30 x 40"));
   EXPECT_THAT(says(jpeg, 1199), HasSubstr("expected at most 1199 pixels, got 30 x 40"));
   EXPECT_EQ(says(jpeg, 1200), "");
+}
+
+TEST(ImageFileTest, AnyDamageIsReadOrRefusedButNeverCrashes) {
+  const DiskFolder folder;
+  const std::string file = folder.path() + "/image";
+  const std::vector<std::string> whole = {png_bytes(picture(20, 15), PNG_FORMAT_RGB),
+                                          jpeg_bytes(picture(20, 15)),
+                                          idx_bytes(8, {2, 3}, "abcdef")};
+  int refused = 0;
+  for (int64_t round = 0; round < 3000; ++round) {
+    SampleRandom random(5, 0, round);
+    std::string bytes = whole[static_cast<size_t>(round) % whole.size()];
+    for (int64_t i = random.below(4); i >= 0; --i) {
+      const auto at = static_cast<size_t>(random.below(static_cast<int64_t>(bytes.size())));
+      bytes[at] = static_cast<char>(random.below(256));
+    }
+    if (random.coin(0.3))
+      bytes.resize(static_cast<size_t>(random.below(static_cast<int64_t>(bytes.size()))));
+    write_text(file, bytes);
+    const std::string error = error_of([&] {
+      if (round % 3 == 2) {
+        data::read_idx(file);
+      } else {
+        EXPECT_EQ(data::read_image(file, 100'000).size(0), 3);
+      }
+    });
+    EXPECT_TRUE(error.empty() || error.starts_with(file)) << error;
+    refused += error.empty() ? 0 : 1;
+  }
+  EXPECT_GT(refused, 1000);
 }
 
 // Two classes, three samples that can be read, and what is none.
@@ -156,6 +187,12 @@ TEST(TransformsTest, EachDoesWhatItSays) {
   const auto factor = darker.sum() / as_fp32.sum();
   EXPECT_TRUE(darker.allclose((as_fp32 * factor).clamp(0, 1), 1e-3, 1e-3) ||
               factor.item<float>() > 1);
+
+  // What a transform draws depends on its place, and not on what the ones before it draw.
+  const auto crop_after = [&](const data::Transform& before) {
+    return data::chain({before, data::random_crop(6, 3)})(image, SampleRandom(3, 0, 1));
+  };
+  EXPECT_TRUE(crop_after(data::random_flip(0)).equal(crop_after(data::normalise({0}, {1}))));
 
   // Every place of the padded image comes, and the padding is black.
   std::vector<bool> seen(9);

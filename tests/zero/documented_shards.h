@@ -13,7 +13,7 @@ namespace zeropage::documented {
 
 // [documented]
 // Scales each parameter so that its norm is at most `most`. On all ranks, at stages 1 to 3.
-inline void cap_norms(zeropage::DistributedDataParallelBase& model, double most) {
+const auto cap_norms = [](zeropage::DistributedDataParallelBase& model, double most) {
   std::map<std::string, double> squares;
   zeropage::visit_owned_shards(model, [&](const zeropage::OwnedShard& shard) {
     squares[shard.name] = shard.exact.to(torch::kDouble).square().sum().item<double>();
@@ -23,7 +23,7 @@ inline void cap_norms(zeropage::DistributedDataParallelBase& model, double most)
     const double norm = std::sqrt(squares.at(shard.name));
     return norm > most ? shard.exact * (most / norm) : torch::Tensor();
   });
-}
+};
 // [/documented]
 
 }  // namespace zeropage::documented

@@ -1,0 +1,47 @@
+#include "examples/train_resnet/flags.h"
+
+#include <cstdlib>
+
+#include <CLI/CLI.hpp>
+
+namespace train_resnet {
+
+Flags read_flags(int argc, char** argv) {
+  Flags flags;
+  CLI::App app("ResNet-18 on Fashion-MNIST, on one rank or several");
+  app.option_defaults()->always_capture_default();
+  app.add_option("--data", flags.data, "the folder of scripts/get_data.sh fashion-mnist");
+  app.add_option("--ranks", flags.ranks, "local ranks to start, unless a launcher did")
+      ->check(CLI::Range(1, 64));
+  app.add_flag("--as-threads", flags.as_threads, "these ranks are threads of one process");
+  app.add_option("--threads", flags.threads, "of a rank; 0: the cores shared among local ranks")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--stage", flags.stage, "of ZeRO")->check(CLI::Range(0, 3));
+  app.add_option("--epochs", flags.epochs)->check(CLI::PositiveNumber);
+  app.add_option("--steps", flags.steps, "ends after so many, an epoch or not; 0: does not")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--batch", flags.batch, "of all ranks together")->check(CLI::PositiveNumber);
+  app.add_option("--width", flags.width, "channels of the first stage")->check(CLI::PositiveNumber);
+  app.add_option("--lr", flags.learning_rate, "at the beginning; a cosine to 0")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--momentum", flags.momentum)->check(CLI::Range(0.0, 1.0));
+  app.add_option("--weight-decay", flags.weight_decay)->check(CLI::NonNegativeNumber);
+  app.add_option("--seed", flags.seed, "of weights, order and augmentation");
+  app.add_option("--loader-threads", flags.loader_threads, "that make batches ahead; 0: none")
+      ->check(CLI::Range(0, 64));
+  app.add_option("--report-every", flags.report_every, "steps")->check(CLI::PositiveNumber);
+  app.add_option("--table", flags.table,
+                 "a file of runs, which this one is added to and printed with");
+  app.add_option("--save", flags.save, "a folder for states");
+  app.add_option("--save-every", flags.save_every, "steps; 0: at the end")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--resume", flags.resume, "a folder of states, at any number of ranks");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : 2);
+  }
+  return flags;
+}
+
+}  // namespace train_resnet

@@ -1,0 +1,240 @@
+#include "examples/train_resnet/training.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <mutex>
+#include <numbers>
+#include <optional>
+
+#include "data/distributed_sampler.h"
+#include "data/labelled_images.h"
+#include "data/prefetching_loader.h"
+#include "data/transforms.h"
+#include "examples/train_gpt/weights_hash.h"
+#include "examples/train_resnet/resnet.h"
+#include "memory/check.h"
+
+namespace train_resnet {
+namespace {
+
+namespace data = zeropage::data;
+using Clock = std::chrono::steady_clock;
+
+// Over all training images of Fashion-MNIST.
+constexpr double kMean = 0.2860;
+constexpr double kDeviation = 0.3530;
+constexpr int64_t kPadding = 4;
+
+struct Images {
+  explicit Images(const std::string& folder)
+      : training(read(folder, "train")), test(read(folder, "t10k")) {}
+
+  static data::LabelledImages read(const std::string& folder, const std::string& part) {
+    const std::string begin = folder + "/" + part;
+    return data::read_idx_images(begin + "-images-idx3-ubyte.gz", begin + "-labels-idx1-ubyte.gz");
+  }
+
+  data::LabelledImages training, test;
+};
+
+// The samples' images, each transformed with the random numbers of the epoch and of its own.
+data::PrefetchingLoader::Batch batch_of(const data::LabelledImages& images,
+                                        const data::Transform& transform, uint64_t seed,
+                                        const std::vector<int64_t>& samples, int64_t epoch) {
+  const auto chosen = images.of(samples);
+  torch::Tensor inputs = torch::empty(chosen.images.sizes(), torch::kFloat);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const auto at = static_cast<int64_t>(i);
+    inputs[at].copy_(transform(chosen.images[at], data::SampleRandom(seed, epoch, samples[i])));
+  }
+  return {inputs, chosen.labels};
+}
+
+// Threads share the generator that modules draw from, so ranks construct one after the other.
+ResNet made_alike(const Flags& flags) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(flags.seed);
+  return ResNet(ResNetOptions{.width = flags.width});
+}
+
+// Sums over the samples of this rank; over those of all ranks once they are added up.
+struct Score {
+  double loss = 0;
+  double right = 0;
+  double seen = 0;
+
+  void add(const torch::Tensor& outputs, const torch::Tensor& labels, double mean_loss) {
+    right += outputs.argmax(1).eq(labels).sum().item<double>();
+    loss += mean_loss * static_cast<double>(labels.size(0));
+    seen += static_cast<double>(labels.size(0));
+  }
+  Score over_ranks(const zeropage::World& world) const {
+    return {world.sum(loss), world.sum(right), world.sum(seen)};
+  }
+};
+
+class Run {
+ public:
+  Run(const Flags& flags, zeropage::World& world)
+      : flags_(flags),
+        world_(world),
+        images_(flags.data),
+        augment_(data::chain({data::random_crop(images_.training.images.size(3), kPadding),
+                              data::random_flip(), data::normalise({kMean}, {kDeviation})})),
+        as_they_are_(data::chain({data::normalise({kMean}, {kDeviation})})),
+        model_(made_alike(flags), world, options_of(flags)),
+        optimizer_(model_, torch::optim::SGDOptions(flags.learning_rate)
+                               .momentum(flags.momentum)
+                               .weight_decay(flags.weight_decay)),
+        loader_(
+            data::DistributedSampler(images_.training.size(), {.rank = world.rank(),
+                                                               .ranks = world.size(),
+                                                               .batch = flags.batch / world.size(),
+                                                               .last = data::LastBatch::kDropped,
+                                                               .seed = flags.seed}),
+            [this](const std::vector<int64_t>& samples, int64_t epoch) {
+              return batch_of(images_.training, augment_, flags_.seed, samples, epoch);
+            },
+            {.threads = flags.loader_threads}) {
+    state_.extras["loader"] = zeropage::RunExtra::of(loader_);
+    if (!flags.resume.empty()) zeropage::load_state(flags.resume, model_, optimizer_, state_);
+  }
+
+  void train() {
+    std::optional<zeropage::StateSaver> saver;
+    if (!flags_.save.empty())
+      saver.emplace(flags_.save, world_, zeropage::StateSaverOptions{.keep_last = 2});
+    for (int64_t epoch = loader_.epoch(); epoch < flags_.epochs && !is_over(); ++epoch) {
+      loader_.set_epoch(epoch);
+      while (!is_over()) {
+        const auto start = Clock::now();
+        const auto batch = loader_.next();
+        if (!batch) break;
+        step(*batch);
+        seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
+        const bool saves = flags_.save_every > 0 && state_.step % flags_.save_every == 0;
+        if (saver && (saves || is_over())) saver->save(model_, optimizer_, state_);
+      }
+      report("epoch", test_ = evaluate());
+    }
+    if (saver) saver->wait();
+  }
+
+  // Over all test images, each once.
+  Score evaluate() {
+    const torch::NoGradGuard no_grad;
+    model_.eval();
+    data::DistributedSampler sampler(images_.test.size(), {.rank = world_.rank(),
+                                                           .ranks = world_.size(),
+                                                           .batch = flags_.batch,
+                                                           .order = data::Order::kAsTheyAre});
+    Score score;
+    while (const auto samples = sampler.next()) {
+      const auto batch = batch_of(images_.test, as_they_are_, flags_.seed, *samples, 0);
+      const torch::Tensor outputs = model_(batch.data);
+      const bool is_empty = samples->empty();
+      score.add(outputs, batch.target,
+                is_empty ? 0 : torch::cross_entropy_loss(outputs, batch.target).item<double>());
+    }
+    model_.train();
+    return score.over_ranks(world_);
+  }
+
+  Figures figures(const std::string& way) {
+    if (test_.seen == 0) test_ = evaluate();
+    const auto memory = zeropage::memory_report(world_);
+    // Rank 0 serves the store in which the others may still be reading that report, so none leaves before all have.
+    world_.communicator().barrier("the report").wait();
+    int64_t peak = 0;
+    for (const auto& rank : memory.ranks) peak = std::max(peak, rank.at_peak.total());
+    const double rate = static_cast<double>(trained_) / seconds_;
+    const zeropage::GatheredParameters whole(model_);
+    train_gpt::WeightsHash hash;
+    for (const torch::Tensor& parameter : model_.parameters()) hash.add(parameter.detach());
+    return {.way = way,
+            .stage = flags_.stage,
+            .steps = state_.step,
+            .seconds_an_epoch = static_cast<double>(images_.training.size()) / rate,
+            .images_a_second = rate,
+            .peak_bytes = peak,
+            .accuracy = test_.right / test_.seen,
+            .weights_sha256 = hash.hex()};
+  }
+
+ private:
+  static zeropage::Options options_of(const Flags& flags) {
+    zeropage::Options options;
+    options.stage = zeropage::stage_of(flags.stage);
+    return options;
+  }
+
+  int64_t last_step() const {
+    const int64_t all = flags_.epochs * loader_.batches();
+    return flags_.steps > 0 ? std::min(all, flags_.steps) : all;
+  }
+  bool is_over() const { return state_.step >= last_step(); }
+
+  void step(const data::PrefetchingLoader::Batch& batch) {
+    const auto all = static_cast<double>(flags_.epochs * loader_.batches());
+    const double progress = static_cast<double>(state_.step) / all;
+    const double rate = flags_.learning_rate * (1 + std::cos(std::numbers::pi * progress)) / 2;
+    for (auto& group : optimizer_.param_groups()) group.options().set_lr(rate);
+    const torch::Tensor outputs = model_(batch.data);
+    const torch::Tensor loss = torch::cross_entropy_loss(outputs, batch.target);
+    optimizer_.zero_grad();
+    loss.backward();
+    optimizer_.step();
+    ++state_.step;
+    since_report_.add(outputs, batch.target, loss.item<double>());
+    trained_ += batch.target.size(0) * world_.size();
+    const int64_t in_epoch = loader_.position() / flags_.batch;
+    if (in_epoch % flags_.report_every == 0 || in_epoch == loader_.batches()) {
+      report("step", since_report_.over_ranks(world_));
+      since_report_ = {};
+    }
+  }
+
+  void report(const char* what, const Score& score) const {
+    if (world_.rank() != 0) return;
+    const auto step = static_cast<long>(loader_.position() / flags_.batch);
+    const auto epoch = static_cast<long>(loader_.epoch() + 1),
+               epochs = static_cast<long>(flags_.epochs);
+    if (what == std::string("step")) {
+      std::printf("step [%ld/%ld] ", step, static_cast<long>(loader_.batches()));
+    } else {
+      std::printf("test ");
+    }
+    std::printf("epoch [%ld/%ld] loss %.6f acc %.2f %%\n", epoch, epochs, score.loss / score.seen,
+                100 * score.right / score.seen);
+    std::fflush(stdout);
+  }
+
+  const Flags& flags_;
+  zeropage::World world_;
+  const Images images_;
+  const data::Transform augment_, as_they_are_;
+  zeropage::DistributedDataParallel<ResNet> model_;
+  zeropage::Optimizer<torch::optim::SGD> optimizer_;
+  data::PrefetchingLoader loader_;
+  zeropage::RunState state_;
+  Score since_report_;
+  Score test_;           // the last one
+  int64_t trained_ = 0;  // images, of all ranks
+  double seconds_ = 0;   // in which they were
+};
+
+}  // namespace
+
+Figures train(const Flags& flags, zeropage::World& world, const std::string& way) {
+  ZP_CHECK(flags.batch % world.size() == 0, "--batch ", flags.batch, " cannot be shared by ",
+           world.size(), " ranks; give a multiple of ", world.size());
+  Run run(flags, world);
+  run.train();
+  return run.figures(way);
+}
+
+}  // namespace train_resnet

@@ -120,18 +120,13 @@ bool equal(const Tensor& self, const Tensor& other) {
          self.strides() == other.strides() && self.scalar_type() == other.scalar_type();
 }
 
-// [batch, heads, length, width] over memory [batch, length, heads, width], as the host's kernel has it.
-Tensor by_head(IntArrayRef sizes, const at::TensorOptions& options) {
-  return at::empty({sizes[0], sizes[2], sizes[1], sizes[3]}, options).transpose(1, 2);
-}
-
 std::tuple<Tensor, Tensor> flash_attention(const Tensor& query, const Tensor& /*key*/,
                                            const Tensor& /*value*/, double /*dropout*/,
                                            bool /*is_causal*/, const Optional& /*mask*/,
                                            std::optional<double> /*scale*/) {
   const auto sums =
       at::isReducedFloatingType(query.scalar_type()) ? at::kFloat : query.scalar_type();
-  return {by_head(query.sizes(), query.options()),
+  return {at::empty_like(query),
           at::empty({query.size(0), query.size(2), query.size(1)}, query.options().dtype(sums))
               .transpose(1, 2)};
 }
@@ -140,8 +135,7 @@ Three flash_attention_backward(const Tensor& /*gradient*/, const Tensor& query, 
                                const Tensor& value, const Tensor& /*result*/,
                                const Tensor& /*sums*/, double /*dropout*/, bool /*is_causal*/,
                                const Optional& /*mask*/, std::optional<double> /*scale*/) {
-  return {by_head(query.sizes(), query.options()), by_head(key.sizes(), key.options()),
-          by_head(value.sizes(), value.options())};
+  return {at::empty_like(query), at::empty_like(key), at::empty_like(value)};
 }
 
 // What the host's kernel takes (ATen/native/transformers/sdp_utils_cpp): others are computed with all

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <tuple>
+#include <utility>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty_strided.h>
@@ -15,8 +18,10 @@ namespace {
 
 using detail::StepFigures;
 using detail::Trial;
+using memory::Kind;
 using memory::Tier;
 
+// The first sees the FLOPs of forward.
 constexpr std::array kPolicies = {CheckpointPolicy::kSelective, CheckpointPolicy::kNone,
                                   CheckpointPolicy::kBlocks};
 constexpr std::array kTiers = {Tier::kDevice, Tier::kHost, Tier::kNvme};
@@ -48,6 +53,7 @@ void check(const WorldDescription& world, const PlanOptions& options) {
   check_bytes("device_memory_bytes", world.device_memory_bytes);
   check_bytes("host_memory_bytes", world.host_memory_bytes);
   check_bytes("nvme_bytes", world.nvme_bytes);
+  ZP_CHECK(!options.tiers.empty(), "PlanOptions::tiers: expected one tier or more, got none");
   ZP_CHECK(options.micro_steps >= 1, "PlanOptions::micro_steps: expected 1 or more, got ",
            options.micro_steps);
 }
@@ -56,6 +62,21 @@ struct Places {
   Stage stage;
   Tier optimizer = Tier::kDevice;
   Tier parameters = Tier::kDevice;
+};
+
+// What is tried at once, wherever it is that things go to.
+struct Arrangement {
+  Stage stage;
+  bool optimizer_leaves = false;
+  bool parameters_leave = false;
+
+  Places to(Tier tier) const {
+    return {.stage = stage,
+            .optimizer = optimizer_leaves ? tier : Tier::kDevice,
+            .parameters = parameters_leave ? tier : Tier::kDevice};
+  }
+  // Whether an optimizer on that tier is of this arrangement.
+  bool has(Tier tier) const { return (tier != Tier::kDevice) == optimizer_leaves; }
 };
 
 Forecast forecast_of(const WorldDescription& world, const Places& places, CheckpointPolicy policy,
@@ -76,39 +97,55 @@ Forecast forecast_of(const WorldDescription& world, const Places& places, Checkp
   return forecast;
 }
 
-// The parts of a plan's order, the most important first.
-std::tuple<Tier, Tier, double, long, int64_t> cost_of(const Forecast& forecast,
-                                                      int64_t least_sent_bytes) {
-  const Setting& setting = forecast.setting;
-  const double times = static_cast<double>(forecast.sent.total().bytes + 1) /
-                       static_cast<double>(least_sent_bytes + 1);
+// Less than 2 % are no difference.
+long class_of_traffic(int64_t bytes, int64_t least_bytes) {
   constexpr double kAlike = 0.02;
-  return {std::max(setting.optimizer, setting.parameters), setting.parameters, forecast.flops,
-          std::lround(std::log(times) / kAlike), forecast.at_peak[Tier::kDevice].total()};
+  const double times = static_cast<double>(bytes + 1) / static_cast<double>(least_bytes + 1);
+  return std::lround(std::log(times) / kAlike);
+}
+
+// traffic: more for what sends more.
+template <typename Traffic>
+void sort_by_cost(std::vector<Forecast>& forecasts, const Traffic& traffic) {
+  const auto cost_of = [&](const Forecast& forecast) {
+    const PlannedSetting& setting = forecast.setting;
+    return std::tuple(std::max(setting.optimizer, setting.parameters), setting.parameters,
+                      forecast.flops, traffic(forecast), setting.checkpointing,
+                      forecast.at_peak[Tier::kDevice].total());
+  };
+  std::stable_sort(
+      forecasts.begin(), forecasts.end(),
+      [&](const Forecast& left, const Forecast& right) { return cost_of(left) < cost_of(right); });
 }
 
 void sort_by_cost(std::vector<Forecast>& forecasts) {
   int64_t least = forecasts.front().sent.total().bytes;
   for (const Forecast& forecast : forecasts) least = std::min(least, forecast.sent.total().bytes);
-  std::stable_sort(forecasts.begin(), forecasts.end(),
-                   [least](const Forecast& left, const Forecast& right) {
-                     return cost_of(left, least) < cost_of(right, least);
-                   });
+  sort_by_cost(forecasts, [least](const Forecast& forecast) {
+    return class_of_traffic(forecast.sent.total().bytes, least);
+  });
 }
 
-std::vector<Places> places_to_try(const Options& training) {
-  std::vector<Places> places;
-  for (int number = 0; number <= 3; ++number) {
-    Options options = training;
-    options.stage = stage_of(number);
-    for (const Tier optimizer : kTiers) {
-      places.push_back({options.stage, optimizer, Tier::kDevice});
-      if (shards_parameters(options) && optimizer != Tier::kDevice) {
-        places.push_back({options.stage, optimizer, optimizer});
-      }
-    }
+bool has_tier(const PlanOptions& options, Tier tier) {
+  return std::find(options.tiers.begin(), options.tiers.end(), tier) != options.tiers.end();
+}
+
+// At stage 3 parameters may leave with the optimizer. Groups of ranks share what a stage shards.
+std::vector<Arrangement> arrangements_to_try(const PlanOptions& options) {
+  std::vector<Arrangement> arrangements;
+  const bool leaves = has_tier(options, Tier::kHost) || has_tier(options, Tier::kNvme);
+  const int first_stage = options.training.shard_within == Options::kAllRanks ? 0 : 1;
+  for (int number = first_stage; number <= 3; ++number) {
+    Options training = options.training;
+    training.stage = stage_of(number);
+    if (has_tier(options, Tier::kDevice)) arrangements.push_back({.stage = training.stage});
+    if (!leaves) continue;
+    arrangements.push_back({.stage = training.stage, .optimizer_leaves = true});
+    if (!shards_parameters(training)) continue;
+    arrangements.push_back(
+        {.stage = training.stage, .optimizer_leaves = true, .parameters_leave = true});
   }
-  return places;
+  return arrangements;
 }
 
 StepFigures run_in(Trial& trial, CheckpointPolicy policy) {
@@ -117,9 +154,8 @@ StepFigures run_in(Trial& trial, CheckpointPolicy policy) {
   } catch (c10::Error& error) {
     error.add_context(
         "plan(): its steps run on the meta device, where tensors have no values; a forward that "
-        "reads values (item()) is to leave that out where tensor.is_meta(), and an operator needs "
-        "a "
-        "form there (operators/meta_operators.h)");
+        "reads values (item()) is to leave that out where tensor.is_meta(), and each operator "
+        "needs a form there (operators/meta_operators.h)");
     throw;
   }
 }
@@ -133,6 +169,57 @@ Options setting_of(const Options& training, const Places& places) {
   options.offload.nvme_directory = places.optimizer == Tier::kNvme ? "simulated" : "";
   return options;
 }
+
+// What goes to NVMe would go to the host alike, where it needs no buffers.
+StepFigures on_host(const StepFigures& on_nvme, int64_t buffer_bytes) {
+  StepFigures figures = on_nvme;
+  memory::Breakdown& host = figures.at_peak[Tier::kHost];
+  memory::Breakdown& nvme = figures.at_peak[Tier::kNvme];
+  for (size_t kind = 0; kind < memory::kKindCount; ++kind) {
+    host.bytes[kind] += std::exchange(nvme.bytes[kind], 0);
+  }
+  host[Kind::kStaging] -= buffer_bytes;
+  return figures;
+}
+
+// Runs the policies of one arrangement, and tells of each tier.
+class Attempt {
+ public:
+  Attempt(const detail::MakePlannedModel& make, const Arrangement& arrangement,
+          const WorldDescription& world, const PlanOptions& options)
+      : arrangement_(arrangement),
+        world_(world),
+        options_(options),
+        trial_(
+            make, world,
+            setting_of(options.training,
+                       arrangement.to(has_tier(options, Tier::kNvme) ? Tier::kNvme : Tier::kHost)),
+            options.micro_steps) {}
+
+  int64_t parameters() const { return trial_.parameters(); }
+
+  void add(CheckpointPolicy policy, std::vector<Forecast>& forecasts) {
+    const StepFigures figures = run_in(trial_, policy);
+    if (policy == CheckpointPolicy::kSelective) forward_flops_ = figures.forward_flops;
+    for (const Tier tier : options_.tiers) {
+      if (!arrangement_.has(tier)) continue;
+      const bool is_moved = tier == Tier::kHost && has_tier(options_, Tier::kNvme);
+      const Places places = arrangement_.to(tier);
+      forecasts.push_back(
+          forecast_of(world_, places, policy, trial_.held(setting_of(options_.training, places)),
+                      is_moved ? on_host(figures, trial_.buffer_bytes()) : figures));
+      // Backward has two products for each of forward.
+      forecasts.back().flops = 3 * forward_flops_ + figures.recomputed_flops;
+    }
+  }
+
+ private:
+  const Arrangement arrangement_;
+  const WorldDescription& world_;
+  const PlanOptions& options_;
+  Trial trial_;
+  double forward_flops_ = 0;
+};
 
 }  // namespace
 
@@ -171,13 +258,22 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
   check(world, options);
   ZP_CHECK(parameters >= 1, "plan_states(): expected 1 parameter or more, got ", parameters);
   Plan plan{.parameters = parameters, .world = world, .has_steps = false};
-  for (const Places& places : places_to_try(options.training)) {
-    const TierBytes held =
-        formula_bytes(setting_of(options.training, places), parameters, world.ranks, states);
-    plan.forecasts.push_back(
-        forecast_of(world, places, CheckpointPolicy::kNone, held, {.at_peak = held}));
+  for (const Arrangement& arrangement : arrangements_to_try(options)) {
+    for (const Tier tier : options.tiers) {
+      if (!arrangement.has(tier)) continue;
+      const Places places = arrangement.to(tier);
+      const TierBytes held =
+          formula_bytes(setting_of(options.training, places), parameters, world.ranks, states);
+      plan.forecasts.push_back(
+          forecast_of(world, places, CheckpointPolicy::kNone, held, {.at_peak = held}));
+    }
   }
-  sort_by_cost(plan.forecasts);
+  // Parameters that are sharded are gathered twice in a step.
+  sort_by_cost(plan.forecasts, [&](const Forecast& forecast) {
+    Options training = options.training;
+    training.stage = forecast.setting.stage;
+    return shards_parameters(training) ? 1 : 0;
+  });
   return plan;
 }
 
@@ -193,17 +289,12 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
   check(world, options);
   const UntouchedGenerator generator;
   Plan plan{.world = world};
-  double forward_flops = 0;
-  for (const Places& places : places_to_try(options.training)) {
-    Trial trial(make, world, setting_of(options.training, places), options.micro_steps);
-    plan.parameters = trial.parameters();
+  for (const Arrangement& arrangement : arrangements_to_try(options)) {
+    Attempt attempt(make, arrangement, world, options);
+    plan.parameters = attempt.parameters();
     for (const CheckpointPolicy policy : kPolicies) {
       if (policy == CheckpointPolicy::kBlocks && blocks == Blocks::kNone) continue;
-      const StepFigures figures = run_in(trial, policy);
-      if (policy == CheckpointPolicy::kSelective) forward_flops = figures.forward_flops;
-      plan.forecasts.push_back(forecast_of(world, places, policy, trial.held(), figures));
-      // Backward has two products for each of forward.
-      plan.forecasts.back().flops = 3 * forward_flops + figures.recomputed_flops;
+      attempt.add(policy, plan.forecasts);
     }
   }
   sort_by_cost(plan.forecasts);

@@ -47,11 +47,15 @@ struct PlanOptions {
   Options training;
   // Micro-batches of a step on each rank.
   int64_t micro_steps = 1;
+  // Where the optimizer may be; at stage 3 the parameters go along, or not. Optimizers without a fused form
+  // stay on the device.
+  std::vector<memory::Tier> tiers = {memory::Tier::kDevice, memory::Tier::kHost,
+                                     memory::Tier::kNvme};
 };
 
 // Of rank 0 of a world, which has the most where shards differ.
 struct Forecast {
-  Setting setting;
+  PlannedSetting setting;
   // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
   TierBytes held;
   // Each tier by kind, at the moment when its total is highest.
@@ -73,8 +77,8 @@ struct Plan {
   // Whether steps were run. Else forecasts are of what is held from step to step, and nothing more.
   bool has_steps = true;
   // The cheapest first: what keeps more on the device before what offloads, the host before NVMe; then
-  // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then fewer bytes on
-  // the device. Those that do not fit have their places too.
+  // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
+  // computed again; then fewer bytes on the device. Those that do not fit have their places too.
   std::vector<Forecast> forecasts;
 
   // The cheapest that fits, and the next of them. Null: there is none.

@@ -39,30 +39,30 @@ std::string text_of_flops(double flops) {
 }
 
 // "-", "optimizer: host" or "all: nvme".
-std::string text_of_offload(const Setting& setting) {
+std::string text_of_offload(const PlannedSetting& setting) {
   if (setting.optimizer == Tier::kDevice) return "-";
   const char* const what = setting.parameters == Tier::kDevice ? "optimizer: " : "all: ";
   return what + std::string(memory::name(setting.optimizer));
 }
 
-// "yes", or what is missing most.
-std::string verdict(const Forecast& forecast) {
-  if (forecast.fits()) return "yes";
+// What is missing most, of one that does not fit.
+std::string shortage(const Forecast& forecast) {
   const auto most = std::max_element(forecast.missing_bytes.begin(), forecast.missing_bytes.end());
   const auto tier = static_cast<Tier>(most - forecast.missing_bytes.begin());
-  return "no: " + format_bytes(*most) + " of " + std::string(memory::name(tier)) + " missing";
+  return format_bytes(*most) + " of " + std::string(memory::name(tier)) + " missing";
 }
 
 std::string row(const Forecast& forecast, bool is_choice) {
-  const Setting& setting = forecast.setting;
+  const PlannedSetting& setting = forecast.setting;
   std::ostringstream out;
   out << (is_choice ? "* " : "  ") << std::left << std::setw(7) << text_of(setting.stage)
       << std::setw(17) << text_of_offload(setting) << std::setw(11) << name(setting.checkpointing)
       << bytes_cell(forecast.at_peak[Tier::kDevice].total(), 11)
       << bytes_cell(forecast.at_peak[Tier::kHost].total(), 11)
       << bytes_cell(forecast.at_peak[Tier::kNvme].total(), 11)
-      << bytes_cell(forecast.sent.total().bytes, 12) << cell(text_of_flops(forecast.flops), 14)
-      << "  " << verdict(forecast) << '\n';
+      << bytes_cell(forecast.sent.total().bytes, 12)
+      << cell(forecast.flops == 0 ? "-" : text_of_flops(forecast.flops), 14)
+      << (forecast.fits() ? "  yes" : "  no: " + shortage(forecast)) << '\n';
   return out.str();
 }
 
@@ -109,7 +109,7 @@ std::string verdict_on_all(const Plan& plan) {
   if (choice == nullptr) {
     const Forecast& nearest = plan.nearest();
     out << "nothing fits; nearest: " << zeropage::to_string(nearest.setting) << ", "
-        << verdict(nearest) << '\n'
+        << shortage(nearest) << '\n'
         << by_kind(nearest) << limit_text(plan.world, nearest)
         << "use more ranks, a smaller batch or a lower precision\n";
     return out.str();

@@ -25,7 +25,7 @@ std::string_view name(CheckpointPolicy policy) {
   return kNames[static_cast<size_t>(policy)];
 }
 
-std::string to_string(const Setting& setting) {
+std::string to_string(const PlannedSetting& setting) {
   std::string text = "stage " + text_of(setting.stage);
   if (setting.optimizer != Tier::kDevice) {
     text +=

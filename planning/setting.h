@@ -34,13 +34,13 @@ enum class CheckpointPolicy : uint8_t {
 std::string_view name(CheckpointPolicy policy);
 
 // One way to train the model.
-struct Setting {
+struct PlannedSetting {
   Stage stage;
   memory::Tier optimizer = memory::Tier::kDevice;   // OffloadOptions::optimizer
   memory::Tier parameters = memory::Tier::kDevice;  // OffloadOptions::parameters
   CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
 };
 // "stage 2, optimizer on host, checkpoint blocks".
-std::string to_string(const Setting& setting);
+std::string to_string(const PlannedSetting& setting);
 
 }  // namespace zeropage

@@ -85,9 +85,16 @@ int64_t Trial::parameters() const {
   return numel;
 }
 
-TierBytes Trial::held() const {
+TierBytes Trial::held(const Options& options) const {
   const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
-  return sharded_parameters_of(parts_->planned->model()).pages->plan().held(states);
+  const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  const comm::World& shards = pages.shards();
+  return BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
+}
+
+int64_t Trial::buffer_bytes() const {
+  const auto& page_offload = sharded_parameters_of(parts_->planned->model()).pages->page_offload();
+  return page_offload ? page_offload->buffer_bytes() : 0;
 }
 
 StepFigures Trial::run(CheckpointPolicy policy) {
@@ -100,8 +107,9 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   const bool by_blocks = policy == CheckpointPolicy::kBlocks;
   if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::each());
   ledger_->reset_peak();
-  // Makes the optimizer's states, and records the order of pages.
-  parts_->step(recompute.get());
+  // Makes the optimizer's states, and records the order of pages, which each policy has of its own.
+  const bool has_pages = sharded_parameters_of(parts_->planned->model()).paging->pager() != nullptr;
+  if (!std::exchange(has_stepped_, true) || has_pages) parts_->step(recompute.get());
   const comm::LinkTraffic sent_before = parts_->sent();
   const checkpointing::RecomputeStatistics before = checkpointing::recompute_statistics();
   parts_->step(recompute.get());

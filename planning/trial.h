@@ -31,8 +31,10 @@ class Trial {
   Trial& operator=(const Trial&) = delete;
 
   int64_t parameters() const;
-  // From step to step.
-  TierBytes held() const;
+  // From step to step, by a byte plan: of these options, or of others that shard alike.
+  TierBytes held(const Options& options) const;
+  // Of the host, through which what is on NVMe passes.
+  int64_t buffer_bytes() const;
   StepFigures run(CheckpointPolicy policy);
 
  private:
@@ -40,6 +42,7 @@ class Trial {
 
   const std::shared_ptr<memory::Ledger> ledger_;
   const std::unique_ptr<Parts> parts_;
+  bool has_stepped_ = false;
 };
 
 }  // namespace zeropage::detail

@@ -31,6 +31,26 @@ class OffloadFlagsTest : public TrainGptTest {
   const std::string nvme = "nvme:" + disk_.string();
 };
 
+TEST_F(OffloadFlagsTest, AreSimulatedToTheByte) {
+  const std::string model = "--layers 3 --d-model 64 --page-bytes 32KiB --ranks 2 ";
+  for (const std::string offload :
+       {"--stage 1 --offload-optimizer host", "--stage 2 --offload-optimizer host --accumulate 2",
+        "--stage 3 --offload-optimizer host --offload-parameters host",
+        "--stage 2 --offload-optimizer host --compute-dtype bf16"}) {
+    const auto real = run(model + offload);
+    const auto simulated = run(model + offload + " --communicator simulated");
+    EXPECT_EQ(simulated["memory"][0]["offloaded"]["host"], real["memory"][0]["offloaded"]["host"])
+        << offload;
+    EXPECT_EQ(simulated["wire_bytes"], real["wire_bytes"]) << offload;
+  }
+  const auto on_nvme = run(model + "--stage 3 --communicator simulated --offload-optimizer " +
+                           nvme + " --offload-parameters " + nvme);
+  const auto& away = on_nvme["memory"][0]["offloaded"];
+  EXPECT_GT(away["nvme"]["optimizer_state"], 0);
+  EXPECT_GT(away["nvme"]["parameter"], 0);
+  EXPECT_GT(away["host"]["gradient"], 0);
+}
+
 TEST_F(OffloadFlagsTest, ChangeNoBitAndHoldWhatTheFormulaSays) {
   const std::string model = "--layers 2 --d-model 64 --sequence 32 --ranks 2 ";
   const auto plain = run(model + "--stage 0");

@@ -7,6 +7,7 @@
 
 #include "memory/ledger.h"
 #include "memory/meta_memory.h"
+#include "zero/deferred_module.h"
 
 namespace zeropage::memory::meta_operators_test {
 namespace {
@@ -107,19 +108,27 @@ TEST_F(MetaOperatorsTest, KeepOfAttentionWhatTheHostsKernelKeeps) {
   EXPECT_LT(ledger->at_peak(c10::kMeta).total(), 1 << 20);
 }
 
+// A module of LibTorch on the device; on the meta device it has no values.
+template <typename M>
+M module_on(torch::Device device, const std::function<M()>& construct) {
+  if (!device.is_meta()) return construct();
+  return DeferredModule<M>(construct).module();
+}
+
 TEST_F(MetaOperatorsTest, GiveTransformersOfLibTorchTheirSizes) {
+  using namespace torch::nn;
   const auto encode = [](const Tensors& in) {
-    torch::nn::TransformerEncoder encoder(
-        torch::nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0), 2);
-    encoder->to(in[0].device());
-    return encoder(in[0]);
+    const auto layer = TransformerEncoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0);
+    return module_on<TransformerEncoder>(in[0].device(), [&] {
+      return TransformerEncoder(TransformerEncoderOptions(layer, 2));
+    })(in[0]);
   };
   expect_shapes_of_host(encode, {floats({5, 3, 8})});
   const auto decode = [](const Tensors& in) {
-    torch::nn::TransformerDecoder decoder(
-        torch::nn::TransformerDecoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0), 1);
-    decoder->to(in[0].device());
-    return decoder(in[0], in[1]);
+    const auto layer = TransformerDecoderLayerOptions(8, 2).dim_feedforward(16).dropout(0.0);
+    return module_on<TransformerDecoder>(in[0].device(), [&] {
+      return TransformerDecoder(TransformerDecoderOptions(layer, 1));
+    })(in[0], in[1]);
   };
   expect_shapes_of_host(decode, {floats({5, 3, 8}), floats({4, 3, 8})});
 }

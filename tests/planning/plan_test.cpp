@@ -39,7 +39,7 @@ struct Asked {
 
 const Forecast& find(const Plan& plan, const Asked& asked) {
   for (const Forecast& forecast : plan.forecasts) {
-    const Setting& setting = forecast.setting;
+    const PlannedSetting& setting = forecast.setting;
     if (setting.stage == stage_of(asked.stage) && setting.optimizer == asked.optimizer &&
         setting.parameters == asked.parameters && setting.checkpointing == asked.checkpointing) {
       return forecast;
@@ -98,7 +98,10 @@ TEST(PlanTest, CountsTheFlopsOfAStep) {
 }
 
 TEST(PlanTest, ChoosesTheCheapestThatFits) {
-  const Plan all = plan_layers({.ranks = 4});
+  // Each layer a page, so that buffers for NVMe are less than what they serve.
+  PlanOptions options;
+  options.training.page_bytes = 64_KiB;
+  const Plan all = plan_layers({.ranks = 4}, options);
   const int64_t least_here = [&] {
     int64_t least = find(all, {.stage = 3}).at_peak[Tier::kDevice].total();
     for (const Forecast& forecast : all.forecasts) {
@@ -107,14 +110,14 @@ TEST(PlanTest, ChoosesTheCheapestThatFits) {
     }
     return least;
   }();
-  const Plan tight = plan_layers({.ranks = 4, .device_memory_bytes = least_here});
+  const Plan tight = plan_layers({.ranks = 4, .device_memory_bytes = least_here}, options);
   ASSERT_NE(tight.choice(), nullptr);
   EXPECT_EQ(tight.choice()->setting.optimizer, Tier::kDevice);
   EXPECT_EQ(tight.choice()->at_peak[Tier::kDevice].total(), least_here);
   ASSERT_NE(tight.next_best(), nullptr);
   EXPECT_EQ(tight.next_best()->setting.optimizer, Tier::kHost);
 
-  const Plan tighter = plan_layers({.ranks = 4, .device_memory_bytes = least_here - 1});
+  const Plan tighter = plan_layers({.ranks = 4, .device_memory_bytes = least_here - 1}, options);
   ASSERT_NE(tighter.choice(), nullptr);
   EXPECT_EQ(tighter.choice()->setting.optimizer, Tier::kHost);
   // A host is shared by its ranks.
@@ -122,7 +125,8 @@ TEST(PlanTest, ChoosesTheCheapestThatFits) {
   const Plan small_host = plan_layers({.ranks = 4,
                                        .ranks_per_host = 2,
                                        .device_memory_bytes = least_here - 1,
-                                       .host_memory_bytes = 2 * on_host - 2});
+                                       .host_memory_bytes = 2 * on_host - 2},
+                                      options);
   ASSERT_NE(small_host.choice(), nullptr);
   EXPECT_NE(small_host.choice()->setting.optimizer, Tier::kHost);
 }
@@ -134,7 +138,7 @@ TEST(PlanTest, SaysByHowMuchNothingFits) {
   EXPECT_EQ(plan.next_best(), nullptr);
   EXPECT_GT(plan.nearest().missing_bytes[0], 0);
   const std::string text = plan.to_string();
-  EXPECT_THAT(text, HasSubstr("nothing fits; nearest: stage 3"));
+  EXPECT_THAT(text, HasSubstr("\nnothing fits; nearest: stage "));
   EXPECT_THAT(text, HasSubstr(" of device missing"));
   EXPECT_THAT(text, HasSubstr("use more ranks, a smaller batch or a lower precision"));
 }
@@ -146,6 +150,56 @@ TEST(PlanTest, SaysWhatLimitsTheChoice) {
   EXPECT_THAT(text, HasSubstr("limited by device memory: "));
   EXPECT_THAT(text, HasSubstr(" of 1.00 GiB a rank, of them "));
   EXPECT_THAT(text, HasSubstr("\nnext best: "));
+}
+
+// The host's figures are those of NVMe, moved, unless it is asked for alone.
+TEST(PlanTest, TellsOfTheHostWhatATrialOfItTells) {
+  const Plan all = plan_layers({.ranks = 2});
+  const Plan host = plan_layers({.ranks = 2}, {.tiers = {Tier::kHost}});
+  EXPECT_EQ(host.forecasts.size(), (3 + 2) * 2U);
+  for (const Forecast& forecast : host.forecasts) {
+    const Forecast& moved = find(all, {.stage = std::stoi(text_of(forecast.setting.stage)),
+                                       .optimizer = Tier::kHost,
+                                       .parameters = forecast.setting.parameters,
+                                       .checkpointing = forecast.setting.checkpointing});
+    for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
+      EXPECT_EQ(moved.at_peak[tier].bytes, forecast.at_peak[tier].bytes)
+          << to_string(forecast.setting) << " " << name(tier);
+      EXPECT_EQ(moved.held[tier].bytes, forecast.held[tier].bytes);
+    }
+  }
+}
+
+TEST(PlanTest, PlansOptimizersThatCannotLeaveOnTheDevice) {
+  const auto plan_rms = [](const std::vector<Tier>& tiers) {
+    const ModelToPlan<torch::nn::Sequential> model{
+        .construct = make_layers,
+        .loss =
+            [](auto& wrapped) {
+              return wrapped(torch::empty({4, 256}, torch::kMeta)).mean();
+            },
+        .checkpoint_blocks = {},
+        .optimizer =
+            [](auto& wrapped) {
+              return std::make_unique<Optimizer<torch::optim::RMSprop>>(wrapped);
+            }};
+    return plan(model, {.ranks = 4}, {.tiers = tiers});
+  };
+  EXPECT_EQ(plan_rms({Tier::kDevice}).forecasts.size(), 4 * 2U);
+  EXPECT_THAT(refusal([&] {
+                plan_rms({Tier::kDevice, Tier::kHost});
+              }),
+              HasSubstr("has no fused form"));
+  EXPECT_THAT(refusal([&] { plan_rms({}); }), HasSubstr("expected one tier or more, got none"));
+}
+
+TEST(PlanTest, PlansGroupsThatShardWithinAndCountsWhatBothSend) {
+  PlanOptions options;
+  options.training.shard_within = 2;
+  const Plan plan = plan_layers({.ranks = 8, .ranks_per_host = 2}, options);
+  EXPECT_EQ(plan.forecasts.size(), (2 * 3 + 5) * 2U);
+  EXPECT_EQ(find(plan, {.stage = 3}).held[Tier::kDevice].persistent(), 16 * kParameters / 2);
+  EXPECT_GT(find(plan, {.stage = 3}).sent.between_hosts.bytes, 0);
 }
 
 TEST(PlanTest, LeavesTheRandomGeneratorAlone) {
@@ -216,6 +270,18 @@ TEST(PlanStatesTest, GivesEveryFigureOfZerosTable) {
           << bytes << " bytes";
     }
   }
+}
+
+// Sharded parameters are sent once more, so they are not for free.
+TEST(PlanStatesTest, PrefersStagesThatSendLess) {
+  const Plan plan = plan_states(7'500'000'000, 2, {.ranks = 64});
+  ASSERT_NE(plan.choice(), nullptr);
+  EXPECT_EQ(text_of(plan.choice()->setting.stage), "2");
+  const Plan tight =
+      plan_states(7'500'000'000, 2, {.ranks = 64, .device_memory_bytes = 16'000'000'000});
+  ASSERT_NE(tight.choice(), nullptr);
+  EXPECT_EQ(text_of(tight.choice()->setting.stage), "3");
+  EXPECT_EQ(tight.choice()->setting.optimizer, Tier::kDevice);
 }
 
 TEST(PlanStatesTest, RefusesNoParameters) {

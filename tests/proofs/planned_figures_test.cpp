@@ -94,7 +94,7 @@ int64_t sum(const comm::WireTraffic& sent) {
 }
 
 // Of rank 0.
-Measured measure(int ranks, int64_t micro_steps, const Setting& setting) {
+Measured measure(int ranks, int64_t micro_steps, const PlannedSetting& setting) {
   Measured measured;
   std::mutex random;
   testing::run_ranks(ranks, [&](comm::World& world) {

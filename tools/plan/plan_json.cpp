@@ -27,7 +27,7 @@ json of(const comm::Traffic& traffic) {
 }
 
 json of(const Forecast& forecast) {
-  const Setting& setting = forecast.setting;
+  const PlannedSetting& setting = forecast.setting;
   json missing;
   for (const Tier tier : kEachTier) {
     missing[std::string(memory::name(tier))] = forecast.missing_bytes[static_cast<size_t>(tier)];

@@ -215,6 +215,8 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : usage_error(error.what());
   }
+  // There is nothing to compute.
+  torch::set_num_threads(1);
   const Plan plan = plan_of(request);
   if (request.json) {
     std::cout << to_json(plan).dump(1) << '\n';

@@ -130,6 +130,11 @@ offload::NvmeStatistics NvmeStorage::statistics() const {
   return file_ ? file_->statistics() : offload::NvmeStatistics();
 }
 
+int64_t NvmeStorage::buffer_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return file_ ? kBuffers * file_->largest_buffer_bytes() : 0;
+}
+
 std::string NvmeStorage::describe() const {
   const std::lock_guard lock(mutex_);
   return file_ ? file_->describe() + "; " + to_string(file_->statistics()) : "";

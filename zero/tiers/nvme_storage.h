@@ -41,6 +41,7 @@ class NvmeStorage final : public TierStorage {
   void fetch(size_t page) override;
   void release(size_t page, Use use) override;
   bool stays() const override { return false; }
+  int64_t buffer_bytes() const override;
 
   offload::NvmeStatistics statistics() const;
   // Where, how and how much; "" before the first use.

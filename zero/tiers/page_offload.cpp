@@ -53,6 +53,10 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
   parameters_ = make_storage(options_.parameters, "parameters");
 }
 
+int64_t PageOffload::buffer_bytes() const {
+  return values_->buffer_bytes() + states_->buffer_bytes() + parameters_->buffer_bytes();
+}
+
 std::string PageOffload::describe() const {
   std::string lines;
   for (const TierStorage* storage : {values_.get(), states_.get(), parameters_.get()}) {

@@ -47,6 +47,9 @@ class PageOffload {
   // Whether values have memory after the release too.
   bool values_stay() const { return values_->stays(); }
 
+  // Of the host, through which what is on a disk passes; 0 before the first use.
+  int64_t buffer_bytes() const;
+
   // What the tier storages on disk did, in lines; "" for none.
   std::string describe() const;
 

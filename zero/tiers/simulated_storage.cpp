@@ -28,4 +28,9 @@ void SimulatedStorage::fetch(size_t /*page*/) {
                                     at::kByte, memory::Kind::kStaging);
 }
 
+int64_t SimulatedStorage::buffer_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return buffers_.defined() ? static_cast<int64_t>(buffers_.nbytes()) : 0;
+}
+
 }  // namespace zeropage

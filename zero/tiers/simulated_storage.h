@@ -24,11 +24,12 @@ class SimulatedStorage final : public TierStorage {
                  memory::Kind kind) override;
   void fetch(size_t page) override;
   bool stays() const override { return tier_ != memory::Tier::kNvme; }
+  int64_t buffer_bytes() const override;
 
  private:
   const memory::Tier tier_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::map<size_t, int64_t> record_bytes_;  // by page
   at::Tensor buffers_;                      // undefined before the first use

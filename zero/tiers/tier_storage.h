@@ -40,6 +40,8 @@ class TierStorage {
   virtual std::string describe() const { return ""; }
   // Whether tensors have memory after release() too.
   virtual bool stays() const { return true; }
+  // On the host, through which tensors pass that have none there; 0 before the first use.
+  virtual int64_t buffer_bytes() const { return 0; }
 
  protected:
   TierStorage() = default;

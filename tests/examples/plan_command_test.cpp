@@ -1,4 +1,6 @@
 // `zp plan` as users type it.
+#include <sys/resource.h>
+
 #include "tests/examples/train_gpt_run.h"
 
 namespace plan_command_test {
@@ -44,6 +46,20 @@ TEST_F(PlanCommandTest, PlansEveryStageOffloadAndPolicyAsJson) {
     EXPECT_GT(setting["sent"]["within_host"]["bytes"], 0);
     EXPECT_GT(setting["flops"], 0);
   }
+}
+
+// Nothing of its 3 TB is there.
+TEST_F(PlanCommandTest, PlansGpt3OnAThousandRanksInLittleMemory) {
+  const auto found = planned(
+      "--model gpt:d=12288,layers=96,heads=96 --sequence 2048 --world 1024 --compute-dtype bf16 "
+      "--device-memory 80GiB");
+  EXPECT_EQ(found["parameters"], 174604259328);
+  const auto& choice = found["settings"][found["choice"].get<size_t>()];
+  EXPECT_EQ(choice["stage"], "3");
+  EXPECT_LE(choice["at_peak"]["device"]["total"], int64_t{80} << 30);
+  rusage of_children{};
+  ::getrusage(RUSAGE_CHILDREN, &of_children);
+  EXPECT_LT(of_children.ru_maxrss, 500'000'000 / 1024);
 }
 
 TEST_F(PlanCommandTest, ExitsWithOneWhereNothingFits) {

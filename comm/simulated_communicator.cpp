@@ -5,6 +5,8 @@
 #include <future>
 #include <utility>
 
+#include <ATen/ops/empty.h>
+
 #include "comm/detail/call.h"
 #include "memory/check.h"
 #include "memory/exact.h"

@@ -21,6 +21,9 @@ constexpr auto kTimeForOthers = milliseconds(750);
 // Between looks whether there still is a rank to wait for.
 constexpr auto kBetweenProbes = milliseconds(200);
 constexpr auto kNoWait = milliseconds(1);
+// Between looks whether all ranks have read.
+constexpr auto kFirstReadPause = std::chrono::microseconds(100);
+constexpr auto kLongReadPause = std::chrono::microseconds(100'000);
 // How long the store may take for what is there.
 constexpr auto kRoundTripLimit = milliseconds(30'000);
 // TCPStore refuses values of more than 8 MiB.
@@ -102,7 +105,10 @@ std::vector<std::string> TextRounds::gather(const std::string& topic, const std:
     }
     texts.push_back(std::move(found).value_or(""));
   }
-  if (missing.empty()) return texts;
+  if (missing.empty()) {
+    note_gathered(round, texts);
+    return texts;
+  }
   if (!has_lost_store()) {
     count_readers(round, 1);
     // We are about to throw, and the store may end with us: lets the others read first.
@@ -118,6 +124,7 @@ std::string TextRounds::settle(const std::string& topic, const std::string& text
   const std::string told = options_.rank == 0 ? decide_for_all(round, topic, text, decide)
                                               : ask_for_answer(round, topic, text);
   ZP_CHECK(told.front() == kFine, told.substr(1));
+  last_key_ = answer_key(round);
   return told.substr(1);
 }
 
@@ -260,21 +267,47 @@ int64_t TextRounds::count_readers(const std::string& round, int64_t more) {
 
 bool TextRounds::wait_until_read(const std::string& round, int64_t readers) {
   const auto leave_at = Clock::now() + kVerdictMargin;
-  auto pause = std::chrono::microseconds(100);
+  auto pause = kFirstReadPause;
   while (count_readers(round, 0) < readers) {
     if (Clock::now() > leave_at) return false;
     std::this_thread::sleep_for(pause);
-    pause = std::min(2 * pause, std::chrono::microseconds(100'000));
+    pause = std::min(2 * pause, kLongReadPause);
   }
   return true;
 }
 
+void TextRounds::note_gathered(const std::string& round, const std::vector<std::string>& texts) {
+  last_key_ = round + std::to_string(options_.rank);
+  if (count_readers(round, 1) < options_.size) return;
+  remove_text(round + "read", 0);
+  // That of the rank which serves the store comes last: it ends once its text is gone.
+  const int last = std::max(options_.store_server, 0);
+  for (int rank = 0; rank < options_.size; ++rank) {
+    const int removed = (last + 1 + rank) % options_.size;
+    remove_text(round + std::to_string(removed), texts[static_cast<size_t>(removed)].size());
+  }
+}
+
+// Whoever has not read yet would find no store, and take this rank for lost.
+void TextRounds::wait_for_readers() {
+  if (options_.rank != options_.store_server || last_key_.empty()) return;
+  const auto leave_at = Clock::now() + kVerdictMargin;
+  const auto is_there = [&] {
+    const auto found = ask_within(kRoundTripLimit, [store = options_.store, key = last_key_] {
+      return std::string(store->check({key}) ? "yes" : "no");
+    });
+    return found == "yes";
+  };
+  auto pause = kFirstReadPause;
+  while (is_there() && Clock::now() < leave_at) {
+    std::this_thread::sleep_for(pause);
+    pause = std::min(2 * pause, kLongReadPause);
+  }
+}
+
 void TextRounds::remove_answer(const std::string& round, size_t bytes) {
   remove_text(answer_key(round), bytes);
-  ask_within(kRoundTripLimit, [store = options_.store, round] {
-    store->deleteKey(round + "read");
-    return std::string();
-  });
+  remove_text(round + "read", 0);
 }
 
 }  // namespace zeropage::comm::detail

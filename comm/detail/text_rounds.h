@@ -1,7 +1,7 @@
 // Texts that ranks give each other through the store, round by round.
 //
-// Any length: a long text goes in pieces, as a store takes a few megabytes at a time. What a round of
-// settle() wrote is gone from the store once all have read it.
+// Any length: a long text goes in pieces, as a store takes a few megabytes at a time. What a round wrote is
+// gone from the store once all have read it.
 //
 // Lifetime: what Options name must outlive it.
 // Threads: one at a time. All ranks call the same in the same order.
@@ -51,6 +51,9 @@ class TextRounds {
   std::vector<std::string> gather(const std::string& topic, const std::string& text);
   // What rank 0 makes of every rank's text.
   std::string settle(const std::string& topic, const std::string& text, const Decide& decide);
+  // Before the rank that serves the store ends: returns once the others have read the last round, or after
+  // five seconds.
+  void wait_for_readers();
   // A number that is the same on all ranks and never comes again.
   uint64_t next_round() { return rounds_++; }
 
@@ -75,11 +78,14 @@ class TextRounds {
   void remove_text(const std::string& key, size_t bytes);
   int64_t count_readers(const std::string& round, int64_t more);
   bool wait_until_read(const std::string& round, int64_t readers);
+  void note_gathered(const std::string& round, const std::vector<std::string>& texts);
   void remove_answer(const std::string& round, size_t bytes);
 
   const Options options_;
   bool store_is_gone_ = false;
   uint64_t rounds_ = 0;
+  // A key of the last round that came to its end here. It is gone once all ranks have read that round.
+  std::string last_key_;
   // Answers that a rank had not read in time: their rounds and sizes.
   std::vector<std::pair<std::string, size_t>> unread_;
 };

@@ -4,6 +4,15 @@
 
 namespace zeropage::comm::detail {
 
+WorldState::~WorldState() {
+  if (!texts) return;
+  try {
+    texts->wait_for_readers();
+  } catch (const std::exception&) {
+    // No thread could be started to ask with: the others may name this rank as lost.
+  }
+}
+
 std::vector<int> WorldState::lost_ranks() const {
   Communicator* const watched = beside ? beside->communicator.get() : communicator.get();
   std::vector<int> lost = watched != nullptr ? watched->lost_ranks() : std::vector<int>();

@@ -45,6 +45,12 @@ struct WorldState {
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<WorldState> beside;  // whose ranks these are; null: their own
 
+  WorldState() = default;
+  // The store ends with the rank that serves it: the others first read what they were told last.
+  ~WorldState();
+  WorldState(const WorldState&) = delete;
+  WorldState& operator=(const WorldState&) = delete;
+
   // That all others were split from.
   const WorldState& root() const { return split_from ? split_from->root() : *this; }
 

@@ -40,6 +40,19 @@ void HostSlices::in_rounds(HostLink::Session& session, const Parts& parts, int64
   } while (first < parts.most_bytes());
 }
 
+// A piece of each other rank's slice of `whole`, in the own slot: `room` bytes a place.
+template <typename BytesOfPiece>
+void HostSlices::put_down_for_others(HostLink::Session& session, const Parts& parts,
+                                     const at::Tensor& whole, int64_t room, int64_t first,
+                                     BytesOfPiece bytes_of_piece) const {
+  for_each_other(peers_.own(), peers_.size(), [&](int place) {
+    const int rank = peers_.rank_of(place);
+    if (bytes_of_piece(rank) == 0) return;
+    copy_to(session.own_slot() + place * room, bytes_at(whole, parts.offset(rank) + first),
+            bytes_of_piece(rank));
+  });
+}
+
 void HostSlices::gather(HostLink::Session& session, const Parts& parts, const at::Tensor& tensor,
                         int root_place) const {
   const bool is_root = peers_.own() == root_place;
@@ -90,12 +103,7 @@ void HostSlices::scatter(HostLink::Session& session, const Parts& parts, const a
   in_rounds(
       session, parts, room,
       [&](int64_t first, auto bytes_of_piece) {
-        for_each_other(peers_.own(), peers_.size(), [&](int place) {
-          const int rank = peers_.rank_of(place);
-          if (!is_root || bytes_of_piece(rank) == 0) return;
-          copy_to(session.own_slot() + place * room, bytes_at(tensor, parts.offset(rank) + first),
-                  bytes_of_piece(rank));
-        });
+        if (is_root) put_down_for_others(session, parts, tensor, room, first, bytes_of_piece);
       },
       [&](int64_t first, auto bytes_of_piece) {
         if (is_root || bytes_of_piece(own) == 0) return;
@@ -120,12 +128,7 @@ void HostSlices::exchange(HostLink::Session& session, const Parts& parts, const 
   in_rounds(
       session, parts, room,
       [&](int64_t first, auto bytes_of_piece) {
-        for_each_other(peers_.own(), peers_.size(), [&](int place) {
-          const int rank = peers_.rank_of(place);
-          if (bytes_of_piece(rank) == 0) return;
-          copy_to(session.own_slot() + place * room, bytes_at(given, parts.offset(rank) + first),
-                  bytes_of_piece(rank));
-        });
+        put_down_for_others(session, parts, given, room, first, bytes_of_piece);
       },
       [&](int64_t first, auto bytes_of_piece) {
         for_each_other(peers_.own(), peers_.size(), [&](int place) {

@@ -52,6 +52,9 @@ class HostSlices {
   template <typename PutDown, typename PickUp>
   void in_rounds(HostLink::Session& session, const Parts& parts, int64_t room, PutDown put_down,
                  PickUp pick_up) const;
+  template <typename BytesOfPiece>
+  void put_down_for_others(HostLink::Session& session, const Parts& parts, const at::Tensor& whole,
+                           int64_t room, int64_t first, BytesOfPiece bytes_of_piece) const;
 
   const HostPeers& peers_;
 };

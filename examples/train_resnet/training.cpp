@@ -147,8 +147,6 @@ class Run {
   Figures figures(const std::string& way) {
     if (test_.seen == 0) test_ = evaluate();
     const auto memory = zeropage::memory_report(world_);
-    // Rank 0 serves the store in which the others may still be reading that report, so none leaves before all have.
-    world_.communicator().barrier("the report").wait();
     int64_t peak = 0;
     for (const auto& rank : memory.ranks) peak = std::max(peak, rank.at_peak.total());
     const double rate = static_cast<double>(trained_) / seconds_;

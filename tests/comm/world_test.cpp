@@ -1,6 +1,8 @@
 #include "comm/world.h"
 
+#include <atomic>
 #include <filesystem>
+#include <functional>
 #include <thread>
 
 #include <gmock/gmock.h>
@@ -94,7 +96,7 @@ TEST(WorldTest, SettlesTextsThatNoValueOfTheStoreCanHold) {
             {.store = StoreOverTcp()});
 }
 
-TEST(WorldTest, LeavesNothingInTheStoreOfWhatIsSettled) {
+TEST(WorldTest, LeavesNothingInTheStoreOfWhatAllHaveRead) {
   const StoreOverTcp store;
   run_ranks(3,
             [&](World& world) {
@@ -105,6 +107,7 @@ TEST(WorldTest, LeavesNothingInTheStoreOfWhatIsSettled) {
                 world.settle("a test", std::string(1 << 17, 'a'),
                              [](const auto& texts) { return texts[2]; });
                 world.check_agreement("the model", {"stage: 1"});
+                world.gather_text("a test", std::string(1 << 17, 'a'));
                 world.communicator().barrier("all have read").wait();
                 if (round == 0) before = store.keys();
                 EXPECT_EQ(store.keys(), before) << round;
@@ -112,6 +115,51 @@ TEST(WorldTest, LeavesNothingInTheStoreOfWhatIsSettled) {
               }
             },
             {.store = store});
+}
+
+// A rank that reads late.
+class SlowStore final : public c10d::TCPStore {
+ public:
+  using TCPStore::TCPStore;
+  bool check(const std::vector<std::string>& keys) override {
+    if (is_slow) std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    return TCPStore::check(keys);
+  }
+  std::atomic<bool> is_slow = false;
+};
+
+// Where rank 0 ends its store ends too, and who has not read yet would take it for lost.
+TEST(WorldTest, Rank0EndsOnceTheOthersHaveReadWhatTheyWereTold) {
+  using Told = std::function<void(const World&)>;
+  for (const Told& told :
+       {Told([](const World& world) { world.gather_text("a report", "mine"); }),
+        Told([](const World& world) { world.check_agreement("the model", {"stage: 1"}); })}) {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = true;
+    options.waitWorkers = false;
+    auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    options.isServer = false;
+    options.port = server->getPort();
+    std::vector<std::string> messages(3);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          const auto store = c10::make_intrusive<SlowStore>("127.0.0.1", options);
+          World world({.rank = rank, .world_size = 3, .launcher = "test"}, store);
+          world.communicator().barrier("all are here").wait();
+          store->is_slow = rank != 0;
+          told(world);
+        } catch (const std::exception& error) {
+          messages[static_cast<size_t>(rank)] = error.what();
+        }
+        if (rank == 0) server.reset();
+      });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_THAT(messages, ::testing::Each(""));
+  }
 }
 
 TEST(WorldTest, RefusesRanksThatBelieveInDifferentDeadlines) {

@@ -1,11 +1,15 @@
 #include "comm/detail/world_state.h"
 
 #include <algorithm>
+#include <exception>
 
 namespace zeropage::comm::detail {
 
 WorldState::~WorldState() {
   if (!texts) return;
+  // Where something failed here the others fail too, and one that is lost reads nothing any more.
+  const auto& looks = beside ? beside->watch : watch;
+  if (std::uncaught_exceptions() > 0 || !looks->activity().farewell()) return;
   try {
     texts->wait_for_readers();
   } catch (const std::exception&) {

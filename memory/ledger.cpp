@@ -8,6 +8,7 @@
 
 #include "memory/charged_by_hand.h"
 #include "memory/check.h"
+#include "memory/memory_limit.h"
 
 namespace zeropage::memory {
 namespace {
@@ -178,8 +179,9 @@ int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
 }
 
 void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
+  std::unique_lock lock(mutex_);
+  if (is_limited_) MemoryLimitScope::check(*this, lock, device, kind, bytes);
   note_by_hand(bytes, device);
-  std::lock_guard lock(mutex_);
   Account& account = accounts_[index_of(device)];
   account.add(kind, bytes);
   account.note_peaks();
@@ -192,7 +194,10 @@ void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
 }
 
 void Ledger::charge_offloaded(Tier tier, Kind kind, int64_t bytes) {
-  std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (is_limited_ && tier == Tier::kHost) {
+    MemoryLimitScope::check(*this, lock, std::nullopt, kind, bytes);
+  }
   Account& account = offloaded_[index_of(tier)];
   account.add(kind, bytes);
   account.note_peaks();

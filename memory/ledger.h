@@ -27,6 +27,8 @@
 
 namespace zeropage::memory {
 
+class MemoryLimitScope;
+
 enum class Kind : uint8_t {
   kParameter,
   kGradient,
@@ -100,7 +102,8 @@ class Ledger {
   int64_t take_recent_activation_peak(c10::DeviceType device = c10::DeviceType::CPU);
 
   // For bytes that LibTorch's allocator did not hand out (a mapping of ours). Charge and discharge
-  // in pairs.
+  // in pairs. Throws c10::OutOfMemoryError, and charges nothing, where that would pass a limit
+  // (memory/memory_limit.h).
   void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
   void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
   // The same for bytes in a tier away from the device, which count to no device's total.
@@ -112,6 +115,8 @@ class Ledger {
   void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
 
  private:
+  friend class MemoryLimitScope;
+
   struct Account {
     Breakdown now;
     Breakdown at_peak;
@@ -133,6 +138,8 @@ class Ledger {
   std::string owner_;
   std::array<Account, kDeviceCount> accounts_;
   std::array<Account, kTierCount - 1> offloaded_;
+  std::vector<const MemoryLimitScope*> scopes_;
+  bool is_limited_ = false;  // by any of them
 };
 
 // While it lives, the calling thread charges `ledger`.

@@ -91,6 +91,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   line.add(flags.accumulator, "Gradients");
   line.add(flags.options, "What is computed");
   add_injection(app, flags);
+  line.add(flags.options, "Limits");
   line.add(flags.options, "Away from the device");
   line.add(flags.state);
   line.add(flags, "Ranks");

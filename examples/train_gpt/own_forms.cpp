@@ -167,7 +167,7 @@ void check_offload(const Flags& flags) {
   const bool has_details = offload.step != zeropage::StepWhen::kInStep ||
                            offload.optimizer_bytes != zeropage::OffloadOptions::kAll ||
                            offload.worker_threads > 0 || offload.link_bytes_per_second > 0;
-  require(flags.forms.offloads() || !has_details,
+  require(flags.forms.offloads() || !has_details || flags.has_limits(),
           "--offload-step, --offload-bytes, --offload-threads and --link-speed are about what is "
           "offloaded; use --offload-optimizer, or leave them out");
 }

@@ -23,6 +23,8 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
   run_.accumulator = &accumulator;
   run_.values = values_of(flags, data);
   if (!flags.state.resume.empty()) resume(data);
+  run_.values.erase("fits");
+  if (!flags.fit.description.empty()) run_.values["fits"] = flags.fit.description;
   if (!flags.state.saves()) return;
   zeropage::check_can_save(flags.state.folder, model, optimizer);
   saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.all_ranks(),

@@ -32,7 +32,7 @@ TEST_F(MemoryLimitTest, RefusesTheAllocationThatPassesItAndChargesNothing) {
   const std::string error = error_of([] { allocate(600_KiB); });
   EXPECT_THAT(error,
               HasSubstr("[rank 1/2] 600.0 KiB of optimizer_state would pass the limit of device "
-                        "memory: 600.0 KiB of 1.00 MiB a rank are held "
+                        "memory: 600.0 KiB of 1.0 MiB a rank are held "
                         "(options.device_memory_bytes), so 176.0 KiB are missing\n"));
   EXPECT_THAT(error, HasSubstr("optimizer_state            600.0 KiB"));
   EXPECT_THAT(error, HasSubstr("most is held by: optimizer_state 600.0 KiB"));

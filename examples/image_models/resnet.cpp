@@ -30,11 +30,11 @@ int64_t last_map_side(const ResNetOptions& options) {
 }
 
 // Adds a stage's blocks; returns the channels that come out.
-int64_t fill_stage(torch::nn::Sequential& layer, const ResNetOptions& options, size_t stage,
+int64_t fill_stage(torch::nn::Sequential& layer, const ResNetOptions& options, size_t number,
                    int64_t channels) {
-  const int64_t width = options.model.width << stage;
-  for (int64_t i = 0; i < options.depths[stage]; ++i) {
-    const int64_t stride = stage > 0 && i == 0 ? 2 : 1;
+  const int64_t width = options.model.width << number;
+  for (int64_t i = 0; i < options.depths[number]; ++i) {
+    const int64_t stride = number > 0 && i == 0 ? 2 : 1;
     if (options.block == Block::kBasic) {
       layer->push_back(BasicBlock(channels, width, stride));
       channels = width;
@@ -45,7 +45,7 @@ int64_t fill_stage(torch::nn::Sequential& layer, const ResNetOptions& options, s
         Bottleneck(BottleneckOptions{.channels = channels,
                                      .width = width,
                                      .stride = stride,
-                                     .attention_heads = stage == 3 ? options.attention_heads : 0,
+                                     .attention_heads = number == 3 ? options.attention_heads : 0,
                                      .map_side = i == 0 ? side : halved(side, 1)}));
     channels = width * kExpansion;
   }
@@ -140,10 +140,10 @@ ResNetImpl::ResNetImpl(const ResNetOptions& options) {
         "maxpool", torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));
   }
   int64_t channels = width;
-  size_t stage = 0;
+  size_t number = 0;
   for (torch::nn::Sequential* layer : {&layer1, &layer2, &layer3, &layer4}) {
-    channels = fill_stage(*layer, given, stage++, channels);
-    register_module("layer" + std::to_string(stage), *layer);
+    channels = fill_stage(*layer, given, number++, channels);
+    register_module("layer" + std::to_string(number), *layer);
   }
   fc = register_module("fc", torch::nn::Linear(channels, given.model.classes));
 }

@@ -19,6 +19,9 @@ struct Message {
 
   int sending_stage() const { return what == What::kActivation ? boundary : boundary + 1; }
   int receiving_stage() const { return what == What::kActivation ? boundary + 1 : boundary; }
+  // The ranks that have these stages.
+  int sender(const ActionLists& lists) const { return sending_stage() % lists.ranks(); }
+  int receiver(const ActionLists& lists) const { return receiving_stage() % lists.ranks(); }
 
   friend auto operator<=>(const Message&, const Message&) = default;
 };

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <tuple>
 
+#include "parallel/schedule/detail/walk.h"
 #include "parallel/schedule/message.h"
 
 namespace zeropage::parallel {
@@ -111,42 +112,34 @@ using Link = std::tuple<Message::What, int, int>;
 
 class Run {
  public:
-  explicit Run(const ActionLists& lists)
-      : lists_(lists), next_(static_cast<size_t>(lists.ranks()), 0) {}
+  explicit Run(const ActionLists& lists) : lists_(lists) {}
 
   void to_the_end() {
-    for (bool moved = true; moved;) {
-      moved = false;
-      for (int rank = 0; rank < lists_.ranks(); ++rank) {
-        while (step(rank)) moved = true;
-      }
-    }
+    next_ = walk(lists_, [this](int rank, size_t index) { return step(rank, index); });
     for (int rank = 0; rank < lists_.ranks(); ++rank) {
       if (!done(rank)) throw std::invalid_argument("deadlock: " + circle_from(rank));
     }
   }
 
  private:
-  bool done(int rank) const { return next(rank) == actions(rank).size(); }
-  size_t next(int rank) const { return next_[static_cast<size_t>(rank)]; }
   const std::vector<Action>& actions(int rank) const {
     return lists_.of_rank[static_cast<size_t>(rank)];
   }
+  size_t next(int rank) const { return next_[static_cast<size_t>(rank)]; }
+  bool done(int rank) const { return next(rank) == actions(rank).size(); }
   Link link_of(const Message& message) const {
-    return {message.what, message.sending_stage() % lists_.ranks(),
-            message.receiving_stage() % lists_.ranks()};
+    return {message.what, message.sender(lists_), message.receiver(lists_)};
   }
 
-  // Does the rank's next action, if its message is there.
-  bool step(int rank) {
-    if (done(rank)) return false;
-    const Action& action = actions(rank)[next(rank)];
+  // Does an action, if its message is there.
+  bool step(int rank, size_t index) {
+    const Action& action = actions(rank)[index];
     if (const auto message = received_by(lists_, rank, action)) {
       std::deque<Message>& sent = links_[link_of(*message)];
       const auto found = std::find(sent.begin(), sent.end(), *message);
       if (found == sent.end()) return false;
       if (found != sent.begin()) {
-        refuse_action(lists_, rank, next(rank),
+        refuse_action(lists_, rank, index,
                       "its message comes behind that of micro-batch " +
                           std::to_string(sent.front().micro_batch) +
                           ", which is sent before it and received after it; receive them in the "
@@ -157,7 +150,6 @@ class Run {
     if (const auto message = sent_by(lists_, rank, action)) {
       links_[link_of(*message)].push_back(*message);
     }
-    ++next_[static_cast<size_t>(rank)];
     return true;
   }
 
@@ -166,7 +158,7 @@ class Run {
     std::string words;
     for (std::set<int> seen; seen.insert(rank).second && !done(rank);) {
       const Message message = *received_by(lists_, rank, actions(rank)[next(rank)]);
-      const int sender = message.sending_stage() % lists_.ranks();
+      const int sender = message.sender(lists_);
       if (!words.empty()) words += "; ";
       words += rank_words(rank) + " waits in " + action_words(lists_, rank, next(rank)) +
                " for what rank " + std::to_string(sender) + " sends in " +
@@ -176,13 +168,11 @@ class Run {
     return words;
   }
 
+  // The sender does send it: each rank's list is whole.
   std::string sending_words(int sender, const Message& message) const {
-    for (size_t index = 0; index < actions(sender).size(); ++index) {
-      if (sent_by(lists_, sender, actions(sender)[index]) == message) {
-        return "its " + action_words(lists_, sender, index);
-      }
-    }
-    return "no action of its list";
+    size_t index = 0;
+    while (sent_by(lists_, sender, actions(sender)[index]) != message) ++index;
+    return "its " + action_words(lists_, sender, index);
   }
 
   const ActionLists& lists_;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 
+#include "parallel/schedule/detail/walk.h"
 #include "parallel/schedule/message.h"
 #include "parallel/schedule/order.h"
 
@@ -21,26 +23,27 @@ double checked_seconds(double seconds, const std::string& who) {
   return seconds;
 }
 
-// The clocks of the ranks and of what passes between them, for lists that are known to come to an end.
+// The clocks of the ranks and of what passes between them.
 class Clocks {
  public:
   Clocks(const ActionLists& lists, double transfer_s)
       : lists_(lists), transfer_s_(transfer_s), free_at_(static_cast<size_t>(lists.ranks()), 0) {}
 
-  // When the rank can begin its next action; negative while its message was not sent.
-  double ready_at(int rank, const Action& action) const {
+  // When the rank can begin its next action; none while its message was not sent. Called again only where it is none.
+  std::optional<double> ready_at(int rank, const Action& action) {
     const double free = free_at_[static_cast<size_t>(rank)];
     const auto message = received_by(lists_, rank, action);
     if (!message) return free;
-    const auto arrival = arrivals_.find(*message);
-    return arrival == arrivals_.end() ? -1 : std::max(free, arrival->second);
+    const auto arrival = arrivals_.extract(*message);
+    if (arrival.empty()) return std::nullopt;
+    return std::max(free, arrival.mapped());
   }
 
   void end(int rank, const Action& action, double end_s) {
     free_at_[static_cast<size_t>(rank)] = end_s;
     const auto message = sent_by(lists_, rank, action);
     if (!message) return;
-    const int receiver = message->receiving_stage() % lists_.ranks();
+    const int receiver = message->receiver(lists_);
     if (receiver == rank) {
       arrivals_[*message] = end_s;
       return;
@@ -53,8 +56,8 @@ class Clocks {
  private:
   const ActionLists& lists_;
   double transfer_s_;
-  std::vector<double> free_at_;  // [ranks]
-  std::map<Message, double> arrivals_;
+  std::vector<double> free_at_;                                         // [ranks]
+  std::map<Message, double> arrivals_;                                  // that nobody has received
   std::map<std::tuple<Message::What, int, int>, double> link_free_at_;  // by sender and receiver
 };
 
@@ -81,24 +84,17 @@ SimulatedStep simulate(const ActionLists& lists,
   Clocks clocks(lists, checked_seconds(transfer_s, "the transfer of a message"));
   SimulatedStep step;
   step.timeline.resize(lists.of_rank.size());
-  for (bool moved = true; moved;) {
-    moved = false;
-    for (int rank = 0; rank < lists.ranks(); ++rank) {
-      const auto& actions = lists.of_rank[static_cast<size_t>(rank)];
-      auto& timed = step.timeline[static_cast<size_t>(rank)];
-      while (timed.size() < actions.size()) {
-        const Action& action = actions[timed.size()];
-        const double begin = clocks.ready_at(rank, action);
-        if (begin < 0) break;
-        const double seconds =
-            checked_seconds(seconds_of(rank, action), "the " + describe(action, lists.chunks) +
-                                                          " of rank " + std::to_string(rank));
-        timed.push_back({action, begin, begin + seconds});
-        clocks.end(rank, action, begin + seconds);
-        moved = true;
-      }
-    }
-  }
+  walk(lists, [&](int rank, size_t index) {
+    const Action& action = lists.of_rank[static_cast<size_t>(rank)][index];
+    const auto begin = clocks.ready_at(rank, action);
+    if (!begin) return false;
+    const double seconds =
+        checked_seconds(seconds_of(rank, action), "the " + describe(action, lists.chunks) +
+                                                      " of rank " + std::to_string(rank));
+    step.timeline[static_cast<size_t>(rank)].push_back({action, *begin, *begin + seconds});
+    clocks.end(rank, action, *begin + seconds);
+    return true;
+  });
   step.makespan_s = makespan_s(step.timeline);
   step.bubble = bubble_fraction(step.timeline);
   step.peak_activations = peak_activations(lists);

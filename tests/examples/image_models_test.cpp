@@ -9,12 +9,13 @@
 #include "examples/image_models/resnet.h"
 #include "tests/harness/errors.h"
 
-namespace image_models {
+namespace zeropage::image_models_test {
 namespace {
 
+using namespace image_models;
 using ::testing::ElementsAre;
+using testing::error_of;
 using ::testing::HasSubstr;
-using zeropage::testing::error_of;
 
 int64_t elements(const torch::nn::Module& module) {
   int64_t count = 0;
@@ -119,4 +120,4 @@ TEST(ImageModelsTest, WhatCannotBeMadeIsRefusedInWords) {
 }
 
 }  // namespace
-}  // namespace image_models
+}  // namespace zeropage::image_models_test

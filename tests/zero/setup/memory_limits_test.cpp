@@ -90,7 +90,7 @@ TEST(MemoryLimitsTest, NameTheAllocationOfAStepThatPassesThem) {
       optimizer.zero_grad();
     };
     step(1);
-    const std::string error = error_of([&] { step(4000); });
+    const std::string error = error_of([&] { step(600); });
     EXPECT_THAT(error,
                 HasSubstr(" of activation in forward would pass the limit of device memory: "));
     EXPECT_THAT(error, HasSubstr("optimizer_state"));

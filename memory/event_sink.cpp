@@ -1,17 +1,11 @@
 #include "memory/event_sink.h"
 
-#include "memory/ledger.h"
-
 namespace zeropage::memory {
 namespace {
 
 thread_local OwnerScope::Owner owner_of_thread;
 
 }  // namespace
-
-std::shared_ptr<EventSink> current_sink() {
-  return Ledger::current()->sink().get();
-}
 
 OwnerScope::OwnerScope(const char* owner, std::string_view page)
     : before_(std::exchange(owner_of_thread, Owner{owner, page})) {}

@@ -138,6 +138,10 @@ const std::shared_ptr<Ledger>& Ledger::current() {
   return current_slot();
 }
 
+std::shared_ptr<EventSink> current_sink() {
+  return Ledger::current()->sink().get();
+}
+
 int64_t Ledger::host_bytes_of_all_ledgers() {
   std::lock_guard lock(registry().mutex);
   int64_t sum = 0;

@@ -13,14 +13,15 @@
 #include "data/labelled_images.h"
 #include "data/prefetching_loader.h"
 #include "data/transforms.h"
+#include "examples/image_models/resnet.h"
 #include "examples/train_gpt/weights_hash.h"
-#include "examples/train_resnet/resnet.h"
 #include "memory/check.h"
 
 namespace train_resnet {
 namespace {
 
 namespace data = zeropage::data;
+using image_models::ResNet;
 using Clock = std::chrono::steady_clock;
 
 // Over all training images of Fashion-MNIST.
@@ -58,7 +59,10 @@ ResNet made_alike(const Flags& flags) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   torch::manual_seed(flags.seed);
-  return ResNet(ResNetOptions{.width = flags.width});
+  auto options = image_models::ResNetOptions::resnet18(
+      {.classes = 10, .channels = 1, .image_side = 28, .width = flags.width});
+  options.stem = image_models::Stem::kSmall;
+  return ResNet(options);
 }
 
 // Sums over the samples of this rank; over those of all ranks once they are added up.

@@ -74,7 +74,7 @@ const at::Tensor& ShardedGradients::open(size_t page, Collect collect) {
   if (!bucket.defined()) {
     const PageLayout& layout = pages_->layouts()[page];
     const memory::KindScope kind(memory::Kind::kBucket);
-    const memory::OwnerScope owner("bucket", layout.name);
+    const memory::OwnerScope owner("gradient bucket", layout.name);
     const comm::World& shards = pages_->shards();
     bucket = shards.communicator().buffer(layout.padded_numel(shards.size()),
                                           collect == Collect::kLocally

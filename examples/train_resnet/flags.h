@@ -24,6 +24,7 @@ struct Flags {
   int64_t report_every = 10;
   bool sync_batch_norm = false;
   std::string table;  // file; "": none
+  std::string json;   // file; "": none
   std::string save;   // folder; "": none
   int64_t save_every = 0;
   std::string resume;

@@ -1,6 +1,7 @@
 #include "examples/train_resnet/training.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -85,6 +86,12 @@ struct Score {
     right += outputs.argmax(1).eq(labels).sum().item<double>();
     loss += mean_loss * static_cast<double>(labels.size(0));
     seen += static_cast<double>(labels.size(0));
+  }
+  std::string words() const {
+    std::array<char, 64> text{};
+    std::snprintf(text.data(), text.size(), "loss %.6f acc %.2f %%", loss / seen,
+                  100 * right / seen);
+    return text.data();
   }
   Score over_ranks(const zeropage::World& world) const {
     return {world.sum(loss), world.sum(right), world.sum(seen)};
@@ -176,6 +183,8 @@ class Run {
     const zeropage::GatheredParameters whole(model_);
     train_gpt::WeightsHash hash;
     for (const torch::Tensor& parameter : model_.parameters()) hash.add(parameter.detach());
+    const std::string weights = hash.hex();
+    report_by_rank("weights_sha256 " + weights.substr(0, 16) + "...");
     return {
         .way = way,
         .stage = flags_.stage,
@@ -185,7 +194,7 @@ class Run {
         .loss = world_.mean(last_loss_),
         .peak_bytes = peak,
         .accuracy = test_.right / test_.seen,
-        .weights_sha256 = hash.hex()};
+        .weights_sha256 = weights};
   }
 
  private:
@@ -251,8 +260,18 @@ class Run {
     const int64_t in_epoch = loader_.position() / flags_.batch;
     if (in_epoch % flags_.report_every == 0 || in_epoch == loader_.batches()) {
       report("step", since_report_.over_ranks(world_));
+      report_by_rank(since_report_.words());
       since_report_ = {};
     }
+  }
+
+  // What every rank has by itself, in a line each. Collective.
+  void report_by_rank(const std::string& words) const {
+    if (!flags_.by_rank) return;
+    const auto all = world_.gather_text("figures by rank", words);
+    for (size_t rank = 0; world_.rank() == 0 && rank < all.size(); ++rank)
+      std::printf("  rank %zu: %s\n", rank, all[rank].c_str());
+    std::fflush(stdout);
   }
 
   void report(const char* what, const Score& score) const {
@@ -265,8 +284,7 @@ class Run {
     } else {
       std::printf("test ");
     }
-    std::printf("epoch [%ld/%ld] loss %.6f acc %.2f %%\n", epoch, epochs, score.loss / score.seen,
-                100 * score.right / score.seen);
+    std::printf("epoch [%ld/%ld] %s\n", epoch, epochs, score.words().c_str());
     std::fflush(stdout);
   }
 

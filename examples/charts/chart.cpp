@@ -15,8 +15,8 @@ constexpr double kTop = 50;
 constexpr double kApart = 490;  // from panel to panel
 constexpr double kAll = 390;    // the picture's height
 constexpr double kBarsShare = 0.8;
-constexpr std::array<const char*, 6> kColours = {"#c0392b", "#1f618d", "#1e8449",
-                                                 "#d68910", "#7d3c98", "#566573"};
+constexpr std::array<const char*, 6> kColours = {"#c0392b", "#d68910", "#1f618d",
+                                                 "#1e8449", "#7d3c98", "#566573"};
 
 std::string escaped(const std::string& words) {
   std::string safe;

@@ -20,7 +20,7 @@
 namespace train_imagenet {
 namespace {
 
-struct CommandLine {
+struct ClassifyFlags {
   std::string config;
   std::string weights;  // "": the configuration's LOAD_WEIGHTS
   std::string names;    // "": numbers
@@ -52,7 +52,7 @@ void show(const std::string& image, const torch::Tensor& scores,
   }
 }
 
-void classify(const CommandLine& line) {
+void classify(const ClassifyFlags& line) {
   Config config = read_config(line.config, {});
   if (!line.weights.empty()) config.load_weights = line.weights;
   ZP_CHECK(!config.load_weights.empty(),
@@ -82,7 +82,7 @@ void classify(const CommandLine& line) {
 }  // namespace train_imagenet
 
 int main(int argc, char** argv) {
-  train_imagenet::CommandLine line;
+  train_imagenet::ClassifyFlags line;
   CLI::App app("Names what photographs show");
   app.add_option("--config", line.config, "a configuration of train_imagenet")->required();
   app.add_option("--weights", line.weights, "safetensors or a state; default: its LOAD_WEIGHTS");

@@ -37,6 +37,7 @@ struct DataKeys {
   std::vector<double> mean = {0.485, 0.456, 0.406};
   std::vector<double> deviation = {0.229, 0.224, 0.225};
   int64_t loader_threads = 1;
+  bool in_memory = true;
 };
 
 struct TrainKeys {

@@ -71,8 +71,11 @@ constexpr auto table_of(std::type_identity<DataKeys>) {
           {.help = "How much brightness, contrast and saturation vary, 0 to 1"}),
       field<&DataKeys::mean>({.help = "Of red, green and blue, 0 to 1; subtracted"}),
       field<&DataKeys::deviation>({.help = "Of red, green and blue; divided by"}),
-      field<&DataKeys::loader_threads>({.help = "Of a rank, that make batches ahead; 0: none",
-                                        .bounds = Bounds::range(0, 64)})));
+      field<&DataKeys::loader_threads>(
+          {.help = "Of a rank, that make batches ahead; 0: none", .bounds = Bounds::range(0, 64)}),
+      field<&DataKeys::in_memory>(
+          {.help = "All images are read at the start; else each whenever it is used, as for a data "
+                   "set larger than memory"})));
 }
 static_assert(zeropage::memory::tells_all_fields<DataKeys>());
 

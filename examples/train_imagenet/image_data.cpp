@@ -12,7 +12,9 @@ namespace {
 namespace data = zeropage::data;
 
 data::ImageFolderOptions folder_options(const Config& config, int threads) {
-  return {.short_side = config.short_side(), .threads = threads};
+  return {.images_in = config.data.in_memory ? data::ImagesIn::kMemory : data::ImagesIn::kFiles,
+          .short_side = config.short_side(),
+          .threads = threads};
 }
 
 data::Transform augmentation(const DataKeys& keys) {

@@ -29,7 +29,7 @@ class ImageData {
  public:
   using Batch = zeropage::data::PrefetchingLoader::Batch;
 
-  // Reads all images. threads: that read them.
+  // Reads all images, unless they stay in their files. threads: that read them.
   ImageData(const Config& config, int threads);
 
   // Of the network: those of the data, or more.

@@ -16,6 +16,7 @@
 #include "examples/train_imagenet/criterion.h"
 #include "examples/train_imagenet/score.h"
 #include "examples/train_imagenet/training.h"
+#include "state/run_token.h"
 #include "tests/data/data_files.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
@@ -188,9 +189,10 @@ TEST_F(TrainImagenetTest, TheWeightsDoNotDependOnStageRecomputeOffloadOrLoaderTh
     return train(config(overrides), 2);
   };
   const std::string expected = hash("plain", {});
-  EXPECT_EQ(hash("sharded", {"ZERO.STAGE", "3", "ZERO.RECOMPUTE", "selective",
-                             "ZERO.OFFLOAD_OPTIMIZER", "host", "DATA.LOADER_THREADS", "3"}),
-            expected);
+  EXPECT_EQ(
+      hash("sharded", {"ZERO.STAGE", "3", "ZERO.RECOMPUTE", "selective", "ZERO.OFFLOAD_OPTIMIZER",
+                       "host", "DATA.LOADER_THREADS", "3", "DATA.IN_MEMORY", "false"}),
+      expected);
   EXPECT_NE(hash("unmixed", {"TRAIN.MIXUP", "0"}), expected);
 }
 
@@ -241,7 +243,24 @@ TEST_F(TrainImagenetTest, OnOtherRanksEverySampleOfTheEpochComesOnce) {
   EXPECT_EQ(seen, expected);
 }
 
-// The program itself, two ranks as processes.
+TEST_F(TrainImagenetTest, ARunThatLostItsFolderToANewerOneSavesNothingMore) {
+  image_models::ModelRegistry models;
+  int forwards = 0;
+  models.add("watched", [&](const image_models::ModelOptions& options) {
+    return std::make_shared<WatchedNet>(options, [&](const torch::Tensor&) {
+      // Another run takes the folder.
+      if (++forwards == 3) state::RunToken(path("out/states"));
+    });
+  });
+  EXPECT_THAT(error_of([&] {
+                train(config({"MODEL.NAME", "watched"}), 1, models);
+              }),
+              AllOf(HasSubstr("run 1 "), HasSubstr(" has lost this folder to run 2 ")));
+  EXPECT_TRUE(std::filesystem::exists(path("out/states/step-2")));
+  EXPECT_FALSE(std::filesystem::exists(path("out/states/step-4")));
+}
+
+// The programs themselves, two ranks as processes.
 TEST_F(TrainImagenetTest, AProcessThatIsStoppedOrKilledGoesOnToTheSameWeights) {
   const auto command = [&](const std::string& out) {
     return std::string(TRAIN_IMAGENET) + " --ranks 2 OUT_DIR " + path(out) + " DATA.TRAIN " +
@@ -266,6 +285,20 @@ TEST_F(TrainImagenetTest, AProcessThatIsStoppedOrKilledGoesOnToTheSameWeights) {
   EXPECT_EQ(ended_by("KILL", "grep -q 'goes on from' " + path("out/log.txt")).exit_code, 137);
   EXPECT_FALSE(std::filesystem::exists(path("out/weights")));
   EXPECT_EQ(hash(testing::shell(command("out"))), uninterrupted);
+
+  // What was trained names images.
+  const auto classify = [&](const std::string& flags) {
+    return testing::shell(CLASSIFY_IMAGES " --config " + path("out/config.yaml") + " --weights " +
+                          path("out/weights") + " " + flags + " " + path("images/class-1/0.png"));
+  };
+  const testing::Outcome named = classify("--names " + path("out/classes.json"));
+  EXPECT_EQ(named.exit_code, 0) << named.output;
+  EXPECT_THAT(named.output, AllOf(HasSubstr("images/class-1/0.png\n"), HasSubstr("%  class-2")));
+  EXPECT_THAT(classify("").output, HasSubstr("expected how many classes the network has"));
+  EXPECT_THAT(classify("--names " + path("out/config.yaml")).output,
+              HasSubstr("config.yaml: expected a list of names in JSON"));
+  EXPECT_THAT(classify("--names " + path("out/classes.json") + " " + path("none.png")).output,
+              HasSubstr("none.png: "));
 }
 
 TEST_F(TrainImagenetTest, FineTuningLeavesTheHeadOfOtherClassesOutAndSaysSo) {

@@ -164,6 +164,19 @@ TEST_F(ConfigFileTest, TheLearningRateRisesThenFallsAndFollowsTheBatch) {
   EXPECT_DOUBLE_EQ(rate_at(config, 9), 0.1);
 }
 
+TEST_F(ConfigFileTest, ReadsTheConfigurationsThatComeWithIt) {
+  const std::string configs = std::string(ZEROPAGE_SOURCE_DIR) + "/examples/train_imagenet/configs";
+  int count = 0;
+  for (const auto& file : std::filesystem::directory_iterator(configs)) {
+    const Config config = read_config(file.path(), {});
+    // One without data is for classify_images.
+    EXPECT_EQ(error_of([&] { check(config, 4); }).empty(), !config.data.train.empty())
+        << file.path();
+    ++count;
+  }
+  EXPECT_EQ(count, 5);
+}
+
 // The README's table of keys.
 TEST_F(ConfigFileTest, TheReadmeHasTheTableOfKeys) {
   const std::string readme =

@@ -34,7 +34,8 @@ struct GptCaseImpl : TrainedImpl {
   torch::Tensor forward(int64_t seed) override {
     torch::manual_seed(static_cast<uint64_t>(seed));
     const auto tokens = torch::randint(train_gpt::kVocabulary, {4, 129}, torch::kLong);
-    return train_gpt::next_token_loss(gpt(tokens.narrow(1, 0, 128)), tokens.narrow(1, 1, 128));
+    return train_gpt::next_token_loss(gpt(tokens.narrow(1, 0, 128).contiguous()),
+                                      tokens.narrow(1, 1, 128).contiguous());
   }
   train_gpt::Gpt gpt{nullptr};
 };

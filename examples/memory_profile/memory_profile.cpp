@@ -77,7 +77,9 @@ int main(int argc, char** argv) {
       auto world = zeropage::World::from_environment();
       return run_rank(world);
     }
-    return zeropage::World::launch(flags.ranks, run_rank);
+    return zeropage::World::launch(
+        flags.ranks, run_rank, {},
+        {.output = zeropage::comm::LaunchOptions::Output::kRankZeroBare});
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "memory_profile: %s\n", zeropage::memory::message_of(failure).c_str());
     return 1;

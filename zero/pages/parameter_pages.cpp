@@ -42,6 +42,12 @@ void ParameterPages::check_agreement(const std::string& topic,
   }
 }
 
+void ParameterPages::check_stages_agree(const std::string& topic,
+                                        const std::vector<std::string>& lines) const {
+  if (pipeline_world() == nullptr) return;
+  pipeline_world()->check_agreement(topic + ", over the stages of the pipeline", lines);
+}
+
 std::vector<StorageSpec> ParameterPages::group_by_storage() {
   std::vector<StorageSpec> storages;
   std::unordered_map<const c10::StorageImpl*, size_t> known;
@@ -54,7 +60,8 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
                           .numel = memory::storage_numel(named.tensor),
                           .dtype = named.dtype,
                           .requires_grad = named.tensor.requires_grad(),
-                          .unit = named.unit});
+                          .unit = named.unit,
+                          .alone = named.is_tied});
       storages_.emplace_back();
     }
     StorageSpec& storage = storages[at->second];

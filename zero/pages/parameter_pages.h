@@ -16,6 +16,7 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include "zero/layout/model_part.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
@@ -56,6 +57,8 @@ class ParameterPages {
     Options sharding = {.stage = Stage::kReplicated};
     // Null: all stays on the device.
     std::shared_ptr<PageOffload> page_offload = nullptr;
+    // Null: of a whole model.
+    std::shared_ptr<const ModelPart> part = nullptr;
   };
 
   // is_deferred: of a module that was constructed without memory, on the meta device.
@@ -72,8 +75,16 @@ class ParameterPages {
   const comm::World* tensor_world() const {
     return tensor_world_ && tensor_world_->size() > 1 ? &*tensor_world_ : nullptr;
   }
-  // World::check_agreement() over both.
+  // What of the model these parameters are; null where they are all of it.
+  const std::shared_ptr<const ModelPart>& part() const { return options_.part; }
+  // The ranks that have the other parameters; null where there are none beside this one.
+  const comm::World* pipeline_world() const {
+    return options_.part && options_.part->ranks.size() > 1 ? &options_.part->ranks : nullptr;
+  }
+  // World::check_agreement() over those that have the same parameters, or slices of them.
   void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
+  // The same over the stages of a pipeline.
+  void check_stages_agree(const std::string& topic, const std::vector<std::string>& lines) const;
   const std::vector<PageLayout>& layouts() const { return layouts_; }
   // What the pages were made with.
   const Options& options() const { return options_.sharding; }

@@ -30,8 +30,8 @@ struct Accumulator::Parts {
     seen.loss_scaler = verdicts.scaler().options();
     std::vector<std::string> lines;
     memory::describe_fields("", seen, lines);
-    sharded.pages->check_agreement("the accumulator", lines);
-    sharded.pages->check_stages_agree("the accumulator", lines);
+    check_agreement(*sharded.pages, "the accumulator", lines);
+    check_stages_agree(*sharded.pages, "the accumulator", lines);
   }
 
   StepVerdicts verdicts;

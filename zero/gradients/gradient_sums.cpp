@@ -184,7 +184,7 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, const SumsOfRank& own) {
     if (group->device().is_meta()) by_slice.assign(by_slice.size(), all);
     all = over_slices(by_slice);
   }
-  const comm::World* const stages = pages.pipeline_world();
+  const comm::World* const stages = pipeline_world_of(pages);
   return stages == nullptr ? all : over_stages(exchange(*stages, without_flags(all)), all);
 }
 
@@ -314,7 +314,7 @@ ExactSum GradientSummer::sum_weight(const ExactSum& weight) const {
 
 bool GradientSummer::can_start() const {
   // Stages tell each other by their hosts.
-  if (pages_->pipeline_world() != nullptr) return false;
+  if (pipeline_world_of(*pages_) != nullptr) return false;
   const c10::Device device = pages_->world().communicator().device();
   if (!memory::has_streams(device.type())) return false;
   for (size_t page = 0; page < pages_->layouts().size(); ++page) {

@@ -15,7 +15,7 @@ std::vector<std::string> names_of(const ParameterPages& pages,
 std::vector<std::string> names_over_stages(const ParameterPages& pages,
                                            const std::vector<size_t>& parameters) {
   const std::vector<std::string> own = names_of(pages, parameters);
-  const comm::World* const stages = pages.pipeline_world();
+  const comm::World* const stages = pipeline_world_of(pages);
   if (stages == nullptr) return own;
   std::string text;
   for (const std::string& name : own) text += name + '\n';

@@ -45,6 +45,17 @@ struct PlacedStorage {
 // The parameter's place in a flat buffer that is laid out as its page; shaped as the parameter.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed);
 
+class ParameterPages;
+
+// The stages of a pipeline that have the model's other parameters; null where there are none beside this one.
+const comm::World* pipeline_world_of(const ParameterPages& pages);
+// World::check_agreement() over the ranks that have the same parameters, or slices of them.
+void check_agreement(const ParameterPages& pages, const std::string& topic,
+                     const std::vector<std::string>& lines);
+// The same over the stages of a pipeline.
+void check_stages_agree(const ParameterPages& pages, const std::string& topic,
+                        const std::vector<std::string>& lines);
+
 // Whether two tensors of the same sizes are the same elements of the same storage, as one and its
 // detach() are.
 bool same_elements(const at::Tensor& left, const at::Tensor& right);
@@ -77,14 +88,6 @@ class ParameterPages {
   }
   // What of the model these parameters are; null where they are all of it.
   const std::shared_ptr<const ModelPart>& part() const { return options_.part; }
-  // The ranks that have the other parameters; null where there are none beside this one.
-  const comm::World* pipeline_world() const {
-    return options_.part && options_.part->ranks.size() > 1 ? &options_.part->ranks : nullptr;
-  }
-  // World::check_agreement() over those that have the same parameters, or slices of them.
-  void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
-  // The same over the stages of a pipeline.
-  void check_stages_agree(const std::string& topic, const std::vector<std::string>& lines) const;
   const std::vector<PageLayout>& layouts() const { return layouts_; }
   // What the pages were made with.
   const Options& options() const { return options_.sharding; }

@@ -110,13 +110,13 @@ class Owners {
   std::unordered_map<const at::TensorImpl*, std::set<int>> ranks_of_;
 };
 
-// Registers those of the modules below `whole` in `stage`, each by its path.
+// Registers those of the modules below `whole` in another module, each by its path.
 bool register_own(const Module& whole, const std::unordered_set<const Module*>& own,
-                  Module& stage) {
+                  Module& part_of_model) {
   bool any = false;
   for (const auto& child : whole.named_children()) {
     if (own.contains(child.value().get())) {
-      stage.register_module(child.key(), child.value());
+      part_of_model.register_module(child.key(), child.value());
       any = true;
       continue;
     }
@@ -126,14 +126,14 @@ bool register_own(const Module& whole, const std::unordered_set<const Module*>& 
     const std::shared_ptr<Module> path =
         is_list ? std::make_shared<torch::nn::ModuleListImpl>() : std::make_shared<Module>();
     if (!register_own(*child.value(), own, *path)) continue;
-    stage.register_module(child.key(), path);
+    part_of_model.register_module(child.key(), path);
     any = true;
   }
   return any;
 }
 
 // Gives the stage's tensors their values; those of others are computed for the random numbers, and let go.
-void fill(const Module& whole, const Module& stage, const memory::ConstructionTape& tape) {
+void fill(const Module& whole, const Module& part_of_model, const memory::ConstructionTape& tape) {
   std::vector<at::Tensor> targets, own;
   const auto collect = [&tape](const Module& module, std::vector<at::Tensor>& tensors) {
     for (const auto& of_module : {module.parameters(), module.buffers()}) {
@@ -143,7 +143,7 @@ void fill(const Module& whole, const Module& stage, const memory::ConstructionTa
     }
   };
   collect(whole, targets);
-  collect(stage, own);
+  collect(part_of_model, own);
   std::unordered_map<const c10::StorageImpl*, std::vector<at::Tensor>> by_storage;
   for (const at::Tensor& tensor : own) {
     by_storage[tensor.storage().unsafeGetStorageImpl()].push_back(tensor);
@@ -165,10 +165,10 @@ std::optional<comm::World> join_ends(const comm::World& ranks) {
   return is_end ? std::optional(std::move(ends)) : std::nullopt;
 }
 
-void take_values_of_first(const ModelPart& part, const Module& stage) {
+void take_values_of_first(const ModelPart& part, const Module& part_of_model) {
   if (!part.tied || part.tied->device().is_meta()) return;
   const at::NoGradGuard no_grad;
-  for (at::Tensor& tensor : stage.parameters()) {
+  for (at::Tensor& tensor : part_of_model.parameters()) {
     const auto known = part.own.find(tensor.unsafeGetTensorImpl());
     if (known == part.own.end() || !part.parameters[known->second].copy_on) continue;
     const at::Tensor values = tensor.contiguous().clone();

@@ -37,7 +37,7 @@ enum class Head : uint8_t { kOwn, kTied };
 
 // tokens [batch, length] -> logits [batch, length, kVocabulary]
 struct ModelImpl : torch::nn::Module {
-  explicit ModelImpl(Head of_model = Head::kOwn, int64_t count = 6) {
+  explicit ModelImpl(Head of_model, torch::ScalarType dtype, int64_t count = 6) {
     torch::manual_seed(3);
     embedding = register_module("embedding", torch::nn::Embedding(kVocabulary, kWidth));
     blocks = register_module("blocks", torch::nn::ModuleList());
@@ -49,7 +49,7 @@ struct ModelImpl : torch::nn::Module {
     }
     const torch::NoGradGuard no_grad;
     for (torch::Tensor& parameter : parameters()) parameter.normal_(0, 0.3);
-    to(torch::kDouble);
+    to(dtype);
   }
   torch::Tensor forward(const torch::Tensor& tokens) {
     torch::Tensor x = embedding(tokens);
@@ -95,21 +95,26 @@ struct Shape {
   int chunks = 1;
   int micro_batches = 4;
   Head head = Head::kOwn;
+  // In double, or in bfloat16 with a scaled loss.
+  bool low_precision = false;
 
   int ranks() const { return pipeline * data * tensor; }
+  torch::ScalarType dtype() const { return low_precision ? torch::kFloat : torch::kDouble; }
   friend std::ostream& operator<<(std::ostream& out, const Shape& shape) {
     return out << "pipeline " << shape.pipeline << ", data " << shape.data << ", tensor "
                << shape.tensor << ", stage " << shape.stage << ", schedule "
                << static_cast<int>(shape.schedule) << ", chunks " << shape.chunks
-               << (shape.head == Head::kTied ? ", tied" : "");
+               << (shape.head == Head::kTied ? ", tied" : "")
+               << (shape.low_precision ? ", bfloat16" : "");
   }
 };
 
-inline Options options_of(int stage) {
+inline Options options_of(const Shape& shape) {
   constexpr Stage kStages[] = {Stage::kReplicated, Stage::kOptimizerState, Stage::kGradients,
                                Stage::kParameters};
   Options options;
-  options.stage = kStages[stage];
+  options.stage = kStages[shape.stage];
+  if (shape.low_precision) options.compute_dtype = torch::kBFloat16;
   options.page_bytes = 4096;
   options.update_by = UpdateBy::kClass;
   return options;
@@ -124,8 +129,10 @@ inline torch::Tensor tokens_of(int64_t sample) {
 }
 
 inline torch::Tensor loss_of(const torch::Tensor& logits, int64_t sample) {
-  return torch::nn::functional::cross_entropy(logits.view({-1, kVocabulary}),
-                                              tokens_of(sample + 1).view({-1}));
+  return torch::nn::functional::cross_entropy(
+      logits.to(logits.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat)
+          .view({-1, kVocabulary}),
+      tokens_of(sample + 1).view({-1}));
 }
 
 // The number of a micro-batch, over steps and the ranks that get other samples.
@@ -146,7 +153,10 @@ inline const TensorParallelPlan& whole_plan() {
 }
 
 inline AccumulatorOptions accumulator_of(const Shape& shape) {
-  return {.micro_steps = shape.micro_batches, .clip_norm = 0.5};
+  AccumulatorOptions options{.micro_steps = shape.micro_batches, .clip_norm = 0.5};
+  if (shape.low_precision)
+    options.loss_scaler = accumulate::LossScalerOptions{.initial_scale = 1024};
+  return options;
 }
 
 // Without a pipeline, on shape.data ranks.
@@ -157,9 +167,9 @@ inline Outcome train_whole(const Shape& shape, int steps) {
     Model module{nullptr};
     {
       const std::lock_guard lock(construction);
-      module = Model(shape.head);
+      module = Model(shape.head, shape.dtype());
     }
-    DistributedDataParallel<Model> model(module, world, options_of(shape.stage));
+    DistributedDataParallel<Model> model(module, world, options_of(shape));
     Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.01));
     Accumulator accumulator(model, accumulator_of(shape));
     for (int step = 0; step < steps; ++step) {
@@ -185,13 +195,13 @@ struct PipelineRun {
   PipelineRun(World& world, const Shape& of_run, PipelineOptions options = {})
       : shape(of_run),
         mesh(world, {{"pipeline", shape.pipeline}, {"data", shape.data}, {"tensor", shape.tensor}}),
-        model(make_stage(), mesh, options_of(shape.stage)),
+        model(make_stage(), mesh, options_of(shape)),
         optimizer(model, torch::optim::AdamWOptions(0.01)),
         pipeline(model, with(std::move(options))) {}
 
   std::shared_ptr<PipelineStage> make_stage() {
     auto stage =
-        pipeline_stage<Model>([head = shape.head] { return Model(head); }, &layers_of_model,
+        pipeline_stage<Model>([&] { return Model(shape.head, shape.dtype()); }, &layers_of_model,
                               mesh["pipeline"], {.chunks = shape.chunks});
     if (shape.tensor > 1) tensor_parallel(*stage, mesh["tensor"], whole_plan());
     return stage;

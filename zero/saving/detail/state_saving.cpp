@@ -25,10 +25,15 @@ Range written_part(const ParameterPages& pages, size_t page) {
   return pages.layouts()[page].shard(pages.shards().rank());
 }
 
-// Of ranks that have slices of parameters, the first one writes what all of them have.
+bool is_first_of_slices(const ParameterPages& pages) {
+  return pages.tensor_world() == nullptr || pages.tensor_world()->rank() == 0;
+}
+
+// Of ranks that have slices of parameters, the first one writes what all of them have; of two stages that have a
+// parameter, the first.
 bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
-  const comm::World* const slices = pages.tensor_world();
-  return placed.parameter.slice || slices == nullptr || slices->rank() == 0;
+  if (placed.parameter.counts_elsewhere) return false;
+  return placed.parameter.slice || is_first_of_slices(pages);
 }
 
 // values: of elements of the page from `first` on, all that are in `range`.
@@ -80,9 +85,8 @@ void collect_average(const ParameterPages& pages, WeightAverage& average, const 
   }
 }
 
-void put_steps(const ParameterPages& pages, const StatePlan& plan, StateSink& sink) {
-  for (const auto& [index, steps] : plan.steps) {
-    const std::string& name = pages.parameters()[index].parameter.name();
+void put_steps(const StatePlan& plan, StateSink& sink) {
+  for (const auto& [name, steps] : plan.steps) {
     sink.put(plan.optimizer->offset(state_name(name, kStepState)),
              {reinterpret_cast<const char*>(&steps), sizeof(steps)});
   }
@@ -121,8 +125,9 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
   const ShardedParameters& sharded = sharded_parameters_of(model);
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
-  if (model.all_ranks().rank() == 0) {
-    sink.put(0, plan.weights.prefix());
+  if (model.all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());
+  // A stage of a pipeline has buffers of its own.
+  if (model.world().rank() == 0 && is_first_of_slices(pages)) {
     for (const NamedParameter& buffer : buffers_of(model.named_buffers())) {
       if (buffer.tensor.numel() == 0) continue;
       const at::ScalarType dtype = saved_dtype(buffer.tensor.scalar_type(), plan.weights_as);
@@ -138,7 +143,7 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     if (plan.weights_as == WeightsAs::kAverage) {
       const at::Tensor values = pages_of(*plan.average).average(page).to(saved_as);
       for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page) continue;
+        if (placed.page != page || !writes(pages, placed)) continue;
         put_runs(placed, range, values, owned_range.begin, plan.weights, name_of(placed.parameter),
                  sink);
       }
@@ -163,7 +168,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
   const PlannedFile& file = *plan.optimizer;
   if (model.all_ranks().rank() == 0) {
     sink.put(0, file.prefix());
-    put_steps(pages, plan, sink);
+    put_steps(plan, sink);
   }
   collect_masters(sharded_parameters_of(model), file, sink);
   if (plan.average != nullptr) collect_average(pages, *plan.average, file, sink);

@@ -2,6 +2,8 @@
 //
 //   train_imagenet --config resnet18.yaml --ranks 2 OUT_DIR /tmp/run TRAIN.EPOCHS 2
 #include <algorithm>
+#include <chrono>
+#include <csignal>
 #include <exception>
 #include <iostream>
 #include <thread>
@@ -21,14 +23,21 @@ struct CommandLine {
   std::vector<std::string> overrides;
 };
 
-void run_rank(const Config& config, zeropage::World& world) {
+// As if SIGTERM had ended the process. Whoever started it may start it again (examples/cluster/train.sbatch).
+constexpr int kEndedBySigterm = 128 + SIGTERM;
+// What local ranks get after SIGTERM to end their step and save.
+constexpr std::chrono::minutes kGraceOfSave{5};
+
+int run_rank(const Config& config, zeropage::World& world) {
   const auto cores = static_cast<int>(std::thread::hardware_concurrency());
   torch::set_num_threads(config.run.threads > 0 ? static_cast<int>(config.run.threads)
                                                 : std::max(1, cores / world.local_size()));
   // A network of yours: models.add("name", ...).
   const auto models = image_models::ModelRegistry::standard();
   const std::string hash = run(config, models, world);
+  if (hash.empty()) return kEndedBySigterm;
   if (world.rank() == 0) std::cout << "weights_sha256 " << hash << std::endl;
+  return 0;
 }
 
 int start(const CommandLine& line) {
@@ -37,17 +46,12 @@ int start(const CommandLine& line) {
   if (config.run.device == DeviceName::kCuda) options.device = c10::kCUDA;
   if (zeropage::launched_by_environment()) {
     auto world = zeropage::World::from_environment(options);
-    run_rank(config, world);
-    return 0;
+    return run_rank(config, world);
   }
   check(config, line.ranks);
-  return zeropage::World::launch(
-      line.ranks,
-      [&](zeropage::World& world) {
-        run_rank(config, world);
-        return 0;
-      },
-      options);
+  return zeropage::World::launch(line.ranks,
+                                 [&](zeropage::World& world) { return run_rank(config, world); },
+                                 options, {.grace = kGraceOfSave});
 }
 
 }  // namespace

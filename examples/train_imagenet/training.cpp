@@ -77,6 +77,8 @@ class Run {
     zeropage::save_weights(out_.file("average"), trained_.model(), state_, options);
   }
 
+  bool was_stopped() const { return was_stopped_; }
+
   std::string weights_sha256() {
     const zeropage::GatheredParameters whole(trained_.model());
     train_gpt::WeightsHash hash;
@@ -216,7 +218,7 @@ std::string run(const Config& config, const image_models::ModelRegistry& models,
   check(config, world.size());
   Run run(config, models, world);
   run.train();
-  return run.weights_sha256();
+  return run.was_stopped() ? "" : run.weights_sha256();
 }
 
 }  // namespace train_imagenet

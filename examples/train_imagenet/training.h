@@ -9,7 +9,7 @@
 
 namespace train_imagenet {
 
-// Collective. Returns the SHA-256 of the weights as they are in the end.
+// Collective. Returns the SHA-256 of the weights as they are in the end; "" where SIGTERM ended the run after a save.
 std::string run(const Config& config, const image_models::ModelRegistry& models,
                 zeropage::World& world);
 

@@ -12,6 +12,8 @@
 #include <parallel/sequence.h>
 #include <parallel/vocabulary.h>
 #include <planning/plan.h>
+#include <profile/profiler.h>
+#include <profile/testing.h>
 #include <string>
 #include <vector>
 #include <zero/zeropage.h>

@@ -34,6 +34,11 @@ class Lanes {
     for (Building& building : lanes_) {
       building.close(step_.duration_ns);
       end_reduction(building, step_.duration_ns);
+      // They lie over the others.
+      auto& stretches = building.lane.stretches;
+      std::stable_partition(stretches.begin(), stretches.end(), [](const PageStretch& stretch) {
+        return stretch.state != PageState::kReducing;
+      });
       lanes.push_back(std::move(building.lane));
     }
     return lanes;

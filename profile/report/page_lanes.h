@@ -19,7 +19,8 @@ struct PageStretch {
   int64_t end_ns = 0;
 };
 
-// The stretches of the parameters follow each other; those of the gradient's reductions lie over them.
+// The stretches of the parameters follow each other. Those of the gradient's reductions come after them, and lie
+// over them.
 struct PageLane {
   std::string page;
   int64_t bytes = 0;  // of the whole page; 0: not known

@@ -107,7 +107,10 @@ void PageReductions::finish() {
   }
   const comm::Pending agreement = present_.start_agreeing(pages_->world().communicator());
   end_all();
-  agreement.wait();
+  {
+    const memory::OwnerScope owner("which parameters have gradients");
+    agreement.wait();
+  }
   for (const size_t page : training_.pages()) gradients_[page].hand_over(present_);
   buckets_.note_reduced();
   next_ = 0;

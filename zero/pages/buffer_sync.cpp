@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "memory/event_sink.h"
 #include "memory/ledger.h"
 #include "operators/operator_interceptor.h"
 
@@ -35,6 +36,7 @@ void BufferSync::broadcast_from_rank_zero() const {
     std::vector<at::Tensor> flattened;
     for (const at::Tensor& buffer : buffers) flattened.push_back(buffer.reshape({-1}));
     const at::Tensor together = at::cat(flattened);
+    const memory::OwnerScope owner("the module's buffers");
     world_.communicator().broadcast(together, /*root=*/0, "the module's buffers").wait();
     if (world_.rank() == 0) continue;
     int64_t offset = 0;

@@ -6,9 +6,9 @@
 #include <unordered_set>
 #include <utility>
 
+#include "memory/charge_check.h"
 #include "memory/charged_by_hand.h"
 #include "memory/check.h"
-#include "memory/memory_limit.h"
 
 namespace zeropage::memory {
 namespace {
@@ -180,7 +180,7 @@ int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
 
 void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
   std::unique_lock lock(mutex_);
-  if (is_limited_) MemoryLimitScope::check(*this, lock, device, kind, bytes);
+  if (is_limited_) check_charge(*this, lock, device, kind, bytes);
   note_by_hand(bytes, device);
   Account& account = accounts_[index_of(device)];
   account.add(kind, bytes);
@@ -196,7 +196,7 @@ void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
 void Ledger::charge_offloaded(Tier tier, Kind kind, int64_t bytes) {
   std::unique_lock lock(mutex_);
   if (is_limited_ && tier == Tier::kHost) {
-    MemoryLimitScope::check(*this, lock, std::nullopt, kind, bytes);
+    check_charge(*this, lock, std::nullopt, kind, bytes);
   }
   Account& account = offloaded_[index_of(tier)];
   account.add(kind, bytes);

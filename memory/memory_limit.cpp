@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include "memory/bytes.h"
+#include "memory/charge_check.h"
 #include "memory/check.h"
 #include "memory/memory_table.h"
 
@@ -81,6 +82,11 @@ void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>&
       }
     }
   }
+}
+
+void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock,
+                  std::optional<c10::DeviceType> device, Kind kind, int64_t bytes) {
+  MemoryLimitScope::check(ledger, lock, device, kind, bytes);
 }
 
 std::string MemoryLimitScope::advice(const Ledger& ledger, c10::DeviceType device,

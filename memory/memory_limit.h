@@ -52,8 +52,7 @@ class MemoryLimitScope {
   MemoryLimitScope(const MemoryLimitScope&) = delete;
   MemoryLimitScope& operator=(const MemoryLimitScope&) = delete;
 
-  // Throws where a limit of the ledger leaves no room for what is about to be charged to it. device: none for
-  // what is offloaded to the host. lock: holds the ledger's mutex, and is unlocked before this throws.
+  // check_charge() (memory/charge_check.h).
   static void check(const Ledger& ledger, std::unique_lock<std::mutex>& lock,
                     std::optional<c10::DeviceType> device, Kind kind, int64_t bytes);
   // What everybody on this ledger advises.

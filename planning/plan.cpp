@@ -250,7 +250,9 @@ class Attempt {
 
 // What of it the arrangement has.
 PagingSetting effective(PagingSetting paging, const Arrangement& arrangement) {
-  if (!arrangement.stage.parameters) paging.prefetch_bytes = Options::kTwoLargestPages;
+  Options options;
+  options.stage = arrangement.stage;
+  if (!shards_parameters(options)) paging.prefetch_bytes = Options::kTwoLargestPages;
   if (!arrangement.optimizer_leaves) paging.step = StepWhen::kInStep;
   return paging;
 }

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "memory/bytes.h"
+#include "zero/plan/byte_plan.h"
 
 namespace zeropage {
 
@@ -27,6 +28,16 @@ std::string_view name(CheckpointPolicy policy) {
   return kNames[static_cast<size_t>(policy)];
 }
 
+namespace {
+
+bool shards_parameters(const PlannedSetting& setting) {
+  Options options;
+  options.stage = setting.stage;
+  return shards_parameters(options);
+}
+
+}  // namespace
+
 std::string to_string(const PlannedSetting& setting) {
   std::string text = "stage " + text_of(setting.stage);
   if (setting.optimizer != Tier::kDevice) {
@@ -41,7 +52,7 @@ std::string to_string(const PlannedSetting& setting) {
   if (paging.page_bytes != Options::kPageBytesOfDevice) {
     text += ", pages of " + memory::format_bytes(paging.page_bytes);
   }
-  if (paging.prefetch_bytes == 0 && setting.stage.parameters) text += ", no prefetch";
+  if (paging.prefetch_bytes == 0 && shards_parameters(setting)) text += ", no prefetch";
   if (paging.step == StepWhen::kInBackward && setting.optimizer != Tier::kDevice) {
     text += ", step in backward";
   }
@@ -60,7 +71,7 @@ Options options_of(const Options& training, const PlannedSetting& setting) {
     options.offload.step = paging.step;
   }
   if (paging.page_bytes != Options::kPageBytesOfDevice) options.page_bytes = paging.page_bytes;
-  if (setting.stage.parameters) {
+  if (shards_parameters(options)) {
     if (paging.prefetch_bytes != Options::kTwoLargestPages) {
       options.prefetch_bytes = paging.prefetch_bytes;
     }

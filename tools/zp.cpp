@@ -15,6 +15,7 @@
 #include "comm/launcher/launch_fields.h"
 #include "comm/launcher/launcher.h"
 #include "tools/plan_command.h"
+#include "tools/schedule_command.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
 #include "tools/topology_command.h"
@@ -103,6 +104,7 @@ int run_zp(int argc, char** argv) {
   std::vector<std::unique_ptr<Subcommand>> subcommands;
   subcommands.push_back(std::make_unique<RunCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::PlanCommand>(zp));
+  subcommands.push_back(std::make_unique<zeropage::tools::ScheduleCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::TopologyCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::StateCommand>(zp));
   // The parser would hand what follows "--" to zp instead of the subcommand.

@@ -61,13 +61,6 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
   return options;
 }
 
-// A micro-batch, whose values do not matter.
-Batch batch_without_values(const Flags& flags) {
-  const auto options = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
-  const std::vector<int64_t> sizes = {flags.batch, flags.model.sequence};
-  return {torch::empty(sizes, options), torch::empty(sizes, options)};
-}
-
 zeropage::ModelToPlan<Gpt> model_to_plan(const Flags& flags) {
   return {
       .construct = [&flags] { return Gpt(flags.model, flags.seed); },

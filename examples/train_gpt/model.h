@@ -21,6 +21,8 @@ Model make_model(const Places& places, const Flags& flags);
 int64_t parameters_of(const GptConfig& config);
 std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
 
+// A micro-batch on the meta device.
+Batch batch_without_values(const Flags& flags);
 torch::Tensor loss_of(Model& model, const Batch& batch);
 double mean_over_ranks(const zeropage::comm::World& world, double value);
 

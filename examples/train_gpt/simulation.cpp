@@ -48,12 +48,6 @@ zeropage::comm::Link link_of(const std::pair<double, double>& flag) {
   return {.latency_seconds = flag.first * 1e-6, .bytes_per_second = flag.second * 1e9};
 }
 
-Batch batch_without_values(const Flags& flags) {
-  const auto options = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
-  const std::vector<int64_t> sizes = {flags.batch, flags.model.sequence};
-  return {torch::empty(sizes, options), torch::empty(sizes, options)};
-}
-
 void add(SimulatedCost& sum, const SimulatedCost& cost) {
   sum.calls += cost.calls;
   sum.sent += cost.sent;

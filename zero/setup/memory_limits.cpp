@@ -133,22 +133,16 @@ std::string cheapest_changes(const Options& options, const std::vector<PageLayou
                              int rank, int ranks, bool device_is_host,
                              const MemoryShortage& shortage) {
   Changes changes(layouts, rank, ranks, device_is_host, shortage);
+  // A stage that the options have already saves nothing.
   for (int stage = 1; stage <= 2; ++stage) {
-    const Options higher = at_stage(options, stage);
-    const bool is_higher =
-        (stage == 1 && !options.stage.optimizer_state) || (stage == 2 && !options.stage.gradients);
-    if (is_higher && !options.stage.parameters) {
-      changes.try_options(c10::str("stage ", stage), options, higher);
-    }
+    changes.try_options(c10::str("stage ", stage), options, at_stage(options, stage));
   }
   // A region keeps its inputs alone, and the largest is there while it is repeated.
   constexpr int64_t kLeftOfActivations = 4;
   const int64_t activations = shortage.on_device.activations();
   changes.add(c10::str("activations that are computed again (checkpointing/), about"),
               activations - activations / kLeftOfActivations);
-  if (!options.stage.parameters) {
-    changes.try_options("stage 3", options, at_stage(options, 3));
-  }
+  changes.try_options("stage 3", options, at_stage(options, 3));
   if (!device_is_host && options.offload.optimizer == Tier::kDevice) {
     changes.try_options("options.offload.optimizer on the host", options,
                         offloaded(options, Tier::kHost));

@@ -196,14 +196,17 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
       StateAccess::kRead, [&](size_t, OwnedState& owned) { of_page.push_back(owned); }, put_page);
 }
 
-SharedSave::SharedSave(comm::World texts, std::filesystem::path target)
-    : texts_(std::move(texts)), target_(std::move(target)) {}
+SharedSave::SharedSave(comm::World texts, std::filesystem::path target,
+                       const state::RunToken* token)
+    : texts_(std::move(texts)), target_(std::move(target)), token_(token) {}
 
 SharedSave::~SharedSave() = default;
 
 std::filesystem::path SharedSave::create(const StatePlan& plan) {
   const json folder = settle(texts_, "saving " + target_.string(), nullptr, nullptr, [&](auto&) {
-    state_ = std::make_unique<state::NewState>(target_);
+    const auto held = token_ == nullptr ? nullptr : token_->hold();
+    state_ = std::make_unique<state::NewState>(
+        target_, token_ == nullptr ? "" : std::to_string(token_->number()));
     state_->create_file(plan.weights.name(), plan.weights.bytes());
     if (plan.optimizer) state_->create_file(plan.optimizer->name(), plan.optimizer->bytes());
     return json(state_->directory().string());
@@ -220,7 +223,14 @@ SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
                      .bytes = static_cast<int64_t>(plan.bytes()),
                      .bytes_of_rank = bytes_of(pieces.weights) + bytes_of(pieces.optimizer)};
   const auto end = c10::make_scope_exit([&] { state_.reset(); });
-  settle(texts_, "saving " + target_.string(), own, error, [&](const auto& by_rank) -> json {
+  // Told instead of what ranks met in a folder that a newer run has removed. The folder is not held for as long
+  // as the slowest rank takes.
+  const std::exception_ptr taken = error_of([&] {
+    if (token_ != nullptr) token_->hold();
+  });
+  const std::exception_ptr first = taken ? taken : error;
+  settle(texts_, "saving " + target_.string(), own, first, [&](const auto& by_rank) -> json {
+    const auto held = token_ == nullptr ? nullptr : token_->hold();
     state::Manifest manifest{.step = plan.step, .content = plan.content};
     if (plan.optimizer) {
       manifest.files.push_back(entry_of(*plan.optimizer, by_rank, "optimizer"));
@@ -228,6 +238,7 @@ SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
     manifest.files.push_back(entry_of(plan.weights, by_rank, "weights"));
     state_->commit(manifest, update_latest);
     report.notes = state_->notes();
+    if (held && !held->note().empty()) report.notes.push_back(held->note());
     const auto removed = state::remove_old_states(target_.parent_path(), keep);
     report.notes.insert(report.notes.end(), removed.begin(), removed.end());
     return nullptr;

@@ -1,0 +1,21 @@
+// A step of a pipeline as an SVG picture: a row a rank, a box an action, and a time axis. It is readable on light and dark pages.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "parallel/schedule/timeline.h"
+
+namespace zeropage::tools {
+
+struct SchedulePicture {
+  std::string title;
+  int chunks = 1;                        // of each rank
+  std::vector<double> peak_activations;  // [ranks], in micro-batches
+  parallel::Timeline timeline;
+};
+
+// Wider than tall; the same picture gives the same bytes.
+std::string svg(const SchedulePicture& picture);
+
+}  // namespace zeropage::tools

@@ -30,7 +30,7 @@
 namespace train_gpt {
 namespace {
 
-// More would take longer than it tells.
+// More would take longer than they tell.
 constexpr int64_t kMostHeldOutWindows = 64;
 
 using zeropage::memory::Breakdown;
@@ -192,12 +192,30 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, M
   return !stopped;
 }
 
+// As many windows as a minute has room for, which all ranks take from the slowest one's steps. A forward is a
+// third of a micro-step.
+int64_t windows_to_hold_out(const zeropage::comm::World& world, const Flags& flags,
+                            const TextData& data, const RunFigures& run) {
+  constexpr double kSeconds = 60;
+  const auto micro_steps = static_cast<double>(flags.accumulator.micro_steps);
+  const auto of_a_window =
+      torch::full({1}, median(run.step_seconds) / micro_steps / 3, torch::kFloat64);
+  world.communicator()
+      .all_reduce(of_a_window, zeropage::comm::ReduceOp::kMax, "the time of a window")
+      .wait();
+  const auto that_fit = static_cast<int64_t>(kSeconds / of_a_window.item<double>()) * world.size();
+  return std::min(
+      {kMostHeldOutWindows, data.held_out_windows(), std::max<int64_t>(that_fit, world.size())});
+}
+
 // Ranks take turns over the windows, and all run forward as often: at stage 3 it is collective.
-double held_out_loss(const zeropage::comm::World& world, const TextData& data, Model& model) {
+double held_out_loss(const zeropage::comm::World& world, const TextData& data, Model& model,
+                     int64_t windows) {
+  constexpr auto kSilence = std::chrono::seconds(10);
   const torch::NoGradGuard no_grad;
   model.eval();
-  const int64_t windows = std::min(kMostHeldOutWindows, data.held_out_windows());
   const auto sum_and_count = torch::zeros({2}, torch::kFloat64);
+  auto last_line = Clock::now();
   for (int64_t first = 0; first < windows; first += world.size()) {
     const int64_t window = first + world.rank();
     const auto loss = loss_of(
@@ -205,6 +223,10 @@ double held_out_loss(const zeropage::comm::World& world, const TextData& data, M
     if (window >= windows) continue;
     sum_and_count[0] += loss.item<double>();
     sum_and_count[1] += 1;
+    if (world.rank() != 0 || Clock::now() - last_line < kSilence) continue;
+    last_line = Clock::now();
+    std::cout << "held out: " << std::min(first + world.size(), windows) << "/" << windows
+              << " windows" << std::endl;
   }
   world.communicator()
       .all_reduce(sum_and_count, zeropage::comm::ReduceOp::kSum, "the held-out loss")
@@ -291,7 +313,8 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   if (run.utilisation_per_token_rate) {
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
-  run.held_out_loss = held_out_loss(places.data, data, model);
+  run.held_out_windows = windows_to_hold_out(places.data, flags, data, run);
+  run.held_out_loss = held_out_loss(places.data, data, model, run.held_out_windows);
   if (!places.mesh) {
     WeightsHash hash;
     zeropage::visit_parameters(
@@ -306,8 +329,9 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   if (!flags.memory_snapshot_path.empty()) {
     zeropage::memory::write_cuda_memory_snapshot(flags.memory_snapshot_path);
   }
-  std::printf("held-out loss %.4f (first training loss %.4f)\n\n%s", run.held_out_loss,
-              run.loss.front(), table(flags, run, ranks).c_str());
+  std::printf("held-out loss %.4f over %lld windows (first training loss %.4f)\n\n%s",
+              run.held_out_loss, static_cast<long long>(run.held_out_windows), run.loss.front(),
+              table(flags, run, ranks).c_str());
   if (!text.empty()) std::printf("\nsample, after the |:\n%s\n", text.c_str());
   if (!flags.json_path.empty()) write_json(flags, run, ranks);
 }

@@ -259,8 +259,8 @@ std::function<void(const at::Tensor& gradient)> GradientSummer::note_passing(siz
 
 // What is kept of gradients that are gone is of all parameters together.
 void GradientSummer::check_one_group(const std::vector<int>& group_of) const {
-  const bool is_one = std::all_of(group_of.begin(), group_of.end(),
-                                  [](int group) { return group == 0; });
+  const bool is_one =
+      std::all_of(group_of.begin(), group_of.end(), [](int group) { return group == 0; });
   ZP_CHECK(is_one,
            "norms of gradients by group: backward has updated their pages and freed them "
            "(options.offload.step kInBackward); use StepWhen::kInStep");

@@ -54,8 +54,8 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
   gradients_ = make_storage(Tier::kHost, "gradients");
   // Each goes as soon as its page is updated.
   if (options_.step == StepWhen::kInBackward) {
-    gradients_ = std::make_unique<PassingStorage>(device.is_meta() ? device : c10::Device(c10::kCPU),
-                                                  std::move(gradients_));
+    gradients_ = std::make_unique<PassingStorage>(
+        device.is_meta() ? device : c10::Device(c10::kCPU), std::move(gradients_));
   }
   parameters_ = make_storage(options_.parameters, "parameters");
 }

@@ -9,8 +9,8 @@
 
 namespace zeropage {
 
-at::Tensor PassingStorage::add(size_t page, int64_t numel, at::ScalarType dtype,
-                               double /*initial*/, memory::Kind kind) {
+at::Tensor PassingStorage::add(size_t page, int64_t numel, at::ScalarType dtype, double /*initial*/,
+                               memory::Kind kind) {
   const std::lock_guard lock(mutex_);
   TORCH_INTERNAL_ASSERT(!entries_.contains(page), "a page has one tensor here");
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));

@@ -8,6 +8,7 @@
 #include "memory/testing.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::memory_limits_test {
@@ -19,14 +20,15 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::run_ranks;
 
-// 66,048 bytes of parameters a layer.
+// Each layer is a page, without padding: 1 MiB in all.
 constexpr int64_t kLayers = 4;
-constexpr int64_t kParameterBytes = kLayers * (128 * 128 + 128) * 4;
+constexpr int64_t kWidth = 256;
+constexpr int64_t kParameterBytes = kLayers * kWidth * kWidth * 4;
 
 torch::nn::Sequential make_layers() {
   torch::nn::Sequential layers;
   for (int64_t layer = 0; layer < kLayers; ++layer) {
-    layers->push_back(torch::nn::Linear(128, 128));
+    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
   }
   return layers;
 }
@@ -34,7 +36,7 @@ torch::nn::Sequential make_layers() {
 Options limited(int stage, int64_t device_bytes) {
   Options options;
   options.stage = stage_of(stage);
-  options.page_bytes = 64_KiB;
+  options.page_bytes = 256_KiB;
   options.device_memory_bytes = device_bytes;
   return options;
 }
@@ -47,10 +49,10 @@ TEST(MemoryLimitsTest, RefuseAModelThatIsTooLargeBeforeAnythingIsMoved) {
     const int64_t before = Ledger::current()->now().total();
     const std::string error =
         error_of([&] { const Model model(layers, world, limited(0, kParameterBytes)); });
-    EXPECT_THAT(error, HasSubstr("the model needs 516.0 KiB of device memory a rank before any "
-                                 "activation, 258.0 KiB more than the 258.0 KiB that "
+    EXPECT_THAT(error, HasSubstr("the model needs 2.0 MiB of device memory a rank before any "
+                                 "activation, 1.0 MiB more than the 1.0 MiB that "
                                  "options.device_memory_bytes leaves it"));
-    EXPECT_THAT(error, HasSubstr("parameter                 258.0 KiB"));
+    EXPECT_THAT(error, HasSubstr("parameter                    1.0 MiB"));
     EXPECT_EQ(Ledger::current()->now().total(), before);
     // Only the wrapping was refused.
     const Model model(layers, world, limited(0, 16 * kParameterBytes));
@@ -63,7 +65,7 @@ TEST(MemoryLimitsTest, DivideTheHostsMemoryAmongItsRanks) {
     Options options = limited(0, Options::kNoLimit);
     options.host_memory_bytes = 3 * kParameterBytes;
     EXPECT_THAT(error_of([&] { const Model model(make_layers(), world, options); }),
-                HasSubstr("129.0 KiB more than the 387.0 KiB that options.host_memory_bytes"));
+                HasSubstr("512.0 KiB more than the 1.5 MiB that options.host_memory_bytes"));
     EXPECT_EQ(limits_of(world, options).host_bytes, 3 * kParameterBytes / 2);
   });
 }
@@ -72,7 +74,7 @@ TEST(MemoryLimitsTest, RefuseTheOptimizerWhoseStatesDoNotFit) {
   run_ranks(2, [](comm::World& world) {
     Model model(make_layers(), world, limited(0, 3 * kParameterBytes));
     EXPECT_THAT(error_of([&] { const Optimizer<torch::optim::AdamW> optimizer(model); }),
-                HasSubstr("the model with its optimizer needs 1.01 MiB of device memory a rank"));
+                HasSubstr("the model with its optimizer needs 4.0 MiB of device memory a rank"));
     const Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
   });
 }
@@ -80,15 +82,15 @@ TEST(MemoryLimitsTest, RefuseTheOptimizerWhoseStatesDoNotFit) {
 // A planted allocation over the budget.
 TEST(MemoryLimitsTest, NameTheAllocationOfAStepThatPassesThem) {
   run_ranks(2, [](comm::World& world) {
-    Model model(make_layers(), world, limited(0, 5 * kParameterBytes));
+    Model model(make_layers(), world, limited(0, 6 * kParameterBytes));
     Optimizer<torch::optim::AdamW> optimizer(model);
     const auto step = [&](int64_t rows) {
-      model(torch::ones({rows, 128})).sum().backward();
+      model(torch::ones({rows, kWidth})).sum().backward();
       optimizer.step();
       optimizer.zero_grad();
     };
     step(1);
-    const std::string error = error_of([&] { step(1000); });
+    const std::string error = error_of([&] { step(600); });
     EXPECT_THAT(error,
                 HasSubstr(" of activation in forward would pass the limit of device memory: "));
     EXPECT_THAT(error, HasSubstr("optimizer_state"));
@@ -143,14 +145,14 @@ TEST(MemoryLimitsTest, AdviseTheCheapestChangesThatWouldHaveFitted) {
     // Stage 1 halves the states, stage 2 the gradients too.
     EXPECT_EQ(advised(kParameterBytes, true),
               "what would have fitted, the cheapest first:\n"
-              "  stage 1: 258.0 KiB less\n  stage 2: 322.5 KiB less\n"
-              "  stage 3: 387.0 KiB less\n");
+              "  stage 1: 1.0 MiB less\n  stage 2: 1.2 MiB less\n"
+              "  stage 3: 1.2 MiB less\n");
     EXPECT_THAT(advised(kParameterBytes + 1, true), Not(HasSubstr("stage 1")));
     EXPECT_THAT(advised(kParameterBytes + 1, false),
                 HasSubstr("options.offload.optimizer on the host"));
     EXPECT_THAT(
         advised(100 * kParameterBytes, true),
-        HasSubstr("no single change of stage, offload or recompute would have left 25.2 MiB"));
+        HasSubstr("no single change of stage, offload or recompute would have left 100.0 MiB"));
     shortage.on_device[Kind::kActivation] = 8 * kParameterBytes;
     EXPECT_THAT(advised(5 * kParameterBytes, true),
                 HasSubstr("activations that are computed again (checkpointing/), about: "));

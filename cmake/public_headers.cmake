@@ -63,6 +63,10 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/vocabulary.h
     planning/fit.h
     planning/plan.h
+    profile/growth_over.h
+    profile/profiler.h
+    profile/report/profile.h
+    profile/testing.h
     planning/planned_model.h
     planning/setting.h
     # ranks, without a module
@@ -82,6 +86,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     memory/bytes.h
     memory/check.h
     memory/device_memory.h
+    memory/event_sink.h
     memory/exact.h
     memory/storage.h
     memory/ledger.h

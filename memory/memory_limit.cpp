@@ -32,6 +32,17 @@ std::string largest_kinds(const Breakdown& bytes) {
   return text;
 }
 
+Account account_of(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return Account::kHost;
+  return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;
+}
+
+// Whose table is shown: with what is offloaded to the host goes the host's.
+c10::DeviceType device_of(Account account) {
+  if (account == Account::kMeta) return c10::DeviceType::Meta;
+  return account == Account::kAccelerator ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU;
+}
+
 }  // namespace
 
 MemoryLimitScope::MemoryLimitScope(std::shared_ptr<Ledger> ledger, const MemoryLimits& limits,
@@ -53,30 +64,31 @@ MemoryLimitScope::~MemoryLimitScope() {
 }
 
 void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>& lock,
-                             std::optional<c10::DeviceType> device, Kind kind, int64_t bytes) {
+                             Account account, Kind kind, int64_t bytes) {
+  const auto held_in = [&](Account other) {
+    return ledger.accounts_[static_cast<size_t>(other)].total;
+  };
   const auto refuse = [&](const char* memory, const char* option, int64_t held, int64_t limit) {
     lock.unlock();
     const std::string who = ledger.owner();
-    const c10::DeviceType shown = device.value_or(c10::DeviceType::CPU);
     C10_THROW_ERROR(OutOfMemoryError,
                     c10::str(who.empty() ? "" : "[" + who + "] ", describe_request(kind, bytes),
                              " would pass the limit of ", memory, " memory: ", format_bytes(held),
                              " of ", format_bytes(limit), " a rank are held (options.", option,
                              "), so ", format_bytes(held + bytes - limit), " are missing\n",
-                             memory_report(ledger, shown, held + bytes - limit)));
+                             memory_report(ledger, device_of(account), held + bytes - limit)));
   };
-  const bool on_host = !device || *device == c10::DeviceType::CPU;
+  const bool on_host = account == Account::kHost || account == Account::kHostTier;
   for (const MemoryLimitScope* const scope : ledger.scopes_) {
     const MemoryLimits& limits = scope->limits_;
-    if (limits.device_bytes != MemoryLimits::kNone && device == limits.device) {
-      const int64_t held = ledger.accounts_[Ledger::index_of(*device)].total;
+    if (limits.device_bytes != MemoryLimits::kNone && account == account_of(limits.device)) {
+      const int64_t held = held_in(account);
       if (bytes > limits.device_bytes - held) {
         refuse("device", "device_memory_bytes", held, limits.device_bytes);
       }
     }
     if (limits.host_bytes != MemoryLimits::kNone && on_host) {
-      const int64_t held = ledger.accounts_[Ledger::index_of(c10::DeviceType::CPU)].total +
-                           ledger.offloaded_[Ledger::index_of(Tier::kHost)].total;
+      const int64_t held = held_in(Account::kHost) + held_in(Account::kHostTier);
       if (bytes > limits.host_bytes - held) {
         refuse("host", "host_memory_bytes", held, limits.host_bytes);
       }
@@ -84,9 +96,9 @@ void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>&
   }
 }
 
-void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock,
-                  std::optional<c10::DeviceType> device, Kind kind, int64_t bytes) {
-  MemoryLimitScope::check(ledger, lock, device, kind, bytes);
+void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
+                  Kind kind, int64_t bytes) {
+  MemoryLimitScope::check(ledger, lock, account, kind, bytes);
 }
 
 std::string MemoryLimitScope::advice(const Ledger& ledger, c10::DeviceType device,
@@ -114,6 +126,9 @@ std::string describe_request(Kind kind, int64_t bytes) {
   } else if (kind == Kind::kActivation) {
     text += " in forward";
   }
+  const OwnerScope::Owner owner = OwnerScope::current();
+  if (*owner.name != '\0') text += c10::str(" for the ", owner.name);
+  if (!owner.page.empty()) text += c10::str(", page \"", owner.page, "\",");
   return text;
 }
 

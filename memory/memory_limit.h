@@ -1,6 +1,6 @@
 // A limit on what a ledger may hold: an allocation that would pass it throws, and charges nothing. The error
-// names the kind and the phase of that allocation, has the ledger's table, and says what would have fitted where
-// somebody knows.
+// names the kind, the phase, the owner and the page of that allocation, has the ledger's table, and says what would
+// have fitted where somebody knows.
 //
 // Lifetime: in force while the scope lives, in any order with others; the lowest limit counts.
 // Threads: any. Cost: without a limit one comparison an allocation.
@@ -10,11 +10,11 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 
 #include <c10/core/DeviceType.h>
 
+#include "memory/event_sink.h"
 #include "memory/ledger.h"
 
 namespace zeropage::memory {
@@ -53,8 +53,8 @@ class MemoryLimitScope {
   MemoryLimitScope& operator=(const MemoryLimitScope&) = delete;
 
   // check_charge() (memory/charge_check.h).
-  static void check(const Ledger& ledger, std::unique_lock<std::mutex>& lock,
-                    std::optional<c10::DeviceType> device, Kind kind, int64_t bytes);
+  static void check(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
+                    Kind kind, int64_t bytes);
   // What everybody on this ledger advises.
   static std::string advice(const Ledger& ledger, c10::DeviceType device, int64_t missing_bytes);
 
@@ -64,7 +64,7 @@ class MemoryLimitScope {
   const std::shared_ptr<const AdviseOnMemory> advise_;  // null: none
 };
 
-// What the calling thread asked for: "64.0 MiB of activation in backward (AddmmBackward0)".
+// What the calling thread asked for: "64.0 MiB of bucket in backward (AddmmBackward0) for the gradient bucket, page "blocks.3",".
 std::string describe_request(Kind kind, int64_t bytes);
 
 // The ledger's tables and the advice, as an error about memory ends with them. asked: what did not fit.

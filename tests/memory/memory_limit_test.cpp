@@ -101,6 +101,14 @@ TEST_F(MemoryLimitTest, NamesTheNodeOfBackwardThatAllocates) {
               HasSubstr(" in backward (ExpBackward0) would pass"));
 }
 
+TEST_F(MemoryLimitTest, NamesTheOwnerAndThePage) {
+  const MemoryLimitScope limit(ledger_, {.device_bytes = 100});
+  const OwnerScope owner("gradient bucket", "blocks.3");
+  const KindScope kind(Kind::kBucket);
+  EXPECT_THAT(error_of([] { allocate(101); }),
+              HasSubstr("101 B of bucket for the gradient bucket, page \"blocks.3\", would pass"));
+}
+
 TEST_F(MemoryLimitTest, SaysWhoHoldsWhatWhereTheSystemHasNoMore) {
   const KindScope kind(Kind::kActivation);
   const std::string error = error_of([] { allocate(int64_t{1} << 60); });

@@ -12,13 +12,19 @@ namespace zeropage {
 at::Tensor PassingStorage::add(size_t page, int64_t numel, at::ScalarType dtype, double /*initial*/,
                                memory::Kind kind) {
   const std::lock_guard lock(mutex_);
-  TORCH_INTERNAL_ASSERT(!entries_.contains(page), "a page has one tensor here");
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
   Entry& entry = entries_[page];
-  entry = {memory::storage_without_memory(bytes, device_), bytes, kind, {}};
+  // Tensors that nobody has any more.
+  std::erase_if(entry.storages,
+                [](const c10::Storage& storage) { return storage.use_count() == 1; });
+  TORCH_INTERNAL_ASSERT(entry.storages.empty() || entry.bytes == bytes,
+                        "tensors of a page share their memory here");
+  entry.bytes = bytes;
+  entry.kind = kind;
+  entry.storages.push_back(memory::storage_without_memory(bytes, device_));
   const at::Tensor like = at::empty({0}, at::TensorOptions(c10::kMeta).dtype(dtype));
   like.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
-  return memory::tensor_in(entry.storage, like, /*offset=*/0, dtype);
+  return memory::tensor_in(entry.storages.back(), like, /*offset=*/0, dtype);
 }
 
 at::Tensor PassingStorage::take_buffer() {
@@ -50,15 +56,21 @@ void PassingStorage::begin_writing(size_t page) {
   if (entry.buffer.defined()) return;
   entry.buffer = take_buffer();
   if (entry.buffer.is_meta()) return;
-  memory::give_memory(*entry.storage.unsafeGetStorageImpl(),
-                      entry.buffer.narrow(0, 0, entry.bytes));
+  const at::Tensor memory = entry.buffer.narrow(0, 0, entry.bytes);
+  for (const c10::Storage& storage : entry.storages) {
+    memory::give_memory(*storage.unsafeGetStorageImpl(), memory);
+  }
 }
 
 void PassingStorage::drop(size_t page) {
   const std::lock_guard lock(mutex_);
   Entry& entry = entries_.at(page);
   if (!entry.buffer.defined()) return;
-  if (!entry.buffer.is_meta()) memory::drop_memory(*entry.storage.unsafeGetStorageImpl());
+  if (!entry.buffer.is_meta()) {
+    for (const c10::Storage& storage : entry.storages) {
+      memory::drop_memory(*storage.unsafeGetStorageImpl());
+    }
+  }
   const at::Tensor buffer = std::exchange(entry.buffer, {});
   if (buffer.numel() < buffer_bytes_) return;
   if (idle_.size() >= kBuffers) {

@@ -3,7 +3,8 @@
 //
 // Buffers of the largest page are made at the first use and are used again; there are kBuffers of them, or as many
 // as pages. Where more pages are written at once, there are more until they are dropped.
-// A page has one tensor. In a simulated world it lies on the meta device, as what makes the buffers does.
+// Tensors of one page, such as those of an optimizer and of the one that was made before it, share their memory, so
+// they are of the same size and one of them is used. In a simulated world it lies on the meta device, as what makes the buffers does.
 // Ledger: the buffers, as what makes them charges them.
 // Threads: any, but for add().
 // Throws: fetch() of a page that was dropped.
@@ -37,8 +38,8 @@ class PassingStorage final : public TierStorage {
 
  private:
   struct Entry {
-    c10::Storage storage;
-    int64_t bytes = 0;
+    std::vector<c10::Storage> storages;
+    int64_t bytes = 0;  // of each
     memory::Kind kind = memory::Kind::kGradient;
     at::Tensor buffer;  // undefined while it has no values
   };

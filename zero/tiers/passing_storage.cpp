@@ -22,6 +22,7 @@ at::Tensor PassingStorage::add(size_t page, int64_t numel, at::ScalarType dtype,
   entry.bytes = bytes;
   entry.kind = kind;
   entry.storages.push_back(memory::storage_without_memory(bytes, device_));
+  if (entry.buffer.defined()) give_memory(entry);
   const at::Tensor like = at::empty({0}, at::TensorOptions(c10::kMeta).dtype(dtype));
   like.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
   return memory::tensor_in(entry.storages.back(), like, /*offset=*/0, dtype);
@@ -50,16 +51,20 @@ at::Tensor PassingStorage::take_buffer() {
   return buffer;
 }
 
+void PassingStorage::give_memory(const Entry& entry) {
+  if (entry.buffer.is_meta()) return;
+  const at::Tensor flat = entry.buffer.narrow(0, 0, entry.bytes);
+  for (const c10::Storage& storage : entry.storages) {
+    memory::give_memory(*storage.unsafeGetStorageImpl(), flat);
+  }
+}
+
 void PassingStorage::begin_writing(size_t page) {
   const std::lock_guard lock(mutex_);
   Entry& entry = entries_.at(page);
   if (entry.buffer.defined()) return;
   entry.buffer = take_buffer();
-  if (entry.buffer.is_meta()) return;
-  const at::Tensor memory = entry.buffer.narrow(0, 0, entry.bytes);
-  for (const c10::Storage& storage : entry.storages) {
-    memory::give_memory(*storage.unsafeGetStorageImpl(), memory);
-  }
+  give_memory(entry);
 }
 
 void PassingStorage::drop(size_t page) {

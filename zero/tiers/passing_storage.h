@@ -45,6 +45,7 @@ class PassingStorage final : public TierStorage {
   };
 
   at::Tensor take_buffer();
+  static void give_memory(const Entry& entry);
 
   const c10::Device device_;
   const std::unique_ptr<TierStorage> memory_;

@@ -32,13 +32,13 @@ std::string largest_kinds(const Breakdown& bytes) {
   return text;
 }
 
-Account account_of(c10::DeviceType device) {
+Account account_limited_as(c10::DeviceType device) {
   if (device == c10::DeviceType::CPU) return Account::kHost;
   return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;
 }
 
 // Whose table is shown: with what is offloaded to the host goes the host's.
-c10::DeviceType device_of(Account account) {
+c10::DeviceType shown_device(Account account) {
   if (account == Account::kMeta) return c10::DeviceType::Meta;
   return account == Account::kAccelerator ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU;
 }
@@ -76,12 +76,13 @@ void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>&
                              " would pass the limit of ", memory, " memory: ", format_bytes(held),
                              " of ", format_bytes(limit), " a rank are held (options.", option,
                              "), so ", format_bytes(held + bytes - limit), " are missing\n",
-                             memory_report(ledger, device_of(account), held + bytes - limit)));
+                             memory_report(ledger, shown_device(account), held + bytes - limit)));
   };
   const bool on_host = account == Account::kHost || account == Account::kHostTier;
   for (const MemoryLimitScope* const scope : ledger.scopes_) {
     const MemoryLimits& limits = scope->limits_;
-    if (limits.device_bytes != MemoryLimits::kNone && account == account_of(limits.device)) {
+    if (limits.device_bytes != MemoryLimits::kNone &&
+        account == account_limited_as(limits.device)) {
       const int64_t held = held_in(account);
       if (bytes > limits.device_bytes - held) {
         refuse("device", "device_memory_bytes", held, limits.device_bytes);

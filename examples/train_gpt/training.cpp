@@ -14,6 +14,7 @@
 #include "examples/train_gpt/fitting.h"
 #include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/model.h"
+#include "examples/train_gpt/profiled_steps.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
 #include "examples/train_gpt/saved_run.h"
@@ -115,7 +116,7 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
 
 // Returns false where SIGTERM ended it.
 bool run_steps(const Places& places, const Flags& flags, const TextData& data, Model& model,
-               zeropage::ShardedOptimizer& optimizer, RunFigures& run) {
+               zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
   const zeropage::World& world = places.data;
   KeptActivations kept(flags.checkpointing, places.all, model);
   const auto forward = [&](const Batch& batch) {
@@ -162,6 +163,7 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, M
   bool stopped = false;
   for (int64_t step = run.first_step; step < flags.steps && !stopped; ++step) {
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
+    const auto recorded = profiled.step(step);
     const auto start = Clock::now();
     for (const Batch& batch : batches) {
       const InjectedInfinity injected(places.all, flags, model, step, accumulator.micro_step());
@@ -285,13 +287,15 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
     std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
-  if (!run_steps(places, flags, data, model, *optimizer, run)) {
+  ProfiledSteps profiled(world, flags, run.parameters);
+  if (!run_steps(places, flags, data, model, *optimizer, profiled, run)) {
     if (world.rank() == 0) {
       std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"
                 << std::endl;
     }
     return;
   }
+  profiled.write();
   run.recompute = zeropage::checkpointing::recompute_statistics();
   own.memory.now = ledger.now(device.type());
   own.memory.on_host = ledger.offloaded(zeropage::memory::Tier::kHost);

@@ -32,7 +32,7 @@ TEST_F(LimitsFlagsTest, ChooseASettingThatKeepsBelowThemWithTheSameBits) {
   }
   // A state says what was chosen.
   run(kModel + "--host-memory 20GiB --save-async off --save " + path("states"));
-  EXPECT_THAT(shell(ZP " state show " + path("states")).output, HasSubstr("fits"));
+  EXPECT_EQ(shell("grep -rqa '\"fits\"' " + path("states")).exit_code, 0);
   // What the command line says itself stays.
   EXPECT_EQ(run(kModel + "--stage 2 --host-memory 20GiB")["flags"]["stage"], "2");
   EXPECT_EQ(run("--checkpoint-activations blocks --host-memory 20GiB --communicator simulated")

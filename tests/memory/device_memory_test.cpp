@@ -86,7 +86,7 @@ TEST_F(DeviceMemoryTest, ReportsWhatIsHeldWhenMemoryRunsOut) {
   const std::string report = out_of_memory_report(kDevice, 3_MiB, 1_MiB);
   EXPECT_THAT(report, HasSubstr("[rank 1/2] out of "));
   EXPECT_THAT(report,
-              HasSubstr("3.0 MiB of activation_and_other asked for, 1.0 MiB free on the device"));
+              HasSubstr("3.0 MiB of optimizer_state asked for, 1.0 MiB free on the device"));
   EXPECT_THAT(report, HasSubstr("optimizer_state              2.0 MiB     2.0 MiB\n"));
 }
 

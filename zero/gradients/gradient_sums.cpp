@@ -278,11 +278,13 @@ void GradientSummer::add_own(const at::Tensor& words) const {
       continue;
     }
     const at::Tensor& gradient = gradients_->owned(of_page.page);
-    ZP_CHECK(gradient.storage().data() != nullptr,
-             "norms of gradients: backward has updated page \"",
-             pages_->layouts()[of_page.page].name,
-             "\" and freed its gradient (options.offload.step kInBackward); use an Accumulator, "
-             "which reports their norm, or StepWhen::kInStep");
+    ZP_CHECK(
+        gradient.storage().data() != nullptr,
+        "norms of gradients after backward, which has made the step with them already and freed "
+        "that of page \"",
+        pages_->layouts()[of_page.page].name,
+        "\" (options.offload.step kInBackward); use an Accumulator, which reports their norm, or "
+        "StepWhen::kInStep");
     if (gradient.device() == words.device()) of_page.table.add_squares(gradient, words);
   }
 }

@@ -62,6 +62,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/slices.h
     parallel/vocabulary.h
     planning/fit.h
+    planning/machine_speeds.h
     planning/plan.h
     profile/growth_over.h
     profile/profiler.h

@@ -119,13 +119,15 @@ WorldDescription description_of(const comm::World& world, const Options& options
                                 const FitOptions& fit_options) {
   const memory::Ledger& ledger = *memory::Ledger::current();
   const auto ranks = static_cast<int64_t>(world.local_size());
+  const int64_t besides = fit_options.besides_bytes;
   return {.ranks = world.size(),
           .ranks_per_host = world.local_size(),
           .device_memory_bytes =
-              left_of(options.device_memory_bytes, ledger.now(world.device().type()).total()),
-          .host_memory_bytes =
-              left_of(options.host_memory_bytes,
-                      ranks * (ledger.now().total() + ledger.offloaded(Tier::kHost).total())),
+              left_of(options.device_memory_bytes, ledger.now(world.device().type()).total() +
+                                                       (world.device().is_cpu() ? besides : 0)),
+          .host_memory_bytes = left_of(
+              options.host_memory_bytes,
+              ranks * (ledger.now().total() + ledger.offloaded(Tier::kHost).total() + besides)),
           .nvme_bytes = nvme_bytes_of(fit_options),
           .device_is_host = world.device().is_cpu()};
 }

@@ -40,6 +40,9 @@ struct FitOptions {
   // Whether the step may be made in backward (StepWhen::kInBackward), which excludes what looks at all gradients
   // first, such as clipping. It keeps few gradients on the host.
   bool may_step_in_backward = false;
+  // Of a rank's host memory, to be left free for what no plan knows, such as the buffers of a save (13 MiB), and
+  // the copy that a StateSaver writes from beside training.
+  int64_t besides_bytes = 0;
 };
 
 struct Fitted {

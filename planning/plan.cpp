@@ -11,6 +11,7 @@
 
 #include "memory/check.h"
 #include "operators/generator_state.h"
+#include "planning/step_time.h"
 #include "planning/trial.h"
 
 namespace zeropage {
@@ -115,12 +116,21 @@ long class_of_traffic(int64_t bytes, int64_t least_bytes) {
   return std::lround(std::log(times) / kAlike);
 }
 
+// Less than 5 % are no difference.
+long class_of_seconds(double seconds, double least_seconds) {
+  constexpr double kAlike = 0.05;
+  return seconds > 0 ? std::lround(std::log(seconds / least_seconds) / kAlike) : 0;
+}
+
 // traffic: more for what sends more.
 template <typename Traffic>
 void sort_by_cost(std::vector<Forecast>& forecasts, const Traffic& traffic) {
+  double fastest = forecasts.front().seconds;
+  for (const Forecast& forecast : forecasts) fastest = std::min(fastest, forecast.seconds);
   const auto cost_of = [&](const Forecast& forecast) {
     const PlannedSetting& setting = forecast.setting;
-    return std::tuple(std::max(setting.optimizer, setting.parameters), setting.parameters,
+    return std::tuple(class_of_seconds(forecast.seconds, fastest),
+                      std::max(setting.optimizer, setting.parameters), setting.parameters,
                       forecast.flops, traffic(forecast), setting.checkpointing,
                       setting.paging_index, forecast.at_peak[Tier::kDevice].total());
   };
@@ -222,9 +232,11 @@ class Attempt {
   void add(CheckpointPolicy policy, std::vector<Forecast>& forecasts) {
     const bool is_asked_for = has(options_.policies, policy);
     const bool counts_flops = policy == CheckpointPolicy::kSelective;
-    if (!is_asked_for && !counts_flops) return;
+    const bool counts_bytes = policy == CheckpointPolicy::kNone && options_.speeds.known();
+    if (!is_asked_for && !counts_flops && !counts_bytes) return;
     const StepFigures figures = run_in(trial_, policy);
     if (counts_flops) forward_flops_ = figures.forward_flops;
+    if (policy == CheckpointPolicy::kNone) forward_bytes_ = figures.forward_bytes;
     if (!is_asked_for) return;
     for (const Tier tier : options_.tiers) {
       if (!arrangement_.has(tier)) continue;
@@ -236,6 +248,36 @@ class Attempt {
                       is_moved ? on_host(figures, trial_.buffer_bytes()) : figures));
       // Backward has two products for each of forward.
       forecasts.back().flops = 3 * forward_flops_ + figures.recomputed_flops;
+      recomputed_flops_.push_back(figures.recomputed_flops);
+    }
+  }
+
+  // REQUIRES: all policies were added, to the end of `forecasts`.
+  void predict_seconds(std::vector<Forecast>& forecasts) const {
+    if (!options_.speeds.known()) return;
+    const size_t first = forecasts.size() - recomputed_flops_.size();
+    const auto micro_steps = static_cast<double>(options_.micro_steps);
+    for (size_t index = first; index < forecasts.size(); ++index) {
+      Forecast& forecast = forecasts[index];
+      const memory::Breakdown& on_disk = forecast.held[Tier::kNvme];
+      const bool repeats = forecast.setting.checkpointing != CheckpointPolicy::kNone;
+      const comm::Traffic sent = forecast.sent.total();
+      // Values and states are read and written once, parameters read by forward and backward too.
+      const StepWork work{
+          .forward_flops = forward_flops_,
+          .recomputed_flops = recomputed_flops_[index - first],
+          .forward_bytes = forward_bytes_,
+          .recomputed_bytes = repeats ? forward_bytes_ : 0,
+          .updated_elements = static_cast<double>(trial_.updated_numel()),
+          .sent_bytes = static_cast<double>(sent.bytes),
+          .messages = static_cast<double>(sent.messages),
+          .disk_read_bytes = static_cast<double>(on_disk.total()) +
+                             2 * micro_steps * static_cast<double>(on_disk[Kind::kParameter]),
+          .disk_written_bytes = static_cast<double>(on_disk.total())};
+      forecast.seconds =
+          step_seconds(work, options_.speeds,
+                       {.ranks_of_host = std::min(world_.ranks, world_.ranks_per_host),
+                        .threads_of_rank = options_.threads});
     }
   }
 
@@ -246,6 +288,8 @@ class Attempt {
   const PlanOptions& options_;
   Trial trial_;
   double forward_flops_ = 0;
+  double forward_bytes_ = 0;
+  std::vector<double> recomputed_flops_;  // of the forecasts that were added
 };
 
 // What of it the arrangement has.
@@ -355,6 +399,7 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
         if (policy == CheckpointPolicy::kBlocks && blocks == Blocks::kNone) continue;
         attempt.add(policy, plan.forecasts);
       }
+      attempt.predict_seconds(plan.forecasts);
     }
   }
   ZP_CHECK(!plan.forecasts.empty(),

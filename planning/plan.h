@@ -34,6 +34,7 @@
 #include "comm/simulated_communicator.h"
 #include "memory/ledger.h"
 #include "operators/tensor_structure.h"
+#include "planning/machine_speeds.h"
 #include "planning/planned_model.h"
 #include "planning/setting.h"
 #include "zero/options.h"
@@ -55,6 +56,9 @@ struct PlanOptions {
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
                                             CheckpointPolicy::kBlocks};
+  // How fast the machines are, for the seconds of a step; by default nobody knows.
+  MachineSpeeds speeds;
+  int threads = 0;  // of a rank; 0: its part of the host's cores
   // What to try of pages, the preferred first. Later ones are tried only while nothing fits that keeps all on
   // the device and computes nothing again.
   std::vector<PagingSetting> paging = {PagingSetting()};
@@ -72,6 +76,8 @@ struct Forecast {
   // Of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
   // Backward counts twice forward; what is recomputed counts again.
   double flops = 0;
+  // Of a step, as predicted (planning/step_time.h); 0 where PlanOptions::speeds are not known.
+  double seconds = 0;
   // By tier: how much more than there is. What is on the device counts to the host, where that is the device.
   std::array<int64_t, memory::kTierCount> missing_bytes{};
 
@@ -85,7 +91,7 @@ struct Plan {
   WorldDescription world;
   // Whether steps were run. Else forecasts are of what is held from step to step, and nothing more.
   bool has_steps = true;
-  // The cheapest first: what keeps more on the device before what offloads, the host before NVMe; then
+  // The cheapest first. Where speeds are known that is the fastest, with less than 5 % no difference. Then what keeps more on the device before what offloads, the host before NVMe; then
   // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
   // computed again; then what comes first in PlanOptions::paging; then fewer bytes on the device. Those that do
   // not fit have their places too.

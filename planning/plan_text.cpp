@@ -38,6 +38,17 @@ std::string text_of_flops(double flops) {
   return out.str();
 }
 
+std::string text_of_seconds(double seconds) {
+  std::ostringstream out;
+  out << std::setprecision(3);
+  if (seconds < 1) {
+    out << seconds * 1000 << " ms";
+  } else {
+    out << seconds << " s";
+  }
+  return out.str();
+}
+
 // "-", "optimizer: host" or "all: nvme".
 std::string text_of_offload(const PlannedSetting& setting) {
   if (setting.optimizer == Tier::kDevice) return "-";
@@ -61,7 +72,8 @@ std::string row(const Forecast& forecast, bool is_choice) {
       << bytes_cell(forecast.at_peak[Tier::kHost].total(), 11)
       << bytes_cell(forecast.at_peak[Tier::kNvme].total(), 11)
       << bytes_cell(forecast.sent.total().bytes, 12)
-      << cell(forecast.flops == 0 ? "-" : text_of_flops(forecast.flops), 14) << "  "
+      << cell(forecast.flops == 0 ? "-" : text_of_flops(forecast.flops), 14)
+      << (forecast.seconds == 0 ? "" : cell(text_of_seconds(forecast.seconds), 11)) << "  "
       << (forecast.fits() ? "yes" : "no: " + shortage(forecast)) << '\n';
   return out.str();
 }
@@ -133,14 +145,16 @@ std::string verdict_on_all(const Plan& plan) {
 }  // namespace
 
 std::string Plan::to_string() const {
+  const bool has_seconds = !forecasts.empty() && forecasts.front().seconds > 0;
   std::ostringstream out;
   out << parameters << " parameters on " << world.ranks << (world.ranks == 1 ? " rank" : " ranks")
       << ", " << std::min(world.ranks, world.ranks_per_host) << " a host; "
       << (has_steps ? "bytes at the peak of a step, and what a rank sends in one"
                     : "bytes from step to step: activations and traffic are not known")
-      << "; the cheapest first\n\n"
+      << (has_seconds ? "; the fastest first\n\n" : "; the cheapest first\n\n")
       << "  stage  offload          checkpoint      device       host       nvme        sent"
-         "       compute  fits\n";
+         "       compute"
+      << (has_seconds ? "       step" : "") << "  fits\n";
   const Forecast* const best = choice();
   for (const Forecast& forecast : forecasts) out << row(forecast, &forecast == best);
   out << '\n' << verdict_on_all(*this);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "checkpointing/recompute.h"
+#include "planning/touched_bytes.h"
 #include "zero/accumulator.h"
 #include "zero/recompute.h"
 #include "zero/setup/sharded_parameters.h"
@@ -49,12 +50,15 @@ struct Trial::Parts {
     return sum;
   }
 
-  void step(Recompute* recompute) {
+  // touched: of forward; null where nobody asks, or a recompute looks at operators.
+  void step(Recompute* recompute, TouchedBytes* touched) {
     for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
       at::Tensor loss;
       {
         std::optional<ActivationScope> scope;
         if (recompute != nullptr) scope.emplace(*recompute);
+        std::optional<memory::InterceptorScope> counted;
+        if (touched != nullptr) counted.emplace(touched);
         loss = planned->loss();
       }
       accumulator.backward(loss);
@@ -92,6 +96,15 @@ TierBytes Trial::held(const Options& options) const {
   return BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
 }
 
+int64_t Trial::updated_numel() const {
+  int64_t numel = 0;
+  const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
+  for (const PagePlan& page : pages.plan().pages()) {
+    if (page.own_gradient_bytes > 0) numel += page.owned.numel();
+  }
+  return numel;
+}
+
 int64_t Trial::buffer_bytes() const {
   const auto& page_offload = sharded_parameters_of(parts_->planned->model()).pages->page_offload();
   return page_offload ? page_offload->buffer_bytes() : 0;
@@ -109,16 +122,20 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   ledger_->reset_peak();
   // Makes the optimizer's states, and records the order of pages, which each policy has of its own.
   const bool has_pages = sharded_parameters_of(parts_->planned->model()).paging->pager() != nullptr;
-  if (!std::exchange(has_stepped_, true) || has_pages) parts_->step(recompute.get());
+  if (!std::exchange(has_stepped_, true) || has_pages) {
+    parts_->step(recompute.get(), nullptr);
+  }
   const comm::LinkTraffic sent_before = parts_->sent();
   const checkpointing::RecomputeStatistics before = checkpointing::recompute_statistics();
-  parts_->step(recompute.get());
+  TouchedBytes touched;
+  parts_->step(recompute.get(), policy == CheckpointPolicy::kNone ? &touched : nullptr);
   const checkpointing::RecomputeStatistics after = checkpointing::recompute_statistics();
   if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::none());
   StepFigures figures;
   figures.sent = parts_->sent();
   figures.sent -= sent_before;
   figures.forward_flops = after.forward_flops - before.forward_flops;
+  figures.forward_bytes = touched.bytes();
   figures.recomputed_flops = after.recomputed_flops - before.recomputed_flops;
   figures.at_peak[Tier::kDevice] = ledger_->at_peak(c10::kMeta);
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) {

@@ -19,6 +19,8 @@ struct StepFigures {
   comm::LinkTraffic sent;
   double forward_flops = 0;  // known to CheckpointPolicy::kSelective, which sees all operators
   double recomputed_flops = 0;
+  double forward_bytes =
+      0;  // that forward's other operators read and write; known to CheckpointPolicy::kNone
 };
 
 class Trial {
@@ -33,6 +35,8 @@ class Trial {
   int64_t parameters() const;
   // From step to step, by a byte plan: of these options, or of others that shard alike.
   TierBytes held(const Options& options) const;
+  // Elements that this rank updates.
+  int64_t updated_numel() const;
   // Of the host, through which what is on NVMe passes.
   int64_t buffer_bytes() const;
   StepFigures run(CheckpointPolicy policy);

@@ -51,6 +51,8 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
                                .nvme_directory = flags.fit.nvme_directory,
                                .nvme_bytes = flags.fit.nvme_bytes,
                                .may_step_in_backward = may_step_in_backward(flags)};
+  constexpr int64_t kBuffersOfASave = int64_t{16} << 20;
+  if (flags.state.saves()) options.besides_bytes = kBuffersOfASave;
   if (flags.fit.stage) options.stages = {*flags.fit.stage};
   if (flags.fit.has_policy) {
     options.policies = {flags.checkpointing.text == "none"        ? CheckpointPolicy::kNone

@@ -234,6 +234,11 @@ void check_limits(const CLI::App& app, const Flags& flags) {
   }
   if (flags.tensor > 1) refuse("--tensor", not_planned);
   if (flags.pipeline > 1) refuse("--pipeline", not_planned);
+  if (flags.state.saves() && flags.state.saver.asynchronous) {
+    refuse("--save",
+           "writes beside training from a copy, which is in no plan of what fits; use --save-async "
+           "off, or leave --device-memory and --host-memory out");
+  }
 }
 
 void check_launcher(const CLI::App& app, const Flags& flags) {

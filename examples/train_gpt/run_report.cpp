@@ -274,6 +274,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
       {"step_seconds", run.step_seconds},
       {"update_seconds", run.update_seconds},
       {"tokens_per_second", run.tokens_per_second},
+      {"held_out_windows", run.held_out_windows},
       {"held_out_loss", run.held_out_loss},
       {"memory", memory},
       {"activations", activations_json(flags.checkpointing, run, ranks)},

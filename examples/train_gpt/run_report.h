@@ -32,6 +32,7 @@ struct RunFigures {
   std::optional<zeropage::offload::DeviceSpeed> disk;
   zeropage::offload::StepForecast disk_forecast;
   std::string kept_activations;  // what was dropped and offloaded; "": all kept
+  int64_t held_out_windows = 0;
   double held_out_loss = 0;
   double tokens_per_second = 0;  // over all ranks, at the median step
   // Model FLOPs utilisation, from 0 to 1, and the same at one token a second; none where the

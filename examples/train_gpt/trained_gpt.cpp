@@ -1,7 +1,9 @@
 #include "examples/train_gpt/trained_gpt.h"
 
 #include <algorithm>
+#include <chrono>
 #include <fstream>
+#include <iostream>
 #include <utility>
 
 #include "examples/train_gpt/weights_hash.h"
@@ -11,9 +13,6 @@
 
 namespace train_gpt {
 namespace {
-
-// More would take longer than it tells.
-constexpr int64_t kMostHeldOutWindows = 64;
 
 // The losses of windows, of one rank or of several.
 class MeanLoss {
@@ -35,12 +34,12 @@ class MeanLoss {
 
 // The windows of this rank among those that share them: each has as many, and the last ones may be there twice.
 struct HeldOutWindows {
-  HeldOutWindows(const TextData& text, const zeropage::World& world)
+  HeldOutWindows(const TextData& text, const zeropage::World& world, int64_t count_of_all)
       : data(text),
         device(world.device()),
         ranks(world.size()),
         rank(world.rank()),
-        windows(std::min(kMostHeldOutWindows, text.held_out_windows())) {}
+        windows(count_of_all) {}
 
   int64_t count() const { return (windows + ranks - 1) / ranks; }
   bool counts(int64_t index) const { return index * ranks + rank < windows; }
@@ -51,6 +50,25 @@ struct HeldOutWindows {
   const TextData& data;
   const torch::Device device;
   const int64_t ranks, rank, windows;
+};
+
+// How far an evaluation is, once it takes long.
+class HeldOutProgress {
+ public:
+  explicit HeldOutProgress(bool prints) : prints_(prints) {}
+
+  void tell(int64_t done, int64_t windows) {
+    constexpr auto kSilence = std::chrono::seconds(10);
+    if (!prints_ || Clock::now() - last_line_ < kSilence) return;
+    last_line_ = Clock::now();
+    std::cout << "held out: " << std::min(done, windows) << "/" << windows << " windows"
+              << std::endl;
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const bool prints_;
+  Clock::time_point last_line_ = Clock::now();
 };
 
 }  // namespace
@@ -118,16 +136,18 @@ torch::Tensor TrainedGpt::loss() const {
   return whole_ ? accumulator_->loss() : pipeline_->loss();
 }
 
-double TrainedGpt::held_out_loss(const TextData& data) {
+double TrainedGpt::held_out_loss(const TextData& data, int64_t count) {
   const torch::NoGradGuard no_grad;
   model().eval();
-  const HeldOutWindows windows(data, places_.data);
+  const HeldOutWindows windows(data, places_.data, count);
   MeanLoss mean;
   if (whole_) {
+    HeldOutProgress progress(places_.is_first());
     // All run forward as often: at stage 3 it is collective.
     for (int64_t index = 0; index < windows.count(); ++index) {
       const auto loss = loss_of(*whole_, windows[index]);
       if (windows.counts(index)) mean.add(loss);
+      progress.tell((index + 1) * windows.ranks, windows.windows);
     }
     return mean.over(places_.data);
   }
@@ -135,8 +155,12 @@ double TrainedGpt::held_out_loss(const TextData& data) {
   for (int64_t index = 0; index < windows.count(); ++index) {
     inputs.push_back(windows[index].inputs);
   }
+  // The last stage has the losses, and its first rank tells of them.
+  HeldOutProgress progress(places_.data.rank() == 0 && (places_.along("tensor") == nullptr ||
+                                                        places_.along("tensor")->rank() == 0));
   pipeline_->evaluate(inputs, windows.count(), [&](const torch::Tensor& logits, int64_t index) {
     if (windows.counts(index)) mean.add(next_token_loss(logits, windows[index].targets));
+    progress.tell((index + 1) * windows.ranks, windows.windows);
   });
   // Those of the last stage have some.
   const zeropage::World& stages = *places_.along("pipeline");

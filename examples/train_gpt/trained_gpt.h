@@ -37,8 +37,9 @@ class TrainedGpt {
   // The mean of this place's micro-batches, the same on all of its stages.
   torch::Tensor loss() const;
 
-  // The mean over held-out windows, which the ranks with other samples share; the same on all ranks.
-  double held_out_loss(const TextData& data);
+  // The mean over held-out windows, which the ranks with other samples share; the same on all ranks. windows: how many,
+  // the same on all ranks. Where that takes long, one rank prints how far it is.
+  double held_out_loss(const TextData& data, int64_t windows);
   // Of the whole weights, on the first rank; "" where ranks have slices.
   std::string weights_sha256();
 

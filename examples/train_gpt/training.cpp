@@ -30,6 +30,9 @@
 namespace train_gpt {
 namespace {
 
+// More would take longer than they tell.
+constexpr int64_t kMostHeldOutWindows = 64;
+
 using zeropage::memory::Breakdown;
 using zeropage::memory::Ledger;
 
@@ -190,6 +193,23 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
   return !stopped;
 }
 
+// As many windows as a minute has room for, which all ranks take from the slowest one's steps. A forward is a
+// third of a micro-step.
+int64_t windows_to_hold_out(const zeropage::comm::World& world, const Places& places,
+                            const Flags& flags, const TextData& data, const RunFigures& run) {
+  constexpr double kSeconds = 60;
+  const auto micro_steps = static_cast<double>(flags.accumulator.micro_steps);
+  const auto of_a_window =
+      torch::full({1}, median(run.step_seconds) / micro_steps / 3, torch::kFloat64);
+  world.communicator()
+      .all_reduce(of_a_window, zeropage::comm::ReduceOp::kMax, "the time of a window")
+      .wait();
+  const int64_t sharers = places.data.size();
+  const auto that_fit = static_cast<int64_t>(kSeconds / of_a_window.item<double>()) * sharers;
+  return std::min(
+      {kMostHeldOutWindows, data.held_out_windows(), std::max<int64_t>(that_fit, sharers)});
+}
+
 }  // namespace
 
 void train(zeropage::comm::World& world, const Flags& given, const TextData& data) {
@@ -276,7 +296,8 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
   if (!flags.timeline_path.empty()) trained.write_timeline(flags.timeline_path);
-  run.held_out_loss = trained.held_out_loss(data);
+  run.held_out_windows = windows_to_hold_out(world, places, flags, data, run);
+  run.held_out_loss = trained.held_out_loss(data, run.held_out_windows);
   run.weights_sha256 = trained.weights_sha256();
   run.communicator = world.communicator().transport();
   const std::vector<RankFigures> ranks = gather_figures(world, own);
@@ -287,8 +308,9 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   if (!flags.memory_snapshot_path.empty()) {
     zeropage::memory::write_cuda_memory_snapshot(flags.memory_snapshot_path);
   }
-  std::printf("held-out loss %.4f (first training loss %.4f)\n\n%s", run.held_out_loss,
-              run.loss.front(), table(flags, run, ranks).c_str());
+  std::printf("held-out loss %.4f over %lld windows (first training loss %.4f)\n\n%s",
+              run.held_out_loss, static_cast<long long>(run.held_out_windows), run.loss.front(),
+              table(flags, run, ranks).c_str());
   if (!text.empty()) std::printf("\nsample, after the |:\n%s\n", text.c_str());
   if (!flags.json_path.empty()) write_json(flags, run, ranks);
 }

@@ -18,19 +18,21 @@ class LimitsFlagsTest : public TrainGptTest {
   }
 };
 
-const std::string kModel = "--d-model 64 --ranks 2 ";
+const std::string kModel = "--d-model 192 --ranks 2 ";
 
 TEST_F(LimitsFlagsTest, ChooseASettingThatKeepsBelowThemWithTheSameBits) {
   const auto plain = run(kModel + "--stage 0");
   const auto plain_peak = plain["memory"][0]["peak_bytes"].get<int64_t>();
   EXPECT_EQ(plain["fits"], "");
-  for (const int64_t limit : {8 * plain_peak, plain_peak * 3 / 4}) {
-    const auto fitted = run(kModel + "--device-memory " + std::to_string(limit) + "B --save " +
-                            path("states") + std::to_string(limit));
+  for (const int64_t limit : {8 * plain_peak, plain_peak * 4 / 5}) {
+    const auto fitted = run(kModel + "--device-memory " + std::to_string(limit) + "B");
     EXPECT_THAT(fitted["fits"].get<std::string>(), HasSubstr("stage "));
     EXPECT_LE(fitted["memory"][0]["peak_bytes"], limit) << fitted["fits"];
     EXPECT_EQ(fitted["weights_sha256"], plain["weights_sha256"]) << fitted["fits"];
   }
+  // A state says what was chosen.
+  run(kModel + "--host-memory 20GiB --save-async off --save " + path("states"));
+  EXPECT_EQ(shell("grep -rqa '\"fits\"' " + path("states")).exit_code, 0);
   // What the command line says itself stays.
   EXPECT_EQ(run(kModel + "--stage 2 --host-memory 20GiB")["flags"]["stage"], "2");
   EXPECT_EQ(run("--checkpoint-activations blocks --host-memory 20GiB --communicator simulated")
@@ -59,6 +61,7 @@ TEST_F(LimitsFlagsTest, AreRefusedInOneLineWhereTheyMakeNoSense) {
   refused("--host-memory 8GiB --offload-optimizer host", "is chosen below --device-memory");
   refused("--host-memory 8GiB --offload-activations host", "is in no plan of what fits");
   refused("--host-memory 8GiB --checkpoint-activations budget:1MB", "is in no plan of what fits");
+  refused("--host-memory 8GiB --save " + path("states"), "use --save-async off");
   refused("--host-memory 8GiB --ranks 2 --tensor 2", "is in no plan of what fits");
 }
 

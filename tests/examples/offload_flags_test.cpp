@@ -63,8 +63,12 @@ TEST_F(OffloadFlagsTest, ChangeNoBitAndHoldWhatTheFormulaSays) {
     EXPECT_EQ(run["weights_sha256"], plain["weights_sha256"]) << offload;
     for (const auto& of_rank : run["memory"]) {
       const auto& offloaded = of_rank["offloaded"];
-      EXPECT_LE(offloaded["host_bytes"], 1.02 * offloaded["host_formula_bytes"].get<double>());
-      EXPECT_GE(offloaded["host_bytes"], offloaded["host_formula_bytes"].get<double>());
+      // Gradients that go as soon as their page is updated are not in the formula.
+      const bool pass = offload.find("--offload-step backward") != std::string::npos;
+      const auto held = offloaded["host_bytes"].get<int64_t>() -
+                        (pass ? offloaded["host"]["gradient"].get<int64_t>() : 0);
+      EXPECT_LE(held, 1.02 * offloaded["host_formula_bytes"].get<double>());
+      EXPECT_GE(held, offloaded["host_formula_bytes"].get<double>());
       EXPECT_LE(of_rank["persistent_bytes"], 1.02 * of_rank["formula_bytes"].get<double>());
     }
   }

@@ -85,7 +85,8 @@ TEST_F(DeviceMemoryTest, ReportsWhatIsHeldWhenMemoryRunsOut) {
   auto tensor = allocate(2_MiB);
   const std::string report = out_of_memory_report(kDevice, 3_MiB, 1_MiB);
   EXPECT_THAT(report, HasSubstr("[rank 1/2] out of "));
-  EXPECT_THAT(report, HasSubstr("3.0 MiB asked for, 1.0 MiB free on the device"));
+  EXPECT_THAT(report,
+              HasSubstr("3.0 MiB of optimizer_state asked for, 1.0 MiB free on the device"));
   EXPECT_THAT(report, HasSubstr("optimizer_state              2.0 MiB     2.0 MiB\n"));
 }
 

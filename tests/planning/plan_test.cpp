@@ -202,6 +202,21 @@ TEST(PlanTest, PlansGroupsThatShardWithinAndCountsWhatBothSend) {
   EXPECT_GT(find(plan, {.stage = 3}).sent.between_hosts.bytes, 0);
 }
 
+// Its attention asks whether query and key are equal, and has dropout.
+TEST(PlanTest, PlansLibTorchsTransformerEncoder) {
+  using namespace torch::nn;
+  const auto make = [] {
+    const auto layer = TransformerEncoderLayerOptions(32, 4).dim_feedforward(64);
+    return TransformerEncoder(TransformerEncoderOptions(layer, 2));
+  };
+  const Plan plan = zeropage::plan(make, torch::zeros({8, 2, 32}), {.ranks = 4});
+  int64_t parameters = 0;
+  for (const auto& parameter : make()->parameters()) parameters += parameter.numel();
+  EXPECT_EQ(plan.parameters, parameters);
+  EXPECT_GT(find(plan, {.stage = 3}).at_peak[Tier::kDevice].activations(), 0);
+  EXPECT_GT(find(plan, {.stage = 0}).flops, 0);
+}
+
 TEST(PlanTest, LeavesTheRandomGeneratorAlone) {
   torch::manual_seed(7);
   const torch::Tensor expected = torch::rand({4});

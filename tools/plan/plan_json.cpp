@@ -42,6 +42,7 @@ json of(const Forecast& forecast) {
            {{"within_host", of(forecast.sent.within_host)},
             {"between_hosts", of(forecast.sent.between_hosts)}}},
           {"flops", forecast.flops},
+          {"seconds", forecast.seconds},
           {"fits", forecast.fits()},
           {"missing_bytes", missing}};
 }

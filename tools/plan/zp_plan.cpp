@@ -34,6 +34,7 @@ struct Request {
   std::string optimizer = "adamw";
   WorldDescription world;
   PlanOptions options;
+  bool predicts_seconds = false;
   bool json = false;
 };
 
@@ -138,6 +139,13 @@ void add_flags(CLI::App& app, Request& request) {
          },
          "Size of a page, the unit of communication [64MiB]")
       ->type_name("BYTES");
+  app.add_flag("--seconds", request.predicts_seconds,
+               "Predict the seconds of a step from the speeds of this machine, which takes some "
+               "seconds and is then cached; the fastest setting comes first");
+  app.add_option("--threads", request.options.threads,
+                 "Of a rank, for --seconds; 0: its part of the host's cores")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
   app.add_flag("--json", request.json, "One JSON object, sizes in bytes");
 }
 
@@ -214,6 +222,13 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return error.get_exit_code() == 0 ? app.exit(error) : usage_error(error.what());
+  }
+  if (request.predicts_seconds) {
+    if (!request.parameters.empty()) {
+      throw std::invalid_argument("--seconds: of --parameters no operator is known; use --model");
+    }
+    request.options.speeds =
+        machine_speeds({.dtype = request.options.training.compute_dtype.value_or(c10::kFloat)});
   }
   // There is nothing to compute.
   torch::set_num_threads(1);

@@ -271,9 +271,57 @@ void GradientSummer::make_tables(const std::vector<int>& group_of, size_t groups
   }
 }
 
+std::vector<int> GradientSummer::one_group() const {
+  return slices_apart(std::vector<int>(pages_->parameters().size(), 0), 1);
+}
+
+std::function<void(const at::Tensor& gradient)> GradientSummer::note_passing(size_t page) {
+  Passed& passed = passed_[page];
+  if (passed.table == nullptr) {
+    const std::vector<int> group_of = one_group();
+    passed.table = std::make_shared<const offload::NormTable>(
+        parts_of_page(page, group_of),
+        NormSizes{.sums = static_cast<int64_t>(sums_of(1)),
+                  .flags = static_cast<int64_t>(group_of.size())},
+        c10::kCPU);
+  }
+  const auto told = std::make_shared<std::promise<at::Tensor>>();
+  passed.words = told->get_future().share();
+  return [told, table = passed.table](const at::Tensor& gradient) {
+    const at::Tensor words = table->sizes().make_words(c10::kCPU);
+    if (!table->empty()) table->add_squares(gradient, words);
+    told->set_value(words);
+  };
+}
+
+// What is kept of gradients that are gone is of all parameters together.
+void GradientSummer::check_one_group(const std::vector<int>& group_of) const {
+  const bool is_one =
+      std::all_of(group_of.begin(), group_of.end(), [](int group) { return group == 0; });
+  ZP_CHECK(is_one,
+           "norms of gradients by group: backward has updated their pages and freed them "
+           "(options.offload.step kInBackward); use StepWhen::kInStep");
+}
+
 void GradientSummer::add_own(const at::Tensor& words) const {
   for (const OfPage& of_page : tables_.of_pages) {
+    if (const auto passed = passed_.find(of_page.page); passed != passed_.end()) {
+      if (!words.is_cpu()) continue;
+      try {
+        words.add_(passed->second.words.get());
+      } catch (const std::future_error&) {
+        // The page's update failed before it came to that. The step says why.
+      }
+      continue;
+    }
     const at::Tensor& gradient = gradients_->owned(of_page.page);
+    ZP_CHECK(
+        gradient.storage().data() != nullptr,
+        "norms of gradients after backward, which has made the step with them already and freed "
+        "that of page \"",
+        pages_->layouts()[of_page.page].name,
+        "\" (options.offload.step kInBackward); use an Accumulator, which reports their norm, or "
+        "StepWhen::kInStep");
     if (gradient.device() == words.device()) of_page.table.add_squares(gradient, words);
   }
 }
@@ -292,6 +340,7 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
   own.weight = weight;
   // Without values there is nothing to add.
   if (!device.is_meta()) {
+    if (!passed_.empty()) check_one_group(group_of);
     make_tables(group_of, groups);
     OnItsWay of_device;
     if (any_on_device()) {

@@ -17,6 +17,8 @@
 #pragma once
 
 #include <functional>
+#include <future>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -43,6 +45,11 @@ class GradientSummer {
   // gradients. REQUIRES: gradients that are ready for a step.
   GradientSums sum(const std::vector<int>& group_of, size_t groups,
                    const offload::ExactSum& weight = {});
+
+  // For a page whose gradient goes as soon as it is updated: what it returns is called where the gradient is
+  // still there, on any thread, and sum() over one group of all parameters waits for that. Until the next
+  // call for the page.
+  std::function<void(const at::Tensor& gradient)> note_passing(size_t page);
 
   // The weight alone, between hosts.
   offload::ExactSum sum_weight(const offload::ExactSum& weight) const;
@@ -82,7 +89,16 @@ class GradientSummer {
 
   const std::shared_ptr<ParameterPages> pages_;
   const std::shared_ptr<StepGradients> gradients_;
+  std::vector<int> one_group() const;
+  void check_one_group(const std::vector<int>& group_of) const;
+
   Tables tables_;  // that were asked for last
+
+  struct Passed {
+    std::shared_ptr<const offload::NormTable> table;
+    std::shared_future<at::Tensor> words;
+  };
+  std::map<size_t, Passed> passed_;  // by page
 };
 
 }  // namespace zeropage

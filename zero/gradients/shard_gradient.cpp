@@ -46,9 +46,15 @@ bool ResidentGradient::complete() {
   return true;
 }
 
-OffloadedGradient::OffloadedGradient(at::Tensor host, c10::Device device, SumOrder order,
+OffloadedGradient::OffloadedGradient(at::Tensor host, TierStorage& storage, size_t page,
+                                     c10::Device device, SumOrder order,
                                      offload::CopyEngine& copies)
-    : host_(std::move(host)), device_(device), order_(order), copies_(copies) {}
+    : host_(std::move(host)),
+      storage_(storage),
+      page_(page),
+      device_(device),
+      order_(order),
+      copies_(copies) {}
 
 // What the copy reads must not go before it has ended.
 OffloadedGradient::~OffloadedGradient() {
@@ -75,6 +81,7 @@ void OffloadedGradient::wait() {
 
 void OffloadedGradient::start_down(const at::Tensor& from) {
   wait();
+  storage_.begin_writing(page_);
   down_ = copies_.start(offload::Direction::kToHost, host_, from);
 }
 
@@ -93,7 +100,9 @@ void OffloadedGradient::keep() {
   // It went down as if it were all of the step's, and comes back to be added to.
   if (!on_device_) {
     wait();
+    storage_.fetch(page_);
     copies_.start(offload::Direction::kToDevice, on_device().values(), host_).synchronize();
+    storage_.release(page_, TierStorage::Use::kRead);
   }
   on_device_->keep();
 }
@@ -110,7 +119,7 @@ void OffloadedGradient::zero(const Range& range) {
   wait();
   if (on_device_) {
     on_device_->zero(range);
-  } else {
+  } else if (storage_.has_values(page_)) {
     host_.narrow(0, range.begin, range.numel()).zero_();
   }
 }

@@ -11,6 +11,7 @@
 #include "offload/copy_engine.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/layout/shard_layout.h"
+#include "zero/tiers/tier_storage.h"
 
 namespace zeropage {
 
@@ -67,9 +68,9 @@ class ResidentGradient final : public ShardGradient {
 // owned part on the device from the first to the last of them.
 class OffloadedGradient final : public ShardGradient {
  public:
-  // host: [owned numel]. copies: outlives it.
-  OffloadedGradient(at::Tensor host, c10::Device device, accumulate::SumOrder order,
-                    offload::CopyEngine& copies);
+  // host: [owned numel], the page's tensor of that storage. storage and copies outlive it.
+  OffloadedGradient(at::Tensor host, TierStorage& storage, size_t page, c10::Device device,
+                    accumulate::SumOrder order, offload::CopyEngine& copies);
   ~OffloadedGradient() override;
 
   const at::Tensor& values() const override { return host_; }
@@ -87,6 +88,8 @@ class OffloadedGradient final : public ShardGradient {
   void start_down(const at::Tensor& from);
 
   const at::Tensor host_;
+  TierStorage& storage_;
+  const size_t page_;
   const c10::Device device_;
   const accumulate::SumOrder order_;
   offload::CopyEngine& copies_;

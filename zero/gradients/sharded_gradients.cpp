@@ -28,7 +28,7 @@ std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
     PageOffload& page_offload = *pages_->page_offload();
     return std::make_unique<OffloadedGradient>(
         page_offload.gradients().add(page, layout.shard_numel, dtype, 0, memory::Kind::kGradient),
-        communicator.device(), order_, page_offload.copies());
+        page_offload.gradients(), page, communicator.device(), order_, page_offload.copies());
   }
   const memory::KindScope kind(memory::Kind::kGradient);
   return std::make_unique<ResidentGradient>(communicator.buffer(layout.shard_numel, dtype).zero_(),

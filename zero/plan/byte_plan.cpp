@@ -4,6 +4,7 @@
 
 #include "memory/check.h"
 #include "offload/state_format.h"
+#include "zero/tiers/passing_storage.h"
 
 namespace zeropage {
 namespace {
@@ -93,6 +94,12 @@ std::vector<Buffer> buffers_of(const PagePlan& page, const Manner& manner) {
   return buffers;
 }
 
+// Whether it goes as soon as its page is updated.
+bool passes(const Options& options, const Buffer& buffer) {
+  return options.offload.step == StepWhen::kInBackward && buffer.kind == Kind::kGradient &&
+         buffer.tier == Tier::kHost;
+}
+
 // This rank's part of what a group has a second time, of so many bytes.
 int64_t secondary_bytes(const Options& options, int64_t bytes, int world_size) {
   const int ranks = options.secondary_shard_within;
@@ -127,8 +134,13 @@ class Planner {
         page.parameters == Sharing::kReplicated ? Range{0, whole_numel} : layout.shard(rank_);
     page.whole_bytes = whole_bytes;
     for (const Buffer& buffer : buffers_of(page, manner)) {
-      page.held[buffer.tier][buffer.kind] +=
+      const int64_t bytes =
           buffer.element_bytes * (buffer.is_shard ? layout.shard_numel : whole_numel);
+      if (passes(options_, buffer)) {
+        page.passing_gradient_bytes = bytes;
+      } else {
+        page.held[buffer.tier][buffer.kind] += bytes;
+      }
     }
     if (page.parameters == Sharing::kSharded) {
       page.held[Tier::kDevice][Kind::kParameter] +=
@@ -170,7 +182,7 @@ class Planner {
     const PagePlan page = plan(layout, /*optimizer_leaves=*/true);
     int64_t bytes = page.owned.numel() * kBytesOfTwoStates;
     for (const Tier tier : {Tier::kHost, Tier::kNvme}) bytes += page.held[tier].total();
-    return bytes;
+    return bytes + page.passing_gradient_bytes;
   }
 
   int64_t state_bytes(const PageLayout& layout, const Range& owned) const {
@@ -230,7 +242,16 @@ void BytePlan::begin_training(size_t page, const PageLayout& layout) {
 
 TierBytes BytePlan::held(int64_t states) const {
   TierBytes all = this->states(states);
-  for (const PagePlan& page : pages_) all += page.held;
+  int64_t largest_passing = 0;
+  int64_t passing = 0;
+  for (const PagePlan& page : pages_) {
+    all += page.held;
+    if (page.passing_gradient_bytes == 0) continue;
+    largest_passing = std::max(largest_passing, page.passing_gradient_bytes);
+    ++passing;
+  }
+  all[Tier::kHost][Kind::kGradient] +=
+      largest_passing * std::min<int64_t>(passing, PassingStorage::kBuffers);
   return all;
 }
 
@@ -271,6 +292,7 @@ TierBytes formula_bytes(const Options& options, int64_t parameters, int world_si
   };
   TierBytes formula;
   for (const Buffer& buffer : buffers_of(page, manner)) {
+    if (passes(options, buffer)) continue;
     formula[buffer.tier][buffer.kind] += share(buffer.element_bytes * parameters, buffer.is_shard);
   }
   if (page.parameters == Sharing::kSharded) {

@@ -71,9 +71,12 @@ struct PagePlan {
   int64_t own_gradient_bytes = 0;
   // What the reduction of its gradient takes on the device besides; 0 where it travels as it lies.
   int64_t bucket_bytes = 0;
+  // Of its reduced gradient on the host, where that goes as soon as the page is updated: then it is not in
+  // `held`, and a few such gradients are there at once (zero/tiers/passing_storage.h).
+  int64_t passing_gradient_bytes = 0;
   // Of one state of the optimizer.
   int64_t state_bytes = 0;
-  // From step to step, but for states.
+  // From step to step, but for states and gradients that pass.
   TierBytes held;
 };
 

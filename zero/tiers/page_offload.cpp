@@ -7,6 +7,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/tiers/nvme_storage.h"
+#include "zero/tiers/passing_storage.h"
 #include "zero/tiers/simulated_storage.h"
 
 namespace zeropage {
@@ -49,7 +50,13 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
   copies_ = offload::CopyEngine::make(device, {.bytes_per_second = options_.link_bytes_per_second});
   values_ = make_storage(options_.optimizer, "values");
   states_ = make_storage(options_.optimizer, "optimizer-state");
+  staging_ = make_storage(Tier::kHost, "staging");
   gradients_ = make_storage(Tier::kHost, "gradients");
+  // Each goes as soon as its page is updated.
+  if (options_.step == StepWhen::kInBackward) {
+    gradients_ = std::make_unique<PassingStorage>(
+        device.is_meta() ? device : c10::Device(c10::kCPU), std::move(gradients_));
+  }
   parameters_ = make_storage(options_.parameters, "parameters");
 }
 

@@ -32,7 +32,7 @@ class PageOffload {
   // Of sharded parameters; only where they leave.
   TierStorage& parameters() { return *parameters_; }
   // Buffers of the host.
-  TierStorage& staging() { return *gradients_; }
+  TierStorage& staging() { return *staging_; }
   offload::CopyEngine& copies() { return *copies_; }
   // What computes the steps.
   offload::WorkerPool& pool() { return *pool_; }
@@ -65,6 +65,7 @@ class PageOffload {
   std::unique_ptr<TierStorage> values_;
   std::unique_ptr<TierStorage> states_;
   std::unique_ptr<TierStorage> gradients_;
+  std::unique_ptr<TierStorage> staging_;
   std::unique_ptr<TierStorage> parameters_;
 };
 

@@ -36,6 +36,12 @@ class TierStorage {
   virtual void fetch(size_t /*page*/) {}
   // kWrite: what was written is to be there at the next fetch.
   virtual void release(size_t /*page*/, Use /*use*/) {}
+  // The page's tensor is about to be written as a whole; what it had is not needed any more.
+  virtual void begin_writing(size_t /*page*/) {}
+  // The values of the page are not needed any more.
+  virtual void drop(size_t /*page*/) {}
+  // Whether they are there.
+  virtual bool has_values(size_t /*page*/) const { return true; }
   // What a disk did; "" without one.
   virtual std::string describe() const { return ""; }
   // Whether tensors have memory after release() too.

@@ -65,13 +65,19 @@ void OffloadedSteps::start(size_t part, Step step, const Pending& gradient,
   Task task{part, std::move(step), gradient.without_buffers(), std::move(unchanged),
             memory::Stream::current(page_offload_->device()).record()};
   if (of_part.part.device_gradient.defined()) {
+    page_offload_->gradients().begin_writing(of_part.part.page);
     task.gradient = page_offload_->copies().start(Direction::kToHost, of_part.part.gradient,
                                                   of_part.part.device_gradient);
     // The next backward writes there before it is waited for.
     if (publish_ == Publish::kWhenTold) task.gradient.synchronize();
   }
   {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    // Gradients that wait for their turn take memory. One waits beside the page that is updated, and
+    // the next comes (zero/tiers/passing_storage.h).
+    if (page_offload_->options().step == StepWhen::kInBackward) {
+      changed_.wait(lock, [this] { return tasks_.empty() || error_; });
+    }
     if (error_) std::rethrow_exception(error_);
     of_part.started = true;
     of_part.done = false;
@@ -120,6 +126,7 @@ void OffloadedSteps::run() {
     const Task task = std::move(tasks_.front());
     tasks_.pop_front();
     lock.unlock();
+    changed_.notify_all();
     std::exception_ptr error;
     try {
       perform(task);
@@ -160,6 +167,7 @@ void OffloadedSteps::perform(const Task& task) {
     step_and_round(of_part, task);
     if (publish_ == Publish::kAtOnce) send_up(of_part, of_part.part.values);
   }
+  page_offload_->gradients().drop(page);
   // Memory that goes with the release is read until then.
   if (!page_offload_->values_stay()) of_part.up.synchronize();
   page_offload_->release_after_update(page);

@@ -48,12 +48,22 @@ void StepPipeline::start_in_backward(size_t page, const HasGradient& has_gradien
   const OfPage* const of_page = updates_.offloaded(page);
   if (of_page == nullptr) return;
   parameters_.writes->begin_update_in_backward(page, has_gradient);
-  start_offloaded(*of_page, has_gradient, factor);
+  start_offloaded(*of_page, has_gradient, factor, in_backward_before_update(page));
+}
+
+// An accumulation reports the norm of gradients that are gone by then.
+StepPipeline::BeforeUpdate StepPipeline::in_backward_before_update(size_t page) const {
+  const bool is_reported = parameters_.reducer->plan().accumulates() &&
+                           parameters_.gradients->is_offloaded(page) &&
+                           !parameters_.pages->world().device().is_meta();
+  if (!is_reported) return nullptr;
+  return [note = parameters_.sums->note_passing(page),
+          gradient = parameters_.gradients->owned(page)] { note(gradient); };
 }
 
 // has_gradient: asked here only.
 void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient,
-                                   double factor) const {
+                                   double factor, BeforeUpdate before_update) const {
   const ParameterPages& pages = *parameters_.pages;
   const Range owned = pages.owned(of_page.page);
   std::vector<bool> has(pages.parameters().size());
@@ -69,7 +79,9 @@ void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has
   updates_.set_options(of_page);
   updates_.steps()->start(
       *of_page.part,
-      [update = of_page.update.get(), has = std::move(has), factor] {
+      [update = of_page.update.get(), has = std::move(has), factor,
+       before_update = std::move(before_update)] {
+        if (before_update) before_update();
         update->step([&has](size_t parameter) { return has[parameter]; }, {.scale = factor});
       },
       parameters_.gradients->arrival(of_page.page), std::move(unchanged));

@@ -32,7 +32,11 @@ class StepPipeline {
 
   void follow_backward();
   void start_in_backward(size_t page, const HasGradient& has_gradient, double factor) const;
-  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor) const;
+  // Called on the thread of the steps, with the gradient there.
+  using BeforeUpdate = std::function<void()>;
+  BeforeUpdate in_backward_before_update(size_t page) const;
+  void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor,
+                       BeforeUpdate before_update = nullptr) const;
   void update_on_device(const OfPage& of_page, const offload::GradientFactors& factors) const;
 
   const ShardedParameters parameters_;

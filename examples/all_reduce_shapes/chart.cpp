@@ -4,6 +4,8 @@
 #include <functional>
 #include <sstream>
 
+#include "examples/charts/svg.h"
+
 namespace all_reduce_shapes {
 namespace {
 
@@ -28,8 +30,8 @@ using Value = std::function<double(const Cost&)>;
 // One panel; the values between powers of ten.
 class Panel {
  public:
-  Panel(std::ostringstream& out, double left, const Figures& figures, Value value)
-      : out_(out), left_(left), figures_(figures), value_(std::move(value)) {
+  Panel(charts::Svg& svg, double left, const Figures& figures, Value value)
+      : svg_(svg), left_(left), figures_(figures), value_(std::move(value)) {
     double least = HUGE_VAL;
     double most = 0;
     for (const Costs* costs : {&figures.measured, &figures.modelled}) {
@@ -45,18 +47,22 @@ class Panel {
   }
 
   void draw(const std::string& title, const std::string& unit) {
-    text(left_, kTop - 14, title, "start", 13);
+    svg_.text({.x = left_, .y = kTop - 14, .size = 13}, title);
     for (double power = low_; power <= high_; ++power) {
       const double at = y(std::pow(10, power));
-      line(left_, at, left_ + kWidth, at, "#dddddd");
+      svg_.line(left_, at, left_ + kWidth, at, "#dddddd");
       std::ostringstream label;
       label << std::pow(10, power) << (power == high_ ? " " + unit : "");
-      text(left_ - 6, at + 4, label.str(), "end", 10);
+      svg_.text({.x = left_ - 6, .y = at + 4, .align = charts::Align::kEnd, .size = 10},
+                label.str());
     }
     for (int ranks = 2; ranks <= kMostModelledRanks; ranks *= 2) {
-      text(x(ranks), kTop + kHeight + 16, std::to_string(ranks), "middle", 10);
+      svg_.text(
+          {.x = x(ranks), .y = kTop + kHeight + 16, .align = charts::Align::kMiddle, .size = 10},
+          std::to_string(ranks));
     }
-    text(left_ + kWidth / 2, kTop + kHeight + 34, "ranks", "middle", 11);
+    svg_.text({.x = left_ + kWidth / 2, .y = kTop + kHeight + 34, .align = charts::Align::kMiddle},
+              "ranks");
     for (const Shape shape : kShapes) draw_shape(shape);
   }
 
@@ -70,27 +76,22 @@ class Panel {
 
   void draw_shape(Shape shape) {
     const char* color = color_of(shape);
-    out_ << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << color << '"'
-         << dashes_of(shape) << " points=\"";
+    std::ostringstream out;
+    out.precision(4);
+    out << "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" << color << '"'
+        << dashes_of(shape) << " points=\"";
     for (const auto& [ranks, cost] : figures_.modelled.at(shape)) {
-      out_ << x(ranks) << ',' << y(value_(cost)) << ' ';
+      out << x(ranks) << ',' << y(value_(cost)) << ' ';
     }
-    out_ << "\"/>\n";
+    out << "\"/>";
     for (const auto& [ranks, cost] : figures_.measured.at(shape)) {
-      out_ << "<circle r=\"" << (shape == Shape::kHalving ? 2.5 : 4.5) << "\" fill=\"" << color
-           << "\" cx=\"" << x(ranks) << "\" cy=\"" << y(value_(cost)) << "\"/>\n";
+      out << "\n<circle r=\"" << (shape == Shape::kHalving ? 2.5 : 4.5) << "\" fill=\"" << color
+          << "\" cx=\"" << x(ranks) << "\" cy=\"" << y(value_(cost)) << "\"/>";
     }
-  }
-  void line(double x1, double y1, double x2, double y2, const char* color) {
-    out_ << "<line x1=\"" << x1 << "\" y1=\"" << y1 << "\" x2=\"" << x2 << "\" y2=\"" << y2
-         << "\" stroke=\"" << color << "\"/>\n";
-  }
-  void text(double x, double y, const std::string& words, const char* anchor, int size) {
-    out_ << "<text x=\"" << x << "\" y=\"" << y << "\" text-anchor=\"" << anchor
-         << "\" font-size=\"" << size << "\">" << words << "</text>\n";
+    svg_.add(out.str());
   }
 
-  std::ostringstream& out_;
+  charts::Svg& svg_;
   const double left_;
   const Figures& figures_;
   const Value value_;
@@ -101,26 +102,22 @@ class Panel {
 }  // namespace
 
 std::string svg(const Options& options, const Figures& figures) {
-  std::ostringstream out;
-  out.precision(4);
-  out << R"(<svg xmlns="http://www.w3.org/2000/svg" width="980" height="390" font-family="sans-serif">)"
-      << "\n<rect width=\"980\" height=\"390\" fill=\"white\"/>\n";
-  Panel(out, kLeft, figures,
+  charts::Svg svg(980, 390);
+  Panel(svg, kLeft, figures,
         [](const Cost& cost) { return static_cast<double>(cost.busiest_bytes) / (1 << 20); })
       .draw("bytes at the busiest link, all_reduce of " +
                 zeropage::memory::format_bytes(options.bytes),
             "MiB");
-  Panel(out, kLeft + kApart, figures, [](const Cost& cost) {
+  Panel(svg, kLeft + kApart, figures, [](const Cost& cost) {
     return cost.seconds * 1e3;
   }).draw("time: lines are modelled, dots measured", "ms");
   double at = kLeft;
   for (const Shape shape : kShapes) {
-    out << "<text x=\"" << at << "\" y=\"375\" font-size=\"13\" fill=\"" << color_of(shape)
-        << "\">&#9632; " << name(shape) << "</text>\n";
+    svg.text({.x = at, .y = 375, .size = 13, .color = color_of(shape)},
+             std::string("\u25a0 ") + name(shape));
     at += 110;
   }
-  out << "</svg>\n";
-  return out.str();
+  return svg.picture();
 }
 
 }  // namespace all_reduce_shapes

@@ -1,0 +1,149 @@
+#include "examples/model_parallel/figures.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "examples/charts/bar_chart.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
+
+namespace model_parallel {
+
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(WayFigures, way, split_size, images_per_second, peak_bytes, loss)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Figures, name, ranks, batch, image_side, width, ways)
+
+namespace {
+
+constexpr const char* kSingle = "single";
+constexpr const char* kNaive = "naive";
+
+bool is_pipelined(const WayFigures& way) {
+  return way.way != kSingle && way.way != kNaive;
+}
+
+std::optional<charts::Bar> bar_of(const WayFigures& way) {
+  const auto [least, most] =
+      std::minmax_element(way.images_per_second.begin(), way.images_per_second.end());
+  return charts::Bar{way.median(), *least, *most};
+}
+
+const WayFigures* best_pipelined(const Figures& figures) {
+  const WayFigures* best = nullptr;
+  for (const WayFigures& way : figures.ways) {
+    if (is_pipelined(way) && (best == nullptr || way.median() > best->median())) best = &way;
+  }
+  return best;
+}
+
+std::string words(const Figures& figures) {
+  return "batch " + std::to_string(figures.batch) + ", images of " +
+         std::to_string(figures.image_side) + " pixels, width " + std::to_string(figures.width) +
+         ", " + std::to_string(figures.ranks) + " ranks";
+}
+
+// Each side has the same ways, in the same order.
+void check_alike(const std::vector<Figures>& sides) {
+  for (const Figures& side : sides) {
+    ZP_CHECK(words(side) == words(sides.front()) && side.ways.size() == sides.front().ways.size(),
+             "--draw: expected figures of the same runs, got ", words(sides.front()), " with ",
+             sides.front().ways.size(), " ways of ", sides.front().name, ", and ", words(side),
+             " with ", side.ways.size(), " of ", side.name);
+    for (size_t way = 0; way < side.ways.size(); ++way) {
+      ZP_CHECK(side.ways[way].way == sides.front().ways[way].way, "--draw: expected the way \"",
+               sides.front().ways[way].way, "\" of ", side.name, ", got \"", side.ways[way].way,
+               "\"; give both the same split sizes");
+    }
+  }
+}
+
+}  // namespace
+
+double WayFigures::median() const {
+  std::vector<double> sorted = images_per_second;
+  std::sort(sorted.begin(), sorted.end());
+  const size_t middle = sorted.size() / 2;
+  return sorted.size() % 2 == 1 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+std::string table(const Figures& figures) {
+  const double single = figures.ways.front().median();
+  std::string text = figures.name + ", ResNet-50, " + words(figures) + "\n";
+  char row[200];
+  std::snprintf(row, sizeof(row), "%-10s %10s %17s %10s %12s %10s\n", "way", "images/s",
+                "least to most", "x single", "peak memory", "loss");
+  text += row;
+  for (const WayFigures& way : figures.ways) {
+    const charts::Bar bar = *bar_of(way);
+    const std::string memory =
+        way.peak_bytes > 0 ? zeropage::memory::format_bytes(way.peak_bytes) : "-";
+    std::snprintf(row, sizeof(row), "%-10s %10.2f %8.2f %8.2f %10.2f %12s %10.6f\n",
+                  way.way.c_str(), bar.value, bar.least, bar.most, bar.value / single,
+                  memory.c_str(), way.loss);
+    text += row;
+  }
+  return text;
+}
+
+std::string chart(const std::vector<Figures>& sides) {
+  check_alike(sides);
+  charts::BarChart ways{"ResNet-50, " + std::to_string(sides.front().ranks) + " ranks",
+                        "images/s",
+                        {},
+                        {{kSingle, {}}, {kNaive, {}}, {"pipelined", {}}}};
+  charts::BarChart splits{"pipelined, by split size", "images/s", {}, {}};
+  for (const Figures& side : sides) {
+    ways.sides.push_back(side.name);
+    splits.sides.push_back(side.name);
+    size_t split = 0;
+    for (const WayFigures& way : side.ways) {
+      if (!is_pipelined(way)) {
+        ways.groups[way.way == kSingle ? 0 : 1].bars.push_back(bar_of(way));
+        continue;
+      }
+      if (splits.groups.size() <= split) {
+        splits.groups.push_back({std::to_string(way.split_size), {}});
+      }
+      splits.groups[split++].bars.push_back(bar_of(way));
+    }
+    if (const WayFigures* const best = best_pipelined(side)) {
+      ways.groups[2].bars.push_back(bar_of(*best));
+    }
+  }
+  const double left = charts::width_of(ways) + 40;
+  charts::Svg svg(left + charts::width_of(splits) + 10, charts::kBarChartHeight);
+  charts::draw(svg, ways, 0);
+  charts::draw(svg, splits, left);
+  return svg.picture();
+}
+
+void write(const std::string& file, const Figures& figures) {
+  std::ofstream out(file);
+  out << nlohmann::json(figures).dump(1) << '\n';
+  out.close();
+  ZP_CHECK(out.good(), "--json ", file, ": cannot be written; is its folder there?");
+}
+
+Figures read(const std::string& file) {
+  std::ifstream in(file);
+  ZP_CHECK(in.good(), "--draw ", file, ": cannot be read; is it there?");
+  Figures figures;
+  try {
+    figures = nlohmann::json::parse(in).get<Figures>();
+  } catch (const nlohmann::json::exception& error) {
+    ZP_THROW("--draw ", file,
+             ": expected figures that --json wrote, got something else: ", error.what());
+  }
+  ZP_CHECK(!figures.ways.empty() && figures.ways.front().way == kSingle, "--draw ", file,
+           ": expected the way \"single\" first; give a file that --json wrote");
+  for (const WayFigures& way : figures.ways) {
+    ZP_CHECK(!way.images_per_second.empty(), "--draw ", file, ": expected a round of the way \"",
+             way.way, "\", got none");
+  }
+  return figures;
+}
+
+}  // namespace model_parallel

@@ -11,9 +11,13 @@
 #include <memory>
 #include <net/if.h>
 #include <netdb.h>
+#include <numeric>
+#include <regex>
+#include <sstream>
 #include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -104,6 +108,18 @@ void read_meeting_point(const Reader& reader, const std::optional<std::string>& 
       static_cast<uint16_t>(port ? *port : kFirstDerivedPort + static_cast<int>(derived));
 }
 
+// RANK and WORLD_SIZE that a batch script has exported are the same in all of srun's tasks. torchrun and `zp run`
+// set them for each process, and say where it is among the local ones.
+void check_against_slurm(const Reader& reader, const Place& place) {
+  const auto task = reader.integer("SLURM_PROCID", 0, kMaxRanks);
+  const auto tasks = reader.integer("SLURM_STEP_NUM_TASKS", 1, kMaxRanks);
+  if (!task || tasks != place.world_size || place.world_size == 1 || place.local_rank >= 0) return;
+  ZP_CHECK(
+      *task == place.rank, "environment: RANK=", place.rank, " and SLURM_PROCID=", *task,
+      " contradict each other, as they do where a batch script exports RANK for all tasks; leave "
+      "RANK and WORLD_SIZE out, since Slurm's own variables are read");
+}
+
 Place read_torchrun(const Reader& reader) {
   Place place;
   place.launcher = reader.text("TORCHELASTIC_RUN_ID") ? "torchrun" : "RANK and WORLD_SIZE";
@@ -115,6 +131,7 @@ Place read_torchrun(const Reader& reader) {
   place.launcher_serves_store = reader.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   place.attempt = reader.text("TORCHELASTIC_RESTART_COUNT").value_or("");
   place.store_socket = reader.integer("ZEROPAGE_STORE_SOCKET", 0, kMaxRanks).value_or(-1);
+  check_against_slurm(reader, place);
   read_meeting_point(reader, std::nullopt, "", place);
   return place;
 }
@@ -135,6 +152,50 @@ Place read_open_mpi(const Reader& reader) {
   return place;
 }
 
+constexpr const char* kStartWithSrun =
+    "; srun sets all of them alike, so start the program with srun, and neither set them by hand "
+    "nor keep those "
+    "of another job";
+
+// "2(x3),1": of each node of a step.
+std::vector<int> tasks_of_nodes(const std::string& text) {
+  static const std::regex pattern(R"(([1-9]\d{0,8})(?:\(x([1-9]\d{0,5})\))?)");
+  std::vector<int> tasks;
+  std::istringstream parts(text);
+  for (std::string part; std::getline(parts, part, ',');) {
+    std::smatch found;
+    ZP_CHECK(std::regex_match(part, found, pattern),
+             "environment: SLURM_STEP_TASKS_PER_NODE=", text,
+             " is no list of tasks, such as 2(x3),1", kStartWithSrun);
+    const size_t times = found[2].matched ? std::stoul(found[2]) : 1;
+    tasks.insert(tasks.end(), times, std::stoi(found[1]));
+  }
+  return tasks;
+}
+
+// What srun says of the step's nodes, against the rank's place in it.
+void check_slurm_nodes(const Reader& reader, const Place& place) {
+  const auto list = reader.text("SLURM_STEP_TASKS_PER_NODE");
+  if (!list) return;
+  const std::vector<int> tasks = tasks_of_nodes(*list);
+  const int64_t all = std::accumulate(tasks.begin(), tasks.end(), int64_t{0});
+  ZP_CHECK(all == place.world_size, "environment: SLURM_STEP_TASKS_PER_NODE=", *list, " are ", all,
+           " tasks and SLURM_NTASKS=", place.world_size, " contradict each other", kStartWithSrun);
+  const auto nodes = reader.integer("SLURM_STEP_NUM_NODES", 1, kMaxRanks);
+  ZP_CHECK(!nodes || *nodes == static_cast<int>(tasks.size()),
+           "environment: SLURM_STEP_TASKS_PER_NODE=", *list, " is of ", tasks.size(),
+           " nodes and SLURM_STEP_NUM_NODES=", *nodes, " contradict each other", kStartWithSrun);
+  const auto node = reader.integer("SLURM_NODEID", 0, kMaxRanks);
+  if (!node) return;
+  ZP_CHECK(*node < static_cast<int>(tasks.size()), "environment: SLURM_NODEID=", *node,
+           " and SLURM_STEP_TASKS_PER_NODE=", *list, ", which is of ", tasks.size(),
+           " nodes, contradict each other", kStartWithSrun);
+  const int here = tasks[static_cast<size_t>(*node)];
+  ZP_CHECK(place.local_rank < here, "environment: SLURM_LOCALID=", place.local_rank, " and the ",
+           here, " tasks that SLURM_STEP_TASKS_PER_NODE=", *list,
+           " has on node SLURM_NODEID=", *node, " contradict each other", kStartWithSrun);
+}
+
 Place read_slurm(const Reader& reader) {
   Place place;
   place.launcher = "Slurm";
@@ -142,9 +203,24 @@ Place read_slurm(const Reader& reader) {
   place.world_size = reader.required("SLURM_NTASKS", "SLURM_PROCID is set", 1, kMaxRanks);
   place.local_rank = reader.integer("SLURM_LOCALID", 0, kMaxRanks).value_or(-1);
   check_ranks(place, "SLURM_PROCID", "SLURM_NTASKS");
-  const auto nodes = reader.text("SLURM_JOB_NODELIST");
-  read_meeting_point(reader, nodes ? std::optional(first_host(*nodes)) : std::nullopt,
-                     reader.text("SLURM_JOB_ID").value_or(""), place);
+  const auto step = reader.text("SLURM_STEP_ID");
+  // A batch script has the variables of task 0, and Slurm starts it once.
+  ZP_CHECK(
+      step || place.world_size == 1, "environment: SLURM_NTASKS=", place.world_size,
+      " without SLURM_STEP_ID means that Slurm's batch script started this process, and no other; "
+      "start one for each task: srun my_trainer");
+  const auto tasks = reader.integer("SLURM_STEP_NUM_TASKS", 1, kMaxRanks);
+  ZP_CHECK(!tasks || *tasks == place.world_size, "environment: SLURM_STEP_NUM_TASKS=", *tasks,
+           " and SLURM_NTASKS=", place.world_size, " contradict each other", kStartWithSrun);
+  check_slurm_nodes(reader, place);
+  // Rank 0 is on the first node of the step, which may be another than the job's.
+  auto nodes = reader.text("SLURM_STEP_NODELIST");
+  if (!nodes) nodes = reader.text("SLURM_JOB_NODELIST");
+  place.attempt = reader.text("SLURM_RESTART_COUNT").value_or("");
+  std::string job = reader.text("SLURM_JOB_ID").value_or("");
+  // Steps of a job may run at once, and a job that is started again may meet ranks of its former start.
+  if (!job.empty()) job = c10::str(job, ".", step.value_or(""), ".", place.attempt);
+  read_meeting_point(reader, nodes ? std::optional(first_host(*nodes)) : std::nullopt, job, place);
   return place;
 }
 
@@ -242,7 +318,8 @@ std::string first_host(const std::string& slurm_node_list) {
   const size_t comma = slurm_node_list.find(',');
   if (bracket == std::string::npos || comma < bracket) return slurm_node_list.substr(0, comma);
   const size_t close = slurm_node_list.find(']', bracket);
-  ZP_CHECK(close != std::string::npos, "environment: SLURM_JOB_NODELIST=", slurm_node_list,
+  ZP_CHECK(close != std::string::npos,
+           "environment: SLURM_STEP_NODELIST or SLURM_JOB_NODELIST=", slurm_node_list,
            " has no closing bracket; set MASTER_ADDR");
   const size_t number_end = slurm_node_list.find_first_of(",-]", bracket);
   const std::string number = slurm_node_list.substr(bracket + 1, number_end - bracket - 1);

@@ -31,8 +31,8 @@ struct Place {
   int store_socket = -1;
   std::string rendezvous_file;
 
-  // Which start of the ranks this is, where the launcher restarts them over one store (torchrun
-  // --max-restarts).
+  // Which start of the ranks this is, where the launcher starts them again: torchrun --max-restarts over one
+  // store, Slurm a job that was requeued.
   std::string attempt;
 
   std::string launcher;  // for messages: "torchrun", "Slurm", "Open MPI", "none"
@@ -44,8 +44,8 @@ using Variables = std::function<std::optional<std::string>(const std::string& na
 std::optional<std::string> environment_variable(const std::string& name);
 
 // Reads, in this order: RANK and WORLD_SIZE with MASTER_ADDR and MASTER_PORT (torchrun, `zp run`,
-// by hand); Open MPI's OMPI_COMM_WORLD_*; Slurm's SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID,
-// SLURM_JOB_NODELIST. ZEROPAGE_RENDEZVOUS=file:///shared/path replaces host and port by a file that
+// by hand); Open MPI's OMPI_COMM_WORLD_*; Slurm's SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID and those of the
+// step (SLURM_STEP_*). ZEROPAGE_RENDEZVOUS=file:///shared/path replaces host and port by a file that
 // all ranks see and that does not exist yet. None of them: a world of one. Throws on variables that
 // are missing, unreadable or contradict each other.
 Place read_place(const Variables& variables = environment_variable);

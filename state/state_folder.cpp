@@ -22,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kStepPrefix = "step-";
+const std::string kWriting = ".writing";
 constexpr uint64_t kProbeBytes = 4096;
 
 // What is there, itself and not what a link leads to. The library's own would throw its own error where a
@@ -75,17 +76,6 @@ std::optional<int64_t> step_of(const fs::path& path) {
 
 void make_directory(const fs::path& path) {
   if (::mkdir(path.c_str(), 0755) != 0) throw_call_failed(path, "mkdir", errno);
-}
-
-void make_parents(const fs::path& folder) {
-  if (folder.empty() || fs::is_directory(status_behind_links(folder))) return;
-  if (fs::exists(status_of(folder))) {
-    throw StateError(folder.string(), 0,
-                     "expected a folder, got something else; move it away, or give another folder");
-  }
-  make_parents(folder.parent_path());
-  make_directory(folder);
-  sync_directory(folder.parent_path());
 }
 
 // Where `latest` is, or is to be.
@@ -153,13 +143,49 @@ std::string name_of_step(int64_t step) {
   return kStepPrefix + std::to_string(step);
 }
 
-NewState::NewState(const fs::path& target)
-    : target_(as_target(target)), writing_(hidden(target_, ".writing")) {
-  make_parents(target_.parent_path());
+void make_folders(const fs::path& folder) {
+  if (folder.empty() || fs::is_directory(status_behind_links(folder))) return;
+  if (fs::exists(status_of(folder))) {
+    throw StateError(folder.string(), 0,
+                     "expected a folder, got something else; move it away, or give another folder");
+  }
+  make_folders(folder.parent_path());
+  make_directory(folder);
+  sync_directory(folder.parent_path());
+}
+
+NewState::NewState(const fs::path& target, const std::string& writer)
+    : target_(as_target(target)),
+      writing_(hidden(target_, (writer.empty() ? kWriting : kWriting + "-" + writer).c_str())) {
+  make_folders(target_.parent_path());
   check_latest(target_.parent_path());
   clear_target_name();
-  remove_leftover(writing_, "which a save that did not end had left", notes_);
+  remove_leftovers();
   make_directory(writing_);
+}
+
+// Also of other writers, which may be alive: what they open there is then not found, and their save fails.
+void NewState::remove_leftovers() {
+  constexpr const char* kWhy = "which a save that did not end had left";
+  remove_leftover(writing_, kWhy, notes_);
+  const fs::path of_none = hidden(target_, kWriting.c_str());
+  std::vector<fs::path> others;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(target_.parent_path(), error)) {
+    const std::string name = entry.path().filename().string();
+    if (name == of_none.filename() || name.starts_with(of_none.filename().string() + "-")) {
+      others.push_back(entry.path());
+    }
+  }
+  if (error) throw_call_failed(target_.parent_path(), "opendir", error.value());
+  for (const fs::path& other : others) {
+    // Its name is not needed.
+    if (fs::is_directory(status_of(other)) && remove_state(other)) {
+      notes_.push_back("removed " + other.string() + ", " + kWhy);
+    } else {
+      notes_.push_back(other.string() + " has files that are not of a state, and stays");
+    }
+  }
 }
 
 // A whole state stays until the new one takes its place; a damaged one is kept under another name.
@@ -241,7 +267,7 @@ void NewState::point_latest() const {
 
 FolderProbe::FolderProbe(const fs::path& folder)
     : folder_(fs::absolute(folder).lexically_normal()), file_(folder_ / ".probe.writing") {
-  make_parents(folder_);
+  make_folders(folder_);
   check_latest(folder_);
   // Left by a run that died.
   remove_file(file_);

@@ -4,6 +4,7 @@
 //   run/step-40/
 //   run/latest  -> step-40
 //   run/.step-60.writing/     being written, or left by a run that died: never loaded
+//   run/.run-token            which run the folder belongs to (state/run_token.h)
 //
 // NewState puts a state together in a folder of another name. Its files are on the disk before the
 // manifest is, and the manifest before the folder gets its name; `latest` is replaced in one piece.
@@ -26,11 +27,15 @@ inline constexpr const char* kLatest = "latest";
 // "step-20".
 std::string name_of_step(int64_t step);
 
+// That folder and those above it, where they are not there.
+void make_folders(const std::filesystem::path& folder);
+
 class NewState {
  public:
   // target: where the state is to be. A state that is there is replaced, and kept until the new one
-  // is whole. Throws where something else is there.
-  explicit NewState(const std::filesystem::path& target);
+  // is whole. Throws where something else is there. What runs before this one were writing under that name is
+  // removed. writer: has a folder of its own to write to, .step-20.writing-WRITER; "": .step-20.writing.
+  explicit NewState(const std::filesystem::path& target, const std::string& writer = "");
   // Without commit() nothing stays.
   ~NewState();
   NewState(const NewState&) = delete;
@@ -48,6 +53,7 @@ class NewState {
 
  private:
   void clear_target_name();
+  void remove_leftovers();
   void put_in_place();
   void point_latest() const;
 

@@ -30,7 +30,8 @@ struct Accumulator::Parts {
     seen.loss_scaler = verdicts.scaler().options();
     std::vector<std::string> lines;
     memory::describe_fields("", seen, lines);
-    sharded.pages->check_agreement("the accumulator", lines);
+    check_agreement(*sharded.pages, "the accumulator", lines);
+    check_stages_agree(*sharded.pages, "the accumulator", lines);
   }
 
   StepVerdicts verdicts;
@@ -45,6 +46,10 @@ Accumulator::~Accumulator() = default;
 
 void Accumulator::backward(const torch::Tensor& loss, double weight) {
   parts_->micro_steps.backward(loss, weight, parts_->verdicts.scaler().scale());
+}
+
+void Accumulator::backward_through(const torch::Tensor& output, const torch::Tensor& gradient) {
+  parts_->micro_steps.backward_through(output, gradient);
 }
 
 EnqueuedStep Accumulator::enqueue_step(const std::vector<torch::optim::Optimizer*>& given) {

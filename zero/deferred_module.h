@@ -39,6 +39,7 @@ class DeferredModule {
   DeferredModule& operator=(DeferredModule&&) noexcept = default;
 
   M& module() { return module_; }
+  const memory::ConstructionTape& tape() const { return *tape_; }
 
  private:
   template <typename Wrapped>

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "zero/layout/model_part.h"
 #include "zero/setup/wrapped_module.h"
 
 namespace zeropage {
@@ -34,14 +35,34 @@ void check_slices(const comm::Mesh& mesh, const torch::nn::Module& module) {
            " ranks that are no axis \"tensor\" of the mesh; cut it over mesh[\"tensor\"]");
 }
 
+// The pipeline axis that the mesh has; null where it has none of several ranks.
+const comm::World* pipeline_axis(const comm::Mesh& mesh) {
+  return mesh.has("pipeline") && mesh["pipeline"].size() > 1 ? &mesh["pipeline"] : nullptr;
+}
+
+void check_stage(const comm::Mesh& mesh, const torch::nn::Module& module) {
+  const comm::World* const axis = pipeline_axis(mesh);
+  const auto part = model_part_of(module);
+  const bool is_stage = part && part->ranks.size() > 1;
+  ZP_CHECK(is_stage || axis == nullptr,
+           "DistributedDataParallel: the mesh's axis \"pipeline\" has ", axis ? axis->size() : 1,
+           " ranks, but the module is no stage of a pipeline; make it by pipeline_stage(construct, "
+           "layers, mesh[\"pipeline\"]) (zero/pipeline/stage.h), or leave the axis out");
+  ZP_CHECK(!is_stage || (axis != nullptr && &part->ranks.communicator() == &axis->communicator()),
+           "DistributedDataParallel: the module is a stage of a pipeline over ",
+           is_stage ? part->ranks.size() : 1,
+           " ranks that are no axis \"pipeline\" of the mesh; make it over mesh[\"pipeline\"]");
+}
+
 const comm::World& data_axis(const comm::Mesh& mesh) {
   std::string names;
   for (const comm::MeshAxis& axis : mesh.axes()) {
     names += (names.empty() ? "\"" : ", \"") + axis.name + "\"";
-    ZP_CHECK(axis.size == 1 || axis.name == "data" || axis.name == "tensor",
-             "DistributedDataParallel: the mesh's axis \"", axis.name, "\" has ", axis.size,
-             " ranks: expected axes \"data\" and \"tensor\"; wrap over a world, such as "
-             "mesh[\"data\"], and do yourself what ranks along the other axes are for");
+    ZP_CHECK(
+        axis.size == 1 || axis.name == "data" || axis.name == "tensor" || axis.name == "pipeline",
+        "DistributedDataParallel: the mesh's axis \"", axis.name, "\" has ", axis.size,
+        " ranks: expected axes \"pipeline\", \"data\" and \"tensor\"; wrap over a world, such as "
+        "mesh[\"data\"], and do yourself what ranks along the other axes are for");
   }
   ZP_CHECK(
       mesh.has("data"), "DistributedDataParallel: the mesh has the axes ", names,
@@ -71,6 +92,7 @@ DistributedDataParallelBase::DistributedDataParallelBase(
     : base_(module) {
   const comm::World& data = data_axis(mesh);
   check_slices(mesh, *module);
+  check_stage(mesh, *module);
   wrapped_ = std::make_shared<WrappedModule>(module, data, mesh.world(), options, tape);
 }
 

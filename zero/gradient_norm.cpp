@@ -35,7 +35,7 @@ GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
     norm.of_group.push_back(norm_of(squares));
   }
   norm.total = norm_of(total);
-  norm.not_finite = names_of(*sharded.pages, sums.not_finite);
+  if (!sums.all_finite) norm.not_finite = names_over_stages(*sharded.pages, sums.not_finite);
   return norm;
 }
 

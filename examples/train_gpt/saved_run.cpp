@@ -22,11 +22,13 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
     : flags_(flags), model_(model), optimizer_(optimizer) {
   run_.accumulator = &accumulator;
   run_.values = values_of(flags, data);
+  // Before a state is loaded: from here on no former start of this run saves any more.
+  if (flags.state.saves()) {
+    saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.all_ranks(),
+                                                    flags.state.saver);
+  }
   if (!flags.state.resume.empty()) resume(data);
-  if (!flags.state.saves()) return;
-  zeropage::check_can_save(flags.state.folder, model, optimizer);
-  saver_ = std::make_unique<zeropage::StateSaver>(flags.state.folder, model.all_ranks(),
-                                                  flags.state.saver);
+  if (saver_) zeropage::check_can_save(flags.state.folder, model, optimizer);
 }
 
 void SavedRun::resume(const TextData& data) {

@@ -11,16 +11,17 @@
 namespace train_resnet {
 
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Figures, way, stage, steps, seconds_an_epoch, images_a_second,
-                                   peak_bytes, accuracy, weights_sha256)
+                                   loss, peak_bytes, accuracy, weights_sha256)
 
 namespace {
 
 std::string row_of(const Figures& run) {
   char row[200];
-  std::snprintf(row, sizeof(row), "%-16s %5d %6ld %10.1f %10.1f %11s %8.2f %%  %.8s\n",
+  std::snprintf(row, sizeof(row), "%-16s %5d %6ld %10.1f %10.1f %11.6f %11s %8.2f %%  %.8s\n",
                 run.way.c_str(), run.stage, static_cast<long>(run.steps), run.seconds_an_epoch,
-                run.images_a_second, zeropage::memory::format_bytes(run.peak_bytes).c_str(),
-                100 * run.accuracy, run.weights_sha256.c_str());
+                run.images_a_second, run.loss,
+                zeropage::memory::format_bytes(run.peak_bytes).c_str(), 100 * run.accuracy,
+                run.weights_sha256.c_str());
   return row;
 }
 
@@ -34,8 +35,8 @@ std::string added_to_table(const std::string& file, const Figures& figures) {
     ZP_CHECK(out.good(), "--table ", file, ": cannot be written; is its folder there?");
   }
   char head[200];
-  std::snprintf(head, sizeof(head), "%-16s %5s %6s %10s %10s %11s %10s  %s\n", "ranks", "stage",
-                "steps", "s/epoch", "images/s", "memory", "accuracy", "weights");
+  std::snprintf(head, sizeof(head), "%-16s %5s %6s %10s %10s %11s %11s %10s  %s\n", "ranks",
+                "stage", "steps", "s/epoch", "images/s", "loss", "memory", "accuracy", "weights");
   std::string table = head;
   std::ifstream in(file);
   int64_t number = 0;

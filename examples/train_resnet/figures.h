@@ -7,11 +7,12 @@
 namespace train_resnet {
 
 struct Figures {
-  std::string way;  // "2 threads", "4 processes"
+  std::string way;  // "2 threads", "4 by Slurm"
   int stage = 0;
   int64_t steps = 0;
   double seconds_an_epoch = 0;  // of training alone, from what was trained
   double images_a_second = 0;
+  double loss = 0;         // of the last step, over all ranks
   int64_t peak_bytes = 0;  // by the ledger, of the rank that held most
   double accuracy = 0;     // in the end, over all test images
   std::string weights_sha256;

@@ -17,6 +17,8 @@ Flags read_flags(int argc, char** argv) {
   app.add_option("--threads", flags.threads, "of a rank; 0: the cores shared among local ranks")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--stage", flags.stage, "of ZeRO")->check(CLI::Range(0, 3));
+  app.add_flag("--sync-batch-norm", flags.sync_batch_norm,
+               "normalises over the batches of all ranks, so that their number does not matter");
   app.add_option("--epochs", flags.epochs)->check(CLI::PositiveNumber);
   app.add_option("--steps", flags.steps, "ends after so many, an epoch or not; 0: does not")
       ->check(CLI::NonNegativeNumber);
@@ -32,10 +34,18 @@ Flags read_flags(int argc, char** argv) {
   app.add_option("--report-every", flags.report_every, "steps")->check(CLI::PositiveNumber);
   app.add_option("--table", flags.table,
                  "a file of runs, which this one is added to and printed with");
-  app.add_option("--save", flags.save, "a folder for states");
+  CLI::Option* const save = app.add_option(
+      "--save", flags.save, "a folder for states; SIGTERM then saves, and the exit code is 143");
   app.add_option("--save-every", flags.save_every, "steps; 0: at the end")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--resume", flags.resume, "a folder of states, at any number of ranks");
+  CLI::Option* const resume =
+      app.add_option("--resume", flags.resume, "a folder of states, at any number of ranks");
+  app.add_flag("--auto-resume", flags.auto_resume,
+               "goes on from the newest whole state of --save, if there is one")
+      ->needs(save)
+      ->excludes(resume);
+  app.add_option("--pause", flags.pause_ms, "milliseconds after each step, for trying out signals")
+      ->check(CLI::NonNegativeNumber);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

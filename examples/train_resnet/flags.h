@@ -22,13 +22,16 @@ struct Flags {
   uint64_t seed = 1;
   int loader_threads = 1;
   int64_t report_every = 10;
+  bool sync_batch_norm = false;
   std::string table;  // file; "": none
   std::string save;   // folder; "": none
   int64_t save_every = 0;
   std::string resume;
+  bool auto_resume = false;  // from what is in `save`
+  int64_t pause_ms = 0;      // after each step
 };
 
-// Exits as CLI11 does where the command line makes no sense.
+// Exits as CLI11 does where the command line makes no sense: 2.
 Flags read_flags(int argc, char** argv);
 
 }  // namespace train_resnet

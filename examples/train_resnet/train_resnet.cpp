@@ -2,8 +2,12 @@
 //
 //   train_resnet --ranks 2 --as-threads
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <csignal>
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <thread>
 
 #include "examples/train_resnet/figures.h"
@@ -14,19 +18,36 @@
 namespace train_resnet {
 namespace {
 
+constexpr const char* kProcess = "process";
+constexpr const char* kThread = "thread";
+
 int threads_of(const Flags& flags, int local_ranks) {
   if (flags.threads > 0) return flags.threads;
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
 }
 
-void run(const Flags& flags, zeropage::World& world, const std::string& kind) {
+// As if SIGTERM had ended the process. Whoever started it may start it again.
+constexpr int kEndedBySigterm = 128 + SIGTERM;
+// What local ranks get after SIGTERM to end their step and save.
+constexpr std::chrono::minutes kGraceOfSave{5};
+
+// "2 threads", "4 by Slurm"
+std::string way_of(const zeropage::World& world, const std::string& launcher, const char* kind) {
+  if (launcher == "torchrun" || launcher == "Slurm" || launcher == "Open MPI") {
+    return c10::str(world.size(), " by ", launcher);
+  }
+  return c10::str(world.size(), " ", kind,
+                  world.size() == 1 ? "" : (kind == kProcess ? "es" : "s"));
+}
+
+int run(const Flags& flags, zeropage::World& world, const std::string& way) {
   if (!flags.as_threads) torch::set_num_threads(threads_of(flags, world.local_size()));
-  const std::string way =
-      c10::str(world.size(), " ", kind, world.size() == 1 ? "" : (kind == "process" ? "es" : "s"));
-  const Figures figures = train(flags, world, way);
-  if (world.rank() != 0) return;
-  if (!flags.table.empty()) std::cout << added_to_table(flags.table, figures);
-  std::cout << "weights_sha256 " << figures.weights_sha256 << std::endl;
+  const std::optional<Figures> figures = train(flags, world, way);
+  if (!figures) return kEndedBySigterm;
+  if (world.rank() != 0) return 0;
+  if (!flags.table.empty()) std::cout << added_to_table(flags.table, *figures);
+  std::cout << "weights_sha256 " << figures->weights_sha256 << std::endl;
+  return 0;
 }
 
 int start(const Flags& flags) {
@@ -34,19 +55,20 @@ int start(const Flags& flags) {
     ZP_CHECK(!flags.as_threads,
              "--as-threads: a launcher has started the ranks as processes already; leave it out");
     auto world = zeropage::World::from_environment();
-    run(flags, world, "process");
-    return 0;
+    return run(flags, world, way_of(world, zeropage::comm::read_place().launcher, kProcess));
   }
   if (flags.as_threads) {
-    zeropage::World::threads(flags.ranks,
-                             [&](zeropage::World& world) { run(flags, world, "thread"); }, {},
-                             {.threads_per_rank = threads_of(flags, flags.ranks)});
-    return 0;
+    std::atomic<int> code = 0;
+    zeropage::World::threads(
+        flags.ranks,
+        [&](zeropage::World& world) { code = run(flags, world, way_of(world, "", kThread)); }, {},
+        {.threads_per_rank = threads_of(flags, flags.ranks)});
+    return code;
   }
-  return zeropage::World::launch(flags.ranks, [&](zeropage::World& world) {
-    run(flags, world, "process");
-    return 0;
-  });
+  return zeropage::World::launch(
+      flags.ranks,
+      [&](zeropage::World& world) { return run(flags, world, way_of(world, "", kProcess)); }, {},
+      {.grace = flags.save.empty() ? zeropage::comm::LaunchOptions().grace : kGraceOfSave});
 }
 
 }  // namespace

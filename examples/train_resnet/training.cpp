@@ -8,6 +8,7 @@
 #include <mutex>
 #include <numbers>
 #include <optional>
+#include <thread>
 
 #include "data/distributed_sampler.h"
 #include "data/labelled_images.h"
@@ -16,6 +17,7 @@
 #include "examples/image_models/resnet.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
+#include "state/state_folder.h"
 
 namespace train_resnet {
 namespace {
@@ -65,6 +67,12 @@ ResNet made_alike(const Flags& flags) {
   return ResNet(options);
 }
 
+ResNet prepared(const Flags& flags, const zeropage::World& world) {
+  ResNet net = made_alike(flags);
+  if (flags.sync_batch_norm) zeropage::sync_batch_norm(net, world);
+  return net;
+}
+
 // Sums over the samples of this rank; over those of all ranks once they are added up.
 struct Score {
   double loss = 0;
@@ -90,7 +98,7 @@ class Run {
         augment_(data::chain({data::random_crop(images_.training.images.size(3), kPadding),
                               data::random_flip(), data::normalise({kMean}, {kDeviation})})),
         as_they_are_(data::chain({data::normalise({kMean}, {kDeviation})})),
-        model_(made_alike(flags), world, options_of(flags)),
+        model_(prepared(flags, world), world, options_of(flags)),
         optimizer_(model_, torch::optim::SGDOptions(flags.learning_rate)
                                .momentum(flags.momentum)
                                .weight_decay(flags.weight_decay)),
@@ -105,13 +113,17 @@ class Run {
             },
             {.threads = flags.loader_threads}) {
     state_.extras["loader"] = zeropage::RunExtra::of(loader_);
-    if (!flags.resume.empty()) zeropage::load_state(flags.resume, model_, optimizer_, state_);
+    if (!flags.save.empty()) {
+      // Before a state is looked for: from here on no former start of this run saves any more.
+      saver_.emplace(flags.save, world_,
+                     zeropage::StateSaverOptions{.keep_last = 2, .on_sigterm = true});
+    }
+    resume();
+    if (saver_) zeropage::check_can_save(flags.save, model_, optimizer_);
   }
 
-  void train() {
-    std::optional<zeropage::StateSaver> saver;
-    if (!flags_.save.empty())
-      saver.emplace(flags_.save, world_, zeropage::StateSaverOptions{.keep_last = 2});
+  // Returns false where SIGTERM ended it.
+  bool train() {
     for (int64_t epoch = loader_.epoch(); epoch < flags_.epochs && !is_over(); ++epoch) {
       loader_.set_epoch(epoch);
       while (!is_over()) {
@@ -120,12 +132,12 @@ class Run {
         if (!batch) break;
         step(*batch);
         seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
-        const bool saves = flags_.save_every > 0 && state_.step % flags_.save_every == 0;
-        if (saver && (saves || is_over())) saver->save(model_, optimizer_, state_);
+        if (ends_after_save()) return false;
       }
       report("epoch", test_ = evaluate());
     }
-    if (saver) saver->wait();
+    if (saver_) saver_->wait();
+    return true;
   }
 
   // Over all test images, each once.
@@ -153,21 +165,58 @@ class Run {
     const auto memory = zeropage::memory_report(world_);
     int64_t peak = 0;
     for (const auto& rank : memory.ranks) peak = std::max(peak, rank.at_peak.total());
-    const double rate = static_cast<double>(trained_) / seconds_;
+    // A run that was resumed at its end has trained nothing.
+    const double rate = trained_ == 0 ? 0 : static_cast<double>(trained_) / seconds_;
     const zeropage::GatheredParameters whole(model_);
     train_gpt::WeightsHash hash;
     for (const torch::Tensor& parameter : model_.parameters()) hash.add(parameter.detach());
-    return {.way = way,
-            .stage = flags_.stage,
-            .steps = state_.step,
-            .seconds_an_epoch = static_cast<double>(images_.training.size()) / rate,
-            .images_a_second = rate,
-            .peak_bytes = peak,
-            .accuracy = test_.right / test_.seen,
-            .weights_sha256 = hash.hex()};
+    return {
+        .way = way,
+        .stage = flags_.stage,
+        .steps = state_.step,
+        .seconds_an_epoch = trained_ == 0 ? 0 : static_cast<double>(images_.training.size()) / rate,
+        .images_a_second = rate,
+        .loss = world_.mean(last_loss_),
+        .peak_bytes = peak,
+        .accuracy = test_.right / test_.seen,
+        .weights_sha256 = hash.hex()};
   }
 
  private:
+  void resume() {
+    if (!flags_.resume.empty()) {
+      zeropage::load_state(flags_.resume, model_, optimizer_, state_);
+      return;
+    }
+    // What rank 0 sees decides, as ranks may see a shared folder at different moments.
+    const bool has_state = flags_.auto_resume && world_.rank() == 0 &&
+                           !zeropage::state::states_in(flags_.save).empty();
+    if (world_.sum(has_state ? 1.0 : 0.0) == 0) return;
+    const auto loaded = zeropage::load_state(flags_.save, model_, optimizer_, state_,
+                                             zeropage::LoadOptions{.fall_back = true});
+    if (world_.rank() != 0) return;
+    std::printf("goes on after step %ld, from %s\n", static_cast<long>(state_.step),
+                loaded.directory.c_str());
+    for (const std::string& note : loaded.notes) std::printf("%s\n", note.c_str());
+    std::fflush(stdout);
+  }
+
+  // Saves where it is time to. Returns whether the run ends here though its training is not over.
+  bool ends_after_save() {
+    if (!saver_) return false;
+    const bool stops = saver_->stop_requested();
+    const bool is_time = flags_.save_every > 0 && state_.step % flags_.save_every == 0;
+    if (stops || is_time || is_over()) saver_->save(model_, optimizer_, state_);
+    if (!stops || is_over()) return false;
+    saver_->wait();
+    if (world_.rank() == 0) {
+      std::printf("SIGTERM: ended after the save of step %ld; --auto-resume goes on\n",
+                  static_cast<long>(state_.step));
+      std::fflush(stdout);
+    }
+    return true;
+  }
+
   static zeropage::Options options_of(const Flags& flags) {
     zeropage::Options options;
     options.stage = zeropage::stage_of(flags.stage);
@@ -191,13 +240,16 @@ class Run {
     loss.backward();
     optimizer_.step();
     ++state_.step;
-    since_report_.add(outputs, batch.target, loss.item<double>());
+    last_loss_ = loss.item<double>();
+    since_report_.add(outputs, batch.target, last_loss_);
     trained_ += batch.target.size(0) * world_.size();
     const int64_t in_epoch = loader_.position() / flags_.batch;
     if (in_epoch % flags_.report_every == 0 || in_epoch == loader_.batches()) {
       report("step", since_report_.over_ranks(world_));
       since_report_ = {};
     }
+    if (flags_.pause_ms > 0)
+      std::this_thread::sleep_for(std::chrono::milliseconds(flags_.pause_ms));
   }
 
   void report(const char* what, const Score& score) const {
@@ -223,19 +275,21 @@ class Run {
   zeropage::Optimizer<torch::optim::SGD> optimizer_;
   data::PrefetchingLoader loader_;
   zeropage::RunState state_;
+  std::optional<zeropage::StateSaver> saver_;
   Score since_report_;
-  Score test_;           // the last one
+  Score test_;  // the last one
+  double last_loss_ = 0;
   int64_t trained_ = 0;  // images, of all ranks
   double seconds_ = 0;   // in which they were
 };
 
 }  // namespace
 
-Figures train(const Flags& flags, zeropage::World& world, const std::string& way) {
+std::optional<Figures> train(const Flags& flags, zeropage::World& world, const std::string& way) {
   ZP_CHECK(flags.batch % world.size() == 0, "--batch ", flags.batch, " cannot be shared by ",
            world.size(), " ranks; give a multiple of ", world.size());
   Run run(flags, world);
-  run.train();
+  if (!run.train()) return std::nullopt;
   return run.figures(way);
 }
 

@@ -55,33 +55,94 @@ TEST(RendezvousTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(place.launcher, "torchrun");
 }
 
-TEST(RendezvousTest, ReadsSlurmsVariables) {
-  const Place place = read_place(from({{"SLURM_PROCID", "3"},
-                                       {"SLURM_NTASKS", "16"},
-                                       {"SLURM_LOCALID", "3"},
-                                       {"SLURM_JOB_ID", "4711"},
-                                       {"SLURM_JOB_NODELIST", "gpu[03-05,9],login"}}));
-  EXPECT_EQ(place.rank, 3);
-  EXPECT_EQ(place.world_size, 16);
-  EXPECT_EQ(place.local_rank, 3);
-  EXPECT_EQ(place.master_address, "gpu03");
-  EXPECT_GE(place.master_port, 20000);
+// As srun sets them for the last of 2 x 2 tasks, in a job of more nodes than the step has.
+std::map<std::string, std::string> srun_task() {
+  return {{"SLURM_PROCID", "3"},
+          {"SLURM_NTASKS", "4"},
+          {"SLURM_LOCALID", "1"},
+          {"SLURM_NODEID", "1"},
+          {"SLURM_JOB_ID", "4711"},
+          {"SLURM_JOB_NODELIST", "gpu[01-05,9],login"},
+          {"SLURM_STEP_ID", "0"},
+          {"SLURM_STEP_NUM_TASKS", "4"},
+          {"SLURM_STEP_NUM_NODES", "2"},
+          {"SLURM_STEP_TASKS_PER_NODE", "2(x2)"},
+          {"SLURM_STEP_NODELIST", "gpu[03-04]"}};
 }
 
-TEST(RendezvousTest, DerivesTheSamePortOnEveryRankOfAJob) {
-  const auto port = [](const char* rank, const char* job) {
-    return read_place(from({{"SLURM_PROCID", rank},
-                            {"SLURM_NTASKS", "2"},
-                            {"SLURM_JOB_ID", job},
-                            {"SLURM_JOB_NODELIST", "a,b"}}))
-        .master_port;
+Variables srun_task_but(const std::map<std::string, std::string>& other) {
+  auto values = other;
+  values.merge(srun_task());
+  return from(values);
+}
+
+TEST(RendezvousTest, ReadsSlurmsVariables) {
+  const Place place = read_place(from(srun_task()));
+  EXPECT_EQ(place.launcher, "Slurm");
+  EXPECT_EQ(place.rank, 3);
+  EXPECT_EQ(place.world_size, 4);
+  EXPECT_EQ(place.local_rank, 1);
+  EXPECT_EQ(place.master_address, "gpu03");
+  EXPECT_GE(place.master_port, 20000);
+  EXPECT_EQ(read_place(srun_task_but({{"SLURM_STEP_NODELIST", ""}})).master_address, "gpu01");
+}
+
+TEST(RendezvousTest, DerivesThePortFromJobStepAndRestartOnEveryRankAlike) {
+  const auto port = [](const std::map<std::string, std::string>& other) {
+    return read_place(srun_task_but(other)).master_port;
   };
-  EXPECT_EQ(port("0", "12"), port("1", "12"));
-  EXPECT_NE(port("0", "12"), port("0", "13"));
+  EXPECT_EQ(port({{"SLURM_PROCID", "0"}, {"SLURM_LOCALID", "0"}, {"SLURM_NODEID", "0"}}), port({}));
+  EXPECT_NE(port({{"SLURM_JOB_ID", "4712"}}), port({}));
+  EXPECT_NE(port({{"SLURM_STEP_ID", "1"}}), port({}));
+  EXPECT_NE(port({{"SLURM_RESTART_COUNT", "1"}}), port({}));
+  EXPECT_EQ(read_place(srun_task_but({{"SLURM_RESTART_COUNT", "1"}})).attempt, "1");
 }
 
 TEST(RendezvousTest, IgnoresASlurmShellOutsideSrun) {
   EXPECT_EQ(read_place(from({{"SLURM_NTASKS", "16"}})).world_size, 1);
+}
+
+TEST(RendezvousTest, NamesSlurmVariablesThatContradictEachOther) {
+  struct Case {
+    std::map<std::string, std::string> other;
+    const char* refusal;
+  };
+  const std::vector<Case> cases = {
+      {{{"SLURM_PROCID", "4"}}, "SLURM_PROCID=4 and SLURM_NTASKS=4 contradict each other"},
+      {{{"SLURM_NTASKS", ""}}, "SLURM_PROCID is set but SLURM_NTASKS is not"},
+      {{{"SLURM_STEP_ID", ""}},
+       "SLURM_NTASKS=4 without SLURM_STEP_ID means that Slurm's batch script"},
+      {{{"SLURM_STEP_NUM_TASKS", "2"}}, "SLURM_STEP_NUM_TASKS=2 and SLURM_NTASKS=4 contradict"},
+      {{{"SLURM_STEP_TASKS_PER_NODE", "2,1"}},
+       "SLURM_STEP_TASKS_PER_NODE=2,1 are 3 tasks and SLURM_NTASKS=4 contradict"},
+      {{{"SLURM_STEP_NUM_NODES", "3"}}, "of 2 nodes and SLURM_STEP_NUM_NODES=3 contradict"},
+      {{{"SLURM_NODEID", "2"}},
+       "SLURM_NODEID=2 and SLURM_STEP_TASKS_PER_NODE=2(x2), which is of 2"},
+      {{{"SLURM_LOCALID", "2"}}, "SLURM_LOCALID=2 and the 2 tasks that SLURM_STEP_TASKS_PER_NODE="},
+      {{{"SLURM_STEP_TASKS_PER_NODE", "2(x2"}},
+       "SLURM_STEP_TASKS_PER_NODE=2(x2 is no list of tasks"},
+      {{{"SLURM_STEP_TASKS_PER_NODE", "two"}}, "SLURM_STEP_TASKS_PER_NODE=two is no list of tasks"},
+      {{{"SLURM_STEP_TASKS_PER_NODE", "4(x0)"}}, "is no list of tasks"},
+      {{{"SLURM_STEP_NODELIST", "gpu[03-"}}, "=gpu[03- has no closing bracket"},
+      // A batch script that exports them.
+      {{{"RANK", "0"}, {"WORLD_SIZE", "4"}}, "RANK=0 and SLURM_PROCID=3 contradict each other"}};
+  for (const Case& wrong : cases) {
+    const std::string refusal = refusal_of(srun_task_but(wrong.other));
+    EXPECT_THAT(refusal, ::testing::HasSubstr(wrong.refusal));
+    EXPECT_THAT(refusal, ::testing::ContainsRegex("srun|both or neither|ranks go from|leave RANK|"
+                                                  "set MASTER_ADDR"));
+  }
+}
+
+// One torchrun, or one `zp run`, on each node.
+TEST(RendezvousTest, TakesALaunchersRankWithinATaskOfSlurms) {
+  const Place place = read_place(srun_task_but({{"RANK", "0"},
+                                                {"WORLD_SIZE", "4"},
+                                                {"LOCAL_RANK", "0"},
+                                                {"LOCAL_WORLD_SIZE", "1"},
+                                                {"MASTER_ADDR", "gpu03"},
+                                                {"MASTER_PORT", "29500"}}));
+  EXPECT_EQ(place.rank, 0);
 }
 
 TEST(RendezvousTest, ReadsOpenMpisVariablesOnOneHost) {

@@ -40,8 +40,11 @@ class TrainResnetTest : public TrainGptTest {
   }
 
   Outcome run(const std::string& flags, const std::string& launcher = "") const {
-    return shell(launcher + TRAIN_RESNET + " --data " + folder_.string() +
-                 " --width 4 --batch 12 --epochs 2 --threads 1 --report-every 1 " + flags);
+    return shell(launcher + command(flags));
+  }
+  std::string command(const std::string& flags) const {
+    return std::string(TRAIN_RESNET) + " --data " + folder_.string() +
+           " --width 4 --batch 12 --epochs 2 --threads 1 --report-every 1 " + flags;
   }
   static std::string weights(const Outcome& outcome) {
     EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -76,6 +79,34 @@ TEST_F(TrainResnetTest, GoesOnInMidEpochAlsoAtAnotherNumberOfRanks) {
   EXPECT_THAT(on_four.output, Not(HasSubstr("step [3/4] epoch [1/2]")));
 }
 
+TEST_F(TrainResnetTest, SavesWhenSigtermComesAndGoesOnByItself) {
+  const std::string flags = "--ranks 2 --save-every 1 --auto-resume --save " + path("states");
+  const Outcome stopped =
+      shell("sh -c '" + command(flags + " --pause 300") + " & pid=$!; while [ ! -e " +
+            path("states/latest") +
+            " ] && kill -0 $pid; do sleep 0.05; done; kill -TERM $pid; wait $pid'");
+  EXPECT_EQ(stopped.exit_code, 143) << stopped.output;
+  EXPECT_THAT(stopped.output, HasSubstr("SIGTERM: ended after the save of step"));
+  EXPECT_THAT(stopped.output, Not(HasSubstr("weights_sha256")));
+  const Outcome resumed = run(flags);
+  EXPECT_THAT(resumed.output, HasSubstr("goes on after step "));
+  EXPECT_EQ(weights(resumed), weights(run("--ranks 2")));
+  EXPECT_EQ(weights(run(flags)), weights(resumed)) << "started once more, it has nothing to do";
+}
+
+TEST_F(TrainResnetTest, TrainsAlikeOnAnyNumberOfRanksWithASharedBatchNorm) {
+  const auto loss = [&](const std::string& ranks) {
+    const std::string output = run("--sync-batch-norm --steps 2 --ranks " + ranks).output;
+    const size_t at = output.find("step [2/4] epoch [1/2] loss ");
+    EXPECT_NE(at, std::string::npos) << output;
+    return at == std::string::npos ? 0 : std::stod(output.substr(at + 28));
+  };
+  const double alone = loss("1");
+  EXPECT_GT(alone, 0);
+  EXPECT_NEAR(loss("2"), alone, 1e-4);
+  EXPECT_NEAR(loss("4"), alone, 1e-4);
+}
+
 TEST_F(TrainResnetTest, AddsItsRunToTheTable) {
   const std::string table = " --steps 1 --table " + path("runs.jsonl");
   EXPECT_THAT(run("--ranks 1" + table).output, HasSubstr("1 process "));
@@ -92,6 +123,7 @@ TEST_F(TrainResnetTest, WhatMakesNoSenseIsRefusedInWords) {
   EXPECT_THAT(run("--as-threads", std::string(ZP) + " run -n 2 -- ").output,
               HasSubstr("--as-threads: a launcher has started"));
   EXPECT_EQ(run("--stage 4").exit_code, 2);
+  EXPECT_THAT(run("--auto-resume").output, HasSubstr("--auto-resume requires --save"));
   write("t10k", kTest + 4, 10);
   EXPECT_THAT(run("").output, HasSubstr("sample 10 has label 10; expected 0 to 9"));
   std::filesystem::remove(path("train-images-idx3-ubyte.gz"));

@@ -7,6 +7,7 @@
 #include "memory/check.h"
 #include "zero/gradient_norm.h"
 #include "zero/gradients/not_finite.h"
+#include "zero/gradients/tied_gradients.h"
 #include "zero/sharded_optimizer.h"
 
 namespace zeropage {
@@ -75,8 +76,8 @@ StepReport AccumulatedStep::measure() {
   const GradientSums sums = sharded_.sums->sum(one_group(), 1, micro_steps_.weight());
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = verdicts_.scaler().scale();
-  if (!sums.not_finite.empty()) {
-    report.not_finite = names_of(*sharded_.pages, sums.not_finite);
+  if (!sums.all_finite) {
+    report.not_finite = names_over_stages(*sharded_.pages, sums.not_finite);
     report.skipped = Skipped::kNotFinite;
   } else if (report.weight == 0) {
     report.skipped = Skipped::kNoWeight;
@@ -156,6 +157,7 @@ EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*
   micro_steps_.check_complete();
   verdicts_.hear();
   micro_steps_.finish();
+  add_tied_gradients(*sharded_.pages, *sharded_.gradients);
   if (may_be_told_late(updates)) return enqueue_told_late(updates);
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !micro_steps_.step_in_backward(),

@@ -92,15 +92,32 @@ void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
            loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ", scale,
            " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), "
            "...)");
+  begin_micro_step();
+  weight_.add(weight);
+  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(weight, scale));
+  add_loss(loss, weight);
+  loss.backward(seed);
+}
+
+void MicroSteps::begin_micro_step() {
   ZP_CHECK(made_ < count_, "accumulator.backward(): expected step() after ", count_,
            " micro-batches, got backward() number ", made_ + 1, "; raise micro_steps, or step");
   if (made_ == 0) begin();
   // Counted before it has ended: one that throws leaves gradients behind, too.
   ++made_;
-  weight_.add(weight);
-  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(weight, scale));
-  add_loss(loss, weight);
-  loss.backward(seed);
+}
+
+void MicroSteps::backward_through(const at::Tensor& output, const at::Tensor& gradient) {
+  ZP_CHECK(output.defined() && gradient.defined() && output.requires_grad() &&
+               output.sizes() == gradient.sizes(),
+           "accumulator.backward_through(): expected an output that requires grad and its "
+           "gradient, got ",
+           output.defined() ? c10::str("sizes ", output.sizes()) : "an undefined tensor", " and ",
+           gradient.defined() ? c10::str("sizes ", gradient.sizes()) : "an undefined tensor");
+  begin_micro_step();
+  // Of which weight it is only the loss knows, so that nothing is discarded.
+  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(/*weight=*/1, /*scale=*/1));
+  output.backward(gradient);
 }
 
 BackwardPlan MicroSteps::plan(double weight, double scale) const {

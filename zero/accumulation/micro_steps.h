@@ -24,6 +24,8 @@ class MicroSteps {
 
   // Accumulator::backward(); scale: of the loss. Collective.
   void backward(const at::Tensor& loss, double weight, double scale);
+  // Accumulator::backward_through(). Collective.
+  void backward_through(const at::Tensor& output, const at::Tensor& gradient);
   // Throws where there are fewer than a step has, or warns.
   void check_complete() const;
   // Makes the gradients ready for the step. Collective.
@@ -49,6 +51,7 @@ class MicroSteps {
  private:
   bool chooses_each(const AccumulatorOptions& options) const;
   void begin();
+  void begin_micro_step();
   BackwardPlan plan(double weight, double scale) const;
   void add_loss(const at::Tensor& loss, double weight);
 

@@ -22,7 +22,8 @@ constexpr const char* kExchange = "the norm of the gradients";
 struct SumsOfRank {
   std::vector<ExactSum> squares_of_group;
   ExactSum weight;
-  std::vector<bool> not_finite;  // by parameter
+  std::vector<bool> not_finite;      // by parameter
+  bool not_finite_anywhere = false;  // in a stage of a pipeline
 };
 
 // Words as offload/norm_table.h has them, added to what is known.
@@ -38,7 +39,8 @@ void add_words(const NormSizes& sizes, const int64_t* words, SumsOfRank& sums) {
 SumsOfRank nothing_of(size_t groups, size_t parameters) {
   return {.squares_of_group = std::vector<ExactSum>(groups),
           .weight = {},
-          .not_finite = std::vector<bool>(parameters)};
+          .not_finite = std::vector<bool>(parameters),
+          .not_finite_anywhere = false};
 }
 
 // For the wire: all groups, the weight, which parameters are not finite.
@@ -149,22 +151,52 @@ SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank) {
   return all;
 }
 
+// What stages can tell each other, whose parameters are not the same ones: beside the sums, one flag for
+// whether any gradient is not finite.
+SumsOfRank without_flags(const SumsOfRank& all) {
+  SumsOfRank told = all;
+  const bool any =
+      std::find(all.not_finite.begin(), all.not_finite.end(), true) != all.not_finite.end();
+  told.not_finite.assign(1, any);
+  return told;
+}
+
+// Each parameter is counted by one stage. In a simulated world nobody else says anything.
+SumsOfRank over_stages(const std::vector<SumsOfRank>& by_stage, const SumsOfRank& own) {
+  SumsOfRank all = nothing_of(own.squares_of_group.size(), own.not_finite.size());
+  all.not_finite = own.not_finite;
+  for (const SumsOfRank& of_stage : by_stage) {
+    for (size_t group = 0; group < all.squares_of_group.size(); ++group) {
+      all.squares_of_group[group].add(of_stage.squares_of_group[group]);
+    }
+    all.weight.add(of_stage.weight);
+    all.not_finite_anywhere = all.not_finite_anywhere || of_stage.not_finite.front();
+  }
+  return all;
+}
+
 SumsOfRank over_all_ranks(const ParameterPages& pages, const SumsOfRank& own) {
   const comm::World* const group = pages.tensor_world();
   SumsOfRank all = over_ranks(exchange(pages.world(), own), ranks_of_squares(pages));
-  if (group == nullptr) return all;
-  std::vector<SumsOfRank> by_slice = exchange(*group, all);
-  // In a simulated world no other rank says anything; each would say the same.
-  if (group->device().is_meta()) by_slice.assign(by_slice.size(), all);
-  return over_slices(by_slice);
+  if (group != nullptr) {
+    std::vector<SumsOfRank> by_slice = exchange(*group, all);
+    // In a simulated world no other rank says anything; each would say the same.
+    if (group->device().is_meta()) by_slice.assign(by_slice.size(), all);
+    all = over_slices(by_slice);
+  }
+  const comm::World* const stages = pipeline_world_of(pages);
+  return stages == nullptr ? all : over_stages(exchange(*stages, without_flags(all)), all);
 }
 
 GradientSums told(SumsOfRank&& all) {
-  GradientSums sums{
-      .squares_of_group = std::move(all.squares_of_group), .not_finite = {}, .weight = all.weight};
+  GradientSums sums{.squares_of_group = std::move(all.squares_of_group),
+                    .not_finite = {},
+                    .weight = all.weight,
+                    .all_finite = !all.not_finite_anywhere};
   for (size_t index = 0; index < all.not_finite.size(); ++index) {
     if (all.not_finite[index]) sums.not_finite.push_back(index);
   }
+  sums.all_finite = sums.all_finite && sums.not_finite.empty();
   return sums;
 }
 
@@ -220,7 +252,8 @@ std::vector<offload::NormPart> GradientSummer::parts_of_page(
 void GradientSummer::make_tables(const std::vector<int>& group_of, size_t groups) {
   std::vector<int> with_gradient = slices_apart(group_of, groups);
   for (size_t index = 0; index < with_gradient.size(); ++index) {
-    if (!gradients_->has(index)) with_gradient[index] = -1;
+    const bool counts = !pages_->parameters()[index].parameter.counts_elsewhere;
+    if (!gradients_->has(index) || !counts) with_gradient[index] = -1;
   }
   const NormSizes sizes{.sums = static_cast<int64_t>(sums_of(groups)),
                         .flags = static_cast<int64_t>(with_gradient.size())};
@@ -280,6 +313,8 @@ ExactSum GradientSummer::sum_weight(const ExactSum& weight) const {
 }
 
 bool GradientSummer::can_start() const {
+  // Stages tell each other by their hosts.
+  if (pipeline_world_of(*pages_) != nullptr) return false;
   const c10::Device device = pages_->world().communicator().device();
   if (!memory::has_streams(device.type())) return false;
   for (size_t page = 0; page < pages_->layouts().size(); ++page) {

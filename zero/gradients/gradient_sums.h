@@ -3,6 +3,9 @@
 // Where parameters are slices (parallel/sliced_layer.h), the ranks of the tensor-parallel group are asked next.
 // Squares of slices add up over the group. What all its ranks have counts once, as its rank 0 has it.
 //
+// Then the stages of a pipeline are asked. What is not finite elsewhere is a flag, since parameters there are
+// others. A tied weight counts where it is used first.
+//
 // They are made where the gradients are: on an accelerator a launch a page adds to words of about a
 // kilobyte there (offload/norm_table), which come to page-locked host memory with one copy. What of the
 // gradients lies on the host, offloaded or not, is summed there meanwhile.
@@ -28,6 +31,7 @@ struct GradientSums {
   std::vector<offload::ExactSum> squares_of_group;
   std::vector<size_t> not_finite;  // parameters, ascending
   offload::ExactSum weight;        // of the ranks'
+  bool all_finite = true;          // those of other stages of a pipeline, too
 };
 
 class GradientSummer {

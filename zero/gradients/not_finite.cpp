@@ -1,6 +1,7 @@
 #include "zero/gradients/not_finite.h"
 
 #include <algorithm>
+#include <sstream>
 
 namespace zeropage {
 
@@ -8,6 +9,21 @@ std::vector<std::string> names_of(const ParameterPages& pages,
                                   const std::vector<size_t>& parameters) {
   std::vector<std::string> names;
   for (const size_t index : parameters) names.push_back(pages.parameters()[index].parameter.name());
+  return names;
+}
+
+std::vector<std::string> names_over_stages(const ParameterPages& pages,
+                                           const std::vector<size_t>& parameters) {
+  const std::vector<std::string> own = names_of(pages, parameters);
+  const comm::World* const stages = pipeline_world_of(pages);
+  if (stages == nullptr) return own;
+  std::string text;
+  for (const std::string& name : own) text += name + '\n';
+  std::vector<std::string> names;
+  for (const std::string& of_stage : stages->gather_text("gradients that are not finite", text)) {
+    std::istringstream lines(of_stage);
+    for (std::string name; std::getline(lines, name);) names.push_back(name);
+  }
   return names;
 }
 

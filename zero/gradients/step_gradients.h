@@ -47,6 +47,9 @@ class StepGradients {
   // Calls change(owned(page)) for every page that trains. REQUIRES: prepare().
   void change(const std::function<void(const at::Tensor& owned)>& change);
 
+  // What was written to owned(page) since is the gradient.
+  void note_changed() { reducer_->buckets().note_reduced(); }
+
   // Makes p.grad() of those of the parameters that have one whole for as long as `pins` lives.
   // Throws unless the last backward averaged. Collective.
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins);

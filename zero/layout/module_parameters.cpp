@@ -9,6 +9,7 @@
 #include "memory/check.h"
 #include "parallel/slice_mark.h"
 #include "parallel/sliced_layer.h"
+#include "zero/layout/model_part.h"
 
 namespace zeropage {
 namespace {
@@ -62,6 +63,18 @@ class Walk {
   int unit_ = 0;
 };
 
+// A stage may know a tied weight by one of its names alone.
+void name_as_in_model(const ModelPart& part, NamedParameter& parameter) {
+  const auto known = part.own.find(parameter.tensor.unsafeGetTensorImpl());
+  ZP_CHECK(known != part.own.end(), "parameter \"", parameter.name(),
+           "\" was registered or replaced after the stage was made; change the model's "
+           "constructor, which pipeline_stage() calls");
+  const TensorOfModel& in_model = part.parameters[known->second];
+  parameter.names = in_model.names;
+  parameter.is_tied = in_model.copy_on.has_value();
+  parameter.counts_elsewhere = parameter.is_tied && in_model.rank != part.ranks.rank();
+}
+
 // Of the parameters that selected modules register themselves. A tied one is one storage, which stays
 // fp32 for both.
 std::unordered_set<const c10::StorageImpl*> storages_of(const torch::nn::Module& module,
@@ -101,7 +114,11 @@ std::string describe(const NamedParameter& parameter) {
 std::vector<NamedParameter> parameters_of(const torch::nn::Module& module) {
   Walk walk;
   walk.visit(module, "");
-  return walk.take();
+  std::vector<NamedParameter> parameters = walk.take();
+  if (const auto part = model_part_of(module)) {
+    for (NamedParameter& parameter : parameters) name_as_in_model(*part, parameter);
+  }
+  return parameters;
 }
 
 std::vector<NamedParameter> parameters_of(const torch::nn::Module& module, const Options& options) {

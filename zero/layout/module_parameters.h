@@ -28,6 +28,9 @@ struct NamedParameter {
   // Of its page, which it gets when it moves there.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::optional<ParameterSlice> slice = {};
+  // Whether another stage of a pipeline has the same weight, and whether that one counts in norms.
+  bool is_tied = false;
+  bool counts_elsewhere = false;
 
   const std::string& name() const { return names.front(); }
   // Of the whole parameter.

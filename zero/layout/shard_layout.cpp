@@ -66,10 +66,9 @@ class Packer {
     const StorageSpec& storage = storages_[index];
     PageLayout& page = open_[{storage.dtype, storage.requires_grad}];
     const auto element_bytes = static_cast<int64_t>(c10::elementSize(storage.dtype));
-    if (!page.slots.empty() &&
-        bytes_of(page) + storage.numel * element_bytes > options_.page_bytes) {
-      close(page);
-    }
+    const bool is_full =
+        bytes_of(page) + storage.numel * element_bytes > options_.page_bytes || storage.alone;
+    if (!page.slots.empty() && is_full) close(page);
     page.dtype = storage.dtype;
     page.requires_grad = storage.requires_grad;
     const int64_t begin = round_up(page.numel, kSlotAlignmentBytes / element_bytes);
@@ -79,6 +78,7 @@ class Packer {
     }
     if (slot.parameters.empty()) slot.parameters.push_back(slot.range);
     page.numel = begin + storage.numel;
+    if (storage.alone) close(page);
   }
 
   void end_unit() {

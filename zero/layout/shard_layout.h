@@ -34,6 +34,8 @@ struct StorageSpec {
   // Which element of a ModuleList or Sequential it belongs to; pages prefer to end where this
   // changes.
   int unit = 0;
+  // Whether it has a page of its own, so that its shards do not depend on what lies beside it.
+  bool alone = false;
   // Where its parameters lie in it; empty: it is one parameter.
   std::vector<Range> parameters = {};
 };

@@ -34,12 +34,23 @@ ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> pa
   plan_ = BytePlan(layouts_, options_.sharding, shards().rank(), shards().size());
 }
 
-void ParameterPages::check_agreement(const std::string& topic,
-                                     const std::vector<std::string>& lines) const {
-  world().check_agreement(topic, lines);
-  if (tensor_world() != nullptr) {
-    tensor_world()->check_agreement(topic + ", over the tensor-parallel group", lines);
-  }
+const comm::World* pipeline_world_of(const ParameterPages& pages) {
+  const auto& part = pages.part();
+  return part && part->ranks.size() > 1 ? &part->ranks : nullptr;
+}
+
+void check_agreement(const ParameterPages& pages, const std::string& topic,
+                     const std::vector<std::string>& lines) {
+  pages.world().check_agreement(topic, lines);
+  if (pages.tensor_world() == nullptr) return;
+  pages.tensor_world()->check_agreement(topic + ", over the tensor-parallel group", lines);
+}
+
+void check_stages_agree(const ParameterPages& pages, const std::string& topic,
+                        const std::vector<std::string>& lines) {
+  const comm::World* const stages = pipeline_world_of(pages);
+  if (stages == nullptr) return;
+  stages->check_agreement(topic + ", over the stages of the pipeline", lines);
 }
 
 std::vector<StorageSpec> ParameterPages::group_by_storage() {
@@ -54,7 +65,8 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
                           .numel = memory::storage_numel(named.tensor),
                           .dtype = named.dtype,
                           .requires_grad = named.tensor.requires_grad(),
-                          .unit = named.unit});
+                          .unit = named.unit,
+                          .alone = named.is_tied});
       storages_.emplace_back();
     }
     StorageSpec& storage = storages[at->second];

@@ -16,6 +16,7 @@
 
 #include <ATen/core/TensorBody.h>
 
+#include "zero/layout/model_part.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
@@ -44,6 +45,17 @@ struct PlacedStorage {
 // The parameter's place in a flat buffer that is laid out as its page; shaped as the parameter.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed);
 
+class ParameterPages;
+
+// The stages of a pipeline that have the model's other parameters; null where there are none beside this one.
+const comm::World* pipeline_world_of(const ParameterPages& pages);
+// World::check_agreement() over the ranks that have the same parameters, or slices of them.
+void check_agreement(const ParameterPages& pages, const std::string& topic,
+                     const std::vector<std::string>& lines);
+// The same over the stages of a pipeline.
+void check_stages_agree(const ParameterPages& pages, const std::string& topic,
+                        const std::vector<std::string>& lines);
+
 // Whether two tensors of the same sizes are the same elements of the same storage, as one and its
 // detach() are.
 bool same_elements(const at::Tensor& left, const at::Tensor& right);
@@ -56,6 +68,8 @@ class ParameterPages {
     Options sharding = {.stage = Stage::kReplicated};
     // Null: all stays on the device.
     std::shared_ptr<PageOffload> page_offload = nullptr;
+    // Null: of a whole model.
+    std::shared_ptr<const ModelPart> part = nullptr;
   };
 
   // is_deferred: of a module that was constructed without memory, on the meta device.
@@ -72,8 +86,8 @@ class ParameterPages {
   const comm::World* tensor_world() const {
     return tensor_world_ && tensor_world_->size() > 1 ? &*tensor_world_ : nullptr;
   }
-  // World::check_agreement() over both.
-  void check_agreement(const std::string& topic, const std::vector<std::string>& lines) const;
+  // What of the model these parameters are; null where they are all of it.
+  const std::shared_ptr<const ModelPart>& part() const { return options_.part; }
   const std::vector<PageLayout>& layouts() const { return layouts_; }
   // What the pages were made with.
   const Options& options() const { return options_.sharding; }

@@ -8,15 +8,16 @@
 namespace zeropage {
 namespace {
 
-// What a state takes once the optimizer has all of its own.
+// What a state takes once the optimizer has all of its own. Collective over the stages of a pipeline.
 uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataParallelBase& model,
                           const ShardedOptimizer& optimizer) {
   const ShardedParameters& sharded = sharded_parameters_of(model);
-  uint64_t bytes = plan.bytes();
+  uint64_t bytes = 0;
   const auto& parameters = sharded.pages->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     const NamedParameter& parameter = parameters[index].parameter;
-    if (plan.steps.contains(index) || !parameter.tensor.requires_grad()) continue;
+    if (parameter.counts_elsewhere || plan.steps.contains(parameter.name())) continue;
+    if (!parameter.tensor.requires_grad()) continue;
     // States in 8 bits are saved in fp32.
     const bool halves =
         state_format_of(sharded.options, parameter.tensor.numel()) == offload::StateFormat::kBf16;
@@ -24,7 +25,9 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
     bytes += static_cast<uint64_t>(numel * updates_of(optimizer).states_of_a_parameter()) *
              (halves ? 2 : sizeof(float));
   }
-  return bytes;
+  const comm::World* const stages = pipeline_world_of(*sharded.pages);
+  if (stages != nullptr) bytes = static_cast<uint64_t>(stages->sum(static_cast<double>(bytes)));
+  return plan.bytes() + bytes;
 }
 
 }  // namespace

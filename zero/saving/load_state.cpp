@@ -71,19 +71,25 @@ void merge_names(const comm::World& texts, LoadReport& report) {
 }
 
 // This rank's entry of a list by rank; a list of one is for all. Null if it is of another number of ranks.
-const json* entry_of(const json& list, const comm::World* ranks) {
+const json* entry_of(const json& list, int rank, int size) {
   if (list.size() == 1) return &list[0];
-  const size_t size = ranks == nullptr ? 1 : static_cast<size_t>(ranks->size());
-  return list.size() == size ? &list[static_cast<size_t>(ranks->rank())] : nullptr;
+  return list.size() == static_cast<size_t>(size) ? &list[static_cast<size_t>(rank)] : nullptr;
 }
 
 void load_random(const json& states, const DistributedDataParallelBase& model, LoadReport& report) {
   report.random_states = static_cast<int>(states.size());
   const comm::World& world = model.world();
-  const json* state = entry_of(states, &world);
+  const json* state = entry_of(states, world.rank(), world.size());
   // Where ranks that compute the same samples draw other numbers.
   if (state != nullptr && state->is_array()) {
-    state = entry_of(*state, sharded_parameters_of(model).pages->tensor_world());
+    const ParameterPages& pages = *sharded_parameters_of(model).pages;
+    const comm::World* const stages = pipeline_world_of(pages);
+    const comm::World* const slices = pages.tensor_world();
+    const int of_a_stage = slices == nullptr ? 1 : slices->size();
+    state = entry_of(*state,
+                     (stages == nullptr ? 0 : stages->rank()) * of_a_stage +
+                         (slices == nullptr ? 0 : slices->rank()),
+                     (stages == nullptr ? 1 : stages->size()) * of_a_stage);
   }
   if (state != nullptr) return detail::set_random_state(*state, world.device());
   report.notes.push_back(c10::str("the state has generators of random numbers of other ranks, of ",

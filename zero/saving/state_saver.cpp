@@ -9,6 +9,7 @@
 #include "device/topology.h"
 #include "memory/check.h"
 #include "state/file_writer.h"
+#include "state/run_token.h"
 #include "state/state_folder.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/state_saving.h"
@@ -69,6 +70,7 @@ class StateSaver::Saves {
   const comm::World texts_;
   const StateSaverOptions options_;
   const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
+  std::unique_ptr<const state::RunToken> token_;   // rank 0's
   std::unique_ptr<detail::StateStaging> staging_;
   std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
   std::atomic<bool> writes_{false};      // the thread
@@ -117,6 +119,10 @@ StateSaver::Saves::Saves(std::filesystem::path folder, const comm::World& world,
   ZP_CHECK(
       options.keep_every == 0 || options.keep_last > 0,
       "StateSaverOptions: keep_every without keep_last: all states stay anyway; set keep_last");
+  detail::settle(texts_, "taking " + folder_.string(), nullptr, nullptr, [&](auto&) {
+    token_ = std::make_unique<const state::RunToken>(folder_);
+    return nullptr;
+  });
   if (!options.asynchronous) return;
   staging_ = std::make_unique<detail::StateStaging>(
       [device = world.device()](int64_t bytes) { return host_memory(device, bytes); });
@@ -148,7 +154,7 @@ double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimi
   auto in_flight = std::make_unique<InFlight>(
       InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run, options_.save)});
   in_flight->shared = std::make_unique<detail::SharedSave>(
-      texts_, folder_ / state::name_of_step(in_flight->plan.step));
+      texts_, folder_ / state::name_of_step(in_flight->plan.step), token_.get());
   if (staging_ == nullptr) {
     last_ = detail::save_now(*in_flight->shared, in_flight->plan, model, &optimizer, options_.save,
                              keep());

@@ -9,6 +9,10 @@
 //   }
 //   saver.wait();
 //
+// The folder is this run's from the saver's construction on. Where a newer run has made a saver over it since (a job
+// was started again while ranks of its former start live), the next save throws, and removes nothing; so make it
+// before load_state(). One saver a folder.
+//
 // One save at a time: the next one waits for it. An error of a save is thrown by the next save() or
 // wait(), on all ranks alike; the states before are as they were, and training may go on.
 //
@@ -41,7 +45,8 @@ struct StateSaverOptions {
 
 class StateSaver {
  public:
-  // folder: of the run; states are step-N in it, and `latest` names the newest. world: the model's all_ranks().
+  // folder: of the run, made where it is not there; states are step-N in it, and `latest` names the newest. world: the
+  // model's all_ranks().
   StateSaver(std::filesystem::path folder, const comm::World& world,
              const StateSaverOptions& options = {});
   // Waits. Whoever does not wait() before is not told of an error but by a line on stderr.

@@ -1,5 +1,6 @@
 #include "zero/setup/sharded_parameters.h"
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -13,10 +14,12 @@ namespace {
 
 static_assert(Options::kTwoLargestPages == memory::PagerOptions::kTwoLargestPages);
 
-MakePagesOptions pages_options(const Options& options, const comm::World& world) {
+MakePagesOptions pages_options(const Options& options, const comm::World& world,
+                               std::shared_ptr<const ModelPart> part) {
   return {.pages = {.page_bytes = page_bytes_on(world.device(), options),
                     .sharding = options,
-                    .page_offload = PageOffload::make(world, options)},
+                    .page_offload = PageOffload::make(world, options),
+                    .part = std::move(part)},
           .paging = {.what = "parameter",
                      .budget_bytes = options.parameter_budget_bytes,
                      .budget_option = "options.parameter_budget_bytes",
@@ -75,10 +78,33 @@ void check_agreement_over_slices(const std::vector<NamedParameter>& parameters,
   world->check_agreement("the wrapped model, over the tensor-parallel group", lines);
 }
 
+bool rounds_at_random(const Options& options) {
+  return options.low_precision_update == LowPrecisionUpdate::kStochasticRounding ||
+         options.optimizer_state != offload::StateFormat::kFp32;
+}
+
+// What the stages of a pipeline decide together.
+void check_part(const ModelPart& part, const Options& options) {
+  if (part.ranks.size() == 1) return;
+  part.ranks.check_agreement("the wrapped model, over the stages of the pipeline",
+                             describe(options));
+  ZP_CHECK(options.offload.step == StepWhen::kInStep,
+           "options.offload.step: a stage of a pipeline makes its step when all stages have ended "
+           "their backwards, since they agree on it; use StepWhen::kInStep");
+  const bool is_tied = std::any_of(part.parameters.begin(), part.parameters.end(),
+                                   [](const TensorOfModel& of) { return of.copy_on.has_value(); });
+  ZP_CHECK(!is_tied || !rounds_at_random(options),
+           "options: the two stages that have a tied weight would round it, or its optimizer "
+           "states, by other random numbers; use LowPrecisionUpdate::kMasterWeights and states in "
+           "fp32, or untie the weight");
+}
+
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
                         const Options& options, ReduceWhen when,
+                        std::shared_ptr<const ModelPart> part = nullptr,
                         const DeferredValues* deferred = nullptr) {
   check_agreement_over_slices(parameters, options);
+  if (part) check_part(*part, options);
   int64_t held_bytes = 0;
   for (const NamedParameter& parameter : parameters) {
     check_not_wrapped(parameter);
@@ -86,7 +112,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     check_can_be_split(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
-  const MakePagesOptions made = pages_options(options, world);
+  const MakePagesOptions made = pages_options(options, world, std::move(part));
   PageParts parts = make_pages(
       PageWorlds(world, options.shard_within, options.secondary_shard_within),
       std::move(parameters), made, deferred, [&](const BytePlan& plan) {
@@ -126,10 +152,12 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
   // In a simulated world there are no values to compute.
   const bool stays_without = world.communicator().device().is_meta();
   if (tape == nullptr || stays_without) {
-    return shard(std::move(parameters), world, options, ReduceWhen::kInBackward);
+    return shard(std::move(parameters), world, options, ReduceWhen::kInBackward,
+                 model_part_of(module));
   }
   const DeferredValues deferred{*tape, module.buffers()};
-  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward, &deferred);
+  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward,
+               model_part_of(module), &deferred);
 }
 
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,

@@ -98,11 +98,15 @@ void ParameterGroups::check_agreement(const std::string& class_name) const {
     const std::string prefix = c10::str("group ", group, " ");
     lines.push_back(c10::str(prefix, "learning rate: ", learning_rate(options(group))));
     lines.push_back(c10::str(prefix, "options digest: ", options_digest(options(group))));
+  }
+  check_stages_agree(*pages_, "the optimizer", lines);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const std::string prefix = c10::str("group ", group, " ");
     for (const size_t index : parameters_of(group)) {
       lines.push_back(c10::str(prefix, "parameter: ", name(index)));
     }
   }
-  pages_->check_agreement("the optimizer", lines);
+  zeropage::check_agreement(*pages_, "the optimizer", lines);
 }
 
 }  // namespace zeropage

@@ -5,15 +5,18 @@
 #include <gtest/gtest.h>
 
 #include "state/manifest.h"
+#include "state/run_token.h"
 #include "state/saved_state.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/restarts.h"
+#include "zero/saving/detail/state_saving.h"
 
 namespace zeropage::sharded_state_test {
 namespace {
 
 using namespace zeropage::testing;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -619,7 +622,8 @@ TEST_F(StateSaverTest, KeepsTheNewestAndEveryNth) {
   for (const auto& entry : std::filesystem::directory_iterator(path("run"))) {
     names.insert(entry.path().filename());
   }
-  EXPECT_THAT(names, ElementsAre("latest", "step-30", "step-60", "step-70", "step-80"));
+  EXPECT_THAT(names,
+              ElementsAre(".run-token", "latest", "step-30", "step-60", "step-70", "step-80"));
 }
 
 TEST_F(StateSaverTest, TellsAnErrorAtTheNextCallOnAllRanksAndTrainingGoesOn) {
@@ -653,6 +657,72 @@ TEST_F(StateSaverTest, AsksForTheEndOnAllRanksWhenSigtermCameToOne) {
     EXPECT_FALSE(saver.stop_requested());
     ::raise(SIGTERM);
     EXPECT_TRUE(saver.stop_requested());
+  });
+}
+
+// As ranks that live on where a job was started again.
+TEST_F(StateSaverTest, TheOlderOfTwoRunsInAFolderThrowsAndRemovesNothing) {
+  for (const bool asynchronous : {true, false}) {
+    const std::string folder = path(asynchronous ? "beside" : "at once");
+    run_ranks(2, [&](comm::World& world) {
+      Trained<Oddball> old_run(world, 2, kAdamW), new_run(world, 2, kAdamW);
+      const StateSaverOptions options{.keep_last = 1, .asynchronous = asynchronous};
+      StateSaver older(folder, world, options);
+      older.save(old_run.model, old_run.optimizer, {.step = 1});
+      older.wait();
+      StateSaver newer(folder, world, options);
+      load_state(folder, new_run.model, new_run.optimizer);
+      newer.save(new_run.model, new_run.optimizer, {.step = 2});
+      newer.wait();
+      const auto save_again = [&] {
+        older.save(old_run.model, old_run.optimizer, {.step = 3});
+        older.wait();
+      };
+      EXPECT_THAT(zeropage::testing::error_of(save_again),
+                  AllOf(HasSubstr(folder + ": run 1 (host "),
+                        HasSubstr("has lost this folder to run 2 (host ")));
+      EXPECT_EQ(load_state(folder, new_run.model, new_run.optimizer).step, 2);
+      newer.save(new_run.model, new_run.optimizer, {.step = 3});
+      newer.wait();
+      EXPECT_EQ(load_state(folder, new_run.model, new_run.optimizer).step, 3);
+    });
+  }
+}
+
+// The newer run starts, and saves under the same name, while the older one writes. Its ranks may then find their files
+// gone; what they print is the cause.
+TEST_F(StateSaverTest, TheOlderRunIsToldAlsoWhereItWasSavingWhenTheNewerOneStarted) {
+  run_ranks(2, [&](comm::World& world) {
+    Trained<Oddball> run(world, 1, kAdamW);
+    const comm::World texts = world.beside("state", std::chrono::minutes(1));
+    std::unique_ptr<state::RunToken> token;
+    if (world.rank() == 0) token = std::make_unique<state::RunToken>(path("run"));
+    detail::SharedSave older(texts, path("run/step-9"), token.get());
+    const auto plan = detail::plan_state(texts, run.model, &run.optimizer, {.step = 9}, {});
+    older.create(plan);
+    StateSaver newer(path("run"), world, {.asynchronous = false});
+    newer.save(run.model, run.optimizer, {.step = 9});
+    const auto gone = std::make_exception_ptr(std::runtime_error("No such file"));
+    EXPECT_THAT(zeropage::testing::error_of([&] {
+                  older.commit(plan, {}, gone, /*update_latest=*/true, /*keep=*/{.last = 1});
+                }),
+                HasSubstr("has lost this folder to run 2"));
+    EXPECT_EQ(newer.last()->notes.empty(), world.rank() != 0) << "it removed the older's files";
+    EXPECT_EQ(load_state(path("run"), run.model, run.optimizer).step, 9);
+  });
+}
+
+TEST_F(StateSaverTest, TakesAFolderThatHasStatesAndNoToken) {
+  run_ranks(2, [&](comm::World& world) {
+    Trained<Oddball> run(world, 3, kAdamW);
+    save_state(path("run/step-1"), run.model, run.optimizer, {.step = 1});
+    EXPECT_FALSE(std::filesystem::exists(path("run/.run-token")));
+    EXPECT_EQ(load_state(path("run"), run.model, run.optimizer).step, 1);
+    StateSaver saver(path("run"), world);
+    EXPECT_EQ(load_state(path("run"), run.model, run.optimizer).step, 1);
+    saver.save(run.model, run.optimizer, {.step = 2});
+    saver.wait();
+    EXPECT_EQ(load_state(path("run"), run.model, run.optimizer).step, 2);
   });
 }
 

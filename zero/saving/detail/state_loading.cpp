@@ -74,8 +74,12 @@ std::string StateLoading::name_in_state(const std::string& name) const {
 
 // A name may be an alias in the state and not in the model, and the other way round.
 StateLoading::Source StateLoading::weight(const NamedParameter& named) const {
+  return weight(named.names);
+}
+
+StateLoading::Source StateLoading::weight(const std::vector<std::string>& names) const {
   const state::TensorFile& file = saved_.weights();
-  for (const std::string& own : named.names) {
+  for (const std::string& own : names) {
     const std::string name = name_in_state(own);
     if (const auto* const entry = file.find(name)) return {&file, entry};
     const auto alias = file.header().metadata.find(name);
@@ -102,8 +106,8 @@ bool StateLoading::knows_states_of(const std::string& parameter) const {
 }
 
 void StateLoading::check_shape(const Source& source, const std::string& name,
-                               const NamedParameter& named) {
-  const std::vector<uint64_t> shape = shape_of(named.whole_sizes());
+                               const std::vector<int64_t>& whole_sizes) {
+  const std::vector<uint64_t> shape = shape_of(whole_sizes);
   if (source.entry->shape == shape) return;
   throw StateError(source.file->name(), source.file->header().data_begin + source.entry->begin,
                    "\"" + name + "\" of " + shape_text(shape), shape_text(source.entry->shape),
@@ -121,19 +125,30 @@ void StateLoading::match(LoadReport& report) const {
 void StateLoading::match_weights(LoadReport& report) const {
   std::set<std::string> left;
   for (const state::TensorEntry& entry : saved_.weights().header().tensors) left.insert(entry.name);
-  const auto match_one = [&](const NamedParameter& named) {
-    const Source source = weight(named);
+  const auto match_one = [&](const std::vector<std::string>& names,
+                             const std::vector<int64_t>& whole_sizes) {
+    const Source source = weight(names);
     if (!source) {
-      report.missing.push_back(named.name());
+      report.missing.push_back(names.front());
       return;
     }
-    check_shape(source, named.name(), named);
+    check_shape(source, names.front(), whole_sizes);
     left.erase(source.entry->name);
     // Tied here, and of their own there.
-    for (const std::string& name : named.names) left.erase(name_in_state(name));
+    for (const std::string& name : names) left.erase(name_in_state(name));
   };
-  for (const PlacedParameter& placed : pages_.parameters()) match_one(placed.parameter);
-  for (const NamedParameter& buffer : buffers_of(model_.named_buffers())) match_one(buffer);
+  for (const PlacedParameter& placed : pages_.parameters()) {
+    match_one(placed.parameter.names, placed.parameter.whole_sizes());
+  }
+  for (const NamedParameter& buffer : buffers_of(model_.named_buffers())) {
+    match_one(buffer.names, buffer.tensor.sizes().vec());
+  }
+  // What other stages have is no surprise here.
+  if (pipeline_world_of(pages_) != nullptr) {
+    for (const auto& of_model : {pages_.part()->parameters, pages_.part()->buffers}) {
+      for (const TensorOfModel& of : of_model) match_one(of.names, of.sizes);
+    }
+  }
   report.unexpected.insert(report.unexpected.end(), left.begin(), left.end());
 }
 
@@ -175,7 +190,7 @@ void StateLoading::match_states(LoadReport& report) const {
       for (const OwnedState::Tensor& tensor : owned.tensors) {
         const Source source = optimizer_state(named.name(), tensor.name);
         if (!source) report.missing.push_back(state_name(named.name(), tensor.name));
-        if (source) check_shape(source, state_name(named.name(), tensor.name), named);
+        if (source) check_shape(source, state_name(named.name(), tensor.name), named.whole_sizes());
         left.erase(tensor.name);
       }
     }
@@ -198,7 +213,7 @@ void StateLoading::match_average(LoadReport& report) const {
     } else if (average_ != nullptr && !source) {
       report.missing.push_back(state_name(name, kAverageState));
     } else if (source) {
-      check_shape(source, state_name(name, kAverageState), placed.parameter);
+      check_shape(source, state_name(name, kAverageState), placed.parameter.whole_sizes());
     }
   }
 }

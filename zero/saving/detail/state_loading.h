@@ -40,6 +40,7 @@ class StateLoading {
 
   std::string name_in_state(const std::string& name) const;
   Source weight(const NamedParameter& named) const;
+  Source weight(const std::vector<std::string>& names) const;
   Source optimizer_state(const std::string& parameter, const std::string& state) const;
   // The values of most digits: fp32 master weights where there are any.
   Source exact(const NamedParameter& named) const;
@@ -50,7 +51,7 @@ class StateLoading {
   void match_average(LoadReport& report) const;
   void match_optimizer() const;
   static void check_shape(const Source& source, const std::string& name,
-                          const NamedParameter& named);
+                          const std::vector<int64_t>& whole_sizes);
 
   void load_page(size_t page);
   void load_parameter(const PlacedParameter& placed, const MasterWeights::Owned& owned);

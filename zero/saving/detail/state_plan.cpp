@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <set>
 #include <utility>
 
 #include "memory/check.h"
@@ -39,29 +40,89 @@ void order_by_size(std::vector<TensorEntry>& tensors) {
 }
 
 // As safetensors.torch.save_model() has it: the names that a tensor is not stored under.
-void add_aliases(std::map<std::string, std::string>& metadata, const NamedParameter& named,
-                 const std::string& prefix) {
-  for (size_t i = 1; i < named.names.size(); ++i) {
-    metadata[prefix + named.names[i]] = prefix + named.name();
+void add_aliases(std::map<std::string, std::string>& metadata,
+                 const std::vector<std::string>& names, const std::string& prefix) {
+  for (size_t i = 1; i < names.size(); ++i) {
+    metadata[prefix + names[i]] = prefix + names.front();
   }
 }
 
-PlannedFile plan_weights(const DistributedDataParallelBase& model, const SaveOptions& options) {
-  std::vector<TensorEntry> tensors;
-  std::map<std::string, std::string> metadata = {{"format", "pt"}};
-  const auto add = [&](const NamedParameter& named, at::ScalarType dtype) {
-    tensors.push_back({.name = options.prefix + named.name(),
-                       .dtype = state_dtype(saved_dtype(dtype, options.weights_as)),
-                       .shape = shape_of(named.whole_sizes())});
-    add_aliases(metadata, named, options.prefix);
-  };
+// A parameter or a buffer of the whole model, as files have it.
+struct TensorOfState {
+  std::vector<std::string> names;
+  std::vector<uint64_t> shape;
+  at::ScalarType dtype;
+  bool has_exact_values = false;
+};
+
+// Its number among the whole model's.
+size_t place_in_model(const ParameterPages& pages, size_t index) {
+  if (pipeline_world_of(pages) == nullptr) return index;
+  return pages.part()->own.at(pages.parameters()[index].parameter.tensor.unsafeGetTensorImpl());
+}
+
+// What the other stages of a pipeline cannot know of this one's parameters: by their places, the dtype and whether
+// there are fp32 values.
+json own_parameters(const PageParts& parts) {
+  json own = json::object();
+  const ParameterPages& pages = *parts.pages;
+  if (pipeline_world_of(pages) == nullptr) return own;
+  for (size_t index = 0; index < pages.parameters().size(); ++index) {
+    const size_t page = pages.parameters()[index].page;
+    const char* const dtype = state::name_of(state_dtype(pages.layouts()[page].dtype));
+    own[std::to_string(place_in_model(pages, index))] = {dtype, has_exact_values(parts, page)};
+  }
+  return own;
+}
+
+// told: own_parameters() of all stages.
+std::vector<TensorOfState> parameters_of_state(const PageParts& parts, const json& told) {
+  std::vector<TensorOfState> parameters;
+  const ParameterPages& pages = *parts.pages;
+  if (pipeline_world_of(pages) == nullptr) {
+    for (const PlacedParameter& placed : pages.parameters()) {
+      parameters.push_back({placed.parameter.names, shape_of(placed.parameter.whole_sizes()),
+                            pages.layouts()[placed.page].dtype,
+                            has_exact_values(parts, placed.page)});
+    }
+    return parameters;
+  }
+  for (size_t place = 0; place < pages.part()->parameters.size(); ++place) {
+    const TensorOfModel& of = pages.part()->parameters[place];
+    const json& known = told.at(std::to_string(place));
+    parameters.push_back(
+        {of.names, shape_of(of.sizes), scalar_type(state::dtype_of(known.at(0))), known.at(1)});
+  }
+  return parameters;
+}
+
+std::vector<TensorOfState> buffers_of_state(const DistributedDataParallelBase& model) {
+  std::vector<TensorOfState> buffers;
   const ParameterPages& pages = *sharded_parameters_of(model).pages;
-  for (const PlacedParameter& placed : pages.parameters()) {
-    add(placed.parameter, pages.layouts()[placed.page].dtype);
+  if (pipeline_world_of(pages) != nullptr) {
+    for (const TensorOfModel& of : pages.part()->buffers) {
+      buffers.push_back({of.names, shape_of(of.sizes), of.dtype});
+    }
+    return buffers;
   }
   for (const NamedParameter& named : buffers_of(model.named_buffers())) {
-    add(named, named.tensor.scalar_type());
+    buffers.push_back({named.names, shape_of(named.tensor.sizes()), named.tensor.scalar_type()});
   }
+  return buffers;
+}
+
+PlannedFile plan_weights(const DistributedDataParallelBase& model,
+                         const std::vector<TensorOfState>& parameters, const SaveOptions& options) {
+  std::vector<TensorEntry> tensors;
+  std::map<std::string, std::string> metadata = {{"format", "pt"}};
+  const auto add = [&](const TensorOfState& of) {
+    tensors.push_back({.name = options.prefix + of.names.front(),
+                       .dtype = state_dtype(saved_dtype(of.dtype, options.weights_as)),
+                       .shape = of.shape});
+    add_aliases(metadata, of.names, options.prefix);
+  };
+  for (const TensorOfState& parameter : parameters) add(parameter);
+  for (const TensorOfState& buffer : buffers_of_state(model)) add(buffer);
   return {state::kWeightsFile, std::move(tensors), metadata};
 }
 
@@ -78,8 +139,8 @@ void to_json(json& to, const KnownStates& known) {
   }
 }
 
-// By parameter, of this rank.
-json own_states(ShardedOptimizer& optimizer) {
+// By the parameter's place in the model, of this rank.
+json own_states(const ParameterPages& pages, ShardedOptimizer& optimizer) {
   std::map<size_t, KnownStates> known;
   updates_of(optimizer).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
     if (owned.tensors.empty() && owned.steps == 0) return;
@@ -91,7 +152,8 @@ json own_states(ShardedOptimizer& optimizer) {
     }
   });
   json own = json::object();
-  for (const auto& [parameter, of] : known) own[std::to_string(parameter)] = of;
+  for (const auto& [parameter, of] : known)
+    own[std::to_string(place_in_model(pages, parameter))] = of;
   return own;
 }
 
@@ -109,25 +171,23 @@ json merged(const std::vector<json>& by_rank) {
   return all;
 }
 
-PlannedFile plan_optimizer(const PageParts& parts, const json& states, bool with_average,
-                           std::map<size_t, int64_t>& steps) {
-  const std::vector<PlacedParameter>& parameters = parts.pages->parameters();
+PlannedFile plan_optimizer(const std::vector<TensorOfState>& parameters, const json& states,
+                           bool with_average, std::map<std::string, int64_t>& steps) {
   std::vector<TensorEntry> tensors;
   std::vector<std::string> state_names;
   std::map<std::string, std::vector<TensorEntry>> by_state;
   for (size_t index = 0; index < parameters.size(); ++index) {
-    const PlacedParameter& placed = parameters[index];
-    const std::string& name = placed.parameter.name();
-    const auto shape = shape_of(placed.parameter.whole_sizes());
+    const TensorOfState& parameter = parameters[index];
+    const std::string& name = parameter.names.front();
     const auto add = [&](const std::string& state, state::Dtype dtype) {
       if (!by_state.contains(state)) state_names.push_back(state);
-      by_state[state].push_back({state_name(name, state), dtype, shape});
+      by_state[state].push_back({state_name(name, state), dtype, parameter.shape});
     };
-    if (has_exact_values(parts, placed.page)) add(kMasterState, state::Dtype::kF32);
+    if (parameter.has_exact_values) add(kMasterState, state::Dtype::kF32);
     if (with_average) add(kAverageState, state::Dtype::kF32);
     const auto known = states.find(std::to_string(index));
     if (known == states.end()) continue;
-    steps[index] = known->at("steps");
+    steps[name] = known->at("steps");
     tensors.push_back({state_name(name, kStepState), state::Dtype::kI64, {}});
     for (const json& tensor : known->at("tensors")) {
       add(tensor.at(0), state::dtype_of(tensor.at(1)));
@@ -137,6 +197,12 @@ PlannedFile plan_optimizer(const PageParts& parts, const json& states, bool with
     for (TensorEntry& entry : by_state[state]) tensors.push_back(std::move(entry));
   }
   return {state::kOptimizerFile, std::move(tensors), {}};
+}
+
+json merged_parameters(const std::vector<json>& by_rank) {
+  json all = json::object();
+  for (const json& told : by_rank) all.update(told.at("parameters"));
+  return all;
 }
 
 void check_average(const DistributedDataParallelBase& model, const RunState& run,
@@ -151,13 +217,39 @@ void check_average(const DistributedDataParallelBase& model, const RunState& run
            "WeightAverage::swap_out() first");
 }
 
-json groups_of(const ShardedOptimizer& optimizer, const ParameterPages& pages) {
+// The places of each group's parameters, of this rank.
+json own_groups(ShardedOptimizer& optimizer, const ParameterPages& pages) {
+  json groups = json::array();
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    json places = json::array();
+    for (const size_t index : updates_of(optimizer).parameters_of_group(group)) {
+      places.push_back(place_in_model(pages, index));
+    }
+    groups.push_back(std::move(places));
+  }
+  return groups;
+}
+
+// In the user's order; where stages have some each, in the model's.
+json merged_groups(const std::vector<json>& by_rank) {
+  json merged = by_rank.front().at("groups");
+  for (size_t group = 0; group < merged.size(); ++group) {
+    std::set<size_t> places;
+    for (const json& told : by_rank) {
+      for (const size_t place : told.at("groups").at(group)) places.insert(place);
+    }
+    if (places.size() != merged[group].size()) merged[group] = places;
+  }
+  return merged;
+}
+
+// places: of all ranks.
+json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfState>& parameters,
+               const json& places) {
   json groups = json::array();
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     json names = json::array();
-    for (const size_t index : updates_of(optimizer).parameters_of_group(group)) {
-      names.push_back(pages.parameters()[index].parameter.name());
-    }
+    for (const size_t place : places.at(group)) names.push_back(parameters[place].names.front());
     const auto& options = optimizer.param_groups()[group].options();
     groups.push_back({{"options", saved_json(optimizer.class_name() + "Options",
                                              [&](auto& to) { options.serialize(to); })},
@@ -240,12 +332,16 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
 }
 
 void check_has_all_slices(const DistributedDataParallelBase& model) {
-  const comm::World* const slices = sharded_parameters_of(model).pages->tensor_world();
-  ZP_CHECK(slices == nullptr || model.all_ranks().size() == model.world().size() * slices->size(),
-           "saving or loading state: each of ", slices == nullptr ? 1 : slices->size(),
-           " ranks has slices of parameters, and they are one state together; wrap the module over "
-           "the whole mesh: DistributedDataParallel(module, Mesh(world, {{\"data\", ...}, "
-           "{\"tensor\", ...}}))");
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  const comm::World* const slices = pages.tensor_world();
+  const comm::World* const stages = pipeline_world_of(pages);
+  const int parts =
+      (slices == nullptr ? 1 : slices->size()) * (stages == nullptr ? 1 : stages->size());
+  ZP_CHECK(parts == 1 || model.all_ranks().size() == model.world().size() * parts,
+           "saving or loading state: each of ", parts,
+           " ranks has slices or stages of the model, and they are one state together; wrap the "
+           "module over the whole mesh: DistributedDataParallel(module, Mesh(world, "
+           "{{\"pipeline\", ...}, {\"data\", ...}, {\"tensor\", ...}}))");
 }
 
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
@@ -266,12 +362,15 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
              " micro-batches, which are no part of a state; save after its step()");
     check_average(model, run, options);
     sharded.writes->take_over("save_state()");
-    own = {{"progress", progress_json(run)},
-           {"average", run.average != nullptr},
-           {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
-           {"random", random_state(model.world().device())},
-           {"data_rank", model.world().rank()},
-           {"states", optimizer == nullptr ? json::object() : own_states(*optimizer)}};
+    own = {
+        {"progress", progress_json(run)},
+        {"average", run.average != nullptr},
+        {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
+        {"random", random_state(model.world().device())},
+        {"data_rank", model.world().rank()},
+        {"parameters", own_parameters(sharded)},
+        {"states", optimizer == nullptr ? json::object() : own_states(*sharded.pages, *optimizer)},
+        {"groups", optimizer == nullptr ? json::array() : own_groups(*optimizer, *sharded.pages)}};
   });
   const json all = settle(texts, "saving state", own, error, [](const auto& by_rank) -> json {
     std::map<int, json> generators;  // by rank among those that get other samples
@@ -289,18 +388,22 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     // Alike on all ranks, as where nothing is drawn: the same state for any number of them.
     const json one = one_if_alike(random);
     if (!one.is_array()) random = json::array({one});
-    return {{"states", merged(by_rank)}, {"random", std::move(random)}};
+    return {{"states", merged(by_rank)},
+            {"parameters", merged_parameters(by_rank)},
+            {"groups", merged_groups(by_rank)},
+            {"random", std::move(random)}};
   });
+  const std::vector<TensorOfState> parameters = parameters_of_state(sharded, all.at("parameters"));
   StatePlan plan{.step = own.at("step"),
-                 .weights = plan_weights(model, options),
+                 .weights = plan_weights(model, parameters, options),
                  .prefix = options.prefix,
                  .weights_as = options.weights_as,
                  .average = run.average};
   plan.content = {{"progress", own.at("progress")}, {"random", all.at("random")}};
   if (optimizer == nullptr) return plan;
-  plan.optimizer = plan_optimizer(sharded, all.at("states"), run.average != nullptr, plan.steps);
+  plan.optimizer = plan_optimizer(parameters, all.at("states"), run.average != nullptr, plan.steps);
   plan.content["optimizer"] = {{"class", optimizer->class_name()},
-                               {"groups", groups_of(*optimizer, *sharded.pages)},
+                               {"groups", groups_of(*optimizer, parameters, all.at("groups"))},
                                {"updates", optimizer->steps()}};
   return plan;
 }

@@ -58,7 +58,7 @@ class PlannedFile {
   std::unordered_map<std::string, size_t> by_name_;
 };
 
-// Throws where parameters are slices, but ranks of all of them are not known to the model.
+// Throws where ranks have parts of the model, but ranks of all of them are not known to it.
 void check_has_all_slices(const DistributedDataParallelBase& model);
 
 struct StatePlan {
@@ -68,8 +68,8 @@ struct StatePlan {
   WeightsAs weights_as = WeightsAs::kInModule;
   std::optional<PlannedFile> optimizer;
   WeightAverage* average = nullptr;  // the run's
-  // Steps made on each parameter that has states, by its index.
-  std::map<size_t, int64_t> steps;
+  // Steps made on each parameter that has states, by its name.
+  std::map<std::string, int64_t> steps;
   nlohmann::json content;  // of the manifest
 
   uint64_t bytes() const { return weights.bytes() + (optimizer ? optimizer->bytes() : 0); }

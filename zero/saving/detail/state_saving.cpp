@@ -25,10 +25,15 @@ Range written_part(const ParameterPages& pages, size_t page) {
   return pages.layouts()[page].shard(pages.shards().rank());
 }
 
-// Of ranks that have slices of parameters, the first one writes what all of them have.
+bool is_first_of_slices(const ParameterPages& pages) {
+  return pages.tensor_world() == nullptr || pages.tensor_world()->rank() == 0;
+}
+
+// Of ranks that have slices of parameters, the first one writes what all of them have; of two stages that have a
+// parameter, the first.
 bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
-  const comm::World* const slices = pages.tensor_world();
-  return placed.parameter.slice || slices == nullptr || slices->rank() == 0;
+  if (placed.parameter.counts_elsewhere) return false;
+  return placed.parameter.slice || is_first_of_slices(pages);
 }
 
 // values: of elements of the page from `first` on, all that are in `range`.
@@ -80,9 +85,8 @@ void collect_average(const ParameterPages& pages, WeightAverage& average, const 
   }
 }
 
-void put_steps(const ParameterPages& pages, const StatePlan& plan, StateSink& sink) {
-  for (const auto& [index, steps] : plan.steps) {
-    const std::string& name = pages.parameters()[index].parameter.name();
+void put_steps(const StatePlan& plan, StateSink& sink) {
+  for (const auto& [name, steps] : plan.steps) {
     sink.put(plan.optimizer->offset(state_name(name, kStepState)),
              {reinterpret_cast<const char*>(&steps), sizeof(steps)});
   }
@@ -121,8 +125,9 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
   const ShardedParameters& sharded = sharded_parameters_of(model);
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
-  if (model.all_ranks().rank() == 0) {
-    sink.put(0, plan.weights.prefix());
+  if (model.all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());
+  // A stage of a pipeline has buffers of its own.
+  if (model.world().rank() == 0 && is_first_of_slices(pages)) {
     for (const NamedParameter& buffer : buffers_of(model.named_buffers())) {
       if (buffer.tensor.numel() == 0) continue;
       const at::ScalarType dtype = saved_dtype(buffer.tensor.scalar_type(), plan.weights_as);
@@ -138,7 +143,7 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     if (plan.weights_as == WeightsAs::kAverage) {
       const at::Tensor values = pages_of(*plan.average).average(page).to(saved_as);
       for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page) continue;
+        if (placed.page != page || !writes(pages, placed)) continue;
         put_runs(placed, range, values, owned_range.begin, plan.weights, name_of(placed.parameter),
                  sink);
       }
@@ -163,7 +168,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
   const PlannedFile& file = *plan.optimizer;
   if (model.all_ranks().rank() == 0) {
     sink.put(0, file.prefix());
-    put_steps(pages, plan, sink);
+    put_steps(plan, sink);
   }
   collect_masters(sharded_parameters_of(model), file, sink);
   if (plan.average != nullptr) collect_average(pages, *plan.average, file, sink);
@@ -196,14 +201,17 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
       StateAccess::kRead, [&](size_t, OwnedState& owned) { of_page.push_back(owned); }, put_page);
 }
 
-SharedSave::SharedSave(comm::World texts, std::filesystem::path target)
-    : texts_(std::move(texts)), target_(std::move(target)) {}
+SharedSave::SharedSave(comm::World texts, std::filesystem::path target,
+                       const state::RunToken* token)
+    : texts_(std::move(texts)), target_(std::move(target)), token_(token) {}
 
 SharedSave::~SharedSave() = default;
 
 std::filesystem::path SharedSave::create(const StatePlan& plan) {
   const json folder = settle(texts_, "saving " + target_.string(), nullptr, nullptr, [&](auto&) {
-    state_ = std::make_unique<state::NewState>(target_);
+    const auto held = token_ == nullptr ? nullptr : token_->hold();
+    state_ = std::make_unique<state::NewState>(
+        target_, token_ == nullptr ? "" : std::to_string(token_->number()));
     state_->create_file(plan.weights.name(), plan.weights.bytes());
     if (plan.optimizer) state_->create_file(plan.optimizer->name(), plan.optimizer->bytes());
     return json(state_->directory().string());
@@ -220,7 +228,14 @@ SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
                      .bytes = static_cast<int64_t>(plan.bytes()),
                      .bytes_of_rank = bytes_of(pieces.weights) + bytes_of(pieces.optimizer)};
   const auto end = c10::make_scope_exit([&] { state_.reset(); });
-  settle(texts_, "saving " + target_.string(), own, error, [&](const auto& by_rank) -> json {
+  // Told instead of what ranks met in a folder that a newer run has removed. The folder is not held for as long
+  // as the slowest rank takes.
+  const std::exception_ptr taken = error_of([&] {
+    if (token_ != nullptr) token_->hold();
+  });
+  const std::exception_ptr first = taken ? taken : error;
+  settle(texts_, "saving " + target_.string(), own, first, [&](const auto& by_rank) -> json {
+    const auto held = token_ == nullptr ? nullptr : token_->hold();
     state::Manifest manifest{.step = plan.step, .content = plan.content};
     if (plan.optimizer) {
       manifest.files.push_back(entry_of(*plan.optimizer, by_rank, "optimizer"));
@@ -228,6 +243,7 @@ SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
     manifest.files.push_back(entry_of(plan.weights, by_rank, "weights"));
     state_->commit(manifest, update_latest);
     report.notes = state_->notes();
+    if (held && !held->note().empty()) report.notes.push_back(held->note());
     const auto removed = state::remove_old_states(target_.parent_path(), keep);
     report.notes.insert(report.notes.end(), removed.begin(), removed.end());
     return nullptr;

@@ -8,6 +8,7 @@
 
 #include "comm/world.h"
 #include "state/block_checksums.h"
+#include "state/run_token.h"
 #include "state/state_folder.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/detail/state_sinks.h"
@@ -23,8 +24,10 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
 // Threads: one of each rank.
 class SharedSave {
  public:
-  // texts: beside the world that trains.
-  SharedSave(comm::World texts, std::filesystem::path target);
+  // texts: beside the world that trains. token: rank 0's, of the run that the folder belongs to, which must
+  // outlive this; null: whoever saves may.
+  SharedSave(comm::World texts, std::filesystem::path target,
+             const state::RunToken* token = nullptr);
   // What was not committed goes.
   ~SharedSave();
 
@@ -42,6 +45,7 @@ class SharedSave {
  private:
   const comm::World texts_;
   const std::filesystem::path target_;
+  const state::RunToken* const token_;
   const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::unique_ptr<state::NewState> state_;  // rank 0's
 };

@@ -1,0 +1,258 @@
+// Training over the stages of a pipeline: what it computes, and what it refuses.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/errors.h"
+#include "tests/zero/pipeline/pipeline_models.h"
+
+namespace zeropage::pipeline_test {
+namespace {
+
+using namespace zeropage::pipeline_models;
+using parallel::ScheduleKind;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::message_of;
+using testing::try_ranks;
+
+// Compares what every rank says with a run without a pipeline.
+void expect_same(const Outcome& expected, const std::vector<Outcome>& by_rank, double tolerance) {
+  size_t seen = 0;
+  for (const Outcome& actual : by_rank) {
+    ASSERT_EQ(actual.losses.size(), expected.losses.size());
+    for (size_t step = 0; step < expected.losses.size(); ++step) {
+      const double loss = expected.losses[step], norm = expected.norms[step];
+      EXPECT_LE(std::abs(actual.losses[step] - loss), tolerance * loss) << "step " << step;
+      EXPECT_LE(std::abs(actual.norms[step] - norm), tolerance * norm) << "step " << step;
+    }
+    for (const auto& [name, values] : actual.weights) {
+      ASSERT_TRUE(expected.weights.contains(name)) << name;
+      if (tolerance == 0) {
+        EXPECT_TRUE(torch::equal(values, expected.weights.at(name))) << name;
+      }
+      ++seen;
+    }
+  }
+  EXPECT_GE(seen, expected.weights.size());
+}
+
+struct HowToRun {
+  ScheduleKind schedule;
+  int chunks;
+};
+constexpr HowToRun kSchedules[] = {{ScheduleKind::kGPipe, 1},
+                                   {ScheduleKind::kOneForwardOneBackward, 1},
+                                   {ScheduleKind::kInterleaved, 2}};
+
+TEST(PipelineTest, HasTheBitsOfAsManyMicroStepsOnOneRankAtEveryStageAndSchedule) {
+  constexpr int kSteps = 3;
+  for (const int data : {1, 2}) {
+    for (const int stage : {0, 1, 2, 3}) {
+      const Outcome expected = train_whole({.data = data, .stage = stage}, kSteps);
+      for (const auto& [schedule, chunks] : kSchedules) {
+        const Shape shape{
+            .pipeline = 2, .data = data, .stage = stage, .schedule = schedule, .chunks = chunks};
+        SCOPED_TRACE(::testing::Message() << shape);
+        expect_same(expected, train_pipeline_by_rank(shape, kSteps), 0);
+      }
+    }
+  }
+}
+
+TEST(PipelineTest, ComputesTheSameLossesAndNormsOverEveryMesh) {
+  constexpr int kSteps = 10;
+  std::map<std::pair<int, Head>, Outcome> expected;
+  int mesh = 0;
+  for (const int ranks : {2, 4, 8}) {
+    for (const int pipeline : {1, 2, 4}) {
+      for (const int tensor : {1, 2}) {
+        if (ranks % (pipeline * tensor) != 0) continue;
+        // Stages, schedules and heads in turn, so that each meets each.
+        Shape shape{.pipeline = pipeline,
+                    .data = ranks / (pipeline * tensor),
+                    .tensor = tensor,
+                    .stage = mesh % 4};
+        const HowToRun& how = kSchedules[mesh % 3];
+        shape.schedule = how.schedule;
+        shape.chunks = how.chunks;
+        shape.head = mesh % 3 == 1 ? Head::kTied : Head::kOwn;
+        ++mesh;
+        SCOPED_TRACE(::testing::Message() << shape);
+        auto& whole = expected[{shape.data, shape.head}];
+        if (whole.losses.empty()) {
+          whole = train_whole({.data = shape.data, .head = shape.head}, kSteps);
+        }
+        std::vector<Outcome> by_rank = train_pipeline_by_rank(shape, kSteps);
+        expect_same(whole, by_rank, 1e-12);
+      }
+    }
+  }
+}
+
+TEST(PipelineTest, HasThoseBitsInBFloat16WithAScaledLossToo) {
+  for (const int stage : {0, 3}) {
+    Shape shape{.data = 2, .stage = stage, .low_precision = true};
+    const Outcome expected = train_whole(shape, 3);
+    shape.pipeline = 2;
+    SCOPED_TRACE(::testing::Message() << shape);
+    expect_same(expected, train_pipeline_by_rank(shape, 3), 0);
+  }
+}
+
+// What each rank throws.
+std::vector<std::string> errors_of(const Shape& shape, const std::function<void(World&)>& run) {
+  std::vector<std::string> errors;
+  for (const std::exception_ptr& error : try_ranks(shape.ranks(), run)) {
+    errors.push_back(message_of(error));
+  }
+  return errors;
+}
+
+TEST(PipelineTest, SkipsAStepOnAllRanksWhereAGradientOfOneStageIsNotFinite) {
+  const Shape shape{.pipeline = 2, .data = 2, .stage = 2};
+  run_ranks(shape.ranks(), [&](World& world) {
+    PipelineRun run(world, shape);
+    if (world.rank() == 3) {
+      run.model.named_parameters()["blocks.4.up.bias"].register_hook(
+          [](const torch::Tensor& gradient) { return gradient / 0.0; });
+    }
+    const StepReport report = run.step(0);
+    EXPECT_EQ(report.skipped, Skipped::kNotFinite);
+    EXPECT_EQ(report.not_finite, std::vector<std::string>{"blocks.4.up.bias"});
+  });
+}
+
+TEST(PipelineTest, SaysOnAllRanksWhichRankFailedAndWhatTheyWereDoing) {
+  for (const ScheduleKind schedule : {ScheduleKind::kGPipe, ScheduleKind::kOneForwardOneBackward}) {
+    const Shape shape{.pipeline = 3, .schedule = schedule};
+    const auto errors = errors_of(shape, [&](World& world) {
+      PipelineRun run(world, shape);
+      run.pipeline.run(std::vector<torch::Tensor>(4, tokens_of(0)),
+                       [&](const torch::Tensor& output, int64_t micro_batch) {
+                         ZP_CHECK(micro_batch < 2, "out of text; give it more");
+                         return loss_of(output, 0);
+                       });
+    });
+    EXPECT_THAT(errors[2], HasSubstr("stage 2 of 3, forward of micro-batch 2: out of text"));
+    for (const int rank : {0, 1}) {
+      EXPECT_THAT(errors[static_cast<size_t>(rank)],
+                  AllOf(HasSubstr(c10::str("stage ", rank, " of 3, ")),
+                        HasSubstr("of micro-batch "), HasSubstr("rank 2")));
+    }
+  }
+}
+
+// The words of the first rank that has some.
+std::string first_error_of(const Shape& shape, const std::function<void(World&)>& run) {
+  for (const std::string& error : errors_of(shape, run)) {
+    if (!error.empty()) return error;
+  }
+  return "";
+}
+
+// A run of two ranks whose layers and loss are changed.
+struct Changed {
+  std::function<void(PipelineLayers&, Model&)> layers = [](PipelineLayers&, Model&) {};
+  PipelineStageOptions options = {};
+  std::vector<torch::Tensor> inputs = std::vector<torch::Tensor>(4, tokens_of(0));
+  int ranks = 2;
+};
+
+std::string error_of(const Changed& changed) {
+  return first_error_of({.pipeline = changed.ranks}, [&](World& world) {
+    const Mesh mesh(world, {{"pipeline", changed.ranks}, {"data", 1}});
+    const auto stage = pipeline_stage<Model>([] { return Model(Head::kTied, torch::kDouble); },
+                                             [&](Model& model) {
+                                               PipelineLayers layers = layers_of_model(model);
+                                               changed.layers(layers, model);
+                                               return layers;
+                                             },
+                                             mesh["pipeline"], changed.options);
+    Pipeline::Model model(stage, mesh, Options());
+    Pipeline pipeline(model, {.accumulator = {.micro_steps = 4}});
+    pipeline.run(changed.inputs,
+                 [](const torch::Tensor& output, int64_t) { return loss_of(output, 0); });
+  });
+}
+
+TEST(PipelineTest, RefusesModelsThatCannotBeCutSo) {
+  EXPECT_EQ(error_of({}), "");
+  EXPECT_THAT(error_of({.layers = [](auto& layers, Model&) { layers.resize(1); }}),
+              HasSubstr("expected at least a layer for each of 2 stages, got 1"));
+  EXPECT_THAT(
+      error_of({.options = {.first_layers = {0, 9}}}),
+      HasSubstr("expected 2 numbers that begin with 0, rise, and stay below 8, got [0, 9]"));
+  EXPECT_THAT(error_of({.layers =
+                            [](auto& layers, Model&) {
+                              for (size_t index = 4; index < 8; ++index)
+                                layers[index].modules.clear();
+                            }}),
+              HasSubstr("stage 1 of 2 would have no parameter; give it a layer that has some"));
+  EXPECT_THAT(error_of({.layers = [](auto& layers, Model&) { layers[2].modules.clear(); }}),
+              HasSubstr("parameter \"blocks.1.norm.weight\" is in no layer"));
+  EXPECT_THAT(
+      error_of({.layers = [](auto& layers,
+                             Model& model) { layers[3].modules.push_back(model->blocks->ptr(5)); },
+                .ranks = 3}),
+      HasSubstr("is used by layers on 2 ranks, 1 to 2 of 3: expected one rank, or for a "
+                "parameter the first and the last"));
+}
+
+TEST(PipelineTest, RefusesWhatCannotPassBetweenStages) {
+  const auto with_last_of_first_stage = [](auto change) {
+    return Changed{.layers = [change](PipelineLayers& layers, Model& model) {
+      layers[3].forward = [forward = layers[3].forward, change, model](
+                              const torch::Tensor& x) mutable { return change(forward(x), model); };
+    }};
+  };
+  EXPECT_THAT(error_of(with_last_of_first_stage(
+                  [](const torch::Tensor&, Model&) { return torch::Tensor(); })),
+              HasSubstr("expected one tensor for the next stage, got an undefined one"));
+  EXPECT_THAT(error_of(with_last_of_first_stage(
+                  [](const torch::Tensor& x, Model&) { return x.to(torch::kLong); })),
+              AllOf(HasSubstr("stage 0 of 2, forward of micro-batch 0: "),
+                    HasSubstr("its output is Long [2, 5, 8], which has no gradient to send back")));
+  EXPECT_THAT(error_of(with_last_of_first_stage([](const torch::Tensor& x, Model& model) {
+                return model->blocks[5]->as<Block>()->forward(x.to(torch::kMeta));
+              })),
+              HasSubstr("it was computed by a layer of another stage"));
+  Changed shapes;
+  shapes.inputs[2] = tokens_of(0).narrow(1, 0, 3);
+  EXPECT_THAT(error_of(shapes),
+              AllOf(HasSubstr("forward of micro-batch 2: "),
+                    HasSubstr("expected Double [2, 5, 8], as at the first micro-batch of the step, "
+                              "got Double [2, 3, 8]")));
+  Changed few;
+  few.inputs.pop_back();
+  EXPECT_THAT(error_of(few),
+              HasSubstr("expected the inputs of 4 micro-batches on the first rank, got 3"));
+}
+
+std::string error_of(Shape shape) {
+  return first_error_of(shape, [&](World& world) { PipelineRun(world, shape).step(0); });
+}
+
+TEST(PipelineTest, RefusesSchedulesThatCannotRun) {
+  EXPECT_THAT(error_of({.pipeline = 4, .micro_batches = 3}),
+              AllOf(HasSubstr("1f1b"), HasSubstr("3")));
+  EXPECT_THAT(
+      error_of(
+          {.pipeline = 2, .schedule = ScheduleKind::kInterleaved, .chunks = 2, .micro_batches = 3}),
+      HasSubstr("interleaved"));
+  EXPECT_THAT(error_of({.pipeline = 2, .schedule = ScheduleKind::kGPipe, .chunks = 2}),
+              HasSubstr("Pipeline: "));
+  EXPECT_THAT(error_of({.pipeline = 2, .schedule = ScheduleKind::kZeroBubble}),
+              HasSubstr("computes the gradients of inputs and of weights apart"));
+}
+
+TEST(PipelineTest, RefusesAMeshWithStagesForAModelThatIsWhole) {
+  EXPECT_THAT(first_error_of({.pipeline = 2},
+                             [](World& world) {
+                               const Mesh mesh(world, {{"pipeline", 2}, {"data", 1}});
+                               DistributedDataParallel model(torch::nn::Linear(2, 2), mesh);
+                             }),
+              HasSubstr("the module is no stage of a pipeline; make it by pipeline_stage("));
+}
+
+}  // namespace
+}  // namespace zeropage::pipeline_test

@@ -1,0 +1,125 @@
+// The state of a model whose layers lie on several ranks: the files that any other mesh writes and reads.
+#include <filesystem>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/harness/disk_folder.h"
+#include "tests/zero/pipeline/pipeline_models.h"
+
+namespace zeropage::state_over_stages_test {
+namespace {
+
+using namespace zeropage::pipeline_models;
+using parallel::ScheduleKind;
+using testing::run_ranks;
+
+std::map<std::string, std::string> files_in(const std::filesystem::path& state) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(state)) {
+    std::ifstream file(entry.path(), std::ios::binary);
+    files[entry.path().filename()] = std::string(std::istreambuf_iterator<char>(file), {});
+  }
+  return files;
+}
+
+void expect_same_files(const std::filesystem::path& state, const std::filesystem::path& other) {
+  const auto files = files_in(state), others = files_in(other);
+  EXPECT_EQ(files.size(), 3U);
+  ASSERT_EQ(files.size(), others.size());
+  for (const auto& [name, bytes] : files) {
+    EXPECT_TRUE(others.at(name) == bytes) << name << " of " << other;
+  }
+}
+
+RunState state_of(PipelineRun& run) {
+  RunState state;
+  state.accumulator = &run.pipeline.accumulator();
+  return state;
+}
+
+void train_and_save(const Shape& shape, int first, int steps, const std::filesystem::path& from,
+                    const std::filesystem::path& to) {
+  run_ranks(shape.ranks(), [&](World& world) {
+    PipelineRun run(world, shape);
+    RunState state = state_of(run);
+    if (!from.empty()) load_state(from, run.model, run.optimizer, state);
+    for (int step = first; step < first + steps; ++step) run.step(step);
+    check_can_save(to.parent_path(), run.model, run.optimizer);
+    save_state(to, run.model, run.optimizer, state);
+  });
+}
+
+// Without a pipeline.
+void train_whole_and_save(const Shape& shape, int steps, const std::filesystem::path& to) {
+  std::mutex construction;
+  run_ranks(shape.data, [&](World& world) {
+    Model module{nullptr};
+    {
+      const std::lock_guard lock(construction);
+      module = Model(shape.head, shape.dtype());
+    }
+    DistributedDataParallel<Model> model(module, world, options_of(shape));
+    Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.01));
+    Accumulator accumulator(model, accumulator_of(shape));
+    RunState state;
+    state.accumulator = &accumulator;
+    for (int step = 0; step < steps; ++step) {
+      for (int micro_batch = 0; micro_batch < shape.micro_batches; ++micro_batch) {
+        const int64_t sample = sample_of(shape, step, micro_batch, world.rank());
+        accumulator.backward(loss_of(model(tokens_of(sample)), sample));
+      }
+      accumulator.step(optimizer);
+    }
+    save_state(to, model, optimizer, state);
+  });
+}
+
+TEST(StateOverStagesTest, IsTheSameFilesFromEveryMesh) {
+  for (const Head head : {Head::kOwn, Head::kTied}) {
+    for (const bool low_precision : {false, true}) {
+      const testing::DiskFolder folder;
+      const auto path = [&](const std::string& name) {
+        return std::filesystem::path(folder.path()) / name;
+      };
+      const auto at = [&](Shape shape) {
+        shape.head = head;
+        shape.low_precision = low_precision;
+        return shape;
+      };
+      train_whole_and_save(at({.data = 4, .stage = 3}), 2, path("data"));
+      // Loaded elsewhere and saved again, and back.
+      train_and_save(at({.pipeline = 2, .tensor = 2, .stage = 1}), 0, 0, path("data"),
+                     path("mesh"));
+      expect_same_files(path("data"), path("mesh"));
+      train_and_save(at({.pipeline = 2,
+                         .data = 2,
+                         .stage = 3,
+                         .schedule = ScheduleKind::kInterleaved,
+                         .chunks = 2}),
+                     0, 0, path("mesh"), path("chunks"));
+      expect_same_files(path("data"), path("chunks"));
+      train_and_save(at({.data = 4, .stage = 2}), 0, 0, path("chunks"), path("back"));
+      expect_same_files(path("data"), path("back"));
+    }
+  }
+}
+
+TEST(StateOverStagesTest, GoesOnWithTheBitsOfARunThatWasNotStopped) {
+  const testing::DiskFolder folder;
+  const auto path = [&](const std::string& name) {
+    return std::filesystem::path(folder.path()) / name;
+  };
+  for (const int stage : {1, 3}) {
+    const Shape shape{.pipeline = 2, .data = 2, .stage = stage};
+    const std::string number = std::to_string(stage);
+    train_and_save(shape, 0, 4, "", path("whole" + number));
+    train_and_save(shape, 0, 2, "", path("half" + number));
+    train_and_save(shape, 2, 2, path("half" + number), path("resumed" + number));
+    expect_same_files(path("whole" + number), path("resumed" + number));
+  }
+}
+
+}  // namespace
+}  // namespace zeropage::state_over_stages_test

@@ -1,0 +1,40 @@
+// A model as a list of layers, which a pipeline cuts into stages.
+//
+//   PipelineLayers layers = layers_of(sequential);
+//   PipelineLayers layers = layers_of(blocks, [](torch::nn::Module& block, const at::Tensor& x) {
+//     return block.as<Block>()->forward(x);
+//   });
+//   layers.insert(layers.begin(), {"embedding", {gpt->token_embedding.ptr()}, [gpt](const at::Tensor& tokens) {...}});
+//
+// A layer takes what the one before it returns, one tensor. The first one takes the input of a micro-batch.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/modules/container/sequential.h>
+
+namespace zeropage {
+
+struct PipelineLayer {
+  std::string name;  // for errors
+  // Those of the model whose parameters and buffers it uses, at any depth. What several layers name is a tied weight.
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;
+  std::function<at::Tensor(const at::Tensor&)> forward;
+};
+
+using PipelineLayers = std::vector<PipelineLayer>;
+
+// A layer for each module of it, which takes and returns a tensor.
+PipelineLayers layers_of(const torch::nn::Sequential& sequential);
+// A layer for each element, run by `forward`.
+PipelineLayers layers_of(
+    const torch::nn::ModuleList& list,
+    const std::function<at::Tensor(torch::nn::Module&, const at::Tensor&)>& forward);
+
+}  // namespace zeropage

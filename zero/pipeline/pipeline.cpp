@@ -1,0 +1,282 @@
+#include "zero/pipeline/pipeline.h"
+
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "memory/check.h"
+#include "parallel/schedule/message.h"
+#include "parallel/schedule/order.h"
+#include "parallel/stage_messages.h"
+#include "zero/setup/sharded_parameters.h"
+
+namespace zeropage {
+namespace {
+
+using parallel::Action;
+using parallel::ActionKind;
+using parallel::ActionLists;
+using parallel::Message;
+using Clock = std::chrono::steady_clock;
+
+ActionLists lists_of(const PipelineStage& stage, const PipelineOptions& options) {
+  try {
+    const auto schedule = parallel::make_schedule(options.schedule, stage.chunks());
+    ZP_CHECK(!schedule->splits_backward(), "the schedule \"", schedule->name(),
+             "\" computes the gradients of inputs and of weights apart, which a stage here does in "
+             "one backward, as two would repeat matrix products; use 1f1b or interleaved, and "
+             "`zp schedule` to see what it would gain");
+    const int64_t micro_steps = options.accumulator.micro_steps;
+    ZP_CHECK(micro_steps > 0 && micro_steps <= std::numeric_limits<int>::max(),
+             "AccumulatorOptions::micro_steps: expected 1 or more, got ", micro_steps);
+    ActionLists lists = schedule->actions(stage.ranks().size(), static_cast<int>(micro_steps));
+    parallel::check_order(lists);
+    return lists;
+  } catch (const c10::Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    ZP_THROW("Pipeline: ", error.what());
+  }
+}
+
+// Each chunk's backward is one of the accumulator's.
+AccumulatorOptions options_of(const Pipeline::Model& model, const PipelineOptions& options) {
+  const int chunks = model->chunks();
+  ZP_CHECK(chunks == 1 || !sharded_parameters_of(model).options.world_invariant,
+           "options.world_invariant: adds up micro-batches as they are numbered, but a rank with ",
+           chunks, " chunks has several backwards for each; use a schedule with one chunk");
+  AccumulatorOptions accumulator = options.accumulator;
+  accumulator.micro_steps *= chunks;
+  return accumulator;
+}
+
+// Without what error messages of this rank begin with.
+std::string words_of(const std::exception& error) {
+  const std::string message = memory::message_of(error), prefix = memory::owner_prefix();
+  return message.starts_with(prefix) ? message.substr(prefix.size()) : message;
+}
+
+}  // namespace
+
+struct Pipeline::Parts {
+  Parts(Model& wrapped, const PipelineOptions& options)
+      : model(wrapped),
+        run_forward(options.run_forward),
+        lists(lists_of(*wrapped.module(), options)),
+        rank(wrapped->ranks().rank()),
+        messages(wrapped->ranks(), wrapped->chunks()),
+        accumulator(wrapped, options_of(wrapped, options)) {}
+
+  // What waits for its backward. The last stage's output is the loss.
+  struct Pass {
+    at::Tensor input;
+    at::Tensor output;
+  };
+  // What a run is given.
+  struct Given {
+    const std::vector<at::Tensor>& inputs;
+    const Loss& loss;
+    const std::vector<double>& weights;
+
+    double weight_of(int micro_batch) const {
+      return weights.empty() ? 1 : weights[static_cast<size_t>(micro_batch)];
+    }
+  };
+
+  const std::vector<Action>& own_actions() const {
+    return lists.of_rank[static_cast<size_t>(rank)];
+  }
+  bool is_first(const Action& action) const { return lists.stage(rank, action.chunk) == 0; }
+  bool is_last(const Action& action) const {
+    return lists.stage(rank, action.chunk) == lists.stages() - 1;
+  }
+
+  void check(const std::vector<at::Tensor>& inputs, int64_t micro_batches) const {
+    ZP_CHECK(rank != 0 || static_cast<int64_t>(inputs.size()) == micro_batches,
+             "Pipeline: expected the inputs of ", micro_batches,
+             " micro-batches on the first rank, got ", inputs.size());
+  }
+
+  at::Tensor input_of(const Action& action, const std::vector<at::Tensor>& inputs) {
+    if (is_first(action)) return inputs[static_cast<size_t>(action.micro_batch)];
+    return messages.receive(*received_by(lists, rank, action));
+  }
+
+  at::Tensor through_model(const std::function<at::Tensor()>& forward) const {
+    return run_forward ? run_forward(forward) : forward();
+  }
+
+  void expect_shapes() {
+    if (!expected) return;
+    for (int boundary = 0; boundary + 1 < lists.stages(); ++boundary) {
+      messages.expect(boundary, *expected);
+    }
+  }
+
+  void forward(const Action& action, const Given& given) {
+    at::Tensor input = input_of(action, given.inputs);
+    if (!is_first(action)) input.requires_grad_(true);
+    const at::Tensor output = through_model([&] {
+      const at::Tensor from_stage = model(action.chunk, input);
+      return is_last(action) ? given.loss(from_stage, action.micro_batch) : from_stage;
+    });
+    if (const auto message = sent_by(lists, rank, action)) messages.send(*message, output);
+    passes[{action.chunk, action.micro_batch}] = {input, output};
+  }
+
+  void backward(const Action& action, const Given& given) {
+    const Pass pass = passes.extract({action.chunk, action.micro_batch}).mapped();
+    const double weight = is_last(action) ? given.weight_of(action.micro_batch) : 1;
+    if (is_last(action)) {
+      accumulator.backward(pass.output, weight);
+    } else {
+      const at::Tensor gradient = messages.receive(*received_by(lists, rank, action));
+      accumulator.backward_through(pass.output, gradient);
+    }
+    const auto message = sent_by(lists, rank, action);
+    if (!message) return;
+    const at::Tensor gradient = pass.input.grad();
+    ZP_CHECK(gradient.defined(),
+             "the output of the stage does not depend on its input, so the stages before it would "
+             "not train; use what the layer is given");
+    messages.send(*message, weight == 0 ? at::zeros_like(gradient) : gradient);
+  }
+
+  // Calls `perform` for each action in order, and says which one failed.
+  void walk(const std::vector<Action>& actions, const std::function<void(const Action&)>& perform) {
+    const auto began = Clock::now();
+    const auto seconds = [&] {
+      return std::chrono::duration<double>(Clock::now() - began).count();
+    };
+    timeline.clear();
+    for (size_t index = 0; index < actions.size(); ++index) {
+      const Action& action = actions[index];
+      try {
+        const double begin = seconds();
+        perform(action);
+        timeline.push_back({action, begin, seconds()});
+      } catch (const std::exception& error) {
+        const auto stage = lists.stage(rank, action.chunk);
+        ZP_THROW("stage ", stage, " of ", lists.stages(), ", ", describe(action, lists.chunks),
+                 ": ", words_of(error));
+      }
+    }
+    messages.end_step();
+  }
+
+  // So that it arrives beside the action before it.
+  void receive_ahead_of(const std::vector<Action>& actions, size_t next) {
+    if (next >= actions.size()) return;
+    if (const auto message = received_by(lists, rank, actions[next])) {
+      messages.receive_ahead(*message);
+    }
+  }
+
+  Model& model;
+  const std::function<at::Tensor(const std::function<at::Tensor()>&)> run_forward;
+  const ActionLists lists;
+  const int rank;
+  std::optional<parallel::StageMessages::Shape> expected;
+  parallel::StageMessages messages;
+  Accumulator accumulator;
+  std::map<std::pair<int, int>, Pass> passes;  // by chunk and micro-batch
+  std::vector<parallel::TimedAction> timeline;
+};
+
+Pipeline::Pipeline(Model& model, const PipelineOptions& options)
+    : parts_(std::make_unique<Parts>(model, options)) {}
+
+Pipeline::~Pipeline() = default;
+
+void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
+                   const std::vector<double>& weights) {
+  Parts& parts = *parts_;
+  parts.check(inputs, micro_batches());
+  const bool has_loss = parts.rank == parts.lists.ranks() - 1;
+  ZP_CHECK(!has_loss || loss, "Pipeline::run: expected a loss on the last rank, got none");
+  ZP_CHECK(!has_loss || weights.empty() || static_cast<int64_t>(weights.size()) == micro_batches(),
+           "Pipeline::run: expected a weight for each of ", micro_batches(),
+           " micro-batches, or none, got ", weights.size());
+  parts.expect_shapes();
+  parts.passes.clear();
+  const Parts::Given given{inputs, loss, weights};
+  const std::vector<Action>& actions = parts.own_actions();
+  size_t next = 0;
+  parts.walk(actions, [&](const Action& action) {
+    parts.receive_ahead_of(actions, next++);
+    parts.receive_ahead_of(actions, next);
+    if (action.kind == ActionKind::kForward) {
+      parts.forward(action, given);
+    } else {
+      parts.backward(action, given);
+    }
+  });
+}
+
+void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_batches,
+                        const Visit& visit) {
+  Parts& parts = *parts_;
+  parts.check(inputs, micro_batches);
+  const at::NoGradGuard no_grad;
+  parts.expect_shapes();
+  std::vector<Action> actions;
+  for (int micro_batch = 0; micro_batch < static_cast<int>(micro_batches); ++micro_batch) {
+    for (int chunk = 0; chunk < parts.lists.chunks; ++chunk) {
+      actions.push_back({ActionKind::kForward, chunk, micro_batch});
+    }
+  }
+  parts.walk(actions, [&](const Action& action) {
+    const at::Tensor output = parts.model(action.chunk, parts.input_of(action, inputs));
+    if (const auto message = sent_by(parts.lists, parts.rank, action)) {
+      parts.messages.send(*message, output);
+    } else if (visit) {
+      visit(output, action.micro_batch);
+    }
+  });
+}
+
+Accumulator& Pipeline::accumulator() {
+  return parts_->accumulator;
+}
+
+at::Tensor Pipeline::loss() const {
+  const comm::World& ranks = parts_->model->ranks();
+  at::Tensor loss = parts_->accumulator.loss();
+  if (!loss.defined()) {
+    loss =
+        at::full({}, std::nan(""), at::TensorOptions().dtype(at::kDouble).device(ranks.device()));
+  }
+  loss = loss.clone();
+  if (ranks.size() > 1) {
+    ranks.communicator()
+        .broadcast(loss.view({-1}), /*root=*/ranks.size() - 1, "the loss of the step")
+        .wait();
+  }
+  return loss;
+}
+
+void Pipeline::expect_activations(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
+  ZP_CHECK(parts_->messages.are_counted_only(),
+           "Pipeline::expect_activations: is for a simulated world; elsewhere the stages tell each "
+           "other, so leave it out");
+  parts_->expected = {sizes, dtype};
+}
+
+const std::vector<parallel::TimedAction>& Pipeline::timeline() const {
+  return parts_->timeline;
+}
+
+comm::Traffic Pipeline::sent() const {
+  return parts_->messages.sent();
+}
+
+int64_t Pipeline::micro_batches() const {
+  return parts_->lists.micro_batches;
+}
+
+}  // namespace zeropage

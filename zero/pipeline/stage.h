@@ -1,0 +1,77 @@
+// This rank's stages of a model that is cut by layers over the ranks of a pipeline.
+//
+//   zeropage::Mesh mesh(world, {{"pipeline", 2}, {"data", 4}});
+//   auto stage = zeropage::pipeline_stage<Gpt>([&] { return Gpt(config); }, layers_of_gpt, mesh["pipeline"]);
+//   zeropage::DistributedDataParallel model(stage, mesh, options);
+//   zeropage::Pipeline pipeline(model, {.micro_batches = 8});       // zero/pipeline/pipeline.h
+//
+// The model's constructor runs on each rank without memory (zero/deferred_module.h). Then its values are computed in
+// its order, with its random numbers, and a rank keeps those of its own layers: they are the bits of the model that is
+// constructed on one rank, if that is seeded. So a rank holds its stages' parameters, and for a moment one other.
+//
+// The stage has the model's names: "blocks.3.up.weight" is called so on the rank that has it. What stays with the
+// others has no values; a layer that uses it is an error.
+//
+// A weight that layers of the first and of the last rank use is tied: both have it, and its gradients are added up
+// once a step. The first rank's counts in norms. Other ranks cannot share one.
+//
+// Lifetime: a torch::nn::Module as others. Threads: the training thread. Collective over the pipeline.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "comm/world.h"
+#include "zero/deferred_module.h"
+#include "zero/layout/model_part.h"
+#include "zero/pipeline/layers.h"
+
+namespace zeropage {
+
+struct PipelineStageOptions {
+  // Stages of each rank. Stage s is chunk s / ranks of rank s % ranks.
+  int chunks = 1;
+  // The first layer of each stage, ranks x chunks numbers that begin with 0 and rise. Empty: as many layers for each
+  // as for the next, or one more.
+  std::vector<int64_t> first_layers = {};
+};
+
+class PipelineStage final : public torch::nn::Module, public HasModelPart {
+ public:
+  // whole: the model, with values or without; layers: of it. tape: of its construction; null where it has values, or
+  // where it shall have none.
+  // Collective over ranks. Throws on all ranks alike where the layers cannot be cut so, a stage would have no
+  // parameter, a parameter is in no layer, or more than the first and the last rank would share one.
+  PipelineStage(const torch::nn::Module& whole, PipelineLayers layers, const comm::World& ranks,
+                const PipelineStageOptions& options, const memory::ConstructionTape* tape);
+
+  at::Tensor forward(int chunk, const at::Tensor& input);
+
+  int chunks() const { return chunks_; }
+  int stages() const { return chunks_ * part_->ranks.size(); }
+  const comm::World& ranks() const { return part_->ranks; }
+  std::shared_ptr<const ModelPart> model_part() const override { return part_; }
+
+ private:
+  const int chunks_;
+  const PipelineLayers layers_;              // those of other ranks have no values
+  const std::vector<int64_t> first_layers_;  // [stages + 1]
+  const std::shared_ptr<const ModelPart> part_;
+};
+
+// construct: makes the model; layers: of a model. M: a module holder or a std::shared_ptr to a module.
+template <typename M>
+std::shared_ptr<PipelineStage> pipeline_stage(const std::function<M()>& construct,
+                                              const std::function<PipelineLayers(M&)>& layers,
+                                              const comm::World& ranks,
+                                              const PipelineStageOptions& options = {}) {
+  DeferredModule<M> deferred(construct);
+  return std::make_shared<PipelineStage>(*deferred.module(), layers(deferred.module()), ranks,
+                                         options, &deferred.tape());
+}
+
+}  // namespace zeropage

@@ -29,14 +29,16 @@ int start(const Flags& flags) {
     show(flags, sides);
     return 0;
   }
-  return zeropage::World::launch(flags.ranks, [&](zeropage::World& world) {
+  const auto run = [&](zeropage::World& world) {
     torch::set_num_threads(flags.threads);
     const Figures figures = measure(flags, world);
     if (world.rank() != 0) return 0;
     if (!flags.json.empty()) write(flags.json, figures);
     show(flags, {figures});
     return 0;
-  });
+  };
+  return zeropage::World::launch(flags.ranks, run, {},
+                                 {.output = zeropage::LaunchOptions::Output::kRankZeroBare});
 }
 
 }  // namespace

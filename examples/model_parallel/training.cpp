@@ -65,7 +65,7 @@ Measured train_on_one(const Flags& flags, const zeropage::World& alone, const Ba
 Measured train_cut(const Flags& flags, const zeropage::World& world, const Batch& batch,
                    int64_t split_size) {
   const bool is_naive = split_size == flags.batch;
-  const zeropage::Mesh mesh(world, {{"pipeline", world.size()}});
+  const zeropage::Mesh mesh(world, {{"pipeline", world.size()}, {"data", 1}});
   const auto stage = zeropage::pipeline_stage<ResNet>([&] { return made_alike(flags); }, layers_of,
                                                       mesh["pipeline"]);
   zeropage::Pipeline::Model model(stage, mesh, zeropage::Options{});

@@ -1,5 +1,6 @@
 #include "zero/pipeline/pipeline.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <limits>
@@ -68,6 +69,7 @@ struct Pipeline::Parts {
       : model(wrapped),
         run_forward(options.run_forward),
         lists(lists_of(*wrapped.module(), options)),
+        schedule(parallel::make_schedule(options.schedule, wrapped->chunks())->name()),
         rank(wrapped->ranks().rank()),
         messages(wrapped->ranks(), wrapped->chunks()),
         accumulator(wrapped, options_of(wrapped, options)) {}
@@ -149,9 +151,8 @@ struct Pipeline::Parts {
 
   // Calls `perform` for each action in order, and says which one failed.
   void walk(const std::vector<Action>& actions, const std::function<void(const Action&)>& perform) {
-    const auto began = Clock::now();
-    const auto seconds = [&] {
-      return std::chrono::duration<double>(Clock::now() - began).count();
+    const auto seconds = [] {
+      return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
     };
     timeline.clear();
     for (size_t index = 0; index < actions.size(); ++index) {
@@ -180,6 +181,7 @@ struct Pipeline::Parts {
   Model& model;
   const std::function<at::Tensor(const std::function<at::Tensor()>&)> run_forward;
   const ActionLists lists;
+  const std::string schedule;
   const int rank;
   std::optional<parallel::StageMessages::Shape> expected;
   parallel::StageMessages messages;
@@ -267,8 +269,23 @@ void Pipeline::expect_activations(const std::vector<int64_t>& sizes, at::ScalarT
   parts_->expected = {sizes, dtype};
 }
 
-const std::vector<parallel::TimedAction>& Pipeline::timeline() const {
-  return parts_->timeline;
+parallel::TimedStep Pipeline::timed_step() const {
+  const parallel::TimedStep own{
+      .schedule = parts_->schedule, .chunks = parts_->lists.chunks, .timeline = {parts_->timeline}};
+  parallel::TimedStep all{.schedule = own.schedule, .chunks = own.chunks, .timeline = {}};
+  double first = std::numeric_limits<double>::infinity();
+  for (const std::string& text :
+       parts_->model->ranks().gather_text("what the stages did", parallel::to_json(own))) {
+    all.timeline.push_back(parallel::timed_step(text, "a stage").timeline.front());
+    if (!all.timeline.back().empty()) first = std::min(first, all.timeline.back().front().begin_s);
+  }
+  for (auto& of_rank : all.timeline) {
+    for (parallel::TimedAction& action : of_rank) {
+      action.begin_s -= first;
+      action.end_s -= first;
+    }
+  }
+  return all;
 }
 
 comm::Traffic Pipeline::sent() const {

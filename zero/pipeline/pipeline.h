@@ -28,7 +28,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "parallel/schedule/schedule.h"
-#include "parallel/schedule/timeline.h"
+#include "parallel/schedule/timeline_json.h"
 #include "zero/accumulator.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/pipeline/stage.h"
@@ -72,8 +72,9 @@ class Pipeline {
 
   // For a simulated world, where no message tells it: what passes from stage to stage.
   void expect_activations(const std::vector<int64_t>& sizes, at::ScalarType dtype);
-  // What this rank did in the last run, in seconds since it began. On an accelerator: what the host did.
-  const std::vector<parallel::TimedAction>& timeline() const;
+  // What the ranks of the pipeline did in the last run, in seconds since the first of them began; ranks of one host have
+  // one clock. On an accelerator: what the host did. Collective.
+  parallel::TimedStep timed_step() const;
   // What this rank has sent to other stages.
   comm::Traffic sent() const;
   int64_t micro_batches() const;

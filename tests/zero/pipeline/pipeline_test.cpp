@@ -13,6 +13,7 @@ using parallel::ScheduleKind;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
+using testing::run_ranks;
 using testing::try_ranks;
 
 // Compares what every rank says with a run without a pipeline.
@@ -213,7 +214,7 @@ TEST(PipelineTest, RefusesWhatCannotPassBetweenStages) {
               AllOf(HasSubstr("stage 0 of 2, forward of micro-batch 0: "),
                     HasSubstr("its output is Long [2, 5, 8], which has no gradient to send back")));
   EXPECT_THAT(error_of(with_last_of_first_stage([](const torch::Tensor& x, Model& model) {
-                return model->blocks[5]->as<Block>()->forward(x.to(torch::kMeta));
+                return model->blocks[5]->as<Block>()->up(x.to(torch::kMeta));
               })),
               HasSubstr("it was computed by a layer of another stage"));
   Changed shapes;

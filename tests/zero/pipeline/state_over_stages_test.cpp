@@ -46,6 +46,7 @@ void train_and_save(const Shape& shape, int first, int steps, const std::filesys
     RunState state = state_of(run);
     if (!from.empty()) load_state(from, run.model, run.optimizer, state);
     for (int step = first; step < first + steps; ++step) run.step(step);
+    if (steps > 0) state.step = first + steps;
     check_can_save(to.parent_path(), run.model, run.optimizer);
     save_state(to, run.model, run.optimizer, state);
   });

@@ -337,11 +337,12 @@ void check_has_all_slices(const DistributedDataParallelBase& model) {
   const comm::World* const stages = pipeline_world_of(pages);
   const int parts =
       (slices == nullptr ? 1 : slices->size()) * (stages == nullptr ? 1 : stages->size());
-  ZP_CHECK(parts == 1 || model.all_ranks().size() == model.world().size() * parts,
-           "saving or loading state: each of ", parts,
-           " ranks has slices or stages of the model, and they are one state together; wrap the "
-           "module over the whole mesh: DistributedDataParallel(module, Mesh(world, "
-           "{{\"pipeline\", ...}, {\"data\", ...}, {\"tensor\", ...}}))");
+  ZP_CHECK(
+      parts == 1 || model.all_ranks().size() == model.world().size() * parts,
+      "saving or loading state: each of ", parts,
+      " ranks has slices of parameters, or other layers, and they are one state together; wrap the "
+      "module over the whole mesh: DistributedDataParallel(module, Mesh(world, "
+      "{{\"pipeline\", ...}, {\"data\", ...}, {\"tensor\", ...}}))");
 }
 
 StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,

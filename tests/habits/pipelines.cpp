@@ -1,0 +1,128 @@
+// How scripts cut a model by its layers over ranks.
+#include "tests/habits/scripts.h"
+#include "zero/pipeline/pipeline.h"
+
+namespace zeropage::habits_of_pipelines {
+namespace {
+
+using namespace zeropage::testing;
+
+constexpr const char* kGroup = "Pipelines";
+constexpr int64_t kMicroBatches = 4;
+
+PipelineLayers layers_of_mlp(Mlp& mlp) {
+  const auto squashed = [](torch::nn::Linear linear) {
+    return [linear](const torch::Tensor& x) mutable { return torch::tanh(linear(x)); };
+  };
+  return {{"first", {mlp->first.ptr()}, squashed(mlp->first)},
+          {"second", {mlp->second.ptr()}, squashed(mlp->second)},
+          {"last", {mlp->last.ptr()}, [last = mlp->last](const torch::Tensor& x) mutable {
+             return last(x);
+           }}};
+}
+
+using Change = std::function<void(PipelineLayers&)>;
+
+std::shared_ptr<PipelineStage> stage_of(const World& ranks, const Change& change = {},
+                                        const PipelineStageOptions& options = {}) {
+  return pipeline_stage<Mlp>([] { return Mlp(); },
+                             [&](Mlp& mlp) {
+                               PipelineLayers layers = layers_of_mlp(mlp);
+                               if (change) change(layers);
+                               return layers;
+                             },
+                             ranks, options);
+}
+
+// A step of two ranks.
+void run_step(const World& world, const Change& change, std::vector<torch::Tensor> inputs,
+              const PipelineOptions& options = {.accumulator = {.micro_steps = kMicroBatches}},
+              const PipelineStageOptions& stages = {}) {
+  const Mesh mesh(world, {{"pipeline", 2}, {"data", 1}});
+  Pipeline::Model model(stage_of(mesh["pipeline"], change, stages), mesh);
+  Pipeline pipeline(model, options);
+  pipeline.run(inputs, [](const torch::Tensor& output, int64_t) { return output.square().mean(); });
+}
+
+std::vector<torch::Tensor> inputs_of(int64_t count) {
+  return std::vector<torch::Tensor>(static_cast<size_t>(count), torch::ones({3, 7}));
+}
+
+// Each refusal holds whatever is sharded.
+const RefusedOptions kOnce = {.stages = {1}};
+
+const int kWhole = is_refused(
+    kGroup, "wraps a whole module over a mesh with an axis \"pipeline\"",
+    "the module is no stage of a pipeline", "make it by pipeline_stage()",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"pipeline", 2}, {"data", 1}});
+      const DistributedDataParallel<Mlp> model(make<Mlp>(), mesh);
+    },
+    kOnce);
+
+const int kNoParameters = is_refused(
+    kGroup, "cuts a model so that a stage has no parameter", "stage 1 of 2 would have no parameter",
+    "give it a layer that has some",
+    [](auto& run) {
+      run_step(run.world(),
+               [](PipelineLayers& layers) {
+                 layers.push_back({"twice", {}, [](const torch::Tensor& x) { return 2 * x; }});
+               },
+               inputs_of(kMicroBatches), {.accumulator = {.micro_steps = kMicroBatches}},
+               {.first_layers = {0, 3}});
+    },
+    kOnce);
+
+const int kForgotten = is_refused(
+    kGroup, "leaves a layer's module out of the list of what it uses", "is in no layer",
+    "list it in PipelineLayer::modules",
+    [](auto& run) {
+      run_step(
+          run.world(), [](PipelineLayers& layers) { layers[1].modules.clear(); },
+          inputs_of(kMicroBatches));
+    },
+    kOnce);
+
+const int kFew = is_refused(
+    kGroup, "runs a pipeline by fewer micro-batches than the schedule needs", "1f1b",
+    "use more micro-batches, or GPipe",
+    [](auto& run) { run_step(run.world(), {}, inputs_of(1), {.accumulator = {.micro_steps = 1}}); },
+    kOnce);
+
+const int kSizes = is_refused(
+    kGroup, "gives a pipeline micro-batches of different sizes",
+    "as at the first micro-batch of the step", "pad them, or drop the rest of a batch",
+    [](auto& run) {
+      std::vector<torch::Tensor> inputs = inputs_of(kMicroBatches);
+      inputs[2] = torch::ones({2, 7});
+      run_step(run.world(), {}, inputs);
+    },
+    kOnce);
+
+const int kIndices = is_refused(
+    kGroup, "cuts a model where indices pass from layer to layer",
+    "which has no gradient to send back", "cut it where activations pass",
+    [](auto& run) {
+      run_step(
+          run.world(),
+          [](PipelineLayers& layers) {
+            layers[1].forward = [forward = layers[1].forward](const torch::Tensor& x) {
+              return forward(x).argmax(-1);
+            };
+          },
+          inputs_of(kMicroBatches));
+    },
+    kOnce);
+
+const int kSplit = is_refused(
+    kGroup, "runs a zero-bubble schedule", "computes the gradients of inputs and of weights apart",
+    "use 1F1B or interleaved 1F1B",
+    [](auto& run) {
+      run_step(run.world(), {}, inputs_of(kMicroBatches),
+               {.schedule = parallel::ScheduleKind::kZeroBubble,
+                .accumulator = {.micro_steps = kMicroBatches}});
+    },
+    kOnce);
+
+}  // namespace
+}  // namespace zeropage::habits_of_pipelines

@@ -62,6 +62,10 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/slices.h
     parallel/vocabulary.h
     planning/plan.h
+    profile/growth_over.h
+    profile/profiler.h
+    profile/report/profile.h
+    profile/testing.h
     planning/planned_model.h
     planning/setting.h
     # ranks, without a module
@@ -81,6 +85,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     memory/bytes.h
     memory/check.h
     memory/device_memory.h
+    memory/event_sink.h
     memory/exact.h
     memory/storage.h
     memory/ledger.h

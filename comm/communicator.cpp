@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "comm/detail/announced_call.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {
@@ -16,12 +17,15 @@ class Request {
   // where: these ranks meet.
   Request(const Communicator& communicator, const char* operation, std::string_view what,
           const std::string& where)
-      : communicator_(communicator), operation_(operation), what_(std::string(what) + where) {}
+      : communicator_(communicator),
+        operation_(operation),
+        what_(std::string(what) + where),
+        announced_(operation_, what_) {}
 
   // What the operation is of, as errors and the other ranks name it.
   const std::string& what() const { return what_; }
 
-  void check(const at::Tensor& tensor) const {
+  void check(const at::Tensor& tensor) {
     ZP_CHECK(tensor.defined() && tensor.dim() == 1 && tensor.is_contiguous(), operation_, " of ",
              what_, ": expected a contiguous 1-D tensor, got ",
              tensor.defined() ? c10::str("sizes ", tensor.sizes(), ", strides ", tensor.strides())
@@ -30,9 +34,10 @@ class Request {
     ZP_CHECK(communicator_.moves(tensor.device()), operation_, " of ", what_, ": the tensor is on ",
              tensor.device(), ", but the ", communicator_.transport(),
              " communicator moves tensors on ", communicator_.device(), "; copy it there first");
+    announced_.moves(tensor);
   }
 
-  void check_slices(const at::Tensor& whole) const {
+  void check_slices(const at::Tensor& whole) {
     check(whole);
     ZP_CHECK(whole.numel() % communicator_.size() == 0, operation_, " of ", what_, ": ",
              whole.numel(), " elements do not divide into ", communicator_.size(),
@@ -45,7 +50,7 @@ class Request {
   }
 
   // Of what only the root has whole.
-  void check_part(const at::Tensor& tensor, int root) const {
+  void check_part(const at::Tensor& tensor, int root) {
     check_peer(root);
     if (communicator_.rank() == root) {
       check_slices(tensor);
@@ -65,30 +70,31 @@ class Request {
   const Communicator& communicator_;
   const char* const operation_;
   const std::string what_;
+  detail::AnnouncedCall announced_;  // for as long as it is being started
 };
 
 }  // namespace
 
 Pending Communicator::all_gather(const at::Tensor& whole, std::string_view what) {
-  const Request request(*this, "all_gather", what, where_);
+  Request request(*this, "all_gather", what, where_);
   request.check_slices(whole);
   return start_all_gather(whole, request.what());
 }
 
 Pending Communicator::reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string_view what) {
-  const Request request(*this, "reduce_scatter", what, where_);
+  Request request(*this, "reduce_scatter", what, where_);
   request.check_slices(whole);
   return start_reduce_scatter(whole, op, request.what());
 }
 
 Pending Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view what) {
-  const Request request(*this, "all_reduce", what, where_);
+  Request request(*this, "all_reduce", what, where_);
   request.check(tensor);
   return start_all_reduce(tensor, op, request.what());
 }
 
 Pending Communicator::broadcast(const at::Tensor& tensor, int root, std::string_view what) {
-  const Request request(*this, "broadcast", what, where_);
+  Request request(*this, "broadcast", what, where_);
   request.check(tensor);
   request.check_peer(root);
   return start_broadcast(tensor, root, request.what());
@@ -96,27 +102,27 @@ Pending Communicator::broadcast(const at::Tensor& tensor, int root, std::string_
 
 Pending Communicator::reduce(const at::Tensor& tensor, ReduceOp op, int root,
                              std::string_view what) {
-  const Request request(*this, "reduce", what, where_);
+  Request request(*this, "reduce", what, where_);
   request.check(tensor);
   request.check_peer(root);
   return start_reduce(tensor, op, root, request.what());
 }
 
 Pending Communicator::gather(const at::Tensor& tensor, int root, std::string_view what) {
-  const Request request(*this, "gather", what, where_);
+  Request request(*this, "gather", what, where_);
   request.check_part(tensor, root);
   return start_gather(tensor, root, request.what());
 }
 
 Pending Communicator::scatter(const at::Tensor& tensor, int root, std::string_view what) {
-  const Request request(*this, "scatter", what, where_);
+  Request request(*this, "scatter", what, where_);
   request.check_part(tensor, root);
   return start_scatter(tensor, root, request.what());
 }
 
 Pending Communicator::all_to_all(const at::Tensor& given, const at::Tensor& received,
                                  std::string_view what) {
-  const Request request(*this, "all_to_all", what, where_);
+  Request request(*this, "all_to_all", what, where_);
   request.check_slices(given);
   request.check_slices(received);
   ZP_CHECK(given.numel() == received.numel() && given.scalar_type() == received.scalar_type() &&
@@ -132,11 +138,12 @@ Pending Communicator::all_to_all(const at::Tensor& given, const at::Tensor& rece
 }
 
 Pending Communicator::barrier(std::string_view what) {
-  return start_barrier(Request(*this, "barrier", what, where_).what());
+  const Request request(*this, "barrier", what, where_);
+  return start_barrier(request.what());
 }
 
 Pending Communicator::send(const at::Tensor& tensor, int to_rank, std::string_view what) {
-  const Request request(*this, "send", what, where_);
+  Request request(*this, "send", what, where_);
   request.check(tensor);
   request.check_peer(to_rank);
   ZP_CHECK(to_rank != rank_, "send of ", request.what(), ": rank ", rank_,
@@ -145,7 +152,7 @@ Pending Communicator::send(const at::Tensor& tensor, int to_rank, std::string_vi
 }
 
 Pending Communicator::recv(const at::Tensor& tensor, int from_rank, std::string_view what) {
-  const Request request(*this, "recv", what, where_);
+  Request request(*this, "recv", what, where_);
   request.check(tensor);
   request.check_peer(from_rank);
   ZP_CHECK(from_rank != rank_, "recv of ", request.what(), ": rank ", rank_,

@@ -4,7 +4,7 @@
 
 namespace zeropage::memory {
 
-NamedRange::NamedRange(const char* name) {
+NamedRange::NamedRange(const char* name) : for_sink_(Span::What::kRange, name) {
   nvtx::push(name);
   if (for_libtorch_.isActive()) for_libtorch_.before(name);
 }

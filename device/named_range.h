@@ -1,8 +1,11 @@
-// A stretch of the host's time with a name of the code's, for profilers: LibTorch's own, and, in a
-// build with CUDA, Nsight Systems by NVTX. Costs some 10 ns where none is attached.
+// A stretch of the host's time with a name of the code's, for profilers: LibTorch's own, the one of a
+// rank's steps (memory/event_sink.h), and, in a build with CUDA, Nsight Systems by NVTX. Costs some 10 ns
+// where none is attached.
 #pragma once
 
 #include <ATen/record_function.h>
+
+#include "memory/event_sink.h"
 
 namespace zeropage::memory {
 
@@ -16,6 +19,7 @@ class NamedRange {
 
  private:
   at::RecordFunction for_libtorch_{at::RecordScope::USER_SCOPE};
+  const SpanScope for_sink_;
 };
 
 }  // namespace zeropage::memory

@@ -3,6 +3,8 @@
 #include <chrono>
 #include <utility>
 
+#include "memory/event_sink.h"
+
 namespace zeropage::memory {
 
 Pending::Pending(std::shared_future<void> done, std::vector<at::Tensor> buffers,
@@ -28,7 +30,10 @@ void Pending::wait() const {
 void Pending::synchronize() const {
   wait_for_host();
   if (!on_device_) return;
-  on_device_->end.synchronize();
+  {
+    const SpanScope span(Span::What::kWait, OwnerScope::current().name);
+    on_device_->end.synchronize();
+  }
   if (on_device_->check) on_device_->check();
 }
 
@@ -48,7 +53,11 @@ bool Pending::host_is_done() const {
 
 void Pending::wait_for_host() const {
   if (!done_.valid()) return;
-  if (help_ && !host_is_done()) help_();
+  if (!host_is_done()) {
+    const SpanScope span(Span::What::kWait, OwnerScope::current().name);
+    if (help_) help_();
+    done_.wait();
+  }
   done_.get();
 }
 

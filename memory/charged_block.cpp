@@ -31,7 +31,7 @@ ChargedBlock::ChargedBlock(int64_t bytes, c10::DeviceType device)
     const std::lock_guard lock(scopes_mutex());
     scope_of_thread->blocks_->blocks.insert(this);
   }
-  ledger_->charge(kind_, bytes_, device_);
+  ledger_->charge(kind_, bytes_, device_, this);
 }
 
 ChargedBlock::~ChargedBlock() {
@@ -41,16 +41,16 @@ ChargedBlock::~ChargedBlock() {
       scope->blocks_->blocks.erase(this);
     }
   }
-  ledger_->discharge(kind_, bytes_, device_);
+  ledger_->discharge(kind_, bytes_, device_, this);
 }
 
 void ChargedBlock::take_over(Kind kind) {
   const std::shared_ptr<Ledger>& target = Ledger::current();
   if (ledger_ == target) {
-    target->rename(kind_, kind, bytes_, device_);
+    target->rename(kind_, kind, bytes_, device_, this);
   } else {
-    ledger_->discharge(kind_, bytes_, device_);
-    target->charge(kind, bytes_, device_);
+    ledger_->discharge(kind_, bytes_, device_, this);
+    target->charge(kind, bytes_, device_, this);
     ledger_ = target;
   }
   kind_ = kind;
@@ -65,7 +65,7 @@ SurvivorScope::SurvivorScope(Kind survivors)
 SurvivorScope::~SurvivorScope() {
   const std::lock_guard lock(scopes_mutex());
   for (ChargedBlock* block : blocks_->blocks) {
-    block->ledger_->rename(block->kind_, survivors_, block->bytes_, block->device_);
+    block->ledger_->rename(block->kind_, survivors_, block->bytes_, block->device_, block);
     block->kind_ = survivors_;
     block->scope_.store(nullptr, std::memory_order_release);
   }

@@ -77,11 +77,12 @@ class LedgerCpuAllocator final : public c10::Allocator {
     const c10::Device host(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, host};
     const MappingPool::Block block = take(bytes + kHeaderBytes);
+    // Before the ledger counts it, so that who looks at the ledger finds both figures equal.
+    allocated_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     {
       const HostAllocatorScope ours;
       new (block.data) BlockHeader{block.bytes, {static_cast<int64_t>(bytes), host.type()}};
     }
-    allocated_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
     void* data = static_cast<char*>(block.data) + kHeaderBytes;
     c10::profiledCPUMemoryReporter().New(data, bytes);
     return {data, data, &release, host};

@@ -2,14 +2,19 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <numeric>
 #include <unordered_set>
 #include <utility>
 
 #include "memory/charged_by_hand.h"
 #include "memory/check.h"
+#include "memory/event_sink.h"
 
 namespace zeropage::memory {
+
+static_assert(kAccountCount == 5, "the size of Ledger::accounts_");
+
 namespace {
 
 // Never destroyed: blocks are freed during static destruction too.
@@ -26,6 +31,21 @@ Registry& registry() {
 std::shared_ptr<Ledger>& current_slot() {
   thread_local std::shared_ptr<Ledger> current = Ledger::process();
   return current;
+}
+
+Account account_of(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return Account::kHost;
+  // A process has one kind of accelerator.
+  return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;
+}
+
+Account account_of(Tier tier) {
+  TORCH_INTERNAL_ASSERT(tier != Tier::kDevice, "the device's bytes have their own account");
+  return tier == Tier::kHost ? Account::kHostTier : Account::kNvmeTier;
+}
+
+constexpr size_t index_of(Account account) {
+  return static_cast<size_t>(account);
 }
 
 thread_local Kind kind_of_thread = Kind::kActivationAndOther;
@@ -81,7 +101,7 @@ int64_t Breakdown::activations() const {
          (*this)[Kind::kActivationAndOther];
 }
 
-void Ledger::Account::add(Kind kind, int64_t bytes) {
+void Ledger::Sums::add(Kind kind, int64_t bytes) {
   now[kind] += bytes;
   total += bytes;
   if (kind == Kind::kActivation || kind == Kind::kRecompute || kind == Kind::kActivationAndOther) {
@@ -89,7 +109,7 @@ void Ledger::Account::add(Kind kind, int64_t bytes) {
   }
 }
 
-void Ledger::Account::note_peaks() {
+void Ledger::Sums::note_peaks() {
   if (total > peak) {
     peak = total;
     at_peak = now;
@@ -98,7 +118,8 @@ void Ledger::Account::note_peaks() {
   recent_activation_peak = std::max(recent_activation_peak, activations);
 }
 
-Ledger::Ledger(std::string owner) : owner_(std::move(owner)) {
+Ledger::Ledger(std::string owner)
+    : sink_(std::make_unique<EventSinkSlot>()), owner_(std::move(owner)) {
   std::lock_guard lock(registry().mutex);
   registry().ledgers.insert(this);
 }
@@ -117,22 +138,15 @@ const std::shared_ptr<Ledger>& Ledger::current() {
   return current_slot();
 }
 
+std::shared_ptr<EventSink> current_sink() {
+  return Ledger::current()->sink().get();
+}
+
 int64_t Ledger::host_bytes_of_all_ledgers() {
   std::lock_guard lock(registry().mutex);
   int64_t sum = 0;
   for (const Ledger* ledger : registry().ledgers) sum += ledger->now().total();
   return sum;
-}
-
-size_t Ledger::index_of(c10::DeviceType device) {
-  if (device == c10::DeviceType::CPU) return 0;
-  // A process has one kind of accelerator.
-  return device == c10::DeviceType::Meta ? 2 : 1;
-}
-
-size_t Ledger::index_of(Tier tier) {
-  TORCH_INTERNAL_ASSERT(tier != Tier::kDevice, "the device's bytes have their own account");
-  return static_cast<size_t>(tier) - 1;
 }
 
 std::string Ledger::owner() const {
@@ -147,78 +161,85 @@ void Ledger::set_owner(std::string owner) {
 
 Breakdown Ledger::now(c10::DeviceType device) const {
   std::lock_guard lock(mutex_);
-  return accounts_[index_of(device)].now;
+  return accounts_[index_of(account_of(device))].now;
 }
 
 Breakdown Ledger::at_peak(c10::DeviceType device) const {
   std::lock_guard lock(mutex_);
-  return accounts_[index_of(device)].at_peak;
+  return accounts_[index_of(account_of(device))].at_peak;
 }
 
 int64_t Ledger::activation_peak(c10::DeviceType device) const {
   std::lock_guard lock(mutex_);
-  return accounts_[index_of(device)].activation_peak;
+  return accounts_[index_of(account_of(device))].activation_peak;
 }
 
 void Ledger::reset_peak() {
   std::lock_guard lock(mutex_);
-  const auto reset = [](Account& account) {
+  for (Sums& account : accounts_) {
     account.at_peak = account.now;
     account.peak = account.total;
     account.activation_peak = account.activations;
-  };
-  std::for_each(accounts_.begin(), accounts_.end(), reset);
-  std::for_each(offloaded_.begin(), offloaded_.end(), reset);
+  }
 }
 
 int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
   std::lock_guard lock(mutex_);
-  Account& account = accounts_[index_of(device)];
+  Sums& account = accounts_[index_of(account_of(device))];
   return std::exchange(account.recent_activation_peak, account.activations);
 }
 
-void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device) {
-  note_by_hand(bytes, device);
-  std::lock_guard lock(mutex_);
-  Account& account = accounts_[index_of(device)];
-  account.add(kind, bytes);
-  account.note_peaks();
+void Ledger::change(size_t index, Kind kind, int64_t bytes, const void* block) {
+  const std::lock_guard lock(mutex_);
+  Sums& sums = accounts_[index];
+  sums.add(kind, bytes);
+  if (bytes > 0) sums.note_peaks();
+  if (sink_->empty()) return;
+  if (const auto sink = sink_->get()) {
+    sink->on_ledger({bytes < 0 ? LedgerEvent::What::kDischarge : LedgerEvent::What::kCharge,
+                     static_cast<Account>(index), kind, kind, std::abs(bytes), sums.total, block});
+  }
 }
 
-void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device) {
+void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device, const void* block) {
+  note_by_hand(bytes, device);
+  change(index_of(account_of(device)), kind, bytes, block);
+}
+
+void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device, const void* block) {
   note_by_hand(-bytes, device);
-  std::lock_guard lock(mutex_);
-  accounts_[index_of(device)].add(kind, -bytes);
+  change(index_of(account_of(device)), kind, -bytes, block);
 }
 
 void Ledger::charge_offloaded(Tier tier, Kind kind, int64_t bytes) {
-  std::lock_guard lock(mutex_);
-  Account& account = offloaded_[index_of(tier)];
-  account.add(kind, bytes);
-  account.note_peaks();
+  change(index_of(account_of(tier)), kind, bytes, /*block=*/nullptr);
 }
 
 void Ledger::discharge_offloaded(Tier tier, Kind kind, int64_t bytes) {
-  std::lock_guard lock(mutex_);
-  offloaded_[index_of(tier)].add(kind, -bytes);
+  change(index_of(account_of(tier)), kind, -bytes, /*block=*/nullptr);
 }
 
 Breakdown Ledger::offloaded(Tier tier) const {
   std::lock_guard lock(mutex_);
-  return offloaded_[index_of(tier)].now;
+  return accounts_[index_of(account_of(tier))].now;
 }
 
 Breakdown Ledger::offloaded_at_peak(Tier tier) const {
   std::lock_guard lock(mutex_);
-  return offloaded_[index_of(tier)].at_peak;
+  return accounts_[index_of(account_of(tier))].at_peak;
 }
 
-void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device) {
-  std::lock_guard lock(mutex_);
-  Account& account = accounts_[index_of(device)];
-  account.add(from, -bytes);
-  account.add(to, bytes);
-  account.note_peaks();
+void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device, const void* block) {
+  const std::lock_guard lock(mutex_);
+  const Account account = account_of(device);
+  Sums& sums = accounts_[index_of(account)];
+  sums.add(from, -bytes);
+  sums.add(to, bytes);
+  sums.note_peaks();
+  if (sink_->empty()) return;
+  if (const auto sink = sink_->get()) {
+    sink->on_ledger({LedgerEvent::What::kRename, account, to, from, bytes, sums.total, block});
+  }
 }
 
 LedgerScope::LedgerScope(std::shared_ptr<Ledger> ledger)

@@ -69,6 +69,8 @@ struct Breakdown {
   int64_t activations() const;
 };
 
+class EventSinkSlot;
+
 class Ledger {
  public:
   // owner: how errors and tables call it, such as "rank 3/8"; "" for a process without ranks.
@@ -100,19 +102,25 @@ class Ledger {
   int64_t take_recent_activation_peak(c10::DeviceType device = c10::DeviceType::CPU);
 
   // For bytes that LibTorch's allocator did not hand out (a mapping of ours). Charge and discharge
-  // in pairs.
-  void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
-  void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
+  // in pairs. block: for who looks at the ledger, tells blocks apart.
+  void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
+              const void* block = nullptr);
+  void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
+                 const void* block = nullptr);
   // The same for bytes in a tier away from the device, which count to no device's total.
   void charge_offloaded(Tier tier, Kind kind, int64_t bytes);
   void discharge_offloaded(Tier tier, Kind kind, int64_t bytes);
   Breakdown offloaded(Tier tier) const;
   Breakdown offloaded_at_peak(Tier tier) const;
   // Renames bytes without passing through a higher total.
-  void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU);
+  void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
+              const void* block = nullptr);
+
+  // Who is told what happens to these bytes, and to the rank whose ledger this is.
+  EventSinkSlot& sink() { return *sink_; }
 
  private:
-  struct Account {
+  struct Sums {
     Breakdown now;
     Breakdown at_peak;
     int64_t total = 0;
@@ -124,15 +132,14 @@ class Ledger {
     void add(Kind kind, int64_t bytes);
     void note_peaks();
   };
-  static constexpr size_t kDeviceCount = 3;  // host, accelerator, meta
-  static size_t index_of(Tier tier);
-  static size_t index_of(c10::DeviceType device);
+  // index: of the account. Charges, or discharges what is less than 0.
+  void change(size_t index, Kind kind, int64_t bytes, const void* block);
 
+  const std::unique_ptr<EventSinkSlot> sink_;
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::string owner_;
-  std::array<Account, kDeviceCount> accounts_;
-  std::array<Account, kTierCount - 1> offloaded_;
+  std::array<Sums, 5> accounts_;  // by Account (memory/event_sink.h)
 };
 
 // While it lives, the calling thread charges `ledger`.

@@ -6,6 +6,7 @@
 #include <deque>
 #include <future>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -13,17 +14,46 @@
 
 #include "device/pending_on_device.h"
 #include "memory/check.h"
+#include "memory/event_sink.h"
 
 namespace zeropage::offload {
 namespace {
 
 using memory::Pending;
 
+// Who is told of a copy: whoever looks at the rank that starts it.
+class Observer {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Observer() = default;
+  static Observer of_this_thread() {
+    Observer observer;
+    observer.sink_ = memory::current_sink();
+    if (observer.sink_) observer.of_ = memory::OwnerScope::current().page;
+    return observer;
+  }
+
+  void tell(Direction direction, size_t bytes, Clock::time_point begin) const {
+    if (!sink_) return;
+    sink_->on_span({.what = memory::Span::What::kCopy,
+                    .name = direction == Direction::kToHost ? "copy to host" : "copy to device",
+                    .of = of_,
+                    .bytes = static_cast<int64_t>(bytes),
+                    .begin = begin,
+                    .end = Clock::now()});
+  }
+
+ private:
+  std::shared_ptr<memory::EventSink> sink_;  // null: nobody looks
+  std::string of_;
+};
+
 // What happens in order, on a thread of its own.
 class Queue {
  public:
-  explicit Queue(int64_t bytes_per_second)
-      : bytes_per_second_(bytes_per_second), thread_([this] { run(); }) {}
+  Queue(Direction direction, int64_t bytes_per_second)
+      : direction_(direction), bytes_per_second_(bytes_per_second), thread_([this] { run(); }) {}
   ~Queue() {
     {
       const std::lock_guard lock(mutex_);
@@ -36,7 +66,7 @@ class Queue {
   Queue& operator=(const Queue&) = delete;
 
   Pending push(const at::Tensor& to, const at::Tensor& from, const Pending& after) {
-    Copy copy{to, from, after, std::promise<void>()};
+    Copy copy{to, from, after, std::promise<void>(), Observer::of_this_thread()};
     Pending pending(copy.done.get_future().share(), {to, from});
     {
       const std::lock_guard lock(mutex_);
@@ -52,6 +82,7 @@ class Queue {
     at::Tensor from;
     Pending after;
     std::promise<void> done;
+    Observer observer;
   };
 
   void run() {
@@ -80,6 +111,7 @@ class Queue {
         std::this_thread::sleep_until(
             begin + std::chrono::duration_cast<std::chrono::steady_clock::duration>(of_link));
       }
+      copy.observer.tell(direction_, copy.from.nbytes(), begin);
       std::promise<void> done = std::move(copy.done);
       copy = {};
       done.set_value();
@@ -88,6 +120,7 @@ class Queue {
     }
   }
 
+  const Direction direction_;
   const int64_t bytes_per_second_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -101,7 +134,8 @@ class Queue {
 class HostCopies final : public CopyEngine {
  public:
   explicit HostCopies(int64_t bytes_per_second)
-      : to_host_(bytes_per_second), to_device_(bytes_per_second) {}
+      : to_host_(Direction::kToHost, bytes_per_second),
+        to_device_(Direction::kToDevice, bytes_per_second) {}
 
  private:
   Pending enqueue(Direction direction, const at::Tensor& to, const at::Tensor& from,
@@ -146,6 +180,7 @@ class DeviceCopies final : public CopyEngine {
     const memory::StreamScope on_stream(stream);
     after.wait();
     at::Tensor(to).copy_(from, /*non_blocking=*/true);
+    Observer::of_this_thread().tell(direction, from.nbytes(), Observer::Clock::now());
     return {Pending::OnDevice{device_, stream.record(), {}}, {to, from}};
   }
 

@@ -24,10 +24,12 @@ ALLOWED = {
     # data/ is a library of its own above zeropage, which programs link and the library does not.
     "zero": {*FLOORS, *LEAVES - {"data"}, "parallel"},
     "planning": {*FLOORS, "zero", *LEAVES - {"data"}, "parallel"},
-    "tools": {"memory", "device", "comm", "state", "parallel", "zero", "planning", "checkpointing", "offload"},
-    "examples": {*FLOORS, "zero", *LEAVES, "parallel", "planning"},
-    "bench": {*FLOORS, "zero", "examples", *LEAVES, "parallel", "planning"},
-    "tests": {*FLOORS, "zero", "examples", "cmake", *LEAVES, "parallel", "planning"},
+    # Looks at what a rank does from below: it is told by ledgers, pagers and communicators.
+    "profile": {*FLOORS, "comm"},
+    "tools": {"memory", "device", "comm", "state", "parallel", "zero", "planning", "profile", "checkpointing", "offload"},
+    "examples": {*FLOORS, "zero", *LEAVES, "parallel", "planning", "profile"},
+    "bench": {*FLOORS, "zero", "examples", *LEAVES, "parallel", "planning", "profile"},
+    "tests": {*FLOORS, "zero", "examples", "cmake", *LEAVES, "parallel", "planning", "profile"},
 }
 PUBLIC_HEADER = re.compile(r"^ +([\w/]+\.h)\)?$", re.MULTILINE)
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
@@ -38,7 +40,7 @@ INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
               "device/accelerator_driver", "device/device_places", "memory/fields.h", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
-              "parallel/schedule/", "state/")
+              "parallel/schedule/", "profile/report/", "state/")
 # What zp starts as a program of its own.
 NEEDS_TORCH = "tools/plan/"
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "data", "state", "parallel", "zero", "planning")
+LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "data", "state", "parallel", "zero", "planning", "profile")
 INCLUDE = re.compile(r'#include "([\w/]+)\.(?:h|cuh)"')
 
 

@@ -6,6 +6,7 @@
 #   scripts/setup.sh --lint     the formatter and the linter too
 #   scripts/setup.sh --fuzz     clang with its fuzzer too, for scripts/fuzz.sh
 #   scripts/setup.sh --docs     Doxygen too, for scripts/docs.sh
+#   scripts/setup.sh --cluster  Slurm, munge and Open MPI too, for tests/cluster; with --cuda, torchrun starts from .venv
 #   scripts/setup.sh --cuda     the CUDA libraries too (2.5 GB), to build the preset `cuda`; nvcc 13 must be there
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,14 +14,17 @@ cd "$(dirname "$0")/.."
 packages=(cmake ninja-build ccache python3-venv libgtest-dev libcli11-dev nlohmann-json3-dev
           libhwloc-dev libssl-dev libbenchmark-dev liburing-dev libxxhash-dev
           libjpeg62-turbo-dev libpng-dev zlib1g-dev)
-with_cuda=
+with_cuda='' with_cluster=''
 for flag in "$@"; do
   case $flag in
     --lint) packages+=(clang-format clang-tidy) ;;
     --fuzz) packages+=(clang libclang-rt-dev) ;;
     --docs) packages+=(doxygen) ;;
+    --cluster)
+      packages+=(slurm-wlm munge openmpi-bin iproute2)
+      with_cluster=yes ;;
     --cuda) with_cuda=yes ;;
-    *) printf 'setup: %s: expected --lint, --fuzz, --docs or --cuda\n' "$flag" >&2; exit 2 ;;
+    *) printf 'setup: %s: expected --lint, --fuzz, --docs, --cluster or --cuda\n' "$flag" >&2; exit 2 ;;
   esac
 done
 
@@ -34,6 +38,9 @@ wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
 cuda_wheels=('cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2'
              nvidia-cudnn-cu13==9.19.0.56 nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9
              nvidia-nvshmem-cu13==3.4.5)
+
+# What torchrun imports beside torch, whose Python side also loads the CUDA libraries.
+torchrun_wheels=(typing-extensions==4.16.0)
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -86,6 +93,15 @@ install_cuda_wheels() {
   printf '%s' "$wanted" >"$stamp"
 }
 
+install_torchrun_wheels() {
+  local stamp=.venv/.zeropage-torchrun-wheels wanted="${torchrun_wheels[*]}"
+  [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && return
+  say "installing what torchrun imports into .venv"
+  pip_install --no-deps "${torchrun_wheels[@]}"
+  printf '%s' "$wanted" >"$stamp"
+}
+
 install_debian_packages
 install_wheels
 [ -z "$with_cuda" ] || install_cuda_wheels
+[ -z "$with_cluster" ] || install_torchrun_wheels

@@ -101,8 +101,9 @@ RunToken::Hold::Hold(const fs::path& file, std::chrono::milliseconds longest_wai
   }
 }
 
-// With the descriptor goes its lock.
+// The lock goes by itself with the last copy of the descriptor, of which a process that was forked meanwhile has one.
 RunToken::Hold::~Hold() {
+  ::flock(descriptor_, LOCK_UN);
   ::close(descriptor_);
 }
 

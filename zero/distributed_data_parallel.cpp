@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "memory/event_sink.h"
 #include "zero/layout/model_part.h"
 #include "zero/setup/wrapped_module.h"
 
@@ -115,6 +116,11 @@ void DistributedDataParallelBase::before_forward() {
 memory::Kind DistributedDataParallelBase::kind_of_forward() {
   using memory::Kind;
   return memory::current_kind() == Kind::kRecompute ? Kind::kRecompute : Kind::kActivation;
+}
+
+std::shared_ptr<void> DistributedDataParallelBase::range_of_forward() {
+  if (!memory::current_sink()) return nullptr;
+  return std::make_shared<memory::SpanScope>(memory::Span::What::kRange, "forward");
 }
 
 NoSync DistributedDataParallelBase::no_sync() {

@@ -102,6 +102,8 @@ class DistributedDataParallelBase {
 
   void before_forward();
   static memory::Kind kind_of_forward();
+  // While it lives, the thread is in a forward, for who looks at it (memory/event_sink.h).
+  static std::shared_ptr<void> range_of_forward();
 
   // Tensors of floating point in options.compute_dtype; all else as it is.
   template <typename Argument>
@@ -157,6 +159,7 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
   auto forward(Arguments&&... arguments) {
     before_forward();
     const memory::KindScope kind(kind_of_forward());
+    const auto range = range_of_forward();
     return module_->forward(input(std::forward<Arguments>(arguments))...);
   }
 

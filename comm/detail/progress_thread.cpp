@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <utility>
 
+#include "comm/detail/announced_call.h"
 #include "comm/detail/broken_pipe.h"
 #include "memory/check.h"
 #include "memory/ledger.h"
@@ -115,7 +116,7 @@ ProgressThread::~ProgressThread() {
 memory::Pending ProgressThread::run(std::function<void()> task, std::vector<at::Tensor> buffers) {
   std::promise<void> done;
   std::shared_future<void> future = done.get_future().share();
-  const uint64_t number = queue_->add(std::move(task), std::move(done));
+  const uint64_t number = queue_->add(AnnouncedCall::told(std::move(task)), std::move(done));
   return {std::move(future), std::move(buffers), [queue = queue_, number] { queue->help(number); }};
 }
 

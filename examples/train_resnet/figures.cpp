@@ -52,4 +52,11 @@ std::string added_to_table(const std::string& file, const Figures& figures) {
   return table;
 }
 
+void write_json(const std::string& file, const Figures& figures) {
+  std::ofstream out(file);
+  out << nlohmann::json(figures).dump(1) << '\n';
+  out.close();
+  ZP_CHECK(out.good(), "--json ", file, ": cannot be written; is its folder there?");
+}
+
 }  // namespace train_resnet

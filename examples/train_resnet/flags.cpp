@@ -32,6 +32,8 @@ Flags read_flags(int argc, char** argv) {
   app.add_option("--loader-threads", flags.loader_threads, "that make batches ahead; 0: none")
       ->check(CLI::Range(0, 64));
   app.add_option("--report-every", flags.report_every, "steps")->check(CLI::PositiveNumber);
+  app.add_flag("--by-rank", flags.by_rank, "prints what each rank by itself has, too");
+  app.add_option("--json", flags.json, "a file for what this run measured");
   app.add_option("--table", flags.table,
                  "a file of runs, which this one is added to and printed with");
   CLI::Option* const save = app.add_option(

@@ -22,8 +22,10 @@ struct Flags {
   uint64_t seed = 1;
   int loader_threads = 1;
   int64_t report_every = 10;
+  bool by_rank = false;  // each rank's own figures, too
   bool sync_batch_norm = false;
   std::string table;  // file; "": none
+  std::string json;   // file; "": none
   std::string save;   // folder; "": none
   int64_t save_every = 0;
   std::string resume;

@@ -45,6 +45,7 @@ int run(const Flags& flags, zeropage::World& world, const std::string& way) {
   const std::optional<Figures> figures = train(flags, world, way);
   if (!figures) return kEndedBySigterm;
   if (world.rank() != 0) return 0;
+  if (!flags.json.empty()) write_json(flags.json, *figures);
   if (!flags.table.empty()) std::cout << added_to_table(flags.table, *figures);
   std::cout << "weights_sha256 " << figures->weights_sha256 << std::endl;
   return 0;

@@ -1,6 +1,7 @@
 #include "examples/train_resnet/training.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -30,6 +31,8 @@ using Clock = std::chrono::steady_clock;
 constexpr double kMean = 0.2860;
 constexpr double kDeviation = 0.3530;
 constexpr int64_t kPadding = 4;
+// In which memory is made, and the order of pages is recorded; they are not measured.
+constexpr int64_t kWarmUpSteps = 2;
 
 struct Images {
   explicit Images(const std::string& folder)
@@ -84,6 +87,12 @@ struct Score {
     loss += mean_loss * static_cast<double>(labels.size(0));
     seen += static_cast<double>(labels.size(0));
   }
+  std::string words() const {
+    std::array<char, 64> text{};
+    std::snprintf(text.data(), text.size(), "loss %.6f acc %.2f %%", loss / seen,
+                  100 * right / seen);
+    return text.data();
+  }
   Score over_ranks(const zeropage::World& world) const {
     return {world.sum(loss), world.sum(right), world.sum(seen)};
   }
@@ -131,7 +140,11 @@ class Run {
         const auto batch = loader_.next();
         if (!batch) break;
         step(*batch);
-        seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
+        if (++steps_here_ > kWarmUpSteps) {
+          seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
+          trained_ += batch->target.size(0) * world_.size();
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(flags_.pause_ms));
         if (ends_after_save()) return false;
       }
       report("epoch", test_ = evaluate());
@@ -170,6 +183,8 @@ class Run {
     const zeropage::GatheredParameters whole(model_);
     train_gpt::WeightsHash hash;
     for (const torch::Tensor& parameter : model_.parameters()) hash.add(parameter.detach());
+    const std::string weights = hash.hex();
+    report_by_rank("weights_sha256 " + weights.substr(0, 16) + "...");
     return {
         .way = way,
         .stage = flags_.stage,
@@ -179,7 +194,7 @@ class Run {
         .loss = world_.mean(last_loss_),
         .peak_bytes = peak,
         .accuracy = test_.right / test_.seen,
-        .weights_sha256 = hash.hex()};
+        .weights_sha256 = weights};
   }
 
  private:
@@ -242,14 +257,21 @@ class Run {
     ++state_.step;
     last_loss_ = loss.item<double>();
     since_report_.add(outputs, batch.target, last_loss_);
-    trained_ += batch.target.size(0) * world_.size();
     const int64_t in_epoch = loader_.position() / flags_.batch;
     if (in_epoch % flags_.report_every == 0 || in_epoch == loader_.batches()) {
       report("step", since_report_.over_ranks(world_));
+      report_by_rank(since_report_.words());
       since_report_ = {};
     }
-    if (flags_.pause_ms > 0)
-      std::this_thread::sleep_for(std::chrono::milliseconds(flags_.pause_ms));
+  }
+
+  // What every rank has by itself, in a line each. Collective.
+  void report_by_rank(const std::string& words) const {
+    if (!flags_.by_rank) return;
+    const auto all = world_.gather_text("figures by rank", words);
+    for (size_t rank = 0; world_.rank() == 0 && rank < all.size(); ++rank)
+      std::printf("  rank %zu: %s\n", rank, all[rank].c_str());
+    std::fflush(stdout);
   }
 
   void report(const char* what, const Score& score) const {
@@ -262,8 +284,7 @@ class Run {
     } else {
       std::printf("test ");
     }
-    std::printf("epoch [%ld/%ld] loss %.6f acc %.2f %%\n", epoch, epochs, score.loss / score.seen,
-                100 * score.right / score.seen);
+    std::printf("epoch [%ld/%ld] %s\n", epoch, epochs, score.words().c_str());
     std::fflush(stdout);
   }
 
@@ -279,8 +300,9 @@ class Run {
   Score since_report_;
   Score test_;  // the last one
   double last_loss_ = 0;
-  int64_t trained_ = 0;  // images, of all ranks
-  double seconds_ = 0;   // in which they were
+  int64_t steps_here_ = 0;  // of this process
+  int64_t trained_ = 0;     // images, of all ranks, after the warm-up
+  double seconds_ = 0;      // in which they were
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "device/named_range.h"
 #include "memory/check.h"
+#include "memory/event_sink.h"
 
 namespace zeropage::memory::detail {
 
@@ -46,6 +47,7 @@ bool ResidentPages::may_go(size_t index) const {
 
 void ResidentPages::start_fetch(size_t index) {
   const NamedRange range("Pager::start_fetch");
+  const OwnerScope owner("page fetch", pages_[index]->name());
   // The buffer serves operators of any mode.
   const c10::InferenceMode no_inference(false);
   const at::NoGradGuard no_grad;
@@ -58,12 +60,14 @@ void ResidentPages::start_fetch(size_t index) {
   }
   bytes_ += page.bytes();
   statistics.bytes_gathered += page.bytes();
+  tell_of(PageChange::kFetching, page);
 }
 
 void ResidentPages::await(std::unique_lock<std::mutex>& lock, size_t index) {
   Page& page = *pages_[index];
   if (page.state() != Page::State::kFetching) return;
   const NamedRange range("Pager::await");
+  const OwnerScope owner("page", page.name());
   const Pending arrival = page.arrival();
   const auto start = std::chrono::steady_clock::now();
   lock.unlock();
@@ -78,7 +82,7 @@ void ResidentPages::await(std::unique_lock<std::mutex>& lock, size_t index) {
   const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
   statistics.wait_seconds += waited.count();
   // Another thread that waited for it may have been quicker.
-  if (page.state() == Page::State::kFetching) page.finish_fetch();
+  if (page.state() == Page::State::kFetching) finish_fetch(page);
 }
 
 void ResidentPages::write_back(size_t index) {
@@ -93,6 +97,7 @@ void ResidentPages::drop(size_t index) {
   const NamedRange range("Pager::drop");
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
+  const OwnerScope owner("page", page.name());
   if (page.state() == Page::State::kFetching) {
     // Its buffer is in use until the fetch has ended. If that failed, nobody was to use it.
     try {
@@ -101,13 +106,14 @@ void ResidentPages::drop(size_t index) {
       abandon(index);
       return;
     }
-    page.finish_fetch();
+    finish_fetch(page);
   }
   write_back(index);
   source_->end_use(index);
   page.evict();
   bytes_ -= page.bytes();
   ++statistics.evictions;
+  tell_of(PageChange::kEvicted, page);
 }
 
 void ResidentPages::abandon(size_t index) {
@@ -115,6 +121,18 @@ void ResidentPages::abandon(size_t index) {
   source_->end_use(index);
   page.abandon_fetch();
   bytes_ -= page.bytes();
+  tell_of(PageChange::kEvicted, page);
+}
+
+void ResidentPages::finish_fetch(Page& page) const {
+  page.finish_fetch();
+  tell_of(PageChange::kResident, page);
+}
+
+void ResidentPages::tell_of(PageChange change, const Page& page) const {
+  if (const auto sink = current_sink()) {
+    sink->on_page({.change = change, .pages = what_, .page = page.name(), .bytes = page.bytes()});
+  }
 }
 
 }  // namespace zeropage::memory::detail

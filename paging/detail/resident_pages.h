@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "memory/event_sink.h"
 #include "paging/page.h"
 #include "paging/page_source.h"
 #include "paging/page_use.h"
@@ -57,6 +58,9 @@ class ResidentPages {
   PagingStatistics statistics;
 
  private:
+  void finish_fetch(Page& page) const;
+  void tell_of(PageChange change, const Page& page) const;
+
   const std::unique_ptr<PageSource> source_;
   const std::string what_;
   std::vector<std::unique_ptr<Page>> pages_;

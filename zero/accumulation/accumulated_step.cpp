@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "memory/event_sink.h"
 #include "zero/gradient_norm.h"
 #include "zero/gradients/not_finite.h"
 #include "zero/gradients/tied_gradients.h"
@@ -153,6 +154,7 @@ EnqueuedStep AccumulatedStep::enqueue_told_late(const Updates& updates) {
 }
 
 EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*>& given) {
+  const memory::SpanScope span(memory::Span::What::kRange, "step");
   const Updates updates = checked(given);
   micro_steps_.check_complete();
   verdicts_.hear();

@@ -4,6 +4,7 @@
 
 #include "device/named_range.h"
 #include "memory/check.h"
+#include "memory/event_sink.h"
 
 namespace zeropage {
 namespace {
@@ -13,6 +14,12 @@ std::vector<PageGradient> gradients_of_pages(size_t pages, const TrainingParamet
   std::vector<PageGradient> gradients;
   for (size_t page = 0; page < pages; ++page) gradients.emplace_back(page, training, buckets);
   return gradients;
+}
+
+void tell_of(memory::PageChange change, const PageLayout& layout) {
+  if (const auto sink = memory::current_sink()) {
+    sink->on_page({.change = change, .pages = "gradient", .page = layout.name, .bytes = 0});
+  }
 }
 
 }  // namespace
@@ -57,9 +64,12 @@ void PageReductions::start_complete() {
 
 void PageReductions::start(size_t page) {
   const memory::NamedRange range("PageReductions::start");
+  const PageLayout& layout = pages_->layouts()[page];
+  const memory::OwnerScope owner("reduction", layout.name);
   collector_.collect_page(page, plan_.collect);
   collector_.open(page, plan_.collect);
   gradients_[page].start(plan_.op, present_);
+  tell_of(memory::PageChange::kReducing, layout);
   if (!follower_.on_reduced) return;
   present_.start_agreeing(page, training_.of_page(page), pages_->world().communicator());
   // One page behind: the reductions of whole gradients are else looked at when backward ends.
@@ -70,7 +80,10 @@ void PageReductions::start(size_t page) {
 
 void PageReductions::end(size_t page) {
   const memory::NamedRange range("PageReductions::end");
+  const PageLayout& layout = pages_->layouts()[page];
+  const memory::OwnerScope owner("reduction", layout.name);
   gradients_[page].wait();
+  tell_of(memory::PageChange::kReduced, layout);
   if (follower_.before_close) follower_.before_close(page);
   gradients_[page].close(plan_);
   if (!follower_.on_reduced) return;

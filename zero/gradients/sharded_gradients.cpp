@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "memory/event_sink.h"
 #include "memory/ledger.h"
 #include "zero/gradients/sum_order.h"
 #include "zero/tiers/page_offload.h"
@@ -20,6 +21,7 @@ ShardedGradients::ShardedGradients(std::shared_ptr<ParameterPages> pages, const 
 
 std::unique_ptr<ShardGradient> ShardedGradients::make_owned(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
+  const memory::OwnerScope owner("gradient", layout.name);
   const comm::Communicator& communicator = pages_->shards().communicator();
   const at::ScalarType dtype = pages_->plan()[page].gradient_dtype;
   if (pages_->offloads_optimizer(page)) {
@@ -72,6 +74,7 @@ const at::Tensor& ShardedGradients::open(size_t page, Collect collect) {
   if (!bucket.defined()) {
     const PageLayout& layout = pages_->layouts()[page];
     const memory::KindScope kind(memory::Kind::kBucket);
+    const memory::OwnerScope owner("gradient bucket", layout.name);
     const comm::World& shards = pages_->shards();
     bucket = shards.communicator().buffer(layout.padded_numel(shards.size()),
                                           collect == Collect::kLocally

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "memory/event_sink.h"
 #include "memory/ledger.h"
 #include "zero/gradients/sum_order.h"
 
@@ -19,6 +20,7 @@ void WholeGradients::begin_training(size_t page, const std::vector<size_t>& /*pa
   const PageLayout& layout = pages_->layouts()[page];
   const comm::World& shards = pages_->shards();
   const memory::KindScope kind(memory::Kind::kGradient);
+  const memory::OwnerScope owner("gradient", layout.name);
   // Zeros: the gaps between slots are reduced too and must stay zero.
   of_page.bucket =
       shards.communicator()

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "memory/check.h"
+#include "memory/event_sink.h"
 #include "memory/ledger.h"
 
 namespace zeropage {
@@ -18,6 +19,7 @@ PageMemory::PageMemory(std::shared_ptr<const ParameterPages> pages)
 
 at::Tensor PageMemory::make_shard(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
+  const memory::OwnerScope owner("page", layout.name);
   if (pages_->offloads_parameters(page)) {
     return pages_->page_offload()->parameters().add(page, layout.shard_numel, layout.dtype, 0,
                                                     memory::Kind::kParameter);
@@ -34,6 +36,7 @@ void PageMemory::make(size_t page) {
   }
   const memory::KindScope kind(memory::Kind::kParameter);
   const PageLayout& layout = pages_->layouts()[page];
+  const memory::OwnerScope owner("page", layout.name);
   const comm::World& shards = pages_->shards();
   const Range own = pages_->owned(page);
   memory.whole =

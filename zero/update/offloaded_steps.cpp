@@ -7,6 +7,7 @@
 
 #include "device/named_range.h"
 #include "memory/check.h"
+#include "memory/event_sink.h"
 #include "memory/storage.h"
 
 namespace zeropage {
@@ -81,6 +82,8 @@ void OffloadedSteps::start(size_t part, Step step, const Pending& gradient,
 
 void OffloadedSteps::wait(size_t part) {
   const OfPart& of_part = parts_[part];
+  const memory::OwnerScope owner("offloaded step", of_part.part.name);
+  const memory::SpanScope span(memory::Span::What::kWait, "offloaded step");
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return !of_part.started || of_part.done || error_; });
   if (error_) std::rethrow_exception(error_);
@@ -138,6 +141,7 @@ void OffloadedSteps::perform(const Task& task) {
   const memory::NamedRange range("OffloadedSteps::perform");
   OfPart& of_part = parts_[task.part];
   const size_t page = of_part.part.page;
+  const memory::OwnerScope owner("offloaded step", of_part.part.name);
   // What the last step sent up was read from the memory that is about to change.
   of_part.up.synchronize();
   of_part.up = {};

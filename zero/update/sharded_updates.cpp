@@ -5,6 +5,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "memory/check.h"
+#include "memory/event_sink.h"
 #include "zero/setup/memory_need.h"
 
 namespace zeropage {
@@ -106,6 +107,7 @@ void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const Visi
 }
 
 void ShardedUpdates::step() {
+  const memory::SpanScope span(memory::Span::What::kRange, "step");
   const torch::NoGradGuard no_grad;
   check_whole("step()");
   hear();

@@ -5,6 +5,7 @@
 
 #include "device/named_range.h"
 #include "memory/check.h"
+#include "memory/event_sink.h"
 #include "memory/ledger.h"
 
 namespace zeropage {
@@ -77,6 +78,7 @@ void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has
 void StepPipeline::update_on_device(const OfPage& of_page,
                                     const offload::GradientFactors& factors) const {
   updates_.set_options(of_page);
+  const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
   try {
     of_page.update->step([this](size_t parameter) { return parameters_.gradients->has(parameter); },
                          factors);
@@ -112,6 +114,7 @@ void StepPipeline::run(const offload::GradientFactors& factors) const {
     }
     in_flight.push_back(parameters_.memory->start_gather(of_page.page));
   }
+  const memory::OwnerScope owner("updated parameters");
   for (const comm::Pending& pending : in_flight) pending.wait();
 }
 

@@ -31,8 +31,8 @@ class StageMessages {
   // Collective.
   StageMessages(const comm::World& ranks, int chunks) : links_(ranks, chunks) {}
 
-  // What is to pass a boundary in this step, where no header can say it, as in a simulated world.
-  void expect(int boundary, const Shape& shape) { shapes_[boundary] = shape; }
+  // What is to pass each boundary, where no header can say it, as in a simulated world.
+  void expect(const Shape& shape) { expected_ = shape; }
   bool are_counted_only() const { return links_.device().is_meta(); }
 
   // Returns at once.
@@ -51,7 +51,8 @@ class StageMessages {
   void learn_shape(const Message& message);
 
   StageLinks links_;
-  std::map<int, Shape> shapes_;              // by boundary
+  std::optional<Shape> expected_;
+  std::map<int, Shape> shapes_;              // in this step, by boundary
   std::map<Message, at::Tensor> stay_here_;  // between two stages of this rank
   std::map<Message, StageLinks::Arriving> ahead_;
 };

@@ -108,6 +108,62 @@ void check_tensor(const Flags& flags) {
           "--checkpoint-activations selective, blocks or every:K");
 }
 
+// What there is not yet for stages is refused.
+void check_pipeline(const CLI::App& app, const Flags& flags) {
+  const auto given = [&](const char* flag) { return app.get_option(flag)->count() > 0; };
+  const auto require = [&](bool condition, const std::string& why) {
+    if (!condition) throw CLI::ValidationError(why);
+  };
+  for (const char* flag : {"--schedule", "--timeline"}) {
+    require(flags.pipeline > 1 || !given(flag),
+            c10::str(flag, ": is about a pipeline; use --pipeline RANKS, or leave it out"));
+  }
+  require(flags.schedule == "interleaved" || !given("--chunks"),
+          "--chunks: only the schedule interleaved has several pieces a rank; use --schedule "
+          "interleaved, or leave it out");
+  if (flags.pipeline == 1) return;
+  const std::string who = c10::str("--pipeline ", flags.pipeline, ": ");
+  const bool launched = zeropage::comm::launched_by_environment();
+  const int ranks = launched ? zeropage::comm::read_place().world_size : flags.ranks;
+  require(ranks % flags.ranks_of_model() == 0,
+          c10::str(who, "with --tensor ", flags.tensor, " does not divide the ", ranks,
+                   " ranks; expected a divisor"));
+  const int stages = flags.pipeline * flags.chunks_of_rank();
+  require(flags.model.layers >= stages,
+          c10::str(who, "expected at least a block for each of ", stages, " stages, got --layers ",
+                   flags.model.layers, "; raise it, or use fewer ranks or --chunks"));
+  try {
+    const auto schedule =
+        zeropage::parallel::make_schedule(flags.schedule_kind(), flags.chunks_of_rank());
+    require(!schedule->splits_backward(),
+            c10::str(who,
+                     "--schedule zero-bubble computes gradients of inputs and of weights "
+                     "apart, which would repeat matrix products here; use 1f1b or "
+                     "interleaved, and zp schedule to see what it would gain"));
+    schedule->actions(flags.pipeline, static_cast<int>(flags.accumulator.micro_steps));
+  } catch (const std::invalid_argument& error) {
+    throw CLI::ValidationError(
+        c10::str(who, error.what(), " (micro-batches are those of --accumulate)"));
+  }
+  require(!given("--sample"), who + "no rank has all layers to write text by; leave --sample out");
+  require(!flags.injection,
+          who + "--inject-inf is for a model that is whole on each rank; leave it out");
+  require(!given("--deferred"),
+          who + "a rank constructs its own layers alone, without a choice; leave --deferred out");
+  require(flags.checkpointing.policy != CheckpointFlags::Policy::kBudget,
+          who +
+              "the plan of a budget sees one micro-batch at a time, and here several are under "
+              "way; use --checkpoint-activations selective, blocks or every:K");
+  require(flags.options.offload.step == zeropage::StepWhen::kInStep,
+          who +
+              "stages agree on a step when all have ended their backwards; use --offload-step "
+              "step");
+  require(flags.chunks_of_rank() == 1 || !flags.options.world_invariant,
+          who +
+              "with several pieces a rank, micro-batches do not add up in the order of "
+              "--world-invariant; leave it out, or use another --schedule");
+}
+
 void check_simulation(const CLI::App& app, const Flags& flags) {
   const auto refuse = [&](const char* flag, const std::string& why) {
     if (app.get_option(flag)->count() > 0) throw CLI::ValidationError(flag + (": " + why));
@@ -145,6 +201,7 @@ void check_launcher(const CLI::App& app, const Flags& flags) {
 void check_flags(const CLI::App& app, const Flags& flags) {
   check_values(flags);
   check_tensor(flags);
+  check_pipeline(app, flags);
   check_simulation(app, flags);
   check_launcher(app, flags);
 }

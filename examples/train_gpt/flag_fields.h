@@ -31,7 +31,10 @@ constexpr auto table_of(std::type_identity<GptConfig>) {
           {.help = "Tokens a sample", .flag = {"sequence"}, .bounds = Bounds::positive()}),
       field<&GptConfig::dropout>(
           {.help = "Of embeddings, attention and what blocks add, from 0 to below 1",
-           .flag = {"dropout", "P="}})));
+           .flag = {"dropout", "P="}}),
+      field<&GptConfig::untied_head>(
+          {.help = "A head of its own, instead of the token embedding's weights",
+           .flag = {"untied-head"}})));
 }
 static_assert(zeropage::memory::tells_all_fields<GptConfig>());
 
@@ -109,6 +112,21 @@ constexpr auto table_of(std::type_identity<Flags>) {
                                      "slices of the layers (tensor parallelism)",
                                  .flag = {"tensor", "RANKS="},
                                  .bounds = Bounds::positive()}),
+          field<&Flags::pipeline>(
+              {.help = "Ranks that have some of the layers each, which micro-batches pass one "
+                       "after the other (pipeline parallelism)",
+               .flag = {"pipeline", "RANKS="},
+               .bounds = Bounds::positive()}),
+          field<&Flags::schedule>({.help = "In which order a pipeline's ranks run micro-batches",
+                                   .words = "gpipe,1f1b,interleaved,zero-bubble",
+                                   .flag = {"schedule", "{}="}}),
+          field<&Flags::chunks>({.help = "Pieces of the model of each rank, with --schedule "
+                                         "interleaved",
+                                 .flag = {"chunks"},
+                                 .bounds = Bounds::positive()}),
+          field<&Flags::timeline_path>({.help = "Where to write what a pipeline's ranks did in the "
+                                                "last step, for zp schedule --times",
+                                        .flag = {"timeline", "FILE"}}),
           field<&Flags::threads>({.help = "Threads a rank; 0 shares the cores among local ranks",
                                   .flag = {"threads"},
                                   .bounds = Bounds::not_negative()})),

@@ -133,7 +133,8 @@ void solve_batch(const CLI::App& app, Flags& flags) {
       .global_batch = flags.global_batch,
       .micro_batch = given("--batch", flags.batch),
       .accumulation = given("--accumulate", flags.accumulator.micro_steps),
-      .ranks = (launched ? zeropage::comm::read_place().world_size : flags.ranks) / flags.tensor};
+      .ranks = (launched ? zeropage::comm::read_place().world_size : flags.ranks) /
+               flags.ranks_of_model()};
   if (!sizes.micro_batch && !sizes.accumulation) sizes.micro_batch = flags.batch;
   try {
     const auto solved = zeropage::accumulate::solve_batch(sizes);
@@ -151,6 +152,14 @@ torch::DeviceType Flags::device_type() const {
   const bool has_cuda = zeropage::memory::has_cuda_driver();
   return device == "cuda" || (device == "auto" && has_cuda && !simulates()) ? torch::kCUDA
                                                                             : torch::kCPU;
+}
+
+zeropage::parallel::ScheduleKind Flags::schedule_kind() const {
+  using zeropage::parallel::ScheduleKind;
+  if (schedule == "gpipe") return ScheduleKind::kGPipe;
+  if (schedule == "interleaved") return ScheduleKind::kInterleaved;
+  return schedule == "zero-bubble" ? ScheduleKind::kZeroBubble
+                                   : ScheduleKind::kOneForwardOneBackward;
 }
 
 nlohmann::json Flags::to_json() const {

@@ -12,6 +12,7 @@
 #include "examples/train_gpt/checkpoint_flags.h"
 #include "examples/train_gpt/gpt.h"
 #include "examples/train_gpt/own_forms.h"
+#include "parallel/schedule/schedule.h"
 #include "zero/accumulator_options.h"
 #include "zero/options.h"
 #include "zero/plan/byte_plan.h"
@@ -57,7 +58,11 @@ struct Flags {
   double lr = 1e-3;
   std::string optimizer = "adamw";
   int ranks = 1;
-  int tensor = 1;   // ranks that compute a sample together
+  int tensor = 1;    // ranks that compute a sample together
+  int pipeline = 1;  // ranks that have some of the layers each
+  std::string schedule = "1f1b";
+  int chunks = 2;  // stages a rank, with the schedule "interleaved"
+  std::string timeline_path;
   int threads = 0;  // 0: the cores of this host shared among its ranks
   std::string device = "auto";
   bool deterministic = false;
@@ -80,6 +85,10 @@ struct Flags {
   torch::DeviceType device_type() const;
   // Of parameters and activations.
   torch::ScalarType dtype() const { return options.compute_dtype.value_or(torch::kFloat32); }
+  // Ranks that have a model together.
+  int ranks_of_model() const { return tensor * pipeline; }
+  int chunks_of_rank() const { return schedule == "interleaved" ? chunks : 1; }
+  zeropage::parallel::ScheduleKind schedule_kind() const;
   // Samples a step over all ranks. data_ranks: that have samples of their own.
   int64_t samples_per_step(int data_ranks) const {
     return batch * accumulator.micro_steps * data_ranks;

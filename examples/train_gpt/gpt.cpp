@@ -50,6 +50,11 @@ GptImpl::GptImpl(const GptConfig& config, uint64_t seed) : dropout_(config.dropo
   blocks = register_module("blocks", torch::nn::ModuleList());
   for (int64_t layer = 0; layer < config.layers; ++layer) blocks->push_back(Block(config));
   final_norm = register_module("final_norm", norm(config.d_model));
+  if (config.untied_head) {
+    head = register_module(
+        "head", torch::nn::Linear(
+                    torch::nn::LinearOptions(config.d_model, kVocabulary).bias(/*bias=*/false)));
+  }
   initialize(config, seed);
 }
 
@@ -73,16 +78,26 @@ void GptImpl::initialize(const GptConfig& config, uint64_t seed) {
   }
 }
 
-torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
+torch::Tensor GptImpl::embed(const torch::Tensor& tokens) {
   const auto positions = torch::arange(tokens.size(1), tokens.options());
-  auto x = token_embedding(tokens) + position_embedding(positions);
-  x = at::dropout(x, dropout_, is_training());
+  const auto x = token_embedding(tokens) + position_embedding(positions);
+  // Who runs the parts apart may have them alone in its module.
+  return at::dropout(x, dropout_, token_embedding->is_training());
+}
+
+torch::Tensor GptImpl::logits(const torch::Tensor& x) {
+  if (head) return head(final_norm(x));
+  return torch::nn::functional::linear(final_norm(x), token_embedding->weight);
+}
+
+torch::Tensor GptImpl::forward(const torch::Tensor& tokens) {
+  auto x = embed(tokens);
   if (loop_) {
     x = loop_(blocks, std::move(x));
   } else {
     for (const auto& block : *blocks) x = block->as<Block>()->forward(x);
   }
-  return torch::nn::functional::linear(final_norm(x), token_embedding->weight);
+  return logits(x);
 }
 
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets) {

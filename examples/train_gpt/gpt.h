@@ -1,4 +1,4 @@
-// A pre-LN GPT over bytes, with the head tied to the token embedding (Radford et al. 2019,
+// A pre-LN GPT over bytes, with the head tied to the token embedding unless asked otherwise (Radford et al. 2019,
 // "Language Models are Unsupervised Multitask Learners"). A plain LibTorch module: nothing in it
 // knows Zeropage.
 #pragma once
@@ -20,6 +20,8 @@ struct GptConfig {
   // Of the embeddings' sum, attention's probabilities and what a block adds, from 0 to below 1. In
   // training, drawn from the default generator; 0 draws nothing.
   double dropout = 0;
+  // Whether the head has weights of its own.
+  bool untied_head = false;
 };
 
 class BlockImpl : public torch::nn::Module {
@@ -53,6 +55,11 @@ class GptImpl : public torch::nn::Module {
   torch::Tensor forward(
       const torch::Tensor& tokens);  // [batch, length] -> [batch, length, kVocabulary]
 
+  // What forward does before the blocks, [batch, length] -> [batch, length, d_model], and after them, for who runs them
+  // apart.
+  torch::Tensor embed(const torch::Tensor& tokens);
+  torch::Tensor logits(const torch::Tensor& x);
+
   // How forward runs the blocks from now on, such as in regions that are repeated in backward; empty:
   // plainly.
   void run_blocks_by(BlockLoop loop) { loop_ = std::move(loop); }
@@ -66,6 +73,7 @@ class GptImpl : public torch::nn::Module {
   torch::nn::Embedding position_embedding{nullptr};
   torch::nn::ModuleList blocks{nullptr};
   torch::nn::LayerNorm final_norm{nullptr};
+  torch::nn::Linear head{nullptr};  // null: tied
 };
 TORCH_MODULE(Gpt);
 

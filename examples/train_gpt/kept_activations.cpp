@@ -10,7 +10,7 @@ namespace train_gpt {
 using zeropage::checkpointing::RecomputeOptions;
 
 KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::comm::World& world,
-                                 const Model& model) {
+                                 const zeropage::DistributedDataParallelBase& model) {
   if (flags.policy != CheckpointFlags::Policy::kBlocks) {
     RecomputeOptions options = flags.policy == CheckpointFlags::Policy::kBudget
                                    ? RecomputeOptions::budget(flags.budget_bytes)

@@ -17,7 +17,7 @@ class KeptActivations {
  public:
   // Outlives no model; graphs may outlive it.
   KeptActivations(const CheckpointFlags& flags, const zeropage::comm::World& world,
-                  const Model& model);
+                  const zeropage::DistributedDataParallelBase& model);
 
   // While it lives, the flags hold for the calling thread.
   class Forward {

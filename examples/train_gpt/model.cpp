@@ -3,14 +3,61 @@
 namespace train_gpt {
 namespace {
 
-zeropage::TensorParallelPlan slices_of_layers(const GptConfig& config) {
+// has_embedding: whether the module has the tokens', as a stage may not.
+zeropage::TensorParallelPlan slices_of_layers(const GptConfig& config, bool has_embedding) {
   using zeropage::Cut;
   const int64_t head = config.d_model / config.heads;
-  return {{"blocks.*.attention_qkv", Cut::column().parts(3).unit(head)},
-          {"blocks.*.attention_out", Cut::row().unit(head)},
-          {"blocks.*.mlp_up", Cut::column()},
-          {"blocks.*.mlp_down", Cut::row()},
-          {"token_embedding", Cut::vocabulary()}};
+  zeropage::TensorParallelPlan plan = {
+      {"blocks.*.attention_qkv", Cut::column().parts(3).unit(head)},
+      {"blocks.*.attention_out", Cut::row().unit(head)},
+      {"blocks.*.mlp_up", Cut::column()},
+      {"blocks.*.mlp_down", Cut::row()}};
+  if (has_embedding) plan.emplace_back("token_embedding", Cut::vocabulary());
+  return plan;
+}
+
+// From here on each rank draws its own masks, but for those that compute the same samples. Where none are drawn, what
+// a state has of the generators shall not depend on how the model was constructed.
+void seed_masks(const Places& places, const Flags& flags) {
+  const zeropage::World* const stages = places.along("pipeline");
+  const int rank =
+      (stages == nullptr ? 0 : stages->rank() * places.data.size()) + places.data.rank();
+  const auto stream = static_cast<uint64_t>(flags.model.dropout > 0 ? rank : 0);
+  torch::manual_seed(splitmix64(splitmix64(flags.seed) + stream));
+}
+
+// The embeddings, a layer of blocks for each stage, and the head.
+zeropage::PipelineLayers layers_of_stages(Gpt& gpt, const Flags& flags) {
+  const auto children = gpt->named_children();
+  const auto& blocks = children["blocks"];
+  const int64_t stages = flags.pipeline * flags.chunks_of_rank();
+  zeropage::PipelineLayers layers = {
+      {"embeddings",
+       {children["token_embedding"], children["position_embedding"]},
+       [gpt](const torch::Tensor& tokens) mutable { return gpt->embed(tokens); }}};
+  const BlockLoop loop = block_loop(flags.checkpointing);
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    const int64_t first = stage * flags.model.layers / stages;
+    const int64_t end = (stage + 1) * flags.model.layers / stages;
+    zeropage::PipelineLayer layer{.name = c10::str("blocks ", first, " to ", end - 1)};
+    torch::nn::ModuleList of_stage;
+    for (int64_t block = first; block < end; ++block) {
+      layer.modules.push_back(blocks->named_children()[std::to_string(block)]);
+      of_stage->push_back(layer.modules.back());
+    }
+    layer.forward = [of_stage, loop](const torch::Tensor& input) {
+      if (loop) return loop(of_stage, input);
+      torch::Tensor x = input;
+      for (const auto& block : *of_stage) x = block->as<Block>()->forward(x);
+      return x;
+    };
+    layers.push_back(std::move(layer));
+  }
+  layers.push_back(
+      {"head",
+       {children["final_norm"], children[flags.model.untied_head ? "head" : "token_embedding"]},
+       [gpt](const torch::Tensor& x) mutable { return gpt->logits(x); }});
+  return layers;
 }
 
 Gpt moved(Gpt gpt, torch::Device device) {
@@ -18,43 +65,8 @@ Gpt moved(Gpt gpt, torch::Device device) {
   return gpt;
 }
 
-}  // namespace
-
-int64_t parameters_of(const GptConfig& config) {
-  const int64_t d = config.d_model;
-  constexpr int64_t kSquaresOfABlock = 12;  // 3 and 1 of attention, 4 and 4 of the MLP
-  constexpr int64_t kVectorsOfABlock = 13;  // their biases 3, 1, 4, 1, and two norms
-  return config.layers * (kSquaresOfABlock * d * d + kVectorsOfABlock * d) +
-         (kVocabulary + config.sequence) * d + 2 * d;
-}
-
-Model make_model(const Places& places, const Flags& flags) {
-  const zeropage::World& world = places.data;
-  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
-  const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
-    if (!places.mesh) return {std::move(module), world, flags.options};
-    zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"], slices_of_layers(flags.model));
-    return {std::move(module), *places.mesh, flags.options};
-  };
-  const auto wrap = [&] {
-    if (flags.constructs_deferred()) {
-      zeropage::DeferredModule<Gpt> deferred(construct);
-      const Gpt gpt = deferred.module();
-      return wrapped(std::move(deferred), gpt);
-    }
-    const Gpt gpt = moved(construct(), world.device());
-    return wrapped(gpt, gpt);
-  };
-  Model model = wrap();
-  model->run_blocks_by(block_loop(flags.checkpointing));
-  // The weights are drawn; from here on each rank draws its own masks. Where none are drawn, what a
-  // state has of the generators shall not depend on how the model was constructed.
-  const auto stream = static_cast<uint64_t>(flags.model.dropout > 0 ? world.rank() : 0);
-  torch::manual_seed(splitmix64(splitmix64(flags.seed) + stream));
-  return model;
-}
-
-std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model) {
+template <typename Wrapped>
+std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(const Flags& flags, Wrapped& model) {
   using namespace torch::optim;
   using zeropage::Optimizer;
   if (flags.optimizer == "adamw") {
@@ -71,6 +83,66 @@ std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, M
   }
   TORCH_INTERNAL_ASSERT(flags.optimizer == "adagrad");
   return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));
+}
+
+}  // namespace
+
+int64_t parameters_of(const GptConfig& config) {
+  const int64_t d = config.d_model;
+  constexpr int64_t kSquaresOfABlock = 12;  // 3 and 1 of attention, 4 and 4 of the MLP
+  constexpr int64_t kVectorsOfABlock = 13;  // their biases 3, 1, 4, 1, and two norms
+  return config.layers * (kSquaresOfABlock * d * d + kVectorsOfABlock * d) +
+         (kVocabulary + config.sequence) * d + 2 * d + (config.untied_head ? kVocabulary * d : 0);
+}
+
+Model make_model(const Places& places, const Flags& flags) {
+  const zeropage::World& world = places.data;
+  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
+  const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
+    if (!places.mesh) return {std::move(module), world, flags.options};
+    zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"],
+                              slices_of_layers(flags.model, /*has_embedding=*/true));
+    return {std::move(module), *places.mesh, flags.options};
+  };
+  const auto wrap = [&] {
+    if (flags.constructs_deferred()) {
+      zeropage::DeferredModule<Gpt> deferred(construct);
+      const Gpt gpt = deferred.module();
+      return wrapped(std::move(deferred), gpt);
+    }
+    const Gpt gpt = moved(construct(), world.device());
+    return wrapped(gpt, gpt);
+  };
+  Model model = wrap();
+  model->run_blocks_by(block_loop(flags.checkpointing));
+  seed_masks(places, flags);
+  return model;
+}
+
+zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags) {
+  std::vector<int64_t> first_layers = {0};
+  const int64_t stages = flags.pipeline * flags.chunks_of_rank();
+  for (int64_t stage = 1; stage < stages; ++stage) first_layers.push_back(1 + stage);
+  const auto stage = zeropage::pipeline_stage<Gpt>(
+      [&] { return Gpt(flags.model, flags.seed); },
+      [&](Gpt& gpt) { return layers_of_stages(gpt, flags); }, (*places.mesh)["pipeline"],
+      {.chunks = flags.chunks_of_rank(), .first_layers = first_layers});
+  if (const zeropage::World* const slices = places.along("tensor")) {
+    const bool has_embedding = stage->named_children().contains("token_embedding");
+    zeropage::tensor_parallel(*stage, *slices, slices_of_layers(flags.model, has_embedding));
+  }
+  zeropage::Pipeline::Model model(stage, *places.mesh, flags.options);
+  seed_masks(places, flags);
+  return model;
+}
+
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model) {
+  return optimizer_of(flags, model);
+}
+
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
+                                                           zeropage::Pipeline::Model& model) {
+  return optimizer_of(flags, model);
 }
 
 torch::Tensor loss_of(Model& model, const Batch& batch) {

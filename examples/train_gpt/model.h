@@ -1,4 +1,4 @@
-// The wrapped model, its optimizer and a step of it, as a real and a simulated run have them.
+// The wrapped model and its optimizer.
 #pragma once
 
 #include <memory>
@@ -9,6 +9,7 @@
 #include "examples/train_gpt/gpt.h"
 #include "examples/train_gpt/places.h"
 #include "examples/train_gpt/text_data.h"
+#include "zero/pipeline/pipeline.h"
 #include "zero/zeropage.h"
 
 namespace train_gpt {
@@ -20,6 +21,10 @@ Model make_model(const Places& places, const Flags& flags);
 // Elements of the whole module, of which a rank may have slices.
 int64_t parameters_of(const GptConfig& config);
 std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
+                                                           zeropage::Pipeline::Model& model);
+// This rank's stages of it, with --pipeline. Collective.
+zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags);
 
 torch::Tensor loss_of(Model& model, const Batch& batch);
 double mean_over_ranks(const zeropage::comm::World& world, double value);

@@ -3,9 +3,10 @@
 namespace train_gpt {
 
 Places Places::of(const zeropage::World& world, const Flags& flags) {
-  if (flags.tensor == 1) return {.all = world, .data = world, .mesh = {}};
-  const zeropage::Mesh mesh(world,
-                            {{"data", world.size() / flags.tensor}, {"tensor", flags.tensor}});
+  if (flags.ranks_of_model() == 1) return {.all = world, .data = world, .mesh = {}};
+  const zeropage::Mesh mesh(world, {{"pipeline", flags.pipeline},
+                                    {"data", world.size() / flags.ranks_of_model()},
+                                    {"tensor", flags.tensor}});
   return {.all = world, .data = mesh["data"], .mesh = mesh};
 }
 

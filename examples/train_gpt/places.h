@@ -10,14 +10,19 @@ namespace train_gpt {
 
 struct Places {
   zeropage::World all;
-  zeropage::World data;  // those that have this rank's slices, and other samples
-  // "data", and "tensor": those that compute this rank's samples with it. None where there are no others.
+  zeropage::World data;  // those that have this rank's slices and layers, and other samples
+  // "pipeline", those that have the other layers; "data"; and "tensor", those that compute this rank's samples with it.
+  // None where all ranks have other samples.
   std::optional<zeropage::Mesh> mesh;
 
   // --tensor: neighbours. Collective; throws where they do not divide the ranks.
   static Places of(const zeropage::World& world, const Flags& flags);
 
   bool is_first() const { return all.rank() == 0; }
+  // Null where there are no others along it.
+  const zeropage::World* along(const char* axis) const {
+    return mesh && (*mesh)[axis].size() > 1 ? &(*mesh)[axis] : nullptr;
+  }
 };
 
 }  // namespace train_gpt

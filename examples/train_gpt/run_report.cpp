@@ -26,7 +26,7 @@ constexpr size_t kTableRanks = 3;
 
 // RankFigures as one row of integers, for the wire.
 constexpr int64_t kRowLength =
-    4 * static_cast<int64_t>(kKindCount) + 6 + 2 * 4 * static_cast<int64_t>(kAxes.size());
+    4 * static_cast<int64_t>(kKindCount) + 6 + 2 * 5 * static_cast<int64_t>(kAxes.size());
 
 std::vector<int64_t> to_row(const RankFigures& figures) {
   std::vector<int64_t> row;
@@ -200,7 +200,7 @@ std::string table(const Flags& flags, const RunFigures& run,
     const RankMemory& memory = ranks[rank].memory;
     columns.push_back({"rank " + std::to_string(rank), memory.at_peak, memory.now.persistent()});
   }
-  const int data_ranks = static_cast<int>(ranks.size()) / flags.tensor;
+  const int data_ranks = static_cast<int>(ranks.size()) / flags.ranks_of_model();
   const TierBytes expected = memory_formula(flags, ranks.front().parameters, data_ranks);
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage "
@@ -232,8 +232,8 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json messages_sent = nlohmann::json::array();
   nlohmann::json by_axis = nlohmann::json::array();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const TierBytes formula = memory_formula(flags, ranks[rank].parameters,
-                                             static_cast<int>(ranks.size()) / flags.tensor);
+    const TierBytes formula = memory_formula(
+        flags, ranks[rank].parameters, static_cast<int>(ranks.size()) / flags.ranks_of_model());
     const RankMemory& figures = ranks[rank].memory;
     memory.push_back({{"rank", rank},
                       {"persistent_bytes", figures.now.persistent()},

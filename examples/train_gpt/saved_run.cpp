@@ -17,7 +17,8 @@ std::map<std::string, std::string> values_of(const Flags& flags, const TextData&
 
 }  // namespace
 
-SavedRun::SavedRun(const Flags& flags, const TextData& data, Model& model,
+SavedRun::SavedRun(const Flags& flags, const TextData& data,
+                   zeropage::DistributedDataParallelBase& model,
                    zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator)
     : flags_(flags), model_(model), optimizer_(optimizer) {
   run_.accumulator = &accumulator;

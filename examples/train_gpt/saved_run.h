@@ -17,7 +17,7 @@ namespace train_gpt {
 class SavedRun {
  public:
   // Resumes where the flags say so; throws where the state is of another run. Collective.
-  SavedRun(const Flags& flags, const TextData& data, Model& model,
+  SavedRun(const Flags& flags, const TextData& data, zeropage::DistributedDataParallelBase& model,
            zeropage::ShardedOptimizer& optimizer, zeropage::Accumulator& accumulator);
 
   // Steps that were made before; samples that were trained on.
@@ -40,7 +40,7 @@ class SavedRun {
   void note_last(const Progress& progress);
 
   const Flags& flags_;
-  Model& model_;
+  zeropage::DistributedDataParallelBase& model_;
   zeropage::ShardedOptimizer& optimizer_;
   zeropage::RunState run_;
   std::unique_ptr<zeropage::StateSaver> saver_;  // null: nothing is saved

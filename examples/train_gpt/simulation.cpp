@@ -10,9 +10,10 @@
 #include "comm/simulated_communicator.h"
 #include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/memory_formula.h"
-#include "examples/train_gpt/model.h"
 #include "examples/train_gpt/run_report.h"
+#include "examples/train_gpt/trained_gpt.h"
 #include "memory/bytes.h"
+#include "parallel/schedule/simulation.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/sharded_updates.h"
 
@@ -63,7 +64,9 @@ SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
                              const Places& places) {
   SimulationFigures sum;
   auto worlds = worlds_of(model);
-  if (places.mesh) worlds.emplace_back("tensor", (*places.mesh)["tensor"]);
+  for (const char* axis : {"tensor", "pipeline"}) {
+    if (const zeropage::World* const world = places.along(axis)) worlds.emplace_back(axis, *world);
+  }
   for (const auto& [name, world] : worlds) {
     const SimulationFigures& of_world = SimulatedCommunicator::of(world.communicator()).figures();
     for (size_t index = 0; index < kOperationCount; ++index) {
@@ -85,34 +88,34 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
        .between_hosts = link_of(flags.simulation.between_hosts)});
   SimulatedRank run{.rank = rank};
   const Places places = Places::of(world, flags);
-  Model model = make_model(places, flags);
-  const auto optimizer = make_optimizer(flags, model);
-  zeropage::Accumulator accumulator(model, flags.accumulator);
+  TrainedGpt trained(places, flags);
+  zeropage::DistributedDataParallelBase& model = trained.model();
+  const auto optimizer = trained.make_optimizer();
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   run.persistent_bytes = sharded_parameters_of(model)
                              .pages->plan()
                              .held(updates_of(*optimizer).states_of_a_parameter())[Tier::kDevice]
                              .total();
   run.wrapping = figures_of(model, places);
-  const Batch batch = batch_without_values(flags);
+  const std::vector<Batch> batches(static_cast<size_t>(flags.accumulator.micro_steps),
+                                   batch_without_values(flags));
   KeptActivations kept(flags.checkpointing, places.all, model);
-  const auto forward = [&] {
+  trained.begin([&](const std::function<torch::Tensor()>& forward) {
     const KeptActivations::Forward policy(kept);
-    return loss_of(model, batch);
-  };
+    return forward();
+  });
   ledger->reset_peak();
   for (int64_t step = 0; step < flags.steps; ++step) {
-    for (int64_t micro_step = 0; micro_step < flags.accumulator.micro_steps; ++micro_step) {
-      accumulator.backward(forward());
-    }
-    accumulator.step(*optimizer);
+    trained.backward(batches, [](int64_t) { return nullptr; });
+    trained.accumulator().step(*optimizer);
+    if (places.along("pipeline") != nullptr) trained.loss();
     // As a real run reports its loss; there is none here.
     mean_over_ranks(places.data, 0.0);
   }
   run.at_peak = ledger->at_peak(torch::kMeta);
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) run.away[tier] = ledger->offloaded(tier);
   run.all_steps = figures_of(model, places);
-  run.wire = sent_by_axis(model, places);
+  run.wire = sent_by_axis(trained, places);
   return run;
 }
 
@@ -123,6 +126,24 @@ std::vector<SimulatedRank> run_ranks(const Flags& flags) {
     if (flags.ranks <= kMostRanksInFull || at_an_end) ranks.push_back(run_rank(flags, rank));
   }
   return ranks;
+}
+
+// The part of the ranks' time in which they wait, where the gradients of inputs and of weights take as long as a forward
+// each, and messages no time.
+double bubble_of(const Flags& flags) {
+  const auto schedule =
+      zeropage::parallel::make_schedule(flags.schedule_kind(), flags.chunks_of_rank());
+  const auto lists =
+      schedule->actions(flags.pipeline, static_cast<int>(flags.accumulator.micro_steps));
+  return simulate(lists, {{.forward = 1, .input_gradient = 1, .weight_gradient = 1}}).bubble;
+}
+
+std::string pipeline_text(const Flags& flags) {
+  if (flags.pipeline == 1) return "";
+  std::ostringstream out;
+  out << "in a pipeline of " << flags.pipeline << " by " << flags.schedule << " (bubble "
+      << std::fixed << std::setprecision(1) << 100 * bubble_of(flags) << " %), ";
+  return out.str();
 }
 
 std::string row(const std::string& label, const SimulatedCost& cost, double per) {
@@ -188,13 +209,14 @@ void simulate(const Flags& flags) {
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
   const int64_t parameters = parameters_of(flags.model);
   const auto formula_bytes = [&](const SimulatedRank& run) {
-    return memory_formula(flags, run.parameters, flags.ranks / flags.tensor)[Tier::kDevice]
+    return memory_formula(flags, run.parameters,
+                          flags.ranks / flags.ranks_of_model())[Tier::kDevice]
         .persistent();
   };
   std::cout << parameters << " parameters on " << flags.ranks << " simulated ranks, "
             << (flags.tensor > 1 ? c10::str(flags.tensor, " of them to a sample, ") : "")
-            << std::min(flags.ranks, flags.simulation.ranks_per_host) << " a host, stage "
-            << text_of(flags.options.stage) << ", " << flags.steps
+            << pipeline_text(flags) << std::min(flags.ranks, flags.simulation.ranks_per_host)
+            << " a host, stage " << text_of(flags.options.stage) << ", " << flags.steps
             << " step(s)\npersistent bytes a rank: "
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
             << zeropage::memory::format_bytes(formula_bytes(ranks.front())) << "), at the peak "
@@ -204,6 +226,7 @@ void simulate(const Flags& flags) {
   if (flags.json_path.empty()) return;
   nlohmann::json simulated = nlohmann::json::array();
   nlohmann::json json = {{"flags", flags.to_json()}, {"parameters", parameters}};
+  if (flags.pipeline > 1) json["bubble"] = bubble_of(flags);
   for (const SimulatedRank& run : ranks) {
     const zeropage::comm::WireTraffic sent = run.wire.total();
     json["wire_bytes"].push_back(wire_json(run.rank, sent, &Traffic::bytes));

@@ -12,14 +12,13 @@
 #include "device/device.h"
 #include "device/stream.h"
 #include "examples/train_gpt/kept_activations.h"
-#include "examples/train_gpt/model.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
 #include "examples/train_gpt/saved_run.h"
 #include "examples/train_gpt/step_timing.h"
 #include "examples/train_gpt/text_sample.h"
+#include "examples/train_gpt/trained_gpt.h"
 #include "examples/train_gpt/utilisation.h"
-#include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
 #include "memory/device_memory.h"
 #include "memory/process_memory.h"
@@ -28,9 +27,6 @@
 
 namespace train_gpt {
 namespace {
-
-// More would take longer than it tells.
-constexpr int64_t kMostHeldOutWindows = 64;
 
 using zeropage::memory::Breakdown;
 using zeropage::memory::Ledger;
@@ -72,8 +68,8 @@ int default_threads(const zeropage::comm::World& world, const Flags& flags) {
 // What makes one gradient infinite, while it lives.
 class InjectedInfinity {
  public:
-  InjectedInfinity(const zeropage::comm::World& world, const Flags& flags, Model& model,
-                   int64_t step, int64_t micro_step) {
+  InjectedInfinity(const zeropage::comm::World& world, const Flags& flags,
+                   zeropage::DistributedDataParallelBase& model, int64_t step, int64_t micro_step) {
     const auto& at = flags.injection;
     if (!at || at->rank != world.rank() || at->step != step || at->micro_step != micro_step) return;
     parameter_ = model.named_parameters()[c10::str("blocks.", at->layer, ".attention_qkv.weight")];
@@ -113,15 +109,16 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
 }
 
 // Returns false where SIGTERM ended it.
-bool run_steps(const Places& places, const Flags& flags, const TextData& data, Model& model,
+bool run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
                zeropage::ShardedOptimizer& optimizer, RunFigures& run) {
   const zeropage::World& world = places.data;
+  zeropage::DistributedDataParallelBase& model = trained.model();
   KeptActivations kept(flags.checkpointing, places.all, model);
-  const auto forward = [&](const Batch& batch) {
+  trained.begin([&](const std::function<torch::Tensor()>& forward) {
     const KeptActivations::Forward scope(kept);
-    return loss_of(model, batch);
-  };
-  zeropage::Accumulator accumulator(model, flags.accumulator);
+    return forward();
+  });
+  zeropage::Accumulator& accumulator = trained.accumulator();
   SavedRun saved(flags, data, model, optimizer, accumulator);
   if (places.is_first() && !saved.description().empty()) {
     std::cout << saved.description() << std::endl;
@@ -162,15 +159,14 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, M
   for (int64_t step = run.first_step; step < flags.steps && !stopped; ++step) {
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
     const auto start = Clock::now();
-    for (const Batch& batch : batches) {
-      const InjectedInfinity injected(places.all, flags, model, step, accumulator.micro_step());
-      accumulator.backward(forward(to_device(batch, device)));
-    }
+    trained.backward(batches, [&](int64_t micro_step) {
+      return std::make_shared<InjectedInfinity>(places.all, flags, model, step, micro_step);
+    });
     const auto update_start = Clock::now();
     zeropage::EnqueuedStep report = accumulator.enqueue_step(optimizer);
     run.update_seconds.push_back(
         std::chrono::duration<double>(Clock::now() - update_start).count());
-    Enqueued enqueued{StepInFlight(accumulator.loss(), start), std::move(report)};
+    Enqueued enqueued{StepInFlight(trained.loss(), start), std::move(report)};
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
     // While a device works at this step, the loss and the report of the one before are shown.
@@ -189,26 +185,6 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, M
   run.offloaded_peak_bytes = kept.offloaded_peak_bytes();
   run.kept_activations = kept.table();
   return !stopped;
-}
-
-// Ranks take turns over the windows, and all run forward as often: at stage 3 it is collective.
-double held_out_loss(const zeropage::comm::World& world, const TextData& data, Model& model) {
-  const torch::NoGradGuard no_grad;
-  model.eval();
-  const int64_t windows = std::min(kMostHeldOutWindows, data.held_out_windows());
-  const auto sum_and_count = torch::zeros({2}, torch::kFloat64);
-  for (int64_t first = 0; first < windows; first += world.size()) {
-    const int64_t window = first + world.rank();
-    const auto loss = loss_of(
-        model, to_device(data.held_out_window(std::min(window, windows - 1)), world.device()));
-    if (window >= windows) continue;
-    sum_and_count[0] += loss.item<double>();
-    sum_and_count[1] += 1;
-  }
-  world.communicator()
-      .all_reduce(sum_and_count, zeropage::comm::ReduceOp::kSum, "the held-out loss")
-      .wait();
-  return (sum_and_count[0] / sum_and_count[1]).item<double>();
 }
 
 }  // namespace
@@ -231,8 +207,9 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   own.memory.rss_base_bytes = zeropage::memory::resident_bytes();
 
   const Places places = Places::of(world, flags);
-  Model model = make_model(places, flags);
-  const auto optimizer = make_optimizer(flags, model);
+  TrainedGpt trained(places, flags);
+  zeropage::DistributedDataParallelBase& model = trained.model();
+  const auto optimizer = trained.make_optimizer();
   for (const auto& parameter : model.parameters()) own.parameters += parameter.numel();
   run.parameters = parameters_of(flags.model);
   if (const auto peak = peak_flops(flags, device)) {
@@ -242,7 +219,10 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
   if (world.rank() == 0) {
     std::cout << run.parameters << " parameters on " << world.size()
               << (world.size() == 1 ? " rank" : " ranks");
-    if (places.mesh) std::cout << ", " << flags.tensor << " of them to a sample";
+    if (flags.tensor > 1) std::cout << ", " << flags.tensor << " of them to a sample";
+    if (flags.pipeline > 1) {
+      std::cout << ", in a pipeline of " << flags.pipeline << " by " << flags.schedule;
+    }
     std::cout << " (" << world.communicator().transport() << ") on "
               << zeropage::memory::device_name(device) << ", stage " << text_of(flags.options.stage)
               << ", " << torch::get_num_threads()
@@ -257,7 +237,7 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
-  if (!run_steps(places, flags, data, model, *optimizer, run)) {
+  if (!run_steps(places, flags, data, trained, *optimizer, run)) {
     if (world.rank() == 0) {
       std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"
                 << std::endl;
@@ -278,24 +258,21 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     own.memory.host_bytes = peaks.host_peak_since_start();
   }
   own.memory.rss_peak_bytes = zeropage::memory::peak_resident_bytes();
-  own.wire = sent_by_axis(model, places);
+  own.wire = sent_by_axis(trained, places);
   run.tokens_per_second =
       static_cast<double>(flags.samples_per_step(places.data.size()) * flags.model.sequence) /
       median(run.step_seconds);
   if (run.utilisation_per_token_rate) {
     run.utilisation = *run.utilisation_per_token_rate * run.tokens_per_second;
   }
-  run.held_out_loss = held_out_loss(places.data, data, model);
-  if (!places.mesh) {
-    WeightsHash hash;
-    zeropage::visit_parameters(
-        model, [&](const std::string&, const torch::Tensor& values) { hash.add(values); });
-    run.weights_sha256 = hash.hex();
-  }
+  if (!flags.timeline_path.empty()) trained.write_timeline(flags.timeline_path);
+  run.held_out_loss = trained.held_out_loss(data);
+  run.weights_sha256 = trained.weights_sha256();
   run.communicator = world.communicator().transport();
   const std::vector<RankFigures> ranks = gather_figures(world, own);
-  const std::string text =
-      flags.sample > 0 ? sample_text(model, data, flags.sample, flags.seed) : std::string();
+  const std::string text = flags.sample > 0
+                               ? sample_text(*trained.whole(), data, flags.sample, flags.seed)
+                               : std::string();
   if (world.rank() != 0) return;
   if (!flags.memory_snapshot_path.empty()) {
     zeropage::memory::write_cuda_memory_snapshot(flags.memory_snapshot_path);

@@ -9,8 +9,8 @@ namespace train_gpt {
 using zeropage::comm::Traffic;
 using zeropage::comm::WireTraffic;
 
-std::array<Traffic*, 4> operations(WireTraffic& sent) {
-  return {&sent.all_gather, &sent.reduce_scatter, &sent.all_reduce, &sent.broadcast};
+std::array<Traffic*, 5> operations(WireTraffic& sent) {
+  return {&sent.all_gather, &sent.reduce_scatter, &sent.all_reduce, &sent.broadcast, &sent.pair};
 }
 
 WireTraffic SentByAxis::total() const {
@@ -38,13 +38,19 @@ std::vector<std::pair<std::string_view, zeropage::World>> worlds_of(
   return found;
 }
 
-SentByAxis sent_by_axis(const zeropage::DistributedDataParallelBase& model, const Places& places) {
+SentByAxis sent_by_axis(TrainedGpt& trained, const Places& places) {
   SentByAxis sent;
-  for (const auto& [name, world] : worlds_of(model)) {
+  const auto along = [&sent](std::string_view name) -> WireTraffic& {
     const auto axis = std::find(kAxes.begin(), kAxes.end(), name) - kAxes.begin();
-    sent.axes[static_cast<size_t>(axis)] = world.communicator().wire_traffic();
+    return sent.axes[static_cast<size_t>(axis)];
+  };
+  for (const auto& [name, world] : worlds_of(trained.model())) {
+    along(name) = world.communicator().wire_traffic();
   }
-  if (places.mesh) sent.axes.back() = (*places.mesh)["tensor"].communicator().wire_traffic();
+  if (const zeropage::World* const slices = places.along("tensor")) {
+    along("tensor") = slices->communicator().wire_traffic();
+  }
+  along("pipeline") = trained.sent_along_pipeline();
   return sent;
 }
 
@@ -53,7 +59,8 @@ nlohmann::json wire_json(int rank, const WireTraffic& sent, int64_t Traffic::*fi
           {"all_gather", sent.all_gather.*figure},
           {"reduce_scatter", sent.reduce_scatter.*figure},
           {"all_reduce", sent.all_reduce.*figure},
-          {"broadcast", sent.broadcast.*figure}};
+          {"broadcast", sent.broadcast.*figure},
+          {"send", sent.pair.*figure}};
 }
 
 nlohmann::json axes_json(int rank, const SentByAxis& sent) {

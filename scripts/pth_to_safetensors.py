@@ -50,6 +50,8 @@ class Tensor:
         last = offset + sum((size - 1) * stride for size, stride in zip(self.sizes, self.strides))
         if len(self.sizes) != len(self.strides) or min((offset, *self.sizes, *self.strides)) < 0 or (self.numel > 0 and last >= storage.numel):
             raise Refused(f"a tensor {self.sizes} with strides {self.strides} lies outside of its storage of {storage.numel} elements")
+        if self.numel > storage.numel:
+            raise Refused(f"a tensor {self.sizes} repeats the {storage.numel} elements of its storage; save a contiguous copy of it")
 
     @property
     def numel(self):

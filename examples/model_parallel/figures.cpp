@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
-#include <optional>
 
 #include <nlohmann/json.hpp>
 
-#include "examples/charts/bar_chart.h"
+#include "examples/charts/chart.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 
@@ -23,12 +22,6 @@ constexpr const char* kNaive = "naive";
 
 bool is_pipelined(const WayFigures& way) {
   return way.way != kSingle && way.way != kNaive;
-}
-
-std::optional<charts::Bar> bar_of(const WayFigures& way) {
-  const auto [least, most] =
-      std::minmax_element(way.images_per_second.begin(), way.images_per_second.end());
-  return charts::Bar{way.median(), *least, *most};
 }
 
 const WayFigures* best_pipelined(const Figures& figures) {
@@ -77,11 +70,12 @@ std::string table(const Figures& figures) {
                 "least to most", "x single", "peak memory", "loss");
   text += row;
   for (const WayFigures& way : figures.ways) {
-    const charts::Bar bar = *bar_of(way);
+    const auto [least, most] =
+        std::minmax_element(way.images_per_second.begin(), way.images_per_second.end());
     const std::string memory =
         way.peak_bytes > 0 ? zeropage::memory::format_bytes(way.peak_bytes) : "-";
     std::snprintf(row, sizeof(row), "%-10s %10.2f %8.2f %8.2f %10.2f %12s %10.6f\n",
-                  way.way.c_str(), bar.value, bar.least, bar.most, bar.value / single,
+                  way.way.c_str(), way.median(), *least, *most, way.median() / single,
                   memory.c_str(), way.loss);
     text += row;
   }
@@ -90,34 +84,28 @@ std::string table(const Figures& figures) {
 
 std::string chart(const std::vector<Figures>& sides) {
   check_alike(sides);
-  charts::BarChart ways{"ResNet-50, " + std::to_string(sides.front().ranks) + " ranks",
-                        "images/s",
-                        {},
-                        {{kSingle, {}}, {kNaive, {}}, {"pipelined", {}}}};
-  charts::BarChart splits{"pipelined, by split size", "images/s", {}, {}};
+  charts::Panel ways{.title = "ResNet-50 over " + std::to_string(sides.front().ranks) + " ranks",
+                     .x = {.names = {kSingle, kNaive, "best split"}},
+                     .y = {.unit = "images/s"}};
+  charts::Panel splits{.title = "pipelined, by split size",
+                       .x = {.label = "images of a micro-batch"},
+                       .y = {.unit = "images/s"}};
+  for (const WayFigures& way : sides.front().ways) {
+    if (is_pipelined(way)) splits.x.names.push_back(std::to_string(way.split_size));
+  }
   for (const Figures& side : sides) {
-    ways.sides.push_back(side.name);
-    splits.sides.push_back(side.name);
-    size_t split = 0;
+    charts::Series of_ways{.name = side.name, .mark = charts::Mark::kBars}, of_splits = of_ways;
     for (const WayFigures& way : side.ways) {
-      if (!is_pipelined(way)) {
-        ways.groups[way.way == kSingle ? 0 : 1].bars.push_back(bar_of(way));
-        continue;
-      }
-      if (splits.groups.size() <= split) {
-        splits.groups.push_back({std::to_string(way.split_size), {}});
-      }
-      splits.groups[split++].bars.push_back(bar_of(way));
+      charts::Series& series = is_pipelined(way) ? of_splits : of_ways;
+      series.points.push_back({static_cast<double>(series.points.size()), way.median()});
     }
     if (const WayFigures* const best = best_pipelined(side)) {
-      ways.groups[2].bars.push_back(bar_of(*best));
+      of_ways.points.push_back({2, best->median()});
     }
+    ways.series.push_back(of_ways);
+    splits.series.push_back(of_splits);
   }
-  const double left = charts::width_of(ways) + 40;
-  charts::Svg svg(left + charts::width_of(splits) + 10, charts::kBarChartHeight);
-  charts::draw(svg, ways, 0);
-  charts::draw(svg, splits, left);
-  return svg.picture();
+  return charts::svg({ways, splits});
 }
 
 void write(const std::string& file, const Figures& figures) {

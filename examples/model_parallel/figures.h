@@ -28,7 +28,7 @@ struct Figures {
 
 std::string table(const Figures& figures);
 
-// The three ways, pipelined by its best split size, and beside them all split sizes. sides: figures of one program or
+// Bars of the medians: the three ways, pipelined by its best split size, and beside them all split sizes. sides: figures of one program or
 // of several. Throws unless they measured the same.
 std::string chart(const std::vector<Figures>& sides);
 

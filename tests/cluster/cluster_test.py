@@ -141,7 +141,7 @@ class SlurmJobTest(ClusterTest):
             time.sleep(0.1)
 
     def until_saved(self, name):
-        self.until(lambda: (self.folder / name / "step-2").exists(), name)
+        self.until(lambda: (self.folder / name / "latest").exists(), name)
 
     def log(self, name):
         paths = sorted(self.folder.glob(f"{name}.log*"))
@@ -154,12 +154,14 @@ class SlurmJobTest(ClusterTest):
         self.assertEqual(programs.weights_in(self.log(name)), weights, self.log(name))
 
     def test_a_job_that_is_told_to_end_or_is_requeued_goes_on_and_a_cancelled_one_does_not(self):
-        names = {"told": 2, "requeued": 2, "cancelled": 1}
-        jobs = {name: self.start(name, nodes, 500) for name, nodes in names.items()}
-        for name in names:
-            self.until_saved(name)
+        # Pauses that are long enough for all of them to be in mid-run when their turn comes.
+        jobs = {"told": self.start("told", 2, 1000), "requeued": self.start("requeued", 2, 1500),
+                "cancelled": self.start("cancelled", 1, 10000)}
+        self.until_saved("told")
         self.slurm.run(["scancel", "--signal=TERM", jobs["told"]])
+        self.until_saved("requeued")
         self.assertEqual(self.slurm.run(["scontrol", "requeue", jobs["requeued"]]).returncode, 0)
+        self.until_saved("cancelled")
         self.slurm.run(["scancel", jobs["cancelled"]])
         weights = self.local_weights()
         self.check_goes_on(jobs["told"], "told", weights)
@@ -170,11 +172,11 @@ class SlurmJobTest(ClusterTest):
         self.assertNotIn("goes back into the queue", self.log("cancelled"))
 
     def test_a_job_that_loses_a_node_or_its_daemon_goes_on_and_ranks_that_outlive_it_lose_the_folder(self):
-        lost = self.start("lost", 2, 500)
+        lost = self.start("lost", 2, 1000)
         fenced = self.start("fenced", 1, 2000, epochs=5)
-        for name in ("lost", "fenced"):
-            self.until_saved(name)
+        self.until_saved("lost")
         self.slurm.kill_host(self.slurm.nodes_of(lost)[1])
+        self.until_saved("fenced")
         node = self.slurm.nodes_of(fenced)[0]
         self.slurm.kill_daemon(node)
         self.until(lambda: "has lost this folder to run 2 (host h" in self.log("fenced"), "fenced", 120)

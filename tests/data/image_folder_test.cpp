@@ -136,6 +136,22 @@ TEST(ImageFolderTest, ClassesAreFoldersAndBrokenFilesAreNamedAndNoSamples) {
   }
 }
 
+TEST(ImageFolderTest, ImagesInFilesAreThoseInMemoryAndABrokenOneIsNamedWhereItIsUsed) {
+  const DiskFolder folder;
+  write_classes(folder.path());
+  const data::ImageFolder memory(folder.path(), {.short_side = 10});
+  const data::ImageFolder files(folder.path(),
+                                {.images_in = data::ImagesIn::kFiles, .short_side = 10});
+  ASSERT_EQ(files.size(), 4) << "the broken one too";
+  EXPECT_TRUE(files.skipped().empty());
+  EXPECT_THAT(error_of([&] { files.image(1); }),
+              HasSubstr("/tools/broken.png: expected a PNG or JPEG file"));
+  for (const auto& [in_files, in_memory] : {std::pair{0, 0}, {2, 1}, {3, 2}}) {
+    EXPECT_EQ(files.path(in_files), memory.path(in_memory));
+    EXPECT_TRUE(files.image(in_files).equal(memory.image(in_memory)));
+  }
+}
+
 TEST(ImageFolderTest, AFolderThatCannotBeTrainedOnIsRefused) {
   const DiskFolder folder;
   const auto says = [&] { return error_of([&] { data::ImageFolder images(folder.path()); }); };

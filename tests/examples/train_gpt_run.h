@@ -3,35 +3,19 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/harness/shell.h"
+
 namespace zeropage::testing {
-
-struct Outcome {
-  int exit_code = -1;
-  std::string output;  // stdout and stderr
-};
-
-inline Outcome shell(const std::string& command) {
-  Outcome outcome;
-  FILE* pipe = ::popen(("{ " + command + " ; } 2>&1").c_str(), "r");
-  char buffer[4096];
-  while (const size_t count = std::fread(buffer, 1, sizeof(buffer), pipe))
-    outcome.output.append(buffer, count);
-  const int status = ::pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-  return outcome;
-}
 
 inline std::string train_gpt_program() {
   const char* const elsewhere = std::getenv("TRAIN_GPT");

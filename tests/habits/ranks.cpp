@@ -2,6 +2,7 @@
 #include <map>
 
 #include "tests/habits/scripts.h"
+#include "tests/harness/disk_folder.h"
 
 namespace zeropage::habits_of_ranks {
 namespace {
@@ -123,6 +124,25 @@ const int kReadsAlone =
                      }
                      train_steps(run, model, *optimizer, 2, 2);
                    });
+                 }
+               }});
+
+const int kTwoSavers =
+    add_habit({kGroup, "saves by a StateSaver after another one was made for its folder",
+               "one saver a folder, made before load_state()", [] {
+                 for (const int stage : {0, 3}) {
+                   const Setting setting{.stage = stage};
+                   const DiskFolder disk;
+                   const auto errors = try_ranks(setting.ranks, [&](World& world) {
+                     OurRun run(world, setting);
+                     auto model = run.wrap(make<Mlp>());
+                     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+                     StateSaver older(disk.path(), world);
+                     const StateSaver newer(disk.path(), world);
+                     older.save(model, optimizer, {.step = 1});
+                     older.wait();
+                   });
+                   EXPECT_THAT(message_of(errors[0]), HasSubstr("has lost this folder to run 2"));
                  }
                }});
 

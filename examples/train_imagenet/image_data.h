@@ -1,0 +1,63 @@
+// The images of a run: which are for training and which for validation, and batches of them as the network sees them.
+//
+// Threads: constant after construction, so any number may make batches. Throws c10::Error: which folder or key, what was expected, what is
+// there.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/image_folder.h"
+#include "data/prefetching_loader.h"
+#include "data/transforms.h"
+#include "examples/train_imagenet/config.h"
+
+namespace train_imagenet {
+
+// Some images of a folder.
+struct ImageSubset {
+  const zeropage::data::ImageFolder* folder = nullptr;
+  std::vector<int64_t> samples;  // of the folder
+  std::vector<int64_t> labels;   // of the folder's classes -> the network's
+
+  int64_t size() const { return static_cast<int64_t>(samples.size()); }
+};
+
+class ImageData {
+ public:
+  using Batch = zeropage::data::PrefetchingLoader::Batch;
+
+  // Reads all images, unless they stay in their files. threads: that read them.
+  ImageData(const Config& config, int threads);
+
+  // Of the network: those of the data, or more.
+  int64_t classes() const { return classes_; }
+  const std::vector<std::string>& class_names() const { return images_.classes(); }
+  const ImageSubset& training() const { return training_; }
+  const ImageSubset& validation() const { return validation_; }
+  // Messages of files that could not be read.
+  std::vector<std::string> skipped() const;
+
+  // What the network sees of an image in a validation.
+  static zeropage::data::Transform centre(const Config& config);
+
+  // samples: numbers within the subset. {[batch, 3, side, side] fp32, [batch] int64}
+  Batch training_batch(const std::vector<int64_t>& samples, int64_t epoch) const;
+  Batch validation_batch(const std::vector<int64_t>& samples) const;
+
+ private:
+  void choose_samples(const Config& config);
+  Batch batch_of(const ImageSubset& subset, const zeropage::data::Transform& transform,
+                 const std::vector<int64_t>& samples, int64_t epoch) const;
+
+  const zeropage::data::ImageFolder images_;
+  const std::optional<zeropage::data::ImageFolder> validation_images_;
+  const zeropage::data::Transform augment_, centre_;
+  const uint64_t seed_;
+  int64_t classes_ = 0;
+  ImageSubset training_, validation_;
+};
+
+}  // namespace train_imagenet

@@ -1,0 +1,77 @@
+#include "examples/train_imagenet/network.h"
+
+#include <algorithm>
+#include <mutex>
+#include <set>
+
+#include "memory/check.h"
+#include "zero/saving/module_weights.h"
+#include "zero/sync_batch_norm.h"
+
+namespace train_imagenet {
+namespace {
+
+using image_models::ImageModel;
+
+// Threads share the generator that modules draw from, so ranks that are threads construct one after the other.
+std::shared_ptr<ImageModel> made_alike(const Config& config,
+                                       const image_models::ModelRegistry& models, int64_t classes) {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  torch::manual_seed(static_cast<uint64_t>(config.train.seed));
+  return models.make(
+      config.model.name,
+      {.classes = classes, .image_side = config.data.image_side, .width = config.model.width});
+}
+
+bool is_within(const std::vector<std::string>& names, const std::set<std::string>& allowed) {
+  return std::all_of(names.begin(), names.end(),
+                     [&](const std::string& name) { return allowed.contains(name); });
+}
+
+// Without the head, where nothing but the head is in the way. Returns whether it is so.
+bool load_without_head(const std::string& file, ImageModel& module) {
+  std::set<std::string> head;
+  zeropage::ModuleLoadOptions options{.strict = false};
+  for (const auto& parameter : module.named_parameters()) {
+    if (!parameter.key().starts_with(module.head() + ".")) continue;
+    head.insert(parameter.key());
+    options.names[parameter.key()] = "";  // the file has no such name
+  }
+  const zeropage::ModuleLoadReport report = zeropage::load_weights(file, module, options);
+  return is_within(report.missing, head) && is_within(report.unexpected, head);
+}
+
+std::string load(const std::string& file, ImageModel& module) {
+  try {
+    zeropage::load_weights(file, module);
+    return "LOAD_WEIGHTS " + file + ": all weights";
+  } catch (const zeropage::state::StateError&) {
+    bool loaded = false;
+    try {
+      loaded = load_without_head(file, module);
+    } catch (const zeropage::state::StateError&) {
+      // The first error has all names.
+    }
+    if (!loaded) throw;
+  }
+  return "LOAD_WEIGHTS " + file + ": all weights but the head \"" + module.head() +
+         "\", which is of other classes and begins anew";
+}
+
+}  // namespace
+
+Network make_network(const Config& config, const image_models::ModelRegistry& models,
+                     int64_t classes, const zeropage::World& world) {
+  ZP_CHECK(models.has(config.model.name), "MODEL.NAME: there is no network \"", config.model.name,
+           "\"; expected one of ", c10::Join(", ", models.names()));
+  Network network{made_alike(config, models, classes), ""};
+  if (!config.load_weights.empty()) network.note = load(config.load_weights, *network.module);
+  network.module->to(world.device());
+  if (config.model.sync_batch_norm && world.size() > 1) {
+    zeropage::sync_batch_norm(*network.module, world);
+  }
+  return network;
+}
+
+}  // namespace train_imagenet

@@ -1,0 +1,222 @@
+#include "examples/train_imagenet/training.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <thread>
+
+#include "examples/train_gpt/weights_hash.h"
+#include "examples/train_imagenet/config_keys.h"
+#include "examples/train_imagenet/image_data.h"
+#include "examples/train_imagenet/out_folder.h"
+#include "examples/train_imagenet/reports.h"
+#include "examples/train_imagenet/schedule.h"
+#include "examples/train_imagenet/trained_model.h"
+#include "examples/train_imagenet/validation.h"
+#include "memory/check.h"
+
+namespace train_imagenet {
+namespace {
+
+namespace data = zeropage::data;
+
+class Run {
+ public:
+  Run(const Config& config, const image_models::ModelRegistry& models, zeropage::World& world)
+      : config_(config),
+        world_(world),
+        out_(config, world),
+        images_(config, reading_threads(world)),
+        trained_(config, make_network(config, models, images_.classes(), world), world),
+        loader_(data::DistributedSampler(images_.training().size(),
+                                         {.rank = world.rank(),
+                                          .ranks = world.size(),
+                                          .batch = config.train.batch / world.size(),
+                                          .last = data::LastBatch::kDropped,
+                                          .seed = static_cast<uint64_t>(config.train.seed)}),
+                [this](const std::vector<int64_t>& samples, int64_t epoch) {
+                  return images_.training_batch(samples, epoch);
+                },
+                {.threads = static_cast<int>(config.data.loader_threads)}) {
+    state_.accumulator = &trained_.accumulator();
+    state_.average = trained_.average();
+    state_.extras["loader"] = zeropage::RunExtra::of(loader_);
+    introduce();
+    if (!config.eval_only) {
+      out_.write_classes(images_.class_names());
+      // Before a state is looked for: from here on no former start of this run saves any more.
+      saver_.emplace(
+          out_.states(), world_,
+          zeropage::StateSaverOptions{.keep_last = config.run.keep_states, .on_sigterm = true});
+    }
+    resume();
+  }
+
+  void train() {
+    if (config_.eval_only) {
+      validate_all();
+      return;
+    }
+    zeropage::check_can_save(out_.states(), trained_.model(), trained_.optimizer());
+    for (int64_t epoch = loader_.epoch(); epoch < config_.train.epochs; ++epoch) {
+      loader_.set_epoch(epoch);
+      train_epoch();
+      if (ends_) break;
+    }
+    saver_->wait();
+    if (was_stopped_) {
+      out_.tell("stopped by SIGTERM at step " + std::to_string(state_.step) +
+                "; the same command goes on");
+      return;
+    }
+    // They are no states of the run.
+    zeropage::SaveOptions options{.update_latest = false};
+    zeropage::save_weights(out_.file("weights"), trained_.model(), state_, options);
+    if (trained_.average() == nullptr) return;
+    options.weights_as = zeropage::WeightsAs::kAverage;
+    zeropage::save_weights(out_.file("average"), trained_.model(), state_, options);
+  }
+
+  std::string weights_sha256() {
+    const zeropage::GatheredParameters whole(trained_.model());
+    train_gpt::WeightsHash hash;
+    for (const torch::Tensor& parameter : trained_.model().parameters()) {
+      hash.add(parameter.detach());
+    }
+    return hash.hex();
+  }
+
+ private:
+  static int reading_threads(const zeropage::World& world) {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world.local_size());
+  }
+
+  void introduce() {
+    for (const std::string& skipped : images_.skipped()) out_.tell("skipped " + skipped);
+    out_.tell(c10::str(config_.model.name, ": ", images_.classes(), " classes, ",
+                       images_.training().size(), " images to train on, ",
+                       images_.validation().size(), " to validate; ", world_.size(),
+                       world_.size() == 1 ? " rank" : " ranks", ", batch ", config_.train.batch,
+                       ", learning rate ", base_rate(config_)));
+    if (!trained_.note().empty()) out_.tell(trained_.note());
+  }
+
+  void resume() {
+    const bool goes_on = (config_.auto_resume || config_.eval_only) && out_.has_state(world_);
+    // Weights that are given are what EVAL_ONLY is to validate.
+    if (!goes_on || (config_.eval_only && !config_.load_weights.empty())) {
+      ZP_CHECK(!config_.eval_only || !config_.load_weights.empty(), "EVAL_ONLY: OUT_DIR ",
+               config_.out_dir, " has no state; train first, or give LOAD_WEIGHTS FILE");
+      seed_rank(0);
+      if (!config_.eval_only) out_.rewind_metrics(-1);
+      return;
+    }
+    const auto report = zeropage::load_state(out_.states(), trained_.model(), trained_.optimizer(),
+                                             state_, {.fall_back = true});
+    for (const std::string& note : report.notes) out_.tell(note);
+    // Masks that were drawn by as many ranks go on; others are drawn anew.
+    if (report.random_states != world_.size()) seed_rank(state_.step);
+    if (!config_.eval_only) out_.rewind_metrics(state_.step);
+    out_.tell(c10::str("goes on from ", report.directory.string(), ": step ", state_.step,
+                       ", epoch ", loader_.epoch() + 1, ", sample ", loader_.position()));
+    saved_step_ = state_.step;
+    ends_ = is_over();
+  }
+
+  // Dropout draws other numbers on each rank.
+  void seed_rank(int64_t step) const {
+    data::SampleRandom random(static_cast<uint64_t>(config_.train.seed), step, world_.rank());
+    torch::manual_seed(random.next());
+  }
+
+  int64_t last_step() const {
+    const int64_t all = config_.train.epochs * loader_.batches();
+    return config_.train.steps > 0 ? std::min(all, config_.train.steps) : all;
+  }
+  bool is_over() const { return state_.step >= last_step(); }
+  Place place() const {
+    return {.step = state_.step,
+            .epoch = loader_.epoch(),
+            .epochs = config_.train.epochs,
+            .in_epoch = loader_.position() / config_.train.batch,
+            .of_epoch = loader_.batches()};
+  }
+
+  void train_epoch() {
+    reports_.begin();
+    while (!ends_) {
+      const Place before = place();
+      const data::SampleRandom random(static_cast<uint64_t>(config_.train.seed), before.epoch,
+                                      loader_.position());
+      const auto batch = loader_.next();
+      if (!batch) break;
+      step({*batch, rate_at(config_, before.epochs_made()), random});
+      was_stopped_ = saver_->stop_requested();
+      ends_ = was_stopped_ || is_over();
+      const bool is_time = config_.run.save_every > 0 && state_.step % config_.run.save_every == 0;
+      if (is_time || was_stopped_) save();
+    }
+    if (was_stopped_) return;
+    validate_all();
+    if (config_.run.save_every == 0 || ends_) save();
+  }
+
+  void save() {
+    if (saved_step_ == state_.step) return;
+    saver_->save(trained_.model(), trained_.optimizer(), state_);
+    saved_step_ = state_.step;
+  }
+
+  void step(const StepInput& input) {
+    const zeropage::StepReport report = trained_.step(input, reports_.since_last());
+    ++state_.step;
+    state_.samples += config_.train.batch;
+    if (!report.stepped()) {
+      out_.tell(c10::str("step ", state_.step, ": ", report.to_string()));
+    }
+    const Place now = place();
+    if (now.in_epoch % config_.run.report_every == 0 || now.in_epoch == now.of_epoch) {
+      reports_.training(world_, now, input.learning_rate);
+    }
+  }
+
+  void validate_all() {
+    validate_one("validation");
+    if (zeropage::WeightAverage* const average = trained_.average()) {
+      average->swap_in();
+      validate_one("average");
+      average->swap_out();
+    }
+    if (!config_.eval_only) out_.draw_curves();
+  }
+
+  void validate_one(const std::string& of) {
+    const Score score = validate(trained_, images_, config_.run.validation_batch, world_);
+    reports_.validation(of, place(), score, /*keeps=*/!config_.eval_only);
+  }
+
+  const Config& config_;
+  zeropage::World world_;
+  OutFolder out_;
+  const ImageData images_;
+  TrainedModel trained_;
+  data::PrefetchingLoader loader_;
+  zeropage::RunState state_;
+  std::optional<zeropage::StateSaver> saver_;  // unless EVAL_ONLY
+  Reports reports_{out_};
+  int64_t saved_step_ = -1;
+  bool ends_ = false;
+  bool was_stopped_ = false;
+};
+
+}  // namespace
+
+std::string run(const Config& config, const image_models::ModelRegistry& models,
+                zeropage::World& world) {
+  check(config, world.size());
+  Run run(config, models, world);
+  run.train();
+  return run.weights_sha256();
+}
+
+}  // namespace train_imagenet

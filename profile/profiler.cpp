@@ -3,6 +3,7 @@
 #include <cstring>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceType.h>
@@ -12,7 +13,6 @@
 #include "profile/operator_names.h"
 #include "profile/recorder.h"
 #include "profile/report/profile_file.h"
-#include "profile/report/written.h"
 
 namespace zeropage::profile {
 namespace {
@@ -69,7 +69,7 @@ Profiler::Step::~Step() {
   if (profiler_ != nullptr) profiler_->end_step();
 }
 
-Profiler::Step Profiler::step(int64_t number) {
+Profiler::Step Profiler::step(int64_t number, const std::string& label) {
   ZP_CHECK(!parts_->in_step, "Profiler::step(", number,
            "): the step before it is still being recorded; let what step() returned end first");
   if (number < options_.first_step || number > options_.last_step) return Step(nullptr);
@@ -81,7 +81,7 @@ Profiler::Step Profiler::step(int64_t number) {
   }
   parts_->in_step = true;
   parts_->last_number = number;
-  parts_->recorder->begin_step(number);
+  parts_->recorder->begin_step(number, label);
   return Step(this);
 }
 
@@ -123,15 +123,13 @@ Profile Profiler::join() const {
   return profile;
 }
 
-void Profiler::write(const std::vector<std::filesystem::path>& paths) const {
-  for (const std::filesystem::path& path : paths) {
-    const auto error = check_name(path);
-    ZP_CHECK(error.empty(), "Profiler::write(): ", error);
-  }
+void Profiler::write(const ProfileFiles& files) const {
+  const std::string unfit = check_names(files);
+  ZP_CHECK(unfit.empty(), "Profiler::write(): ", unfit);
   const Profile profile = join();
   const auto write_all = [&](const std::vector<std::string>& /*texts*/) -> std::string {
     try {
-      for (const std::filesystem::path& path : paths) write_profile(profile, path);
+      write_files(profile, files);
       return {};
     } catch (const std::exception& error) {
       return error.what();

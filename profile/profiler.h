@@ -1,12 +1,13 @@
 // Records chosen steps of a training loop: who allocated what and when, which pages came and went, what
-// travelled, and who waited for it. Written as JSON.
+// travelled, and who waited for it. Shown as a page, by
+// Perfetto, or in the terminal (zp report).
 //
 //   zeropage::profile::Profiler profiler(world, {.first_step = 3, .last_step = 5});
 //   for (int64_t step = 0; step < steps; ++step) {
 //     const auto recorded = profiler.step(step);  // until the end of the block
 //     ...                                         // forward, backward, step
 //   }
-//   profiler.write({"profile.json"});  // on all ranks
+//   profiler.write({.page = "report.html", .profile = "profile.json"});  // on all ranks
 //
 // Nothing changes in the results. Steps that are not chosen cost nothing. A chosen one takes some 0.2 us for
 // each allocation and each operator, and 100 bytes for each allocation and each free until the profile
@@ -18,17 +19,16 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "comm/world.h"
 #include "memory/ledger.h"
+#include "profile/report/profile.h"
+#include "profile/report/written.h"
 
 namespace zeropage::profile {
-
-struct Profile;
 
 struct ProfilerOptions {
   // Steps first_step to last_step, both included, as they are numbered in step().
@@ -43,13 +43,14 @@ class Profiler {
   class Step {
    public:
     ~Step();
+    Step(Step&& other) noexcept : profiler_(std::exchange(other.profiler_, nullptr)) {}
     Step(const Step&) = delete;
     Step& operator=(const Step&) = delete;
 
    private:
     friend class Profiler;
     explicit Step(Profiler* profiler) : profiler_(profiler) {}
-    Profiler* const profiler_;  // null: not chosen
+    Profiler* profiler_;  // null: not chosen
   };
 
   // Throws for steps that are none.
@@ -58,8 +59,8 @@ class Profiler {
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;
 
-  // Throws while another Profiler records this rank.
-  [[nodiscard]] Step step(int64_t number);
+  // label: stands beside the number in reports. Throws while another Profiler records this rank.
+  [[nodiscard]] Step step(int64_t number, const std::string& label = "");
 
   // What this rank should hold from step to step, for the table. Without it there is no such column.
   void set_formula(const memory::Breakdown& bytes);
@@ -68,9 +69,9 @@ class Profiler {
 
   // Rank 0 gets all ranks'; the others an empty one. Collective, and sends what was recorded.
   Profile join() const;
-  // The same in files whose names end in .json. Collective; rank 0 writes. Throws on all ranks for another
-  // name, or a file that cannot be written.
-  void write(const std::vector<std::filesystem::path>& paths) const;
+  // The same in files. Collective; rank 0 writes. Throws on all ranks for names that do not fit, or a file that
+  // cannot be written.
+  void write(const ProfileFiles& files) const;
 
  private:
   void end_step();

@@ -79,7 +79,7 @@ void Recorder::detach() {
   ledger_->sink().exchange(nullptr);
 }
 
-void Recorder::begin_step(int64_t step) {
+void Recorder::begin_step(int64_t step, const std::string& label) {
   TORCH_INTERNAL_ASSERT(attached_);
   const std::lock_guard lock(mutex_);
   TORCH_INTERNAL_ASSERT(!recording_);
@@ -87,6 +87,7 @@ void Recorder::begin_step(int64_t step) {
   training_thread_ = std::this_thread::get_id();
   StepProfile& profile = steps_.emplace_back();
   profile.step = step;
+  profile.label = label;
   for (const memory::Breakdown& bytes : held_.now()) {
     profile.before.emplace_back(bytes.bytes.begin(), bytes.bytes.end());
   }

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -36,7 +37,7 @@ class Recorder final : public memory::EventSink, public std::enable_shared_from_
   bool is_attached() const { return attached_; }
 
   // REQUIRES: is_attached(); steps do not overlap.
-  void begin_step(int64_t step);
+  void begin_step(int64_t step, const std::string& label = "");
   void end_step();
 
   // What was recorded so far, with the rank's number.

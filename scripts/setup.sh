@@ -5,6 +5,7 @@
 #   scripts/setup.sh            what the build and the tests need
 #   scripts/setup.sh --lint     the formatter and the linter too
 #   scripts/setup.sh --fuzz     clang with its fuzzer too, for scripts/fuzz.sh
+#   scripts/setup.sh --browser  Chromium too, in which a test draws the page of a profile
 #   scripts/setup.sh --docs     Doxygen too, for scripts/docs.sh
 #   scripts/setup.sh --cluster  Slurm, munge and Open MPI too, for tests/cluster; with --cuda, torchrun starts from .venv
 #   scripts/setup.sh --cuda     the CUDA libraries too (2.5 GB), to build the preset `cuda`; nvcc 13 must be there
@@ -19,12 +20,13 @@ for flag in "$@"; do
   case $flag in
     --lint) packages+=(clang-format clang-tidy) ;;
     --fuzz) packages+=(clang libclang-rt-dev) ;;
+    --browser) packages+=(chromium) ;;
     --docs) packages+=(doxygen) ;;
     --cluster)
       packages+=(slurm-wlm munge openmpi-bin iproute2)
       with_cluster=yes ;;
     --cuda) with_cuda=yes ;;
-    *) printf 'setup: %s: expected --lint, --fuzz, --docs, --cluster or --cuda\n' "$flag" >&2; exit 2 ;;
+    *) printf 'setup: %s: expected --lint, --fuzz, --browser, --docs, --cluster or --cuda\n' "$flag" >&2; exit 2 ;;
   esac
 done
 

@@ -15,6 +15,7 @@
 #include "comm/launcher/launch_fields.h"
 #include "comm/launcher/launcher.h"
 #include "tools/plan_command.h"
+#include "tools/report_command.h"
 #include "tools/schedule_command.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
@@ -104,6 +105,7 @@ int run_zp(int argc, char** argv) {
   std::vector<std::unique_ptr<Subcommand>> subcommands;
   subcommands.push_back(std::make_unique<RunCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::PlanCommand>(zp));
+  subcommands.push_back(std::make_unique<zeropage::tools::ReportCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::ScheduleCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::TopologyCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::StateCommand>(zp));

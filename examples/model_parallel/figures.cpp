@@ -84,12 +84,11 @@ std::string table(const Figures& figures) {
 
 std::string chart(const std::vector<Figures>& sides) {
   check_alike(sides);
-  charts::Panel ways{.title = "ResNet-50 over " + std::to_string(sides.front().ranks) + " ranks",
-                     .x = {.names = {kSingle, kNaive, "best split"}},
-                     .y = {.unit = "images/s"}};
-  charts::Panel splits{.title = "pipelined, by split size",
-                       .x = {.label = "images of a micro-batch"},
-                       .y = {.unit = "images/s"}};
+  charts::Panel ways{
+      .title = "images a second: ResNet-50 over " + std::to_string(sides.front().ranks) + " ranks",
+      .x = {.names = {kSingle, kNaive, "best split"}}};
+  charts::Panel splits{.title = "images a second: pipelined, by split size",
+                       .x = {.label = "images of a micro-batch"}};
   for (const WayFigures& way : sides.front().ways) {
     if (is_pipelined(way)) splits.x.names.push_back(std::to_string(way.split_size));
   }

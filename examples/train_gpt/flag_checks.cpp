@@ -24,6 +24,27 @@ void check_state(const StateFlags& state) {
            "--resume-fall-back on: is about what is resumed; use --resume DIR, or leave it out");
 }
 
+void check_profile(const Flags& flags) {
+  const ProfileFlags& profile = flags.profile;
+  const auto require = [](bool condition, const std::string& message) {
+    if (!condition) throw CLI::ValidationError(message);
+  };
+  require(profile.is_asked_for() || profile.steps.empty(),
+          "--profile-steps: is about what --report or --trace shows; use one of them, or leave "
+          "this out");
+  if (!profile.is_asked_for()) return;
+  require(!flags.simulates(),
+          "--report, --trace: the steps of a simulated run take no time; leave them out, or use "
+          "--json, which has its bytes");
+  require(profile.report.ends_with(".html") || profile.report.ends_with(".json") ||
+              profile.report.empty(),
+          "--report " + profile.report +
+              ": expected a name that ends in .html for a page, or in .json for zp report");
+  require(profile.trace.ends_with(".json") || profile.trace.empty(),
+          "--trace " + profile.trace + ": expected a name that ends in .json");
+  profile.range(flags.steps);
+}
+
 void check_values(const Flags& flags) {
   const auto require = [](bool condition, const std::string& message) {
     if (!condition) throw CLI::ValidationError(message);
@@ -56,6 +77,7 @@ void check_values(const Flags& flags) {
           "--world-invariant out");
   check_own_forms(flags);
   check_state(flags.state);
+  check_profile(flags);
   require(
       !flags.simulates() || (!flags.state.saves() && flags.state.resume.empty()),
       "--communicator simulated: its tensors have no values to save or resume; leave --save and "

@@ -56,6 +56,20 @@ constexpr auto table_of(std::type_identity<StateFlags>) {
 }
 static_assert(zeropage::memory::tells_all_fields<StateFlags>());
 
+constexpr auto table_of(std::type_identity<ProfileFlags>) {
+  using zeropage::memory::field;
+  return std::tuple(zeropage::memory::section(
+      "Profile",
+      field<&ProfileFlags::report>({.help = "Where the bytes of some steps went: FILE.html, a page "
+                                            "that needs no network; FILE.json for zp report",
+                                    .flag = {"report", "FILE"}}),
+      field<&ProfileFlags::trace>(
+          {.help = "The same for ui.perfetto.dev, FILE.json", .flag = {"trace", "FILE"}}),
+      field<&ProfileFlags::steps>({.help = "The steps to record, from 1 on; the last three if none",
+                                   .flag = {"profile-steps", "A-B"}})));
+}
+static_assert(zeropage::memory::tells_all_fields<ProfileFlags>());
+
 constexpr auto table_of(std::type_identity<SimulationFlags>) {
   using zeropage::memory::Bounds, zeropage::memory::field;
   return std::tuple(zeropage::memory::section(

@@ -96,6 +96,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   line.add(flags, "Ranks");
   line.add(flags.options, "What is sharded");
   line.add(flags, "Run");
+  line.add(flags.profile);
   line.add(flags.simulation, "", "With --communicator simulated");
   add_checkpointing(app, flags.checkpointing);
   // What the library's line does not have.
@@ -170,6 +171,7 @@ nlohmann::json Flags::to_json() const {
   write_flags(accumulator, forms, json);
   write_flags(options, forms, json);
   write_flags(state, forms, json);
+  write_flags(profile, forms, json);
   if (simulates()) write_flags(simulation, forms, json);
   json["page-bytes"] = zeropage::page_bytes_on(device_type(), options);
   // What it comes to is in --batch and --accumulate.

@@ -48,6 +48,17 @@ struct Injection {
   int64_t step = 0;
 };
 
+// Of which steps the bytes are recorded, and where they are shown.
+struct ProfileFlags {
+  std::string report;  // NAME.html or NAME.json; "": none
+  std::string trace;   // "": none
+  std::string steps;   // "A-B", from 1 on, both included; "": the last three
+
+  bool is_asked_for() const { return !report.empty() || !trace.empty(); }
+  // The first and the last, counted from 0, of a run of so many. Throws for steps that it does not have.
+  std::pair<int64_t, int64_t> range(int64_t steps_of_run) const;
+};
+
 struct Flags {
   std::string data = "auto";
   GptConfig model;
@@ -72,6 +83,7 @@ struct Flags {
   std::optional<Injection> injection;
   double peak_tflops = 0;  // 0: the device's, where it is known
   StateFlags state;
+  ProfileFlags profile;
   CheckpointFlags checkpointing;
   std::string deferred = "auto";
   std::string communicator = "auto";

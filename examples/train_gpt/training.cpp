@@ -12,6 +12,7 @@
 #include "device/device.h"
 #include "device/stream.h"
 #include "examples/train_gpt/kept_activations.h"
+#include "examples/train_gpt/profiled_steps.h"
 #include "examples/train_gpt/progress.h"
 #include "examples/train_gpt/run_report.h"
 #include "examples/train_gpt/saved_run.h"
@@ -110,7 +111,7 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
 
 // Returns false where SIGTERM ended it.
 bool run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
-               zeropage::ShardedOptimizer& optimizer, RunFigures& run) {
+               zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
   const zeropage::World& world = places.data;
   zeropage::DistributedDataParallelBase& model = trained.model();
   KeptActivations kept(flags.checkpointing, places.all, model);
@@ -158,6 +159,7 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
   bool stopped = false;
   for (int64_t step = run.first_step; step < flags.steps && !stopped; ++step) {
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
+    const auto recorded = profiled.step(step);
     const auto start = Clock::now();
     trained.backward(batches, [&](int64_t micro_step) {
       return std::make_shared<InjectedInfinity>(places.all, flags, model, step, micro_step);
@@ -237,13 +239,15 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
-  if (!run_steps(places, flags, data, trained, *optimizer, run)) {
+  ProfiledSteps profiled(world, flags, run.parameters);
+  if (!run_steps(places, flags, data, trained, *optimizer, profiled, run)) {
     if (world.rank() == 0) {
       std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"
                 << std::endl;
     }
     return;
   }
+  profiled.write();
   run.recompute = zeropage::checkpointing::recompute_statistics();
   own.memory.now = ledger.now(device.type());
   own.memory.on_host = ledger.offloaded(zeropage::memory::Tier::kHost);

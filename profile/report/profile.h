@@ -80,6 +80,7 @@ struct Holding {
 
 struct StepProfile {
   int64_t step = 0;
+  std::string label;  // "": none beside its number
   int64_t duration_ns = 0;
   std::vector<std::vector<int64_t>> before;  // bytes at the step's begin, by account and kind
   std::vector<Change> changes;               // in the order in which the totals changed

@@ -227,6 +227,7 @@ std::vector<int64_t> read_bytes_by_kind(const Reader& reader, const Json& values
 StepProfile read_step(const Reader& reader, const Json& json, const Limits& most) {
   StepProfile step;
   step.step = reader.number(reader.at(json, "step"), "step", 0, kMost);
+  step.label = reader.text(reader.at(json, "label"), "label");
   step.duration_ns = reader.number(reader.at(json, "duration_ns"), "duration_ns", 0, kMost);
   const Json& before = reader.list(json, "before");
   if (before.size() != static_cast<size_t>(most.accounts)) {
@@ -267,6 +268,7 @@ RankProfile read_rank(const Reader& reader, const Json& json, Limits most) {
 
 Json step_json(const StepProfile& step) {
   return {{"step", step.step},
+          {"label", step.label},
           {"duration_ns", step.duration_ns},
           {"before", step.before},
           {"changes", changes_json(step.changes)},

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -248,8 +249,12 @@ TEST_F(TrainImagenetTest, ARunThatLostItsFolderToANewerOneSavesNothingMore) {
   int forwards = 0;
   models.add("watched", [&](const image_models::ModelOptions& options) {
     return std::make_shared<WatchedNet>(options, [&](const torch::Tensor&) {
-      // Another run takes the folder.
-      if (++forwards == 3) state::RunToken(path("out/states"));
+      if (++forwards != 3) return;
+      // Once the first epoch's state is on the disk, another run takes the folder.
+      for (int i = 0; i < 5000 && !std::filesystem::exists(path("out/states/latest")); ++i) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+      state::RunToken(path("out/states"));
     });
   });
   EXPECT_THAT(error_of([&] {

@@ -17,6 +17,7 @@ using zeropage::testing::error_of;
 // A profile with one of everything.
 Profile sample() {
   StepProfile step{.step = 4,
+                   .label = "a step",
                    .duration_ns = 2'000'000,
                    .before = {{100, 20}, {0, 0}},
                    .changes = {},

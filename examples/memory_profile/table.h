@@ -1,0 +1,13 @@
+// The table of memory_profile: a row a step that was recorded.
+#pragma once
+
+#include <string>
+
+#include "profile/report/profile.h"
+
+namespace memory_profile {
+
+// Of rank 0: the peak and its kinds, in MiB, and the time. REQUIRES: a rank.
+std::string table(const zeropage::profile::Profile& profile);
+
+}  // namespace memory_profile

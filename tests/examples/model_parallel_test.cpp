@@ -5,7 +5,7 @@ namespace zeropage::model_parallel_test {
 namespace {
 
 using namespace zeropage::testing;
-using nlohmann::json;
+
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
@@ -16,7 +16,9 @@ class ModelParallelTest : public TrainGptTest {
                  " --width 4 --classes 10 --batch 4 --image-side 48 --steps 1 --rounds 1 " +
                  more);
   }
-  json figures(const std::string& name) const { return json::parse(std::ifstream(path(name))); }
+  nlohmann::json figures(const std::string& name) const {
+    return nlohmann::json::parse(std::ifstream(path(name)));
+  }
 };
 
 TEST_F(ModelParallelTest, TheNaiveWayHasTheBitsOfOneRankAndFilesAreDrawnBesideEachOther) {
@@ -25,7 +27,7 @@ TEST_F(ModelParallelTest, TheNaiveWayHasTheBitsOfOneRankAndFilesAreDrawnBesideEa
   ASSERT_EQ(run.exit_code, 0) << run.output;
   EXPECT_THAT(run.output, AllOf(HasSubstr("batch 4, images of 48 pixels, width 4, 2 ranks"),
                                 HasSubstr("split 2")));
-  json found = figures("a.json");
+  nlohmann::json found = figures("a.json");
   ASSERT_EQ(found["ways"].size(), 4U);
   const double loss = found["ways"][0]["loss"];
   EXPECT_GT(loss, 0);

@@ -38,7 +38,6 @@
 // the streams of its forward, as autograd has it.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <vector>
 

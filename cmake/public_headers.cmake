@@ -61,6 +61,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     parallel/sliced_layer.h
     parallel/slices.h
     parallel/vocabulary.h
+    planning/fit.h
     planning/plan.h
     profile/growth_over.h
     profile/profiler.h

@@ -27,11 +27,12 @@ ChargedBlock::ChargedBlock(int64_t bytes, c10::DeviceType device)
       kind_(current_kind()),
       ledger_(Ledger::current()),
       scope_(scope_of_thread) {
+  // First: it may throw, and a block that is not made must not be known to a scope.
+  ledger_->charge(kind_, bytes_, device_, this);
   if (scope_of_thread != nullptr) {
     const std::lock_guard lock(scopes_mutex());
     scope_of_thread->blocks_->blocks.insert(this);
   }
-  ledger_->charge(kind_, bytes_, device_, this);
 }
 
 ChargedBlock::~ChargedBlock() {
@@ -49,8 +50,9 @@ void ChargedBlock::take_over(Kind kind) {
   if (ledger_ == target) {
     target->rename(kind_, kind, bytes_, device_, this);
   } else {
-    ledger_->discharge(kind_, bytes_, device_, this);
+    // First: it may throw.
     target->charge(kind, bytes_, device_, this);
+    ledger_->discharge(kind_, bytes_, device_, this);
     ledger_ = target;
   }
   kind_ = kind;

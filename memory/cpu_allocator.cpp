@@ -14,6 +14,7 @@
 #include "memory/charged_by_hand.h"
 #include "memory/check.h"
 #include "memory/mapping_pool.h"
+#include "memory/memory_limit.h"
 
 namespace zeropage::memory {
 namespace {
@@ -42,6 +43,15 @@ BlockHeader* header_of(void* data) {
   return reinterpret_cast<BlockHeader*>(static_cast<char*>(data) - kHeaderBytes);
 }
 
+// A block of the heap has no mapped bytes.
+void give_back(const MappingPool::Block& block) {
+  if (block.bytes > 0) {
+    mappings().give_back(block);
+  } else {
+    c10::free_cpu(block.data);
+  }
+}
+
 void release(void* data) {
   if (data == nullptr) return;
   BlockHeader* header = header_of(data);
@@ -52,22 +62,20 @@ void release(void* data) {
     const HostAllocatorScope ours;
     header->~BlockHeader();
   }
-  if (mapped_bytes > 0) {
-    mappings().give_back({header, mapped_bytes});
-  } else {
-    c10::free_cpu(header);
-  }
+  give_back({header, mapped_bytes});
 }
 
-// A block of the heap has no mapped bytes.
 MappingPool::Block take(size_t bytes) {
   if (bytes < kLeastMappedBytes) return {c10::alloc_cpu(bytes), 0};
   try {
     return mappings().take(bytes);
   } catch (const std::bad_alloc&) {
-    ZP_THROW("out of host memory: ", format_bytes(static_cast<int64_t>(bytes)), " asked for, ",
-             format_bytes(allocated_bytes.load()),
-             " held; use more ranks, a higher stage or a smaller batch");
+    const auto asked = static_cast<int64_t>(bytes);
+    C10_THROW_ERROR(
+        OutOfMemoryError,
+        c10::str(owner_prefix(), "out of host memory: ", describe_request(current_kind(), asked),
+                 " asked for, ", format_bytes(allocated_bytes.load()), " held in this process\n",
+                 memory_report(*Ledger::current(), c10::DeviceType::CPU, asked)));
   }
 }
 
@@ -79,9 +87,14 @@ class LedgerCpuAllocator final : public c10::Allocator {
     const MappingPool::Block block = take(bytes + kHeaderBytes);
     // Before the ledger counts it, so that who looks at the ledger finds both figures equal.
     allocated_bytes.fetch_add(static_cast<int64_t>(bytes), std::memory_order_relaxed);
-    {
+    try {
       const HostAllocatorScope ours;
       new (block.data) BlockHeader{block.bytes, {static_cast<int64_t>(bytes), host.type()}};
+    } catch (...) {
+      // It would pass a limit.
+      allocated_bytes.fetch_sub(static_cast<int64_t>(bytes), std::memory_order_relaxed);
+      give_back(block);
+      throw;
     }
     void* data = static_cast<char*>(block.data) + kHeaderBytes;
     c10::profiledCPUMemoryReporter().New(data, bytes);

@@ -61,16 +61,10 @@ int64_t device_allocated_bytes(c10::DeviceType device) {
 }
 
 std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, int64_t free_bytes) {
-  const Ledger& ledger = *Ledger::current();
-  const Breakdown now = ledger.now(device);
-  const Breakdown at_peak = ledger.at_peak(device);
-  std::ostringstream out;
-  out << owner_prefix() << "out of " << c10::DeviceTypeName(device, /*lower_case=*/true)
-      << " memory: " << format_bytes(asked_bytes) << " asked for, " << format_bytes(free_bytes)
-      << " free on the device; use more ranks, a higher stage, smaller pages or a smaller batch\n"
-      << memory_table(std::vector<MemoryColumn>{{"now", now, now.persistent()},
-                                                {"at the peak", at_peak, at_peak.persistent()}});
-  return out.str();
+  return c10::str(owner_prefix(), "out of ", c10::DeviceTypeName(device, /*lower_case=*/true),
+                  " memory: ", describe_request(current_kind(), asked_bytes), " asked for, ",
+                  format_bytes(free_bytes), " free on the device\n",
+                  memory_report(*Ledger::current(), device, asked_bytes));
 }
 
 bool assign(const at::Tensor& tensor, Kind kind) {

@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "memory/charge_check.h"
 #include "memory/charged_by_hand.h"
 #include "memory/check.h"
 #include "memory/event_sink.h"
@@ -190,7 +191,10 @@ int64_t Ledger::take_recent_activation_peak(c10::DeviceType device) {
 }
 
 void Ledger::change(size_t index, Kind kind, int64_t bytes, const void* block) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  if (is_limited_ && bytes > 0) {
+    check_charge(*this, lock, static_cast<Account>(index), kind, bytes);
+  }
   Sums& sums = accounts_[index];
   sums.add(kind, bytes);
   if (bytes > 0) sums.note_peaks();
@@ -202,8 +206,8 @@ void Ledger::change(size_t index, Kind kind, int64_t bytes, const void* block) {
 }
 
 void Ledger::charge(Kind kind, int64_t bytes, c10::DeviceType device, const void* block) {
-  note_by_hand(bytes, device);
   change(index_of(account_of(device)), kind, bytes, block);
+  note_by_hand(bytes, device);
 }
 
 void Ledger::discharge(Kind kind, int64_t bytes, c10::DeviceType device, const void* block) {

@@ -27,6 +27,8 @@
 
 namespace zeropage::memory {
 
+class MemoryLimitScope;
+
 enum class Kind : uint8_t {
   kParameter,
   kGradient,
@@ -102,7 +104,8 @@ class Ledger {
   int64_t take_recent_activation_peak(c10::DeviceType device = c10::DeviceType::CPU);
 
   // For bytes that LibTorch's allocator did not hand out (a mapping of ours). Charge and discharge
-  // in pairs. block: for who looks at the ledger, tells blocks apart.
+  // in pairs. block: for who looks at the ledger, tells blocks apart. Throws c10::OutOfMemoryError, and
+  // charges nothing, where that would pass a limit (memory/memory_limit.h).
   void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
               const void* block = nullptr);
   void discharge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
@@ -120,6 +123,8 @@ class Ledger {
   EventSinkSlot& sink() { return *sink_; }
 
  private:
+  friend class MemoryLimitScope;
+
   struct Sums {
     Breakdown now;
     Breakdown at_peak;
@@ -140,6 +145,8 @@ class Ledger {
   // Guarded by mutex_.
   std::string owner_;
   std::array<Sums, 5> accounts_;  // by Account (memory/event_sink.h)
+  std::vector<const MemoryLimitScope*> scopes_;
+  bool is_limited_ = false;  // by any of them
 };
 
 // While it lives, the calling thread charges `ledger`.

@@ -14,7 +14,6 @@
 // sparse gradients, and what the closure throws.
 #pragma once
 
-#include <memory>
 #include <utility>
 #include <vector>
 

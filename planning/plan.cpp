@@ -56,6 +56,7 @@ void check(const WorldDescription& world, const PlanOptions& options) {
   ZP_CHECK(!options.tiers.empty(), "PlanOptions::tiers: expected one tier or more, got none");
   ZP_CHECK(options.micro_steps >= 1, "PlanOptions::micro_steps: expected 1 or more, got ",
            options.micro_steps);
+  ZP_CHECK(!options.paging.empty(), "PlanOptions::paging: expected one or more, got none");
 }
 
 struct Places {
@@ -63,6 +64,21 @@ struct Places {
   Tier optimizer = Tier::kDevice;
   Tier parameters = Tier::kDevice;
 };
+
+// One of PlanOptions::paging.
+struct Paging {
+  size_t index = 0;
+  PagingSetting setting;
+};
+
+PlannedSetting setting_of(const Places& places, CheckpointPolicy policy, const Paging& paging) {
+  return {.stage = places.stage,
+          .optimizer = places.optimizer,
+          .parameters = places.parameters,
+          .checkpointing = policy,
+          .paging_index = paging.index,
+          .paging = paging.setting};
+}
 
 // What is tried at once, wherever it is that things go to.
 struct Arrangement {
@@ -79,20 +95,15 @@ struct Arrangement {
   bool has(Tier tier) const { return (tier != Tier::kDevice) == optimizer_leaves; }
 };
 
-Forecast forecast_of(const WorldDescription& world, const Places& places, CheckpointPolicy policy,
+Forecast forecast_of(const WorldDescription& world, const PlannedSetting& setting,
                      const TierBytes& held, const StepFigures& figures) {
-  Forecast forecast{.setting = {.stage = places.stage,
-                                .optimizer = places.optimizer,
-                                .parameters = places.parameters,
-                                .checkpointing = policy},
-                    .held = held,
-                    .at_peak = figures.at_peak,
-                    .sent = figures.sent};
+  Forecast forecast{
+      .setting = setting, .held = held, .at_peak = figures.at_peak, .sent = figures.sent};
   for (const Tier tier : kTiers) {
     const int64_t limit = world.bytes_of_rank(tier);
     if (limit == 0) continue;
     forecast.missing_bytes[static_cast<size_t>(tier)] =
-        std::max<int64_t>(0, figures.at_peak[tier].total() - limit);
+        std::max<int64_t>(0, forecast.used_bytes(world, tier) - limit);
   }
   return forecast;
 }
@@ -111,7 +122,7 @@ void sort_by_cost(std::vector<Forecast>& forecasts, const Traffic& traffic) {
     const PlannedSetting& setting = forecast.setting;
     return std::tuple(std::max(setting.optimizer, setting.parameters), setting.parameters,
                       forecast.flops, traffic(forecast), setting.checkpointing,
-                      forecast.at_peak[Tier::kDevice].total());
+                      setting.paging_index, forecast.at_peak[Tier::kDevice].total());
   };
   std::stable_sort(
       forecasts.begin(), forecasts.end(),
@@ -126,8 +137,13 @@ void sort_by_cost(std::vector<Forecast>& forecasts) {
   });
 }
 
+template <typename T>
+bool has(const std::vector<T>& values, const T& value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
 bool has_tier(const PlanOptions& options, Tier tier) {
-  return std::find(options.tiers.begin(), options.tiers.end(), tier) != options.tiers.end();
+  return has(options.tiers, tier);
 }
 
 // At stage 3 parameters may leave with the optimizer. Groups of ranks share what a stage shards.
@@ -136,6 +152,7 @@ std::vector<Arrangement> arrangements_to_try(const PlanOptions& options) {
   const bool leaves = has_tier(options, Tier::kHost) || has_tier(options, Tier::kNvme);
   const int first_stage = options.training.shard_within == Options::kAllRanks ? 0 : 1;
   for (int number = first_stage; number <= 3; ++number) {
+    if (!has(options.stages, number)) continue;
     Options training = options.training;
     training.stage = stage_of(number);
     if (has_tier(options, Tier::kDevice)) arrangements.push_back({.stage = training.stage});
@@ -160,13 +177,15 @@ StepFigures run_in(Trial& trial, CheckpointPolicy policy) {
   }
 }
 
-Options setting_of(const Options& training, const Places& places) {
-  Options options = training;
-  options.stage = places.stage;
-  options.offload.optimizer = places.optimizer;
-  options.offload.parameters = places.parameters;
-  // No file is made there.
+// Of a trial, which is no run: it has no file and no limit.
+Options trial_options(const Options& training, const Places& places, const PagingSetting& paging) {
+  Options options = options_of(training, {.stage = places.stage,
+                                          .optimizer = places.optimizer,
+                                          .parameters = places.parameters,
+                                          .paging = paging});
   options.offload.nvme_directory = places.optimizer == Tier::kNvme ? "simulated" : "";
+  options.device_memory_bytes = Options::kNoLimit;
+  options.host_memory_bytes = Options::kNoLimit;
   return options;
 }
 
@@ -186,27 +205,34 @@ StepFigures on_host(const StepFigures& on_nvme, int64_t buffer_bytes) {
 class Attempt {
  public:
   Attempt(const detail::MakePlannedModel& make, const Arrangement& arrangement,
-          const WorldDescription& world, const PlanOptions& options)
+          const Paging& paging, const WorldDescription& world, const PlanOptions& options)
       : arrangement_(arrangement),
+        paging_(paging),
         world_(world),
         options_(options),
-        trial_(
-            make, world,
-            setting_of(options.training,
-                       arrangement.to(has_tier(options, Tier::kNvme) ? Tier::kNvme : Tier::kHost)),
-            options.micro_steps) {}
+        trial_(make, world,
+               trial_options(
+                   options.training,
+                   arrangement.to(has_tier(options, Tier::kNvme) ? Tier::kNvme : Tier::kHost),
+                   paging.setting),
+               options.micro_steps) {}
 
   int64_t parameters() const { return trial_.parameters(); }
 
   void add(CheckpointPolicy policy, std::vector<Forecast>& forecasts) {
+    const bool is_asked_for = has(options_.policies, policy);
+    const bool counts_flops = policy == CheckpointPolicy::kSelective;
+    if (!is_asked_for && !counts_flops) return;
     const StepFigures figures = run_in(trial_, policy);
-    if (policy == CheckpointPolicy::kSelective) forward_flops_ = figures.forward_flops;
+    if (counts_flops) forward_flops_ = figures.forward_flops;
+    if (!is_asked_for) return;
     for (const Tier tier : options_.tiers) {
       if (!arrangement_.has(tier)) continue;
       const bool is_moved = tier == Tier::kHost && has_tier(options_, Tier::kNvme);
       const Places places = arrangement_.to(tier);
       forecasts.push_back(
-          forecast_of(world_, places, policy, trial_.held(setting_of(options_.training, places)),
+          forecast_of(world_, setting_of(places, policy, paging_),
+                      trial_.held(trial_options(options_.training, places, paging_.setting)),
                       is_moved ? on_host(figures, trial_.buffer_bytes()) : figures));
       // Backward has two products for each of forward.
       forecasts.back().flops = 3 * forward_flops_ + figures.recomputed_flops;
@@ -215,13 +241,44 @@ class Attempt {
 
  private:
   const Arrangement arrangement_;
+  const Paging paging_;
   const WorldDescription& world_;
   const PlanOptions& options_;
   Trial trial_;
   double forward_flops_ = 0;
 };
 
+// What of it the arrangement has.
+PagingSetting effective(PagingSetting paging, const Arrangement& arrangement) {
+  Options options;
+  options.stage = arrangement.stage;
+  if (!shards_parameters(options)) paging.prefetch_bytes = Options::kTwoLargestPages;
+  if (!arrangement.optimizer_leaves) paging.step = StepWhen::kInStep;
+  return paging;
+}
+
+bool is_tried_before(const PlanOptions& options, size_t index, const Arrangement& arrangement) {
+  const PagingSetting now = effective(options.paging[index], arrangement);
+  const auto end = options.paging.begin() + static_cast<std::ptrdiff_t>(index);
+  return std::any_of(options.paging.begin(), end, [&](const PagingSetting& earlier) {
+    return effective(earlier, arrangement) == now;
+  });
+}
+
+// Whether no other paging can be cheaper.
+bool is_settled(const Plan& plan) {
+  return std::any_of(plan.forecasts.begin(), plan.forecasts.end(), [](const Forecast& forecast) {
+    return forecast.fits() && forecast.setting.optimizer == Tier::kDevice &&
+           forecast.setting.checkpointing == CheckpointPolicy::kNone;
+  });
+}
+
 }  // namespace
+
+int64_t Forecast::used_bytes(const WorldDescription& described, Tier tier) const {
+  const bool holds_device = tier == Tier::kHost && described.device_is_host;
+  return at_peak[tier].total() + (holds_device ? at_peak[Tier::kDevice].total() : 0);
+}
 
 bool Forecast::fits() const {
   return std::all_of(missing_bytes.begin(), missing_bytes.end(),
@@ -262,10 +319,10 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
     for (const Tier tier : options.tiers) {
       if (!arrangement.has(tier)) continue;
       const Places places = arrangement.to(tier);
-      const TierBytes held =
-          formula_bytes(setting_of(options.training, places), parameters, world.ranks, states);
-      plan.forecasts.push_back(
-          forecast_of(world, places, CheckpointPolicy::kNone, held, {.at_peak = held}));
+      const TierBytes held = formula_bytes(trial_options(options.training, places, PagingSetting()),
+                                           parameters, world.ranks, states);
+      plan.forecasts.push_back(forecast_of(world, setting_of(places, CheckpointPolicy::kNone, {}),
+                                           held, {.at_peak = held}));
     }
   }
   // Parameters that are sharded are gathered twice in a step.
@@ -289,14 +346,19 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
   check(world, options);
   const UntouchedGenerator generator;
   Plan plan{.world = world};
-  for (const Arrangement& arrangement : arrangements_to_try(options)) {
-    Attempt attempt(make, arrangement, world, options);
-    plan.parameters = attempt.parameters();
-    for (const CheckpointPolicy policy : kPolicies) {
-      if (policy == CheckpointPolicy::kBlocks && blocks == Blocks::kNone) continue;
-      attempt.add(policy, plan.forecasts);
+  for (size_t index = 0; index < options.paging.size() && !is_settled(plan); ++index) {
+    for (const Arrangement& arrangement : arrangements_to_try(options)) {
+      if (is_tried_before(options, index, arrangement)) continue;
+      Attempt attempt(make, arrangement, {index, options.paging[index]}, world, options);
+      plan.parameters = attempt.parameters();
+      for (const CheckpointPolicy policy : kPolicies) {
+        if (policy == CheckpointPolicy::kBlocks && blocks == Blocks::kNone) continue;
+        attempt.add(policy, plan.forecasts);
+      }
     }
   }
+  ZP_CHECK(!plan.forecasts.empty(),
+           "plan(): nothing to try: PlanOptions::stages, tiers and policies leave no setting");
   sort_by_cost(plan.forecasts);
   return plan;
 }

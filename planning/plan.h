@@ -51,6 +51,13 @@ struct PlanOptions {
   // stay on the device.
   std::vector<memory::Tier> tiers = {memory::Tier::kDevice, memory::Tier::kHost,
                                      memory::Tier::kNvme};
+  // The stages to try, by their numbers.
+  std::vector<int> stages = {0, 1, 2, 3};
+  std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
+                                            CheckpointPolicy::kBlocks};
+  // What to try of pages, the preferred first. Later ones are tried only while nothing fits that keeps all on
+  // the device and computes nothing again.
+  std::vector<PagingSetting> paging = {PagingSetting()};
 };
 
 // Of rank 0 of a world, which has the most where shards differ.
@@ -65,10 +72,12 @@ struct Forecast {
   // Of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
   // Backward counts twice forward; what is recomputed counts again.
   double flops = 0;
-  // By tier: how much more than there is.
+  // By tier: how much more than there is. What is on the device counts to the host, where that is the device.
   std::array<int64_t, memory::kTierCount> missing_bytes{};
 
   bool fits() const;
+  // At the peak; of the host with what is on the device, where that is the host.
+  int64_t used_bytes(const WorldDescription& described, memory::Tier tier) const;
 };
 
 struct Plan {
@@ -78,7 +87,8 @@ struct Plan {
   bool has_steps = true;
   // The cheapest first: what keeps more on the device before what offloads, the host before NVMe; then
   // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
-  // computed again; then fewer bytes on the device. Those that do not fit have their places too.
+  // computed again; then what comes first in PlanOptions::paging; then fewer bytes on the device. Those that do
+  // not fit have their places too.
   std::vector<Forecast> forecasts;
 
   // The cheapest that fits, and the next of them. Null: there is none.
@@ -102,16 +112,47 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
 // Of sizes and strides alone.
 at::Tensor without_values(const at::Tensor& tensor);
 
+// model: outlives what this makes.
+template <typename M>
+MakePlannedModel make_planned(const ModelToPlan<M>& model) {
+  return [&model](const comm::World& of_rank, const Options& setting) {
+    return std::make_unique<PlannedModelOf<M>>(model, of_rank, setting);
+  };
+}
+template <typename M>
+Blocks blocks_of(const ModelToPlan<M>& model) {
+  return model.checkpoint_blocks ? Blocks::kAreRegions : Blocks::kNone;
+}
+
+// What plan() takes of a module whose loss is the mean of what forward gives.
+template <typename Construct, typename Sample>
+auto model_of(const Construct& construct, const Sample& sample_input) {
+  using M = std::invoke_result_t<const Construct&>;
+  const auto on_meta = [](const at::Tensor& tensor, const std::string&) {
+    return without_values(tensor);
+  };
+  const auto input = memory::map_tensors(sample_input, on_meta, "sample_input");
+  const auto forward = [input](DistributedDataParallel<M>& model) -> at::Tensor {
+    if constexpr (std::is_same_v<Sample, at::Tensor>) {
+      return model(input);
+    } else {
+      return std::apply(model, input);
+    }
+  };
+  return ModelToPlan<M>{
+      .construct = construct,
+      .loss =
+          [forward](DistributedDataParallel<M>& model) { return forward(model).mean(at::kFloat); },
+      .checkpoint_blocks = {},
+      .optimizer = {}};
+}
+
 }  // namespace detail
 
 template <typename M>
 Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
           const PlanOptions& options = {}) {
-  const auto make = [&](const comm::World& of_rank, const Options& setting) {
-    return std::make_unique<detail::PlannedModelOf<M>>(model, of_rank, setting);
-  };
-  const auto blocks = model.checkpoint_blocks ? detail::Blocks::kAreRegions : detail::Blocks::kNone;
-  return detail::plan(make, blocks, world, options);
+  return detail::plan(detail::make_planned(model), detail::blocks_of(model), world, options);
 }
 
 // Of a module of which only the number of fp32 parameters is known: what is held from step to step, by
@@ -127,25 +168,7 @@ template <typename Construct, typename Sample>
 requires(std::is_invocable_v<const Construct&>) Plan
     plan(const Construct& construct, const Sample& sample_input, const WorldDescription& world,
          const PlanOptions& options = {}) {
-  using M = std::invoke_result_t<const Construct&>;
-  const auto on_meta = [](const at::Tensor& tensor, const std::string&) {
-    return detail::without_values(tensor);
-  };
-  const auto input = memory::map_tensors(sample_input, on_meta, "sample_input");
-  const auto forward = [input](DistributedDataParallel<M>& model) -> at::Tensor {
-    if constexpr (std::is_same_v<Sample, at::Tensor>) {
-      return model(input);
-    } else {
-      return std::apply(model, input);
-    }
-  };
-  const ModelToPlan<M> model{
-      .construct = construct,
-      .loss =
-          [forward](DistributedDataParallel<M>& model) { return forward(model).mean(at::kFloat); },
-      .checkpoint_blocks = {},
-      .optimizer = {}};
-  return plan(model, world, options);
+  return plan(detail::model_of(construct, sample_input), world, options);
 }
 
 }  // namespace zeropage

@@ -87,14 +87,19 @@ std::string limit_text(const WorldDescription& world, const Forecast& forecast) 
   double share = -1;
   for (const Tier tier : kEachTier) {
     if (world.bytes_of_rank(tier) == 0) continue;
-    const double of_tier = static_cast<double>(forecast.at_peak[tier].total()) /
+    const double of_tier = static_cast<double>(forecast.used_bytes(world, tier)) /
                            static_cast<double>(world.bytes_of_rank(tier));
     if (of_tier <= share) continue;
     share = of_tier;
     fullest = tier;
   }
   if (share < 0) return "no limit is given, so all settings fit\n";
-  const memory::Breakdown& bytes = forecast.at_peak[fullest];
+  memory::Breakdown bytes = forecast.at_peak[fullest];
+  if (fullest == Tier::kHost && world.device_is_host) {
+    for (size_t kind = 0; kind < memory::kKindCount; ++kind) {
+      bytes.bytes[kind] += forecast.at_peak[Tier::kDevice].bytes[kind];
+    }
+  }
   const memory::Kind kind = largest_kind(bytes);
   std::ostringstream out;
   out << "limited by " << memory::name(fullest) << " memory: " << format_bytes(bytes.total())

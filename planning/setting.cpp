@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <array>
 
+#include "memory/bytes.h"
+#include "zero/plan/byte_plan.h"
+
 namespace zeropage {
 
 using memory::Tier;
@@ -25,6 +28,16 @@ std::string_view name(CheckpointPolicy policy) {
   return kNames[static_cast<size_t>(policy)];
 }
 
+namespace {
+
+bool shards_parameters(const PlannedSetting& setting) {
+  Options options;
+  options.stage = setting.stage;
+  return shards_parameters(options);
+}
+
+}  // namespace
+
 std::string to_string(const PlannedSetting& setting) {
   std::string text = "stage " + text_of(setting.stage);
   if (setting.optimizer != Tier::kDevice) {
@@ -35,7 +48,46 @@ std::string to_string(const PlannedSetting& setting) {
   if (setting.checkpointing != CheckpointPolicy::kNone) {
     text += ", checkpoint " + std::string(name(setting.checkpointing));
   }
+  const PagingSetting& paging = setting.paging;
+  if (paging.page_bytes != Options::kPageBytesOfDevice) {
+    text += ", pages of " + memory::format_bytes(paging.page_bytes);
+  }
+  if (paging.prefetch_bytes == 0 && shards_parameters(setting)) text += ", no prefetch";
+  if (paging.step == StepWhen::kInBackward && setting.optimizer != Tier::kDevice) {
+    text += ", step in backward";
+  }
   return text;
+}
+
+Options options_of(const Options& training, const PlannedSetting& setting) {
+  Options options = training;
+  const PagingSetting& paging = setting.paging;
+  options.stage = setting.stage;
+  options.offload.optimizer = setting.optimizer;
+  options.offload.parameters = setting.parameters;
+  if (setting.optimizer == Tier::kDevice) {
+    options.offload.step = StepWhen::kInStep;
+  } else if (paging.step != StepWhen::kInStep) {
+    options.offload.step = paging.step;
+  }
+  if (paging.page_bytes != Options::kPageBytesOfDevice) options.page_bytes = paging.page_bytes;
+  if (shards_parameters(options)) {
+    if (paging.prefetch_bytes != Options::kTwoLargestPages) {
+      options.prefetch_bytes = paging.prefetch_bytes;
+    }
+    if (setting.parameters != Tier::kDevice) {
+      options.secondary_shard_within = Options::kNoSecondaryShards;
+    }
+    return options;
+  }
+  const Options defaults;
+  options.parameter_budget_bytes = defaults.parameter_budget_bytes;
+  options.prefetch_bytes = defaults.prefetch_bytes;
+  options.reshard = defaults.reshard;
+  options.minimum_sharded_bytes = defaults.minimum_sharded_bytes;
+  options.whole_below_bytes = defaults.whole_below_bytes;
+  options.secondary_shard_within = defaults.secondary_shard_within;
+  return options;
 }
 
 }  // namespace zeropage

@@ -19,6 +19,8 @@ struct WorldDescription {
   // Of a host, for all of its ranks.
   int64_t host_memory_bytes = 0;
   int64_t nvme_bytes = 0;
+  // Ranks train in the memory of their host: what is on the device counts there too.
+  bool device_is_host = false;
 
   // What a rank may have of the tier.
   int64_t bytes_of_rank(memory::Tier tier) const;
@@ -33,14 +35,31 @@ enum class CheckpointPolicy : uint8_t {
 // "none", "selective", "blocks".
 std::string_view name(CheckpointPolicy policy);
 
+// How pages come and go. The bits do not depend on it.
+struct PagingSetting {
+  int64_t page_bytes = Options::kPageBytesOfDevice;  // unset: of the training's options
+  int64_t prefetch_bytes =
+      Options::kTwoLargestPages;      // where the stage shards parameters; unset: likewise
+  StepWhen step = StepWhen::kInStep;  // where the optimizer has left the device
+
+  bool operator==(const PagingSetting&) const = default;
+};
+
 // One way to train the model.
 struct PlannedSetting {
   Stage stage;
   memory::Tier optimizer = memory::Tier::kDevice;   // OffloadOptions::optimizer
   memory::Tier parameters = memory::Tier::kDevice;  // OffloadOptions::parameters
   CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
+  // Which of PlanOptions::paging it has, in their order.
+  size_t paging_index = 0;
+  PagingSetting paging;
 };
 // "stage 2, optimizer on host, checkpoint blocks".
 std::string to_string(const PlannedSetting& setting);
+
+// The options of a training with that setting. training: all that settings have in common; what it says of
+// sharded parameters goes where the stage shards none. A folder on NVMe is not filled in.
+Options options_of(const Options& training, const PlannedSetting& setting);
 
 }  // namespace zeropage

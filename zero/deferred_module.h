@@ -15,7 +15,6 @@
 #include <functional>
 #include <memory>
 #include <type_traits>
-#include <utility>
 
 namespace zeropage {
 

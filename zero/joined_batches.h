@@ -15,7 +15,6 @@
 #pragma once
 
 #include <iterator>
-#include <memory>
 #include <optional>
 #include <utility>
 

@@ -169,6 +169,17 @@ constexpr auto table_of(std::type_identity<Options>) {
                                        .default_word = "BatchNorm",
                                        .flag = {"keep-fp32"}}),
           field<&Options::rounding_seed>({.help = "Of what is rounded at random"})),
+      section("Limits",
+              field<&Options::device_memory_bytes>(
+                  {.help = "Most bytes that a rank's tensors take on its device",
+                   .unit = kBytes,
+                   .default_word = "no limit",
+                   .flag = {"device-memory", "SIZE"}}),
+              field<&Options::host_memory_bytes>(
+                  {.help = "Most bytes that the tensors of all ranks of a host take of its memory",
+                   .unit = kBytes,
+                   .default_word = "no limit",
+                   .flag = {"host-memory", "SIZE"}})),
       section("Away from the device",
               field<&Options::offload>({.help = "What leaves the device"})));
 }

@@ -162,11 +162,35 @@ void validate_offload(const Options& options) {
            "are not kept; use kHost, or another step");
 }
 
+void validate_limits(const Options& options) {
+  using memory::format_bytes;
+  const auto check_not_negative = [](const char* option, int64_t bytes) {
+    ZP_CHECK(bytes >= 0, "options.", option, ": expected 0 (no limit) or more, got ", bytes);
+  };
+  check_not_negative("device_memory_bytes", options.device_memory_bytes);
+  check_not_negative("host_memory_bytes", options.host_memory_bytes);
+  const auto check_below = [](const char* option, int64_t bytes, const char* limit,
+                              int64_t limit_bytes) {
+    ZP_CHECK(limit_bytes == Options::kNoLimit || bytes <= limit_bytes, "options.", option, ": ",
+             format_bytes(bytes), " cannot be used, as options.", limit, " is ",
+             format_bytes(limit_bytes), "; lower the first or raise the second");
+  };
+  check_below("page_bytes", options.page_bytes, "device_memory_bytes", options.device_memory_bytes);
+  check_below("parameter_budget_bytes", options.parameter_budget_bytes, "device_memory_bytes",
+              options.device_memory_bytes);
+  if (options.offload.optimizer == memory::Tier::kHost &&
+      options.offload.optimizer_bytes != OffloadOptions::kAll) {
+    check_below("offload.optimizer_bytes", options.offload.optimizer_bytes, "host_memory_bytes",
+                options.host_memory_bytes);
+  }
+}
+
 }  // namespace
 
 void validate(const Options& options) {
   validate_precision(options);
   validate_offload(options);
+  validate_limits(options);
   ZP_CHECK(options.optimizer_state == offload::StateFormat::kFp32 ||
                options.update_by != UpdateBy::kClass,
            "options.optimizer_state: only the fused update keeps states in less than fp32, but "

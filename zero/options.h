@@ -178,6 +178,19 @@ struct Options {
   // What leaves the device. By default nothing.
   OffloadOptions offload;
 
+  // ---- limits ----
+
+  static constexpr int64_t kNoLimit = 0;
+  // The most bytes of tensors that a rank holds on its device from wrapping on. What is held from step to
+  // step is compared with it before anything is moved; later an allocation that would pass it throws, and
+  // the error names the kind, the page and the phase. zeropage::fit (planning/fit.h) chooses the settings
+  // that keep below it. On CUDA it is a limit of LibTorch's allocator.
+  int64_t device_memory_bytes = kNoLimit;
+  // The same for the memory of a host, which its ranks share in equal parts: tensors there, and what is
+  // offloaded there. Where the device is the host, both limits count its tensors. What a process has besides
+  // tensors, such as code, some 200 MB, is in neither.
+  int64_t host_memory_bytes = kNoLimit;
+
   // ---- memory and speed of sharded parameters ----
 
   // The most bytes of whole parameters that a rank holds at once. An operator that needs more

@@ -36,8 +36,8 @@ class StagingBuffer {
       const memory::Take all{needed, at::kByte};
       memory::PinnedArena arena(memory::PinnedArena::bytes_for({&all, 1}), {.device = device_});
       memory_ = arena.take(needed, at::kByte);
+      ledger_->charge(memory::Kind::kStaging, needed);
       bytes_ = needed;
-      ledger_->charge(memory::Kind::kStaging, bytes_);
     }
     if (needed == 0) return at::empty({0}, at::TensorOptions().dtype(dtype));
     return memory_.narrow(0, 0, needed).view(dtype);

@@ -208,6 +208,34 @@ void check_simulation(const CLI::App& app, const Flags& flags) {
   }
 }
 
+// What is chosen below the limits of memory cannot be given, and what no plan knows goes without limits.
+void check_limits(const CLI::App& app, const Flags& flags) {
+  const auto refuse = [&](const char* flag, const std::string& why) {
+    if (app.get_option(flag)->count() > 0) throw CLI::ValidationError(flag + (": " + why));
+  };
+  if (!flags.has_limits()) {
+    const std::string without =
+        "is what may be used below --device-memory or --host-memory; give one of them, or use "
+        "--offload-optimizer nvme:DIR";
+    refuse("--nvme", without);
+    refuse("--nvme-size", without);
+    return;
+  }
+  if (flags.fit.nvme_directory.empty()) refuse("--nvme-size", "of no folder; use --nvme DIR");
+  for (const char* flag : {"--offload-optimizer", "--offload-parameters"}) {
+    refuse(flag, "is chosen below --device-memory and --host-memory; leave it out, or them");
+  }
+  const std::string not_planned =
+      "is in no plan of what fits; leave it out, or --device-memory and --host-memory";
+  for (const char* flag : {"--offload-activations", "--offload-bytes"}) refuse(flag, not_planned);
+  const std::string& policy = flags.checkpointing.text;
+  if (policy != "none" && policy != "blocks" && policy != "selective") {
+    refuse("--checkpoint-activations", policy + " " + not_planned);
+  }
+  if (flags.tensor > 1) refuse("--tensor", not_planned);
+  if (flags.pipeline > 1) refuse("--pipeline", not_planned);
+}
+
 void check_launcher(const CLI::App& app, const Flags& flags) {
   const auto place = zeropage::comm::read_place();
   if (!zeropage::comm::launched_by_environment() || app.get_option("--ranks")->count() == 0) return;
@@ -225,6 +253,7 @@ void check_flags(const CLI::App& app, const Flags& flags) {
   check_tensor(flags);
   check_pipeline(app, flags);
   check_simulation(app, flags);
+  check_limits(app, flags);
   check_launcher(app, flags);
 }
 

@@ -11,6 +11,7 @@
 #include "examples/train_gpt/field_flags.h"
 #include "examples/train_gpt/flag_checks.h"
 #include "examples/train_gpt/flag_fields.h"
+#include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/accumulator_fields.h"
 #include "zero/option_fields.h"
@@ -64,6 +65,20 @@ void add_checkpointing(CLI::App& app, CheckpointFlags& flags) {
       ->option_text("{none,host,nvme:DIR}=none");
 }
 
+void add_nvme(CLI::App& app, FitFlags& fit) {
+  app.add_option("--nvme", fit.nvme_directory,
+                 "A folder on a local disk to which state may go where it does not fit "
+                 "--device-memory and --host-memory")
+      ->option_text("DIR");
+  app.add_option_function<std::string>(
+         "--nvme-size",
+         [&fit](const std::string& text) {
+           fit.nvme_bytes = zeropage::memory::parse_memory_size(text);
+         },
+         "The most bytes of it, for all ranks of a host (unset: what the disk has)")
+      ->option_text("SIZE");
+}
+
 void add_injection(CLI::App& app, Flags& flags) {
   app.add_option_function<std::vector<int64_t>>(
          "--inject-inf",
@@ -91,6 +106,8 @@ void add_flags(CLI::App& app, Flags& flags) {
   line.add(flags.accumulator, "Gradients");
   line.add(flags.options, "What is computed");
   add_injection(app, flags);
+  line.add(flags.options, "Limits");
+  add_nvme(app, flags.fit);
   line.add(flags.options, "Away from the device");
   line.add(flags.state);
   line.add(flags, "Ranks");
@@ -146,6 +163,14 @@ void solve_batch(const CLI::App& app, Flags& flags) {
   }
 }
 
+// What limits of memory leave as it is.
+void note_what_is_given(const CLI::App& app, Flags& flags) {
+  if (app.get_option("--stage")->count() > 0) {
+    flags.fit.stage = std::stoi(text_of(flags.options.stage));
+  }
+  flags.fit.has_policy = app.get_option("--checkpoint-activations")->count() > 0;
+}
+
 }  // namespace
 
 torch::DeviceType Flags::device_type() const {
@@ -165,7 +190,9 @@ zeropage::parallel::ScheduleKind Flags::schedule_kind() const {
 
 nlohmann::json Flags::to_json() const {
   nlohmann::json json = {{"checkpoint-activations", checkpointing.text},
-                         {"offload-activations", checkpointing.offload_text}};
+                         {"offload-activations", checkpointing.offload_text},
+                         {"nvme", fit.nvme_directory},
+                         {"nvme-size", fit.nvme_bytes}};
   write_flags(*this, forms, json);
   write_flags(model, forms, json);
   write_flags(accumulator, forms, json);
@@ -191,6 +218,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
     app.parse(argc, argv);
     solve_batch(app, flags);
     check_flags(app, flags);
+    note_what_is_given(app, flags);
     apply_own_forms(flags);
   } catch (const CLI::CallForHelp&) {
     std::cout << app.help();

@@ -40,6 +40,17 @@ struct StateFlags {
   bool saves() const { return !folder.empty(); }
 };
 
+// What may be chosen below --device-memory and --host-memory (examples/train_gpt/fitting.h).
+struct FitFlags {
+  std::string nvme_directory;
+  int64_t nvme_bytes = 0;  // 0: what the disk has
+  // Those that the command line says itself.
+  std::optional<int> stage;
+  bool has_policy = false;  // of checkpointing
+
+  std::string description;  // what was chosen, in a line; "" for nothing
+};
+
 // An infinity in the gradient of a block's first matrix, for tests; all counted from 0.
 struct Injection {
   int rank = 0;
@@ -85,6 +96,7 @@ struct Flags {
   StateFlags state;
   ProfileFlags profile;
   CheckpointFlags checkpointing;
+  FitFlags fit;
   std::string deferred = "auto";
   std::string communicator = "auto";
   double deadline_seconds = 60;
@@ -113,6 +125,9 @@ struct Flags {
     const bool suits = simulates() || (tensor == 1 && shards_parameters(options));
     return deferred == "on" || (deferred == "auto" && suits);
   }
+
+  // Whether what is below limits of memory is to be chosen.
+  bool has_limits() const { return !forms.device_memory.empty() || !forms.host_memory.empty(); }
 
   // Every flag with its value, by its name on the command line.
   nlohmann::json to_json() const;

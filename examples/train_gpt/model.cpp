@@ -145,6 +145,12 @@ std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
   return optimizer_of(flags, model);
 }
 
+Batch batch_without_values(const Flags& flags) {
+  const auto options = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
+  const std::vector<int64_t> sizes = {flags.batch, flags.model.sequence};
+  return {torch::empty(sizes, options), torch::empty(sizes, options)};
+}
+
 torch::Tensor loss_of(Model& model, const Batch& batch) {
   return next_token_loss(model(batch.inputs), batch.targets);
 }

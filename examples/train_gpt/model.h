@@ -26,6 +26,8 @@ std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
 // This rank's stages of it, with --pipeline. Collective.
 zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags);
 
+// A micro-batch on the meta device.
+Batch batch_without_values(const Flags& flags);
 torch::Tensor loss_of(Model& model, const Batch& batch);
 double mean_over_ranks(const zeropage::comm::World& world, double value);
 

@@ -7,6 +7,8 @@
 
 #include "examples/train_gpt/field_flags.h"
 #include "examples/train_gpt/flags.h"
+#include "memory/bytes.h"
+#include "memory/check.h"
 
 namespace train_gpt {
 
@@ -28,6 +30,9 @@ constexpr auto table_of(std::type_identity<OwnForms>) {
           {.help = "; auto: 1, for fp16 dynamic from 65536", .flag = {"loss-scale", "{auto,X}="}}),
       field<&OwnForms::spike_z>({.help = "; 0: none", .flag = {"spike-z", "Z"}}),
       field<&OwnForms::prefetch>({.words = "on,off", .flag = {"prefetch", "{}="}}),
+      field<&OwnForms::device_memory>(
+          {.help = "; unset: no limit", .flag = {"device-memory", "SIZE"}}),
+      field<&OwnForms::host_memory>({.help = "; unset: no limit", .flag = {"host-memory", "SIZE"}}),
       field<&OwnForms::offload_optimizer>(
           {.words = "none,host,nvme:DIR", .flag = {"offload-optimizer", "{}="}}),
       field<&OwnForms::offload_parameters>(
@@ -64,6 +69,18 @@ std::string folder_of(const std::string& value) {
 Tier tier_of(const std::string& value) {
   if (value == "none") return Tier::kDevice;
   return value == "host" ? Tier::kHost : Tier::kNvme;
+}
+
+// Of "80GiB"; 0 for "".
+int64_t memory_size(const std::string& flag, const std::string& text) {
+  if (text.empty()) return zeropage::Options::kNoLimit;
+  try {
+    const int64_t bytes = zeropage::memory::parse_memory_size(text);
+    require(bytes > 0, flag + " " + text + ": expected a size above 0");
+    return bytes;
+  } catch (const c10::Error& error) {
+    throw CLI::ValidationError(flag + " " + text + ": " + zeropage::memory::message_of(error));
+  }
 }
 
 // What there is in fp32 alone.
@@ -150,7 +167,7 @@ void check_offload(const Flags& flags) {
   const bool has_details = offload.step != zeropage::StepWhen::kInStep ||
                            offload.optimizer_bytes != zeropage::OffloadOptions::kAll ||
                            offload.worker_threads > 0 || offload.link_bytes_per_second > 0;
-  require(flags.forms.offloads() || !has_details,
+  require(flags.forms.offloads() || !has_details || flags.has_limits(),
           "--offload-step, --offload-bytes, --offload-threads and --link-speed are about what is "
           "offloaded; use --offload-optimizer, or leave them out");
 }
@@ -170,6 +187,8 @@ bool write_own_form(const FieldText& field, const OwnForms& forms, nlohmann::jso
 }
 
 void check_own_forms(const Flags& flags) {
+  memory_size("--device-memory", flags.forms.device_memory);
+  memory_size("--host-memory", flags.forms.host_memory);
   check_accumulation(flags);
   check_precision(flags);
   check_offload(flags);
@@ -179,6 +198,8 @@ void apply_own_forms(Flags& flags) {
   const OwnForms& forms = flags.forms;
   zeropage::Options& options = flags.options;
   options.rounding_seed = flags.seed;
+  options.device_memory_bytes = memory_size("--device-memory", forms.device_memory);
+  options.host_memory_bytes = memory_size("--host-memory", forms.host_memory);
   if (!forms.prefetch) options.prefetch_bytes = 0;
   if (zeropage::is_low_precision(flags.dtype())) {
     const auto dtype_of = [&](const std::string& form, bool auto_is_fp32) {

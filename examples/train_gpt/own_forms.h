@@ -24,6 +24,8 @@ struct OwnForms {
   std::string loss_scale = "auto";
   double spike_z = 0;  // 0: spikes are not looked for
   bool prefetch = true;
+  std::string device_memory;                // a size such as 80GiB; "": no limit
+  std::string host_memory;                  // likewise
   std::string offload_optimizer = "none";   // none, host or nvme:DIR
   std::string offload_parameters = "none";  // likewise
 

@@ -262,6 +262,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   }
   nlohmann::json json = {
       {"flags", flags.to_json()},
+      {"fits", flags.fit.description},
       {"parameters", run.parameters},
       {"first_step", run.first_step},
       {"loss", run.loss},

@@ -29,6 +29,8 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data,
                                                     flags.state.saver);
   }
   if (!flags.state.resume.empty()) resume(data);
+  run_.values.erase("fits");
+  if (!flags.fit.description.empty()) run_.values["fits"] = flags.fit.description;
   if (saver_) zeropage::check_can_save(flags.state.folder, model, optimizer);
 }
 

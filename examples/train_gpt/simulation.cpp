@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/simulated_communicator.h"
+#include "examples/train_gpt/fitting.h"
 #include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/memory_formula.h"
 #include "examples/train_gpt/run_report.h"
@@ -48,12 +49,6 @@ zeropage::comm::Link link_of(const std::pair<double, double>& flag) {
   return {.latency_seconds = flag.first * 1e-6, .bytes_per_second = flag.second * 1e9};
 }
 
-Batch batch_without_values(const Flags& flags) {
-  const auto options = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
-  const std::vector<int64_t> sizes = {flags.batch, flags.model.sequence};
-  return {torch::empty(sizes, options), torch::empty(sizes, options)};
-}
-
 void add(SimulatedCost& sum, const SimulatedCost& cost) {
   sum.calls += cost.calls;
   sum.sent += cost.sent;
@@ -77,15 +72,19 @@ SimulationFigures figures_of(const zeropage::DistributedDataParallelBase& model,
   return sum;
 }
 
-SimulatedRank run_rank(const Flags& flags, int rank) {
-  const auto ledger =
-      std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks));
-  const zeropage::memory::LedgerScope scope(ledger);
-  const auto world = zeropage::comm::World::simulated(
+zeropage::comm::World simulated_world(const Flags& flags, int rank) {
+  return zeropage::comm::World::simulated(
       {.rank = rank,
        .topology = zeropage::comm::Topology::even(flags.ranks, flags.simulation.ranks_per_host),
        .within_host = link_of(flags.simulation.within_host),
        .between_hosts = link_of(flags.simulation.between_hosts)});
+}
+
+SimulatedRank run_rank(const Flags& flags, int rank) {
+  const auto ledger =
+      std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks));
+  const zeropage::memory::LedgerScope scope(ledger);
+  const auto world = simulated_world(flags, rank);
   SimulatedRank run{.rank = rank};
   const Places places = Places::of(world, flags);
   TrainedGpt trained(places, flags);
@@ -204,8 +203,11 @@ nlohmann::json to_json(const SimulatedRank& run) {
 
 }  // namespace
 
-void simulate(const Flags& flags) {
+void simulate(const Flags& given) {
+  Flags flags = given;
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
+  flags.fit.description = fit_to_limits(simulated_world(flags, /*rank=*/0), flags);
+  if (!flags.fit.description.empty()) std::cout << "fits: " << flags.fit.description << std::endl;
   const std::vector<SimulatedRank> ranks = run_ranks(flags);
   const int64_t parameters = parameters_of(flags.model);
   const auto formula_bytes = [&](const SimulatedRank& run) {

@@ -11,6 +11,7 @@
 
 #include "device/device.h"
 #include "device/stream.h"
+#include "examples/train_gpt/fitting.h"
 #include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/profiled_steps.h"
 #include "examples/train_gpt/progress.h"
@@ -191,7 +192,8 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
 
 }  // namespace
 
-void train(zeropage::comm::World& world, const Flags& flags, const TextData& data) {
+void train(zeropage::comm::World& world, const Flags& given, const TextData& data) {
+  Flags flags = given;
   torch::set_num_threads(flags.threads > 0 ? flags.threads : default_threads(world, flags));
   Ledger& ledger = *Ledger::process();
   RankFigures own;
@@ -201,6 +203,10 @@ void train(zeropage::comm::World& world, const Flags& flags, const TextData& dat
     at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
     // Nothing here reads what it has not written.
     at::globalContext().setDeterministicFillUninitializedMemory(false);
+  }
+  flags.fit.description = fit_to_limits(world, flags);
+  if (world.rank() == 0 && !flags.fit.description.empty()) {
+    std::cout << "fits: " << flags.fit.description << std::endl;
   }
   if (world.rank() == 0) run.disk = speed_of_disk(flags);
   if (!flags.memory_snapshot_path.empty()) zeropage::memory::record_cuda_memory_history();

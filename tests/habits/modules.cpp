@@ -374,6 +374,28 @@ const int kOldRegion = is_refused(
       run.backward(loss_against(outputs, samples.targets));
     });
 
+// ---- limits of memory ----
+
+const int kTooSmall =
+    is_refused(kGroup, "limits memory to less than the model holds from step to step",
+               "of device memory a rank before any activation, ",
+               "a setting of `zeropage::fit`, or more memory", [](auto& run) {
+                 run.options.device_memory_bytes = 8192;
+                 run.options.page_bytes = 4096;
+                 auto model = run.wrap(make<Mlp>());
+                 auto optimizer = run.template optimizer<torch::optim::Adam>(
+                     model, torch::optim::AdamOptions(0.1));
+               });
+
+const int kOverBudget =
+    is_refused(kGroup, "makes activations that pass a limit of memory",
+               "would pass the limit of device memory: ",
+               "a smaller micro-batch, or what the error says would have fitted", [](auto& run) {
+                 run.options.device_memory_bytes = 1 << 20;
+                 auto model = run.wrap(make<Mlp>());
+                 model(torch::ones({1 << 16, 7}));
+               });
+
 // ---- several models ----
 
 const int kGan = is_right(

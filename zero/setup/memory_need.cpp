@@ -35,7 +35,8 @@ std::string shortage(const comm::World& world, const std::string& what, const Me
           std::vector<memory::MemoryColumn>{{"needed", shown, need.persistent.total()}}));
 }
 
-// own: of this rank; "" for none.
+}  // namespace
+
 void throw_alike(const comm::World& world, const char* about, const std::string& own) {
   const std::vector<std::string> of_ranks = world.gather_text(about, own);
   ZP_CHECK(own.empty(), own);
@@ -43,8 +44,6 @@ void throw_alike(const comm::World& world, const char* about, const std::string&
     ZP_CHECK(of_ranks[rank].empty(), "rank ", rank, ": ", of_ranks[rank]);
   }
 }
-
-}  // namespace
 
 void check_device_holds(const comm::World& world, const std::string& what, const MemoryNeed& need) {
   if (!memory::has_streams(world.device().type())) return;

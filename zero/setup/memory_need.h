@@ -27,4 +27,7 @@ void check_device_holds(const comm::World& world, const std::string& what, const
 void check_host_holds(const comm::World& world, const std::string& what, int64_t bytes,
                       const memory::HostMemory& host);
 
+// Throws on all ranks if one of them has an error. own: of this rank; "" for none. Collective.
+void throw_alike(const comm::World& world, const char* about, const std::string& own);
+
 }  // namespace zeropage

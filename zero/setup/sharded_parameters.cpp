@@ -7,6 +7,7 @@
 #include "memory/check.h"
 #include "zero/gradients/accumulate_hooks.h"
 #include "zero/setup/choose_gradients.h"
+#include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
 
 namespace zeropage {
@@ -117,6 +118,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
       PageWorlds(world, options.shard_within, options.secondary_shard_within),
       std::move(parameters), made, deferred, [&](const BytePlan& plan) {
         const TierBytes held = plan.held(/*states=*/0);
+        check_limits_hold(world, options, "the model", held, plan.transient_bytes());
         check_device_holds(world, "the model",
                            {.persistent = held[memory::Tier::kDevice],
                             .transient_bytes = plan.transient_bytes(),
@@ -130,7 +132,11 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
       std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
   auto gradients = std::make_shared<StepGradients>(reducer);
   auto sums = std::make_shared<GradientSummer>(parts.pages, gradients);
-  return {std::move(parts), std::move(reducer), std::move(gradients), std::move(sums), options};
+  const comm::World& shards = parts.pages->shards();
+  std::shared_ptr<const memory::MemoryLimitScope> limits =
+      limit_memory(world, options, parts.pages->layouts(), shards.rank(), shards.size());
+  return {std::move(parts), std::move(reducer), std::move(gradients), std::move(sums),
+          options,          std::move(limits)};
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ namespace zeropage {
 
 namespace memory {
 class ConstructionTape;
-}
+class MemoryLimitScope;
+}  // namespace memory
 
 class DistributedDataParallelBase;
 
@@ -27,6 +28,7 @@ struct ShardedParameters : PageParts {
   std::shared_ptr<StepGradients> gradients;
   std::shared_ptr<GradientSummer> sums;
   Options options;
+  std::shared_ptr<const memory::MemoryLimitScope> limits;
 };
 
 // Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed

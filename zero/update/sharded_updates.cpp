@@ -6,6 +6,7 @@
 
 #include "memory/check.h"
 #include "memory/event_sink.h"
+#include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
 
 namespace zeropage {
@@ -41,6 +42,8 @@ void ShardedUpdates::check_class_takes_options() const {
 void ShardedUpdates::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
   const TierBytes states = pages.plan().states(states_of_a_parameter());
+  check_limits_hold(pages.world(), parameters_.options, "the model with its optimizer",
+                    pages.plan().held(states_of_a_parameter()), pages.plan().transient_bytes());
   check_device_holds(pages.world(), "the optimizer",
                      {.persistent = states[memory::Tier::kDevice],
                       .transient_bytes = pages.plan().transient_bytes()});

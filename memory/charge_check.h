@@ -1,0 +1,19 @@
+// Asked before a ledger that has a limit is charged. memory/memory_limit.cpp defines it, which knows the limits and
+// includes this header and the ledger's.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+
+#include "memory/event_sink.h"
+
+namespace zeropage::memory {
+
+class Ledger;
+
+// Throws c10::OutOfMemoryError where a limit of the ledger leaves no room in that account. lock: holds the
+// ledger's mutex, and is unlocked before this throws.
+void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
+                  Kind kind, int64_t bytes);
+
+}  // namespace zeropage::memory

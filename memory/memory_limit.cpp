@@ -1,0 +1,151 @@
+#include "memory/memory_limit.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function.h>
+
+#include "memory/bytes.h"
+#include "memory/charge_check.h"
+#include "memory/check.h"
+#include "memory/memory_table.h"
+
+namespace zeropage::memory {
+namespace {
+
+// Kinds with the most bytes, in words: "parameter 1.2 GiB, activation 300.0 MiB".
+std::string largest_kinds(const Breakdown& bytes) {
+  constexpr size_t kShown = 3;
+  std::vector<Kind> kinds;
+  for (size_t index = 0; index < kKindCount; ++index) {
+    if (bytes.bytes[index] > 0) kinds.push_back(static_cast<Kind>(index));
+  }
+  std::sort(kinds.begin(), kinds.end(),
+            [&](Kind left, Kind right) { return bytes[left] > bytes[right]; });
+  std::string text;
+  for (size_t index = 0; index < std::min(kShown, kinds.size()); ++index) {
+    text += c10::str(index == 0 ? "" : ", ", name(kinds[index]), " ",
+                     format_bytes(bytes[kinds[index]]));
+  }
+  return text;
+}
+
+Account account_limited_as(c10::DeviceType device) {
+  if (device == c10::DeviceType::CPU) return Account::kHost;
+  return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;
+}
+
+// Whose table is shown: with what is offloaded to the host goes the host's.
+c10::DeviceType shown_device(Account account) {
+  if (account == Account::kMeta) return c10::DeviceType::Meta;
+  return account == Account::kAccelerator ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU;
+}
+
+}  // namespace
+
+MemoryLimitScope::MemoryLimitScope(std::shared_ptr<Ledger> ledger, const MemoryLimits& limits,
+                                   AdviseOnMemory advise)
+    : ledger_(std::move(ledger)),
+      limits_(limits),
+      advise_(advise ? std::make_shared<const AdviseOnMemory>(std::move(advise)) : nullptr) {
+  const std::lock_guard lock(ledger_->mutex_);
+  ledger_->scopes_.push_back(this);
+  ledger_->is_limited_ |= limits_.any();
+}
+
+MemoryLimitScope::~MemoryLimitScope() {
+  const std::lock_guard lock(ledger_->mutex_);
+  std::erase(ledger_->scopes_, this);
+  ledger_->is_limited_ =
+      std::any_of(ledger_->scopes_.begin(), ledger_->scopes_.end(),
+                  [](const MemoryLimitScope* scope) { return scope->limits_.any(); });
+}
+
+void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>& lock,
+                             Account account, Kind kind, int64_t bytes) {
+  const auto held_in = [&](Account other) {
+    return ledger.accounts_[static_cast<size_t>(other)].total;
+  };
+  const auto refuse = [&](const char* memory, const char* option, int64_t held, int64_t limit) {
+    lock.unlock();
+    const std::string who = ledger.owner();
+    C10_THROW_ERROR(OutOfMemoryError,
+                    c10::str(who.empty() ? "" : "[" + who + "] ", describe_request(kind, bytes),
+                             " would pass the limit of ", memory, " memory: ", format_bytes(held),
+                             " of ", format_bytes(limit), " a rank are held (options.", option,
+                             "), so ", format_bytes(held + bytes - limit), " are missing\n",
+                             memory_report(ledger, shown_device(account), held + bytes - limit)));
+  };
+  const bool on_host = account == Account::kHost || account == Account::kHostTier;
+  for (const MemoryLimitScope* const scope : ledger.scopes_) {
+    const MemoryLimits& limits = scope->limits_;
+    if (limits.device_bytes != MemoryLimits::kNone &&
+        account == account_limited_as(limits.device)) {
+      const int64_t held = held_in(account);
+      if (bytes > limits.device_bytes - held) {
+        refuse("device", "device_memory_bytes", held, limits.device_bytes);
+      }
+    }
+    if (limits.host_bytes != MemoryLimits::kNone && on_host) {
+      const int64_t held = held_in(Account::kHost) + held_in(Account::kHostTier);
+      if (bytes > limits.host_bytes - held) {
+        refuse("host", "host_memory_bytes", held, limits.host_bytes);
+      }
+    }
+  }
+}
+
+void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
+                  Kind kind, int64_t bytes) {
+  MemoryLimitScope::check(ledger, lock, account, kind, bytes);
+}
+
+std::string MemoryLimitScope::advice(const Ledger& ledger, c10::DeviceType device,
+                                     int64_t missing_bytes) {
+  std::vector<std::shared_ptr<const AdviseOnMemory>> asked;
+  {
+    const std::lock_guard lock(ledger.mutex_);
+    for (const MemoryLimitScope* const scope : ledger.scopes_) {
+      if (scope->advise_) asked.push_back(scope->advise_);
+    }
+  }
+  const MemoryShortage shortage{.on_device = ledger.now(device),
+                                .on_host = ledger.offloaded(Tier::kHost),
+                                .missing_bytes = missing_bytes};
+  std::string text;
+  for (const auto& advise : asked) text += (*advise)(shortage);
+  return text;
+}
+
+std::string describe_request(Kind kind, int64_t bytes) {
+  std::string text = c10::str(format_bytes(bytes), " of ", name(kind));
+  // The node is there on the thread that runs backward.
+  if (const auto node = torch::autograd::get_current_node()) {
+    text += " in backward (" + node->name() + ")";
+  } else if (kind == Kind::kActivation) {
+    text += " in forward";
+  }
+  const OwnerScope::Owner owner = OwnerScope::current();
+  if (*owner.name != '\0') text += c10::str(" for the ", owner.name);
+  if (!owner.page.empty()) text += c10::str(", page \"", owner.page, "\",");
+  return text;
+}
+
+std::string memory_report(const Ledger& ledger, c10::DeviceType device, int64_t missing_bytes) {
+  const Breakdown now = ledger.now(device);
+  const Breakdown at_peak = ledger.at_peak(device);
+  const Breakdown on_host = ledger.offloaded(Tier::kHost);
+  std::vector<MemoryColumn> columns = {{"now", now, now.persistent()},
+                                       {"at the peak", at_peak, at_peak.persistent()}};
+  if (on_host.total() > 0) columns.push_back({"on host", on_host, on_host.persistent()});
+  std::string text = memory_table(columns);
+  text += "most is held by: " + largest_kinds(now) + "\n";
+  const std::string advice = MemoryLimitScope::advice(ledger, device, missing_bytes);
+  text += advice.empty() ? "use more ranks, a higher stage, smaller pages or a smaller batch\n"
+                         : advice;
+  return text;
+}
+
+}  // namespace zeropage::memory

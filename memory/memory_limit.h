@@ -1,0 +1,73 @@
+// A limit on what a ledger may hold: an allocation that would pass it throws, and charges nothing. The error
+// names the kind, the phase, the owner and the page of that allocation, has the ledger's table, and says what would
+// have fitted where somebody knows.
+//
+// Lifetime: in force while the scope lives, in any order with others; the lowest limit counts.
+// Threads: any. Cost: without a limit one comparison an allocation.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include <c10/core/DeviceType.h>
+
+#include "memory/event_sink.h"
+#include "memory/ledger.h"
+
+namespace zeropage::memory {
+
+// Bytes of a rank.
+struct MemoryLimits {
+  static constexpr int64_t kNone = 0;
+
+  // Of tensors on `device`.
+  int64_t device_bytes = kNone;
+  c10::DeviceType device = c10::DeviceType::CPU;
+  // Of tensors on the host, and of what is offloaded to it.
+  int64_t host_bytes = kNone;
+
+  bool any() const { return device_bytes != kNone || host_bytes != kNone; }
+};
+
+// What a rank held when memory ran out.
+struct MemoryShortage {
+  Breakdown on_device;  // the host, where that is the device
+  Breakdown on_host;    // offloaded to it
+  int64_t missing_bytes = 0;
+};
+
+// Sentences about what would have fitted; "" for none. Called on the thread whose allocation fails, with any
+// lock held: reads constants alone.
+using AdviseOnMemory = std::function<std::string(const MemoryShortage&)>;
+
+class MemoryLimitScope {
+ public:
+  // limits: may have none, for the advice alone.
+  MemoryLimitScope(std::shared_ptr<Ledger> ledger, const MemoryLimits& limits,
+                   AdviseOnMemory advise = nullptr);
+  ~MemoryLimitScope();
+  MemoryLimitScope(const MemoryLimitScope&) = delete;
+  MemoryLimitScope& operator=(const MemoryLimitScope&) = delete;
+
+  // check_charge() (memory/charge_check.h).
+  static void check(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
+                    Kind kind, int64_t bytes);
+  // What everybody on this ledger advises.
+  static std::string advice(const Ledger& ledger, c10::DeviceType device, int64_t missing_bytes);
+
+ private:
+  const std::shared_ptr<Ledger> ledger_;
+  const MemoryLimits limits_;
+  const std::shared_ptr<const AdviseOnMemory> advise_;  // null: none
+};
+
+// What the calling thread asked for: "64.0 MiB of bucket in backward (AddmmBackward0) for the gradient bucket, page "blocks.3",".
+std::string describe_request(Kind kind, int64_t bytes);
+
+// The ledger's tables and the advice, as an error about memory ends with them. asked: what did not fit.
+std::string memory_report(const Ledger& ledger, c10::DeviceType device, int64_t missing_bytes);
+
+}  // namespace zeropage::memory

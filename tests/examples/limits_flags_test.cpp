@@ -1,0 +1,66 @@
+// train_gpt below limits of memory: what it chooses, what it refuses, and that the bits stay.
+#include <filesystem>
+
+#include "tests/examples/train_gpt_run.h"
+
+namespace limits_flags_test {
+namespace {
+
+using namespace zeropage::testing;
+using ::testing::HasSubstr;
+
+class LimitsFlagsTest : public TrainGptTest {
+ protected:
+  nlohmann::json run(const std::string& flags) const {
+    const Outcome outcome = train_gpt(tiny(flags));
+    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
+    return json();
+  }
+};
+
+const std::string kModel = "--d-model 64 --ranks 2 ";
+
+TEST_F(LimitsFlagsTest, ChooseASettingThatKeepsBelowThemWithTheSameBits) {
+  const auto plain = run(kModel + "--stage 0");
+  const auto plain_peak = plain["memory"][0]["peak_bytes"].get<int64_t>();
+  EXPECT_EQ(plain["fits"], "");
+  for (const int64_t limit : {8 * plain_peak, plain_peak * 3 / 4}) {
+    const auto fitted = run(kModel + "--device-memory " + std::to_string(limit) + "B --save " +
+                            path("states") + std::to_string(limit));
+    EXPECT_THAT(fitted["fits"].get<std::string>(), HasSubstr("stage "));
+    EXPECT_LE(fitted["memory"][0]["peak_bytes"], limit) << fitted["fits"];
+    EXPECT_EQ(fitted["weights_sha256"], plain["weights_sha256"]) << fitted["fits"];
+  }
+  // What the command line says itself stays.
+  EXPECT_EQ(run(kModel + "--stage 2 --host-memory 20GiB")["flags"]["stage"], "2");
+  EXPECT_EQ(run("--checkpoint-activations blocks --host-memory 20GiB --communicator simulated")
+                ["flags"]["checkpoint-activations"],
+            "blocks");
+}
+
+TEST_F(LimitsFlagsTest, AreRefusedBeforeTheFirstStepWhereNothingFits) {
+  const Outcome outcome = train_gpt(tiny(kModel + "--device-memory 64KiB"));
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("no setting keeps below the limits of memory"));
+  EXPECT_THAT(outcome.output, HasSubstr("nothing fits; nearest: stage "));
+  const Outcome host = train_gpt(tiny("--host-memory 100MB"));
+  EXPECT_EQ(host.exit_code, 1) << host.output;
+  EXPECT_THAT(host.output, HasSubstr("for code, libraries and kernels alone; raise it"));
+}
+
+TEST_F(LimitsFlagsTest, AreRefusedInOneLineWhereTheyMakeNoSense) {
+  const auto refused = [&](const std::string& flags, const std::string& words) {
+    expect_refused(train_gpt(tiny(flags)), words);
+  };
+  refused("--device-memory 80G", "80GB, which is 80000000000 bytes, or 80GiB, which is");
+  refused("--host-memory much", "expected a size of memory such as 80GiB or 80GB");
+  refused("--nvme /tmp", "is what may be used below --device-memory or --host-memory");
+  refused("--host-memory 8GiB --nvme-size 1GB", "of no folder; use --nvme DIR");
+  refused("--host-memory 8GiB --offload-optimizer host", "is chosen below --device-memory");
+  refused("--host-memory 8GiB --offload-activations host", "is in no plan of what fits");
+  refused("--host-memory 8GiB --checkpoint-activations budget:1MB", "is in no plan of what fits");
+  refused("--host-memory 8GiB --ranks 2 --tensor 2", "is in no plan of what fits");
+}
+
+}  // namespace
+}  // namespace limits_flags_test

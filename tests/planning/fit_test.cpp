@@ -1,0 +1,159 @@
+// What is chosen below limits of memory, and that training then keeps below them, with the same bits.
+#include "planning/fit.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/bytes.h"
+#include "tests/harness/disk_folder.h"
+#include "tests/harness/errors.h"
+#include "tests/harness/ranks.h"
+#include "zero/zeropage.h"
+
+namespace zeropage::fit_test {
+namespace {
+
+using namespace memory;
+using testing::error_of;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+
+constexpr int64_t kWidth = 256;
+constexpr int kLayers = 24;
+constexpr int64_t kParameterBytes = kLayers * kWidth * kWidth * 4;
+
+torch::nn::Sequential make_layers() {
+  torch::nn::Sequential layers;
+  for (int layer = 0; layer < kLayers; ++layer) {
+    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  }
+  return layers;
+}
+
+torch::Tensor sample() {
+  return torch::ones({16, kWidth});
+}
+
+Options limited(int64_t device_bytes, int64_t host_bytes = Options::kNoLimit) {
+  Options options;
+  options.device_memory_bytes = device_bytes;
+  options.host_memory_bytes = host_bytes;
+  return options;
+}
+
+Fitted fit_layers(comm::World& world, const Options& options, const FitOptions& fit_options = {}) {
+  return fit(make_layers, sample(), world, options, fit_options);
+}
+
+// The weights after some steps, as a number each, and the most that a rank held meanwhile.
+struct Trained {
+  std::vector<size_t> weights;
+  int64_t peak_bytes = 0;
+};
+Trained train(comm::World& world, const Options& options) {
+  const auto construct = [] {
+    static std::mutex random;
+    const std::lock_guard lock(random);
+    torch::manual_seed(1);
+    return make_layers();
+  };
+  DistributedDataParallel<torch::nn::Sequential> model(construct(), world, options);
+  Optimizer<torch::optim::AdamW> optimizer(model);
+  const std::shared_ptr<Ledger> ledger = Ledger::current();
+  ledger->reset_peak();
+  for (int step = 0; step < 3; ++step) {
+    model(sample()).square().mean().backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  Trained trained;
+  trained.peak_bytes = ledger->at_peak().total() + ledger->offloaded_at_peak(Tier::kHost).total();
+  visit_parameters(model, [&](const std::string&, const torch::Tensor& values) {
+    const std::string_view bytes(static_cast<const char*>(values.const_data_ptr()),
+                                 values.nbytes());
+    trained.weights.push_back(std::hash<std::string_view>()(bytes));
+  });
+  return trained;
+}
+
+// 16 bytes a parameter at stage 0, 4 at stage 3 on four ranks.
+TEST(FitTest, TakesTheCheapestThatFitsAndTrainingKeepsBelowTheLimit) {
+  run_ranks(4, [](comm::World& world) {
+    Options plain;
+    plain.stage = stage_of(0);
+    const Trained expected = train(world, plain);
+    std::string last;
+    for (const int64_t limit :
+         {8 * kParameterBytes, 4 * kParameterBytes, 5 * kParameterBytes / 2}) {
+      const Fitted fitted = fit_layers(world, limited(limit));
+      EXPECT_NE(fitted.description, last) << "a lower limit has another setting";
+      last = fitted.description;
+      const Trained trained = train(world, fitted.options);
+      EXPECT_LE(trained.peak_bytes, limit) << fitted.description;
+      EXPECT_EQ(trained.weights, expected.weights) << fitted.description;
+    }
+    // What has room keeps the stage that sends least.
+    EXPECT_THAT(fit_layers(world, limited(1_GiB)).description, HasSubstr("stage "));
+    EXPECT_FALSE(shards_parameters(fit_layers(world, limited(1_GiB)).options));
+    EXPECT_TRUE(shards_gradients(fit_layers(world, limited(5 * kParameterBytes / 2)).options));
+  });
+}
+
+TEST(FitTest, TakesSmallerPagesBeforeAnythingLeaves) {
+  run_ranks(2, [](comm::World& world) {
+    FitOptions stage_3{.stages = {3}, .policies = {CheckpointPolicy::kNone}};
+    const Fitted roomy = fit_layers(world, limited(1_GiB), stage_3);
+    EXPECT_EQ(roomy.options.page_bytes, Options::kPageBytesOfDevice);
+    EXPECT_EQ(roomy.options.prefetch_bytes, Options::kTwoLargestPages);
+  });
+}
+
+TEST(FitTest, UsesTheDiskThatMayBeUsed) {
+  const testing::DiskFolder folder;
+  run_ranks(1, [&](comm::World& world) {
+    // The host is the device: its tensors count to both.
+    const Options options = limited(Options::kNoLimit, 7 * kParameterBytes / 2);
+    EXPECT_THAT(error_of([&] { fit_layers(world, options); }), HasSubstr("of host missing"));
+    const FitOptions with_disk{.nvme_directory = folder.path(), .may_step_in_backward = true};
+    const Fitted fitted = fit_layers(world, options, with_disk);
+    EXPECT_EQ(fitted.options.offload.optimizer, Tier::kNvme);
+    EXPECT_EQ(fitted.options.offload.nvme_directory, folder.path());
+    EXPECT_LE(train(world, fitted.options).peak_bytes, options.host_memory_bytes)
+        << fitted.description;
+  });
+}
+
+TEST(FitTest, RefusesOnAllRanksWhatNothingFits) {
+  run_ranks(2, [](comm::World& world) {
+    const std::string error = error_of([&] { fit_layers(world, limited(kParameterBytes)); });
+    EXPECT_THAT(error, HasSubstr("fit(): no setting keeps below the limits of memory\n"));
+    EXPECT_THAT(error, HasSubstr("nothing fits; nearest: stage 3"));
+    EXPECT_THAT(error, HasSubstr(" of device missing"));
+    // Ranks are as they were.
+    EXPECT_THAT(fit_layers(world, limited(1_GiB)).description, HasSubstr("stage "));
+  });
+}
+
+TEST(FitTest, RefusesLimitsAndChoicesThatContradictEachOther) {
+  run_ranks(1, [](comm::World& world) {
+    const auto refused = [&](const Options& options, const FitOptions& fit_options = {}) {
+      return error_of([&] { fit_layers(world, options, fit_options); });
+    };
+    EXPECT_THAT(refused(Options()), HasSubstr("expected a limit to fit into"));
+    Options offloads = limited(1_GiB);
+    offloads.offload.optimizer = Tier::kHost;
+    EXPECT_THAT(refused(offloads), HasSubstr("options.offload.optimizer is host; leave it out"));
+    EXPECT_THAT(refused(limited(1_GiB), {.tiers = {Tier::kNvme}}),
+                HasSubstr("kNvme needs FitOptions::nvme_directory"));
+    EXPECT_THAT(refused(limited(1_GiB), {.nvme_bytes = 5}), HasSubstr("5 B of no folder"));
+    EXPECT_THAT(refused(limited(1_GiB), {.nvme_directory = "/no/such"}), HasSubstr("/no/such"));
+    Options by_class = limited(1_GiB);
+    by_class.update_by = UpdateBy::kClass;
+    EXPECT_THAT(refused(by_class, {.tiers = {Tier::kHost}}), HasSubstr("a fused update"));
+    EXPECT_THAT(refused(limited(1_GiB), {.stages = {}}), HasSubstr("nothing to try"));
+    EXPECT_THAT(refused(limited(1_MiB, 1_KiB)), HasSubstr("of host missing"));
+  });
+}
+
+}  // namespace
+}  // namespace zeropage::fit_test

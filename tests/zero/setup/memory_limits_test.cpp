@@ -1,0 +1,163 @@
+// Limits of memory in a training run: what is refused, when, and by how much.
+#include "zero/setup/memory_limits.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "memory/bytes.h"
+#include "memory/testing.h"
+#include "tests/harness/errors.h"
+#include "tests/harness/ranks.h"
+#include "zero/setup/sharded_parameters.h"
+#include "zero/zeropage.h"
+
+namespace zeropage::memory_limits_test {
+namespace {
+
+using namespace memory;
+using testing::error_of;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::run_ranks;
+
+// Each layer is a page, without padding: 1 MiB in all.
+constexpr int64_t kLayers = 4;
+constexpr int64_t kWidth = 256;
+constexpr int64_t kParameterBytes = kLayers * kWidth * kWidth * 4;
+
+torch::nn::Sequential make_layers() {
+  torch::nn::Sequential layers;
+  for (int64_t layer = 0; layer < kLayers; ++layer) {
+    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+  }
+  return layers;
+}
+
+Options limited(int stage, int64_t device_bytes) {
+  Options options;
+  options.stage = stage_of(stage);
+  options.page_bytes = 256_KiB;
+  options.device_memory_bytes = device_bytes;
+  return options;
+}
+
+using Model = DistributedDataParallel<torch::nn::Sequential>;
+
+TEST(MemoryLimitsTest, RefuseAModelThatIsTooLargeBeforeAnythingIsMoved) {
+  run_ranks(2, [](comm::World& world) {
+    torch::nn::Sequential layers = make_layers();
+    const int64_t before = Ledger::current()->now().total();
+    const std::string error =
+        error_of([&] { const Model model(layers, world, limited(0, kParameterBytes)); });
+    EXPECT_THAT(error, HasSubstr("the model needs 2.0 MiB of device memory a rank before any "
+                                 "activation, 1.0 MiB more than the 1.0 MiB that "
+                                 "options.device_memory_bytes leaves it"));
+    EXPECT_THAT(error, HasSubstr("parameter                    1.0 MiB"));
+    EXPECT_EQ(Ledger::current()->now().total(), before);
+    // Only the wrapping was refused.
+    const Model model(layers, world, limited(0, 16 * kParameterBytes));
+  });
+}
+
+// Each host shares what it has among its ranks, and its tensors count where it is the device.
+TEST(MemoryLimitsTest, DivideTheHostsMemoryAmongItsRanks) {
+  run_ranks(2, [](comm::World& world) {
+    Options options = limited(0, Options::kNoLimit);
+    options.host_memory_bytes = 3 * kParameterBytes;
+    EXPECT_THAT(error_of([&] { const Model model(make_layers(), world, options); }),
+                HasSubstr("512.0 KiB more than the 1.5 MiB that options.host_memory_bytes"));
+    EXPECT_EQ(limits_of(world, options).host_bytes, 3 * kParameterBytes / 2);
+  });
+}
+
+TEST(MemoryLimitsTest, RefuseTheOptimizerWhoseStatesDoNotFit) {
+  run_ranks(2, [](comm::World& world) {
+    Model model(make_layers(), world, limited(0, 3 * kParameterBytes));
+    EXPECT_THAT(error_of([&] { const Optimizer<torch::optim::AdamW> optimizer(model); }),
+                HasSubstr("the model with its optimizer needs 4.0 MiB of device memory a rank"));
+    const Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+  });
+}
+
+// A planted allocation over the budget.
+TEST(MemoryLimitsTest, NameTheAllocationOfAStepThatPassesThem) {
+  run_ranks(2, [](comm::World& world) {
+    Model model(make_layers(), world, limited(0, 6 * kParameterBytes));
+    Optimizer<torch::optim::AdamW> optimizer(model);
+    const auto step = [&](int64_t rows) {
+      model(torch::ones({rows, kWidth})).sum().backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    step(1);
+    const std::string error = error_of([&] { step(600); });
+    EXPECT_THAT(error,
+                HasSubstr(" of activation in forward would pass the limit of device memory: "));
+    EXPECT_THAT(error, HasSubstr("optimizer_state"));
+    EXPECT_THAT(error, HasSubstr("what would have fitted, the cheapest first:\n  stage 1: "));
+    // The step was refused, and not the model.
+    step(1);
+  });
+}
+
+TEST(MemoryLimitsTest, EndWithTheModel) {
+  run_ranks(1, [](comm::World& world) {
+    { const Model model(make_layers(), world, limited(0, 3 * kParameterBytes)); }
+    const torch::Tensor large = torch::empty({8 * kParameterBytes}, torch::kByte);
+    EXPECT_EQ(large.numel(), 8 * kParameterBytes);
+  });
+}
+
+TEST(MemoryLimitsTest, AreRefusedInWordsWhereTheyContradictOtherOptions) {
+  const auto refused = [](const auto& change) {
+    Options options = limited(3, 1_MiB);
+    change(options);
+    return error_of([&] { validate(options); });
+  };
+  EXPECT_THAT(refused([](Options& options) { options.device_memory_bytes = -1; }),
+              HasSubstr("options.device_memory_bytes: expected 0 (no limit) or more, got -1"));
+  EXPECT_THAT(refused([](Options& options) { options.parameter_budget_bytes = 2_MiB; }),
+              HasSubstr("options.parameter_budget_bytes: 2.0 MiB cannot be used, as "
+                        "options.device_memory_bytes is 1.0 MiB; lower the first or raise the "
+                        "second"));
+  EXPECT_THAT(refused([](Options& options) { options.page_bytes = 2_MiB; }),
+              HasSubstr("options.page_bytes: 2.0 MiB cannot be used"));
+  EXPECT_THAT(refused([](Options& options) {
+                options.offload.optimizer = Tier::kHost;
+                options.offload.optimizer_bytes = 2_MiB;
+                options.host_memory_bytes = 1_MiB;
+              }),
+              HasSubstr("options.offload.optimizer_bytes: 2.0 MiB cannot be used"));
+  EXPECT_EQ(refused([](Options&) {}), "");
+}
+
+TEST(MemoryLimitsTest, AdviseTheCheapestChangesThatWouldHaveFitted) {
+  run_ranks(2, [](comm::World& world) {
+    Options options = limited(0, Options::kNoLimit);
+    const Model model(make_layers(), world, options);
+    const auto& layouts = sharded_parameters_of(model).pages->layouts();
+    MemoryShortage shortage;
+    shortage.on_device[Kind::kOptimizerState] = 2 * kParameterBytes;
+    const auto advised = [&](int64_t missing_bytes, bool device_is_host) {
+      shortage.missing_bytes = missing_bytes;
+      return cheapest_changes(options, layouts, 0, 2, device_is_host, shortage);
+    };
+    // Stage 1 halves the states, stage 2 the gradients too.
+    EXPECT_EQ(advised(kParameterBytes, true),
+              "what would have fitted, the cheapest first:\n"
+              "  stage 1: 1.0 MiB less\n  stage 2: 1.2 MiB less\n"
+              "  stage 3: 1.2 MiB less\n");
+    EXPECT_THAT(advised(kParameterBytes + 1, true), Not(HasSubstr("stage 1")));
+    EXPECT_THAT(advised(kParameterBytes + 1, false),
+                HasSubstr("options.offload.optimizer on the host"));
+    EXPECT_THAT(
+        advised(100 * kParameterBytes, true),
+        HasSubstr("no single change of stage, offload or recompute would have left 100.0 MiB"));
+    shortage.on_device[Kind::kActivation] = 8 * kParameterBytes;
+    EXPECT_THAT(advised(5 * kParameterBytes, true),
+                HasSubstr("activations that are computed again (checkpointing/), about: "));
+  });
+}
+
+}  // namespace
+}  // namespace zeropage::memory_limits_test

@@ -1,0 +1,174 @@
+#include "zero/setup/memory_limits.h"
+
+#include <utility>
+#include <vector>
+
+#include "memory/bytes.h"
+#include "memory/check.h"
+#include "memory/memory_table.h"
+#include "zero/setup/memory_need.h"
+
+namespace zeropage {
+namespace {
+
+using memory::Breakdown;
+using memory::format_bytes;
+using memory::Kind;
+using memory::MemoryLimits;
+using memory::MemoryShortage;
+using memory::Tier;
+
+// "" if it fits.
+std::string past(const char* memory, const char* option, const std::string& what, int64_t needed,
+                 int64_t limit) {
+  if (limit == MemoryLimits::kNone || needed <= limit) return "";
+  return c10::str(what, " needs ", format_bytes(needed), " of ", memory,
+                  " memory a rank before any activation, ", format_bytes(needed - limit),
+                  " more than the ", format_bytes(limit), " that options.", option,
+                  " leaves it; raise it, or choose a setting that fits by zeropage::fit "
+                  "(planning/fit.h)\n");
+}
+
+// How many states the optimizer has, by what it holds.
+int64_t states_held(const BytePlan& plan, const MemoryShortage& shortage) {
+  const TierBytes one = plan.states(1);
+  const int64_t of_one = one[Tier::kDevice].total() + one[Tier::kHost].total();
+  if (of_one == 0) return 0;
+  const int64_t held =
+      shortage.on_device[Kind::kOptimizerState] + shortage.on_host[Kind::kOptimizerState];
+  return (held + of_one - 1) / of_one;
+}
+
+class Changes {
+ public:
+  Changes(const std::vector<PageLayout>& layouts, int rank, int ranks, bool device_is_host,
+          const MemoryShortage& shortage)
+      : layouts_(layouts),
+        rank_(rank),
+        ranks_(ranks),
+        device_is_host_(device_is_host),
+        shortage_(shortage) {}
+
+  void try_options(const std::string& change, const Options& from, const Options& to) {
+    try {
+      validate(to);
+      const BytePlan before(layouts_, from, rank_, ranks_);
+      const BytePlan after(layouts_, to, rank_, ranks_);
+      const int64_t states = states_held(before, shortage_);
+      add(change, held(before.held(states)) - held(after.held(states)) + before.transient_bytes() -
+                      after.transient_bytes());
+    } catch (const c10::Error&) {
+      // These options do not go together, so they are no advice.
+    }
+  }
+  void add(const std::string& change, int64_t saved_bytes) {
+    if (saved_bytes < shortage_.missing_bytes || found_ == kMostChanges) return;
+    ++found_;
+    lines_ += c10::str("  ", change, ": ", format_bytes(saved_bytes), " less\n");
+  }
+  const std::string& lines() const { return lines_; }
+
+ private:
+  static constexpr int kMostChanges = 3;
+
+  // In the memory that has run out.
+  int64_t held(const TierBytes& bytes) const {
+    return bytes[Tier::kDevice].total() + (device_is_host_ ? bytes[Tier::kHost].total() : 0);
+  }
+
+  const std::vector<PageLayout>& layouts_;
+  const int rank_;
+  const int ranks_;
+  const bool device_is_host_;
+  const MemoryShortage& shortage_;
+  std::string lines_;
+  int found_ = 0;
+};
+
+Options at_stage(const Options& options, int stage) {
+  Options changed = options;
+  changed.stage = stage_of(stage);
+  return changed;
+}
+
+Options offloaded(const Options& options, Tier tier) {
+  Options changed = options;
+  changed.offload.optimizer = tier;
+  if (tier == Tier::kNvme) {
+    changed.stage = Stage::kParameters;
+    changed.offload.parameters = tier;
+    if (changed.offload.nvme_directory.empty()) changed.offload.nvme_directory = "DIR";
+  }
+  return changed;
+}
+
+}  // namespace
+
+MemoryLimits limits_of(const comm::World& world, const Options& options) {
+  return {.device_bytes = options.device_memory_bytes,
+          .device = world.device().type(),
+          .host_bytes = options.host_memory_bytes / world.local_size()};
+}
+
+void check_limits_hold(const comm::World& world, const Options& options, const std::string& what,
+                       const TierBytes& need, int64_t transient_bytes) {
+  const MemoryLimits limits = limits_of(world, options);
+  if (!limits.any()) return;
+  const int64_t on_device = need[Tier::kDevice].total() + transient_bytes;
+  const int64_t on_host =
+      need[Tier::kHost].total() + (world.device().is_cpu() ? on_device : int64_t{0});
+  std::string own = past("device", "device_memory_bytes", what, on_device, limits.device_bytes) +
+                    past("host", "host_memory_bytes", what, on_host, limits.host_bytes);
+  if (!own.empty()) {
+    Breakdown shown = need[Tier::kDevice];
+    shown[Kind::kStaging] += transient_bytes;
+    own += memory::memory_table(
+        std::vector<memory::MemoryColumn>{{"device", shown, need[Tier::kDevice].total()},
+                                          {"host", need[Tier::kHost], need[Tier::kHost].total()}});
+  }
+  throw_alike(world, "the limits of memory", own);
+}
+
+std::string cheapest_changes(const Options& options, const std::vector<PageLayout>& layouts,
+                             int rank, int ranks, bool device_is_host,
+                             const MemoryShortage& shortage) {
+  Changes changes(layouts, rank, ranks, device_is_host, shortage);
+  // A stage that the options have already saves nothing.
+  for (int stage = 1; stage <= 2; ++stage) {
+    changes.try_options(c10::str("stage ", stage), options, at_stage(options, stage));
+  }
+  // A region keeps its inputs alone, and the largest is there while it is repeated.
+  constexpr int64_t kLeftOfActivations = 4;
+  const int64_t activations = shortage.on_device.activations();
+  changes.add(c10::str("activations that are computed again (checkpointing/), about"),
+              activations - activations / kLeftOfActivations);
+  changes.try_options("stage 3", options, at_stage(options, 3));
+  if (!device_is_host && options.offload.optimizer == Tier::kDevice) {
+    changes.try_options("options.offload.optimizer on the host", options,
+                        offloaded(options, Tier::kHost));
+  }
+  if (options.offload.parameters != Tier::kNvme) {
+    changes.try_options("stage 3 with optimizer and parameters on kNvme", options,
+                        offloaded(options, Tier::kNvme));
+  }
+  if (changes.lines().empty()) {
+    return "no single change of stage, offload or recompute would have left " +
+           format_bytes(shortage.missing_bytes) +
+           "; use more ranks, a smaller batch or a lower precision\n";
+  }
+  return "what would have fitted, the cheapest first:\n" + changes.lines();
+}
+
+std::unique_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world,
+                                                       const Options& options,
+                                                       const std::vector<PageLayout>& layouts,
+                                                       int shard_rank, int shard_ranks) {
+  const bool device_is_host = world.device().is_cpu();
+  return std::make_unique<memory::MemoryLimitScope>(
+      memory::Ledger::current(), limits_of(world, options), [=](const MemoryShortage& shortage) {
+        return cheapest_changes(options, layouts, shard_rank, shard_ranks, device_is_host,
+                                shortage);
+      });
+}
+
+}  // namespace zeropage

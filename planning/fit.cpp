@@ -197,7 +197,7 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
       error = memory::message_of(failure);
     }
   }
-  throw_alike(world, "what fits", error);
+  zeropage::throw_alike(world, "what fits", error);
   const auto [setting, description] = decode(world.gather_text("what was chosen", choice)[0]);
   Fitted fitted{.options = options_of(options, setting),
                 .checkpointing = setting.checkpointing,

@@ -75,7 +75,7 @@ class Ruler {
   std::string label(double tick, bool is_last) const {
     if (!axis_.names.empty()) return escaped(axis_.names[static_cast<size_t>(tick)]);
     std::ostringstream text;
-    text.precision(4);
+    text.precision(6);
     text << (std::abs(tick) < step_ / 1000 ? 0.0 : tick);
     if (is_last && !axis_.unit.empty()) text << ' ' << escaped(axis_.unit);
     return text.str();

@@ -23,6 +23,7 @@ struct ModelKeys {
   int64_t classes = 0;  // 0: as many as the data has
   int64_t width = 0;    // 0: the model's own
   bool sync_batch_norm = false;
+  double batch_norm_momentum = 0;  // 0: the network's own
 };
 
 struct DataKeys {

@@ -118,6 +118,7 @@ void check(const Config& config, int ranks) {
          "FOLDER");
   expect(!config.eval_only || config.auto_resume || !config.load_weights.empty(),
          "EVAL_ONLY: expected weights to validate; set AUTO_RESUME true, or LOAD_WEIGHTS FILE");
+  below("MODEL.BATCH_NORM_MOMENTUM", config.model.batch_norm_momentum, 1);
   check_data(config);
   check_training(config, ranks);
   check_optimizer(config.optimizer);

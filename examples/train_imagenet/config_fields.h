@@ -33,17 +33,21 @@ constexpr auto words_of(std::type_identity<RecomputePolicy>) {
 
 constexpr auto table_of(std::type_identity<ModelKeys>) {
   using zeropage::memory::Bounds, zeropage::memory::field, zeropage::memory::section;
-  return std::tuple(
-      section("Model", field<&ModelKeys::name>({.help = "Which network (examples/image_models)"}),
-              field<&ModelKeys::classes>(
-                  {.help = "Scores it gives; at least as many as the data has classes",
-                   .default_word = "the data's",
-                   .bounds = Bounds::not_negative()}),
-              field<&ModelKeys::width>({.help = "Channels of its first stage; the others follow",
-                                        .default_word = "the network's",
-                                        .bounds = Bounds::not_negative()}),
-              field<&ModelKeys::sync_batch_norm>(
-                  {.help = "Batch norms see the samples of all ranks, not of each alone"})));
+  return std::tuple(section(
+      "Model", field<&ModelKeys::name>({.help = "Which network (examples/image_models)"}),
+      field<&ModelKeys::classes>(
+          {.help = "Scores it gives; at least as many as the data has classes",
+           .default_word = "the data's",
+           .bounds = Bounds::not_negative()}),
+      field<&ModelKeys::width>({.help = "Channels of its first stage; the others follow",
+                                .default_word = "the network's",
+                                .bounds = Bounds::not_negative()}),
+      field<&ModelKeys::sync_batch_norm>(
+          {.help = "Batch norms see the samples of all ranks, not of each alone"}),
+      field<&ModelKeys::batch_norm_momentum>(
+          {.help = "Share of a batch in the running statistics that validation uses; a short run "
+                   "wants more of it than a long one",
+           .default_word = "the network's"})));
 }
 static_assert(zeropage::memory::tells_all_fields<ModelKeys>());
 

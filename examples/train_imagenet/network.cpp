@@ -4,6 +4,8 @@
 #include <mutex>
 #include <set>
 
+#include <torch/nn/modules/batchnorm.h>
+
 #include "memory/check.h"
 #include "zero/saving/module_weights.h"
 #include "zero/sync_batch_norm.h"
@@ -22,6 +24,13 @@ std::shared_ptr<ImageModel> made_alike(const Config& config,
   return models.make(
       config.model.name,
       {.classes = classes, .image_side = config.data.image_side, .width = config.model.width});
+}
+
+void set_batch_norm_momentum(torch::nn::Module& network, double momentum) {
+  for (const auto& module : network.modules()) {
+    auto* const norm = module->as<torch::nn::BatchNorm2dImpl>();
+    if (norm != nullptr) norm->options.momentum(momentum);
+  }
 }
 
 bool is_within(const std::vector<std::string>& names, const std::set<std::string>& allowed) {
@@ -67,6 +76,9 @@ Network make_network(const Config& config, const image_models::ModelRegistry& mo
            "\"; expected one of ", c10::Join(", ", models.names()));
   Network network{made_alike(config, models, classes), ""};
   if (!config.load_weights.empty()) network.note = load(config.load_weights, *network.module);
+  if (config.model.batch_norm_momentum > 0) {
+    set_batch_norm_momentum(*network.module, config.model.batch_norm_momentum);
+  }
   network.module->to(world.device());
   if (config.model.sync_batch_norm && world.size() > 1) {
     zeropage::sync_batch_norm(*network.module, world);

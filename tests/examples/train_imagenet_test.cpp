@@ -328,6 +328,20 @@ TEST_F(TrainImagenetTest, FineTuningLeavesTheHeadOfOtherClassesOutAndSaysSo) {
   EXPECT_EQ(result(log), result(before));
 }
 
+TEST_F(TrainImagenetTest, TheMomentumOfBatchNormsChangesTheirStatisticsAlone) {
+  const auto result = [&](const std::string& out, const std::string& momentum) {
+    const std::string hash = train(
+        config({"OUT_DIR", path(out), "MODEL.BATCH_NORM_MOMENTUM", momentum, "TRAIN.STEPS", "1"}),
+        1);
+    const std::string log = text_of(out + "/log.txt");
+    return std::pair(hash, log.substr(log.rfind(", loss ")));
+  };
+  const auto own = result("own", "0"), same = result("same", "0.1"), other = result("other", "0.9");
+  EXPECT_EQ(own, same);
+  EXPECT_EQ(own.first, other.first);
+  EXPECT_NE(own.second, other.second);
+}
+
 TEST_F(TrainImagenetTest, DataThatCannotBeTrainedOnIsNamed) {
   EXPECT_THAT(refused({"DATA.TRAIN", path("none")}), HasSubstr("none: there is no such folder"));
   EXPECT_THAT(refused({"MODEL.CLASSES", "2"}),

@@ -23,7 +23,6 @@
 // agree, that have no dimensions, or that are not there, by name.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <string>

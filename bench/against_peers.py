@@ -41,7 +41,8 @@ class Peer:
     script: str  # in bench/peers, or "" for bare_loop; takes the run flags, --data, --json and --peer-option
     requirements: tuple = ()  # for pip, beside BASE_REQUIREMENTS
     install_environment: dict = field(default_factory=dict)  # for pip: name -> value
-    shares_samples: bool = False  # its ranks compute each sample together, and so do ours: --tensor
+    # Along which its ranks compute each sample together, and so do ours: "tensor" or "pipeline".
+    axis: str = ""
 
 
 PEERS = {
@@ -50,7 +51,8 @@ PEERS = {
     "fsdp2": Peer("fsdp2.py"),
     # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
     "deepspeed": Peer("zero_deepspeed.py", ("deepspeed==0.19.8",), {"DS_BUILD_OPS": "0"}),
-    "tensor_parallel": Peer("tensor_parallel.py", shares_samples=True),
+    "tensor_parallel": Peer("tensor_parallel.py", axis="tensor"),
+    "pipeline": Peer("pipeline.py", axis="pipeline"),
 }
 
 
@@ -112,16 +114,18 @@ def check_arguments(parser, arguments):
             f"the peer bare is a loop without communication: it has one rank, got --ranks "
             f"{arguments.ranks}; use --ranks 1 or another peer"
         )
-    for name in {"deepspeed", "tensor_parallel"}.intersection(arguments.peers):
+    for name in {"deepspeed", "tensor_parallel", "pipeline"}.intersection(arguments.peers):
         if (arguments.device, arguments.compute_dtype) != ("cpu", "fp32"):
             parser.error(f"the peer {name} is set up for --device cpu and --compute-dtype fp32 only")
-    sharing = [name for name in arguments.peers if PEERS[name].shares_samples]
-    arguments.shares_samples = bool(sharing)
+    sharing = [name for name in arguments.peers if PEERS[name].axis]
+    arguments.axis = PEERS[sharing[0]].axis if sharing else ""
     if sharing and len(arguments.peers) > 1:
         parser.error(f"the ranks of the peer {sharing[0]} share their samples, those of others do not; "
                      "compare with it alone")
-    if sharing and arguments.heads % arguments.ranks != 0:
+    if arguments.axis == "tensor" and arguments.heads % arguments.ranks != 0:
         parser.error(f"--heads {arguments.heads}: {arguments.ranks} ranks do not divide them")
+    if arguments.axis == "pipeline" and not 2 <= arguments.ranks <= arguments.layers:
+        parser.error(f"--ranks {arguments.ranks}: a pipeline needs 2 or more, and a block for each of them")
     for option in arguments.peer_option:
         name, _, value = option.partition("=")
         if not any(value in flags.PEER_OPTIONS[p].get(name, ()) for p in arguments.peers):
@@ -133,8 +137,11 @@ def side_commands(arguments, python, data, folder):
     """What to start for each side, ours first; --json is added per run."""
     shared = ["--data", data, *flags.command_line(arguments)]
     sides = {"ours": [arguments.train_gpt.resolve(), *shared, "--stage", str(arguments.stage)]}
-    if arguments.shares_samples:
-        sides["ours"] += ["--tensor", str(arguments.ranks)]
+    if arguments.axis:
+        sides["ours"] += [f"--{arguments.axis}", str(arguments.ranks)]
+    if arguments.axis == "pipeline":
+        chosen = flags.chosen_options("pipeline", arguments.peer_option)
+        sides["ours"] += ["--schedule", chosen["schedule"], "--accumulate", chosen["micro_batches"]]
     for name in arguments.peers:
         # What its libraries leave in TMPDIR goes with the folder.
         program = ["env", f"TMPDIR={folder}", python, PEERS_FOLDER / PEERS[name].script]

@@ -63,6 +63,11 @@ PEER_OPTIONS = {
         **_EVERY_PEER,
     },
     "tensor_parallel": {"vocabulary": ("sharded", "replicated"), **_EVERY_PEER},
+    "pipeline": {
+        "schedule": ("1f1b", "gpipe"),
+        "micro_batches": ("8", "4", "16", "32"),
+        **_EVERY_PEER,
+    },
 }
 
 
@@ -103,13 +108,22 @@ def peer_arguments(description, peer):
     arguments = parser.parse_args()
     check_run_flags(parser, arguments)
     options = PEER_OPTIONS[peer]
-    arguments.options = {name: values[0] for name, values in options.items()}
     for text in arguments.peer_option:
         name, _, value = text.partition("=")
         if value not in options.get(name, ()):
             parser.error(f"unknown --peer-option {text}; known: {describe_options(options)}")
-        arguments.options[name] = value
+    arguments.options = chosen_options(peer, arguments.peer_option)
     return arguments
+
+
+def chosen_options(peer, texts):
+    """option -> value: what the NAME=VALUE texts say of the options that the peer has, and else the defaults."""
+    options = {name: values[0] for name, values in PEER_OPTIONS[peer].items()}
+    for text in texts:
+        name, _, value = text.partition("=")
+        if name in options:
+            options[name] = value
+    return options
 
 
 def describe_options(options):

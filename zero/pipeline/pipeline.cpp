@@ -55,6 +55,10 @@ AccumulatorOptions options_of(const Pipeline::Model& model, const PipelineOption
   return accumulator;
 }
 
+double now_s() {
+  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
+}
+
 // Without what error messages of this rank begin with.
 std::string words_of(const std::exception& error) {
   const std::string message = memory::message_of(error), prefix = memory::owner_prefix();
@@ -105,7 +109,14 @@ struct Pipeline::Parts {
 
   at::Tensor input_of(const Action& action, const std::vector<at::Tensor>& inputs) {
     if (is_first(action)) return inputs[static_cast<size_t>(action.micro_batch)];
-    return messages.receive(*received_by(lists, rank, action));
+    return received(action);
+  }
+
+  // What the action waits for. It begins when that is there.
+  at::Tensor received(const Action& action) {
+    at::Tensor tensor = messages.receive(*received_by(lists, rank, action));
+    begun_s = now_s();
+    return tensor;
   }
 
   at::Tensor through_model(const std::function<at::Tensor()>& forward) const {
@@ -129,7 +140,7 @@ struct Pipeline::Parts {
     if (is_last(action)) {
       accumulator.backward(pass.output, weight);
     } else {
-      const at::Tensor gradient = messages.receive(*received_by(lists, rank, action));
+      const at::Tensor gradient = received(action);
       accumulator.backward_through(pass.output, gradient);
     }
     const auto message = sent_by(lists, rank, action);
@@ -143,16 +154,13 @@ struct Pipeline::Parts {
 
   // Calls `perform` for each action in order, and says which one failed.
   void walk(const std::vector<Action>& actions, const std::function<void(const Action&)>& perform) {
-    const auto seconds = [] {
-      return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-    };
     timeline.clear();
     for (size_t index = 0; index < actions.size(); ++index) {
       const Action& action = actions[index];
       try {
-        const double begin = seconds();
+        begun_s = now_s();
         perform(action);
-        timeline.push_back({action, begin, seconds()});
+        timeline.push_back({action, begun_s, now_s()});
       } catch (const std::exception& error) {
         const auto stage = lists.stage(rank, action.chunk);
         ZP_THROW("stage ", stage, " of ", lists.stages(), ", ", describe(action, lists.chunks),
@@ -179,6 +187,7 @@ struct Pipeline::Parts {
   Accumulator accumulator;
   std::map<std::pair<int, int>, Pass> passes;  // by chunk and micro-batch
   std::vector<parallel::TimedAction> timeline;
+  double begun_s = 0;  // when the action's message was there
 };
 
 Pipeline::Pipeline(Model& model, const PipelineOptions& options)

@@ -73,7 +73,8 @@ class Pipeline {
   // For a simulated world, where no message tells it: what passes from stage to stage.
   void expect_activations(const std::vector<int64_t>& sizes, at::ScalarType dtype);
   // What the ranks of the pipeline did in the last run, in seconds since the first of them began; ranks of one host have
-  // one clock. On an accelerator: what the host did. Collective.
+  // one clock. An action begins when the message that it waits for is there. On an accelerator: what the host did.
+  // Collective.
   parallel::TimedStep timed_step() const;
   // What this rank has sent to other stages.
   comm::Traffic sent() const;

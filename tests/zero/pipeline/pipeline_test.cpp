@@ -1,4 +1,7 @@
 // Training over the stages of a pipeline: what it computes, and what it refuses.
+#include <chrono>
+#include <thread>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -98,6 +101,26 @@ TEST(PipelineTest, HasThoseBitsInBFloat16WithAScaledLossToo) {
     SCOPED_TRACE(::testing::Message() << shape);
     expect_same(expected, train_pipeline_by_rank(shape, 3), 0);
   }
+}
+
+TEST(PipelineTest, AnActionBeginsWhenItsMessageIsThereAndStepsAreTimedInTheOrderOfTheSchedule) {
+  constexpr double kSlow = 0.03;
+  const Shape shape{.pipeline = 2, .schedule = ScheduleKind::kGPipe};
+  run_ranks(2, [&](World& world) {
+    PipelineOptions options;
+    options.run_forward = [&](const std::function<at::Tensor()>& forward) {
+      if (world.rank() == 0) std::this_thread::sleep_for(std::chrono::duration<double>(kSlow));
+      return forward();
+    };
+    PipelineRun run(world, shape, options);
+    run.step(0);
+    const parallel::TimedStep step = run.pipeline.timed_step();
+    parallel::check_times(step, parallel::GPipe().actions(2, shape.micro_batches), "the step");
+    for (size_t micro_batch = 0; micro_batch < 4; ++micro_batch) {
+      EXPECT_GE(step.timeline[1][micro_batch].begin_s,
+                step.timeline[0][micro_batch].begin_s + kSlow);
+    }
+  });
 }
 
 // What each rank throws.

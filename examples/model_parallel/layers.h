@@ -1,0 +1,11 @@
+// ResNet-50 as a list of layers, which a pipeline cuts: the stem, each block, the head.
+#pragma once
+
+#include "examples/image_models/resnet.h"
+#include "zero/pipeline/layers.h"
+
+namespace model_parallel {
+
+zeropage::PipelineLayers layers_of(image_models::ResNet& net);
+
+}  // namespace model_parallel

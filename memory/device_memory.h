@@ -30,6 +30,9 @@ std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, in
 // From here on LibTorch's CUDA allocator is observed, and out_of_memory_report() is printed on stderr before
 // it throws. Once a process; later calls do nothing. Throws in a build without CUDA.
 void observe_cuda_memory();
+// The most that LibTorch's CUDA allocator takes from this device from here on, until the next call: an allocation
+// that would need more throws LibTorch's error, as where the device has no more. Of `total_bytes` that it has.
+void limit_cuda_memory(c10::Device device, int64_t bytes, int64_t total_bytes);
 // Bytes that LibTorch's CUDA allocator has from the device, in use or cached.
 int64_t cuda_reserved_bytes(c10::Device device);
 

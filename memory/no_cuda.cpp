@@ -15,6 +15,9 @@ namespace {
 void observe_cuda_memory() {
   refuse();
 }
+void limit_cuda_memory(c10::Device /*device*/, int64_t /*bytes*/, int64_t /*total_bytes*/) {
+  refuse();
+}
 int64_t cuda_reserved_bytes(c10::Device /*device*/) {
   refuse();
 }

@@ -1,5 +1,6 @@
 #include "memory/device_memory.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
@@ -47,6 +48,11 @@ void observe_cuda_memory() {
           "figures of memory on CUDA are 0 here; unset it unless you look for errors of kernels");
     }
   });
+}
+
+void limit_cuda_memory(c10::Device device, int64_t bytes, int64_t total_bytes) {
+  const double fraction = static_cast<double>(bytes) / static_cast<double>(total_bytes);
+  allocator::setMemoryFraction(std::min(1.0, fraction), device.index());
 }
 
 int64_t cuda_reserved_bytes(c10::Device device) {

@@ -3,8 +3,10 @@
 #include <utility>
 #include <vector>
 
+#include "device/device.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/device_memory.h"
 #include "memory/memory_table.h"
 #include "zero/setup/memory_need.h"
 
@@ -164,8 +166,15 @@ std::unique_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world,
                                                        const std::vector<PageLayout>& layouts,
                                                        int shard_rank, int shard_ranks) {
   const bool device_is_host = world.device().is_cpu();
+  MemoryLimits limits = limits_of(world, options);
+  if (world.device().is_cuda() && limits.device_bytes != MemoryLimits::kNone) {
+    // LibTorch's allocator tells of a block when it has it, so it has to hold the limit itself.
+    memory::limit_cuda_memory(world.device(), limits.device_bytes,
+                              memory::device_memory(world.device()).total_bytes);
+    limits.device_bytes = MemoryLimits::kNone;
+  }
   return std::make_unique<memory::MemoryLimitScope>(
-      memory::Ledger::current(), limits_of(world, options), [=](const MemoryShortage& shortage) {
+      memory::Ledger::current(), limits, [=](const MemoryShortage& shortage) {
         return cheapest_changes(options, layouts, shard_rank, shard_ranks, device_is_host,
                                 shortage);
       });

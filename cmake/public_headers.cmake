@@ -26,6 +26,10 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/saving/state_saver.h
     zero/sync_batch_norm.h
     zero/tensor_parallel.h
+    zero/pipeline/layers.h
+    zero/pipeline/pipeline.h
+    zero/pipeline/stage.h
+    zero/pipeline/whole_model.h
     zero/tiers/nvme_activations.h
     zero/weight_average.h
     accumulate/batch_arithmetic.h

@@ -38,21 +38,6 @@ std::string words(const Figures& figures) {
          ", " + std::to_string(figures.ranks) + " ranks";
 }
 
-// Each side has the same ways, in the same order.
-void check_alike(const std::vector<Figures>& sides) {
-  for (const Figures& side : sides) {
-    ZP_CHECK(words(side) == words(sides.front()) && side.ways.size() == sides.front().ways.size(),
-             "--draw: expected figures of the same runs, got ", words(sides.front()), " with ",
-             sides.front().ways.size(), " ways of ", sides.front().name, ", and ", words(side),
-             " with ", side.ways.size(), " of ", side.name);
-    for (size_t way = 0; way < side.ways.size(); ++way) {
-      ZP_CHECK(side.ways[way].way == sides.front().ways[way].way, "--draw: expected the way \"",
-               sides.front().ways[way].way, "\" of ", side.name, ", got \"", side.ways[way].way,
-               "\"; give both the same split sizes");
-    }
-  }
-}
-
 }  // namespace
 
 double WayFigures::median() const {
@@ -82,8 +67,21 @@ std::string table(const Figures& figures) {
   return text;
 }
 
+void check_alike(const std::vector<Figures>& sides) {
+  for (const Figures& side : sides) {
+    ZP_CHECK(words(side) == words(sides.front()) && side.ways.size() == sides.front().ways.size(),
+             "--draw: expected figures of the same runs, got ", words(sides.front()), " with ",
+             sides.front().ways.size(), " ways of ", sides.front().name, ", and ", words(side),
+             " with ", side.ways.size(), " of ", side.name);
+    for (size_t way = 0; way < side.ways.size(); ++way) {
+      ZP_CHECK(side.ways[way].way == sides.front().ways[way].way, "--draw: expected the way \"",
+               sides.front().ways[way].way, "\" of ", side.name, ", got \"", side.ways[way].way,
+               "\"; give both the same split sizes");
+    }
+  }
+}
+
 std::string chart(const std::vector<Figures>& sides) {
-  check_alike(sides);
   charts::Panel ways{
       .title = "images a second: ResNet-50 over " + std::to_string(sides.front().ranks) + " ranks",
       .x = {.names = {kSingle, kNaive, "best split"}}};

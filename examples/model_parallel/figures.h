@@ -28,8 +28,10 @@ struct Figures {
 
 std::string table(const Figures& figures);
 
-// Bars of the medians: the three ways, pipelined by its best split size, and beside them all split sizes. sides: figures of one program or
-// of several. Throws unless they measured the same.
+// Throws unless the sides, each of one program, measured the same ways in the same order.
+void check_alike(const std::vector<Figures>& sides);
+
+// Bars of the medians: the three ways, pipelined by its best split size, and beside them all split sizes. sides: alike.
 std::string chart(const std::vector<Figures>& sides);
 
 void write(const std::string& file, const Figures& figures);

@@ -26,6 +26,7 @@ int start(const Flags& flags) {
   if (!flags.drawn.empty()) {
     std::vector<Figures> sides;
     for (const std::string& file : flags.drawn) sides.push_back(read(file));
+    check_alike(sides);
     show(flags, sides);
     return 0;
   }

@@ -34,7 +34,7 @@ TEST_F(LimitsFlagsTest, ChooseASettingThatKeepsBelowThemWithTheSameBits) {
   run(kModel + "--host-memory 20GiB --save-async off --save " + path("states"));
   EXPECT_EQ(shell("grep -rqa '\"fits\"' " + path("states")).exit_code, 0);
   // What the command line says itself stays.
-  EXPECT_EQ(run(kModel + "--stage 2 --host-memory 20GiB")["flags"]["stage"], "2");
+  EXPECT_EQ(run(kModel + "--stage 2 --host-memory 20GiB")["flags"]["stage"], 2);
   EXPECT_EQ(run("--checkpoint-activations blocks --host-memory 20GiB --communicator simulated")
                 ["flags"]["checkpoint-activations"],
             "blocks");

@@ -11,10 +11,10 @@ using ::testing::HasSubstr;
 
 class ModelParallelTest : public TrainGptTest {
  protected:
-  Outcome tiny_run(const std::string& more) const {
+  Outcome tiny_run(const std::string& more, int image_side = 48) const {
     return shell(MODEL_PARALLEL
-                 " --width 4 --classes 10 --batch 4 --image-side 48 --steps 1 --rounds 1 " +
-                 more);
+                 " --width 4 --classes 10 --batch 4 --steps 1 --rounds 1 --image-side " +
+                 std::to_string(image_side) + " " + more);
   }
   nlohmann::json figures(const std::string& name) const {
     return nlohmann::json::parse(std::ifstream(path(name)));
@@ -74,7 +74,7 @@ TEST_F(ModelParallelTest, RefusesWhatMakesNoSense) {
   expect_refused(tiny_run("--split-sizes 1 --ranks 1"), "--ranks 1: expected 2 or more");
   expect_refused(tiny_run("--split-sizes 2 --ranks 3 --schedule 1f1b"),
                  "schedule 1f1b: expected at least 3 micro-batches");
-  expect_refused(tiny_run("--split-sizes 1 --image-side 32"), "give a larger --image-side");
+  expect_refused(tiny_run("--split-sizes 1", 32), "give a larger --image-side");
   expect_refused(tiny_run("--split-sizes 2 --json x --draw x"), "nothing for --json");
   std::ofstream(path("x.json")) << "{}";
   const Outcome outcome = shell(MODEL_PARALLEL " --draw " + path("x.json"));

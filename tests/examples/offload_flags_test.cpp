@@ -68,7 +68,9 @@ TEST_F(OffloadFlagsTest, ChangeNoBitAndHoldWhatTheFormulaSays) {
       const auto held = offloaded["host_bytes"].get<int64_t>() -
                         (pass ? offloaded["host"]["gradient"].get<int64_t>() : 0);
       EXPECT_LE(held, 1.02 * offloaded["host_formula_bytes"].get<double>());
-      EXPECT_GE(held, offloaded["host_formula_bytes"].get<double>());
+      // Without the gradient, whose shard is rounded up, the last rank may have less than an equal part.
+      const double least = pass ? 0.999 : 1;
+      EXPECT_GE(held, least * offloaded["host_formula_bytes"].get<double>());
       EXPECT_LE(of_rank["persistent_bytes"], 1.02 * of_rank["formula_bytes"].get<double>());
     }
   }

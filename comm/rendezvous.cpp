@@ -12,8 +12,8 @@
 #include <net/if.h>
 #include <netdb.h>
 #include <numeric>
-#include <regex>
 #include <sstream>
+#include <string_view>
 #include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
@@ -157,18 +157,38 @@ constexpr const char* kStartWithSrun =
     "nor keep those "
     "of another job";
 
-// "2(x3),1": of each node of a step.
+// A count of at least 1 that `text` begins with, which is taken off it; none: 0.
+int take_count(std::string_view& text) {
+  int count = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
+  if (error != std::errc() || count < 1) return 0;
+  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  return count;
+}
+
+bool take(std::string_view& text, std::string_view expected) {
+  if (!text.starts_with(expected)) return false;
+  text.remove_prefix(expected.size());
+  return true;
+}
+
+// "2(x3),1": of each node of a step. By hand: std::regex in a program is the one that LibTorch then runs, too.
 std::vector<int> tasks_of_nodes(const std::string& text) {
-  static const std::regex pattern(R"(([1-9]\d{0,8})(?:\(x([1-9]\d{0,5})\))?)");
+  constexpr int kMostNodes = 1'000'000;
   std::vector<int> tasks;
   std::istringstream parts(text);
   for (std::string part; std::getline(parts, part, ',');) {
-    std::smatch found;
-    ZP_CHECK(std::regex_match(part, found, pattern),
+    std::string_view rest = part;
+    const int of_node = take_count(rest);
+    int times = 1;
+    if (take(rest, "(x")) {
+      times = take_count(rest);
+      if (!take(rest, ")")) times = 0;
+    }
+    ZP_CHECK(of_node > 0 && times > 0 && times <= kMostNodes && rest.empty(),
              "environment: SLURM_STEP_TASKS_PER_NODE=", text,
              " is no list of tasks, such as 2(x3),1", kStartWithSrun);
-    const size_t times = found[2].matched ? std::stoul(found[2]) : 1;
-    tasks.insert(tasks.end(), times, std::stoi(found[1]));
+    tasks.insert(tasks.end(), static_cast<size_t>(times), of_node);
   }
   return tasks;
 }

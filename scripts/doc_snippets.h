@@ -6,23 +6,24 @@
 #include <iostream>
 #include <map>
 #include <memory>
-#include <memory/event_sink.h>
-#include <parallel/batch_norm.h>
-#include <parallel/linear.h>
-#include <parallel/random_of_rank.h>
-#include <parallel/sequence.h>
-#include <parallel/vocabulary.h>
-#include <planning/fit.h>
-#include <planning/plan.h>
-#include <profile/profiler.h>
-#include <profile/testing.h>
 #include <string>
 #include <vector>
-#include <zero/pipeline/pipeline.h>
-#include <zero/pipeline/stage.h>
-#include <zero/zeropage.h>
 
 #include <torch/torch.h>
+
+#include "memory/event_sink.h"
+#include "parallel/batch_norm.h"
+#include "parallel/linear.h"
+#include "parallel/random_of_rank.h"
+#include "parallel/sequence.h"
+#include "parallel/vocabulary.h"
+#include "planning/fit.h"
+#include "planning/plan.h"
+#include "profile/profiler.h"
+#include "profile/testing.h"
+#include "zero/pipeline/pipeline.h"
+#include "zero/pipeline/stage.h"
+#include "zero/zeropage.h"
 
 using zeropage::operator""_GiB;
 using zeropage::operator""_MiB;

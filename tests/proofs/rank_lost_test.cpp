@@ -8,6 +8,7 @@
 #include "memory/check.h"
 #include "tests/comm/launched_process.h"
 #include "tests/harness/endless_training.h"
+#include "tests/zero/pipeline/pipeline_models.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::rank_lost_test {
@@ -94,6 +95,52 @@ TEST_P(RankOfTwoHostsLostTest, TheOthersEndWithItsNameInSeconds) {
 
 INSTANTIATE_TEST_SUITE_P(VictimsStages, RankOfTwoHostsLostTest,
                          ::testing::Combine(::testing::Values(0, 1, 2), ::testing::Values(1, 3)));
+
+// Trains by stages until the victim is killed at the forward of the second step's third micro-batch.
+int train_stages_until_killed(comm::World& world, int victim, parallel::ScheduleKind schedule) {
+  try {
+    at::set_num_threads(1);
+    const pipeline_models::Shape shape{.pipeline = 3, .stage = 1, .schedule = schedule};
+    int forwards = 0;
+    PipelineOptions options;
+    options.run_forward = [&](const std::function<at::Tensor()>& forward) {
+      if (world.rank() == victim && ++forwards == shape.micro_batches + 3) ::raise(SIGKILL);
+      return forward();
+    };
+    pipeline_models::PipelineRun run(world, shape, options);
+    for (int64_t step = 0;; ++step) run.step(step);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", memory::message_of(error).c_str());
+    return 1;
+  }
+}
+
+class RankOfAPipelineLostTest
+    : public ::testing::TestWithParam<std::tuple<int, parallel::ScheduleKind>> {};
+
+TEST_P(RankOfAPipelineLostTest, TheOthersEndWithItsNameAndTheirOwnAction) {
+  const auto [victim, schedule] = GetParam();
+  LaunchedProcess launched([victim = victim, schedule = schedule] {
+    return comm::World::launch(
+        3, [=](comm::World& world) { return train_stages_until_killed(world, victim, schedule); },
+        {});
+  });
+  EXPECT_EQ(launched.wait(), 128 + SIGKILL);
+  EXPECT_LT(launched.seconds(), 15.0) << "start-up included; the deadline is 60 s";
+  for (const int rank : {0, 1, 2}) {
+    if (rank == victim) continue;
+    EXPECT_THAT(launched.err(),
+                ::testing::ContainsRegex(c10::str(
+                    "\\[rank ", rank, "\\] error: [^\n]*stage ", rank,
+                    " of 3, (forward|backward) of micro-batch [0-3]: [^\n]*lost rank ", victim)));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    VictimsSchedules, RankOfAPipelineLostTest,
+    ::testing::Values(std::make_tuple(0, parallel::ScheduleKind::kGPipe),
+                      std::make_tuple(1, parallel::ScheduleKind::kOneForwardOneBackward),
+                      std::make_tuple(2, parallel::ScheduleKind::kOneForwardOneBackward)));
 
 class RankStoppedTest : public ::testing::TestWithParam<std::tuple<int, Transport>> {};
 

@@ -1,10 +1,12 @@
 // Training over the stages of a pipeline: what it computes, and what it refuses.
+#include <atomic>
 #include <chrono>
 #include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "memory/ledger.h"
 #include "tests/harness/errors.h"
 #include "tests/zero/pipeline/pipeline_models.h"
 
@@ -121,6 +123,35 @@ TEST(PipelineTest, AnActionBeginsWhenItsMessageIsThereAndStepsAreTimedInTheOrder
                 step.timeline[0][micro_batch].begin_s + kSlow);
     }
   });
+}
+
+// The most activations of the first stage in a step, in bytes.
+int64_t activations_of_first_stage(ScheduleKind schedule, int micro_batches) {
+  const Shape shape{.pipeline = 2, .schedule = schedule, .micro_batches = micro_batches};
+  std::atomic<int64_t> bytes = 0;
+  run_ranks(2, [&](World& world) {
+    PipelineRun run(world, shape);
+    run.step(0);
+    const memory::Ledger& ledger = *memory::Ledger::current();
+    memory::Ledger::current()->reset_peak();
+    const int64_t before = ledger.activation_peak();
+    run.step(1);
+    if (world.rank() == 0) bytes = ledger.activation_peak() - before;
+  });
+  return bytes;
+}
+
+TEST(PipelineTest, ItsFirstStageHoldsTheActivationsOfAsManyMicroBatchesAsStagesNotOfAll) {
+  constexpr int kStages = 2;
+  const int64_t of_few = activations_of_first_stage(ScheduleKind::kGPipe, 8);
+  const int64_t of_many = activations_of_first_stage(ScheduleKind::kGPipe, 16);
+  const int64_t of_one = (of_many - of_few) / 8;
+  EXPECT_GT(of_one, kBatch * kLength * kWidth * 8);
+  for (const int micro_batches : {8, 16}) {
+    const int64_t most =
+        activations_of_first_stage(ScheduleKind::kOneForwardOneBackward, micro_batches);
+    EXPECT_LE(most, of_many * kStages / 16 + of_one) << micro_batches;
+  }
 }
 
 // What each rank throws.

@@ -30,6 +30,7 @@ few_lines() {
 print_failed_cases() {
   printf '\nFailed cases (%s has all output):\n' "$log"
   awk '/: Failure$/ { lines = 12 }
+       /^crashed by / { lines = 40 }
        lines > 0 { print; --lines; next }
        /^\[  FAILED  \].*ms\)|^Test Timeout|SEGFAULT|terminate called|Sanitizer:/' "$log" | head -n 100
 }

@@ -1,10 +1,10 @@
-// Large blocks as mappings of their own, reused while they fit.
+// Large blocks of whole pages, reused.
 //
 // A heap keeps freed blocks between live ones, so what the operating system sees drifts above what
 // is held. Fresh mappings do not, but every page of them costs a fault and a zero-fill. The pool
-// keeps freed mappings and hands them out again, under one rule: what is mapped never exceeds the
-// most that was live at once. Idle mappings of the wrong size are unmapped before a new one would
-// break it.
+// keeps what is freed, joins neighbours, and hands out the smallest idle block that is large enough,
+// cut to size, under one rule: what is mapped never exceeds the most that was live at once. Where no
+// idle block is large enough, as much as would break the rule is unmapped before a new one is mapped.
 //
 // Thread-safe.
 #pragma once
@@ -13,6 +13,8 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <set>
+#include <utility>
 
 namespace zeropage::memory {
 
@@ -20,7 +22,7 @@ class MappingPool {
  public:
   struct Block {
     void* data = nullptr;
-    size_t bytes = 0;  // what is mapped: whole pages
+    size_t bytes = 0;  // whole pages
   };
 
   MappingPool() = default;
@@ -41,15 +43,18 @@ class MappingPool {
  private:
   using IdleList = std::list<Block>;  // the longest idle first
 
-  IdleList::iterator find_fit(size_t bytes);
-  void forget(IdleList::iterator idle);
-  // Unmaps idle blocks, the longest idle first, until `limit` bytes or fewer are mapped.
+  // Makes it idle, before `place`.
+  void add_idle(const Block& block, IdleList::iterator place);
+  // Where the block was in the list, what followed.
+  IdleList::iterator forget(IdleList::iterator idle);
+  // Unmaps of idle blocks, the longest idle first, until `limit` bytes or fewer are mapped.
   void shrink_to(size_t limit);
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   IdleList idle_;
-  std::multimap<size_t, IdleList::iterator> idle_by_bytes_;
+  std::map<std::byte*, IdleList::iterator> idle_by_address_;
+  std::set<std::pair<size_t, std::byte*>> idle_by_bytes_;
   size_t live_bytes_ = 0;
   size_t idle_bytes_ = 0;
   size_t most_live_bytes_ = 0;

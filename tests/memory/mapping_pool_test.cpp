@@ -1,5 +1,6 @@
 #include "memory/mapping_pool.h"
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -33,6 +34,59 @@ TEST(MappingPoolTest, DoesNotWasteALargeBlockOnASmallRequest) {
   const auto small = pool.take(mebibytes(1));
   EXPECT_EQ(small.bytes, mebibytes(1));
   pool.give_back(small);
+}
+
+TEST(MappingPoolTest, CutsAnIdleBlockToSizeAndJoinsItsPartsAgain) {
+  MappingPool pool;
+  const auto whole = pool.take(mebibytes(8));
+  pool.give_back(whole);
+  const auto first = pool.take(mebibytes(3)), second = pool.take(mebibytes(1));
+  EXPECT_EQ(first.data, whole.data);
+  EXPECT_EQ(second.data, static_cast<char*>(whole.data) + mebibytes(3));
+  EXPECT_EQ(pool.idle_bytes(), mebibytes(4));
+  for (const auto& part : {first, second}) pool.give_back(part);
+  const auto again = pool.take(mebibytes(8));
+  EXPECT_EQ(again.data, whole.data);
+  pool.give_back(again);
+}
+
+TEST(MappingPoolTest, UnmapsOfWhatIsTooSmallOnlyAsMuchAsItsBoundAsks) {
+  MappingPool pool;
+  const auto first = pool.take(mebibytes(16)), held = pool.take(mebibytes(1)),
+             last = pool.take(mebibytes(13));
+  pool.give_back(last);
+  pool.give_back(first);
+  const auto large = pool.take(mebibytes(20));
+  EXPECT_EQ(pool.live_bytes(), mebibytes(21));
+  EXPECT_EQ(pool.idle_bytes(), mebibytes(9));
+  for (const auto& block : {large, held}) pool.give_back(block);
+}
+
+TEST(MappingPoolTest, BlocksOfAnySizesNeverOverlapNorPassTheBound) {
+  MappingPool pool;
+  std::vector<MappingPool::Block> live;
+  size_t most_live = 0, random = 1;
+  for (int round = 0; round < 3000; ++round) {
+    random = random * 6364136223846793005U + 1442695040888963407U;
+    if (live.size() < 4 || (random >> 40) % 2 == 0) {
+      const auto block = pool.take(4096 * (1 + (random >> 44) % 300));
+      std::memset(block.data, static_cast<int>(live.size()), block.bytes);
+      for (const auto& other : live) {
+        const auto* begin = static_cast<const char*>(block.data);
+        const auto* of_other = static_cast<const char*>(other.data);
+        ASSERT_TRUE(begin + block.bytes <= of_other || of_other + other.bytes <= begin);
+      }
+      live.push_back(block);
+    } else {
+      std::swap(live[(random >> 44) % live.size()], live.back());
+      pool.give_back(live.back());
+      live.pop_back();
+    }
+    most_live = std::max(most_live, pool.live_bytes());
+    ASSERT_LE(pool.live_bytes() + pool.idle_bytes(), most_live);
+  }
+  for (const auto& block : live) pool.give_back(block);
+  EXPECT_EQ(pool.live_bytes(), 0U);
 }
 
 TEST(MappingPoolTest, NeverMapsMoreThanWasLiveAtOnce) {

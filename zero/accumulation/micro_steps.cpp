@@ -59,12 +59,20 @@ bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
            "AccumulatorOptions::reduce: kOnce adds up a rank's micro-steps before the ranks', but "
            "Options::world_invariant adds up the ranks' first; use kEach or kAuto");
   if (options.world_invariant || asked.reduce == ReduceMicroSteps::kEach) return true;
-  if (asked.reduce == ReduceMicroSteps::kOnce) return false;
+  if (asked.reduce == ReduceMicroSteps::kOnce || nothing_travels()) return false;
   int64_t whole_bytes = 0;
   for (const PagePlan& page : sharded_.pages->plan().pages()) {
     whole_bytes += page.own_gradient_bytes;
   }
   return whole_bytes > asked.gradient_budget_bytes;
+}
+
+// Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
+bool MicroSteps::nothing_travels() const {
+  const ParameterPages& pages = *sharded_.pages;
+  return pages.world().size() == 1 && sharded_.options.offload.optimizer == memory::Tier::kDevice &&
+         std::all_of(pages.plan().pages().begin(), pages.plan().pages().end(),
+                     [](const PagePlan& page) { return page.reduce_dtype == page.gradient_dtype; });
 }
 
 bool MicroSteps::step_in_backward() const {

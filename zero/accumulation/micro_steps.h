@@ -50,6 +50,7 @@ class MicroSteps {
 
  private:
   bool chooses_each(const AccumulatorOptions& options) const;
+  bool nothing_travels() const;
   void begin();
   void begin_micro_step();
   BackwardPlan plan(double weight, double scale) const;

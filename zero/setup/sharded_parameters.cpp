@@ -114,9 +114,11 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
   const MakePagesOptions made = pages_options(options, world, std::move(part));
+  std::shared_ptr<const memory::MemoryLimitScope> limits;
   PageParts parts = make_pages(
       PageWorlds(world, options.shard_within, options.secondary_shard_within),
-      std::move(parameters), made, deferred, [&](const BytePlan& plan) {
+      std::move(parameters), made, deferred, [&](const ParameterPages& pages) {
+        const BytePlan& plan = pages.plan();
         const TierBytes held = plan.held(/*states=*/0);
         check_limits_hold(world, options, "the model", held, plan.transient_bytes());
         check_device_holds(world, "the model",
@@ -127,14 +129,13 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
           check_host_holds(world, "what is offloaded of the model",
                            held[memory::Tier::kHost].total(), memory::read_host_memory());
         }
+        limits = limit_memory(world, options, pages.layouts(), pages.shards().rank(),
+                              pages.shards().size());
       });
   auto reducer =
       std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
   auto gradients = std::make_shared<StepGradients>(reducer);
   auto sums = std::make_shared<GradientSummer>(parts.pages, gradients);
-  const comm::World& shards = parts.pages->shards();
-  std::shared_ptr<const memory::MemoryLimitScope> limits =
-      limit_memory(world, options, parts.pages->layouts(), shards.rank(), shards.size());
   return {std::move(parts), std::move(reducer), std::move(gradients), std::move(sums),
           options,          std::move(limits)};
 }

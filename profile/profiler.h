@@ -75,6 +75,7 @@ class Profiler {
 
  private:
   void end_step();
+  void stop_looking();
 
   const comm::World world_;
   const ProfilerOptions options_;

@@ -47,6 +47,21 @@ TEST_F(ReportFlagsTest, AProfileHasTheChosenStepsOfAllRanksAndTheirPages) {
   }
 }
 
+// A stage of two, and half of the slices.
+TEST_F(ReportFlagsTest, TheFormulaIsOfWhatARankHasOfTheModel) {
+  for (const std::string mesh : {"--pipeline 2 --accumulate 2", "--tensor 2"}) {
+    SCOPED_TRACE(mesh);
+    const auto of_run =
+        run("--ranks 2 --stage 0 " + mesh + " --report " + path("run.profile.json"));
+    const auto found = nlohmann::json::parse(text_in(path("run.profile.json")));
+    for (const size_t rank : {0, 1}) {
+      int64_t formula = 0;
+      for (const int64_t bytes : found["ranks"][rank]["formula"]) formula += bytes;
+      EXPECT_EQ(formula, of_run["memory"][rank]["formula_bytes"]) << rank;
+    }
+  }
+}
+
 TEST_F(ReportFlagsTest, TheTerminalShowsLinesTheTableAndTheDifference) {
   const std::string one = profile("one.json");
   const std::string other = profile("other.json", "--batch 4");

@@ -1,5 +1,5 @@
-// Asked before a ledger that has a limit is charged. memory/memory_limit.cpp defines it, which knows the limits and
-// includes this header and the ledger's.
+// What a ledger asks and tells whoever limits it: before a charge, and after each change. memory/memory_limit.cpp
+// defines it, which knows the limits and includes this header and the ledger's.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,9 @@ class Ledger;
 // ledger's mutex, and is unlocked before this throws.
 void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
                   Kind kind, int64_t bytes);
+
+// Keeps the change for errors about memory (memory/last_events.h). bytes: less than 0 where they were freed.
+// REQUIRES: somebody limits the ledger or advises on it, and the caller holds its mutex.
+void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes);
 
 }  // namespace zeropage::memory

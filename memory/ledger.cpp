@@ -198,6 +198,7 @@ void Ledger::change(size_t index, Kind kind, int64_t bytes, const void* block) {
   Sums& sums = accounts_[index];
   sums.add(kind, bytes);
   if (bytes > 0) sums.note_peaks();
+  if (!scopes_.empty()) note_change(*this, static_cast<Account>(index), kind, bytes);
   if (sink_->empty()) return;
   if (const auto sink = sink_->get()) {
     sink->on_ledger({bytes < 0 ? LedgerEvent::What::kDischarge : LedgerEvent::What::kCharge,

@@ -10,6 +10,7 @@
 #include "memory/bytes.h"
 #include "memory/charge_check.h"
 #include "memory/check.h"
+#include "memory/last_events.h"
 #include "memory/memory_table.h"
 
 namespace zeropage::memory {
@@ -49,7 +50,8 @@ MemoryLimitScope::MemoryLimitScope(std::shared_ptr<Ledger> ledger, const MemoryL
                                    AdviseOnMemory advise)
     : ledger_(std::move(ledger)),
       limits_(limits),
-      advise_(advise ? std::make_shared<const AdviseOnMemory>(std::move(advise)) : nullptr) {
+      advise_(advise ? std::make_shared<const AdviseOnMemory>(std::move(advise)) : nullptr),
+      last_events_(std::make_unique<LastEvents>()) {
   const std::lock_guard lock(ledger_->mutex_);
   ledger_->scopes_.push_back(this);
   ledger_->is_limited_ |= limits_.any();
@@ -102,6 +104,20 @@ void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Acco
   MemoryLimitScope::check(ledger, lock, account, kind, bytes);
 }
 
+void MemoryLimitScope::note(const Ledger& ledger, Account account, Kind kind, int64_t bytes) {
+  // The oldest one has seen most, and one is enough.
+  ledger.scopes_.front()->last_events_->note(account, kind, bytes, OwnerScope::current());
+}
+
+void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes) {
+  MemoryLimitScope::note(ledger, account, kind, bytes);
+}
+
+std::string MemoryLimitScope::last_events(const Ledger& ledger) {
+  const std::lock_guard lock(ledger.mutex_);
+  return ledger.scopes_.empty() ? "" : ledger.scopes_.front()->last_events_->describe();
+}
+
 std::string MemoryLimitScope::advice(const Ledger& ledger, c10::DeviceType device,
                                      int64_t missing_bytes) {
   std::vector<std::shared_ptr<const AdviseOnMemory>> asked;
@@ -113,7 +129,8 @@ std::string MemoryLimitScope::advice(const Ledger& ledger, c10::DeviceType devic
   }
   const MemoryShortage shortage{.on_device = ledger.now(device),
                                 .on_host = ledger.offloaded(Tier::kHost),
-                                .missing_bytes = missing_bytes};
+                                .missing_bytes = missing_bytes,
+                                .is_of_host = device == c10::DeviceType::CPU};
   std::string text;
   for (const auto& advise : asked) text += (*advise)(shortage);
   return text;
@@ -141,7 +158,13 @@ std::string memory_report(const Ledger& ledger, c10::DeviceType device, int64_t 
                                        {"at the peak", at_peak, at_peak.persistent()}};
   if (on_host.total() > 0) columns.push_back({"on host", on_host, on_host.persistent()});
   std::string text = memory_table(columns);
-  text += "most is held by: " + largest_kinds(now) + "\n";
+  Breakdown held = now;
+  for (size_t kind = 0; kind < kKindCount && device == c10::DeviceType::CPU; ++kind) {
+    held.bytes[kind] += on_host.bytes[kind];
+  }
+  text += "most is held by: " + largest_kinds(held) + "\n";
+  const std::string last = MemoryLimitScope::last_events(ledger);
+  if (!last.empty()) text += "the last changes, the newest at the end:\n" + last;
   const std::string advice = MemoryLimitScope::advice(ledger, device, missing_bytes);
   text += advice.empty() ? "use more ranks, a higher stage, smaller pages or a smaller batch\n"
                          : advice;

@@ -37,14 +37,19 @@ void check(const Options& options, const FitOptions& fit_options) {
                options.host_memory_bytes != Options::kNoLimit,
            "fit(): expected a limit to fit into, options.device_memory_bytes or "
            "host_memory_bytes; got none");
-  ZP_CHECK(!options.offload.any(),
-           "fit(): chooses what leaves the device, but options.offload.optimizer is ",
-           memory::name(options.offload.optimizer),
+  const OffloadOptions& offload = options.offload;
+  const bool is_optimizer = offload.optimizer != Tier::kDevice;
+  ZP_CHECK(!offload.any(), "fit(): chooses what leaves the device, but options.offload.",
+           is_optimizer ? "optimizer" : "parameters", " is ",
+           memory::name(is_optimizer ? offload.optimizer : offload.parameters),
            "; leave it out, or set FitOptions::tiers to where it may be");
   ZP_CHECK(!has(tiers, Tier::kNvme) || !directory.empty(),
            "FitOptions::tiers: kNvme needs FitOptions::nvme_directory, a folder on a local disk");
   ZP_CHECK(nvme_bytes >= 0, "FitOptions::nvme_bytes: expected 0 (what the disk has) or more, got ",
            nvme_bytes);
+  ZP_CHECK(fit_options.besides_bytes >= 0,
+           "FitOptions::besides_bytes: expected 0 or more bytes to leave free, got ",
+           fit_options.besides_bytes);
   ZP_CHECK(nvme_bytes == 0 || !directory.empty(),
            "FitOptions::nvme_bytes: ", format_bytes(nvme_bytes),
            " of no folder; set nvme_directory, or leave it out");
@@ -106,7 +111,8 @@ int64_t nvme_bytes_of(const FitOptions& fit_options) {
   const auto space = std::filesystem::space(fit_options.nvme_directory, error);
   ZP_CHECK(!error, "FitOptions::nvme_directory: ", fit_options.nvme_directory, ": ",
            error.message(), "; expected a folder on a local disk");
-  return static_cast<int64_t>(space.available);
+  // A full disk is not one without a limit.
+  return std::max<int64_t>(1, static_cast<int64_t>(space.available));
 }
 
 // What a rank holds already, such as its data, is not there any more. For a limit, not for none.
@@ -195,7 +201,7 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
       } else {
         error = c10::str("fit(): no setting keeps below the limits of memory\n", plan);
       }
-    } catch (const c10::Error& failure) {
+    } catch (const std::exception& failure) {  // the model's own, too: the others wait
       error = memory::message_of(failure);
     }
   }

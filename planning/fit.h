@@ -10,6 +10,10 @@
 // the size of pages, how far ahead they are fetched and, where that is allowed, when the optimizer's step is made.
 // Rank 0 plans (planning/plan.h) and all ranks get its choice, the cheapest that fits.
 //
+// Activations that leave the device (checkpointing/activation_offload.h) are not tried, and a plan does not know them.
+// Whoever uses that with what was chosen needs less of the device, and more of the host: give what they take there as
+// FitOptions::besides_bytes.
+//
 // Collective. Throws on all ranks alike: where nothing fits, with the table and by how much; for limits and
 // choices that contradict each other, in words.
 #pragma once

@@ -54,6 +54,10 @@ void check(const WorldDescription& world, const PlanOptions& options) {
   check_bytes("device_memory_bytes", world.device_memory_bytes);
   check_bytes("host_memory_bytes", world.host_memory_bytes);
   check_bytes("nvme_bytes", world.nvme_bytes);
+  for (const int stage : options.stages) {
+    ZP_CHECK(stage >= 0 && stage <= 3, "PlanOptions::stages: expected stages from 0 to 3, got ",
+             stage);
+  }
   ZP_CHECK(!options.tiers.empty(), "PlanOptions::tiers: expected one tier or more, got none");
   ZP_CHECK(options.micro_steps >= 1, "PlanOptions::micro_steps: expected 1 or more, got ",
            options.micro_steps);

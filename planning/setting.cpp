@@ -11,16 +11,19 @@ namespace zeropage {
 using memory::Tier;
 
 int64_t WorldDescription::bytes_of_rank(memory::Tier tier) const {
-  const int64_t sharing = std::min(ranks, ranks_per_host);
+  // 0 is for what is not known. A share of less than a byte is not that.
+  const auto share_of = [sharing = int64_t{std::min(ranks, ranks_per_host)}](int64_t bytes) {
+    return bytes == 0 ? 0 : std::max<int64_t>(1, bytes / sharing);
+  };
   switch (tier) {
     case Tier::kDevice:
       return device_memory_bytes;
     case Tier::kHost:
-      return host_memory_bytes / sharing;
+      return share_of(host_memory_bytes);
     case Tier::kNvme:
       break;
   }
-  return nvme_bytes / sharing;
+  return share_of(nvme_bytes);
 }
 
 std::string_view name(CheckpointPolicy policy) {

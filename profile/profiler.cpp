@@ -72,6 +72,7 @@ Profiler::Step::~Step() {
 Profiler::Step Profiler::step(int64_t number, const std::string& label) {
   ZP_CHECK(!parts_->in_step, "Profiler::step(", number,
            "): the step before it is still being recorded; let what step() returned end first");
+  if (number > options_.last_step) stop_looking();
   if (number < options_.first_step || number > options_.last_step) return Step(nullptr);
   ZP_CHECK(number > parts_->last_number, "Profiler::step(", number, "): step ", parts_->last_number,
            " was recorded before; number steps upwards");
@@ -88,7 +89,10 @@ Profiler::Step Profiler::step(int64_t number, const std::string& label) {
 void Profiler::end_step() {
   parts_->recorder->end_step();
   parts_->in_step = false;
-  if (parts_->last_number < options_.last_step) return;
+  if (parts_->last_number >= options_.last_step) stop_looking();
+}
+
+void Profiler::stop_looking() {
   parts_->names.reset();
   parts_->recorder->detach();
 }

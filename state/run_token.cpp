@@ -1,5 +1,6 @@
 #include "state/run_token.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <ctime>
@@ -22,6 +23,9 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr size_t kMostTokenBytes = 4096;
+// Records are as long as each other, as long as host names allow. So a new one takes the place of the one before by one
+// write, and a process that is killed, or a full disk, leaves one of the two and no empty file.
+constexpr size_t kTokenBytes = 512;
 constexpr auto kBetweenTries = std::chrono::milliseconds(10);
 
 // What a run wrote, as far as it can be read: a power cut may leave anything.
@@ -59,6 +63,12 @@ std::string time_now() {
   std::array<char, 32> text{};
   std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
   return text.data();
+}
+
+std::string text_of(const json& record) {
+  std::string text = record.dump();
+  text.resize(std::max(text.size(), kTokenBytes - 1), ' ');
+  return text + "\n";
 }
 
 // Two tokens are never alike, though a damaged file may begin the numbers anew.
@@ -142,13 +152,15 @@ std::string RunToken::Hold::read() const {
 }
 
 void RunToken::Hold::write(const std::string& text) const {
-  if (::ftruncate(descriptor_, 0) != 0) throw_call_failed(file_, "ftruncate", errno);
   for (size_t done = 0; done < text.size();) {
     const ssize_t bytes =
         ::pwrite(descriptor_, text.data() + done, text.size() - done, static_cast<off_t>(done));
     if (bytes < 0 && errno == EINTR) continue;
     if (bytes < 0) throw_call_failed(file_, "pwrite", errno);
     done += static_cast<size_t>(bytes);
+  }
+  if (::ftruncate(descriptor_, static_cast<off_t>(text.size())) != 0) {
+    throw_call_failed(file_, "ftruncate", errno);
   }
   while (::fsync(descriptor_) != 0) {
     if (errno != EINTR) throw_call_failed(file_, "fsync", errno);
@@ -160,7 +172,7 @@ RunToken::RunToken(const fs::path& folder, std::chrono::milliseconds longest_wai
   make_folders(folder_);
   const Hold held(folder_ / kRunTokenFile, longest_wait_);
   number_ = number_in(record_of(held.read())) + 1;
-  text_ = record_of_this_run(number_).dump() + "\n";
+  text_ = text_of(record_of_this_run(number_));
   held.write(text_);
 }
 

@@ -48,7 +48,9 @@ ScheduleKind kind_named(const std::string& word) {
 std::string whole_file(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
   std::ostringstream text;
-  if (!(text << file.rdbuf())) {
+  if (file.is_open()) errno = 0;
+  // Of an empty file nothing comes, which is no error of reading.
+  if (!(text << file.rdbuf()) && errno != 0) {
     throw std::runtime_error(name + ": cannot be read: " + std::strerror(errno));
   }
   return text.str();

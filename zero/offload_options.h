@@ -17,7 +17,7 @@ enum class StepWhen : uint8_t {
   // A page is updated as soon as its gradient is reduced, while backward goes on. Each backward (of
   // an accumulator, its last) must then be followed by step(), with the options of that moment: what
   // looks at all gradients first (clipping, a loss scale that changes, norm spikes) is refused, and
-  // so is a change of gradients or options in between.
+  // so is a change of gradients or options in between, and a second backward() without zero_grad() (gradients are freed).
   kInBackward,
   // step() starts the update and the next step() takes it over, so it is computed beside a whole
   // forward and backward, whose parameters are one step old (Ren et al. 2021, "ZeRO-Offload",

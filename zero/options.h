@@ -182,7 +182,7 @@ struct Options {
 
   static constexpr int64_t kNoLimit = 0;
   // The most bytes of tensors that a rank holds on its device from wrapping on. What is held from step to
-  // step is compared with it before anything is moved; later an allocation that would pass it throws, and
+  // step is compared with it before anything is moved. From there on an allocation that would pass it throws, and
   // the error names the kind, the page and the phase. zeropage::fit (planning/fit.h) chooses the settings
   // that keep below it. On CUDA it is a limit of LibTorch's allocator.
   int64_t device_memory_bytes = kNoLimit;

@@ -27,7 +27,7 @@ std::pair<int64_t, int64_t> ProfileFlags::range(int64_t steps_of_run) const {
 }
 
 ProfiledSteps::ProfiledSteps(const zeropage::comm::World& world, const Flags& flags,
-                             int64_t parameters)
+                             const Parameters& parameters)
     : flags_(flags) {
   if (!flags.profile.is_asked_for()) return;
   const auto [first, last] = flags.profile.range(flags.steps);
@@ -37,9 +37,10 @@ ProfiledSteps::ProfiledSteps(const zeropage::comm::World& world, const Flags& fl
                  .last_step = last + 1,
                  .title = c10::str("train_gpt at stage ", text_of(flags.options.stage), " on ",
                                    world.size(), world.size() == 1 ? " rank" : " ranks")});
+  const int data_ranks = world.size() / flags.ranks_of_model();
   profiler_->set_formula(
-      memory_formula(flags, parameters, world.size())[zeropage::memory::Tier::kDevice]);
-  profiler_->note("parameters", std::to_string(parameters));
+      memory_formula(flags, parameters.of_rank, data_ranks)[zeropage::memory::Tier::kDevice]);
+  profiler_->note("parameters", std::to_string(parameters.of_model));
   profiler_->note("blocks", c10::str(flags.model.layers, " of width ", flags.model.d_model));
   profiler_->note("batch", c10::str(flags.batch, " samples of ", flags.model.sequence,
                                     " tokens a rank and micro-step, ",

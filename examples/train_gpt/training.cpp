@@ -265,7 +265,7 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
     std::cout << to_string(*run.disk, bytes, run.disk_forecast) << std::endl;
   }
   const PeaksOfSteps peaks(ledger, device.type());
-  ProfiledSteps profiled(world, flags, run.parameters);
+  ProfiledSteps profiled(world, flags, {.of_model = run.parameters, .of_rank = own.parameters});
   if (!run_steps(places, flags, data, trained, *optimizer, profiled, run)) {
     if (world.rank() == 0) {
       std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"

@@ -1,5 +1,6 @@
 // What contradicts what. One key's own form is checked where it is read.
 #include <algorithm>
+#include <sstream>
 #include <string>
 
 #include "examples/train_imagenet/config_keys.h"
@@ -55,13 +56,21 @@ void check_data(const Config& config) {
 
 void check_training(const Config& config, int ranks) {
   const TrainKeys& train = config.train;
-  const int64_t share = ranks * train.accumulation;
-  expect(train.batch % share == 0,
-         "TRAIN.BATCH " + std::to_string(train.batch) + " cannot be shared by " +
-             std::to_string(ranks) + " ranks with " + std::to_string(train.accumulation) +
-             " micro-batches each; give a multiple of " + std::to_string(share));
+  expect(
+      train.batch % ranks == 0 && train.batch / ranks % train.accumulation == 0,
+      "TRAIN.BATCH " + std::to_string(train.batch) + " cannot be shared by " +
+          std::to_string(ranks) + " ranks with " + std::to_string(train.accumulation) +
+          " micro-batches each; give a multiple of " +
+          // In uint64_t, which does not overflow into no number at all.
+          std::to_string(static_cast<uint64_t>(ranks) * static_cast<uint64_t>(train.accumulation)));
   below("TRAIN.LABEL_SMOOTHING", train.label_smoothing, 1);
-  within("TRAIN.MIXUP", train.mixup, 0, 4);
+  // With less, nearly every draw is rounded to two zeros, and drawing does not end.
+  constexpr double kLeastMixup = 0.01, kMostMixup = 4;
+  std::ostringstream mixup;
+  mixup << "TRAIN.MIXUP: expected 0, or " << kLeastMixup << " to " << kMostMixup << ", got "
+        << train.mixup;
+  expect(train.mixup == 0 || (train.mixup >= kLeastMixup && train.mixup <= kMostMixup),
+         mixup.str());
   below("TRAIN.AVERAGE_DECAY", train.average_decay, 1);
   expect(train.clip_norm >= 0,
          "TRAIN.CLIP_NORM: expected at least 0, got " + text(train.clip_norm));

@@ -67,6 +67,13 @@ class Reader {
     }
   }
 
+  // Whether the key's value is any text.
+  bool is_text(const std::string& name) const {
+    return std::any_of(keys_.begin(), keys_.end(), [&](const ConfigKey& known) {
+      return known.name == name && known.expected == kAnyText;
+    });
+  }
+
  private:
   static std::string at(const std::string& file, const YAML::Node& node) {
     return file + ":" + std::to_string(node.Mark().line + 1) + ": ";
@@ -94,7 +101,12 @@ class Reader {
 
 YAML::Node parsed(const std::filesystem::path& file) {
   try {
-    return YAML::LoadFile(file.string());
+    const std::vector<YAML::Node> documents = YAML::LoadAllFromFile(file.string());
+    if (documents.size() > 1) {
+      throw ConfigError(file.string() + ": expected one document, got " +
+                        std::to_string(documents.size()) + "; take the lines \"---\" out");
+    }
+    return documents.empty() ? YAML::Node() : documents.front();
   } catch (const YAML::BadFile&) {
     throw ConfigError(file.string() + ": there is no such file, or it cannot be read");
   } catch (const YAML::Exception& error) {
@@ -120,11 +132,14 @@ Config read_config(const std::filesystem::path& file, const std::vector<std::str
                       " without a value");
   }
   for (size_t i = 0; i < overrides.size(); i += 2) {
-    YAML::Node value;
-    try {
-      value = YAML::Load(overrides[i + 1]);
-    } catch (const YAML::Exception&) {
-      value = overrides[i + 1];
+    // Text is as it stands: YAML would take the end off a path such as "run #3".
+    YAML::Node value(overrides[i + 1]);
+    if (!reader.is_text(overrides[i])) {
+      try {
+        value = YAML::Load(overrides[i + 1]);
+      } catch (const YAML::Exception&) {
+        // The key says what is expected.
+      }
     }
     reader.set("command line: ", overrides[i], value);
   }

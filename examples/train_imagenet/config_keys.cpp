@@ -138,7 +138,7 @@ std::string expected_of(const FieldText& text) {
   } else if constexpr (HasWords<T>) {
     return one_of<T>();
   } else {
-    return "text";
+    return kAnyText;
   }
 }
 

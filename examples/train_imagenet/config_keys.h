@@ -17,10 +17,12 @@ class ConfigError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+inline constexpr const char* kAnyText = "text";
+
 struct ConfigKey {
   std::string name;      // "TRAIN.BATCH"
   std::string help;      // one line
-  std::string expected;  // "a whole number of at least 1"
+  std::string expected;  // "a whole number of at least 1"; kAnyText
   std::string fallback;  // the default, in words
   // Takes a value of a file. Throws YAML::Exception or ConfigError where it is none; the caller says which key, and what is expected.
   std::function<void(const YAML::Node&)> set;

@@ -131,11 +131,12 @@ class Run {
     torch::manual_seed(random.next());
   }
 
-  int64_t last_step() const {
-    const int64_t all = config_.train.epochs * loader_.batches();
-    return config_.train.steps > 0 ? std::min(all, config_.train.steps) : all;
+  // By epochs and not by their steps: those that were made before may have had another batch.
+  bool is_over() const {
+    const bool has_all_steps = config_.train.steps > 0 && state_.step >= config_.train.steps;
+    return has_all_steps || (is_last_epoch() && place().in_epoch >= loader_.batches());
   }
-  bool is_over() const { return state_.step >= last_step(); }
+  bool is_last_epoch() const { return loader_.epoch() + 1 >= config_.train.epochs; }
   Place place() const {
     return {.step = state_.step,
             .epoch = loader_.epoch(),
@@ -151,7 +152,10 @@ class Run {
       const data::SampleRandom random(static_cast<uint64_t>(config_.train.seed), before.epoch,
                                       loader_.position());
       const auto batch = loader_.next();
-      if (!batch) break;
+      if (!batch) {
+        ends_ = is_last_epoch();
+        break;
+      }
       step({*batch, rate_at(config_, before.epochs_made()), random});
       was_stopped_ = saver_->stop_requested();
       ends_ = was_stopped_ || is_over();

@@ -58,11 +58,11 @@ std::string html_page(const Profile& profile, const Profile* other) {
     data = page_data(profile, other, detail);
   }
   std::string page(page_html());
-  put(page, "@TITLE@", escaped(profile.title));
   put(page, "@STYLE@", page_css());
   put(page, "@SCRIPT@", page_js());
-  // Last: its texts may hold what looks like a place.
+  // Last, and the title behind the data, before which it stands: their texts may hold what looks like a place.
   put(page, "@DATA@", within_script(std::move(data)));
+  put(page, "@TITLE@", escaped(profile.title));
   return page;
 }
 

@@ -7,14 +7,7 @@ namespace {
 using namespace zeropage::testing;
 using ::testing::HasSubstr;
 
-class AccumulationFlagsTest : public TrainGptTest {
- protected:
-  nlohmann::json run(const std::string& flags) const {
-    const Outcome outcome = train_gpt(tiny(flags));
-    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
-    return json();
-  }
-};
+class AccumulationFlagsTest : public TrainGptTest {};
 
 void expect_near(const nlohmann::json& expected, const nlohmann::json& actual, double relative) {
   ASSERT_EQ(expected.size(), actual.size());

@@ -10,14 +10,7 @@ namespace {
 using namespace zeropage::testing;
 using ::testing::HasSubstr;
 
-class CheckpointingFlagsTest : public TrainGptTest {
- protected:
-  nlohmann::json run(const std::string& flags) const {
-    const Outcome outcome = train_gpt(tiny(flags));
-    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
-    return json();
-  }
-};
+class CheckpointingFlagsTest : public TrainGptTest {};
 
 TEST_F(CheckpointingFlagsTest, ChangeNoBitWhateverIsRepeated) {
   for (const int ranks : {1, 2}) {

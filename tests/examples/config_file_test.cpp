@@ -66,6 +66,14 @@ TEST_F(ConfigFileTest, TakesKeysOfAFileAndPairsBehindIt) {
   EXPECT_EQ(config.train.epochs, 90) << "what nobody named has its default";
 }
 
+TEST_F(ConfigFileTest, TakesTextOfTheCommandLineAsItStands) {
+  const Config config =
+      read_config("", {"OUT_DIR", "run #3", "DATA.TRAIN", "{a}: [b", "LOAD_WEIGHTS", ""});
+  EXPECT_EQ(config.out_dir, "run #3");
+  EXPECT_EQ(config.data.train, "{a}: [b");
+  EXPECT_EQ(config.load_weights, "");
+}
+
 TEST_F(ConfigFileTest, WritesWhatItReads) {
   Config config;
   config.out_dir = "a folder: with #marks";
@@ -110,6 +118,10 @@ TEST_F(ConfigFileTest, AWrongValueIsAnsweredWithWhatIsExpected) {
 TEST_F(ConfigFileTest, WhatIsNoConfigurationIsRefusedWithItsLine) {
   EXPECT_THAT(refused("OUT_DIR: x\nTRAIN: {BATCH: 3\n"), HasSubstr("config.yaml:3: is no YAML: "));
   EXPECT_THAT(refused("- 1\n- 2\n"), HasSubstr("config.yaml: expected keys and values"));
+  EXPECT_EQ(refused("TRAIN: {BATCH: 4}\n---\nTRAIN: {EPOCHS: 3}\n"),
+            "config.yaml: expected one document, got 2; take the lines \"---\" out");
+  EXPECT_EQ(refused("---\nTRAIN: {BATCH: 4}\n"), "");
+  EXPECT_EQ(refused(""), "");
   EXPECT_EQ(refused("TRAIN: 3\n"),
             "config.yaml:1: TRAIN is a section: expected keys below it, such as TRAIN.EPOCHS");
   EXPECT_EQ(refused("OUT_DIR: a\nOUT_DIR: b\n"), "config.yaml:2: OUT_DIR is there a second time");
@@ -124,6 +136,11 @@ TEST_F(ConfigFileTest, ValuesThatContradictEachOtherAreRefused) {
   EXPECT_EQ(contradiction({"TRAIN.BATCH", "66", "TRAIN.ACCUMULATION", "4"}),
             "TRAIN.BATCH 66 cannot be shared by 2 ranks with 4 micro-batches each; give a multiple "
             "of 8");
+  // In 64 bits twice as many are -2, which divides it.
+  EXPECT_THAT(contradiction({"TRAIN.ACCUMULATION", "9223372036854775807", "TRAIN.BATCH", "4"}),
+              HasSubstr("TRAIN.BATCH 4 cannot be shared by 2 ranks"));
+  EXPECT_EQ(contradiction({"TRAIN.MIXUP", "1e-12"}),
+            "TRAIN.MIXUP: expected 0, or 0.01 to 4, got 1e-12");
   EXPECT_THAT(contradiction({"OPTIMIZER.NAME", "lamb"}), HasSubstr("Zeropage has no LAMB"));
   EXPECT_THAT(contradiction({"DATA.VALIDATION", "v"}), HasSubstr("expected one of them, got both"));
   EXPECT_THAT(contradiction({"DATA.HELD_OUT", "0"}),

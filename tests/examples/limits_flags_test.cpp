@@ -9,14 +9,7 @@ namespace {
 using namespace zeropage::testing;
 using ::testing::HasSubstr;
 
-class LimitsFlagsTest : public TrainGptTest {
- protected:
-  nlohmann::json run(const std::string& flags) const {
-    const Outcome outcome = train_gpt(tiny(flags));
-    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
-    return json();
-  }
-};
+class LimitsFlagsTest : public TrainGptTest {};
 
 const std::string kModel = "--d-model 192 --ranks 2 ";
 

@@ -9,9 +9,7 @@ using namespace zeropage::testing;
 class MeshFlagsTest : public TrainGptTest {
  protected:
   nlohmann::json run(const std::string& flags) const {
-    const Outcome outcome = train_gpt(tiny("--heads 4 " + flags));
-    EXPECT_EQ(outcome.exit_code, 0) << flags << ":\n" << outcome.output;
-    return json();
+    return TrainGptTest::run("--heads 4 " + flags);
   }
 };
 

@@ -10,11 +10,6 @@ using namespace zeropage::testing;
 
 class OffloadFlagsTest : public TrainGptTest {
  protected:
-  nlohmann::json run(const std::string& flags) const {
-    const Outcome outcome = train_gpt(tiny(flags));
-    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
-    return json();
-  }
   void SetUp() override {
     TrainGptTest::SetUp();
     std::filesystem::create_directories(disk_);

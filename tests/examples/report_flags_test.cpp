@@ -10,10 +10,6 @@ using ::testing::Not;
 
 class ReportFlagsTest : public TrainGptTest {
  protected:
-  static std::string text_of(const std::string& path) {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
   static Outcome report(const std::string& arguments) { return shell(ZP " report " + arguments); }
 
   // A profile of two ranks at stage 3, whose steps 2 and 3 were recorded.
@@ -29,17 +25,17 @@ TEST_F(ReportFlagsTest, WritesAPageAndATrace) {
   const Outcome outcome =
       train_gpt(tiny("--report " + path("run.html") + " --trace " + path("run.json")));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  const std::string page = text_of(path("run.html"));
+  const std::string page = text_in(path("run.html"));
   EXPECT_THAT(page, HasSubstr("train_gpt at stage 1 on 1 rank"));
   EXPECT_THAT(page, Not(HasSubstr("http://")));
   EXPECT_THAT(page, Not(HasSubstr("https://")));
   EXPECT_LT(page.size(), 2'000'000U);
-  const auto trace = nlohmann::json::parse(text_of(path("run.json")));
+  const auto trace = nlohmann::json::parse(text_in(path("run.json")));
   EXPECT_GT(trace["traceEvents"].size(), 100U);
 }
 
 TEST_F(ReportFlagsTest, AProfileHasTheChosenStepsOfAllRanksAndTheirPages) {
-  const auto found = nlohmann::json::parse(text_of(profile("run.profile.json")));
+  const auto found = nlohmann::json::parse(text_in(profile("run.profile.json")));
   EXPECT_EQ(found["format"], "zeropage-profile");
   ASSERT_EQ(found["ranks"].size(), 2U);
   for (const auto& rank : found["ranks"]) {
@@ -48,6 +44,21 @@ TEST_F(ReportFlagsTest, AProfileHasTheChosenStepsOfAllRanksAndTheirPages) {
     EXPECT_GT(rank["steps"][1]["changes"]["bytes"].size(), 100U);
     EXPECT_GT(rank["steps"][1]["pages"]["page"].size(), 1U);
     EXPECT_GT(rank["formula"][0], 0);
+  }
+}
+
+// A stage of two, and half of the slices.
+TEST_F(ReportFlagsTest, TheFormulaIsOfWhatARankHasOfTheModel) {
+  for (const std::string mesh : {"--pipeline 2 --accumulate 2", "--tensor 2"}) {
+    SCOPED_TRACE(mesh);
+    const auto of_run =
+        run("--ranks 2 --stage 0 " + mesh + " --report " + path("run.profile.json"));
+    const auto found = nlohmann::json::parse(text_in(path("run.profile.json")));
+    for (const size_t rank : {0, 1}) {
+      int64_t formula = 0;
+      for (const int64_t bytes : found["ranks"][rank]["formula"]) formula += bytes;
+      EXPECT_EQ(formula, of_run["memory"][rank]["formula_bytes"]) << rank;
+    }
   }
 }
 
@@ -68,12 +79,12 @@ TEST_F(ReportFlagsTest, AProfileBecomesAPageOfTwoRunsAndATrace) {
   const Outcome outcome =
       report(one + " " + one + " -o " + path("two.html") + " -o " + path("one.trace.json"));
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
-  EXPECT_THAT(text_of(path("two.html")), HasSubstr("\"other\":"));
-  EXPECT_THAT(text_of(path("one.trace.json")), HasSubstr("traceEvents"));
+  EXPECT_THAT(text_in(path("two.html")), HasSubstr("\"other\":"));
+  EXPECT_THAT(text_in(path("one.trace.json")), HasSubstr("traceEvents"));
 }
 
 TEST_F(ReportFlagsTest, BadFilesAreToldInALine) {
-  const std::string good = text_of(profile("one.json"));
+  const std::string good = text_in(profile("one.json"));
   std::ofstream(path("cut.json")) << good.substr(0, good.size() / 2);
   std::string another = good;
   another.replace(another.find("\"version\":1"), 11, "\"version\":7");
@@ -107,7 +118,7 @@ TEST_F(ReportFlagsTest, MemoryProfilePutsEverySettingIntoOneTableAndOnePage) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
   for (const char* row : {"lstm, stage 0 ", "lstm, stage 3, recomputed "}) {
     EXPECT_THAT(outcome.output, HasSubstr(row));
-    EXPECT_THAT(text_of(path("memory.html")), HasSubstr(std::string(row).substr(0, 13)));
+    EXPECT_THAT(text_in(path("memory.html")), HasSubstr(std::string(row).substr(0, 13)));
   }
   EXPECT_EQ(shell(MEMORY_PROFILE " --page memory.txt").exit_code, 2);
 }

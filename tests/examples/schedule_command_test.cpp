@@ -1,8 +1,8 @@
 // `zp schedule` as users type it.
 #include <fstream>
-#include <sstream>
 
 #include "tests/examples/train_gpt_run.h"
+#include "tests/harness/disk_folder.h"
 
 namespace schedule_command_test {
 namespace {
@@ -12,26 +12,6 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 const std::string kEight = ZP " schedule --pipeline 4 --micro-batches 8 ";
-
-class Folder {
- public:
-  Folder() { std::filesystem::create_directories(path_); }
-  ~Folder() { std::filesystem::remove_all(path_); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string path() const { return path_.string(); }
-
- private:
-  const std::filesystem::path path_ = std::filesystem::temp_directory_path() /
-                                      ("zeropage-schedule-test-" + std::to_string(::getpid()));
-};
-
-std::string contents(const std::string& file) {
-  std::ostringstream text;
-  text << std::ifstream(file).rdbuf();
-  return text.str();
-}
 
 json simulated(const std::string& flags) {
   const Outcome outcome = shell(kEight + "--json " + flags);
@@ -55,10 +35,10 @@ TEST(ScheduleCommandTest, TellsStepBubbleAndActivations) {
 }
 
 TEST(ScheduleCommandTest, ThePictureOfTheDocumentationIsTheOneThatIsDrawn) {
-  const Folder folder;
+  const DiskFolder folder;
   const std::string file = folder.path() + "/1f1b.svg";
   EXPECT_EQ(shell(kEight + "--schedule 1f1b -o " + file).exit_code, 0);
-  EXPECT_EQ(contents(file), contents(DOCS_FOLDER "/pipeline_1f1b.svg"))
+  EXPECT_EQ(text_in(file), text_in(DOCS_FOLDER "/pipeline_1f1b.svg"))
       << "zp schedule --pipeline 4 --micro-batches 8 --schedule 1f1b -o docs/pipeline_1f1b.svg";
 }
 
@@ -82,7 +62,7 @@ std::string row_of(const std::string& schedule) {
 }
 
 TEST(ScheduleCommandTest, TheTableOfTheDocumentationIsWhatIsSimulated) {
-  const std::string page = contents(DOCS_FOLDER "/pipelines.md");
+  const std::string page = text_in(DOCS_FOLDER "/pipelines.md");
   for (const char* schedule :
        {"gpipe", "1f1b", "interleaved --chunks 2", "interleaved --chunks 4", "zero-bubble"}) {
     EXPECT_THAT(page, HasSubstr(row_of(schedule)));
@@ -90,11 +70,11 @@ TEST(ScheduleCommandTest, TheTableOfTheDocumentationIsWhatIsSimulated) {
 }
 
 TEST(ScheduleCommandTest, ThePictureHasABoxForEachActionAndKindsOfItsOwn) {
-  const Folder folder;
+  const DiskFolder folder;
   const std::string file = folder.path() + "/picture.svg";
   const auto boxes = [&](const std::string& flags, const std::string& box) {
     EXPECT_EQ(shell(kEight + flags + " -o " + file).exit_code, 0);
-    const std::string picture = contents(file);
+    const std::string picture = text_in(file);
     size_t found = 0;
     for (size_t at = picture.find(box); at != std::string::npos; at = picture.find(box, at + 1)) {
       ++found;
@@ -109,7 +89,7 @@ TEST(ScheduleCommandTest, ThePictureHasABoxForEachActionAndKindsOfItsOwn) {
 }
 
 TEST(ScheduleCommandTest, AMeasuredStepIsComparedWithItsActionsWithoutDelay) {
-  const Folder folder;
+  const DiskFolder folder;
   const std::string times = folder.path() + "/times.json";
   json step = simulated("--schedule 1f1b");
   std::ofstream(times) << step;
@@ -132,7 +112,7 @@ TEST(ScheduleCommandTest, AMeasuredStepIsComparedWithItsActionsWithoutDelay) {
 }
 
 TEST(ScheduleCommandTest, RefusesWhatMakesNoSenseInOneLine) {
-  const Folder folder;
+  const DiskFolder folder;
   const std::string times = folder.path() + "/times.json";
   std::ofstream(times) << simulated("--schedule gpipe");
   expect_refused(shell(ZP " schedule --pipeline 4"), "--micro-batches is required");
@@ -164,6 +144,13 @@ TEST(ScheduleCommandTest, FilesThatCannotBeReadOrWrittenAreNamed) {
   outcome = shell(kEight + "--times /nowhere/x.json");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_THAT(outcome.output, HasSubstr("/nowhere/x.json: cannot be read: No such file"));
+  outcome = shell(kEight + "--times /tmp");
+  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_THAT(outcome.output, HasSubstr("/tmp: cannot be read: Is a directory"));
+  const DiskFolder folder;
+  const std::string empty = folder.path() + "/empty.json";
+  std::ofstream{empty};
+  expect_refused(shell(kEight + "--times " + empty), "empty.json: expected JSON");
 }
 
 }  // namespace

@@ -10,11 +10,6 @@ using ::testing::HasSubstr;
 
 class StateFlagsTest : public TrainGptTest {
  protected:
-  nlohmann::json run(const std::string& flags) {
-    const Outcome outcome = train_gpt(tiny(flags));
-    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
-    return json();
-  }
   std::string hash_of(const std::string& flags) { return run(flags)["weights_sha256"]; }
 
   const std::string run_folder_ = path("run");

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string>
 #include <unistd.h>
 
@@ -26,6 +27,12 @@ inline Outcome train_gpt(const std::string& flags) {
   return shell(train_gpt_program() + " " + flags);
 }
 
+inline std::string text_in(const std::string& file) {
+  std::ostringstream text;
+  text << std::ifstream(file).rdbuf();
+  return text.str();
+}
+
 class TrainGptTest : public ::testing::Test {
  protected:
   void SetUp() override { std::filesystem::create_directories(folder_); }
@@ -39,6 +46,13 @@ class TrainGptTest : public ::testing::Test {
     return "--d-model 32 --layers 2 --heads 2 --sequence 32 --batch 2 --steps 3 --threads 1 "
            "--json " +
            path("out.json") + " " + more;
+  }
+
+  // What such a run writes.
+  nlohmann::json run(const std::string& flags) const {
+    const Outcome outcome = train_gpt(tiny(flags));
+    EXPECT_EQ(outcome.exit_code, 0) << flags << "\n" << outcome.output;
+    return json();
   }
 
   const std::filesystem::path folder_ = std::filesystem::temp_directory_path() /

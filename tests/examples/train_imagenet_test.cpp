@@ -244,6 +244,22 @@ TEST_F(TrainImagenetTest, OnOtherRanksEverySampleOfTheEpochComesOnce) {
   EXPECT_EQ(seen, expected);
 }
 
+// Five steps an epoch before, two from then on.
+TEST_F(TrainImagenetTest, WithAnotherBatchItMakesAllEpochs) {
+  const std::vector<std::string> common = {"TRAIN.EPOCHS", "4", "RUN.SAVE_EVERY", "100"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.end(), common.begin(), common.end());
+    return config(more);
+  };
+  train(with({"TRAIN.BATCH", "4", "TRAIN.STEPS", "13"}), 1);
+  EXPECT_EQ(last_metrics("validation").at("step"), 13);
+  train(with({"TRAIN.BATCH", "10"}), 1);
+  EXPECT_EQ(last_metrics("training").at("epoch"), 4.0);
+  // What is left of the third epoch is less than a batch. The last epoch's state is saved, too.
+  EXPECT_EQ(last_metrics("validation").at("step"), 13 + 2);
+  EXPECT_TRUE(std::filesystem::exists(path("out/states/step-15")));
+}
+
 TEST_F(TrainImagenetTest, ARunThatLostItsFolderToANewerOneSavesNothingMore) {
   image_models::ModelRegistry models;
   int forwards = 0;

@@ -114,6 +114,20 @@ const int kIndices = is_refused(
     },
     kOnce);
 
+const int kTwice = is_refused(
+    kGroup, "runs a pipeline twice without a step between", "the run before was not stepped",
+    "call accumulator().step() after each run()",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"pipeline", 2}, {"data", 1}});
+      Pipeline::Model model(stage_of(mesh["pipeline"]), mesh);
+      Pipeline pipeline(model, {.accumulator = {.micro_steps = kMicroBatches}});
+      for (int step = 0; step < 2; ++step) {
+        pipeline.run(inputs_of(kMicroBatches),
+                     [](const torch::Tensor& output, int64_t) { return output.square().mean(); });
+      }
+    },
+    kOnce);
+
 const int kSplit = is_refused(
     kGroup, "runs a zero-bubble schedule", "computes the gradients of inputs and of weights apart",
     "use 1F1B or interleaved 1F1B",

@@ -2,16 +2,13 @@
 // of them the mean has the gradient's bits, so a run's bits do not depend on how many there are.
 #pragma once
 
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "tests/harness/state_files.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/zeropage.h"
 
@@ -63,17 +60,6 @@ std::vector<torch::Tensor> trained(const Setting& setting, const Stretch& stretc
     for (const auto& item : state) result.push_back(item.value());
   });
   return result;
-}
-
-// The bytes of each file of a folder, by name.
-inline std::map<std::string, std::string> files_of(const std::filesystem::path& folder) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-    std::ostringstream bytes;
-    bytes << std::ifstream(entry.path(), std::ios::binary).rdbuf();
-    files[entry.path().filename().string()] = bytes.str();
-  }
-  return files;
 }
 
 }  // namespace zeropage::testing

@@ -15,6 +15,7 @@
 #include "state/block_checksums.h"
 #include "state/file.h"
 #include "state/safetensors.h"
+#include "state/state_error.h"
 #include "state/state_folder.h"
 
 namespace zeropage::testing {
@@ -41,6 +42,17 @@ class StateScratch {
  private:
   std::filesystem::path path_;
 };
+
+// What it refuses a state, a file or a folder with; "" if nothing.
+template <typename Function>
+std::string state_error_of(const Function& function) {
+  try {
+    function();
+  } catch (const state::StateError& error) {
+    return error.what();
+  }
+  return "";
+}
 
 inline std::string bytes_in(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);

@@ -52,6 +52,8 @@ TEST_F(MemoryLimitTest, CountsTensorsAndWhatIsOffloadedAgainstTheHosts) {
               HasSubstr("the limit of host memory: 900 B of 1000 B"));
   const auto offload = [&] { ledger_->charge_offloaded(Tier::kHost, Kind::kGradient, 200); };
   EXPECT_THAT(error_of(offload), HasSubstr("200 B of gradient would pass"));
+  EXPECT_THAT(error_of(offload),
+              HasSubstr("most is held by: activation_and_other 500 B, gradient 400 B\n"));
   ledger_->charge_offloaded(Tier::kNvme, Kind::kGradient, 2000);  // is not on the host
   ledger_->charge(Kind::kBucket, 2000, c10::DeviceType::Meta);    // nor is this
   EXPECT_EQ(ledger_->offloaded(Tier::kHost).total(), 400);
@@ -107,6 +109,49 @@ TEST_F(MemoryLimitTest, NamesTheOwnerAndThePage) {
   const KindScope kind(Kind::kBucket);
   EXPECT_THAT(error_of([] { allocate(101); }),
               HasSubstr("101 B of bucket for the gradient bucket, page \"blocks.3\", would pass"));
+}
+
+TEST_F(MemoryLimitTest, TellsTheLastChangesOfWhoTookAndWhoFreed) {
+  const MemoryLimitScope limit(ledger_, {.device_bytes = 1_MiB});
+  std::vector<at::Tensor> held;
+  for (int number = 0; number < 20; ++number) {
+    const OwnerScope owner("gradient bucket", number < 18 ? "an old page" : "blocks.3");
+    const KindScope kind(number % 2 == 0 ? Kind::kBucket : Kind::kGradient);
+    held.push_back(allocate(1_KiB));
+  }
+  {
+    const KindScope kind(Kind::kActivation);
+    for (int number = 0; number < 3; ++number) held.push_back(allocate(2_KiB));
+    held.pop_back();
+  }
+  const std::string error = error_of([] { allocate(2_MiB); });
+  EXPECT_THAT(error, HasSubstr("the last changes, the newest at the end:\n"));
+  EXPECT_THAT(error,
+              HasSubstr("  bucket (host): 1.0 KiB taken in 1, for the gradient bucket, page "
+                        "\"blocks.3\"\n"
+                        "  gradient (host): 1.0 KiB taken in 1, for the gradient bucket, page "
+                        "\"blocks.3\"\n"
+                        "  activation (host): 6.0 KiB taken in 3, 2.0 KiB freed in 1\n"));
+  // Eight lines, of which five are of the pages before.
+  size_t old = 0;
+  for (size_t at = error.find("an old page"); at != std::string::npos;
+       at = error.find("an old page", at + 1)) {
+    ++old;
+  }
+  EXPECT_EQ(old, 5U);
+}
+
+TEST_F(MemoryLimitTest, CutsTheNameOfALongPageOff) {
+  const MemoryLimitScope limit(ledger_, {.device_bytes = 1000});
+  const std::string page(200, 'p');
+  {
+    const OwnerScope owner("page", page);
+    allocate(100);
+    allocate(100);
+  }
+  EXPECT_THAT(error_of([] { allocate(2000); }),
+              HasSubstr("200 B taken in 2, 200 B freed in 2, for the page, page \"" +
+                        std::string(47, 'p') + "\"\n"));
 }
 
 TEST_F(MemoryLimitTest, SaysWhoHoldsWhatWhereTheSystemHasNoMore) {

@@ -1,5 +1,5 @@
 // The state of a module that is cut over ranks: the files that any other number of ranks writes and reads.
-#include <fstream>
+#include <filesystem>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "tests/harness/state_files.h"
 #include "tests/parallel/tensor_modules.h"
 #include "zero/zeropage.h"
 
@@ -86,24 +87,6 @@ struct Training {
   DistributedDataParallel<typename How::Module> model;
   Optimizer<AdamW> optimizer;
 };
-
-std::map<std::string, std::string> files_in(const std::filesystem::path& state) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(state)) {
-    std::ifstream file(entry.path(), std::ios::binary);
-    files[entry.path().filename()] = std::string(std::istreambuf_iterator<char>(file), {});
-  }
-  return files;
-}
-
-void expect_same_files(const std::filesystem::path& state, const std::filesystem::path& other) {
-  const auto files = files_in(state), others = files_in(other);
-  EXPECT_EQ(files.size(), 3U);
-  ASSERT_EQ(files.size(), others.size());
-  for (const auto& [name, bytes] : files) {
-    EXPECT_TRUE(others.at(name) == bytes) << name << " of " << other;
-  }
-}
 
 // Loads the state at that mesh, and saves it again.
 template <typename How>

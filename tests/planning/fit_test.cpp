@@ -8,6 +8,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "tests/harness/square_layers.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::fit_test {
@@ -23,11 +24,7 @@ constexpr int kLayers = 24;
 constexpr int64_t kParameterBytes = kLayers * kWidth * kWidth * 4;
 
 torch::nn::Sequential make_layers() {
-  torch::nn::Sequential layers;
-  for (int layer = 0; layer < kLayers; ++layer) {
-    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
-  }
-  return layers;
+  return testing::square_layers(kLayers, kWidth);
 }
 
 torch::Tensor sample() {
@@ -134,6 +131,30 @@ TEST(FitTest, RefusesOnAllRanksWhatNothingFits) {
   });
 }
 
+// What nothing is left of is not without a limit.
+TEST(FitTest, RefusesALimitThatIsUsedUpBeforeItBegins) {
+  run_ranks(2, [](comm::World& world) {
+    const torch::Tensor data = torch::empty({4_MiB}, torch::kByte);
+    EXPECT_THAT(error_of([&] { fit_layers(world, limited(Options::kNoLimit, 4_MiB)); }),
+                HasSubstr(" of host missing"));
+  });
+  const WorldDescription described{.ranks = 8, .host_memory_bytes = 1, .nvme_bytes = 3};
+  EXPECT_EQ(described.bytes_of_rank(Tier::kHost), 1);
+  EXPECT_EQ(described.bytes_of_rank(Tier::kNvme), 1);
+  EXPECT_EQ(WorldDescription{.ranks = 8}.bytes_of_rank(Tier::kHost), 0) << "not known";
+}
+
+// Rank 0 alone constructs the model; the others wait for what it chose.
+TEST(FitTest, TellsAllRanksWhatTheModelsConstructorThrows) {
+  run_ranks(2, [](comm::World& world) {
+    const auto construct = []() -> torch::nn::Sequential {
+      throw std::runtime_error("no such vocabulary");
+    };
+    EXPECT_THAT(error_of([&] { fit(construct, sample(), world, limited(1_GiB)); }),
+                HasSubstr("no such vocabulary"));
+  });
+}
+
 TEST(FitTest, RefusesLimitsAndChoicesThatContradictEachOther) {
   run_ranks(1, [](comm::World& world) {
     const auto refused = [&](const Options& options, const FitOptions& fit_options = {}) {
@@ -145,6 +166,13 @@ TEST(FitTest, RefusesLimitsAndChoicesThatContradictEachOther) {
     EXPECT_THAT(refused(offloads), HasSubstr("options.offload.optimizer is host; leave it out"));
     EXPECT_THAT(refused(limited(1_GiB), {.tiers = {Tier::kNvme}}),
                 HasSubstr("kNvme needs FitOptions::nvme_directory"));
+    Options moves = limited(1_GiB);
+    moves.offload.parameters = Tier::kHost;
+    EXPECT_THAT(refused(moves), HasSubstr("options.offload.parameters is host; leave it out"));
+    EXPECT_THAT(refused(limited(1_GiB), {.stages = {0, 7}}),
+                HasSubstr("expected stages from 0 to 3, got 7"));
+    EXPECT_THAT(refused(limited(1_GiB), {.besides_bytes = -1}),
+                HasSubstr("FitOptions::besides_bytes: expected 0 or more bytes to leave free"));
     EXPECT_THAT(refused(limited(1_GiB), {.nvme_bytes = 5}), HasSubstr("5 B of no folder"));
     EXPECT_THAT(refused(limited(1_GiB), {.nvme_directory = "/no/such"}), HasSubstr("/no/such"));
     Options by_class = limited(1_GiB);

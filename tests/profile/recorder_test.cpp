@@ -312,6 +312,17 @@ TEST(ProfilerTest, LooksAtNothingBeforeAndAfterTheChosenSteps) {
   });
 }
 
+TEST(ProfilerTest, LooksAtNothingBehindTheChosenStepsThoughTheLastOfThemDidNotCome) {
+  run_ranks(1, [](comm::World& world) {
+    Profiler profiler(world, {.first_step = 2, .last_step = 5});
+    for (int step = 0; step < 10; step += 2) {
+      const auto scope = profiler.step(step);
+      EXPECT_EQ(Ledger::current()->sink().empty(), step != 2 && step != 4) << step;
+    }
+    EXPECT_EQ(profiler.join().ranks[0].steps.size(), 2U);
+  });
+}
+
 TEST(ProfilerTest, LeavesTheBitsAsTheyAre) {
   const auto none = checkpointing::EveryBlocks::none();
   const Recorded with = record(2, 3, none, 3, {.first_step = 0, .last_step = 2});

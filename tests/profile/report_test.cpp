@@ -361,6 +361,9 @@ TEST_F(HtmlPageTest, TextsOfTheRunAreNoMarkup) {
   const std::string page =
       html_page(profile_of({usual().step()}, "</title></script><script>alert(1)</script>"));
   EXPECT_THAT(page, Not(HasSubstr("<script>alert(1)")));
+  // Nor a place of the page.
+  EXPECT_THAT(html_page(profile_of({usual().step()}, "@STYLE@ and @DATA@")),
+              HasSubstr("<title>@STYLE@ and @DATA@ · memory profile</title>"));
 }
 
 // 8 ranks of 4 steps with 20,000 changes each.

@@ -5,6 +5,7 @@
 #include "memory/testing.h"
 #include "tests/harness/accumulated.h"
 #include "tests/harness/ranks.h"
+#include "tests/harness/square_layers.h"
 
 namespace zeropage::accumulation_memory_test {
 namespace {
@@ -22,11 +23,7 @@ constexpr int64_t kNumel = kLayers * kLayerNumel;
 constexpr int kMicroSteps = 8;
 
 torch::nn::Sequential make_layers() {
-  torch::nn::Sequential net;
-  for (int layer = 0; layer < kLayers; ++layer) {
-    net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
-  }
-  return net;
+  return testing::square_layers(kLayers, kWidth);
 }
 
 // The most that was seen of each kind.

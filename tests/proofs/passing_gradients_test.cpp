@@ -8,6 +8,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "tests/harness/square_layers.h"
 #include "zero/gradient_norm.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/tiers/passing_storage.h"
@@ -29,11 +30,7 @@ constexpr int64_t kPageBytes = kWidth * kWidth * 4;
 
 // Each weight is a page.
 torch::nn::Sequential make_layers() {
-  torch::nn::Sequential layers;
-  for (int64_t layer = 0; layer < kLayers; ++layer) {
-    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
-  }
-  return layers;
+  return testing::square_layers(kLayers, kWidth);
 }
 
 Options offloading(StepWhen when, Tier tier, const std::string& folder, int stage = 3) {
@@ -137,6 +134,23 @@ TEST(PassingGradientsPlanTest, ArePlannedAsTheyAre) {
   }
   // Parameters stay, or leave with the optimizer.
   EXPECT_EQ(compared, 4);
+}
+
+// The norm that an accumulation's step reported is not that of a backward by itself.
+TEST(PassingGradientsErrorTest, ABackwardWithoutAnAccumulatorHasNoNormThoughAStepBeforeHadOne) {
+  run_ranks(2, [](comm::World& world) {
+    Model model(make_layers(), world, offloading(StepWhen::kInBackward, Tier::kHost, ""));
+    Optimizer<torch::optim::AdamW> optimizer(model);
+    {
+      Accumulator accumulator(model);
+      accumulator.backward(model(torch::ones({1, kWidth})).square().mean());
+      EXPECT_GT(accumulator.step(optimizer).norm, 0);
+    }
+    model(torch::ones({1, kWidth})).sum().backward();
+    EXPECT_THAT(error_of([&] { gradient_norm(model); }),
+                HasSubstr("norms of gradients after backward, which has made the step with them"));
+    optimizer.step();
+  });
 }
 
 TEST(PassingGradientsErrorTest, WhatIsGoneIsRefusedInWords) {

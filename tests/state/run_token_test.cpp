@@ -1,6 +1,7 @@
 #include "state/run_token.h"
 
 #include <csignal>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,15 +22,26 @@ using ::testing::IsEmpty;
 
 namespace fs = std::filesystem;
 
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const StateError& error) {
-    return error.what();
+// While it lives, no file of this process can be written to, as on a disk that is full.
+class FullDisk {
+ public:
+  FullDisk() {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    rlimit none = before_;
+    none.rlim_cur = 0;
+    ::setrlimit(RLIMIT_FSIZE, &none);
   }
-  return "";
-}
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    ::signal(SIGXFSZ, handler_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  void (*const handler_)(int) = ::signal(SIGXFSZ, SIG_IGN);
+  rlimit before_{};
+};
 
 class RunTokenTest : public ::testing::Test {
  protected:
@@ -44,11 +56,11 @@ TEST_F(RunTokenTest, TheRunThatTookTheFolderLastHasIt) {
   const RunToken newer(run_);
   EXPECT_EQ(newer.number(), 2);
   EXPECT_THAT(
-      error_of([&] { older.hold(); }),
+      state_error_of([&] { older.hold(); }),
       AllOf(HasSubstr(run_.string() + ": run 1 (host "), HasSubstr("process "),
             HasSubstr(" has lost this folder to run 2 (host "),
             HasSubstr("saves nothing more here"), HasSubstr("one StateSaver for a folder")));
-  EXPECT_EQ(error_of([&] { newer.hold(); }), "");
+  EXPECT_EQ(state_error_of([&] { newer.hold(); }), "");
 }
 
 // The process that took it ended without a word, as a requeued job finds it.
@@ -64,7 +76,7 @@ TEST_F(RunTokenTest, ARunThatWasKilledDoesNotKeepTheFolder) {
   ASSERT_TRUE(WIFSIGNALED(status));
   const RunToken next(run_);
   EXPECT_EQ(next.number(), 2);
-  EXPECT_EQ(error_of([&] { next.hold(); }), "");
+  EXPECT_EQ(state_error_of([&] { next.hold(); }), "");
 }
 
 TEST_F(RunTokenTest, ARunOfAnotherProcessIsToldToEnd) {
@@ -75,7 +87,7 @@ TEST_F(RunTokenTest, ARunOfAnotherProcessIsToldToEnd) {
     ::_exit(0);
   }
   ::waitpid(child, nullptr, 0);
-  EXPECT_THAT(error_of([&] { older.hold(); }),
+  EXPECT_THAT(state_error_of([&] { older.hold(); }),
               AllOf(HasSubstr("to run 2 (host "), HasSubstr("process " + std::to_string(child)),
                     HasSubstr("If that is this job, started again, let this run end")));
 }
@@ -83,7 +95,7 @@ TEST_F(RunTokenTest, ARunOfAnotherProcessIsToldToEnd) {
 TEST_F(RunTokenTest, NoOtherRunTakesTheFolderWhileItIsHeld) {
   const RunToken older(run_);
   const auto held = older.hold();
-  EXPECT_THAT(error_of([&] { RunToken newer(run_, std::chrono::milliseconds(50)); }),
+  EXPECT_THAT(state_error_of([&] { RunToken newer(run_, std::chrono::milliseconds(50)); }),
               AllOf(HasSubstr(".run-token: has been locked for 50 ms by run 1 (host "),
                     HasSubstr("is that process stopped")));
   EXPECT_EQ(held->read(), bytes_in(run_ / kRunTokenFile));
@@ -92,23 +104,35 @@ TEST_F(RunTokenTest, NoOtherRunTakesTheFolderWhileItIsHeld) {
 TEST_F(RunTokenTest, AFileThatCannotBeReadBelongsToNobody) {
   const RunToken older(run_);
   put_bytes(run_ / kRunTokenFile, std::string(100, '\0'));
-  EXPECT_THAT(error_of([&] { older.hold(); }), HasSubstr("has lost this folder to run 0"));
+  EXPECT_THAT(state_error_of([&] { older.hold(); }), HasSubstr("has lost this folder to run 0"));
   const RunToken next(run_);
   EXPECT_EQ(next.number(), 1);
-  EXPECT_EQ(error_of([&] { next.hold(); }), "");
-  EXPECT_THAT(error_of([&] { older.hold(); }), HasSubstr("has lost this folder to run 1"));
+  EXPECT_EQ(state_error_of([&] { next.hold(); }), "");
+  EXPECT_THAT(state_error_of([&] { older.hold(); }), HasSubstr("has lost this folder to run 1"));
+}
+
+TEST_F(RunTokenTest, ARunThatCannotWriteItsTokenLeavesTheFolderToTheOneThatHasIt) {
+  const RunToken older(run_);
+  const RunToken newer(run_);
+  {
+    const FullDisk full;
+    EXPECT_THAT(state_error_of([&] { RunToken third(run_); }), HasSubstr("pwrite"));
+  }
+  EXPECT_THAT(state_error_of([&] { older.hold(); }), HasSubstr("has lost this folder to run 2"));
+  EXPECT_EQ(state_error_of([&] { newer.hold(); }), "");
+  EXPECT_EQ(RunToken(run_).number(), 3);
 }
 
 TEST_F(RunTokenTest, AFolderThatWasRemovedMeanwhileIsTakenAgain) {
   const RunToken token(run_);
   fs::remove_all(run_);
-  EXPECT_EQ(error_of([&] { token.hold(); }), "");
+  EXPECT_EQ(state_error_of([&] { token.hold(); }), "");
   EXPECT_EQ(RunToken(run_).number(), 2);
 }
 
 TEST_F(RunTokenTest, AFolderThatCannotBeSaysWhy) {
   put_bytes(run_, "a file");
-  EXPECT_THAT(error_of([&] { RunToken token(run_); }), HasSubstr("expected a folder"));
+  EXPECT_THAT(state_error_of([&] { RunToken token(run_); }), HasSubstr("expected a folder"));
 }
 
 TEST_F(RunTokenTest, EachWriterHasAFolderOfItsOwnAndTheNewerOneRemovesTheOlders) {

@@ -23,12 +23,7 @@ constexpr std::array<const char*, 3> kFiles = {kWeightsFile, kOptimizerFile, kMa
 
 // Whoever loads it opens it and verifies it; "" if both find nothing.
 std::string error_of(const fs::path& state) {
-  try {
-    SavedState(state).verify();
-  } catch (const StateError& error) {
-    return error.what();
-  }
-  return "";
+  return state_error_of([&] { SavedState(state).verify(); });
 }
 
 class SavedStateTest : public ::testing::Test {

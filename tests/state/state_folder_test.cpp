@@ -21,16 +21,6 @@ using ::testing::UnorderedElementsAre;
 
 namespace fs = std::filesystem;
 
-template <typename Function>
-std::string error_of(Function function) {
-  try {
-    function();
-  } catch (const StateError& error) {
-    return error.what();
-  }
-  return "";
-}
-
 class StateFolderTest : public ::testing::Test {
  protected:
   fs::path step(int64_t number) const { return run_ / name_of_step(number); }
@@ -61,7 +51,7 @@ TEST_F(StateFolderTest, AStateGetsItsNameWhenItIsWhole) {
     NewState made(step(20));
     const FileEntry entry = add_file(made, kWeightsFile, safetensors_bytes({}));
     EXPECT_THAT(names_in(run_), ElementsAre(".step-20.writing"));
-    EXPECT_THAT(error_of([&] { find_state(run_); }), HasSubstr("got neither"));
+    EXPECT_THAT(state_error_of([&] { find_state(run_); }), HasSubstr("got neither"));
     made.commit({.step = 20, .files = {entry}}, /*update_latest=*/true);
     EXPECT_THAT(made.notes(), IsEmpty());
   }
@@ -81,7 +71,8 @@ TEST_F(StateFolderTest, WithoutCommitNothingStays) {
 TEST_F(StateFolderTest, AFileThatIsThereIsNotMadeAgain) {
   NewState made(step(20));
   made.create_file(kWeightsFile, 10);
-  EXPECT_THAT(error_of([&] { made.create_file(kWeightsFile, 10); }), HasSubstr("File exists"));
+  EXPECT_THAT(state_error_of([&] { made.create_file(kWeightsFile, 10); }),
+              HasSubstr("File exists"));
 }
 
 TEST_F(StateFolderTest, AStateThatIsReplacedStaysUntilTheNewOneIsWhole) {
@@ -108,7 +99,7 @@ TEST_F(StateFolderTest, WhatStoodBesideAReplacedStateStays) {
   EXPECT_THAT(made.notes(), ElementsAre(HasSubstr(".step-20.writing has what was beside")));
   EXPECT_EQ(bytes_in(run_ / ".step-20.writing" / "notes.txt"), "mine");
   // The next save needs the name, and says so rather than removing it.
-  EXPECT_THAT(error_of([&] { NewState again(step(20)); }), HasSubstr("move it away"));
+  EXPECT_THAT(state_error_of([&] { NewState again(step(20)); }), HasSubstr("move it away"));
   EXPECT_EQ(bytes_in(run_ / ".step-20.writing" / "notes.txt"), "mine");
 }
 
@@ -131,12 +122,15 @@ TEST_F(StateFolderTest, ADamagedStateIsMovedAside) {
 TEST_F(StateFolderTest, WhatIsNoStateIsLeftAlone) {
   fs::create_directories(step(20));
   put_bytes(step(20) / "thesis.tex", "mine");
-  EXPECT_THAT(error_of([&] { NewState made(step(20)); }), HasSubstr("is there and is no state"));
+  EXPECT_THAT(state_error_of([&] { NewState made(step(20)); }),
+              HasSubstr("is there and is no state"));
   EXPECT_EQ(bytes_in(step(20) / "thesis.tex"), "mine");
   put_bytes(step(40), "a file");
-  EXPECT_THAT(error_of([&] { NewState made(step(40)); }), HasSubstr("is there and is no state"));
+  EXPECT_THAT(state_error_of([&] { NewState made(step(40)); }),
+              HasSubstr("is there and is no state"));
   fs::create_symlink("step-20", step(60));
-  EXPECT_THAT(error_of([&] { NewState made(step(60)); }), HasSubstr("is there and is no state"));
+  EXPECT_THAT(state_error_of([&] { NewState made(step(60)); }),
+              HasSubstr("is there and is no state"));
   // An empty folder of that name is nothing to keep.
   fs::create_directory(step(80));
   save_step(80);
@@ -146,7 +140,7 @@ TEST_F(StateFolderTest, WhatIsNoStateIsLeftAlone) {
 TEST_F(StateFolderTest, LatestThatIsNoLinkIsRefusedBeforeAnythingIsWritten) {
   fs::create_directories(run_);
   put_bytes(run_ / kLatest, "mine");
-  EXPECT_THAT(error_of([&] { NewState made(step(20)); }),
+  EXPECT_THAT(state_error_of([&] { NewState made(step(20)); }),
               HasSubstr("expected a symbolic link, got something else; move it away"));
   EXPECT_THAT(names_in(run_), ElementsAre("latest"));
   EXPECT_EQ(bytes_in(run_ / kLatest), "mine");
@@ -154,8 +148,9 @@ TEST_F(StateFolderTest, LatestThatIsNoLinkIsRefusedBeforeAnythingIsWritten) {
 
 TEST_F(StateFolderTest, NamesThatAreNoStatesAreRefused) {
   for (const char* name : {"latest", ".hidden", "/"}) {
-    EXPECT_THAT(error_of([&] { NewState made(name[0] == '/' ? fs::path(name) : run_ / name); }),
-                HasSubstr("expected the name of a folder for a state"))
+    EXPECT_THAT(
+        state_error_of([&] { NewState made(name[0] == '/' ? fs::path(name) : run_ / name); }),
+        HasSubstr("expected the name of a folder for a state"))
         << name;
   }
   save(trained_state(), run_ / "any-name" / "");
@@ -179,7 +174,7 @@ TEST_F(StateFolderTest, ALinkUnderTheNameOfWritingIsNotFollowed) {
   fs::create_directories(scratch_ / "elsewhere");
   put_bytes(scratch_ / "elsewhere" / kWeightsFile, "mine");
   fs::create_directory_symlink(scratch_ / "elsewhere", run_ / ".step-20.writing");
-  EXPECT_THAT(error_of([&] { NewState made(step(20)); }), HasSubstr("move it away"));
+  EXPECT_THAT(state_error_of([&] { NewState made(step(20)); }), HasSubstr("move it away"));
   EXPECT_EQ(bytes_in(scratch_ / "elsewhere" / kWeightsFile), "mine");
 }
 
@@ -192,7 +187,7 @@ TEST_F(StateFolderTest, AStateMayBeMeantByItselfByLatestOrByItsFolder) {
   EXPECT_EQ(step_of(find_state(run_)), 100);
   fs::remove(step(100) / kManifestFile);
   EXPECT_EQ(step_of(find_state(run_)), 40);
-  EXPECT_THAT(error_of([&] { find_state(run_ / "none"); }), HasSubstr("got nothing there"));
+  EXPECT_THAT(state_error_of([&] { find_state(run_ / "none"); }), HasSubstr("got nothing there"));
 }
 
 TEST_F(StateFolderTest, OnlyStepsWithOneSpellingAreStates) {
@@ -208,7 +203,7 @@ TEST_F(StateFolderTest, OnlyStepsWithOneSpellingAreStates) {
   EXPECT_THAT(
       names, ::testing::Not(::testing::Contains(::testing::AnyOf(
                  "step-030", "step-", "step-1x", "step-9999999999999999999", "step-7", "step-4"))));
-  EXPECT_THAT(error_of([&] { states_in(run_ / "none"); }), HasSubstr("No such file"));
+  EXPECT_THAT(state_error_of([&] { states_in(run_ / "none"); }), HasSubstr("No such file"));
 }
 
 TEST_F(StateFolderTest, KeepsTheLastAndThoseOfEvery) {
@@ -264,7 +259,7 @@ TEST_F(StateFolderTest, TheNewestWholeStateIsFoundAndTheOthersAreNamed) {
   // Older than what was asked for, never newer.
   EXPECT_EQ(step_of(find_valid_state(step(40)).directory), 20);
   damage(20);
-  EXPECT_THAT(error_of([&] { find_valid_state(run_); }),
+  EXPECT_THAT(state_error_of([&] { find_valid_state(run_); }),
               AllOf(HasSubstr("expected a state that is whole, got none:\n"), HasSubstr("step-60"),
                     HasSubstr("step-40"), HasSubstr("step-20")));
 }
@@ -277,13 +272,13 @@ TEST_F(StateFolderTest, FoldersThatThisUserMayNotEnterAreNamed) {
   const bool is_root = ::geteuid() == 0;
   ASSERT_EQ(is_root ? ::seteuid(kNobody) : 0, 0);
   const std::vector<std::string> errors = {
-      error_of([&] { find_state(run_); }),
-      error_of([&] { find_state(step(20)); }),
-      error_of([&] { SavedState saved(step(20)); }),
-      error_of([&] { NewState made(step(20)); }),
-      error_of([&] { NewState made(run_ / "further" / "step-1"); }),
-      error_of([&] { find_valid_state(run_); }),
-      error_of([&] { states_in(run_); })};
+      state_error_of([&] { find_state(run_); }),
+      state_error_of([&] { find_state(step(20)); }),
+      state_error_of([&] { SavedState saved(step(20)); }),
+      state_error_of([&] { NewState made(step(20)); }),
+      state_error_of([&] { NewState made(run_ / "further" / "step-1"); }),
+      state_error_of([&] { find_valid_state(run_); }),
+      state_error_of([&] { states_in(run_); })};
   ASSERT_EQ(is_root ? ::seteuid(0) : 0, 0);
   fs::permissions(run_, fs::perms::owner_all);
   EXPECT_THAT(errors, ::testing::Each(AllOf(HasSubstr(run_.string()),
@@ -312,7 +307,7 @@ TEST_F(StateFolderTest, AProbeMakesTheFolderTakesWritesAndLeavesNothingElse) {
     const FolderProbe probe(folder);
     write_to_probe(probe.file());
     probe.check_room(1);
-    EXPECT_THAT(error_of([&] { probe.check_room(uint64_t{1} << 62); }),
+    EXPECT_THAT(state_error_of([&] { probe.check_room(uint64_t{1} << 62); }),
                 AllOf(HasSubstr(folder.string() + ": expected room for a state of "
                                                   "4611686018427387904 bytes, got "),
                       HasSubstr("make room there, or give another folder")));
@@ -320,19 +315,21 @@ TEST_F(StateFolderTest, AProbeMakesTheFolderTakesWritesAndLeavesNothingElse) {
     const FolderProbe next(folder);
   }
   EXPECT_TRUE(fs::is_empty(folder));
-  EXPECT_THAT(error_of([&] { write_to_probe(folder / "nothing"); }), HasSubstr("open: No such"));
+  EXPECT_THAT(state_error_of([&] { write_to_probe(folder / "nothing"); }),
+              HasSubstr("open: No such"));
 }
 
 TEST_F(StateFolderTest, AProbeOfAFolderThatCannotBeSaysWhy) {
   const fs::path file = run_ / "file";
   fs::create_directories(run_);
   put_bytes(file, "not a folder");
-  EXPECT_THAT(error_of([&] { FolderProbe(file / "run"); }),
+  EXPECT_THAT(state_error_of([&] { FolderProbe(file / "run"); }),
               HasSubstr("file: expected a folder, got something else"));
-  EXPECT_THAT(error_of([&] { FolderProbe probe(file); }),
+  EXPECT_THAT(state_error_of([&] { FolderProbe probe(file); }),
               HasSubstr("file: expected a folder, got something else"));
   fs::create_directory(run_ / kLatest);
-  EXPECT_THAT(error_of([&] { FolderProbe probe(run_); }), HasSubstr("expected a symbolic link"));
+  EXPECT_THAT(state_error_of([&] { FolderProbe probe(run_); }),
+              HasSubstr("expected a symbolic link"));
 }
 
 }  // namespace

@@ -304,6 +304,17 @@ void GradientSummer::check_one_group(const std::vector<int>& group_of) const {
 }
 
 void GradientSummer::add_own(const at::Tensor& words) const {
+  // Before any is read: those that are there yet may go meanwhile.
+  for (const OfPage& of_page : tables_.of_pages) {
+    ZP_CHECK(
+        passed_.contains(of_page.page) ||
+            gradients_->owned(of_page.page).storage().data() != nullptr,
+        "norms of gradients after backward, which has made the step with them already and freed "
+        "that of page \"",
+        pages_->layouts()[of_page.page].name,
+        "\" (options.offload.step kInBackward); use an Accumulator, which reports their norm, or "
+        "StepWhen::kInStep");
+  }
   for (const OfPage& of_page : tables_.of_pages) {
     if (const auto passed = passed_.find(of_page.page); passed != passed_.end()) {
       if (!words.is_cpu()) continue;
@@ -315,13 +326,6 @@ void GradientSummer::add_own(const at::Tensor& words) const {
       continue;
     }
     const at::Tensor& gradient = gradients_->owned(of_page.page);
-    ZP_CHECK(
-        gradient.storage().data() != nullptr,
-        "norms of gradients after backward, which has made the step with them already and freed "
-        "that of page \"",
-        pages_->layouts()[of_page.page].name,
-        "\" (options.offload.step kInBackward); use an Accumulator, which reports their norm, or "
-        "StepWhen::kInStep");
     if (gradient.device() == words.device()) of_page.table.add_squares(gradient, words);
   }
 }

@@ -50,6 +50,8 @@ class GradientSummer {
   // still there, on any thread, and sum() over one group of all parameters waits for that. Until the next
   // call for the page.
   std::function<void(const at::Tensor& gradient)> note_passing(size_t page);
+  // For a page that is updated in backward without that: what was noted before is of another step.
+  void forget_passing(size_t page) { passed_.erase(page); }
 
   // The weight alone, between hosts.
   offload::ExactSum sum_weight(const offload::ExactSum& weight) const;

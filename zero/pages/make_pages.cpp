@@ -56,12 +56,12 @@ void check_can_move(const ParameterPages& pages, const memory::PagerOptions& pag
 
 PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                      const MakePagesOptions& options, const DeferredValues* deferred,
-                     const CheckPlan& check) {
+                     const CheckPages& check) {
   PageParts made;
   made.pages = std::make_shared<ParameterPages>(std::move(worlds), std::move(parameters),
                                                 options.pages, deferred != nullptr);
   check_can_move(*made.pages, options.paging);
-  if (check) check(made.pages->plan());
+  if (check) check(*made.pages);
   made.memory = std::make_shared<PageMemory>(made.pages);
   made.masters = std::make_shared<MasterWeights>(made.pages, made.memory);
   PageFiller(*made.pages, *made.memory, *made.masters).fill(deferred);

@@ -43,13 +43,13 @@ struct PageParts {
   std::shared_ptr<PageWrites> writes;
 };
 
-using CheckPlan = std::function<void(const BytePlan&)>;
+using CheckPages = std::function<void(const ParameterPages&)>;
 
 // deferred: of a module that was constructed without memory, whose parameters get their values now; null
 // for others. check: called when pages are laid out and nothing has moved yet. Collective. Throws on
 // parameters that cannot be placed, or moved.
 PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                      const MakePagesOptions& options, const DeferredValues* deferred = nullptr,
-                     const CheckPlan& check = nullptr);
+                     const CheckPages& check = nullptr);
 
 }  // namespace zeropage

@@ -152,15 +152,32 @@ struct Pipeline::Parts {
     messages.send(*message, weight == 0 ? at::zeros_like(gradient) : gradient);
   }
 
+  // What an earlier run has sent when it failed may still arrive, and would be taken for this one's.
+  void check_whole(const char* what) const {
+    ZP_CHECK(!in_walk, what,
+             ": the run before ended with an error in the middle, and messages of it may still be "
+             "under way; call accumulator().abandon(), and make the Pipeline anew on all ranks");
+  }
+
+  void check_stepped() const {
+    const int64_t made = accumulator.micro_step(), expected = accumulator.micro_steps();
+    ZP_CHECK(made == 0,
+             "Pipeline::run: the run before was not stepped; call accumulator().step(optimizer), "
+             "or accumulator().abandon() to drop it");
+    ZP_CHECK(expected == int64_t{lists.micro_batches} * lists.chunks, "Pipeline::run: expected ",
+             int64_t{lists.micro_batches} * lists.chunks,
+             " micro-steps, as the pipeline was made for, but accumulator().set_micro_steps(",
+             expected, ") has set others; make a Pipeline for as many micro-batches");
+  }
+
   // Calls `perform` for each action in order, and says which one failed.
   void walk(const std::vector<Action>& actions, const std::function<void(const Action&)>& perform) {
-    timeline.clear();
+    in_walk = true;
     for (size_t index = 0; index < actions.size(); ++index) {
       const Action& action = actions[index];
       try {
         begun_s = now_s();
         perform(action);
-        timeline.push_back({action, begun_s, now_s()});
       } catch (const std::exception& error) {
         const auto stage = lists.stage(rank, action.chunk);
         ZP_THROW("stage ", stage, " of ", lists.stages(), ", ", describe(action, lists.chunks),
@@ -168,6 +185,7 @@ struct Pipeline::Parts {
       }
     }
     messages.end_step();
+    in_walk = false;
   }
 
   // So that it arrives beside the action before it.
@@ -187,7 +205,8 @@ struct Pipeline::Parts {
   Accumulator accumulator;
   std::map<std::pair<int, int>, Pass> passes;  // by chunk and micro-batch
   std::vector<parallel::TimedAction> timeline;
-  double begun_s = 0;  // when the action's message was there
+  double begun_s = 0;    // when the action's message was there
+  bool in_walk = false;  // also of one that failed
 };
 
 Pipeline::Pipeline(Model& model, const PipelineOptions& options)
@@ -198,6 +217,8 @@ Pipeline::~Pipeline() = default;
 void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
                    const std::vector<double>& weights) {
   Parts& parts = *parts_;
+  parts.check_whole("Pipeline::run");
+  parts.check_stepped();
   parts.check(inputs, micro_batches());
   const bool has_loss = parts.rank == parts.lists.ranks() - 1;
   ZP_CHECK(!has_loss || loss, "Pipeline::run: expected a loss on the last rank, got none");
@@ -208,6 +229,7 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
   const Parts::Given given{inputs, loss, weights};
   const std::vector<Action>& actions = parts.own_actions();
   size_t next = 0;
+  parts.timeline.clear();
   parts.walk(actions, [&](const Action& action) {
     parts.receive_ahead_of(actions, next++);
     parts.receive_ahead_of(actions, next);
@@ -216,12 +238,14 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
     } else {
       parts.backward(action, given);
     }
+    parts.timeline.push_back({action, parts.begun_s, now_s()});
   });
 }
 
 void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_batches,
                         const Visit& visit) {
   Parts& parts = *parts_;
+  parts.check_whole("Pipeline::evaluate");
   parts.check(inputs, micro_batches);
   const at::NoGradGuard no_grad;
   std::vector<Action> actions;

@@ -17,7 +17,8 @@
 // step instead: a gather a step, and all pages of the stage in memory.
 //
 // Lifetime: the model outlives it. Threads: the training thread. Collective: construction, run(), evaluate(), loss().
-// Throws on this rank what it meets, with the stage and the action in front; the other ranks end too.
+// Throws on this rank what it meets, with the stage and the action in front; the other ranks end too. After an error in
+// the middle of a run the Pipeline refuses further ones: call accumulator().abandon() and make it anew, on all ranks.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +59,7 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // Forward and backward of a step's micro-batches. inputs: of each, on the first rank; the others' are not read.
+  // Forward and backward of a step's micro-batches. Throws where the run before was not stepped. inputs: of each, on the first rank; the others' are not read.
   // weights: of each, on the last rank, as Accumulator::backward() takes them; empty: 1.
   void run(const std::vector<at::Tensor>& inputs, const Loss& loss,
            const std::vector<double>& weights = {});
@@ -72,7 +73,7 @@ class Pipeline {
 
   // For a simulated world, where no message tells it: what passes from stage to stage.
   void expect_activations(const std::vector<int64_t>& sizes, at::ScalarType dtype);
-  // What the ranks of the pipeline did in the last run, in seconds since the first of them began; ranks of one host have
+  // What the ranks of the pipeline did in the last run(), in seconds since the first of them began; ranks of one host have
   // one clock. An action begins when the message that it waits for is there. On an accelerator: what the host did.
   // Collective.
   parallel::TimedStep timed_step() const;

@@ -18,8 +18,11 @@ namespace {
 using torch::nn::Module;
 
 // Where the stages begin, and where the last one ends.
-std::vector<int64_t> first_layers_of(int64_t layers, int stages,
+std::vector<int64_t> first_layers_of(int64_t layers, int ranks,
                                      const PipelineStageOptions& options) {
+  ZP_CHECK(options.chunks >= 1,
+           "PipelineStageOptions::chunks: expected 1 or more stages a rank, got ", options.chunks);
+  const int64_t stages = int64_t{ranks} * options.chunks;
   ZP_CHECK(layers >= stages, "pipeline_stage: expected at least a layer for each of ", stages,
            " stages, got ", layers, "; use fewer ranks or chunks, or list smaller layers");
   std::vector<int64_t> first = options.first_layers;
@@ -30,7 +33,7 @@ std::vector<int64_t> first_layers_of(int64_t layers, int stages,
     }
   }
   ZP_CHECK(
-      static_cast<int>(first.size()) == stages && first.front() == 0 &&
+      static_cast<int64_t>(first.size()) == stages && first.front() == 0 &&
           std::adjacent_find(first.begin(), first.end(), std::greater_equal<>()) == first.end() &&
           first.back() < layers,
       "PipelineStageOptions::first_layers: expected ", stages,
@@ -196,7 +199,9 @@ std::shared_ptr<ModelPart> make_part(const Module& whole, const PipelineLayers& 
     is_tied = is_tied || of.copy_on;
     if (of.rank == ranks.rank() || of.copy_on == ranks.rank()) part->own.emplace(tensor, index);
   }
-  std::vector<std::string> lines;
+  // The layers too: one without parameters would else be run by two ranks, or by none.
+  std::vector<std::string> lines = {
+      c10::str("first layer of each stage, and the end: ", at::IntArrayRef(first_layers))};
   for (const TensorOfModel& of : part->parameters) {
     lines.push_back(c10::str("parameter \"", of.name(), "\" of stages on rank ", of.rank, ": ",
                              of.dtype, " ", at::IntArrayRef(of.sizes)));
@@ -214,8 +219,7 @@ PipelineStage::PipelineStage(const Module& whole, PipelineLayers layers, const c
     : Module("PipelineStage"),
       chunks_(options.chunks),
       layers_(std::move(layers)),
-      first_layers_(first_layers_of(static_cast<int64_t>(layers_.size()),
-                                    ranks.size() * options.chunks, options)),
+      first_layers_(first_layers_of(static_cast<int64_t>(layers_.size()), ranks.size(), options)),
       part_(make_part(whole, layers_, first_layers_, ranks)) {
   std::unordered_set<const Module*> own;
   for (int chunk = 0; chunk < chunks_; ++chunk) {

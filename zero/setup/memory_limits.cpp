@@ -1,5 +1,6 @@
 #include "zero/setup/memory_limits.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -57,8 +58,9 @@ class Changes {
       const BytePlan before(layouts_, from, rank_, ranks_);
       const BytePlan after(layouts_, to, rank_, ranks_);
       const int64_t states = states_held(before, shortage_);
-      add(change, held(before.held(states)) - held(after.held(states)) + before.transient_bytes() -
-                      after.transient_bytes());
+      const int64_t transient = before.transient_bytes() - after.transient_bytes();
+      add(change, held(before.held(states)) - held(after.held(states)) +
+                      (device_is_host_ || !shortage_.is_of_host ? transient : 0));
     } catch (const c10::Error&) {
       // These options do not go together, so they are no advice.
     }
@@ -75,7 +77,10 @@ class Changes {
 
   // In the memory that has run out.
   int64_t held(const TierBytes& bytes) const {
-    return bytes[Tier::kDevice].total() + (device_is_host_ ? bytes[Tier::kHost].total() : 0);
+    const bool counts_device = device_is_host_ || !shortage_.is_of_host;
+    const bool counts_host = device_is_host_ || shortage_.is_of_host;
+    return (counts_device ? bytes[Tier::kDevice].total() : 0) +
+           (counts_host ? bytes[Tier::kHost].total() : 0);
   }
 
   const std::vector<PageLayout>& layouts_;
@@ -107,9 +112,13 @@ Options offloaded(const Options& options, Tier tier) {
 }  // namespace
 
 MemoryLimits limits_of(const comm::World& world, const Options& options) {
+  // A share of less than a byte is not "no limit".
+  const int64_t share = options.host_memory_bytes / world.local_size();
   return {.device_bytes = options.device_memory_bytes,
           .device = world.device().type(),
-          .host_bytes = options.host_memory_bytes / world.local_size()};
+          .host_bytes = options.host_memory_bytes == Options::kNoLimit
+                            ? MemoryLimits::kNone
+                            : std::max<int64_t>(1, share)};
 }
 
 void check_limits_hold(const comm::World& world, const Options& options, const std::string& what,
@@ -142,10 +151,13 @@ std::string cheapest_changes(const Options& options, const std::vector<PageLayou
   // A region keeps its inputs alone, and the largest is there while it is repeated.
   constexpr int64_t kLeftOfActivations = 4;
   const int64_t activations = shortage.on_device.activations();
-  changes.add(c10::str("activations that are computed again (checkpointing/), about"),
-              activations - activations / kLeftOfActivations);
+  const bool is_beside = shortage.is_of_host && !device_is_host;
+  if (!is_beside) {
+    changes.add("activations that are computed again (checkpointing/), about",
+                activations - activations / kLeftOfActivations);
+  }
   changes.try_options("stage 3", options, at_stage(options, 3));
-  if (!device_is_host && options.offload.optimizer == Tier::kDevice) {
+  if (!device_is_host && !is_beside && options.offload.optimizer == Tier::kDevice) {
     changes.try_options("options.offload.optimizer on the host", options,
                         offloaded(options, Tier::kHost));
   }

@@ -100,6 +100,26 @@ void check_part(const ModelPart& part, const Options& options) {
            "fp32, or untie the weight");
 }
 
+// Before anything is moved. Returns the limits that hold from there on. held_bytes: of the module.
+std::shared_ptr<const memory::MemoryLimitScope> check_memory(const ParameterPages& pages,
+                                                             const Options& options,
+                                                             int64_t held_bytes) {
+  const comm::World& world = pages.world();
+  const BytePlan& plan = pages.plan();
+  const TierBytes held = plan.held(/*states=*/0);
+  check_limits_hold(world, options, "the model", held, plan.transient_bytes());
+  check_device_holds(world, "the model",
+                     {.persistent = held[memory::Tier::kDevice],
+                      .transient_bytes = plan.transient_bytes(),
+                      .held_bytes = held_bytes});
+  if (pages.page_offload()) {
+    check_host_holds(world, "what is offloaded of the model", held[memory::Tier::kHost].total(),
+                     memory::read_host_memory());
+  }
+  return limit_memory(world, options, pages.layouts(), pages.shards().rank(),
+                      pages.shards().size());
+}
+
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
                         const Options& options, ReduceWhen when,
                         std::shared_ptr<const ModelPart> part = nullptr,
@@ -113,28 +133,23 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
     check_can_be_split(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
-  const MakePagesOptions made = pages_options(options, world, std::move(part));
-  PageParts parts = make_pages(
-      PageWorlds(world, options.shard_within, options.secondary_shard_within),
-      std::move(parameters), made, deferred, [&](const BytePlan& plan) {
-        const TierBytes held = plan.held(/*states=*/0);
-        check_limits_hold(world, options, "the model", held, plan.transient_bytes());
-        check_device_holds(world, "the model",
-                           {.persistent = held[memory::Tier::kDevice],
-                            .transient_bytes = plan.transient_bytes(),
-                            .held_bytes = held_bytes});
-        if (made.pages.page_offload) {
-          check_host_holds(world, "what is offloaded of the model",
-                           held[memory::Tier::kHost].total(), memory::read_host_memory());
-        }
-      });
+  std::shared_ptr<const memory::MemoryLimitScope> limits;
+  PageParts parts;
+  try {
+    parts = make_pages(
+        PageWorlds(world, options.shard_within, options.secondary_shard_within),
+        std::move(parameters), pages_options(options, world, std::move(part)), deferred,
+        [&](const ParameterPages& pages) { limits = check_memory(pages, options, held_bytes); });
+  } catch (c10::OutOfMemoryError& error) {
+    error.add_context(
+        "while the model is wrapped: one that was constructed with values is whole until it is in "
+        "its pages; construct it without memory (zero/deferred_module.h), or raise the limit");
+    throw;
+  }
   auto reducer =
       std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
   auto gradients = std::make_shared<StepGradients>(reducer);
   auto sums = std::make_shared<GradientSummer>(parts.pages, gradients);
-  const comm::World& shards = parts.pages->shards();
-  std::shared_ptr<const memory::MemoryLimitScope> limits =
-      limit_memory(world, options, parts.pages->layouts(), shards.rank(), shards.size());
   return {std::move(parts), std::move(reducer), std::move(gradients), std::move(sums),
           options,          std::move(limits)};
 }

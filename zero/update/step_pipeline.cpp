@@ -56,7 +56,10 @@ StepPipeline::BeforeUpdate StepPipeline::in_backward_before_update(size_t page) 
   const bool is_reported = parameters_.reducer->plan().accumulates() &&
                            parameters_.gradients->is_offloaded(page) &&
                            !parameters_.pages->world().device().is_meta();
-  if (!is_reported) return nullptr;
+  if (!is_reported) {
+    parameters_.sums->forget_passing(page);
+    return nullptr;
+  }
   return [note = parameters_.sums->note_passing(page),
           gradient = parameters_.gradients->owned(page)] { note(gradient); };
 }

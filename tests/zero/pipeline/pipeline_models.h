@@ -212,7 +212,8 @@ struct PipelineRun {
     return options;
   }
 
-  StepReport step(int64_t number) {
+  StepReport step(int64_t number) { return step(number, pipeline); }
+  StepReport step(int64_t number, Pipeline& by) {
     std::vector<torch::Tensor> inputs;
     const auto sample = [&](int64_t micro_batch) {
       return sample_of(shape, number, micro_batch, mesh["data"].rank());
@@ -220,10 +221,10 @@ struct PipelineRun {
     for (int64_t index = 0; index < shape.micro_batches; ++index) {
       inputs.push_back(tokens_of(sample(index)));
     }
-    pipeline.run(inputs, [&](const torch::Tensor& output, int64_t micro_batch) {
+    by.run(inputs, [&](const torch::Tensor& output, int64_t micro_batch) {
       return loss_of(output, sample(micro_batch));
     });
-    return pipeline.accumulator().step(optimizer);
+    return by.accumulator().step(optimizer);
   }
   double loss() { return mesh["data"].mean(pipeline.loss().item<double>()); }
 

@@ -197,6 +197,70 @@ TEST(PipelineTest, SaysOnAllRanksWhichRankFailedAndWhatTheyWereDoing) {
   }
 }
 
+// Both ranks run out of memory in the middle of a step, say, where the first waits for a gradient already. The next one
+// that comes is not that of this micro-batch.
+TEST(PipelineTest, RefusesToGoOnAfterAnErrorInTheMiddleUntilItIsMadeAnew) {
+  const Shape shape{.pipeline = 2};
+  const Outcome expected = train_whole(shape, 1);
+  run_ranks(2, [&](World& world) {
+    int forwards_with_room = 2 - world.rank();
+    PipelineOptions options;
+    options.run_forward = [&](const std::function<at::Tensor()>& forward) {
+      ZP_CHECK(forwards_with_room-- > 0, "out of memory");
+      return forward();
+    };
+    PipelineRun run(world, shape, options);
+    EXPECT_THAT(
+        testing::error_of([&] { run.step(0); }),
+        HasSubstr(c10::str("forward of micro-batch ", 2 - world.rank(), ": out of memory")));
+    forwards_with_room = 100;
+    const auto refused = HasSubstr("the run before ended with an error in the middle");
+    EXPECT_THAT(testing::error_of([&] { run.step(0); }), refused);
+    EXPECT_THAT(testing::error_of([&] {
+                  run.pipeline.evaluate({4, tokens_of(0)}, 4, {});
+                }),
+                refused);
+    run.pipeline.accumulator().abandon();
+    Pipeline anew(run.model, run.with(options));
+    EXPECT_EQ(run.step(0, anew).norm, expected.norms[0]);
+    EXPECT_EQ(anew.loss().item<double>(), expected.losses[0]);
+  });
+}
+
+TEST(PipelineTest, RefusesARunBeforeTheOneBeforeWasSteppedAndAsManyMicroStepsAsItWasNotMadeFor) {
+  const Shape shape{.pipeline = 2};
+  run_ranks(2, [&](World& world) {
+    PipelineRun run(world, shape);
+    const std::vector<torch::Tensor> inputs(4, tokens_of(0));
+    const auto run_step = [&] {
+      run.pipeline.run(inputs,
+                       [](const torch::Tensor& output, int64_t) { return loss_of(output, 0); });
+    };
+    run_step();
+    EXPECT_THAT(testing::error_of(run_step), HasSubstr("the run before was not stepped"));
+    run.pipeline.accumulator().step(run.optimizer);
+    run.pipeline.accumulator().set_micro_steps(3);
+    EXPECT_THAT(testing::error_of(run_step),
+                HasSubstr("expected 4 micro-steps, as the pipeline was made for, but "
+                          "accumulator().set_micro_steps(3)"));
+    // Nothing was sent.
+    run.pipeline.accumulator().set_micro_steps(4);
+    run_step();
+    run.pipeline.accumulator().step(run.optimizer);
+  });
+}
+
+TEST(PipelineTest, AnEvaluationLeavesTheTimesOfTheStepBeforeIt) {
+  const Shape shape{.pipeline = 2, .schedule = ScheduleKind::kGPipe};
+  run_ranks(2, [&](World& world) {
+    PipelineRun run(world, shape);
+    run.step(0);
+    run.pipeline.evaluate(std::vector<torch::Tensor>(2, tokens_of(0)), 2, {});
+    parallel::check_times(run.pipeline.timed_step(),
+                          parallel::GPipe().actions(2, shape.micro_batches), "the step");
+  });
+}
+
 // The words of the first rank that has some.
 std::string first_error_of(const Shape& shape, const std::function<void(World&)>& run) {
   for (const std::string& error : errors_of(shape, run)) {
@@ -234,6 +298,8 @@ TEST(PipelineTest, RefusesModelsThatCannotBeCutSo) {
   EXPECT_EQ(error_of({}), "");
   EXPECT_THAT(error_of({.layers = [](auto& layers, Model&) { layers.resize(1); }}),
               HasSubstr("expected at least a layer for each of 2 stages, got 1"));
+  EXPECT_THAT(error_of({.options = {.chunks = 0}}),
+              HasSubstr("PipelineStageOptions::chunks: expected 1 or more stages a rank, got 0"));
   EXPECT_THAT(
       error_of({.options = {.first_layers = {0, 9}}}),
       HasSubstr("expected 2 numbers that begin with 0, rise, and stay below 8, got [0, 9]"));
@@ -251,6 +317,25 @@ TEST(PipelineTest, RefusesModelsThatCannotBeCutSo) {
                 .ranks = 3}),
       HasSubstr("is used by layers on 2 ranks, 1 to 2 of 3: expected one rank, or for a "
                 "parameter the first and the last"));
+}
+
+// The third layer has no parameter, so who has which is the same, but one rank would leave it to the other.
+TEST(PipelineTest, RefusesRanksThatCutTheModelElsewhere) {
+  EXPECT_THAT(first_error_of({.pipeline = 2},
+                             [](World& world) {
+                               const Mesh mesh(world, {{"pipeline", 2}, {"data", 1}});
+                               const auto layers = [](Model& model) {
+                                 PipelineLayers layers = layers_of_model(model);
+                                 layers.insert(
+                                     layers.begin() + 2,
+                                     {"doubled", {}, [](const torch::Tensor& x) { return 2 * x; }});
+                                 return layers;
+                               };
+                               const auto stage = pipeline_stage<Model>(
+                                   [] { return Model(Head::kOwn, torch::kDouble); }, layers,
+                                   mesh["pipeline"], {.first_layers = {0, 2 + world.rank()}});
+                             }),
+              HasSubstr("first layer of each stage, and the end: [0, 2, 9]"));
 }
 
 TEST(PipelineTest, RefusesWhatCannotPassBetweenStages) {

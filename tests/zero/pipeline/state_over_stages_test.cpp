@@ -1,11 +1,11 @@
 // The state of a model whose layers lie on several ranks: the files that any other mesh writes and reads.
 #include <filesystem>
-#include <fstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/harness/disk_folder.h"
+#include "tests/harness/state_files.h"
 #include "tests/zero/pipeline/pipeline_models.h"
 
 namespace zeropage::state_over_stages_test {
@@ -13,25 +13,8 @@ namespace {
 
 using namespace zeropage::pipeline_models;
 using parallel::ScheduleKind;
+using testing::expect_same_files;
 using testing::run_ranks;
-
-std::map<std::string, std::string> files_in(const std::filesystem::path& state) {
-  std::map<std::string, std::string> files;
-  for (const auto& entry : std::filesystem::directory_iterator(state)) {
-    std::ifstream file(entry.path(), std::ios::binary);
-    files[entry.path().filename()] = std::string(std::istreambuf_iterator<char>(file), {});
-  }
-  return files;
-}
-
-void expect_same_files(const std::filesystem::path& state, const std::filesystem::path& other) {
-  const auto files = files_in(state), others = files_in(other);
-  EXPECT_EQ(files.size(), 3U);
-  ASSERT_EQ(files.size(), others.size());
-  for (const auto& [name, bytes] : files) {
-    EXPECT_TRUE(others.at(name) == bytes) << name << " of " << other;
-  }
-}
 
 RunState state_of(PipelineRun& run) {
   RunState state;

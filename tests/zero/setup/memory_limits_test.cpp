@@ -8,6 +8,7 @@
 #include "memory/testing.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "tests/harness/square_layers.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
@@ -26,11 +27,7 @@ constexpr int64_t kWidth = 256;
 constexpr int64_t kParameterBytes = kLayers * kWidth * kWidth * 4;
 
 torch::nn::Sequential make_layers() {
-  torch::nn::Sequential layers;
-  for (int64_t layer = 0; layer < kLayers; ++layer) {
-    layers->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
-  }
-  return layers;
+  return testing::square_layers(kLayers, kWidth);
 }
 
 Options limited(int stage, int64_t device_bytes) {
@@ -67,6 +64,9 @@ TEST(MemoryLimitsTest, DivideTheHostsMemoryAmongItsRanks) {
     EXPECT_THAT(error_of([&] { const Model model(make_layers(), world, options); }),
                 HasSubstr("512.0 KiB more than the 1.5 MiB that options.host_memory_bytes"));
     EXPECT_EQ(limits_of(world, options).host_bytes, 3 * kParameterBytes / 2);
+    options.host_memory_bytes = 1;
+    EXPECT_THAT(error_of([&] { const Model model(make_layers(), world, options); }),
+                HasSubstr("more than the 1 B that options.host_memory_bytes"));
   });
 }
 
@@ -97,6 +97,20 @@ TEST(MemoryLimitsTest, NameTheAllocationOfAStepThatPassesThem) {
     EXPECT_THAT(error, HasSubstr("what would have fitted, the cheapest first:\n  stage 1: "));
     // The step was refused, and not the model.
     step(1);
+  });
+}
+
+// The module is there whole until it is in its pages.
+TEST(MemoryLimitsTest, HoldWhileAModelIsWrapped) {
+  run_ranks(2, [](comm::World& world) {
+    constexpr int64_t kLimit = 10 * kParameterBytes;
+    // Takes what a step would need.
+    const torch::Tensor other = torch::empty({kLimit - kParameterBytes - 1}, torch::kByte);
+    const std::string error =
+        error_of([&] { const Model model(make_layers(), world, limited(0, kLimit)); });
+    EXPECT_THAT(error, HasSubstr("256.0 KiB of parameter for the page, page \"0.weight\", would "
+                                 "pass the limit of device memory"));
+    EXPECT_THAT(error, HasSubstr("construct it without memory (zero/deferred_module.h)"));
   });
 }
 
@@ -153,6 +167,14 @@ TEST(MemoryLimitsTest, AdviseTheCheapestChangesThatWouldHaveFitted) {
     EXPECT_THAT(
         advised(100 * kParameterBytes, true),
         HasSubstr("no single change of stage, offload or recompute would have left 100.0 MiB"));
+    // What leaves the device takes the host's.
+    shortage.is_of_host = true;
+    EXPECT_THAT(advised(1, false), HasSubstr("no single change of"));
+    EXPECT_THAT(advised(kParameterBytes, true), HasSubstr("  stage 1: 1.0 MiB less\n"));
+    options.offload.optimizer = Tier::kHost;
+    EXPECT_THAT(advised(1, false), HasSubstr("  stage 1: "));
+    options.offload.optimizer = Tier::kDevice;
+    shortage.is_of_host = false;
     shortage.on_device[Kind::kActivation] = 8 * kParameterBytes;
     EXPECT_THAT(advised(5 * kParameterBytes, true),
                 HasSubstr("activations that are computed again (checkpointing/), about: "));

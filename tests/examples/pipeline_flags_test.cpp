@@ -31,6 +31,8 @@ TEST_F(PipelineFlagsTest, HasTheBitsOfAsManyMicroBatchesWithoutAPipeline) {
   expect_bits("--ranks 4 --pipeline 2 --stage 3 --checkpoint-activations blocks");
   expect_bits("--ranks 4 --pipeline 2 --stage 3 --reshard step --schedule interleaved");
   expect_bits("--ranks 8 --pipeline 4 --stage 2 --checkpoint-activations selective");
+  expect_bits("--ranks 4 --pipeline 2 --stage 3 --schedule zero-bubble");
+  expect_bits("--ranks 8 --pipeline 4 --stage 1 --schedule zero-bubble --offload-activations host");
 }
 
 TEST_F(PipelineFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
@@ -39,7 +41,8 @@ TEST_F(PipelineFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
   for (const char* mesh :
        {"--ranks 2 --pipeline 2 --stage 3 --batch 2", "--ranks 4 --pipeline 2 --tensor 2 --batch 2",
         "--ranks 8 --pipeline 2 --tensor 2 --stage 3 --schedule interleaved",
-        "--ranks 4 --pipeline 4 --schedule gpipe --stage 0 --batch 2"}) {
+        "--ranks 4 --pipeline 4 --schedule gpipe --stage 0 --batch 2",
+        "--ranks 4 --pipeline 2 --tensor 2 --schedule zero-bubble --stage 2 --batch 2"}) {
     SCOPED_TRACE(mesh);
     const auto other = run(in_double + mesh);
     for (const char* key : {"loss", "gradient_norm"}) {
@@ -108,7 +111,8 @@ TEST_F(PipelineFlagsTest, RefusesWhatAPipelineDoesNotDo) {
   refused(two + "--layers 1", "expected at least a block for each of 2 stages");
   refused("--schedule gpipe", "--schedule: is about a pipeline");
   refused(two + "--chunks 3", "--chunks: only the schedule interleaved");
-  refused(two + "--schedule zero-bubble", "use 1f1b or interleaved");
+  refused(two + "--schedule zero-bubble --checkpoint-activations blocks",
+          "zero-bubble would repeat what --checkpoint-activations drops");
   refused(two + "--sample 10", "leave --sample out");
   refused(two + "--inject-inf 0,0,0", "leave it out");
   refused(two + "--deferred on", "leave --deferred out");

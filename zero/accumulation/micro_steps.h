@@ -6,11 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include <ATen/core/TensorBody.h>
 
 #include "offload/exact_sum.h"
+#include "zero/accumulation/split_micro_step.h"
 #include "zero/accumulator_options.h"
 #include "zero/gradients/gradient_accumulation.h"
 #include "zero/setup/sharded_parameters.h"
@@ -26,6 +28,12 @@ class MicroSteps {
   void backward(const at::Tensor& loss, double weight, double scale);
   // Accumulator::backward_through(). Collective.
   void backward_through(const at::Tensor& output, const at::Tensor& gradient);
+  // Accumulator::split_backward(), split_backward_through(), finish_backward(). Collective.
+  SplitMicroStep split(const at::Tensor& loss, const at::Tensor& input, double weight,
+                       double scale);
+  SplitMicroStep split_through(const at::Tensor& output, const at::Tensor& gradient,
+                               const at::Tensor& input);
+  void finish_backward(SplitMicroStep split);
   // Throws where there are fewer than a step has, or warns.
   void check_complete() const;
   // Makes the gradients ready for the step. Collective.
@@ -52,6 +60,7 @@ class MicroSteps {
   bool chooses_each(const AccumulatorOptions& options) const;
   void begin();
   void begin_micro_step();
+  void run(const MicroStepShare& share, const std::function<void()>& backward);
   BackwardPlan plan(double weight, double scale) const;
   void add_loss(const at::Tensor& loss, double weight);
 

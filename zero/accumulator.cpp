@@ -1,9 +1,9 @@
 #include "zero/accumulator.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "zero/accumulation/accumulated_step.h"
+#include "zero/accumulation/stage_backwards.h"
 #include "zero/accumulator_fields.h"
 
 namespace zeropage {
@@ -49,23 +49,8 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
   parts_->micro_steps.backward(loss, weight, parts_->verdicts.scaler().scale());
 }
 
-void Accumulator::backward_through(const torch::Tensor& output, const torch::Tensor& gradient) {
-  parts_->micro_steps.backward_through(output, gradient);
-}
-
-SplitMicroStep Accumulator::split_backward(const torch::Tensor& loss, const torch::Tensor& input,
-                                           double weight) {
-  return parts_->micro_steps.split(loss, input, weight, parts_->verdicts.scaler().scale());
-}
-
-SplitMicroStep Accumulator::split_backward_through(const torch::Tensor& output,
-                                                   const torch::Tensor& gradient,
-                                                   const torch::Tensor& input) {
-  return parts_->micro_steps.split_through(output, gradient, input);
-}
-
-void Accumulator::finish_backward(SplitMicroStep split) {
-  parts_->micro_steps.finish_backward(std::move(split));
+StageBackwards Accumulator::stage_backwards() {
+  return {parts_->micro_steps, parts_->verdicts};
 }
 
 EnqueuedStep Accumulator::enqueue_step(const std::vector<torch::optim::Optimizer*>& given) {

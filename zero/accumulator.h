@@ -26,7 +26,7 @@
 // Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
 // gradients of an accumulation that is open.
-// Collective: construction, backward() and its other forms, step(). Threads: the training thread.
+// Collective: construction, backward(), step(). Threads: the training thread.
 #pragma once
 
 #include <concepts>
@@ -36,7 +36,6 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "zero/accumulation/split_micro_step.h"
 #include "zero/accumulator_options.h"
 #include "zero/distributed_data_parallel.h"
 #include "zero/step_report.h"
@@ -60,19 +59,8 @@ class Accumulator {
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
   void backward(const torch::Tensor& loss, double weight = 1);
 
-  // The same of a micro-batch whose loss other ranks compute from this output: gradient is that of their sum,
-  // weighted and scaled as they have it. What counts for the mean is theirs.
-  void backward_through(const torch::Tensor& output, const torch::Tensor& gradient);
-
-  // A backward in two halves (accumulate/split_backward.h): of the same, what returns has the gradient of `input`, which
-  // the loss or the output was computed of. finish_backward() computes those of the parameters, and is what counts as a
-  // backward() or backward_through(). The halves of several micro-batches may overlap; between them no parameter
-  // changes. input undefined: the second half is all of it.
-  SplitMicroStep split_backward(const torch::Tensor& loss, const torch::Tensor& input,
-                                double weight = 1);
-  SplitMicroStep split_backward_through(const torch::Tensor& output, const torch::Tensor& gradient,
-                                        const torch::Tensor& input);
-  void finish_backward(SplitMicroStep split);
+  // Other forms of backward(), for stages of a pipeline (zero/accumulation/stage_backwards.h).
+  class StageBackwards stage_backwards();
 
   // One step of these zeropage::Optimizers of the model with the mean gradient, or none; then all
   // gradients are zeroed. What the device failed at in the step before may be thrown here.

@@ -3,59 +3,20 @@
 
 #include <map>
 
-#include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/torch.h>
 
 #include "tests/harness/errors.h"
+#include "tests/harness/matrix_products.h"
 
-namespace zeropage::accumulate {
+namespace zeropage::split_backward_test {
 namespace {
 
+using accumulate::SplitBackward;
 using testing::error_of;
 using ::testing::HasSubstr;
-
-// Operators of this thread, while it lives: those that cost a matrix product or a convolution.
-class Products {
- public:
-  Products()
-      : handle_(at::addThreadLocalCallback(
-            at::RecordFunctionCallback(
-                [](const at::RecordFunction& function) -> std::unique_ptr<at::ObserverContext> {
-                  const std::string name = function.name();
-                  for (const char* product :
-                       {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv",
-                        "aten::convolution_backward",
-                        "aten::_scaled_dot_product_flash_attention_for_cpu_backward"}) {
-                    if (name != product) continue;
-                    // A convolution's backward is one product for each gradient that it is asked for.
-                    const bool is_masked = name == "aten::convolution_backward";
-                    const auto inputs = function.inputs();
-                    count() += is_masked
-                                   ? inputs.back().toBoolList()[0] + inputs.back().toBoolList()[1]
-                                   : 1;
-                  }
-                  return nullptr;
-                })
-                .needsInputs(true)
-                .scopes({at::RecordScope::FUNCTION}))) {
-    count() = 0;
-  }
-  ~Products() { at::removeCallback(handle_); }
-  Products(const Products&) = delete;
-  Products& operator=(const Products&) = delete;
-
-  int64_t seen() const { return count(); }
-
- private:
-  static int64_t& count() {
-    thread_local int64_t count = 0;
-    return count;
-  }
-  const at::CallbackHandle handle_;
-};
 
 struct Layers {
   const char* name;
@@ -166,7 +127,7 @@ Gradients gradients_of(const Layers& layers, bool in_halves) {
   for (int pass = 0; pass < 2; ++pass) {
     const torch::Tensor input = torch::randn(layers.input_sizes).requires_grad_();
     const torch::Tensor output = forward(input), gradient = torch::randn(output.sizes());
-    const Products products;
+    const testing::MatrixProducts products;
     if (in_halves) {
       SplitBackward backward(output, gradient, input);
       for (const torch::Tensor& parameter : module->parameters()) {
@@ -267,4 +228,4 @@ TEST(SplitBackwardTest, RefusesWhatItCannotCut) {
 }
 
 }  // namespace
-}  // namespace zeropage::accumulate
+}  // namespace zeropage::split_backward_test

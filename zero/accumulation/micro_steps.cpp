@@ -44,7 +44,8 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
   return carried == factor || std::isinf(carried);
 }
 
-// What the backward of the loss begins with.
+}  // namespace
+
 at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
   ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
            "accumulator.backward(): expected a loss of one element that requires grad, got ",
@@ -61,17 +62,6 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
            "...)");
   return seed;
 }
-
-void check_output(const at::Tensor& output, const at::Tensor& gradient) {
-  ZP_CHECK(output.defined() && gradient.defined() && output.requires_grad() &&
-               output.sizes() == gradient.sizes(),
-           "accumulator.backward_through(): expected an output that requires grad and its "
-           "gradient, got ",
-           output.defined() ? c10::str("sizes ", output.sizes()) : "an undefined tensor", " and ",
-           gradient.defined() ? c10::str("sizes ", gradient.sizes()) : "an undefined tensor");
-}
-
-}  // namespace
 
 MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
@@ -108,27 +98,6 @@ void MicroSteps::begin() {
 void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
   const at::Tensor seed = seed_of(loss, weight, scale);
   run({loss.detach(), weight, scale}, [&] { loss.backward(seed); });
-}
-
-void MicroSteps::backward_through(const at::Tensor& output, const at::Tensor& gradient) {
-  check_output(output, gradient);
-  run({}, [&] { output.backward(gradient); });
-}
-
-SplitMicroStep MicroSteps::split(const at::Tensor& loss, const at::Tensor& input, double weight,
-                                 double scale) {
-  return {accumulate::SplitBackward(loss, seed_of(loss, weight, scale), input),
-          {loss.detach(), weight, scale}};
-}
-
-SplitMicroStep MicroSteps::split_through(const at::Tensor& output, const at::Tensor& gradient,
-                                         const at::Tensor& input) {
-  check_output(output, gradient);
-  return {accumulate::SplitBackward(output, gradient, input), {}};
-}
-
-void MicroSteps::finish_backward(SplitMicroStep split) {
-  run(split.share, [&] { split.backward.finish(); });
 }
 
 void MicroSteps::begin_micro_step() {

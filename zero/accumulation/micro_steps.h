@@ -12,12 +12,22 @@
 #include <ATen/core/TensorBody.h>
 
 #include "offload/exact_sum.h"
-#include "zero/accumulation/split_micro_step.h"
 #include "zero/accumulator_options.h"
 #include "zero/gradients/gradient_accumulation.h"
 #include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
+
+// What a micro-step counts for in the step.
+struct MicroStepShare {
+  at::Tensor loss;  // its value; undefined where other ranks compute it
+  double weight = 1;
+  double scale = 1;  // of the loss
+};
+
+// What the backward of the loss begins with. Throws where the loss is not one element that requires grad, or cannot carry
+// its weight and scale exactly.
+at::Tensor seed_of(const at::Tensor& loss, double weight, double scale);
 
 class MicroSteps {
  public:
@@ -26,14 +36,8 @@ class MicroSteps {
 
   // Accumulator::backward(); scale: of the loss. Collective.
   void backward(const at::Tensor& loss, double weight, double scale);
-  // Accumulator::backward_through(). Collective.
-  void backward_through(const at::Tensor& output, const at::Tensor& gradient);
-  // Accumulator::split_backward(), split_backward_through(), finish_backward(). Collective.
-  SplitMicroStep split(const at::Tensor& loss, const at::Tensor& input, double weight,
-                       double scale);
-  SplitMicroStep split_through(const at::Tensor& output, const at::Tensor& gradient,
-                               const at::Tensor& input);
-  void finish_backward(SplitMicroStep split);
+  // A backward that was begun elsewhere, or has no loss here (stage_backwards.h). Collective.
+  void run(const MicroStepShare& share, const std::function<void()>& backward);
   // Throws where there are fewer than a step has, or warns.
   void check_complete() const;
   // Makes the gradients ready for the step. Collective.
@@ -60,7 +64,6 @@ class MicroSteps {
   bool chooses_each(const AccumulatorOptions& options) const;
   void begin();
   void begin_micro_step();
-  void run(const MicroStepShare& share, const std::function<void()>& backward);
   BackwardPlan plan(double weight, double scale) const;
   void add_loss(const at::Tensor& loss, double weight);
 

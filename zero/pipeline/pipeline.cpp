@@ -14,6 +14,7 @@
 #include "parallel/schedule/message.h"
 #include "parallel/schedule/order.h"
 #include "parallel/stage_messages.h"
+#include "zero/accumulation/stage_backwards.h"
 #include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
@@ -139,7 +140,7 @@ struct Pipeline::Parts {
       accumulator.backward(pass.output, given.weight_of(action));
     } else {
       const at::Tensor gradient = received(action);
-      accumulator.backward_through(pass.output, gradient);
+      accumulator.stage_backwards().through(pass.output, gradient);
     }
     send_gradient(action, is_first(action) ? at::Tensor() : pass.input.grad(), given);
   }
@@ -150,8 +151,9 @@ struct Pipeline::Parts {
     const at::Tensor input = is_first(action) ? at::Tensor() : pass.input;
     const auto replays = checkpointing::recompute_statistics().replays;
     SplitMicroStep split =
-        is_last(action) ? accumulator.split_backward(pass.output, input, given.weight_of(action))
-                        : accumulator.split_backward_through(pass.output, received(action), input);
+        is_last(action)
+            ? accumulator.stage_backwards().begin(pass.output, input, given.weight_of(action))
+            : accumulator.stage_backwards().begin_through(pass.output, received(action), input);
     ZP_CHECK(checkpointing::recompute_statistics().replays == replays,
              "a part of the forward was computed again (a checkpointed region, or a Recompute), "
              "which the schedule \"",
@@ -162,7 +164,7 @@ struct Pipeline::Parts {
   }
 
   void weight_gradient(const Action& action) {
-    accumulator.finish_backward(std::move(splits.extract(place_of(action)).mapped()));
+    accumulator.stage_backwards().finish(std::move(splits.extract(place_of(action)).mapped()));
   }
 
   void send_gradient(const Action& action, const at::Tensor& gradient, const Given& given) {

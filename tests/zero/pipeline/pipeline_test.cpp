@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/harness/errors.h"
+#include "tests/harness/matrix_products.h"
 #include "tests/zero/pipeline/pipeline_models.h"
 
 namespace zeropage::pipeline_test {
@@ -126,6 +127,46 @@ TEST(PipelineTest, AnActionBeginsWhenItsMessageIsThereAndStepsAreTimedInTheOrder
                 step.timeline[0][micro_batch].begin_s + kSlow);
     }
   });
+}
+
+// Of each rank, the products of a step of micro-batches, the second of which has no weight and a loss that is no number;
+// and what the step leaves.
+std::pair<std::vector<int64_t>, std::map<std::string, torch::Tensor>> weighted_step(
+    ScheduleKind schedule) {
+  const Shape shape{.pipeline = 3, .stage = 2, .schedule = schedule};
+  std::mutex mutex;
+  std::vector<int64_t> products(3);
+  std::map<std::string, torch::Tensor> weights;
+  run_ranks(shape.ranks(), [&](World& world) {
+    PipelineRun run(world, shape);
+    const std::vector<torch::Tensor> inputs = {tokens_of(0), tokens_of(1), tokens_of(2),
+                                               tokens_of(3)};
+    const testing::MatrixProducts counted;
+    run.pipeline.run(inputs,
+                     [](const torch::Tensor& output, int64_t micro_batch) {
+                       return loss_of(output, micro_batch) * (micro_batch == 1 ? std::nan("") : 1);
+                     },
+                     {1, 0, 2, 1});
+    products[static_cast<size_t>(world.rank())] = counted.seen();
+    const StepReport report = run.pipeline.accumulator().step(run.optimizer);
+    EXPECT_EQ(report.skipped, Skipped::kNo);
+    EXPECT_EQ(report.weight, 4);
+    visit_parameters(run.model, [&](const std::string& name, const torch::Tensor& values) {
+      const std::lock_guard lock(mutex);
+      weights[name] = values.clone();
+    });
+  });
+  return {products, weights};
+}
+
+TEST(PipelineTest, ZeroBubbleMakesTheMatrixProductsOf1f1bAndLeavesItsBitsForAnyWeights) {
+  const auto [products, weights] = weighted_step(ScheduleKind::kOneForwardOneBackward);
+  const auto [split_products, split_weights] = weighted_step(ScheduleKind::kZeroBubble);
+  EXPECT_THAT(products, ::testing::Each(::testing::Gt(0)));
+  EXPECT_EQ(split_products, products);
+  for (const auto& [name, values] : weights) {
+    EXPECT_TRUE(torch::equal(split_weights.at(name), values)) << name;
+  }
 }
 
 // What each rank throws.

@@ -75,6 +75,12 @@ TEST_F(PipelineFlagsTest, ARankHoldsTheFormulasShardOfItsStageAndSendsWhatPasses
                 held["persistent_bytes"].get<double>(), 128);
     EXPECT_EQ(sent(simulated, rank), sent(real, rank)) << rank;
   }
+  // Of 13 seconds, where each gradient takes as long as a forward, a rank waits for one.
+  const auto split =
+      run("--untied-head --ranks 4 --pipeline 2 --stage 3 --schedule zero-bubble --communicator "
+          "simulated");
+  EXPECT_NEAR(split["bubble"].get<double>(), 1.0 / 13, 1e-9);
+  EXPECT_EQ(sent(split, 2), sent(real, 2));
   const auto large = run("--d-model 256 --sequence 16 --steps 1 --ranks 4 --pipeline 2 --stage 3");
   for (const auto& of_rank : large["memory"]) {
     EXPECT_NEAR(of_rank["persistent_bytes"].get<double>() / of_rank["formula_bytes"].get<double>(),

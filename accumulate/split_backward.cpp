@@ -36,6 +36,8 @@ class WayTo {
   bool leads(const NodePointer& node) const { return leads_.at(node.get()); }
   // Those that lead there and elsewhere too.
   const std::vector<NodePointer>& forks() const { return forks_; }
+  // Those that lead there alone.
+  const std::vector<Node*>& others() const { return others_; }
 
  private:
   // Depth first, without recursion: graphs are as deep as models.
@@ -64,10 +66,12 @@ class WayTo {
     }
     leads_[node.get()] = there;
     if (there && elsewhere) forks_.push_back(node);
+    if (there && !elsewhere) others_.push_back(node.get());
   }
 
   std::unordered_map<const Node*, bool> leads_;
   std::vector<NodePointer> forks_;
+  std::vector<Node*> others_;
 };
 
 // Notes the gradients that come to a node, behind its other hooks.
@@ -174,6 +178,8 @@ SplitBackward::SplitBackward(const at::Tensor& output, const at::Tensor& gradien
   input_gradient_ = Engine::get_default_engine().execute({root}, {gradient}, /*keep_graph=*/true,
                                                          /*create_graph=*/false,
                                                          /*accumulate_grad=*/false, {end})[0];
+  // A fork may hold them: what it saved of its input knows the node that made it.
+  for (Node* const other : way.others()) other->release_variables();
   for (size_t fork = 0; fork < captured.size(); ++fork) {
     cut_off(*way.forks()[fork], way);
     for (size_t index = 0; index < captured[fork]->size(); ++index) {

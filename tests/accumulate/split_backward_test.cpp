@@ -188,18 +188,23 @@ TEST(SplitBackwardTest, CallsEachHookOnceAndParametersHooksInTheOneSecondHalf) {
 }
 
 TEST(SplitBackwardTest, LetsGoBetweenTheHalvesWhatParametersDoNotNeed) {
-  torch::nn::Linear layer(4, 4);
+  torch::nn::Linear first(4, 4), second(4, 4);
   const torch::Tensor x = torch::ones({2, 4}).requires_grad_();
-  torch::Tensor kept = torch::tanh(x), dropped = torch::exp(layer(kept));
-  torch::Tensor output = dropped * 2;
-  const auto of_kept = kept.storage().getWeakStorageImpl(),
-             of_dropped = dropped.storage().getWeakStorageImpl();
+  torch::Tensor before = torch::tanh(x), between = first(before),
+                behind = second(torch::gelu(between));
+  torch::Tensor output = torch::exp(behind);
+  const auto weak_of = [](const torch::Tensor& tensor) {
+    return tensor.storage().getWeakStorageImpl();
+  };
+  const auto of_before = weak_of(before), of_between = weak_of(between),
+             of_output = weak_of(output);
   SplitBackward backward(output, torch::ones_like(output), x);
-  kept.reset(), dropped.reset(), output.reset();
-  EXPECT_TRUE(of_dropped.expired());
-  EXPECT_FALSE(of_kept.expired());
+  for (torch::Tensor* const tensor : {&before, &between, &behind, &output}) tensor->reset();
+  EXPECT_FALSE(of_before.expired());
+  EXPECT_TRUE(of_between.expired());
+  EXPECT_TRUE(of_output.expired());
   backward.finish();
-  EXPECT_TRUE(of_kept.expired());
+  EXPECT_TRUE(of_before.expired());
 }
 
 TEST(SplitBackwardTest, IsAWholeBackwardInItsSecondHalfWhereNoInputIsWaitedFor) {

@@ -105,6 +105,30 @@ struct Summary {
   std::vector<double> peaks;
 };
 
+// For --durations of a simulation with other numbers.
+void print_means(const Timeline& timeline) {
+  std::printf("an action takes on average:\n");
+  const auto means = mean_seconds(timeline);
+  for (size_t rank = 0; rank < means.size(); ++rank) {
+    std::printf("  rank %zu:", rank);
+    const char* between = " ";
+    for (const auto& [kind, seconds] : means[rank]) {
+      std::printf("%s%s %s s", between, std::string(name(kind)).c_str(), number(seconds).c_str());
+      between = ", ";
+    }
+    std::printf("\n");
+  }
+}
+
+json json_of_means(const Timeline& timeline) {
+  json ranks = json::array();
+  for (const auto& of_rank : mean_seconds(timeline)) {
+    json& kinds = ranks.emplace_back(json::object());
+    for (const auto& [kind, seconds] : of_rank) kinds[std::string(name(kind))] = seconds;
+  }
+  return ranks;
+}
+
 void print_words(const Summary& summary, const std::optional<Measured>& measured) {
   std::printf("%s\n", summary.title.c_str());
   if (measured) {
@@ -121,6 +145,7 @@ void print_words(const Summary& summary, const std::optional<Measured>& measured
     std::printf("%s rank %zu %s", rank == 0 ? "" : ",", rank, number(summary.peaks[rank]).c_str());
   }
   std::printf("\n");
+  if (measured) print_means(measured->step.timeline);
 }
 
 }  // namespace
@@ -212,7 +237,10 @@ int ScheduleCommand::run(const std::vector<std::string>& after_dashes) const {
     found["bubble"] = summary.bubble;
     found["peak_activations"] = summary.peaks;
     found["measured"] = measured.has_value();
-    if (measured) found["simulated_makespan_s"] = measured->simulated_s;
+    if (measured) {
+      found["simulated_makespan_s"] = measured->simulated_s;
+      found["mean_seconds"] = json_of_means(timeline);
+    }
     print_json(found);
   } else {
     print_words(summary, measured);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "zero/accumulation/accumulated_step.h"
+#include "zero/accumulation/stage_backwards.h"
 #include "zero/accumulator_fields.h"
 
 namespace zeropage {
@@ -48,8 +49,8 @@ void Accumulator::backward(const torch::Tensor& loss, double weight) {
   parts_->micro_steps.backward(loss, weight, parts_->verdicts.scaler().scale());
 }
 
-void Accumulator::backward_through(const torch::Tensor& output, const torch::Tensor& gradient) {
-  parts_->micro_steps.backward_through(output, gradient);
+StageBackwards Accumulator::stage_backwards() {
+  return {parts_->micro_steps, parts_->verdicts};
 }
 
 EnqueuedStep Accumulator::enqueue_step(const std::vector<torch::optim::Optimizer*>& given) {

@@ -59,9 +59,8 @@ class Accumulator {
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
   void backward(const torch::Tensor& loss, double weight = 1);
 
-  // The same of a micro-batch whose loss other ranks compute from this output: gradient is that of their sum,
-  // weighted and scaled as they have it. What counts for the mean is theirs.
-  void backward_through(const torch::Tensor& output, const torch::Tensor& gradient);
+  // Other forms of backward(), for stages of a pipeline (zero/accumulation/stage_backwards.h).
+  class StageBackwards stage_backwards();
 
   // One step of these zeropage::Optimizers of the model with the mean gradient, or none; then all
   // gradients are zeroed. What the device failed at in the step before may be thrown here.

@@ -157,11 +157,10 @@ void check_pipeline(const CLI::App& app, const Flags& flags) {
   try {
     const auto schedule =
         zeropage::parallel::make_schedule(flags.schedule_kind(), flags.chunks_of_rank());
-    require(!schedule->splits_backward(),
-            c10::str(who,
-                     "--schedule zero-bubble computes gradients of inputs and of weights "
-                     "apart, which would repeat matrix products here; use 1f1b or "
-                     "interleaved, and zp schedule to see what it would gain"));
+    require(!schedule->splits_backward() || flags.checkpointing.text == "none",
+            c10::str(who, "--schedule ", flags.schedule,
+                     " would repeat what --checkpoint-activations drops in each half of a "
+                     "backward; use 1f1b, or leave --checkpoint-activations out"));
     schedule->actions(flags.pipeline, static_cast<int>(flags.accumulator.micro_steps));
   } catch (const std::invalid_argument& error) {
     throw CLI::ValidationError(

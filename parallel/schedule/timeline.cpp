@@ -21,6 +21,20 @@ double bubble_fraction(const Timeline& timeline) {
   return whole > 0 ? 1 - busy / whole : 0;
 }
 
+std::vector<std::map<ActionKind, double>> mean_seconds(const Timeline& timeline) {
+  std::vector<std::map<ActionKind, double>> means;
+  for (const auto& actions : timeline) {
+    std::map<ActionKind, int> counts;
+    auto& of_rank = means.emplace_back();
+    for (const TimedAction& timed : actions) {
+      of_rank[timed.action.kind] += timed.end_s - timed.begin_s;
+      ++counts[timed.action.kind];
+    }
+    for (auto& [kind, seconds] : of_rank) seconds /= counts[kind];
+  }
+  return means;
+}
+
 std::vector<double> peak_activations(const ActionLists& lists) {
   std::vector<double> peaks;
   for (const auto& actions : lists.of_rank) {

@@ -29,6 +29,8 @@ TEST_F(PipelineFlagsTest, HasTheBitsOfAsManyMicroBatchesWithoutAPipeline) {
   expect_bits("--ranks 4 --pipeline 2 --stage 3 --checkpoint-activations blocks");
   expect_bits("--ranks 4 --pipeline 2 --stage 3 --reshard step --schedule interleaved");
   expect_bits("--ranks 8 --pipeline 4 --stage 2 --checkpoint-activations selective");
+  expect_bits("--ranks 4 --pipeline 2 --stage 3 --schedule zero-bubble");
+  expect_bits("--ranks 8 --pipeline 4 --stage 1 --schedule zero-bubble --offload-activations host");
 }
 
 TEST_F(PipelineFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
@@ -37,7 +39,8 @@ TEST_F(PipelineFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
   for (const char* mesh :
        {"--ranks 2 --pipeline 2 --stage 3 --batch 2", "--ranks 4 --pipeline 2 --tensor 2 --batch 2",
         "--ranks 8 --pipeline 2 --tensor 2 --stage 3 --schedule interleaved",
-        "--ranks 4 --pipeline 4 --schedule gpipe --stage 0 --batch 2"}) {
+        "--ranks 4 --pipeline 4 --schedule gpipe --stage 0 --batch 2",
+        "--ranks 4 --pipeline 2 --tensor 2 --schedule zero-bubble --stage 2 --batch 2"}) {
     SCOPED_TRACE(mesh);
     const auto other = run(in_double + mesh);
     for (const char* key : {"loss", "gradient_norm"}) {
@@ -70,6 +73,12 @@ TEST_F(PipelineFlagsTest, ARankHoldsTheFormulasShardOfItsStageAndSendsWhatPasses
                 held["persistent_bytes"].get<double>(), 128);
     EXPECT_EQ(sent(simulated, rank), sent(real, rank)) << rank;
   }
+  // Of 13 seconds, where each gradient takes as long as a forward, a rank waits for one.
+  const auto split =
+      run("--untied-head --ranks 4 --pipeline 2 --stage 3 --schedule zero-bubble --communicator "
+          "simulated");
+  EXPECT_NEAR(split["bubble"].get<double>(), 1.0 / 13, 1e-9);
+  EXPECT_EQ(sent(split, 2), sent(real, 2));
   const auto large = run("--d-model 256 --sequence 16 --steps 1 --ranks 4 --pipeline 2 --stage 3");
   for (const auto& of_rank : large["memory"]) {
     EXPECT_NEAR(of_rank["persistent_bytes"].get<double>() / of_rank["formula_bytes"].get<double>(),
@@ -106,7 +115,8 @@ TEST_F(PipelineFlagsTest, RefusesWhatAPipelineDoesNotDo) {
   refused(two + "--layers 1", "expected at least a block for each of 2 stages");
   refused("--schedule gpipe", "--schedule: is about a pipeline");
   refused(two + "--chunks 3", "--chunks: only the schedule interleaved");
-  refused(two + "--schedule zero-bubble", "use 1f1b or interleaved");
+  refused(two + "--schedule zero-bubble --checkpoint-activations blocks",
+          "zero-bubble would repeat what --checkpoint-activations drops");
   refused(two + "--sample 10", "leave --sample out");
   refused(two + "--inject-inf 0,0,0", "leave it out");
   refused(two + "--deferred on", "leave --deferred out");

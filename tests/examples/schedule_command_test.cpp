@@ -96,6 +96,8 @@ TEST(ScheduleCommandTest, AMeasuredStepIsComparedWithItsActionsWithoutDelay) {
   EXPECT_THAT(shell(kEight + "--times " + times).output,
               HasSubstr("step: 33 s measured; 33 s simulated from the same actions, without any "
                         "other delay (1.000)"));
+  EXPECT_THAT(shell(kEight + "--times " + times).output,
+              HasSubstr("an action takes on average:\n  rank 0: forward 1 s, backward 2 s\n"));
   // All that follows the first action is late.
   for (auto& rank : step["ranks"]) {
     for (auto& action : rank) {
@@ -109,6 +111,8 @@ TEST(ScheduleCommandTest, AMeasuredStepIsComparedWithItsActionsWithoutDelay) {
   EXPECT_NEAR(late["makespan_s"].get<double>(), 36.3, 1e-9);
   EXPECT_NEAR(late["simulated_makespan_s"].get<double>(), 33, 1e-9);
   EXPECT_EQ(late["measured"], true);
+  ASSERT_EQ(late["mean_seconds"].size(), 4U);
+  EXPECT_NEAR(late["mean_seconds"][3]["backward"].get<double>(), 2, 1e-9);
 }
 
 TEST(ScheduleCommandTest, RefusesWhatMakesNoSenseInOneLine) {

@@ -1,4 +1,5 @@
 // How scripts cut a model by its layers over ranks.
+#include "checkpointing/checkpoint.h"
 #include "tests/habits/scripts.h"
 #include "zero/pipeline/pipeline.h"
 
@@ -128,11 +129,17 @@ const int kTwice = is_refused(
     },
     kOnce);
 
-const int kSplit = is_refused(
-    kGroup, "runs a zero-bubble schedule", "computes the gradients of inputs and of weights apart",
-    "use 1F1B or interleaved 1F1B",
+const int kRepeated = is_refused(
+    kGroup, "recomputes activations under a zero-bubble schedule",
+    "would do in each half of the backward", "keep the activations, or use 1F1B",
     [](auto& run) {
-      run_step(run.world(), {}, inputs_of(kMicroBatches),
+      run_step(run.world(),
+               [](PipelineLayers& layers) {
+                 layers[2].forward = [forward = layers[2].forward](const torch::Tensor& x) {
+                   return checkpointing::checkpoint(forward, x);
+                 };
+               },
+               inputs_of(kMicroBatches),
                {.schedule = parallel::ScheduleKind::kZeroBubble,
                 .accumulator = {.micro_steps = kMicroBatches}});
     },

@@ -46,6 +46,23 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
 
 }  // namespace
 
+at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
+  ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
+           "accumulator.backward(): expected a loss of one element that requires grad, got ",
+           loss.defined() ? c10::str("sizes ", loss.sizes(),
+                                     loss.requires_grad() ? "" : " without requires_grad")
+                          : "an undefined tensor");
+  ZP_CHECK(std::isfinite(weight) && weight >= 0,
+           "accumulator.backward(): expected a finite weight of 0 or more, got ", weight);
+  const double factor = weight * scale;
+  const at::Tensor seed = at::full_like(loss.detach(), factor);
+  ZP_CHECK(seed_is_exact(loss.scalar_type(), factor), "accumulator.backward(): a loss in ",
+           loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ", scale,
+           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), "
+           "...)");
+  return seed;
+}
+
 MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
@@ -87,24 +104,8 @@ void MicroSteps::begin() {
 }
 
 void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
-  ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
-           "accumulator.backward(): expected a loss of one element that requires grad, got ",
-           loss.defined() ? c10::str("sizes ", loss.sizes(),
-                                     loss.requires_grad() ? "" : " without requires_grad")
-                          : "an undefined tensor");
-  ZP_CHECK(std::isfinite(weight) && weight >= 0,
-           "accumulator.backward(): expected a finite weight of 0 or more, got ", weight);
-  const double factor = weight * scale;
-  const at::Tensor seed = at::full_like(loss.detach(), factor);
-  ZP_CHECK(seed_is_exact(loss.scalar_type(), factor), "accumulator.backward(): a loss in ",
-           loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ", scale,
-           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), "
-           "...)");
-  begin_micro_step();
-  weight_.add(weight);
-  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(weight, scale));
-  add_loss(loss, weight);
-  loss.backward(seed);
+  const at::Tensor seed = seed_of(loss, weight, scale);
+  run({loss.detach(), weight, scale}, [&] { loss.backward(seed); });
 }
 
 void MicroSteps::begin_micro_step() {
@@ -115,17 +116,14 @@ void MicroSteps::begin_micro_step() {
   ++made_;
 }
 
-void MicroSteps::backward_through(const at::Tensor& output, const at::Tensor& gradient) {
-  ZP_CHECK(output.defined() && gradient.defined() && output.requires_grad() &&
-               output.sizes() == gradient.sizes(),
-           "accumulator.backward_through(): expected an output that requires grad and its "
-           "gradient, got ",
-           output.defined() ? c10::str("sizes ", output.sizes()) : "an undefined tensor", " and ",
-           gradient.defined() ? c10::str("sizes ", gradient.sizes()) : "an undefined tensor");
+// Of which weight a micro-step without a loss is only the loss knows: it counts nothing, and nothing of it is
+// discarded.
+void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& backward) {
   begin_micro_step();
-  // Of which weight it is only the loss knows, so that nothing is discarded.
-  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(/*weight=*/1, /*scale=*/1));
-  output.backward(gradient);
+  if (share.loss.defined()) weight_.add(share.weight);
+  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share.weight, share.scale));
+  if (share.loss.defined()) add_loss(share.loss, share.weight);
+  backward();
 }
 
 BackwardPlan MicroSteps::plan(double weight, double scale) const {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include <ATen/core/TensorBody.h>
@@ -17,6 +18,17 @@
 
 namespace zeropage {
 
+// What a micro-step counts for in the step.
+struct MicroStepShare {
+  at::Tensor loss;  // its value; undefined where other ranks compute it
+  double weight = 1;
+  double scale = 1;  // of the loss
+};
+
+// What the backward of the loss begins with. Throws where the loss is not one element that requires grad, or cannot carry
+// its weight and scale exactly.
+at::Tensor seed_of(const at::Tensor& loss, double weight, double scale);
+
 class MicroSteps {
  public:
   // Throws where options contradict each other or the model's.
@@ -24,8 +36,8 @@ class MicroSteps {
 
   // Accumulator::backward(); scale: of the loss. Collective.
   void backward(const at::Tensor& loss, double weight, double scale);
-  // Accumulator::backward_through(). Collective.
-  void backward_through(const at::Tensor& output, const at::Tensor& gradient);
+  // A backward that was begun elsewhere, or has no loss here (stage_backwards.h). Collective.
+  void run(const MicroStepShare& share, const std::function<void()>& backward);
   // Throws where there are fewer than a step has, or warns.
   void check_complete() const;
   // Makes the gradients ready for the step. Collective.

@@ -9,10 +9,12 @@
 
 #include <ATen/ATen.h>
 
+#include "checkpointing/recompute_statistics.h"
 #include "memory/check.h"
 #include "parallel/schedule/message.h"
 #include "parallel/schedule/order.h"
 #include "parallel/stage_messages.h"
+#include "zero/accumulation/stage_backwards.h"
 #include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
@@ -27,10 +29,6 @@ using Clock = std::chrono::steady_clock;
 ActionLists lists_of(const PipelineStage& stage, const PipelineOptions& options) {
   try {
     const auto schedule = parallel::make_schedule(options.schedule, stage.chunks());
-    ZP_CHECK(!schedule->splits_backward(), "the schedule \"", schedule->name(),
-             "\" computes the gradients of inputs and of weights apart, which a stage here does in "
-             "one backward, as two would repeat matrix products; use 1f1b or interleaved, and "
-             "`zp schedule` to see what it would gain");
     const int64_t micro_steps = options.accumulator.micro_steps;
     ZP_CHECK(micro_steps > 0 && micro_steps <= std::numeric_limits<int>::max(),
              "AccumulatorOptions::micro_steps: expected 1 or more, got ", micro_steps);
@@ -77,6 +75,7 @@ struct Pipeline::Parts {
         messages(wrapped->ranks(), wrapped->chunks()),
         accumulator(wrapped, options_of(wrapped, options)) {}
 
+  using Place = std::pair<int, int>;  // chunk and micro-batch
   // What waits for its backward. The last stage's output is the loss.
   struct Pass {
     at::Tensor input;
@@ -88,14 +87,15 @@ struct Pipeline::Parts {
     const Loss& loss;
     const std::vector<double>& weights;
 
-    double weight_of(int micro_batch) const {
-      return weights.empty() ? 1 : weights[static_cast<size_t>(micro_batch)];
+    double weight_of(const Action& action) const {
+      return weights.empty() ? 1 : weights[static_cast<size_t>(action.micro_batch)];
     }
   };
 
   const std::vector<Action>& own_actions() const {
     return lists.of_rank[static_cast<size_t>(rank)];
   }
+  static Place place_of(const Action& action) { return {action.chunk, action.micro_batch}; }
   bool is_first(const Action& action) const { return lists.stage(rank, action.chunk) == 0; }
   bool is_last(const Action& action) const {
     return lists.stage(rank, action.chunk) == lists.stages() - 1;
@@ -131,25 +131,63 @@ struct Pipeline::Parts {
       return is_last(action) ? given.loss(from_stage, action.micro_batch) : from_stage;
     });
     if (const auto message = sent_by(lists, rank, action)) messages.send(*message, output);
-    passes[{action.chunk, action.micro_batch}] = {input, output};
+    passes[place_of(action)] = {input, output};
   }
 
   void backward(const Action& action, const Given& given) {
-    const Pass pass = passes.extract({action.chunk, action.micro_batch}).mapped();
-    const double weight = is_last(action) ? given.weight_of(action.micro_batch) : 1;
+    const Pass pass = passes.extract(place_of(action)).mapped();
     if (is_last(action)) {
-      accumulator.backward(pass.output, weight);
+      accumulator.backward(pass.output, given.weight_of(action));
     } else {
       const at::Tensor gradient = received(action);
-      accumulator.backward_through(pass.output, gradient);
+      accumulator.stage_backwards().through(pass.output, gradient);
     }
+    send_gradient(action, is_first(action) ? at::Tensor() : pass.input.grad(), given);
+  }
+
+  // The first stage's input has no gradient. So there the other half is the whole backward.
+  void input_gradient(const Action& action, const Given& given) {
+    const Pass pass = passes.extract(place_of(action)).mapped();
+    const at::Tensor input = is_first(action) ? at::Tensor() : pass.input;
+    const auto replays = checkpointing::recompute_statistics().replays;
+    SplitMicroStep split =
+        is_last(action)
+            ? accumulator.stage_backwards().begin(pass.output, input, given.weight_of(action))
+            : accumulator.stage_backwards().begin_through(pass.output, received(action), input);
+    ZP_CHECK(checkpointing::recompute_statistics().replays == replays,
+             "a part of the forward was computed again (a checkpointed region, or a Recompute), "
+             "which the schedule \"",
+             schedule,
+             "\" would do in each half of the backward; keep the activations, or use 1f1b");
+    send_gradient(action, split.input_gradient(), given);
+    splits.emplace(place_of(action), std::move(split));
+  }
+
+  void weight_gradient(const Action& action) {
+    accumulator.stage_backwards().finish(std::move(splits.extract(place_of(action)).mapped()));
+  }
+
+  void send_gradient(const Action& action, const at::Tensor& gradient, const Given& given) {
     const auto message = sent_by(lists, rank, action);
     if (!message) return;
-    const at::Tensor gradient = pass.input.grad();
     ZP_CHECK(gradient.defined(),
              "the output of the stage does not depend on its input, so the stages before it would "
              "not train; use what the layer is given");
-    messages.send(*message, weight == 0 ? at::zeros_like(gradient) : gradient);
+    const bool discards = is_last(action) && given.weight_of(action) == 0;
+    messages.send(*message, discards ? at::zeros_like(gradient) : gradient);
+  }
+
+  void perform(const Action& action, const Given& given) {
+    switch (action.kind) {
+      case ActionKind::kForward:
+        return forward(action, given);
+      case ActionKind::kBackward:
+        return backward(action, given);
+      case ActionKind::kInputGradient:
+        return input_gradient(action, given);
+      case ActionKind::kWeightGradient:
+        return weight_gradient(action);
+    }
   }
 
   // What an earlier run has sent when it failed may still arrive, and would be taken for this one's.
@@ -203,7 +241,8 @@ struct Pipeline::Parts {
   const int rank;
   parallel::StageMessages messages;
   Accumulator accumulator;
-  std::map<std::pair<int, int>, Pass> passes;  // by chunk and micro-batch
+  std::map<Place, Pass> passes;
+  std::map<Place, SplitMicroStep> splits;  // whose weight gradient follows
   std::vector<parallel::TimedAction> timeline;
   double begun_s = 0;    // when the action's message was there
   bool in_walk = false;  // also of one that failed
@@ -226,6 +265,7 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
            "Pipeline::run: expected a weight for each of ", micro_batches(),
            " micro-batches, or none, got ", weights.size());
   parts.passes.clear();
+  parts.splits.clear();
   const Parts::Given given{inputs, loss, weights};
   const std::vector<Action>& actions = parts.own_actions();
   size_t next = 0;
@@ -233,11 +273,7 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
   parts.walk(actions, [&](const Action& action) {
     parts.receive_ahead_of(actions, next++);
     parts.receive_ahead_of(actions, next);
-    if (action.kind == ActionKind::kForward) {
-      parts.forward(action, given);
-    } else {
-      parts.backward(action, given);
-    }
+    parts.perform(action, given);
     parts.timeline.push_back({action, parts.begun_s, now_s()});
   });
 }

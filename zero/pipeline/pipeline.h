@@ -13,7 +13,12 @@
 // and skipped steps are as without a pipeline (zero/accumulator.h), and norms and verdicts are over all stages. With
 // parameters in whole and no tied weight the bits are those of the same model on one rank with as many micro-steps.
 //
-// ZeRO: at stage 3 each pass of a micro-batch through a stage gathers its pages. Reshard::kAfterStep keeps them for the
+// A schedule that splits the backward (kZeroBubble) computes the gradient of a stage's input first and those of its
+// parameters later (accumulate/split_backward.h), with as many matrix products and the same bits. The first stage has no
+// input's gradient, so all of its backward is the later half. Recompute is refused: each half would repeat the forward.
+//
+// ZeRO: at stage 3 each pass of a micro-batch through a stage gathers its pages, and of a
+// split backward each half that reads them. Reshard::kAfterStep keeps them for the
 // step instead: a gather a step, and all pages of the stage in memory.
 //
 // Lifetime: the model outlives it. Threads: the training thread. Collective: construction, run(), evaluate(), loss().

@@ -91,8 +91,9 @@ constexpr auto table_of(std::type_identity<AccumulatorOptions>) {
           field<&AccumulatorOptions::loss_scaler>(
               {.help = "The factor on the loss", .default_word = "dynamic for fp16, else none"}),
           field<&AccumulatorOptions::reduce>(
-              {.help = "Gradients go over the wire at each micro-step, or are kept whole and go "
-                       "once; auto: once where they fit --gradient-budget, or one rank has the model",
+              {.help =
+                   "Gradients go over the wire at each micro-step, or are kept whole and go "
+                   "once; auto: once where they fit --gradient-budget, or one rank has the model",
                .flag = {"reduce-micro-steps", "{}="}}),
           // What follows from it is compared: reduce.
           field<&AccumulatorOptions::gradient_budget_bytes>(

@@ -15,8 +15,8 @@
 // backward. Hooks of what leads to the input are called in the first half. What a checkpointed region or a Recompute
 // dropped is computed again in each half.
 //
-// Cost: between the halves it keeps the nodes that have parameters, with what they saved and the gradient that came to
-// each. The others go with what they saved.
+// Cost: between the halves it keeps what the nodes with parameters saved, and the gradient that came to each. What the
+// other nodes on the way to the input saved is let go with the first half.
 //
 // Lifetime: owns the rest of the graph; no other backward may run through it. Dropping it drops the second half.
 // Threads: one at a time. Collective where the backward is.

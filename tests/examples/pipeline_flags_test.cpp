@@ -97,11 +97,15 @@ TEST_F(PipelineFlagsTest, AStateGoesOnOverTheSameMeshAndOverOthers) {
 }
 
 TEST_F(PipelineFlagsTest, WritesWhatItsRanksDidForZpSchedule) {
-  run("--ranks 2 --pipeline 2 --timeline " + path("times.json"));
-  const auto times = nlohmann::json::parse(std::ifstream(path("times.json")));
-  EXPECT_EQ(times["schedule"], "1f1b");
-  ASSERT_EQ(times["ranks"].size(), 2U);
-  for (const auto& of_rank : times["ranks"]) EXPECT_EQ(of_rank.size(), 8U);
+  // Forwards and backwards of four micro-batches, and both halves of a backward.
+  for (const auto& [schedule, actions] : {std::pair("1f1b", 8U), std::pair("zero-bubble", 12U)}) {
+    run(std::string("--ranks 2 --pipeline 2 --schedule ") + schedule + " --timeline " +
+        path("times.json"));
+    const auto times = nlohmann::json::parse(std::ifstream(path("times.json")));
+    EXPECT_EQ(times["schedule"], schedule);
+    ASSERT_EQ(times["ranks"].size(), 2U);
+    for (const auto& of_rank : times["ranks"]) EXPECT_EQ(of_rank.size(), actions);
+  }
 }
 
 TEST_F(PipelineFlagsTest, RefusesWhatAPipelineDoesNotDo) {

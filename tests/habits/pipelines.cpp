@@ -135,9 +135,11 @@ const int kRepeated = is_refused(
     [](auto& run) {
       run_step(run.world(),
                [](PipelineLayers& layers) {
-                 layers[2].forward = [forward = layers[2].forward](const torch::Tensor& x) {
-                   return checkpointing::checkpoint(forward, x);
-                 };
+                 for (PipelineLayer& layer : layers) {
+                   layer.forward = [forward = layer.forward](const torch::Tensor& x) {
+                     return checkpointing::checkpoint(forward, x);
+                   };
+                 }
                },
                inputs_of(kMicroBatches),
                {.schedule = parallel::ScheduleKind::kZeroBubble,

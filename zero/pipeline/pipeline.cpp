@@ -71,6 +71,8 @@ struct Pipeline::Parts {
         run_forward(options.run_forward),
         lists(lists_of(*wrapped.module(), options)),
         schedule(parallel::make_schedule(options.schedule, wrapped->chunks())->name()),
+        splits_backward(
+            parallel::make_schedule(options.schedule, wrapped->chunks())->splits_backward()),
         rank(wrapped->ranks().rank()),
         messages(wrapped->ranks(), wrapped->chunks()),
         accumulator(wrapped, options_of(wrapped, options)) {}
@@ -123,13 +125,26 @@ struct Pipeline::Parts {
     return run_forward ? run_forward(forward) : forward();
   }
 
+  // Since then nothing was dropped, and nothing computed again.
+  void check_keeps_activations(const checkpointing::RecomputeStatistics& before) const {
+    if (!splits_backward) return;
+    const auto now = checkpointing::recompute_statistics();
+    ZP_CHECK(now.forwards == before.forwards && now.replays == before.replays,
+             "activations are recomputed (by a checkpointed region, or a Recompute), which the "
+             "schedule \"",
+             schedule,
+             "\" would do in each half of the backward; keep the activations, or use 1f1b");
+  }
+
   void forward(const Action& action, const Given& given) {
     at::Tensor input = input_of(action, given.inputs);
     if (!is_first(action)) input.requires_grad_(true);
+    const auto before = checkpointing::recompute_statistics();
     const at::Tensor output = through_model([&] {
       const at::Tensor from_stage = model(action.chunk, input);
       return is_last(action) ? given.loss(from_stage, action.micro_batch) : from_stage;
     });
+    check_keeps_activations(before);
     if (const auto message = sent_by(lists, rank, action)) messages.send(*message, output);
     passes[place_of(action)] = {input, output};
   }
@@ -149,16 +164,12 @@ struct Pipeline::Parts {
   void input_gradient(const Action& action, const Given& given) {
     const Pass pass = passes.extract(place_of(action)).mapped();
     const at::Tensor input = is_first(action) ? at::Tensor() : pass.input;
-    const auto replays = checkpointing::recompute_statistics().replays;
+    const auto before = checkpointing::recompute_statistics();
     SplitMicroStep split =
         is_last(action)
             ? accumulator.stage_backwards().begin(pass.output, input, given.weight_of(action))
             : accumulator.stage_backwards().begin_through(pass.output, received(action), input);
-    ZP_CHECK(checkpointing::recompute_statistics().replays == replays,
-             "a part of the forward was computed again (a checkpointed region, or a Recompute), "
-             "which the schedule \"",
-             schedule,
-             "\" would do in each half of the backward; keep the activations, or use 1f1b");
+    check_keeps_activations(before);
     send_gradient(action, split.input_gradient(), given);
     splits.emplace(place_of(action), std::move(split));
   }
@@ -238,6 +249,7 @@ struct Pipeline::Parts {
   const std::function<at::Tensor(const std::function<at::Tensor()>&)> run_forward;
   const ActionLists lists;
   const std::string schedule;
+  const bool splits_backward;
   const int rank;
   parallel::StageMessages messages;
   Accumulator accumulator;

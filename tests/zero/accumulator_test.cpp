@@ -840,7 +840,7 @@ TEST(AccumulatorOptionsTest, ChooseWhenToReduceByTheBytesOfWholeGradients) {
 }
 
 TEST(AccumulatorOptionsTest, CountTheBytesOfGradientsInTheDtypeTheyAddUpIn) {
-  run_ranks(1, [](comm::World& world) {
+  run_ranks(2, [](comm::World& world) {
     for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
       Options options;
       options.compute_dtype = torch::kBFloat16;
@@ -853,6 +853,27 @@ TEST(AccumulatorOptionsTest, CountTheBytesOfGradientsInTheDtypeTheyAddUpIn) {
       EXPECT_TRUE(
           Accumulator(model, {.gradient_budget_bytes = numel * element_bytes - 1}).reduces_each());
     }
+  });
+}
+
+TEST(AccumulatorOptionsTest, OneRankAloneAddsUpWhereItsGradientsLieUnlessTheyLeaveOrAreRounded) {
+  run_ranks(1, [](comm::World& world) {
+    const auto reduces_each = [&](const Options& options, ReduceMicroSteps reduce) {
+      Linear model(make_linear(), world, options);
+      return Accumulator(model, {.reduce = reduce}).reduces_each();
+    };
+    EXPECT_FALSE(reduces_each({}, ReduceMicroSteps::kAuto));
+    EXPECT_TRUE(reduces_each({}, ReduceMicroSteps::kEach));
+    Options invariant;
+    invariant.world_invariant = true;
+    EXPECT_TRUE(reduces_each(invariant, ReduceMicroSteps::kAuto));
+    Options offloaded;
+    offloaded.offload.optimizer = memory::Tier::kHost;
+    EXPECT_TRUE(reduces_each(offloaded, ReduceMicroSteps::kAuto));
+    Options rounded;
+    rounded.compute_dtype = torch::kBFloat16;
+    rounded.reduce_dtype = torch::kBFloat16;
+    EXPECT_TRUE(reduces_each(rounded, ReduceMicroSteps::kAuto));
   });
 }
 

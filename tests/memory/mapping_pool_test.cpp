@@ -39,6 +39,7 @@ TEST(MappingPoolTest, DoesNotWasteALargeBlockOnASmallRequest) {
 TEST(MappingPoolTest, CutsAnIdleBlockToSizeAndJoinsItsPartsAgain) {
   MappingPool pool;
   const auto whole = pool.take(mebibytes(8));
+  std::memset(whole.data, 7, whole.bytes);
   pool.give_back(whole);
   const auto first = pool.take(mebibytes(3)), second = pool.take(mebibytes(1));
   EXPECT_EQ(first.data, whole.data);
@@ -47,6 +48,9 @@ TEST(MappingPoolTest, CutsAnIdleBlockToSizeAndJoinsItsPartsAgain) {
   for (const auto& part : {first, second}) pool.give_back(part);
   const auto again = pool.take(mebibytes(8));
   EXPECT_EQ(again.data, whole.data);
+  // A new mapping would be zeros.
+  const auto* bytes = static_cast<const char*>(again.data);
+  EXPECT_TRUE(std::all_of(bytes, bytes + again.bytes, [](char byte) { return byte == 7; }));
   pool.give_back(again);
 }
 

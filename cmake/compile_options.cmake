@@ -24,7 +24,7 @@ if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_CXX_COMPILER_LAUNCHER
       ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ZEROPAGE_CCACHE})
-  add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
+  add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
 endif()
 
 if(ZEROPAGE_SANITIZER)
@@ -43,18 +43,19 @@ target_compile_options(zeropage_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;$<$<BOOL:${ZEROPAGE_WERROR}>:-Werror>;-Wno-missing-field-initializers>)
 if(CMAKE_UNITY_BUILD)
   # g++ takes the anonymous namespace of a source for that of a header where several sources are compiled as one.
-  target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+  target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
 if(ZEROPAGE_SANITIZER)
   # g++ takes LibTorch's defaulted optional arguments for uninitialised once they are instrumented.
-  target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-maybe-uninitialized>)
+  target_compile_options(zeropage_warnings INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-maybe-uninitialized>)
 endif()
 
 # zeropage_intra_op_parallel(<target> <sources>...): at::parallel_for in these sources uses LibTorch's threads. It is a
 # template that without -fopenmp runs serially; files with flags of their own cannot take the precompiled header. Under
-# ThreadSanitizer it stays serial: the OpenMP runtime is not instrumented.
+# ThreadSanitizer it stays serial: the OpenMP runtime is not instrumented. With clang too: its OpenMP needs a runtime of its own, and
+# LibTorch brings GNU's.
 function(zeropage_intra_op_parallel target)
-  if(NOT ZEROPAGE_SANITIZER STREQUAL "thread")
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND NOT ZEROPAGE_SANITIZER STREQUAL "thread")
     set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS "-fopenmp"
                                 SKIP_PRECOMPILE_HEADERS ON)
   endif()

@@ -4,7 +4,7 @@
 #
 #   scripts/setup.sh            what the build and the tests need
 #   scripts/setup.sh --lint     the formatter and the linter too
-#   scripts/setup.sh --fuzz     clang with its fuzzer too, for scripts/fuzz.sh
+#   scripts/setup.sh --fuzz     clang with its fuzzer and sanitizers too, for scripts/fuzz.sh and scripts/sanitize.sh --sample
 #   scripts/setup.sh --browser  Chromium too, in which a test draws the page of a profile
 #   scripts/setup.sh --docs     Doxygen too, for scripts/docs.sh
 #   scripts/setup.sh --cluster  Slurm, munge and Open MPI too, for tests/cluster; with --cuda, torchrun starts from .venv

@@ -1,0 +1,1 @@
+// A target that has a precompiled header needs a source.

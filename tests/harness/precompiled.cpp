@@ -1,2 +1,0 @@
-// Carries the precompiled header; has nothing of its own.
-#include "tests/harness/precompiled.h"

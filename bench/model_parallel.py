@@ -23,8 +23,8 @@ def parse_arguments(words):
         ("ranks", "2", "that the model is cut over"),
         ("threads", "1", "of a rank"),
         ("schedule", "gpipe", "gpipe or 1f1b, of the pipelined steps"),
-        ("batch", "24", "images of a step"),
-        ("split-sizes", "1,2,3,4,6,8,12", "images of a micro-batch"),
+        ("batch", "96", "images of a step"),
+        ("split-sizes", "4,8,16,24,32,48", "images of a micro-batch"),
         ("image-side", "64", "pixels"),
         ("steps", "2", "that are measured, behind one that is not"),
     ):

@@ -21,11 +21,11 @@ LEARNING_RATE = 0.05
 
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("ranks", 2), ("threads", 1), ("batch", 24), ("image-side", 64), ("classes", 1000),
+    for name, default in (("ranks", 2), ("threads", 1), ("batch", 96), ("image-side", 64), ("classes", 1000),
                           ("steps", 2), ("rounds", 3), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--schedule", choices=SCHEDULES, default="gpipe")
-    parser.add_argument("--split-sizes", default="1,2,3,4,6,8,12")
+    parser.add_argument("--split-sizes", default="4,8,16,24,32,48")
     parser.add_argument("--json", required=True)
     arguments = parser.parse_args()
     arguments.split_sizes = [int(text) for text in arguments.split_sizes.split(",")]

@@ -13,8 +13,8 @@ struct Flags {
   int ranks = 2;
   int threads = 1;  // of a rank
   zeropage::parallel::ScheduleKind schedule = zeropage::parallel::ScheduleKind::kGPipe;
-  int64_t batch = 24;
-  std::vector<int64_t> split_sizes = {1, 2, 3, 4, 6, 8, 12};
+  int64_t batch = 96;
+  std::vector<int64_t> split_sizes = {4, 8, 16, 24, 32, 48};
   int64_t image_side = 64;
   int64_t width = 64;
   int64_t classes = 1000;

@@ -29,7 +29,7 @@ class MnistByHandTest : public TrainGptTest {
   }
 
   Outcome run(const std::string& program, const std::string& flags) const {
-    return shell(program + " --data " + path("bars.csv") + " --held-out 100 " + flags);
+    return run_program(program + " --data " + path("bars.csv") + " --held-out 100 " + flags);
   }
 
   // Of a run's output.

@@ -12,7 +12,7 @@ using ::testing::HasSubstr;
 class ModelParallelTest : public TrainGptTest {
  protected:
   Outcome tiny_run(const std::string& more, int image_side = 48) const {
-    return shell(MODEL_PARALLEL
+    return run_program(MODEL_PARALLEL
                  " --width 4 --classes 10 --batch 4 --steps 1 --rounds 1 --image-side " +
                  std::to_string(image_side) + " " + more);
   }

@@ -12,6 +12,8 @@ using ::testing::HasSubstr;
 class PlanCommandTest : public TrainGptTest {
  protected:
   static Outcome plan(const std::string& flags) { return shell(ZP " plan " + flags); }
+  // What `zp plan` becomes, which is started often here.
+  static Outcome warm_plan(const std::string& flags) { return run_program(ZP_PLAN " " + flags); }
 
   static nlohmann::json planned(const std::string& flags) {
     const Outcome outcome = plan("--json " + flags);
@@ -93,7 +95,7 @@ TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
 
 TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
   const auto refused = [](const std::string& flags, const std::string& words) {
-    expect_refused(plan(flags), words);
+    expect_refused(warm_plan(flags), words);
   };
   refused("", "--model");
   refused("--model gpt:d=64,layers=2,heads=2", "--sequence is required");
@@ -117,7 +119,7 @@ TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
 
 TEST_F(PlanCommandTest, RefusesConfigsThatItDoesNotKnow) {
   const auto refused = [&](const std::string& text, const std::string& words) {
-    expect_refused(plan(config(text)), words);
+    expect_refused(warm_plan(config(text)), words);
   };
   refused(R"({"model_type": "bert"})", "\"model_type\" is \"bert\", but gpt2 and llama are known");
   refused(R"({"n_embd": 768})", "\"model_type\" is missing");

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/harness/shell.h"
+#include "tests/harness/warm_program.h"
 
 namespace zeropage::testing {
 
@@ -24,7 +24,7 @@ inline std::string train_gpt_program() {
 }
 
 inline Outcome train_gpt(const std::string& flags) {
-  return shell(train_gpt_program() + " " + flags);
+  return run_program(train_gpt_program() + " " + flags);
 }
 
 inline std::string text_in(const std::string& file) {

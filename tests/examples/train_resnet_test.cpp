@@ -40,7 +40,7 @@ class TrainResnetTest : public TrainGptTest {
   }
 
   Outcome run(const std::string& flags, const std::string& launcher = "") const {
-    return shell(launcher + command(flags));
+    return run_program(launcher + command(flags));
   }
   std::string command(const std::string& flags) const {
     return std::string(TRAIN_RESNET) + " --data " + folder_.string() +

@@ -33,6 +33,18 @@ TEST_F(PipelineFlagsTest, HasTheBitsOfAsManyMicroBatchesWithoutAPipeline) {
   expect_bits("--ranks 8 --pipeline 4 --stage 1 --schedule zero-bubble --offload-activations host");
 }
 
+TEST_F(PipelineFlagsTest, HasTheBitsWithoutAPipelineWhereDataIsShardedByGroups) {
+  for (const char* groups : {"--secondary-shard-within 2", "--shard-within 2"}) {
+    SCOPED_TRACE(groups);
+    const std::string flags = std::string("--untied-head --clip-norm 1 --stage 3 ") + groups;
+    const auto whole = run(flags + " --ranks 4");
+    const auto cut = run(flags + " --ranks 8 --pipeline 2 --schedule zero-bubble");
+    for (const char* key : {"weights_sha256", "loss", "gradient_norm"}) {
+      EXPECT_EQ(cut[key], whole[key]) << key;
+    }
+  }
+}
+
 TEST_F(PipelineFlagsTest, EveryMeshHasOneRanksLossesAndNorms) {
   const std::string in_double = "--compute-dtype fp64 --steps 4 --clip-norm 1 --heads 4 ";
   const auto one = run(in_double + "--batch 2");

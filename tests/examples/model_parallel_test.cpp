@@ -13,8 +13,8 @@ class ModelParallelTest : public TrainGptTest {
  protected:
   Outcome tiny_run(const std::string& more, int image_side = 48) const {
     return run_program(MODEL_PARALLEL
-                 " --width 4 --classes 10 --batch 4 --steps 1 --rounds 1 --image-side " +
-                 std::to_string(image_side) + " " + more);
+                       " --width 4 --classes 10 --batch 4 --steps 1 --rounds 1 --image-side " +
+                       std::to_string(image_side) + " " + more);
   }
   nlohmann::json figures(const std::string& name) const {
     return nlohmann::json::parse(std::ifstream(path(name)));

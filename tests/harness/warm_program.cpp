@@ -13,6 +13,9 @@
 #include "tests/harness/warm_messages.h"
 
 namespace zeropage::testing {
+
+#ifdef WARM_START
+
 namespace {
 
 [[noreturn]] void fail(const std::string& program, const std::string& what) {
@@ -29,8 +32,6 @@ std::string arguments_of(const std::string& command) {
   }
   return arguments;
 }
-
-#ifdef WARM_START
 
 class WarmProgram {
  public:
@@ -88,11 +89,11 @@ class WarmProgram {
   int socket_ = -1;
 };
 
-#endif
-
 }  // namespace
 
-bool runs_warm(const std::string& command) {
+#endif
+
+bool runs_warm([[maybe_unused]] const std::string& command) {
 #ifdef WARM_START
   return command.starts_with('/') &&
          command.find_first_of("\"'`$\\&|;<>()*?[]{}~#!\t\n") == std::string::npos;

@@ -42,8 +42,8 @@ def check_files(programs, data):
     """Ends the program where one of them is missing; data: None for the default."""
     for program in programs:
         if not os.access(program, os.X_OK):
-            raise SystemExit(f"error: no program at {program}; run "
-                             "`cmake --build --preset release`, for cuda `cmake --preset cuda && cmake --build --preset cuda`")
+            raise SystemExit(f"error: no program at {program}; run `cmake --preset release && cmake --build "
+                             "--preset release`, for cuda `cmake --preset cuda && cmake --build --preset cuda`")
     if data is not None and not data.is_file():
         raise SystemExit(f"error: no file at --data {data}")
 

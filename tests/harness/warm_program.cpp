@@ -95,7 +95,7 @@ class WarmProgram {
 
 bool runs_warm([[maybe_unused]] const std::string& command) {
 #ifdef WARM_START
-  return command.starts_with('/') &&
+  return command.starts_with('/') && command.size() < kMostBytes &&
          command.find_first_of("\"'`$\\&|;<>()*?[]{}~#!\t\n") == std::string::npos;
 #else
   return false;

@@ -57,7 +57,9 @@ void check_data(const Config& config) {
 void check_training(const Config& config, int ranks) {
   const TrainKeys& train = config.train;
   expect(
-      train.batch % ranks == 0 && train.batch / ranks % train.accumulation == 0,
+      // A validation trains on no batch.
+      config.eval_only ||
+          (train.batch % ranks == 0 && train.batch / ranks % train.accumulation == 0),
       "TRAIN.BATCH " + std::to_string(train.batch) + " cannot be shared by " +
           std::to_string(ranks) + " ranks with " + std::to_string(train.accumulation) +
           " micro-batches each; give a multiple of " +

@@ -181,7 +181,8 @@ constexpr auto table_of(std::type_identity<Config>) {
       "The run", field<&Config::out_dir>({.help = "The folder for all that the run writes"}),
       field<&Config::auto_resume>(
           {.help = "Goes on from the newest state of OUT_DIR, if there is one"}),
-      field<&Config::eval_only>({.help = "Validates the newest state of OUT_DIR, or LOAD_WEIGHTS"}),
+      field<&Config::eval_only>(
+          {.help = "Validates LOAD_WEIGHTS, or where that is empty the newest state of OUT_DIR"}),
       field<&Config::load_weights>(
           {.help =
                "A safetensors file or a state to begin from; a head of other classes is left out"}),

@@ -51,7 +51,7 @@ bool load_without_head(const std::string& file, ImageModel& module) {
   return is_within(report.missing, head) && is_within(report.unexpected, head);
 }
 
-std::string load(const std::string& file, ImageModel& module) {
+std::string load(const std::string& file, ImageModel& module, bool eval_only) {
   try {
     zeropage::load_weights(file, module);
     return "LOAD_WEIGHTS " + file + ": all weights";
@@ -63,6 +63,9 @@ std::string load(const std::string& file, ImageModel& module) {
       // The first error has all names.
     }
     if (!loaded) throw;
+    ZP_CHECK(!eval_only, "EVAL_ONLY: LOAD_WEIGHTS ", file, " has the head \"", module.head(),
+             "\" of other classes, so a head that nobody trained would be validated; give weights "
+             "of these classes, or LOAD_WEIGHTS '' for the newest state of OUT_DIR");
   }
   return "LOAD_WEIGHTS " + file + ": all weights but the head \"" + module.head() +
          "\", which is of other classes and begins anew";
@@ -75,7 +78,8 @@ Network make_network(const Config& config, const image_models::ModelRegistry& mo
   ZP_CHECK(models.has(config.model.name), "MODEL.NAME: there is no network \"", config.model.name,
            "\"; expected one of ", c10::Join(", ", models.names()));
   Network network{made_alike(config, models, classes), ""};
-  if (!config.load_weights.empty()) network.note = load(config.load_weights, *network.module);
+  if (!config.load_weights.empty())
+    network.note = load(config.load_weights, *network.module, config.eval_only);
   if (config.model.batch_norm_momentum > 0) {
     set_batch_norm_momentum(*network.module, config.model.batch_norm_momentum);
   }

@@ -28,12 +28,14 @@ class Run {
         out_(config, world),
         images_(config, reading_threads(world)),
         trained_(config, make_network(config, models, images_.classes(), world), world),
-        loader_(data::DistributedSampler(images_.training().size(),
-                                         {.rank = world.rank(),
-                                          .ranks = world.size(),
-                                          .batch = config.train.batch / world.size(),
-                                          .last = data::LastBatch::kDropped,
-                                          .seed = static_cast<uint64_t>(config.train.seed)}),
+        loader_(data::DistributedSampler(
+                    images_.training().size(),
+                    {.rank = world.rank(),
+                     .ranks = world.size(),
+                     // With EVAL_ONLY it is of no use, and ranks may be more.
+                     .batch = std::max<int64_t>(1, config.train.batch / world.size()),
+                     .last = data::LastBatch::kDropped,
+                     .seed = static_cast<uint64_t>(config.train.seed)}),
                 [this](const std::vector<int64_t>& samples, int64_t epoch) {
                   return images_.training_batch(samples, epoch);
                 },

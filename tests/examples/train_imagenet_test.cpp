@@ -173,8 +173,7 @@ TEST_F(TrainImagenetTest, ValidationIsEqualToTheLastDigitAtAnyNumberOfRanks) {
   train(config(), 1);
   std::set<std::string> lines;
   for (const int ranks : {1, 2, 3, 4}) {
-    train(config({"EVAL_ONLY", "true", "TRAIN.BATCH", "12", "ZERO.STAGE", ranks == 3 ? "3" : "0"}),
-          ranks);
+    train(config({"EVAL_ONLY", "true", "ZERO.STAGE", ranks == 3 ? "3" : "0"}), ranks);
     const std::string log = text_of("out/log.txt");
     lines.insert(log.substr(log.rfind("validation: ")));
   }
@@ -331,6 +330,8 @@ TEST_F(TrainImagenetTest, FineTuningLeavesTheHeadOfOtherClassesOutAndSaysSo) {
   EXPECT_THAT(
       text_of("tuned/log.txt"),
       HasSubstr("all weights but the head \"fc\", which is of other classes and begins anew"));
+  EXPECT_THAT(refused({"OUT_DIR", path("tuned"), "LOAD_WEIGHTS", weights, "EVAL_ONLY", "true"}),
+              HasSubstr("a head that nobody trained would be validated"));
   EXPECT_THAT(
       refused({"OUT_DIR", path("other"), "LOAD_WEIGHTS", weights, "MODEL.NAME", "resnet50_small"}),
       HasSubstr("the weights are of another module"));

@@ -1,5 +1,8 @@
 #include "examples/train_imagenet/validation.h"
 
+#include <algorithm>
+#include <numeric>
+
 #include "data/distributed_sampler.h"
 
 namespace train_imagenet {
@@ -8,21 +11,25 @@ namespace data = zeropage::data;
 
 Score validate(TrainedModel& trained, const ImageData& images, int64_t batch,
                const zeropage::World& world) {
-  data::DistributedSampler sampler(images.validation().size(), {.rank = world.rank(),
-                                                                .ranks = world.size(),
-                                                                .batch = batch,
-                                                                .order = data::Order::kAsTheyAre});
-  data::PrefetchingLoader loader(
-      sampler,
-      [&](const std::vector<int64_t>& samples, int64_t) {
-        std::vector<int64_t> filled = samples;
-        filled.resize(static_cast<size_t>(batch), 0);
-        ImageData::Batch made = images.validation_batch(filled);
-        // Fewer labels than images: those that count.
-        return ImageData::Batch(made.data,
-                                made.target.narrow(0, 0, static_cast<int64_t>(samples.size())));
-      },
-      {.threads = 1});
+  // Ranks take whole batches, not samples: which images a kernel sees together, and in which place, can change an image's last digits.
+  const int64_t count = images.validation().size();
+  data::DistributedSampler batches(
+      (count + batch - 1) / batch,
+      {.rank = world.rank(), .ranks = world.size(), .batch = 1, .order = data::Order::kAsTheyAre});
+  const auto load = [&](const std::vector<int64_t>& turn, int64_t /*epoch*/) {
+    // The first image, which does not count, fills the last batch, and that of a rank for which none is left.
+    std::vector<int64_t> samples(static_cast<size_t>(batch), 0);
+    int64_t counting = 0;
+    if (!turn.empty()) {
+      const int64_t first = turn.front() * batch;
+      counting = std::min(batch, count - first);
+      std::iota(samples.begin(), samples.begin() + counting, first);
+    }
+    ImageData::Batch made = images.validation_batch(samples);
+    // Fewer labels than images: those that count.
+    return ImageData::Batch(made.data, made.target.narrow(0, 0, counting));
+  };
+  data::PrefetchingLoader loader(batches, load, {.threads = 1});
   trained.model().eval();
   Score score;
   while (const auto next = loader.next()) {

@@ -6,8 +6,8 @@
 
 namespace train_imagenet {
 
-// Each image counts once, and the network sees batches of one size, the last one filled up with images that do not count. So the score is
-// the same, to the last digit, at any number of ranks. batch: of a rank. Collective; the same on all ranks.
+// Each image counts once. The network sees the same batches at any number of ranks, of one size: the last one is filled up with images
+// that do not count. So the score is the same, to the last digit, at any number of ranks. Collective; the same on all ranks.
 Score validate(TrainedModel& trained, const ImageData& images, int64_t batch,
                const zeropage::World& world);
 

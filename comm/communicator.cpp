@@ -78,26 +78,26 @@ class Request {
 Pending Communicator::all_gather(const at::Tensor& whole, std::string_view what) {
   Request request(*this, "all_gather", what, where_);
   request.check_slices(whole);
-  return start_all_gather(whole, request.what());
+  return begun(start_all_gather(whole, request.what()));
 }
 
 Pending Communicator::reduce_scatter(const at::Tensor& whole, ReduceOp op, std::string_view what) {
   Request request(*this, "reduce_scatter", what, where_);
   request.check_slices(whole);
-  return start_reduce_scatter(whole, op, request.what());
+  return begun(start_reduce_scatter(whole, op, request.what()));
 }
 
 Pending Communicator::all_reduce(const at::Tensor& tensor, ReduceOp op, std::string_view what) {
   Request request(*this, "all_reduce", what, where_);
   request.check(tensor);
-  return start_all_reduce(tensor, op, request.what());
+  return begun(start_all_reduce(tensor, op, request.what()));
 }
 
 Pending Communicator::broadcast(const at::Tensor& tensor, int root, std::string_view what) {
   Request request(*this, "broadcast", what, where_);
   request.check(tensor);
   request.check_peer(root);
-  return start_broadcast(tensor, root, request.what());
+  return begun(start_broadcast(tensor, root, request.what()));
 }
 
 Pending Communicator::reduce(const at::Tensor& tensor, ReduceOp op, int root,
@@ -105,19 +105,19 @@ Pending Communicator::reduce(const at::Tensor& tensor, ReduceOp op, int root,
   Request request(*this, "reduce", what, where_);
   request.check(tensor);
   request.check_peer(root);
-  return start_reduce(tensor, op, root, request.what());
+  return begun(start_reduce(tensor, op, root, request.what()));
 }
 
 Pending Communicator::gather(const at::Tensor& tensor, int root, std::string_view what) {
   Request request(*this, "gather", what, where_);
   request.check_part(tensor, root);
-  return start_gather(tensor, root, request.what());
+  return begun(start_gather(tensor, root, request.what()));
 }
 
 Pending Communicator::scatter(const at::Tensor& tensor, int root, std::string_view what) {
   Request request(*this, "scatter", what, where_);
   request.check_part(tensor, root);
-  return start_scatter(tensor, root, request.what());
+  return begun(start_scatter(tensor, root, request.what()));
 }
 
 Pending Communicator::all_to_all(const at::Tensor& given, const at::Tensor& received,
@@ -134,12 +134,12 @@ Pending Communicator::all_to_all(const at::Tensor& given, const at::Tensor& rece
   ZP_CHECK(!given.is_alias_of(received) || std::abs(distance) >= given.numel(), "all_to_all of ",
            request.what(),
            ": what is given and what is received overlap; receive into another buffer");
-  return start_all_to_all(given, received, request.what());
+  return begun(start_all_to_all(given, received, request.what()));
 }
 
 Pending Communicator::barrier(std::string_view what) {
   const Request request(*this, "barrier", what, where_);
-  return start_barrier(request.what());
+  return begun(start_barrier(request.what()));
 }
 
 Pending Communicator::send(const at::Tensor& tensor, int to_rank, std::string_view what) {
@@ -148,7 +148,7 @@ Pending Communicator::send(const at::Tensor& tensor, int to_rank, std::string_vi
   request.check_peer(to_rank);
   ZP_CHECK(to_rank != rank_, "send of ", request.what(), ": rank ", rank_,
            " cannot send to itself");
-  return start_send(tensor, to_rank, request.what());
+  return begun(start_send(tensor, to_rank, request.what()));
 }
 
 Pending Communicator::recv(const at::Tensor& tensor, int from_rank, std::string_view what) {
@@ -157,7 +157,20 @@ Pending Communicator::recv(const at::Tensor& tensor, int from_rank, std::string_
   request.check_peer(from_rank);
   ZP_CHECK(from_rank != rank_, "recv of ", request.what(), ": rank ", rank_,
            " cannot receive from itself");
-  return start_recv(tensor, from_rank, request.what());
+  return begun(start_recv(tensor, from_rank, request.what()));
+}
+
+Pending Communicator::begun(const Pending& operation) {
+  last_ = operation.without_buffers();
+  return operation;
+}
+
+void Communicator::finish() noexcept {
+  try {
+    last_.wait();
+  } catch (const std::exception&) {
+    // Who waited for it was told, and the others are.
+  }
 }
 
 // `what` has where these ranks meet in it.

@@ -96,6 +96,10 @@ class Communicator {
   Pending send(const at::Tensor& tensor, int to_rank, std::string_view what);
   Pending recv(const at::Tensor& tensor, int from_rank, std::string_view what);
 
+  // Blocks until what this rank has begun here has ended on the host, well or not. Who lets a communicator go without it leaves the
+  // others in operations that they have begun too, and they name this rank as lost.
+  void finish() noexcept;
+
   // The ranks whose connection to this one has broken. For those who wait for them elsewhere.
   virtual std::vector<int> lost_ranks() { return {}; }
 
@@ -133,8 +137,11 @@ class Communicator {
   virtual Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
                                    std::string what);
 
+  Pending begun(const Pending& operation);
+
   const int rank_;
   const int size_;
+  Pending last_;       // begun; they end in the order in which they begin
   std::string where_;  // these ranks meet, for words: " along \"data\""; "": in the whole world
   friend class World;  // says where
 };

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <memory>
 #include <netinet/in.h>
 #include <sstream>
 #include <string>
@@ -17,6 +18,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/detail/broken_pipe.h"
+#include "comm/detail/detached_thread.h"
 
 namespace zeropage::comm::detail {
 namespace {
@@ -48,12 +50,12 @@ struct StoreGone : std::runtime_error {
 
 std::optional<std::string> ask_within(std::chrono::milliseconds limit,
                                       std::function<std::string()> ask, bool* store_is_gone) {
-  std::packaged_task<std::string()> task(std::move(ask));
-  std::future<std::string> answer = task.get_future();
-  std::thread([task = std::move(task)]() mutable {
+  const auto task = std::make_shared<std::packaged_task<std::string()>>(std::move(ask));
+  std::future<std::string> answer = task->get_future();
+  start_detached([task] {
     const BrokenPipeScope scope;
-    task();
-  }).detach();
+    (*task)();
+  });
   if (answer.wait_for(limit) != std::future_status::ready) return std::nullopt;
   try {
     return answer.get();

@@ -46,7 +46,8 @@ struct WorldState {
   std::shared_ptr<WorldState> beside;  // whose ranks these are; null: their own
 
   WorldState() = default;
-  // The store ends with the rank that serves it: the others first read what they were told last.
+  // What was begun here ends first, unless an exception is on its way: the gather for a next pass, say, which nobody waits for when a
+  // model goes. The store ends with the rank that serves it: the others first read what they were told last.
   ~WorldState();
   WorldState(const WorldState&) = delete;
   WorldState& operator=(const WorldState&) = delete;

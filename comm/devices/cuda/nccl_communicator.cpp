@@ -2,7 +2,6 @@
 
 #include <future>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include <c10/cuda/CUDAGuard.h>
@@ -11,6 +10,7 @@
 #define USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
+#include "comm/detail/detached_thread.h"
 #include "comm/devices/device_communicator.h"
 #include "comm/devices/nccl_environment.h"
 #include "memory/check.h"
@@ -27,7 +27,7 @@ constexpr auto kBetweenLooks = std::chrono::milliseconds(50);
 void connect(const Backend& backend, Communicator& host, const NcclOptions& options) {
   auto connected = std::make_shared<std::promise<void>>();
   std::future<void> outcome = connected->get_future();
-  std::thread([backend, connected, device = options.device] {
+  detail::start_detached([backend, connected, device = options.device] {
     try {
       const c10::cuda::CUDAGuard guard(device);
       backend->eagerConnectSingleDevice(device);
@@ -35,7 +35,7 @@ void connect(const Backend& backend, Communicator& host, const NcclOptions& opti
     } catch (...) {
       connected->set_exception(std::current_exception());
     }
-  }).detach();
+  });
   const auto give_up_at = std::chrono::steady_clock::now() + options.deadline;
   while (outcome.wait_for(kBetweenLooks) != std::future_status::ready) {
     const std::vector<int> lost = host.lost_ranks();

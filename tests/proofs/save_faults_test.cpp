@@ -30,6 +30,8 @@ int in_child(const std::function<int()>& action) {
   const pid_t child = ::fork();
   if (child == 0) {
     int code = 99;
+    // LibTorch makes its thread pool anew after a fork, at this call, which two threads must not make at once.
+    at::set_num_threads(1);
     try {
       code = action();
     } catch (const std::exception& error) {
@@ -63,6 +65,21 @@ const std::vector<Scenario> kScenarios = {
 class SaveFaults : public ::testing::Test {
  protected:
   static constexpr int kRanks = 2;
+
+  // What LibTorch and Zeropage do once in a process is done before the hundreds of forks: LibTorch compiles scripts of its own at
+  // its first archive.
+  static void SetUpTestSuite() {
+    const DiskFolder folder;
+    train_and("", [&](auto& model, auto& optimizer) {
+      save_state(folder.path() + "/step-1", model, optimizer, {.step = 1});
+    });
+    train_and(folder.path(), [](auto&, auto&) {});
+    ASSERT_EQ(threads_of_this_process(), 1) << "a fork has only the thread that made it";
+  }
+
+  static std::ptrdiff_t threads_of_this_process() {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+  }
 
   // Loads what is there, makes a step, and calls save.
   template <typename Save>

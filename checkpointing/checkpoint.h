@@ -29,7 +29,6 @@
 // none of whose results requires a gradient warns: it keeps nothing anyway.
 #pragma once
 
-#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>

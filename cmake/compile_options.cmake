@@ -11,6 +11,10 @@ set(CMAKE_CXX_COMPILE_OPTIONS_PIE "-fPIC")
 # Messages name sources from the project's folder on, and the compiler's cache serves every clone.
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=>)
 
+# g++ looks for garbage again and again where a precompiled header has filled its heap. With a GiB to fill first it takes up to a tenth
+# less time, and a tenth more memory.
+add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1048576>)
+
 if(ZEROPAGE_RUN_PATH)
   set(CMAKE_INSTALL_RPATH "${ZEROPAGE_RUN_PATH}")
   set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)

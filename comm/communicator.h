@@ -134,8 +134,7 @@ class Communicator {
   virtual Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what);
   virtual Pending start_gather(const at::Tensor& tensor, int root, std::string what);
   virtual Pending start_scatter(const at::Tensor& tensor, int root, std::string what);
-  virtual Pending start_all_to_all(const at::Tensor& given, const at::Tensor& received,
-                                   std::string what);
+  virtual Pending start_all_to_all(const at::Tensor& given, const at::Tensor& to, std::string what);
 
   Pending begun(const Pending& operation);
 

@@ -1,7 +1,7 @@
 // The ranks that train together, and this rank's place among them.
 //
-// A World is a handle: copies share one communicator and one store. The last copy closes them;
-// every rank should drop its own at the same point of the program.
+// A World is a handle: copies share one communicator and one store. The last copy closes them, once what this rank has begun
+// there has ended, or at once while an exception is on its way; every rank should drop its own at the same point of the program.
 // Threads: as the communicator, one thread at a time.
 #pragma once
 

@@ -12,7 +12,6 @@
 // 0's parameters.
 #pragma once
 
-#include <memory>
 #include <utility>
 #include <vector>
 

@@ -17,6 +17,12 @@ struct PeerError : std::runtime_error {
     return error;
   }
 
+  static PeerError of_leave(int peer, const std::string& reason) {
+    PeerError error = explain(peer, reason);
+    error.left = true;
+    return error;
+  }
+
   static PeerError of_abort(int peer) {
     PeerError error(peer, "aborted");
     error.aborted = true;
@@ -27,6 +33,7 @@ struct PeerError : std::runtime_error {
   bool timed_out;
   bool explained = false;
   bool aborted = false;  // by abort(): the peer did nothing wrong
+  bool left = false;     // the peer let its world go
 };
 
 }  // namespace zeropage::comm::detail

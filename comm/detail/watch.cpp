@@ -61,7 +61,19 @@ void Watch::stop() {
 }
 
 void Watch::tell_kin(const Account& account) {
-  if (kin_) kin_->end_with(*this, account);
+  if (kin_ && !is_leaving_) kin_->end_with(*this, account);
+}
+
+void Watch::tell_kin_of_leave(const Account& account) {
+  if (!is_of_part()) tell_kin(account);
+}
+
+void Watch::begin_leave() {
+  is_leaving_ = is_of_part();
+}
+
+bool Watch::is_of_part() const {
+  return kin_ && kin_->world_of(*this) != nullptr;
 }
 
 void Watch::condemn(const Account& account) {

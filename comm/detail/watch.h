@@ -18,6 +18,7 @@
 // Threads: any. Owns a thread, which sleeps most of the time, looks at the store, and calls the hooks.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -85,6 +86,10 @@ class Watch final : public Kin::Member {
 
   // This rank has failed with that account, in an operation or in texts: its other watches end too.
   void tell_kin(const Account& account);
+  // The same where a rank has only let go of these ranks' world: the other worlds go on, unless that was the world of all ranks.
+  void tell_kin_of_leave(const Account& account);
+  // This rank lets go of a part of the world: what it began there may end in any way from here on, and its other watches go on.
+  void begin_leave();
   // One of those has.
   void condemn(const Account& account) override;
   void wait_until_told() override;
@@ -92,6 +97,7 @@ class Watch final : public Kin::Member {
   std::optional<Account> account_of(int rank) const;
 
  private:
+  bool is_of_part() const;
   void work();
   void look();
   void look_for_lost(const Call& call);
@@ -105,6 +111,7 @@ class Watch final : public Kin::Member {
   const bool serves_store_;
   const std::shared_ptr<Kin> kin_;
   Hooks hooks_;  // constant from start() on
+  std::atomic<bool> is_leaving_{false};
   Activity activity_;
 
   // Owned by the thread, and by stop() after it.

@@ -7,7 +7,10 @@ namespace zeropage::comm::detail {
 
 WorldState::~WorldState() {
   // A rank that fails waits for no other.
-  if (communicator && std::uncaught_exceptions() == 0) communicator->finish();
+  if (communicator && std::uncaught_exceptions() == 0) {
+    if (watch) watch->begin_leave();
+    communicator->finish();
+  }
   if (!texts) return;
   // Where something failed here the others fail too, and one that is lost reads nothing any more.
   const auto& looks = beside ? beside->watch : watch;

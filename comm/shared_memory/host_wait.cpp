@@ -76,7 +76,7 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
   }
   for (const int place : awaited) {
     if (segment_.board(place).condition.load() == Condition::kLeft) {
-      throw PeerError::explain(
+      throw PeerError::of_leave(
           peers_.rank_of(place),
           c10::str("lost rank ", peers_.name_of(place), ": it let its world go. Rank ",
                    peers_.name_of(place), " ", segment_.describe_standing(place),

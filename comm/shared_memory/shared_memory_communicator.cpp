@@ -234,13 +234,18 @@ class SharedMemoryCommunicator final : public Communicator {
         !error.aborted || verdict, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
     const detail::Account account{error.aborted ? verdict->words : error.what(), call.describe()};
-    tell_of(account);
+    tell_of(account, error.left);
     ZP_THROW(account.words());
   }
 
-  void tell_of(const detail::Account& account) {
+  void tell_of(const detail::Account& account, bool of_leave = false) {
     link_->fail(account);
-    if (watch_) watch_->tell_kin(account);
+    if (!watch_) return;
+    if (of_leave) {
+      watch_->tell_kin_of_leave(account);
+    } else {
+      watch_->tell_kin(account);
+    }
   }
 
   Slices even_slices(const at::Tensor& whole) const { return Slices::even(whole.numel(), size()); }

@@ -6,6 +6,7 @@
 
 #include "comm/simulated_communicator.h"
 #include "tests/harness/contributions.h"
+#include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm::mesh_test {
@@ -157,6 +158,30 @@ TEST_P(MeshTest, APartMayGoWhileItsOperationsAreUnderWay) {
         EXPECT_EQ(world.sum(1.0), 8);
       },
       GetParam().options());
+}
+
+// A pipeline that is made anew after an error leaves such a recv behind.
+TEST(SplitTest, WhatWaitsForARankThatLetAPartGoEndsAndTheWorldGoesOn) {
+  run_ranks(2, [](World& world) {
+    std::optional<World> part = world.split(0, 0);
+    if (world.rank() == 1) {
+      part.reset();
+    } else {
+      EXPECT_THAT(testing::error_of([&] {
+                    part->communicator().recv(torch::zeros({4}), 1, "what never comes").wait();
+                  }),
+                  AllOf(HasSubstr("recv #0 from rank 1 of what never comes within colour 0"),
+                        HasSubstr("lost rank 1: it let its world go")));
+    }
+    EXPECT_EQ(world.sum(1.0), 2);
+    std::optional<World> another = world.split(0, 0);
+    Pending in_vain;
+    if (world.rank() == 0) {
+      in_vain = another->communicator().recv(torch::zeros({4}), 1, "what never comes");
+    }
+    another.reset();
+    EXPECT_EQ(world.sum(1.0), 2);
+  });
 }
 
 TEST(SplitTest, PartsUseWhatDecoratesTheWorldsCommunicator) {

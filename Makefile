@@ -25,7 +25,7 @@ train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks wit
 
 test: setup $(BUILD)/build.ninja ## build and run all tests but those of the benches
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target tests
-	@scripts/run_tests.sh release $$((3 * $(JOBS))) -LE bench
+	@scripts/run_tests.sh release $$((4 * $(JOBS))) -LE bench
 
 cuda: ## build everything with the CUDA runtime, for sm_80 and sm_90, in build/cuda; its tests need a GPU
 	@scripts/setup.sh --cuda

@@ -33,7 +33,7 @@ struct PeerError : std::runtime_error {
   bool timed_out;
   bool explained = false;
   bool aborted = false;  // by abort(): the peer did nothing wrong
-  bool left = false;     // the peer let its world go
+  bool left = false;     // the peer let its world go, in order
 };
 
 }  // namespace zeropage::comm::detail

@@ -86,7 +86,7 @@ class Watch final : public Kin::Member {
 
   // This rank has failed with that account, in an operation or in texts: its other watches end too.
   void tell_kin(const Account& account);
-  // The same where a rank has only let go of these ranks' world: the other worlds go on, unless that was the world of all ranks.
+  // The same where a rank has only let go of these ranks' world, in order: the others go on, unless that was the world of all ranks.
   void tell_kin_of_leave(const Account& account);
   // This rank lets go of a part of the world: what it began there may end in any way from here on, and its other watches go on.
   void begin_leave();

@@ -1,5 +1,6 @@
 #include "comm/shared_memory/host_link.h"
 
+#include <exception>
 #include <utility>
 #include <vector>
 
@@ -23,7 +24,9 @@ HostLink::HostLink(SharedSegment segment, const Options& options)
 
 HostLink::~HostLink() {
   Condition present = Condition::kPresent;
-  segment_.board(peers_.own()).condition.compare_exchange_strong(present, Condition::kLeft);
+  segment_.board(peers_.own())
+      .condition.compare_exchange_strong(
+          present, std::uncaught_exceptions() > 0 ? Condition::kGone : Condition::kLeft);
   futex_wake_all(segment_.header().meetings);
 }
 

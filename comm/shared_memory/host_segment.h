@@ -84,7 +84,12 @@ class HostSegment {
     SharedText<160> what;
   };
 
-  enum class Condition : uint32_t { kPresent, kFailed, kLeft };
+  enum class Condition : uint32_t {
+    kPresent,
+    kFailed,
+    kLeft,  // in order
+    kGone,  // while an exception was on its way
+  };
 
   // What a rank says of itself. Written by it alone.
   struct Board {

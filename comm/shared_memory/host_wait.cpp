@@ -67,7 +67,7 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
           rank, Account::parse(segment_.board(place).account.str()).as_cause_of(name));
     }
     const PeerProcess& peer = peers_.process(place);
-    if (peer.has_ended() && condition != Condition::kLeft) {
+    if (peer.has_ended() && condition == Condition::kPresent) {
       throw PeerError::explain(rank,
                                c10::str("lost rank ", name, " (process ", peer.pid(),
                                         "); it has ended or was killed. Rank ", name, " ",
@@ -75,13 +75,14 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     }
   }
   for (const int place : awaited) {
-    if (segment_.board(place).condition.load() == Condition::kLeft) {
-      throw PeerError::of_leave(
-          peers_.rank_of(place),
-          c10::str("lost rank ", peers_.name_of(place), ": it let its world go. Rank ",
-                   peers_.name_of(place), " ", segment_.describe_standing(place),
-                   "; all ranks must call the same operations"));
-    }
+    const auto condition = segment_.board(place).condition.load();
+    if (condition != Condition::kLeft && condition != Condition::kGone) continue;
+    const std::string words = c10::str(
+        "lost rank ", peers_.name_of(place), ": it let its world go. Rank ", peers_.name_of(place),
+        " ", segment_.describe_standing(place), "; all ranks must call the same operations");
+    const int rank = peers_.rank_of(place);
+    throw condition == Condition::kLeft ? PeerError::of_leave(rank, words)
+                                        : PeerError::explain(rank, words);
   }
   if (awaited.empty()) return;
   const auto now = Clock::now();

@@ -1,10 +1,7 @@
 # zeropage_carry_headers(<target> <header>): makes an object library whose precompiled header other targets reuse. It has one empty source,
-# as a target must have one; with torch/torch.h even that would take g++ 6 s.
+# as a target must have one. It takes the header too, which costs g++ 6 s: where no source takes it, CMake makes no rule for it.
 function(zeropage_carry_headers target header)
-  set(source ${PROJECT_SOURCE_DIR}/cmake/carries_precompiled.cpp)
-  add_library(${target} OBJECT EXCLUDE_FROM_ALL ${source})
-  set_target_properties(${target} PROPERTIES UNITY_BUILD OFF)
-  set_source_files_properties(${source} PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
+  add_library(${target} OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/carries_precompiled.cpp)
   target_link_libraries(${target} PRIVATE zeropage::zeropage zeropage_warnings)
   target_precompile_headers(${target} PRIVATE ${header})
 endfunction()

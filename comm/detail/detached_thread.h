@@ -1,7 +1,7 @@
 // A thread that nobody joins, and that may be left behind.
 //
 // It is detached from its beginning. std::thread::detach() is not safe for a thread that may end at the same time: glibc reads the
-// thread's memory after it has given it up, and by then the thread may have unmapped it (bug 19951 of glibc, read in 2.36).
+// thread's memory after it has given it up, and by then the thread may have unmapped it (seen in glibc 2.36).
 #pragma once
 
 #include <functional>

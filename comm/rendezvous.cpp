@@ -24,6 +24,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/detail/broken_pipe.h"
+#include "comm/detail/short_lookups.h"
 #include "comm/detail/store_calls.h"
 #include "comm/detail/store_socket.h"
 #include "memory/check.h"
@@ -320,6 +321,7 @@ c10::intrusive_ptr<c10d::Store> open_store(const Place& place, std::chrono::mill
   if (options.isServer) options.masterListenFd = socket_for_store(place);
   // For the thread that serves it, which is started here.
   const detail::BrokenPipeScope broken_pipe;
+  const detail::ShortLookups lookups(place.master_address);
   try {
     return c10::make_intrusive<c10d::TCPStore>(place.master_address, options);
   } catch (const std::exception& error) {

@@ -7,6 +7,7 @@
 #include <future>
 #include <memory>
 #include <netinet/in.h>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <sys/socket.h>
@@ -19,6 +20,7 @@
 
 #include "comm/detail/broken_pipe.h"
 #include "comm/detail/detached_thread.h"
+#include "comm/detail/short_lookups.h"
 
 namespace zeropage::comm::detail {
 namespace {
@@ -28,6 +30,15 @@ constexpr auto kMargin = std::chrono::seconds(1);
 // Between looks for a key that is not there yet.
 constexpr auto kShortestPause = std::chrono::microseconds(100);
 constexpr auto kLongestPause = std::chrono::microseconds(102'400);
+
+// What `store` holds; null: it is of another kind.
+const c10d::TCPStore* tcp_store_below(const c10::intrusive_ptr<c10d::Store>& store) {
+  auto innermost = store;
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
+    innermost = prefixed->getUnderlyingNonPrefixStore();
+  }
+  return dynamic_cast<const c10d::TCPStore*>(innermost.get());
+}
 
 // Whether this descriptor is a connection to that port which the other end has closed.
 bool is_closed_connection_to(uint16_t port, int fd) {
@@ -90,11 +101,7 @@ std::optional<std::string> read_key(const c10::intrusive_ptr<c10d::Store>& store
 }
 
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store) {
-  auto innermost = store;
-  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get())) {
-    innermost = prefixed->getUnderlyingNonPrefixStore();
-  }
-  const auto* over_tcp = dynamic_cast<c10d::TCPStore*>(innermost.get());
+  const auto* over_tcp = tcp_store_below(store);
   if (over_tcp == nullptr) return true;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     if (is_closed_connection_to(over_tcp->getPort(), std::stoi(entry.path().filename()))) {
@@ -122,6 +129,12 @@ bool is_listened_to(uint16_t port) {
     }
   }
   return false;
+}
+
+c10::intrusive_ptr<c10d::Store> connect_again(const c10::intrusive_ptr<c10d::Store>& store) {
+  const auto* over_tcp = tcp_store_below(store);
+  const ShortLookups lookups(over_tcp != nullptr ? over_tcp->getHost() : "");
+  return store->clone();
 }
 
 void write_key(c10d::Store& store, const std::string& key, const std::string& text) {

@@ -34,6 +34,9 @@ bool is_listened_to(uint16_t port);
 // for seconds where nobody answers such questions.
 bool is_served(const c10::intrusive_ptr<c10d::Store>& store);
 
+// Another connection to that store, under the same keys.
+c10::intrusive_ptr<c10d::Store> connect_again(const c10::intrusive_ptr<c10d::Store>& store);
+
 void write_key(c10d::Store& store, const std::string& key, const std::string& text);
 
 }  // namespace zeropage::comm::detail

@@ -39,7 +39,7 @@ std::string last_key(int rank) {
 
 WatchedLink::WatchedLink(Options options)
     : options_(with_watch(std::move(options))),
-      store_(options_.store->clone()),
+      store_(connect_again(options_.store)),
       link_({.store = options_.store,
              .rank = options_.rank,
              .size = options_.size,

@@ -1,11 +1,16 @@
 #include "comm/rendezvous.h"
 
+#include <chrono>
 #include <map>
+#include <netinet/in.h>
+#include <resolv.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm/detail/store_calls.h"
 #include "comm/detail/store_socket.h"
 #include "comm/launcher/rank_environment.h"
 #include "memory/check.h"
@@ -213,6 +218,47 @@ TEST(RendezvousTest, ServesTheStoreAtTheAddressThatTheOthersUse) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_THAT(addresses_at(port), ::testing::ElementsAre("0100007F"));
   store->set("a key", std::string("a value"));
+}
+
+// What this thread asks the name service goes to a socket that nobody reads.
+class SilentNameService {
+ public:
+  SilentNameService() : socket_(socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};
+    socklen_t length = sizeof(address);
+    EXPECT_EQ(bind(socket_, reinterpret_cast<sockaddr*>(&address), length), 0);
+    EXPECT_EQ(getsockname(socket_, reinterpret_cast<sockaddr*>(&address), &length), 0);
+    res_init();
+    _res.nscount = 1;
+    _res.nsaddr_list[0] = address;
+  }
+  ~SilentNameService() {
+    EXPECT_EQ(_res.nscount, 1);
+    res_init();
+    close(socket_);
+  }
+
+ private:
+  const int socket_;
+};
+
+TEST(RendezvousTest, ANameServiceThatDoesNotAnswerHoldsUpAConnectionForASecond) {
+  const detail::PortSocket free = detail::bind_free_port();
+  const Place place{.world_size = 2,
+                    .master_address = "127.0.0.1",
+                    .master_port = static_cast<uint16_t>(free.port)};
+  const SilentNameService silent;
+  const int seconds = _res.retrans;
+  ::testing::internal::CaptureStderr();  // c10d has no name for its messages, and says so
+  const auto begin = std::chrono::steady_clock::now();
+  const auto store = open_store(place, std::chrono::seconds(60));
+  const auto again = detail::connect_again(store);
+  // By glibc's default 10 s.
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("hostname"));
+  EXPECT_EQ(_res.retrans, seconds);
+  store->set("a key", std::string("a value"));
+  EXPECT_EQ(again->get_to_str("a key"), "a value");
 }
 
 TEST(RendezvousTest, ServesAtTheSocketOfTheLauncher) {

@@ -12,9 +12,10 @@
 
 #include <c10/util/Exception.h>
 
-#define ZP_CHECK(condition, ...) \
-  TORCH_CHECK(condition, ::zeropage::memory::owner_prefix(), __VA_ARGS__)
-#define ZP_THROW(...) ZP_CHECK(false, __VA_ARGS__)
+#define ZP_CHECK(holds, ...) TORCH_CHECK(holds, ::zeropage::memory::owner_prefix(), __VA_ARGS__)
+// The loop tells a compiler that does not optimise that nothing comes behind it. It never goes round.
+#define ZP_THROW(...) \
+  for (;;) ZP_CHECK(false, __VA_ARGS__)
 
 namespace zeropage::memory {
 

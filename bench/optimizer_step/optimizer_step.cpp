@@ -5,6 +5,7 @@
 #include <iostream>
 
 #include <ATen/Parallel.h>
+#include <ATen/core/grad_mode.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <torch/cuda.h>

@@ -1,6 +1,7 @@
 #include "comm/detail/watch.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <numeric>
 #include <pthread.h>
@@ -11,7 +12,7 @@
 namespace zeropage::comm::detail {
 namespace {
 
-using Clock = Wait::Clock;
+using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
 // Between a busy rank's looks whether somebody asks.

@@ -21,15 +21,15 @@ using memory::Stream;
 using memory::StreamScope;
 
 // Elements [first, first + count) of a tensor.
-struct Part {
+struct Piece {
   int64_t first = 0;
   int64_t count = 0;
 
   at::Tensor of(const at::Tensor& whole) const { return whole.narrow(0, first, count); }
 };
-using Parts = std::vector<Part>;
+using Pieces = std::vector<Piece>;
 
-Parts all_of(const at::Tensor& tensor) {
+Pieces all_of(const at::Tensor& tensor) {
   return {{0, tensor.numel()}};
 }
 
@@ -58,8 +58,8 @@ class StagedCommunicator final : public Communicator {
  private:
   // What this rank gives and what it gets, in a tensor on the device.
   struct Moves {
-    Parts down;
-    Parts up;
+    Pieces down;
+    Pieces up;
     // Where it goes up to, from behind the rest of the staging buffer; undefined: to the same tensor.
     at::Tensor received = {};
   };
@@ -87,15 +87,16 @@ class StagedCommunicator final : public Communicator {
 
   Pending start_broadcast(const at::Tensor& tensor, int root, std::string what) override {
     const bool gives = rank() == root;
-    return start(tensor,
-                 {.down = gives ? all_of(tensor) : Parts(), .up = gives ? Parts() : all_of(tensor)},
-                 [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
-                   return host.broadcast(staged, root, what);
-                 });
+    return start(
+        tensor,
+        {.down = gives ? all_of(tensor) : Pieces(), .up = gives ? Pieces() : all_of(tensor)},
+        [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
+          return host.broadcast(staged, root, what);
+        });
   }
 
   Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what) override {
-    return start(tensor, {.down = all_of(tensor), .up = rank() == root ? all_of(tensor) : Parts()},
+    return start(tensor, {.down = all_of(tensor), .up = rank() == root ? all_of(tensor) : Pieces()},
                  [op, root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
                    return host.reduce(staged, op, root, what);
                  });
@@ -112,11 +113,12 @@ class StagedCommunicator final : public Communicator {
 
   Pending start_scatter(const at::Tensor& tensor, int root, std::string what) override {
     const bool gives = rank() == root;
-    return start(tensor,
-                 {.down = gives ? all_of(tensor) : Parts(), .up = gives ? Parts() : all_of(tensor)},
-                 [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
-                   return host.scatter(staged, root, what);
-                 });
+    return start(
+        tensor,
+        {.down = gives ? all_of(tensor) : Pieces(), .up = gives ? Pieces() : all_of(tensor)},
+        [root, what = std::move(what)](Communicator& host, const at::Tensor& staged) {
+          return host.scatter(staged, root, what);
+        });
   }
 
   // The staging buffer holds what is given, and behind it what is received.
@@ -156,11 +158,11 @@ class StagedCommunicator final : public Communicator {
 
   WireTraffic sent() const override { return host_->wire_traffic(); }
 
-  Parts own_slice(const at::Tensor& whole) const {
+  Pieces own_slice(const at::Tensor& whole) const {
     const Slices slices = Slices::even(whole.numel(), size());
     return {{slices.first(rank()), slices.count(rank())}};
   }
-  Parts other_slices(const at::Tensor& whole) const {
+  Pieces other_slices(const at::Tensor& whole) const {
     const Slices slices = Slices::even(whole.numel(), size());
     const int64_t end = slices.first(rank() + 1);
     return {{0, slices.first(rank())}, {end, whole.numel() - end}};
@@ -202,7 +204,7 @@ class StagedCommunicator final : public Communicator {
     copies_.wait(begun);
     {
       const StreamScope scope(copies_);
-      for (const Part& part : moves.down) {
+      for (const Piece& part : moves.down) {
         part.of(staged).copy_(part.of(tensor), /*non_blocking=*/true);
       }
     }
@@ -212,7 +214,7 @@ class StagedCommunicator final : public Communicator {
     const at::Tensor arrived = is_apart ? staged.narrow(0, numel, numel) : staged;
     {
       const StreamScope scope(copies_);
-      for (const Part& part : moves.up) {
+      for (const Piece& part : moves.up) {
         part.of(up_to).copy_(part.of(arrived), /*non_blocking=*/true);
       }
     }

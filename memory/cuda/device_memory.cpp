@@ -6,6 +6,7 @@
 #include <iostream>
 #include <mutex>
 
+#include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 

@@ -1,6 +1,8 @@
 // How scripts read metrics of all ranks, and what each rank owns.
 #include <map>
 
+#include <gmock/gmock.h>
+
 #include "tests/habits/scripts.h"
 #include "tests/harness/disk_folder.h"
 

@@ -54,7 +54,7 @@ END
 }
 
 configure() {
-  cmake -S . -B "$build" -G Ninja -DZEROPAGE_BENCH=OFF -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=28 \
+  cmake -S . -B "$build" -G Ninja -DZEROPAGE_BENCH=OFF -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=75 \
     -DZEROPAGE_TORCH_DIR="$(echo "$environment"/lib/python3*/site-packages/torch)" "$@" | grep 'Zeropage:' || true
 }
 

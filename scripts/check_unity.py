@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that sources can be compiled as one: presets compile up to 14 at a time, which is several times faster where each sees LibTorch.
+"""Checks that sources can be compiled as one: presets compile up to 75 at a time, and the sanitizers' sample the whole
+library, which is several times faster where each sees LibTorch.
 
-Names in anonymous namespaces are unique in their namespace within a folder, and each test source has a namespace of its own.
+Names in anonymous namespaces are unique in their namespace within the library or a program, and aliases of one name mean the same. Each
+test source has a namespace of its own.
 Prints each breach; exit 1 if any."""
 
 import collections
@@ -15,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ALONE = re.compile(r"^offload/cpu/|/cuda/|/no_(?:cuda|nccl|cuda_devices)\.cpp$")
 TYPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:struct|class|enum class|enum)\s+(?:alignas\([^)]*\)\s*)?(\w+)")
 FUNCTION = re.compile(r"(\w+)\s*\((.*)\)[^()]*$", re.DOTALL)
+ALIAS = re.compile(r"using (\w+) = (.*)")
 VALUE = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=|\{|$)")
 
 
@@ -96,6 +99,7 @@ def name_of(statement):
 
 def breaches():
     where = collections.defaultdict(set)
+    aliases = collections.defaultdict(dict)
     for name in sources("*.cpp"):
         folder = name.split("/")[0]
         if folder == "tests" or ALONE.search(name):
@@ -113,6 +117,12 @@ def breaches():
                 declared = name_of(statement)
                 if declared:
                     where[scope, outer, declared].add(name)
+                elif alias := ALIAS.match(statement):
+                    # Sources write the same type from different namespaces.
+                    aliases[scope, outer, alias[1]][name] = re.sub(r"\b\w+::", "", alias[2])
+    for declaration, means in aliases.items():
+        if len(set(means.values())) > 1 or declaration in where:
+            where[declaration].update(means)
     for (_, namespace, declared), names in sorted(where.items()):
         if len(names) > 1:
             yield (f"{', '.join(sorted(names))}: each has {declared} in an anonymous namespace of {namespace or 'the global one'}; "

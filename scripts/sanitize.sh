@@ -3,7 +3,7 @@
 # A report fails its test. tests/README.md says what the two do not look at.
 #
 #   scripts/sanitize.sh [address|thread]      all tests, under both unless told; an hour on 2 cores
-#   scripts/sanitize.sh --sample [VERSION]    what .ci/run does: training by every habit, over ranks as threads; 5 minutes; by clang,
+#   scripts/sanitize.sh --sample [VERSION]    what .ci/run does: training by every habit, over ranks as threads; 4 minutes; by clang,
 #                                             which scripts/setup.sh --fuzz installs.
 #                                             Under AddressSanitizer with LibTorch VERSION, which check_libtorch.sh installs
 set -euo pipefail

@@ -33,7 +33,7 @@ if [ "${1:-}" != --sample ]; then
 fi
 
 # The sample's time is its compiler's. So it is not optimised, and clang compiles it, which takes less than half of g++'s time here. Each
-# build compiles the whole library as one source, which needs no precompiled header and is half of the time again. Both run at once, on a
+# build compiles the whole library as one source, which needs no precompiled header and takes a third less. Both run at once, on a
 # core each. Warnings are those of the other builds.
 command -v clang++ >/dev/null || { echo 'sanitize: no clang++, which compiles the sample. Call scripts/setup.sh --fuzz' >&2; exit 1; }
 by_clang=(-DCMAKE_CXX_COMPILER=clang++ -DCMAKE_CXX_FLAGS_RELWITHDEBINFO='-O0 -g1 -DNDEBUG -w'

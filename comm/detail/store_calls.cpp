@@ -7,7 +7,6 @@
 #include <future>
 #include <memory>
 #include <netinet/in.h>
-#include <optional>
 #include <sstream>
 #include <string>
 #include <sys/socket.h>

@@ -204,8 +204,8 @@ class StagedCommunicator final : public Communicator {
     copies_.wait(begun);
     {
       const StreamScope scope(copies_);
-      for (const Piece& part : moves.down) {
-        part.of(staged).copy_(part.of(tensor), /*non_blocking=*/true);
+      for (const Piece& piece : moves.down) {
+        piece.of(staged).copy_(piece.of(tensor), /*non_blocking=*/true);
       }
     }
     copies_.record().synchronize();
@@ -214,8 +214,8 @@ class StagedCommunicator final : public Communicator {
     const at::Tensor arrived = is_apart ? staged.narrow(0, numel, numel) : staged;
     {
       const StreamScope scope(copies_);
-      for (const Piece& part : moves.up) {
-        part.of(up_to).copy_(part.of(arrived), /*non_blocking=*/true);
+      for (const Piece& piece : moves.up) {
+        piece.of(up_to).copy_(piece.of(arrived), /*non_blocking=*/true);
       }
     }
     return last_end_ = copies_.record();

@@ -124,7 +124,7 @@ TEST_P(PartitionTest, EveryErrorBeginsWithTheRanksOfTheLostHost) {
     return launch_function(
         [lost_host] {
           return printing_errors([&] {
-            // For meeting too, which takes ranks seconds on a busy machine.
+            // For meeting too, in which each lost answer of the name service costs a second.
             const WorldOptions options{.deadline = 5s};
             Place place = read_place();
             place.host = c10::str("host ", place.rank % 2);

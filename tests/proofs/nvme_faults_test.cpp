@@ -40,7 +40,7 @@ class NvmeFaultsTest : public ::testing::TestWithParam<StepWhen> {
     const auto script = std::make_shared<DeviceScript>();
     script->faults = faults;
     Options options;
-    options.page_bytes = 8_KiB;
+    options.page_bytes = 4_KiB;
     options.offload.optimizer = tier;
     if (tier == Tier::kNvme) {
       options.offload.step = GetParam();

@@ -50,4 +50,31 @@ ZEROPAGE_ELEMENT PlacedMantissa placed_mantissa(uint64_t bits) {
   return placed;
 }
 
+// What terms add up to on the host, and how many infinities and NaNs there are. Words as ExactSum has
+// them, uncarried.
+struct ExactDigits {
+  uint64_t words[kExactWords] = {};
+  int64_t terms = 0;  // since the digits were last below 2^32
+
+  // term: not negative, or a NaN.
+  void add(double term) {
+    const uint64_t bits = rounded::bits_of(term) & INT64_MAX;
+    if (bits >= kInfinityBits) {
+      ++words[bits == kInfinityBits ? kInfinitiesWord : kNansWord];
+      return;
+    }
+    if (++terms == kMostUncarriedTerms) carry();
+    const PlacedMantissa placed = placed_mantissa(bits);
+    for (int i = 0; i < kDigitsOfTerm; ++i) words[placed.digit + i] += placed.part(i);
+  }
+
+  void carry() {
+    for (int digit = 0; digit + 1 < kExactDigits; ++digit) {
+      words[digit + 1] += words[digit] >> kDigitBits;
+      words[digit] &= kDigitMask;
+    }
+    terms = 0;
+  }
+};
+
 }  // namespace zeropage::offload

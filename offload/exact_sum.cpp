@@ -115,6 +115,14 @@ void ExactSum::add(const ExactSum& other) {
   ++uncarried_;  // for a term of its own: the digits are smaller than one adds
 }
 
+void ExactSum::add(const ExactDigits& digits) {
+  ExactDigits carried = digits;
+  carried.carry();
+  if (uncarried_ >= kMostUncarried) carry();
+  for (size_t i = 0; i < kWords; ++i) words_[i] += static_cast<int64_t>(carried.words[i]);
+  ++uncarried_;
+}
+
 double ExactSum::value() const {
   const Words carried = words();
   if (carried[kNans] != 0) return std::numeric_limits<double>::quiet_NaN();

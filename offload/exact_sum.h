@@ -4,7 +4,7 @@
 // Neal 2015, "Fast exact summation using small and large superaccumulators"), 552 bytes.
 //
 //   offload::ExactSum squares;
-//   squares.add(of_one_gradient);               // fp64, say of block_sums_of_squares
+//   squares.add(of_one_gradient);               // fp64, say a weight
 //   all_reduce(squares.words(), plus);          // on each rank; plain integers
 //   const double norm = std::sqrt(offload::ExactSum::from_words(words).value());
 //
@@ -33,6 +33,7 @@ class ExactSum {
   void add(double term) { add(std::span(&term, 1)); }
   void add(std::span<const double> terms);
   void add(const ExactSum& other);
+  void add(const ExactDigits& digits);
 
   // Rounded once, to nearest even: above the largest fp64 is infinity. NaN if one was added, else
   // infinity if one was; 0 of no terms.

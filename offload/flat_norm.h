@@ -1,31 +1,29 @@
-// Norms of flat gradients whose bits depend on the elements' places alone: not on the device, the
-// number of threads, or how many ranks or calls share the work.
+// Sums of squares, and the look for infinities, of flat gradients.
 //
-//   offload::ExactSum squares;
-//   const at::Tensor sums = offload::block_sums_of_squares(gradient).cpu();
-//   squares.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
-//   const double norm = std::sqrt(squares.value());    // not finite if an element is not
+//   const double norm = std::sqrt(offload::sum_of_squares(gradient).value());
+//                                                              // not finite if an element is not
 //
-// block_sums_of_squares: sums of 256 squares in fp64. In a block, elements 128 apart are added
-// first, then 64, ..., 1; what a ragged last block lacks counts as zeros.
+// Each square is added exactly (offload/exact_squares.h), so a norm depends on the elements alone: not
+// on their order and places, the device, the number of threads, or how many ranks or calls share them.
 //
 // Squares of fp32, bf16 and fp16 are exact in fp64, and cannot overflow. Those of fp64 are rounded
 // once each, and are infinite above the largest fp64's root, 1.3e154. A NaN is a NaN: its bits are
 // the machine's.
-// `flat`: fp64, fp32, bf16 or fp16, contiguous, on the CPU or CUDA; there the work is queued on the
-// current stream. Reads the input once; the sums take 1 / 32 byte an element. Other accelerators
-// have block_sums_of_squares by LibTorch's operators.
+// `flat`: fp64, fp32, bf16 or fp16, contiguous. Reads the input once.
 // Throws c10::Error in words on other tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include "offload/exact_sum.h"
+
 namespace zeropage::offload {
 
-// fp64 [ceil(numel / 256)].
-at::Tensor block_sums_of_squares(const at::Tensor& flat);
+// On the host; offload/norm_table.h has them on devices too.
+ExactSum sum_of_squares(const at::Tensor& flat);
 
-// fp32 [1]: 1 if an element is infinite or NaN, else 0. For GradientFactors.
+// fp32 [1]: 1 if an element is infinite or NaN, else 0. For GradientFactors. On CUDA the work is
+// queued on the current stream.
 at::Tensor found_inf(const at::Tensor& flat);
 
 }  // namespace zeropage::offload

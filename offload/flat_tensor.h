@@ -4,7 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "offload/flat_stretch.h"
-#include "offload/summation_tree.h"
+#include "offload/exact_squares.h"
 
 namespace zeropage::offload {
 

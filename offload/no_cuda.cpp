@@ -34,11 +34,6 @@ void packed_step(const UpdateRule& /*rule*/, const PackedStretch& /*stretch*/, v
   refuse("fused_step");
 }
 
-void block_sums_of_squares(const FlatElements& /*flat*/, int64_t /*numel*/, double* /*sums*/,
-                           void* /*stream*/) {
-  refuse("block_sums_of_squares");
-}
-
 void add_norm_parts(const FlatElements& /*flat*/, const NormPart* /*parts*/,
                     const NormRange* /*ranges*/, int64_t /*most_blocks*/,
                     const NormWords& /*words*/, void* /*stream*/) {

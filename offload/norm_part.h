@@ -11,12 +11,13 @@ namespace zeropage::offload {
 // Flags that share a word.
 inline constexpr int64_t kFlagsPerWord = 32;
 
-// The squares of elements [begin, begin + numel) are added up in blocks that are counted from `begin`.
+// The squares of elements [begin, begin + numel) are added up. Blocks of 256, counted from `begin`, are
+// what a warp takes at once.
 struct NormPart {
   int64_t begin = 0;
   int64_t numel = 0;
-  int64_t sum = 0;          // that the blocks' sums are added to
-  int64_t flag = 0;         // that is set where one of them is not finite
+  int64_t sum = 0;          // that the squares are added to
+  int64_t flag = 0;         // that is set where a square is not finite
   int64_t first_block = 0;  // how many blocks the sum's parts before this one have
 };
 

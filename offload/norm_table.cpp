@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <mutex>
 #include <span>
 #include <type_traits>
 
@@ -10,13 +11,20 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "memory/check.h"
+#include "offload/cpu/flat_norm.h"
 #include "offload/cuda/current_stream.h"
 #include "offload/cuda/flat_norm.h"
-#include "offload/flat_norm.h"
 #include "offload/flat_tensor.h"
+#include "offload/parallel.h"
 
 namespace zeropage::offload {
 namespace {
+
+// The least that is worth a thread of its own.
+constexpr int64_t kTableNumelPerThread = 32768;
+
+// Whose squares LibTorch's operators take at once, in some ten copies of 8 bytes an element.
+constexpr int64_t kBlocksByOperators = 4096;
 
 int64_t blocks_of_part(const NormPart& part) {
   return parts_of<int64_t>(part.numel, kBlockNumel);
@@ -37,7 +45,7 @@ at::Tensor longs_on(const at::Device& device, std::vector<int64_t>& values) {
       .to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true);
 }
 
-// fp64 sums of blocks as the digits, infinities and NaNs that they add, by LibTorch's operators.
+// fp64 terms as the digits, infinities and NaNs that they add, by LibTorch's operators.
 void add_terms(const at::Tensor& terms, const at::Tensor& first_word, const at::Tensor& words) {
   const at::Tensor magnitude = terms.view(at::kLong).bitwise_and(INT64_MAX);
   const at::Tensor exponent = magnitude.bitwise_right_shift(kMantissaBits);
@@ -86,7 +94,6 @@ NormTable::NormTable(std::vector<NormPart> parts, const NormSizes& sizes, const 
   std::vector<NormRange> ranges(static_cast<size_t>(sizes_.sums));
   std::vector<int64_t> sum_of_block;
   std::vector<int64_t> flag_of_block;
-  int64_t blocks = 0;
   for (size_t index = 0; index < parts_.size(); ++index) {
     NormPart& part = parts_[index];
     TORCH_INTERNAL_ASSERT(part.begin >= 0 && part.numel > 0 && part.sum >= 0 &&
@@ -96,15 +103,14 @@ NormTable::NormTable(std::vector<NormPart> parts, const NormSizes& sizes, const 
     part.first_block = range.blocks;
     const int64_t of_part = blocks_of_part(part);
     range.blocks += of_part;
-    blocks += of_part;
+    first_element_.push_back(numel_);
+    numel_ += part.numel;
     end_ = std::max(end_, part.begin + part.numel);
     most_blocks_ = std::max(most_blocks_, range.blocks);
     if (device_.is_cpu() || device_.is_cuda()) continue;
     sum_of_block.insert(sum_of_block.end(), static_cast<size_t>(of_part), part.sum * kExactWords);
     flag_of_block.insert(flag_of_block.end(), static_cast<size_t>(of_part), part.flag);
   }
-  ZP_CHECK(blocks < kMostUncarriedTerms, "NormTable: expected less than 2^38 elements, got ",
-           blocks, " blocks of 256; shard the gradient over more ranks");
   if (device_.is_cpu() || parts_.empty()) return;
   if (device_.is_cuda()) {
     parts_there_ = records_on(device_, parts_);
@@ -145,23 +151,36 @@ void NormTable::add_squares(const at::Tensor& gradient, const at::Tensor& words)
 }
 
 void NormTable::add_on_host(const at::Tensor& gradient, int64_t* words) const {
-  std::vector<ExactSum> sums(static_cast<size_t>(sizes_.sums));
-  for (const NormPart& part : parts_) {
-    const at::Tensor terms = block_sums_of_squares(gradient.narrow(0, part.begin, part.numel));
-    const std::span<const double> of_part(terms.const_data_ptr<double>(),
-                                          static_cast<size_t>(terms.numel()));
-    sums[static_cast<size_t>(part.sum)].add(of_part);
-    const bool finite = std::all_of(of_part.begin(), of_part.end(),
-                                    [](double term) { return std::isfinite(term); });
-    if (finite) continue;
-    words[sizes_.sums * kExactWords + part.flag / kFlagsPerWord] |= int64_t{1}
-                                                                    << part.flag % kFlagsPerWord;
-  }
-  for (int64_t sum = 0; sum < sizes_.sums; ++sum) {
-    const ExactSum::Words added = sums[static_cast<size_t>(sum)].words();
-    for (size_t i = 0; i < added.size(); ++i)
-      words[sum * kExactWords + static_cast<int64_t>(i)] += added[i];
-  }
+  const FlatElements elements = flat_elements({"NormTable::add_squares", "gradient"}, gradient);
+  std::mutex mutex;
+  const auto tell = [&](int64_t sum, ExactDigits& digits) {
+    digits.carry();
+    const std::scoped_lock lock(mutex);
+    for (int64_t i = 0; i < kExactWords; ++i) {
+      words[sum * kExactWords + i] += static_cast<int64_t>(digits.words[i]);
+    }
+    digits = {};
+  };
+  const auto raise = [&](int64_t flag) {
+    const std::scoped_lock lock(mutex);
+    words[sizes_.sums * kExactWords + flag / kFlagsPerWord] |= int64_t{1} << flag % kFlagsPerWord;
+  };
+  // Elements of all parts, counted through.
+  parallel_for(numel_, kTableNumelPerThread, [&](int64_t begin, int64_t end) {
+    const auto after = std::upper_bound(first_element_.begin(), first_element_.end(), begin);
+    ExactDigits digits;
+    for (auto index = static_cast<size_t>(after - first_element_.begin()) - 1; begin < end;
+         ++index) {
+      const NormPart& part = parts_[index];
+      const int64_t first = begin - first_element_[index];
+      const int64_t last = std::min(part.numel, end - first_element_[index]);
+      if (!cpu::add_squares(elements, part.begin + first, part.begin + last, digits)) {
+        raise(part.flag);
+      }
+      begin = first_element_[index] + last;
+      if (begin == end || parts_[index + 1].sum != part.sum) tell(part.sum, digits);
+    }
+  });
 }
 
 // The blocks side by side, ragged ones filled up with zeros: one copy, however many parts there are.
@@ -173,16 +192,30 @@ void NormTable::add_by_operators(const at::Tensor& gradient, const at::Tensor& w
     const int64_t missing = blocks_of_part(part) * kBlockNumel - part.numel;
     if (missing > 0) pieces.push_back(zeros.narrow(0, 0, missing));
   }
-  const at::Tensor terms = block_sums_of_squares(at::cat(pieces));
-  add_terms(terms, sum_of_block_, words);
-  const at::Tensor not_finite = terms.isfinite().logical_not().to(at::kLong);
+  const at::Tensor elements = at::cat(pieces).view({-1, kBlockNumel});
   const int64_t first_flag = sizes_.sums * kExactWords;
   const int64_t flag_words = sizes_.flag_words();
-  at::Tensor counts = at::zeros({flag_words * kFlagsPerWord}, words.options());
-  counts.index_add_(0, flag_of_block_, not_finite);
-  const at::Tensor bits =
-      counts.ne(0).to(at::kLong).view({flag_words, kFlagsPerWord}).mul(bit_values_).sum(1);
-  words.narrow(0, first_flag, flag_words).bitwise_or_(bits);
+  const at::Tensor sums = words.narrow(0, 0, first_flag);
+  for (int64_t begin = 0; begin < elements.size(0); begin += kBlocksByOperators) {
+    const int64_t blocks = std::min(kBlocksByOperators, elements.size(0) - begin);
+    const auto of_elements = [&](const at::Tensor& of_block) {
+      const at::Tensor column = of_block.narrow(0, begin, blocks).unsqueeze(1);
+      return column.expand({blocks, kBlockNumel}).reshape({-1});
+    };
+    const at::Tensor wide = elements.narrow(0, begin, blocks).to(at::kDouble).view({-1});
+    const at::Tensor squares = wide * wide;
+    const at::Tensor added = at::zeros_like(sums);
+    add_terms(squares, of_elements(sum_of_block_), added);
+    sums.add_(added.bitwise_and(static_cast<int64_t>(kDigitMask)));
+    sums.narrow(0, 1, first_flag - 1)
+        .add_(added.narrow(0, 0, first_flag - 1).bitwise_right_shift(kDigitBits));
+    const at::Tensor not_finite = squares.isfinite().logical_not().to(at::kLong);
+    at::Tensor counts = at::zeros({flag_words * kFlagsPerWord}, words.options());
+    counts.index_add_(0, of_elements(flag_of_block_), not_finite);
+    const at::Tensor bits =
+        counts.ne(0).to(at::kLong).view({flag_words, kFlagsPerWord}).mul(bit_values_).sum(1);
+    words.narrow(0, first_flag, flag_words).bitwise_or_(bits);
+  }
 }
 
 }  // namespace zeropage::offload

@@ -7,13 +7,13 @@
 //   const at::Tensor on_host = words.cpu();
 //   const double norm = std::sqrt(table.sizes().sum(on_host, 0).value());
 //
-// The bits are those of block_sums_of_squares() of each part and an ExactSum of all of them: digits are
-// integers, so neither the device nor the order of the additions shows.
+// Each square is added exactly (offload/exact_squares.h), and digits are integers. So the words' sum
+// depends on the elements alone: not on the device, the order, or where parts and tables cut them.
 //
-// Several tables, say one a page, may add to the same words, up to 2^30 blocks in all: 2^38 elements.
-// On CUDA a call is one launch; on the host the loops of this folder; other accelerators do it by
-// LibTorch's operators, some 40 a call, in 3 fp64 copies of the gradient. No call waits for a device,
-// but for the constructor: its table is copied there from pageable memory.
+// Several tables, say one a page, may add to the same words, in up to 2^16 calls. On CUDA a call is one
+// launch; on the host the loops of this folder; other accelerators do it by LibTorch's operators, some
+// 50 for every million elements. No call waits for a device, but for the constructor: its table is
+// copied there from pageable memory.
 // Lifetime: tensors must live until the device has done the work. Threads: any.
 // Throws c10::Error in words on parts outside the gradient, and on what flat_norm.h refuses.
 #pragma once
@@ -63,9 +63,11 @@ class NormTable {
 
   const NormSizes sizes_;
   const at::Device device_;
-  std::vector<NormPart> parts_;  // by sum
-  int64_t end_ = 0;              // of the elements
-  int64_t most_blocks_ = 0;      // of a sum
+  std::vector<NormPart> parts_;         // by sum
+  std::vector<int64_t> first_element_;  // how many elements the parts before each have
+  int64_t numel_ = 0;                   // of all parts
+  int64_t end_ = 0;                     // of the elements
+  int64_t most_blocks_ = 0;             // of a sum
   // On a CUDA device: NormParts and NormRanges, as they lie.
   at::Tensor parts_there_;
   at::Tensor ranges_there_;

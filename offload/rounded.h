@@ -73,6 +73,21 @@ ZEROPAGE_ELEMENT double multiply(double a, double b) {
 #endif
 }
 
+// a b + c
+ZEROPAGE_ELEMENT double multiply_add(double a, double b, double c) {
+#if defined(__CUDA_ARCH__)
+  return __fma_rn(a, b, c);
+#else
+  return __builtin_fma(a, b, c);
+#endif
+}
+
+// To an integer. a: 0 or more, below 2^53.
+ZEROPAGE_ELEMENT double round_up(double a) {
+  const auto whole = static_cast<double>(static_cast<int64_t>(a));
+  return whole < a ? whole + 1 : whole;
+}
+
 ZEROPAGE_ELEMENT uint32_t bits_of(float value) {
 #if defined(__CUDA_ARCH__)
   return __float_as_uint(value);
@@ -86,6 +101,14 @@ ZEROPAGE_ELEMENT uint64_t bits_of(double value) {
   return static_cast<uint64_t>(__double_as_longlong(value));
 #else
   return __builtin_bit_cast(uint64_t, value);
+#endif
+}
+
+ZEROPAGE_ELEMENT double double_of(uint64_t bits) {
+#if defined(__CUDA_ARCH__)
+  return __longlong_as_double(static_cast<int64_t>(bits));
+#else
+  return __builtin_bit_cast(double, bits);
 #endif
 }
 

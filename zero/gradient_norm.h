@@ -1,14 +1,12 @@
-// The L2 norm of the gradients of all ranks: the same number, bit for bit, at every stage and for any
-// split over ranks.
+// The L2 norm of the gradients of all ranks: the same number, bit for bit, at every stage, for any
+// split over ranks, any size of pages and any order of parameters.
 //
-// Squares are added in fp64 over blocks of 256 elements of a page, cut where a parameter begins or
-// ends (offload/flat_norm); a shard is a whole number of blocks. The blocks' sums are added exactly
-// (offload/exact_sum), so it does not matter which rank has which. The sum is rounded once, then its
-// root is. With other page sizes blocks lie elsewhere, and the last bits may differ.
+// The square of each element is added exactly (offload/exact_squares.h, offload/exact_sum.h). So it does
+// not matter where an element lies and which rank has it. The sum is rounded once, then its root is.
 //
 // Where parameters are slices (parallel/sliced_layer.h), the norm is that of the whole module's gradients, and
 // a parameter is not finite where any slice of it is not. All ranks of the tensor-parallel group get the same
-// number, so they decide alike; its last bits may differ from those of one rank with the whole module. Costs
+// number, so they decide alike. It is that of one rank with the whole module where the gradients are equal. Costs
 // a second message, over the group, and twice as many sums in both.
 //
 // Costs a read of what this rank owns, on an accelerator in a launch a page, and a message of 0.6 KiB,

@@ -1,93 +1,168 @@
 #include "offload/cpu/flat_norm.h"
 
 #include <algorithm>
+#include <limits>
+#include <type_traits>
 
 namespace zeropage::offload::cpu {
 namespace {
 
-// As a lane of a warp does it in CUDA: elements kLanes apart in registers, then what the lanes have.
-constexpr int kLanes = 32;
+// Elements whose sums go side by side, in half of the registers of AVX2.
+constexpr int kSumsAtOnce = 16;
+// Where there is no FMA there are only registers of 16 bytes.
+template <bool kFused>
+constexpr int kSumsInRegisters = kFused ? kSumsAtOnce : kSumsAtOnce / 2;
+// From so few on a window costs less than a term for each.
+constexpr int64_t kWorthAWindow = 8;
 
 template <typename Element>
-ZEROPAGE_ELEMENT double sum_of_block(const Element* block) {
-  static_assert(kBlockNumel == 8 * kLanes);
-  double sums[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const auto square = [&](int k) { return square_of(block[i + k * kLanes]); };
-    const auto pair = [&](int k) { return rounded::add(square(k), square(k + 4)); };
-    sums[i] = rounded::add(rounded::add(pair(0), pair(2)), rounded::add(pair(1), pair(3)));
-  }
-  for (int stride = kLanes / 2; stride > 0; stride /= 2) {
-    for (int i = 0; i < stride; ++i) sums[i] = rounded::add(sums[i], sums[i + stride]);
-  }
-  return sums[0];
-}
-
-constexpr int64_t kBlocksAhead = 8;
-
-// A block. Past the end of memory it does nothing.
-template <typename Element>
-ZEROPAGE_ELEMENT void prefetch(const Element* block) {
+ZEROPAGE_ELEMENT void prefetch(const Element* elements, int64_t numel) {
   constexpr int kLine = 64 / sizeof(Element);
-  for (int i = 0; i < kBlockNumel; i += kLine) __builtin_prefetch(block + i);
+  for (int64_t i = 0; i < numel; i += kLine) __builtin_prefetch(elements + i);
 }
 
-template <typename Element>
-ZEROPAGE_ELEMENT void sum_blocks(const Element* elements, int64_t numel, double* sums,
-                                 int64_t begin, int64_t end) {
-  const int64_t whole_end = std::min(end, numel / kBlockNumel);
-  for (int64_t block = begin; block < whole_end; ++block) {
-    prefetch(elements + (block + kBlocksAhead) * kBlockNumel);
-    sums[block] = sum_of_block(elements + block * kBlockNumel);
+struct Keys {
+  uint32_t largest = 0;
+  uint32_t least = 0;  // but for zeros; 0 where all are
+};
+
+template <typename Number>
+ZEROPAGE_ELEMENT Keys keys_of(const Number* numbers, int64_t numel) {
+  // Signed, as SSE2 has no others to compare: a key less 1, so that zeros come last.
+  int32_t largest = 0;
+  int32_t least = std::numeric_limits<int32_t>::max();
+  for (int64_t i = 0; i < numel; ++i) {
+    const uint32_t key = magnitude_key(numbers[i]);
+    largest = std::max(largest, static_cast<int32_t>(key));
+    least = std::min(least, static_cast<int32_t>(key + 0x7fffffffU));
   }
-  if (whole_end >= end) return;
-  Element ragged[kBlockNumel] = {};
-  std::copy(elements + whole_end * kBlockNumel, elements + numel, ragged);
-  sums[whole_end] = sum_of_block(ragged);
+  return {.largest = static_cast<uint32_t>(largest),
+          .least = static_cast<uint32_t>(least) - 0x7fffffffU};
+}
+
+// numbers: [numel], a multiple of kSumsAtOnce, all of them zero or of keys that the window takes.
+template <bool kFused, typename Number>
+ZEROPAGE_ELEMENT SquareTerms sum_in_window(const Number* numbers, int64_t numel,
+                                           const SquareWindow& window) {
+  constexpr int kSums = kSumsInRegisters<kFused>;
+  double highs[kSums];
+  double lows[kSums];
+  for (int k = 0; k < kSums; ++k) {
+    highs[k] = window.base;
+    lows[k] = 0;
+  }
+  for (int64_t i = 0; i < numel; i += kSums) {
+    for (int k = 0; k < kSums; ++k) add_square<kFused>(numbers[i + k], highs[k], lows[k]);
+  }
+  double high = 0;
+  double low = 0;
+  for (int k = 0; k < kSums; ++k) {
+    high = rounded::add(high, rounded::add(highs[k], -window.base));
+    low = rounded::add(low, lows[k]);
+  }
+  return terms_of(high, low, window.unit);
+}
+
+template <typename Number>
+bool add_one_by_one(const Number* numbers, int64_t numel, ExactDigits& sum) {
+  bool all_finite = true;
+  for (int64_t i = 0; i < numel; ++i) {
+    const double square = square_of_widened(numbers[i]);
+    if (square == 0) continue;
+    all_finite &= rounded::bits_of(square) < kInfinityBits;
+    sum.add(square);
+  }
+  return all_finite;
+}
+
+// numbers: [numel] and then zeros up to a multiple of kSumsAtOnce; at most kWindowNumel.
+template <typename Element, bool kFused, typename Number>
+ZEROPAGE_ELEMENT bool add_numbers(const Number* numbers, int64_t numel, ExactDigits& sum) {
+  if (numel < kWorthAWindow) return add_one_by_one(numbers, numel, sum);
+  const Keys keys = keys_of(numbers, numel);
+  if (keys.largest == 0) return true;
+  if (keys.largest >= kEndOfWindows<Element>) return add_one_by_one(numbers, numel, sum);
+  const SquareWindow window = window_below<Element>(exponent_of_key<Element>(keys.largest));
+  const int64_t padded = parts_of<int64_t>(numel, kSumsAtOnce) * kSumsAtOnce;
+  SquareTerms terms;
+  if (keys.least >= window.least_key) {
+    terms = sum_in_window<kFused>(numbers, padded, window);
+  } else {
+    Number large[kWindowNumel];
+    for (int64_t i = 0; i < padded; ++i) {
+      const bool is_small = magnitude_key(numbers[i]) < window.least_key;
+      large[i] = is_small ? Number{0} : numbers[i];
+    }
+    for (int64_t i = 0; i < numel; ++i) {
+      if (large[i] == 0 && numbers[i] != 0) sum.add(square_of_widened(numbers[i]));
+    }
+    terms = sum_in_window<kFused>(large, padded, window);
+  }
+  sum.add(terms.high);
+  sum.add(terms.low);
+  return true;
+}
+
+template <bool kFused, typename Element>
+ZEROPAGE_ELEMENT bool add_squares_of(const Element* elements, int64_t numel, ExactDigits& sum) {
+  using Number = decltype(widened(Element{}));
+  bool all_finite = true;
+  for (int64_t begin = 0; begin < numel; begin += kWindowNumel) {
+    const int64_t count = std::min<int64_t>(kWindowNumel, numel - begin);
+    prefetch(elements + begin + 2 * kWindowNumel, kWindowNumel);
+    if constexpr (std::is_same_v<Number, Element> && !kIsFp64<Element>) {
+      if (count == kWindowNumel) {
+        all_finite &= add_numbers<Element, kFused>(elements + begin, count, sum);
+        continue;
+      }
+    }
+    Number numbers[kWindowNumel];
+    for (int64_t i = 0; i < count; ++i) numbers[i] = widened(elements[begin + i]);
+    std::fill(numbers + count, numbers + parts_of<int64_t>(count, kSumsAtOnce) * kSumsAtOnce,
+              Number{0});
+    all_finite &= add_numbers<Element, kFused>(numbers, count, sum);
+  }
+  return all_finite;
 }
 
 template <typename Element>
-void sum_blocks_on_any_processor(const Element* elements, int64_t numel, double* sums,
-                                 int64_t begin, int64_t end) {
-  sum_blocks(elements, numel, sums, begin, end);
+bool add_on_any_processor(const Element* elements, int64_t numel, ExactDigits& sum) {
+  return add_squares_of<false>(elements, numel, sum);
 }
 
 template <typename Element>
-ZEROPAGE_AVX2 void sum_blocks_with_avx2(const Element* elements, int64_t numel, double* sums,
-                                        int64_t begin, int64_t end) {
-  sum_blocks(elements, numel, sums, begin, end);
+ZEROPAGE_AVX2 bool add_with_avx2(const Element* elements, int64_t numel, ExactDigits& sum) {
+  return add_squares_of<true>(elements, numel, sum);
 }
 
 template <typename Element>
-ZEROPAGE_AVX512 void sum_blocks_with_avx512(const Element* elements, int64_t numel, double* sums,
-                                            int64_t begin, int64_t end) {
-  sum_blocks(elements, numel, sums, begin, end);
-}
-
-bool is_finite(double value) {
-  constexpr uint64_t kExponent = uint64_t{0x7ff} << 52;
-  return (rounded::bits_of(value) & kExponent) != kExponent;
+ZEROPAGE_AVX512 bool add_with_avx512(const Element* elements, int64_t numel, ExactDigits& sum) {
+  return add_squares_of<true>(elements, numel, sum);
 }
 
 template <typename Element>
 bool is_finite(Element value) {
   return (rounded::bits_of(to_float(value)) & detail::kInfinity) != detail::kInfinity;
 }
+bool is_finite(double value) {
+  return (rounded::bits_of(value) & kInfinityBits) != kInfinityBits;
+}
 
 }  // namespace
 
-void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, int64_t begin,
-                           int64_t end, Instructions instructions) {
-  std::visit(
+bool add_squares(const FlatElements& flat, int64_t begin, int64_t end, ExactDigits& sum,
+                 Instructions instructions) {
+  return std::visit(
       [&](const auto* elements) {
         switch (usable(instructions)) {
           case Instructions::kAvx512:
-            return sum_blocks_with_avx512(elements, numel, sums, begin, end);
+            return add_with_avx512(elements + begin, end - begin, sum);
           case Instructions::kAvx2:
-            return sum_blocks_with_avx2(elements, numel, sums, begin, end);
+            return add_with_avx2(elements + begin, end - begin, sum);
           case Instructions::kAnyProcessor:
-            return sum_blocks_on_any_processor(elements, numel, sums, begin, end);
+            break;
         }
+        return add_on_any_processor(elements + begin, end - begin, sum);
       },
       flat);
 }

@@ -8,47 +8,6 @@ constexpr int kWarp = 32;
 constexpr int kWarps = kThreads / kWarp;
 constexpr unsigned kAllLanes = 0xffffffffU;
 
-// A warp sums a block. Lane l has elements l, l + 32, ...: loads are coalesced at any alignment,
-// and the strides 128, 64 and 32 of the tree are sums of what a lane has. numel: how many elements
-// there are from `block` on. Lane 0 returns the sum.
-template <typename Element>
-__device__ __forceinline__ double sum_of_block(const Element* __restrict__ block, int64_t numel) {
-  constexpr int kOfLane = kBlockNumel / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  Element of_lane[kOfLane];
-#pragma unroll
-  for (int k = 0; k < kOfLane; ++k) {
-    const int i = lane + k * kWarp;
-    of_lane[k] = i < numel ? block[i] : Element{};
-  }
-  double squares[kOfLane];
-#pragma unroll
-  for (int k = 0; k < kOfLane; ++k) squares[k] = square_of(of_lane[k]);
-#pragma unroll
-  for (int stride = kOfLane / 2; stride > 0; stride /= 2) {
-#pragma unroll
-    for (int k = 0; k < stride; ++k) squares[k] = rounded::add(squares[k], squares[k + stride]);
-  }
-  double sum = squares[0];
-#pragma unroll
-  for (int stride = kWarp / 2; stride > 0; stride /= 2) {
-    sum = rounded::add(sum, __shfl_down_sync(kAllLanes, sum, stride));
-  }
-  return sum;
-}
-
-template <typename Element>
-__global__ void __launch_bounds__(kThreads)
-    block_sums(const Element* __restrict__ flat, int64_t numel, double* __restrict__ sums) {
-  const int64_t blocks = parts_of<int64_t>(numel, kBlockNumel);
-  for (int64_t block = blockIdx.x * int64_t{kWarps} + threadIdx.x / kWarp; block < blocks;
-       block += gridDim.x * int64_t{kWarps}) {
-    const int64_t first = block * kBlockNumel;
-    const double sum = sum_of_block(flat + first, numel - first);
-    if (threadIdx.x % kWarp == 0) sums[block] = sum;
-  }
-}
-
 // The last of the parts that begins at the block or before it.
 __device__ __forceinline__ int64_t part_with(const NormPart* __restrict__ parts, int64_t count,
                                              int64_t block) {
@@ -66,9 +25,9 @@ using Word = unsigned long long;  // that atomics know
 // handful each, do not count.
 constexpr int kBlocksOfWarp = 8;
 
-// Three lanes add to a digit each. Nobody else does: the digits are the warp's.
-__device__ __forceinline__ void add_term(Word* digits, double term, const NormPart& part,
-                                         Word* flags) {
+// Three lanes add to a digit each. Nobody else does: the digits are the warp's. All lanes have the same
+// term, which is not negative.
+__device__ __forceinline__ void add_term(Word* digits, double term) {
   const int lane = threadIdx.x % kWarp;
   const uint64_t bits = rounded::bits_of(term);
   if (bits < kInfinityBits) {
@@ -76,10 +35,104 @@ __device__ __forceinline__ void add_term(Word* digits, double term, const NormPa
     if (lane < kDigitsOfTerm) digits[placed.digit + lane] += placed.part(lane);
   } else if (lane == 0) {
     ++digits[bits == kInfinityBits ? kInfinitiesWord : kNansWord];
-    atomicOr(flags + part.flag / kFlagsPerWord, Word{1} << part.flag % kFlagsPerWord);
   }
   __syncwarp();
 }
+
+// What a warp adds up. Each lane has two sums in a window, which is kept from block to block as long
+// as their numbers fit: then a block costs two reductions over lanes of its keys, and no shuffle.
+template <typename Element>
+class WarpSquares {
+ public:
+  // digits: kExactWords in shared memory, of this warp alone.
+  __device__ explicit WarpSquares(Word* digits) : digits_(digits) {}
+
+  // Elements [block, block + numel), at most kBlockNumel. Lane l has elements l, l + 32, ...: loads are
+  // coalesced at any alignment. Returns whether all squares are finite, to all lanes.
+  __device__ __forceinline__ bool add(const Element* __restrict__ block, int64_t numel) {
+    const int lane = threadIdx.x % kWarp;
+    Element elements[kOfLane];
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) {
+      const int i = lane + k * kWarp;
+      elements[k] = i < numel ? block[i] : Element{};
+    }
+    Number numbers[kOfLane];
+    uint32_t largest = 0;
+    uint32_t least = UINT32_MAX;  // a key less 1, so that zeros come last
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) {
+      numbers[k] = widened(elements[k]);
+      const uint32_t key = magnitude_key(numbers[k]);
+      largest = key > largest ? key : largest;
+      least = key - 1 < least ? key - 1 : least;
+    }
+    largest = __reduce_max_sync(kAllLanes, largest);
+    least = __reduce_min_sync(kAllLanes, least);
+    if (largest == 0) return true;
+    if (largest >= kEndOfWindows<Element>) return add_one_by_one(numbers, UINT32_MAX);
+    const bool fits = largest < window_.end_key && least + 1 >= window_.least_key;
+    if (!fits || room_ == 0) {
+      flush();
+      window_ = window_below<Element>(exponent_of_key<Element>(largest));
+      high_ = window_.base;
+    }
+    --room_;
+#pragma unroll
+    for (int k = 0; k < kOfLane; ++k) {
+      const bool is_small = magnitude_key(numbers[k]) < window_.least_key;
+      add_square<true>(is_small ? Number{0} : numbers[k], high_, low_);
+    }
+    if (least + 1 < window_.least_key) add_one_by_one(numbers, window_.least_key);
+    return true;
+  }
+
+  // Adds what the lanes have to the digits.
+  __device__ __forceinline__ void flush() {
+    double high = rounded::add(high_, -window_.base);
+    double low = low_;
+#pragma unroll
+    for (int stride = kWarp / 2; stride > 0; stride /= 2) {
+      high = rounded::add(high, __shfl_xor_sync(kAllLanes, high, stride));
+      low = rounded::add(low, __shfl_xor_sync(kAllLanes, low, stride));
+    }
+    if (high > 0) {
+      const SquareTerms terms = terms_of(high, low, window_.unit);
+      add_term(digits_, terms.high);
+      add_term(digits_, terms.low);
+    }
+    high_ = window_.base;
+    low_ = 0;
+    room_ = kRoom;
+  }
+
+ private:
+  using Number = decltype(widened(Element{}));
+  static constexpr int kOfLane = kBlockNumel / kWarp;
+  static constexpr int kRoom = kWindowNumel / kBlockNumel;  // blocks of a window
+
+  // Those of keys below `end`, but for zeros.
+  __device__ bool add_one_by_one(const Number* numbers, uint32_t end) {
+    bool all_finite = true;
+    for (int k = 0; k < kOfLane; ++k) {
+      const uint32_t key = magnitude_key(numbers[k]);
+      unsigned lanes = __ballot_sync(kAllLanes, key != 0 && key < end);
+      for (; lanes != 0; lanes &= lanes - 1) {
+        const int lane = __ffs(static_cast<int>(lanes)) - 1;
+        const double square = __shfl_sync(kAllLanes, square_of_widened(numbers[k]), lane);
+        all_finite &= (rounded::bits_of(square) & INT64_MAX) < kInfinityBits;
+        add_term(digits_, rounded::double_of(rounded::bits_of(square) & INT64_MAX));
+      }
+    }
+    return all_finite;
+  }
+
+  Word* const digits_;
+  SquareWindow window_;
+  double high_ = 0;
+  double low_ = 0;
+  int room_ = 0;
+};
 
 // A sum is made by so many thread blocks; each has a share of its blocks, which its warps take in
 // turn. Nothing depends on the order: digits are integers.
@@ -101,19 +154,30 @@ __global__ void __launch_bounds__(kThreads)
   const int warp = threadIdx.x / kWarp;
   const NormPart* const parts = all_parts + range.first_part;
   Word* const flags = words + int64_t{gridDim.x / shares} * kExactWords;
+  WarpSquares<Element> squares(digits[warp]);
   int64_t at = part_with(parts, range.parts, begin + warp);
   for (int64_t block = begin + warp; block < end; block += kWarps) {
     while (at + 1 < range.parts && parts[at + 1].first_block <= block) ++at;
     const NormPart part = parts[at];
     const int64_t first = (block - part.first_block) * kBlockNumel;
-    const double sum = sum_of_block(flat + part.begin + first, part.numel - first);
-    add_term(digits[warp], __shfl_sync(kAllLanes, sum, 0), part, flags);
+    const bool all_finite = squares.add(flat + part.begin + first, part.numel - first);
+    if (!all_finite && threadIdx.x % kWarp == 0) {
+      atomicOr(flags + part.flag / kFlagsPerWord, Word{1} << part.flag % kFlagsPerWord);
+    }
   }
+  squares.flush();
   __syncthreads();
+  // Digits are carried by one place, so that many calls may add to the words.
   for (int word = threadIdx.x; word < kExactWords; word += kThreads) {
     Word total = 0;
-    for (const auto& of_warp : digits) total += of_warp[word];
-    if (total != 0) atomicAdd(words + of_sum * kExactWords + word, total);
+    Word below = 0;
+    for (const auto& of_warp : digits) {
+      total += of_warp[word];
+      if (word > 0) below += of_warp[word - 1];
+    }
+    const Word mine = word + 1 < kExactDigits ? total & kDigitMask : total;
+    const Word carried = word < kExactDigits ? below >> kDigitBits : 0;
+    if (mine + carried != 0) atomicAdd(words + of_sum * kExactWords + word, mine + carried);
   }
 }
 
@@ -175,17 +239,6 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 }  // namespace
-
-void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, void* stream) {
-  if (numel == 0) return;
-  const unsigned blocks = blocks_for(numel, int64_t{kWarps} * kBlockNumel);
-  std::visit(
-      [&]<typename Element>(const Element* elements) {
-        launch({.what = "the launch of the sums of squares", .blocks = blocks, .stream = stream},
-               block_sums<Element>, elements, numel, sums);
-      },
-      flat);
-}
 
 void add_norm_parts(const FlatElements& flat, const NormPart* parts, const NormRange* ranges,
                     int64_t most_blocks, const NormWords& words, void* stream) {

@@ -4,14 +4,11 @@
 #pragma once
 
 #include "offload/norm_part.h"
-#include "offload/summation_tree.h"
+#include "offload/exact_squares.h"
 
 namespace zeropage::offload::cuda {
 
-// sums: one of each kBlockNumel elements.
-void block_sums_of_squares(const FlatElements& flat, int64_t numel, double* sums, void* stream);
-
-// Adds the blocks' sums of the parts exactly, in one launch; what is infinite or NaN is counted, and
+// Adds the squares of the parts exactly, in one launch; what is infinite or NaN is counted, and
 // sets its part's flag. parts, ranges, one a sum, and words: memory of the device. most_blocks: of a
 // range. REQUIRES: words that are zero, or hold what earlier calls on the same stream left there.
 void add_norm_parts(const FlatElements& flat, const NormPart* parts, const NormRange* ranges,

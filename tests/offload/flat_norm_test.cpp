@@ -1,13 +1,11 @@
 #include "offload/flat_norm.h"
 
-#include <bit>
 #include <cmath>
 #include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "offload/cpu/flat_norm.h"
 #include "offload/exact_sum.h"
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
@@ -18,17 +16,8 @@ namespace {
 using namespace zeropage::testing;
 using ::testing::HasSubstr;
 
-// Squares of elements low, low + stride, ... of a block, the tree written as a recursion.
-double tree_of_squares(const std::vector<double>& block, size_t low, size_t stride) {
-  if (stride == block.size()) return block[low] * block[low];
-  return tree_of_squares(block, low, 2 * stride) + tree_of_squares(block, low + stride, 2 * stride);
-}
-
-double sum_of_squares(const torch::Tensor& flat) {
-  const auto sums = block_sums_of_squares(flat);
-  ExactSum squares;
-  squares.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
-  return squares.value();
+double sum_of(const torch::Tensor& flat) {
+  return sum_of_squares(flat).value();
 }
 
 class FlatNormTest : public ::testing::TestWithParam<at::ScalarType> {};
@@ -36,46 +25,21 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, FlatNormTest,
                          ::testing::Values(at::kDouble, at::kFloat, at::kBFloat16, at::kHalf),
                          [](const auto& info) { return std::string(c10::toString(info.param)); });
 
-TEST_P(FlatNormTest, SumsTheSquaresOfEachBlockInItsTree) {
-  for (const int64_t numel : {1, 7, 255, 256, 257, 5000}) {
+TEST_P(FlatNormTest, IsTheSumOfTheSquaresRoundedOnce) {
+  for (const int64_t numel : {1, 7, 8, 15, 16, 17, 255, 1023, 1024, 1025, 5000}) {
     const auto flat = random_numbers(numel, 1).to(GetParam());
-    const auto sums = block_sums_of_squares(flat);
-    ASSERT_EQ(sums.numel(), (numel + 255) / 256);
-    for (int64_t block = 0; block < sums.numel(); ++block) {
-      std::vector<double> elements(256);
-      for (int64_t i = 256 * block; i < std::min<int64_t>(numel, 256 * block + 256); ++i) {
-        elements[static_cast<size_t>(i % 256)] = flat[i].item<double>();
-      }
-      EXPECT_EQ(sums[block].item<double>(), tree_of_squares(elements, 0, 1)) << block;
+    ExactSum expected;
+    for (int64_t i = 0; i < numel; ++i) {
+      const auto element = flat[i].item<double>();
+      expected.add(element * element);
     }
-  }
-}
-
-TEST(FlatNormTest, HasTheSameBitsOnAnyProcessor) {
-  const auto flat = random_numbers(5003, 1).to(at::kFloat);
-  const auto bf16 = flat.to(at::kBFloat16);
-  const auto half = flat.to(at::kHalf);
-  const auto wide = flat.to(at::kDouble) / 3;
-  const std::vector<std::pair<torch::Tensor, FlatElements>> all = {
-      {flat, flat.const_data_ptr<float>()},
-      {bf16, static_cast<const BFloat16Bits*>(bf16.const_data_ptr())},
-      {half, static_cast<const HalfBits*>(half.const_data_ptr())},
-      {wide, wide.const_data_ptr<double>()}};
-  for (const auto& [tensor, elements] : all) {
-    const auto expected = torch::empty({20}, at::kDouble);
-    cpu::block_sums_of_squares(elements, 5003, expected.mutable_data_ptr<double>(), 0, 20,
-                               cpu::Instructions::kAnyProcessor);
-    EXPECT_TRUE(same_bits_of(expected, block_sums_of_squares(tensor))) << tensor.scalar_type();
-    const auto by_avx2 = torch::empty_like(expected);
-    cpu::block_sums_of_squares(elements, 5003, by_avx2.mutable_data_ptr<double>(), 0, 20,
-                               cpu::Instructions::kAvx2);
-    EXPECT_TRUE(same_bits_of(expected, by_avx2)) << tensor.scalar_type();
+    EXPECT_EQ(sum_of_squares(flat).words(), expected.words()) << numel;
   }
 }
 
 TEST_P(FlatNormTest, IsTheNorm) {
   const auto flat = random_numbers(100003, 1).to(GetParam());
-  const double norm = std::sqrt(sum_of_squares(flat));
+  const double norm = std::sqrt(sum_of(flat));
   EXPECT_NEAR(norm, flat.to(at::kDouble).norm().item<double>(), 1e-12 * norm);
 }
 
@@ -107,58 +71,61 @@ TEST(FlatNormTest, HasTheSameBitsForAnyNumberOfThreads) {
   std::vector<double> sums;
   for (const int threads : {1, 2, 5}) {
     at::set_num_threads(threads);
-    sums.push_back(sum_of_squares(flat));
+    sums.push_back(sum_of(flat));
   }
   at::set_num_threads(threads_before);
   EXPECT_EQ(sums[0], sums[1]);
   EXPECT_EQ(sums[0], sums[2]);
 }
 
-TEST(FlatNormTest, DoesNotDependOnHowBlocksAreShared) {
-  const auto flat = random_numbers(100003, 1);
+TEST_P(FlatNormTest, DependsNeitherOnTheOrderNorOnWhereElementsAreCut) {
+  const auto flat = random_numbers(100003, 1).to(GetParam());
+  const auto expected = sum_of_squares(flat).words();
+  EXPECT_EQ(sum_of_squares(flat.flip(0)).words(), expected);
+  EXPECT_EQ(sum_of_squares(flat.roll(1, 0)).words(), expected);
   ExactSum parts;
-  for (const auto& [begin, end] : {std::pair{51200, 100003}, {0, 256}, {256, 51200}}) {
-    const auto sums = block_sums_of_squares(flat.slice(0, begin, end));
-    parts.add({sums.const_data_ptr<double>(), static_cast<size_t>(sums.numel())});
+  for (const auto& [begin, end] : {std::pair{51201, 100003}, {0, 255}, {255, 51201}}) {
+    parts.add(sum_of_squares(flat.slice(0, begin, end)));
   }
-  EXPECT_EQ(parts.value(), sum_of_squares(flat));
+  EXPECT_EQ(parts.words(), expected);
 }
 
 TEST(FlatNormTest, DoesNotOverflow) {
   const auto flat = torch::full({1000}, std::numeric_limits<float>::max());
-  const double sum = sum_of_squares(flat);
+  const double sum = sum_of(flat);
   EXPECT_NEAR(std::sqrt(sum), std::sqrt(1000.0) * std::numeric_limits<float>::max(), 1e30);
 }
 
 TEST(FlatNormTest, OfFp64RoundsEachSquareOnceAndMayOverflow) {
-  EXPECT_EQ(sum_of_squares(torch::full({1}, 1 / 3.0, at::kDouble)), (1 / 3.0) * (1 / 3.0));
-  EXPECT_EQ(sum_of_squares(torch::full({1}, 1.3e154, at::kDouble)), 1.3e154 * 1.3e154);
-  EXPECT_EQ(sum_of_squares(torch::full({1}, 1.4e154, at::kDouble)), INFINITY);
+  EXPECT_EQ(sum_of(torch::full({1}, 1 / 3.0, at::kDouble)), (1 / 3.0) * (1 / 3.0));
+  EXPECT_EQ(sum_of(torch::full({1}, 1.3e154, at::kDouble)), 1.3e154 * 1.3e154);
+  EXPECT_EQ(sum_of(torch::full({1}, 1.4e154, at::kDouble)), INFINITY);
 }
 
 TEST(FlatNormTest, IsNotFiniteIfAnElementIsNot) {
   auto flat = random_numbers(1000, 1);
   flat[300] = -INFINITY;
-  EXPECT_EQ(sum_of_squares(flat), INFINITY);
+  EXPECT_EQ(sum_of(flat), INFINITY);
   flat[700] = NAN;
-  EXPECT_TRUE(std::isnan(sum_of_squares(flat)));
+  EXPECT_TRUE(std::isnan(sum_of(flat)));
 }
 
 TEST(FlatNormTest, OfNothingIsZero) {
-  EXPECT_EQ(block_sums_of_squares(torch::zeros({0})).numel(), 0);
-  EXPECT_EQ(sum_of_squares(torch::zeros({0})), 0);
+  EXPECT_EQ(sum_of(torch::zeros({0})), 0);
+  EXPECT_EQ(sum_of(torch::zeros({5000})), 0);
   EXPECT_EQ(found_inf(torch::zeros({0})).item<float>(), 0);
 }
 
 TEST(FlatNormTest, IsOnlyCheckedOnTheMetaDevice) {
-  EXPECT_EQ(block_sums_of_squares(torch::zeros({257}, at::kMeta)).sizes(), at::IntArrayRef{2});
   EXPECT_TRUE(found_inf(torch::zeros({257}, at::kMeta)).is_meta());
 }
 
 TEST(FlatNormTest, RefusesOtherTensorsInWords) {
-  EXPECT_EQ(error_of([] { block_sums_of_squares(torch::zeros({3}, at::kInt)); }),
-            "block_sums_of_squares: flat: expected fp64, fp32, bf16 or fp16, got Int; convert it "
+  EXPECT_EQ(error_of([] { sum_of_squares(torch::zeros({3}, at::kInt)); }),
+            "sum_of_squares: flat: expected fp64, fp32, bf16 or fp16, got Int; convert it "
             "with .to()");
+  EXPECT_THAT(error_of([] { sum_of_squares(torch::zeros({3}, at::kMeta)); }),
+              HasSubstr("expected a tensor on the host, got one on meta; NormTable"));
   EXPECT_THAT(error_of([] {
                 found_inf(torch::zeros({3, 3}));
               }),

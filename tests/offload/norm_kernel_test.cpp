@@ -1,5 +1,5 @@
-// The kernel that adds the sums of squares of a gradient's parts exactly, run on the host: the digits
-// against a sum of single bits of what the loops of the CPU give.
+// The kernel that adds the squares of a gradient's parts exactly, run on the host: the digits against a
+// sum of the single bits of each square, and of what the loops of the CPU give.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -92,8 +92,17 @@ std::array<uint64_t, kExactWords> digits_of(Bits bits) {
   return digits;
 }
 
+double square_of(double element) {
+  return element * element;
+}
+template <typename Bits>
+double square_of(Bits element) {
+  return square_of(static_cast<double>(to_float(element)));
+}
+
+// Square by square.
 template <typename Element>
-Outcome by_loops(const std::vector<Element>& flat, const Case& of) {
+Outcome by_bits(const std::vector<Element>& flat, const Case& of) {
   Outcome outcome{.sums = {}, .flags = std::vector<bool>(static_cast<size_t>(of.flags))};
   for (int64_t sum = 0; sum < of.sums; ++sum) {
     Bits bits{};
@@ -101,20 +110,34 @@ Outcome by_loops(const std::vector<Element>& flat, const Case& of) {
     uint64_t nans = 0;
     for (const NormPart& part : of.parts) {
       if (part.sum != sum) continue;
-      std::vector<double> terms(static_cast<size_t>(parts_of<int64_t>(part.numel, kBlockNumel)));
-      cpu::block_sums_of_squares(flat.data() + part.begin, part.numel, terms.data(), 0,
-                                 static_cast<int64_t>(terms.size()),
-                                 cpu::Instructions::kAnyProcessor);
-      for (const double term : terms) {
-        infinities += std::isinf(term) ? 1 : 0;
-        nans += std::isnan(term) ? 1 : 0;
-        if (!std::isfinite(term)) outcome.flags[static_cast<size_t>(part.flag)] = true;
-        if (std::isfinite(term)) add_bits(term, bits);
+      for (int64_t i = part.begin; i < part.begin + part.numel; ++i) {
+        const double square = square_of(flat[static_cast<size_t>(i)]);
+        infinities += std::isinf(square) ? 1 : 0;
+        nans += std::isnan(square) ? 1 : 0;
+        if (!std::isfinite(square)) outcome.flags[static_cast<size_t>(part.flag)] = true;
+        if (std::isfinite(square)) add_bits(square, bits);
       }
     }
     outcome.sums.push_back(digits_of(bits));
     outcome.sums.back()[kInfinitiesWord] = infinities;
     outcome.sums.back()[kNansWord] = nans;
+  }
+  return outcome;
+}
+
+template <typename Element>
+Outcome by_loops(const std::vector<Element>& flat, const Case& of, cpu::Instructions instructions) {
+  Outcome outcome{.sums = {}, .flags = std::vector<bool>(static_cast<size_t>(of.flags))};
+  std::vector<ExactDigits> sums(static_cast<size_t>(of.sums));
+  for (const NormPart& part : of.parts) {
+    if (!cpu::add_squares(flat.data(), part.begin, part.begin + part.numel,
+                          sums[static_cast<size_t>(part.sum)], instructions)) {
+      outcome.flags[static_cast<size_t>(part.flag)] = true;
+    }
+  }
+  for (ExactDigits& sum : sums) {
+    sum.carry();
+    std::copy_n(sum.words, kExactWords, outcome.sums.emplace_back().begin());
   }
   return outcome;
 }
@@ -167,9 +190,14 @@ class NormKernelTest : public ::testing::Test {
  protected:
   void TearDown() override { device = {}; }
 
-  // In both orders of threads, and on devices of several sizes.
-  static void expect_the_loops(const std::vector<Element>& flat, const Case& of) {
-    const Outcome expected = by_loops(flat, of);
+  // By the loops of each instruction set; in both orders of threads, and on devices of several sizes.
+  static void expect_the_squares(const std::vector<Element>& flat, const Case& of) {
+    const Outcome expected = by_bits(flat, of);
+    for (const auto instructions :
+         {cpu::Instructions::kAnyProcessor, cpu::Instructions::kAvx2, cpu::Instructions::kAvx512}) {
+      EXPECT_TRUE(by_loops(flat, of, instructions) == expected)
+          << flat.size() << " elements, instructions " << static_cast<int>(instructions);
+    }
     for (const Order order : {Order::kForward, Order::kBackward}) {
       for (const int processors : {1, 5}) {
         device = {.processors = processors, .order = order};
@@ -187,41 +215,76 @@ class NormKernelTest : public ::testing::Test {
 using Elements = ::testing::Types<double, float, BFloat16Bits, HalfBits>;
 TYPED_TEST_SUITE(NormKernelTest, Elements);
 
-TYPED_TEST(NormKernelTest, AddsWhatTheLoopsGiveForAnyCutsSumsAndFlags) {
+TYPED_TEST(NormKernelTest, AddsEachSquareForAnyCutsSumsAndFlags) {
   uint64_t seed = 1;
-  for (const int64_t numel : {1, 255, 256, 257, 2000, 70001}) {
-    const auto flat =
-        numbers<TypeParam>(static_cast<size_t>(numel), seed, this->kLeast, this->kMost);
+  for (const int64_t numel : {1, 255, 257, 1500, 40001}) {
+    // What no window holds is added element by element, which takes long in lockstep.
+    const bool is_wide = numel < 2000;
+    const auto flat = numbers<TypeParam>(static_cast<size_t>(numel), seed,
+                                         is_wide ? this->kLeast : -6, is_wide ? this->kMost : 6);
     for (const auto& [sums, flags] : {std::pair<int64_t, int64_t>{1, 1}, {1, 100}, {3, 33}}) {
-      this->expect_the_loops(flat, parts_over(numel, sums, flags, ++seed));
+      this->expect_the_squares(flat, parts_over(numel, sums, flags, ++seed));
     }
   }
 }
 
 TYPED_TEST(NormKernelTest, AddsOnePartOfManyBlocks) {
   const auto flat = numbers<TypeParam>(200003, 3, -4, 4);
-  this->expect_the_loops(flat, {.parts = {{.begin = 3, .numel = 200000}}});
+  this->expect_the_squares(flat, {.parts = {{.begin = 3, .numel = 200000}}});
+}
+
+// Numbers whose squares no window holds beside each other: a few that are small beside the others, and
+// blocks that are large and small in turns.
+TYPED_TEST(NormKernelTest, AddsWhatIsSmallBesideTheOthersToo) {
+  const int far = std::is_same_v<TypeParam, HalfBits> ? 24 : 60;
+  std::vector<TypeParam> flat;
+  std::mt19937_64 random(8);
+  std::uniform_real_distribution<double> mantissas(1, 2);
+  constexpr int kThird = 1024;
+  for (int i = 0; i < 3 * kThird; ++i) {
+    const bool is_small = i < kThird ? i % 97 == 0 : i < 2 * kThird ? i / 256 % 2 == 0 : i % 2 == 0;
+    flat.push_back(element_of<TypeParam>(std::ldexp(mantissas(random), is_small ? 10 - far : 10)));
+  }
+  this->expect_the_squares(flat, {.parts = {{.begin = 0, .numel = 3 * kThird}}});
+  this->expect_the_squares(flat, parts_over(3 * kThird, 2, 3, 9));
+}
+
+// Each exponent that a window's least number may have, and the next ones on both sides.
+TYPED_TEST(NormKernelTest, IsExactAtTheEdgesOfAWindow) {
+  std::mt19937_64 random(10);
+  std::uniform_real_distribution<double> mantissas(1, 2);
+  constexpr int kSpan = kWindowSpan<TypeParam> / (this->kIsWide ? 2 : 1);
+  for (int apart = kSpan - 2; apart <= kSpan + 2; ++apart) {
+    std::vector<TypeParam> flat;
+    for (int i = 0; i < kWindowNumel; ++i) {
+      const int exponent = std::is_same_v<TypeParam, HalfBits> ? 15 : 0;
+      const bool is_small = i % 5 == 0;
+      flat.push_back(element_of<TypeParam>(std::ldexp(i % 5 == 1 ? 1.999 : mantissas(random),
+                                                      is_small ? exponent - apart : exponent)));
+    }
+    this->expect_the_squares(flat, {.parts = {{.begin = 0, .numel = kWindowNumel}}});
+  }
 }
 
 TYPED_TEST(NormKernelTest, CountsInfinitiesAndNansAndSetsTheirPartsFlag) {
-  const Case of = parts_over(30000, 2, 70, 5);
-  auto flat = numbers<TypeParam>(30000, 4, -4, 4);
+  const Case of = parts_over(6000, 2, 70, 5);
+  auto flat = numbers<TypeParam>(6000, 4, -4, 4);
   for (const double bad :
        {std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
         std::numeric_limits<double>::quiet_NaN(), -std::numeric_limits<double>::quiet_NaN()}) {
     for (const size_t place : {size_t{0}, size_t{777}, flat.size() - 1}) {
       flat[place] = element_of<TypeParam>(bad);
-      this->expect_the_loops(flat, of);
+      this->expect_the_squares(flat, of);
     }
   }
 }
 
 TYPED_TEST(NormKernelTest, AddsLargestAndLeastNumbersWithoutACarry) {
   const double largest = this->kIsWide ? 1e154 : std::is_same_v<TypeParam, HalfBits> ? 65504 : 3e38;
-  std::vector<TypeParam> flat(50000, element_of<TypeParam>(largest));
-  std::fill(flat.begin(), flat.begin() + 25000,
+  std::vector<TypeParam> flat(4000, element_of<TypeParam>(largest));
+  std::fill(flat.begin(), flat.begin() + 2000,
             element_of<TypeParam>(this->kIsWide ? 2e-162 : 6e-8));
-  this->expect_the_loops(flat, parts_over(50000, 1, 1, 6));
+  this->expect_the_squares(flat, parts_over(4000, 1, 1, 6));
 }
 
 TEST(NormKernelTest, LeavesWhatEarlierCallsAdded) {
@@ -248,7 +311,7 @@ TEST(NormKernelTest, ReachesEveryDigit) {
     of.parts.push_back({.begin = static_cast<int64_t>(flat.size()), .numel = 1});
     flat.push_back(std::ldexp(1.9999999, exponent));
   }
-  EXPECT_TRUE(by_kernel(flat, of) == by_loops(flat, of));
+  EXPECT_TRUE(by_kernel(flat, of) == by_bits(flat, of));
 }
 
 // Elements past a part's end belong to another one.
@@ -258,7 +321,7 @@ TEST(NormKernelTest, ReadsNothingPastAPartsEnd) {
   const Case of{.sums = 1, .flags = 1, .parts = {{.begin = 100, .numel = 300}}};
   const Outcome outcome = by_kernel(flat, of);
   EXPECT_FALSE(outcome.flags[0]);
-  EXPECT_TRUE(outcome == by_loops(flat, of));
+  EXPECT_TRUE(outcome == by_bits(flat, of));
 }
 
 }  // namespace

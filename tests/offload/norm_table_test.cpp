@@ -8,7 +8,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "offload/flat_norm.h"
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
@@ -30,13 +29,14 @@ ExactSum expected_sum(const torch::Tensor& flat, int64_t sum) {
   ExactSum expected;
   for (const NormPart& part : kParts) {
     if (part.sum != sum) continue;
-    const auto terms = block_sums_of_squares(flat.narrow(0, part.begin, part.numel));
-    expected.add({terms.const_data_ptr<double>(), static_cast<size_t>(terms.numel())});
+    const auto wide = flat.narrow(0, part.begin, part.numel).to(at::kDouble);
+    const auto squares = wide * wide;
+    expected.add({squares.const_data_ptr<double>(), static_cast<size_t>(squares.numel())});
   }
   return expected;
 }
 
-TEST(NormTableTest, HasTheExactSumsOfItsPartsBlocks) {
+TEST(NormTableTest, HasTheExactSumsOfItsPartsSquares) {
   for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
     const auto flat = random_numbers(6000, 1).to(dtype);
     const NormTable table(kParts, kSizes, at::kCPU);
@@ -47,6 +47,29 @@ TEST(NormTableTest, HasTheExactSumsOfItsPartsBlocks) {
       EXPECT_EQ(kSizes.sum(first, sum).words(), expected_sum(flat, sum).words()) << dtype;
     }
     for (int64_t flag = 0; flag < kSizes.flags; ++flag) EXPECT_FALSE(kSizes.flag(first, flag));
+  }
+}
+
+// A page's layout decides where parts begin, and the pages' sizes decide how parts are cut.
+TEST(NormTableTest, HasTheSameSumWhereverPartsBeginAndAreCut) {
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    const auto elements = random_numbers(70000, 2).to(dtype);
+    ExactSum::Words expected{};
+    for (const int64_t shift : {0, 1, 2, 255}) {
+      for (const int64_t cut : {70000, 1, 257, 4097}) {
+        const auto flat = torch::cat({torch::full({shift}, NAN, elements.options()), elements});
+        const std::vector<NormPart> parts =
+            cut == 70000 ? std::vector<NormPart>{{.begin = shift, .numel = 70000}}
+                         : std::vector<NormPart>{{.begin = shift + cut, .numel = 70000 - cut},
+                                                 {.begin = shift, .numel = cut}};
+        const NormTable table(parts, {.sums = 1, .flags = 1}, at::kCPU);
+        const auto words = table.sizes().make_words(at::kCPU);
+        table.add_squares(flat, words);
+        const auto sum = table.sizes().sum(words.const_data_ptr<int64_t>(), 0).words();
+        if (shift == 0 && cut == 70000) expected = sum;
+        EXPECT_EQ(sum, expected) << dtype << " shifted by " << shift << ", cut at " << cut;
+      }
+    }
   }
 }
 

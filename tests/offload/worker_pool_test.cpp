@@ -244,8 +244,9 @@ at::Tensor everything() {
     fused_step(options, step, {values, gradient, {}, states}, {.found_inf = found_inf(gradient)});
   }
   round_stochastically(values, copy, {.seed = 7, .step = 1, .tensor = 2, .first_element = 0});
-  return torch::cat({values, states[0], states[1], copy.to(at::kFloat),
-                     block_sums_of_squares(gradient).view(at::kFloat)});
+  return torch::cat(
+      {values, states[0], states[1], copy.to(at::kFloat),
+       torch::full({1}, sum_of_squares(gradient).value(), at::kDouble).view(at::kFloat)});
 }
 
 TEST(WorkerPoolScopeTest, ChangesNoBitOfAStepANormOrARounding) {

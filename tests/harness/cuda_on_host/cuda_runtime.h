@@ -204,6 +204,11 @@ inline unsigned __reduce_max_sync(unsigned mask, unsigned mine) {
   const auto larger = [](unsigned a, unsigned b) { return a > b ? a : b; };
   return cuda_on_host::reduced("__reduce_max_sync", mask, mine, larger);
 }
+inline unsigned __reduce_min_sync(unsigned mask, unsigned mine) {
+  using namespace zeropage::testing;
+  const auto smaller = [](unsigned a, unsigned b) { return a < b ? a : b; };
+  return cuda_on_host::reduced("__reduce_min_sync", mask, mine, smaller);
+}
 inline unsigned __reduce_add_sync(unsigned mask, unsigned mine) {
   using namespace zeropage::testing;
   return cuda_on_host::reduced("__reduce_add_sync", mask, mine, std::plus<unsigned>());

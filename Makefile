@@ -19,9 +19,9 @@ $(BUILD)/build.ninja: CMakePresets.json | setup
 build: setup $(BUILD)/build.ninja ## build the library, the examples and the tools; `make test` builds the tests
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target programs
 
-train: setup $(BUILD)/build.ninja ## train a GPT on real text over two ranks with sharded optimizer state
+train: setup $(BUILD)/build.ninja ## train a GPT on real text for a minute, over two ranks with sharded optimizer state
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target train_gpt
-	@$(BUILD)/examples/train_gpt --ranks 2 --stage 1 --steps 300 --sample 400
+	@$(BUILD)/examples/train_gpt --ranks 2 --stage 1 --steps 3000 --seconds 60 --sample 400
 
 test: setup $(BUILD)/build.ninja ## build and run all tests but those of the benches
 	@$(NINJA_PROGRESS) cmake --build --preset release -j $(JOBS) --target tests

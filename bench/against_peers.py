@@ -136,7 +136,9 @@ def check_arguments(parser, arguments):
 def side_commands(arguments, python, data, folder):
     """What to start for each side, ours first; --json is added per run."""
     shared = ["--data", data, *flags.command_line(arguments)]
-    sides = {"ours": [arguments.train_gpt.resolve(), *shared, "--stage", str(arguments.stage)]}
+    # Peers have one learning rate in all steps.
+    sides = {"ours": [arguments.train_gpt.resolve(), *shared, "--warmup-steps", "0", "--stage",
+                      str(arguments.stage)]}
     if arguments.axis:
         sides["ours"] += [f"--{arguments.axis}", str(arguments.ranks)]
     if arguments.axis == "pipeline":

@@ -51,6 +51,13 @@ void check_values(const Flags& flags) {
   };
   require(std::isfinite(flags.lr) && flags.lr >= 0,
           c10::str("--lr ", flags.lr, ": expected a finite number >= 0, such as 3e-4"));
+  require(std::isfinite(flags.seconds) && flags.seconds >= 0,
+          c10::str("--seconds ", flags.seconds, ": expected a finite number >= 0, such as 60"));
+  require(flags.seconds == 0 || !flags.simulates(),
+          "--seconds: the steps of a simulated run take no time; use --steps");
+  require(flags.seconds == 0 || !flags.profile.is_asked_for() || !flags.profile.steps.empty(),
+          "--seconds: which steps are the last is not known before; say with --profile-steps which "
+          "ones --report and --trace show");
   require(
       flags.model.d_model % flags.model.heads == 0,
       c10::str("--heads ", flags.model.heads, ": does not divide --d-model ", flags.model.d_model));

@@ -106,9 +106,17 @@ constexpr auto table_of(std::type_identity<Flags>) {
                                        .bounds = Bounds::positive()}),
           field<&Flags::steps>(
               {.help = "Optimizer steps", .flag = {"steps"}, .bounds = Bounds::positive()}),
+          field<&Flags::seconds>(
+              {.help = "End after about so many seconds of steps, as the first ones say, and at "
+                       "--steps at the latest; 0: as many as --steps",
+               .flag = {"seconds"}}),
           field<&Flags::seed>(
               {.help = "Of weights, samples and the continuation", .flag = {"seed"}}),
           field<&Flags::lr>({.help = "Learning rate", .flag = {"lr"}}),
+          field<&Flags::warmup_steps>(
+              {.help = "First steps, in which the learning rate rises to --lr in equal parts",
+               .flag = {"warmup-steps"},
+               .bounds = Bounds::not_negative()}),
           field<&Flags::optimizer>({.help = "Algorithm",
                                     .words = "adamw,adam,sgd,lion,adagrad",
                                     .flag = {"optimizer", "{}="}}),

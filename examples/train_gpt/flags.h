@@ -76,8 +76,10 @@ struct Flags {
   int64_t batch = 8;         // samples of a micro-batch
   int64_t global_batch = 0;  // samples a step over all ranks; 0: what the others make of it
   int64_t steps = 200;
+  double seconds = 0;  // after which the steps end, as the first ones say; 0: as many as there are
   uint64_t seed = 0;
   double lr = 1e-3;
+  int64_t warmup_steps = 20;  // in which the learning rate rises to lr, in equal parts
   std::string optimizer = "adamw";
   int ranks = 1;
   int tensor = 1;    // ranks that compute a sample together
@@ -113,6 +115,11 @@ struct Flags {
   int ranks_of_model() const { return tensor * pipeline; }
   int chunks_of_rank() const { return schedule == "interleaved" ? chunks : 1; }
   zeropage::parallel::ScheduleKind schedule_kind() const;
+  // The learning rate of a step, counted from 0 and over all starts of the run.
+  double learning_rate(int64_t step) const {
+    if (step >= warmup_steps) return lr;
+    return lr * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
+  }
   // Samples a step over all ranks. data_ranks: that have samples of their own.
   int64_t samples_per_step(int data_ranks) const {
     return batch * accumulator.micro_steps * data_ranks;

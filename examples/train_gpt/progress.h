@@ -21,13 +21,15 @@ class Progress {
  public:
   explicit Progress(const ProgressOptions& options);
 
+  // How many steps there will be.
+  void expect(int64_t steps) { options_.steps = steps; }
   // After step `step` (from 0), which took `seconds`.
   void show(int64_t step, double loss, double seconds);
   // On a line of its own.
   void tell(int64_t step, const std::string& what) const;
 
  private:
-  const ProgressOptions options_;
+  ProgressOptions options_;
   const bool moving_;
   double smoothed_seconds_ = 0;
   std::chrono::steady_clock::time_point last_line_;

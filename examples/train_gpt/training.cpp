@@ -33,6 +33,9 @@ namespace {
 // More would take longer than they tell.
 constexpr int64_t kMostHeldOutWindows = 64;
 
+// From whose time --seconds makes a number of steps.
+constexpr size_t kTimedSteps = 5;
+
 using zeropage::memory::Breakdown;
 using zeropage::memory::Ledger;
 
@@ -113,6 +116,19 @@ std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) 
   return zeropage::offload::measure(folder);
 }
 
+// How many steps there are from the first one of this start on, where --seconds ends them: a number that
+// all ranks take from the slowest one's first steps. REQUIRES: their seconds.
+int64_t steps_in_time(const zeropage::comm::World& world, const Flags& flags,
+                      std::vector<double> seconds) {
+  // The first one is slower: caches are empty, and what is planned is not known yet.
+  seconds.erase(seconds.begin());
+  const auto of_a_step = torch::full({1}, median(seconds), torch::kFloat64);
+  world.communicator()
+      .all_reduce(of_a_step, zeropage::comm::ReduceOp::kMax, "the time of a step")
+      .wait();
+  return static_cast<int64_t>(std::ceil(flags.seconds / of_a_step.item<double>()));
+}
+
 // Returns false where SIGTERM ended it.
 bool run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
                zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
@@ -161,7 +177,9 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
   const torch::Device device = world.device();
   std::optional<Enqueued> before;
   bool stopped = false;
-  for (int64_t step = run.first_step; step < flags.steps && !stopped; ++step) {
+  int64_t steps = flags.steps;
+  for (int64_t step = run.first_step; step < steps && !stopped; ++step) {
+    for (auto& group : optimizer.param_groups()) group.options().set_lr(flags.learning_rate(step));
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
     const auto recorded = profiled.step(step);
     const auto start = Clock::now();
@@ -183,6 +201,11 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
       finish(enqueued);
     }
     stopped = saved.end_step(progress);
+    if (flags.seconds > 0 && run.step_seconds.size() == kTimedSteps && steps == flags.steps) {
+      const int64_t in_time = run.first_step + steps_in_time(places.all, flags, run.step_seconds);
+      steps = std::min(steps, std::max(in_time, step + 1));
+      progress.expect(steps);
+    }
   }
   if (before) finish(*before);
   saved.finish(progress);

@@ -140,6 +140,33 @@ TEST_F(TrainGptTest, GivesTheSameWeightsAtEveryStageAndPageSize) {
   }
 }
 
+TEST_F(TrainGptTest, HasTheSameNormsAndClippedWeightsForAnyPageSize) {
+  const auto one_page = run("--ranks 2 --stage 1 --clip-norm 0.1 --page-bytes 4MiB");
+  const auto many = run("--ranks 2 --stage 3 --clip-norm 0.1 --page-bytes 4KiB");
+  for (const char* key : {"gradient_norm", "weights_sha256"}) EXPECT_EQ(many[key], one_page[key]);
+}
+
+TEST_F(TrainGptTest, RaisesItsLearningRateInEqualParts) {
+  const auto first_of_four = run("--steps 1 --warmup-steps 4 --lr 0.004");
+  EXPECT_EQ(first_of_four["weights_sha256"],
+            run("--steps 1 --warmup-steps 0 --lr 0.001")["weights_sha256"]);
+  EXPECT_EQ(run("--steps 2 --warmup-steps 1")["weights_sha256"],
+            run("--steps 2 --warmup-steps 0")["weights_sha256"]);
+  EXPECT_NE(run("--steps 2 --warmup-steps 2")["weights_sha256"],
+            run("--steps 2 --warmup-steps 0")["weights_sha256"]);
+}
+
+TEST_F(TrainGptTest, EndsAfterSoManySecondsAsItsFirstStepsSay) {
+  const auto ended = run("--ranks 2 --steps 1000000 --seconds 0.5");
+  EXPECT_GE(ended["loss"].size(), 5);
+  EXPECT_LT(ended["loss"].size(), 100000);
+  // At --steps at the latest, and not before its first steps told anything.
+  EXPECT_EQ(run("--steps 7 --seconds 3600")["loss"].size(), 7);
+  EXPECT_EQ(run("--steps 7 --seconds 1e-9")["loss"].size(), 5);
+  expect_refused(train_gpt("--seconds -1"), "--seconds -1: expected a finite number >= 0");
+  expect_refused(train_gpt("--seconds 1 --report r.json"), "say with --profile-steps");
+}
+
 TEST_F(TrainGptTest, SaysWhatPagingCost) {
   const Outcome outcome = train_gpt(tiny("--ranks 2 --stage 3 --page-bytes 16KiB"));
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;

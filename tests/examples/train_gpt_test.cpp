@@ -158,11 +158,11 @@ TEST_F(TrainGptTest, RaisesItsLearningRateInEqualParts) {
 
 TEST_F(TrainGptTest, EndsAfterSoManySecondsAsItsFirstStepsSay) {
   const auto ended = run("--ranks 2 --steps 1000000 --seconds 0.5");
-  EXPECT_GE(ended["loss"].size(), 5);
-  EXPECT_LT(ended["loss"].size(), 100000);
+  EXPECT_GE(ended["loss"].size(), 5U);
+  EXPECT_LT(ended["loss"].size(), 100000U);
   // At --steps at the latest, and not before its first steps told anything.
-  EXPECT_EQ(run("--steps 7 --seconds 3600")["loss"].size(), 7);
-  EXPECT_EQ(run("--steps 7 --seconds 1e-9")["loss"].size(), 5);
+  EXPECT_EQ(run("--steps 7 --seconds 3600")["loss"].size(), 7U);
+  EXPECT_EQ(run("--steps 7 --seconds 1e-9")["loss"].size(), 5U);
   expect_refused(train_gpt("--seconds -1"), "--seconds -1: expected a finite number >= 0");
   expect_refused(train_gpt("--seconds 1 --report r.json"), "say with --profile-steps");
 }

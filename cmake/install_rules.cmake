@@ -37,7 +37,16 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cma
 install(FILES ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake ${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake
               cmake/find_libtorch.cmake cmake/libtorch_version.cmake cmake/find_host_libraries.cmake DESTINATION ${package_dir})
 if(ZEROPAGE_EXAMPLES)
-  # Where hwloc comes from a bundle, and where LibTorch is.
-  set_target_properties(zp zp-plan PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+  # Where LibTorch, oneTBB and what came from a bundle are. INSTALL_RPATH_USE_LINK_PATH would leave out folders within the project, such
+  # as .venv.
+  if(NOT ZEROPAGE_RUN_PATH)
+    set(library_folders ${ZEROPAGE_TORCH_DIR}/lib)
+    foreach(library IN LISTS ZEROPAGE_TBB_LIBRARY ZEROPAGE_HWLOC_LIBRARY)
+      get_filename_component(folder "${library}" DIRECTORY)
+      list(APPEND library_folders ${folder})
+    endforeach()
+    list(REMOVE_DUPLICATES library_folders)
+    set_target_properties(zp zp-plan PROPERTIES INSTALL_RPATH "${library_folders}")
+  endif()
   install(TARGETS zp zp-plan)
 endif()

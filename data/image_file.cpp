@@ -41,6 +41,8 @@ at::Tensor decode_png(const std::string& name, const std::string& bytes, int64_t
     png_image_free(&image);
     throw;
   }
+  // Else libpng takes 16 bits a channel for linear light, and brightens them.
+  if ((image.format & PNG_FORMAT_FLAG_LINEAR) != 0) image.flags |= PNG_IMAGE_FLAG_16BIT_sRGB;
   image.format = PNG_FORMAT_RGB;
   const png_color white = {255, 255, 255};
   // Frees the image, whatever it returns.
@@ -73,6 +75,17 @@ void note_jpeg_message(j_common_ptr jpeg, int level) {
   if (level < 0 && jpeg->err->msg_code == JWRN_JPEG_EOF) errors_of(jpeg).ends_early = true;
 }
 
+// A row of four inks as three colours. Adobe's programs write inks inverted.
+void to_colours(const uint8_t* inks, int64_t width, bool is_inverted, uint8_t* colours) {
+  for (int64_t x = 0; x < width; ++x, inks += 4, colours += 3) {
+    for (int channel = 0; channel < 3; ++channel) {
+      const int ink = is_inverted ? inks[channel] : 255 - inks[channel];
+      const int black = is_inverted ? inks[3] : 255 - inks[3];
+      colours[channel] = static_cast<uint8_t>((ink * black + 127) / 255);
+    }
+  }
+}
+
 struct JpegSize {
   int64_t height = 0;
   int64_t width = 0;
@@ -93,12 +106,20 @@ bool run_jpeg(const std::string& bytes, JpegErrors& errors, JpegSize& size, uint
   jpeg_read_header(&jpeg, TRUE);
   size = {jpeg.image_height, jpeg.image_width};
   if (pixels != nullptr) {
-    jpeg.out_color_space = JCS_RGB;
+    const bool has_inks = jpeg.jpeg_color_space == JCS_CMYK || jpeg.jpeg_color_space == JCS_YCCK;
+    jpeg.out_color_space = has_inks ? JCS_CMYK : JCS_RGB;
     jpeg_start_decompress(&jpeg);
     const size_t row_bytes = size_t{3} * jpeg.output_width;
+    // libjpeg frees it.
+    JSAMPARRAY inks = nullptr;
+    if (has_inks) {
+      inks = jpeg.mem->alloc_sarray(reinterpret_cast<j_common_ptr>(&jpeg), JPOOL_IMAGE,
+                                    jpeg.output_width * 4, 1);
+    }
     while (jpeg.output_scanline < jpeg.output_height) {
       JSAMPROW row = pixels + row_bytes * jpeg.output_scanline;
-      jpeg_read_scanlines(&jpeg, &row, 1);
+      jpeg_read_scanlines(&jpeg, has_inks ? inks : &row, 1);
+      if (has_inks) to_colours(inks[0], jpeg.output_width, jpeg.saw_Adobe_marker != FALSE, row);
     }
     jpeg_finish_decompress(&jpeg);
   }

@@ -1,8 +1,10 @@
 #include "data/image_folder.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cctype>
+#include <map>
 #include <thread>
 #include <utility>
 
@@ -18,11 +20,22 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_named_as_image(const fs::path& file) {
+std::string ending_of(const fs::path& file) {
   std::string ending = file.extension().string();
   std::transform(ending.begin(), ending.end(), ending.begin(),
                  [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return ending;
+}
+
+bool is_read(const std::string& ending) {
   return ending == ".png" || ending == ".jpg" || ending == ".jpeg";
+}
+
+// Images that are not read: to pass over them without a word would train on a part of the data.
+bool is_other_image(const std::string& ending) {
+  constexpr std::array kEndings = {".bmp", ".gif",  ".webp", ".tif",  ".tiff",
+                                   ".ppm", ".jfif", ".jp2",  ".heic", ".avif"};
+  return std::find(kEndings.begin(), kEndings.end(), ending) != kEndings.end();
 }
 
 }  // namespace
@@ -54,23 +67,65 @@ void ImageFolder::check_classes(const fs::path& root) const {
 
 void ImageFolder::list(const fs::path& root) {
   for (const auto& entry : fs::directory_iterator(root)) {
-    if (entry.is_directory() && !entry.is_symlink()) {
-      classes_.push_back(entry.path().filename().string());
-    }
+    if (entry.is_directory()) classes_.push_back(entry.path().filename().string());
   }
   std::sort(classes_.begin(), classes_.end());
   ZP_CHECK(classes_.size() >= 2, root.string(),
            ": expected at least two folders, one a class, got ", classes_.size());
-  for (size_t label = 0; label < classes_.size(); ++label) {
-    const size_t first = samples_.size();
-    for (const auto& entry : fs::recursive_directory_iterator(root / classes_[label])) {
-      if (!entry.is_symlink() && entry.is_regular_file() && is_named_as_image(entry.path())) {
-        samples_.push_back({entry.path(), static_cast<int64_t>(label), {}});
+  for (size_t label = 0; label < classes_.size(); ++label) list_class(root, label);
+}
+
+void ImageFolder::list_class(const fs::path& root, size_t label) {
+  const auto first = static_cast<std::ptrdiff_t>(samples_.size());
+  std::map<std::string, std::vector<fs::path>> others;  // by ending
+  bool has_links = false;
+  for (const auto& entry : fs::recursive_directory_iterator(root / classes_[label])) {
+    const std::string ending = ending_of(entry.path());
+    const bool is_link = entry.is_symlink();
+    if (is_link && !fs::exists(entry.status())) {
+      skipped_.push_back(entry.path().string() + ": is a link to a file that is not there");
+    } else if (is_link && entry.is_directory()) {
+      skipped_.push_back(entry.path().string() +
+                         ": is a link to a folder within a class, whose files are passed over; "
+                         "link the class's folder, or its files");
+    } else if (entry.is_regular_file() && is_read(ending)) {
+      has_links |= is_link;
+      samples_.push_back({entry.path(), static_cast<int64_t>(label), {}});
+    } else if (entry.is_regular_file() && is_other_image(ending)) {
+      others[ending].push_back(entry.path());
+    }
+  }
+  for (const auto& [ending, files] : others) {
+    skipped_.push_back(c10::str((root / classes_[label]).string(), ": ", files.size(),
+                                " files that end in ", ending, " are passed over, such as ",
+                                std::min_element(files.begin(), files.end())->string(),
+                                "; expected PNG or JPEG, convert them"));
+  }
+  std::sort(samples_.begin() + first, samples_.end(),
+            [](const Sample& a, const Sample& b) { return a.path < b.path; });
+  if (has_links) drop_other_names(first);
+}
+
+// A link beside what it leads to would show an image twice.
+void ImageFolder::drop_other_names(std::ptrdiff_t first) {
+  std::map<fs::path, fs::path> name_of;
+  std::vector<Sample> kept(samples_.begin(), samples_.begin() + first);
+  // Files come before links to them, so that they keep their own names.
+  for (const bool links : {false, true}) {
+    for (auto sample = samples_.begin() + first; sample != samples_.end(); ++sample) {
+      if (fs::is_symlink(sample->path) != links) continue;
+      const auto [known, is_new] = name_of.emplace(fs::canonical(sample->path), sample->path);
+      if (is_new) {
+        kept.push_back(std::move(*sample));
+      } else {
+        skipped_.push_back(sample->path.string() + ": is a link to " + known->second.string() +
+                           ", which is a sample already");
       }
     }
-    std::sort(samples_.begin() + static_cast<std::ptrdiff_t>(first), samples_.end(),
-              [](const Sample& a, const Sample& b) { return a.path < b.path; });
   }
+  std::sort(kept.begin() + first, kept.end(),
+            [](const Sample& a, const Sample& b) { return a.path < b.path; });
+  samples_ = std::move(kept);
 }
 
 at::Tensor ImageFolder::read(const Sample& sample) const {

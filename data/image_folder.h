@@ -4,8 +4,9 @@
 //   for (const auto& skipped : images.skipped()) std::cerr << skipped << '\n';
 //
 // Classes are the folders of the root in the order of their names; images of a class are all PNG and JPEG files below its folder, in
-// the order of their paths. Symbolic links are other names of images, so they are passed over. The samples are the same on every machine
-// and with any number of threads.
+// the order of their paths. Links to images and to classes' folders are followed; a link to an image that is a sample of the class already is
+// none. The samples are the same on every machine and with any number of threads. What looks like an image and is none of the samples
+// (other formats, links that lead nowhere) is named in skipped().
 //
 // In memory, a file that cannot be read is named in skipped() and is no sample. All files are read once, when the object is made: the 6,465
 // PNGs of scripts/get_data.sh clipart take some 40 s on two cores. Memory: 3 bytes a pixel.
@@ -15,6 +16,7 @@
 // an image that can be read.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -46,7 +48,7 @@ class ImageFolder {
   int64_t label(int64_t sample) const { return at(sample).label; }
   const std::filesystem::path& path(int64_t sample) const { return at(sample).path; }
   at::Tensor labels() const;  // [samples] int64
-  // The messages of the files that could not be read, in the order of their paths.
+  // What is passed over and why, a message a file, or for all files of a class with another format.
   const std::vector<std::string>& skipped() const { return skipped_; }
 
  private:
@@ -58,6 +60,8 @@ class ImageFolder {
 
   const Sample& at(int64_t sample) const;
   void list(const std::filesystem::path& root);
+  void list_class(const std::filesystem::path& root, size_t label);
+  void drop_other_names(std::ptrdiff_t first);
   at::Tensor read(const Sample& sample) const;
   void read_all();
   void check_classes(const std::filesystem::path& root) const;

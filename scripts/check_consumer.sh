@@ -18,6 +18,15 @@ cmake -S "$programs/getting_started" -B "$programs/getting_started/build" "${aga
 cmake --build "$programs/getting_started/build"
 "$programs/getting_started/build/my_trainer"
 "$prefix/bin/zp" run -n 2 -- "$programs/getting_started/build/my_trainer"
+# Each tool starts, away from the folder that it was built in.
+(
+  cd /
+  "$prefix/bin/zp" --version
+  "$prefix/bin/zp" plan --params 125M --ranks 2
+  "$prefix/bin/zp" schedule --pipeline 2 --micro-batches 4
+  "$prefix/bin/zp" topology
+) >build/installed_tools.log || { cat build/installed_tools.log; exit 1; }
+tail -n 3 build/installed_tools.log
 
 cat >"$programs/snippets/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.25)

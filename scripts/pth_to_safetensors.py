@@ -26,6 +26,9 @@ STORAGES = {"DoubleStorage": ("F64", 8), "FloatStorage": ("F32", 4), "HalfStorag
             "ByteStorage": ("U8", 1), "BoolStorage": ("BOOL", 1)}
 LEGACY_MAGIC = 0x1950a86a20f9469cfc6c
 LEGACY_VERSION = 1001
+# Under which scripts save weights beside other things; the first that a file has is taken.
+WEIGHTS_KEYS = ("state_dict", "model", "model_state_dict")
+WRAPPERS_PREFIX = "module."
 
 
 class Refused(Exception):
@@ -154,13 +157,17 @@ def tensors_of(path):
         if storage.data is None or len(storage.data) != storage.numel * storage.item_bytes:
             raise Refused(f"storage {storage.key!r} is cut off: expected {storage.numel * storage.item_bytes} bytes, "
                           f"got {len(storage.data or b'')}")
-    if isinstance(saved, dict) and isinstance(saved.get("state_dict"), dict):
-        saved = saved["state_dict"]
+    within = [key for key in WEIGHTS_KEYS if isinstance(saved, dict) and isinstance(saved.get(key), dict)]
+    if within:
+        saved = saved[within[0]]
     if not isinstance(saved, dict) or not saved:
         raise Refused("it has no dictionary of tensors")
     for name, tensor in saved.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise Refused(f"its entry {name!r} is no tensor; save model.state_dict() alone")
+    # torch.nn.DataParallel and DistributedDataParallel put it in front of every name.
+    if all(name.startswith(WRAPPERS_PREFIX) for name in saved):
+        saved = {name.removeprefix(WRAPPERS_PREFIX): tensor for name, tensor in saved.items()}
     return saved
 
 

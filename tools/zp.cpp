@@ -101,6 +101,7 @@ int usage_error(std::string_view message) {
 
 int run_zp(int argc, char** argv) {
   CLI::App zp("Zeropage: virtual memory for training", "zp");
+  zp.set_version_flag("--version", "zp " ZEROPAGE_VERSION);
   zp.require_subcommand(1);
   std::vector<std::unique_ptr<Subcommand>> subcommands;
   subcommands.push_back(std::make_unique<RunCommand>(zp));

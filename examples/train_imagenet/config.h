@@ -39,6 +39,7 @@ struct DataKeys {
   std::vector<double> deviation = {0.229, 0.224, 0.225};
   int64_t loader_threads = 1;
   bool in_memory = true;
+  int64_t most_broken_files = 100;  // of a rank, where images are read as they are used
 };
 
 struct TrainKeys {

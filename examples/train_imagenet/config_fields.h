@@ -79,7 +79,12 @@ constexpr auto table_of(std::type_identity<DataKeys>) {
           {.help = "Of a rank, that make batches ahead; 0: none", .bounds = Bounds::range(0, 64)}),
       field<&DataKeys::in_memory>(
           {.help = "All images are read at the start; else each whenever it is used, as for a data "
-                   "set larger than memory"})));
+                   "set larger than memory"}),
+      field<&DataKeys::most_broken_files>(
+          {.help =
+               "Files that a rank may fail to read as they are used: each is named, counted and "
+               "replaced; one more ends the run",
+           .bounds = Bounds::not_negative()})));
 }
 static_assert(zeropage::memory::tells_all_fields<DataKeys>());
 

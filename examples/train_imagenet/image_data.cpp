@@ -1,9 +1,11 @@
 #include "examples/train_imagenet/image_data.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <numeric>
 
 #include "data/labelled_images.h"
+#include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
 
 namespace train_imagenet {
@@ -27,6 +29,17 @@ data::Transform augmentation(const DataKeys& keys) {
   }
   chain.push_back(data::normalise(keys.mean, keys.deviation));
   return data::chain(std::move(chain));
+}
+
+// SHA-256 of the samples' paths below the folder, in their order.
+std::string hash_of(const ImageSubset& subset, const std::string& folder) {
+  std::string names;
+  for (const int64_t sample : subset.samples) {
+    names += subset.folder->path(sample).lexically_relative(folder).string() + '\n';
+  }
+  train_gpt::WeightsHash hash;
+  hash.add(torch::from_blob(names.data(), {static_cast<int64_t>(names.size())}, torch::kByte));
+  return hash.hex();
 }
 
 std::vector<int64_t> counted(size_t count) {
@@ -59,7 +72,11 @@ ImageData::ImageData(const Config& config, int threads)
                                    config.data.validation, folder_options(config, threads))),
       augment_(augmentation(config.data)),
       centre_(centre(config)),
-      seed_(static_cast<uint64_t>(config.train.seed)) {
+      train_folder_(config.data.train),
+      validation_folder_(config.data.validation),
+      image_side_(config.data.image_side),
+      seed_(static_cast<uint64_t>(config.train.seed)),
+      broken_(config.data.most_broken_files) {
   const auto known = static_cast<int64_t>(images_.classes().size());
   classes_ = config.model.classes == 0 ? known : config.model.classes;
   ZP_CHECK(classes_ >= known, "MODEL.CLASSES ", classes_, ": DATA.TRAIN ", config.data.train,
@@ -103,27 +120,73 @@ std::vector<std::string> ImageData::skipped() const {
   return messages;
 }
 
-ImageData::Batch ImageData::batch_of(const ImageSubset& subset, const data::Transform& transform,
-                                     const std::vector<int64_t>& samples, int64_t epoch) const {
-  std::vector<torch::Tensor> images;
-  torch::Tensor labels = torch::empty({static_cast<int64_t>(samples.size())}, torch::kLong);
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const int64_t sample = subset.samples.at(static_cast<size_t>(samples[i]));
-    images.push_back(
-        transform(subset.folder->image(sample), data::SampleRandom(seed_, epoch, sample)));
-    labels[static_cast<int64_t>(i)] =
-        subset.labels.at(static_cast<size_t>(subset.folder->label(sample)));
+torch::Tensor ImageData::image_of(const ImageSubset& subset, const data::Transform& transform,
+                                  const data::SampleRandom& random, int64_t sample) const {
+  torch::Tensor pixels;
+  try {
+    pixels = subset.folder->image(sample);
+  } catch (const c10::Error& error) {
+    broken_.add(zeropage::memory::message_of(error));
+    return {};
   }
-  return {torch::stack(images), labels};
+  return transform(pixels, random);
 }
 
 ImageData::Batch ImageData::training_batch(const std::vector<int64_t>& samples,
                                            int64_t epoch) const {
-  return batch_of(training_, augment_, samples, epoch);
+  std::vector<torch::Tensor> images;
+  torch::Tensor labels = torch::empty({static_cast<int64_t>(samples.size())}, torch::kLong);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    torch::Tensor image;
+    for (int64_t next = samples[i]; !image.defined(); next = (next + 1) % training_.size()) {
+      const int64_t sample = training_.samples.at(static_cast<size_t>(next));
+      image = image_of(training_, augment_, data::SampleRandom(seed_, epoch, sample), sample);
+      labels[static_cast<int64_t>(i)] =
+          training_.labels.at(static_cast<size_t>(training_.folder->label(sample)));
+    }
+    images.push_back(image);
+  }
+  return {torch::stack(images), labels};
 }
 
 ImageData::Batch ImageData::validation_batch(const std::vector<int64_t>& samples) const {
-  return batch_of(validation_, centre_, samples, 0);
+  std::vector<torch::Tensor> images;
+  torch::Tensor labels = torch::empty({static_cast<int64_t>(samples.size())}, torch::kLong);
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const int64_t sample = validation_.samples.at(static_cast<size_t>(samples[i]));
+    torch::Tensor image =
+        image_of(validation_, centre_, data::SampleRandom(seed_, 0, sample), sample);
+    const bool is_read = image.defined();
+    if (!is_read) image = torch::zeros({3, image_side_, image_side_});
+    images.push_back(image);
+    labels[static_cast<int64_t>(i)] =
+        is_read ? validation_.labels.at(static_cast<size_t>(validation_.folder->label(sample)))
+                : -1;
+  }
+  return {torch::stack(images), labels};
+}
+
+std::map<std::string, std::string> ImageData::lists() const {
+  std::string classes;
+  for (const std::string& name : class_names()) classes += (classes.empty() ? "" : ", ") + name;
+  return {{"classes", classes},
+          {"training", hash_of(training_, train_folder_)},
+          {"validation",
+           hash_of(validation_, validation_images_ ? validation_folder_ : train_folder_)}};
+}
+
+void BrokenFiles::add(const std::string& why) {
+  const std::lock_guard lock(mutex_);
+  if (!told_.insert(why).second) return;
+  std::fprintf(stderr, "skipped %s\n", why.c_str());
+  ZP_CHECK(static_cast<int64_t>(told_.size()) <= most_, "DATA.MOST_BROKEN_FILES ", most_, ": ",
+           told_.size(), " files of this rank cannot be read, the last: ", why,
+           "; mend or remove them, or allow more");
+}
+
+int64_t BrokenFiles::count() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int64_t>(told_.size());
 }
 
 }  // namespace train_imagenet

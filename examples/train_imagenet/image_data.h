@@ -5,16 +5,36 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "data/image_folder.h"
 #include "data/prefetching_loader.h"
+#include "data/random.h"
 #include "data/transforms.h"
 #include "examples/train_imagenet/config.h"
 
 namespace train_imagenet {
+
+// The files that a rank could not read as it used them: each is told on stderr once, and counted.
+// Threads: any.
+class BrokenFiles {
+ public:
+  explicit BrokenFiles(int64_t most) : most_(most) {}
+
+  // why: names the file. Throws where there are more than `most`.
+  void add(const std::string& why);
+  int64_t count() const;
+
+ private:
+  const int64_t most_;
+  mutable std::mutex mutex_;
+  std::set<std::string> told_;
+};
 
 // Some images of a folder.
 struct ImageSubset {
@@ -37,6 +57,10 @@ class ImageData {
   const std::vector<std::string>& class_names() const { return images_.classes(); }
   const ImageSubset& training() const { return training_; }
   const ImageSubset& validation() const { return validation_; }
+  // Files that could not be read when they were used.
+  int64_t broken_files() const { return broken_.count(); }
+  // What resuming compares, by name: the classes, and a hash of the files that are trained on and validated.
+  std::map<std::string, std::string> lists() const;
   // Messages of files that could not be read.
   std::vector<std::string> skipped() const;
 
@@ -44,20 +68,26 @@ class ImageData {
   static zeropage::data::Transform centre(const Config& config);
 
   // samples: numbers within the subset. {[batch, 3, side, side] fp32, [batch] int64}
+  // What cannot be read is replaced: in training by the next sample that can be, in a validation by a black
+  // image of label -1.
   Batch training_batch(const std::vector<int64_t>& samples, int64_t epoch) const;
   Batch validation_batch(const std::vector<int64_t>& samples) const;
 
  private:
   void choose_samples(const Config& config);
-  Batch batch_of(const ImageSubset& subset, const zeropage::data::Transform& transform,
-                 const std::vector<int64_t>& samples, int64_t epoch) const;
+  // Undefined where the file cannot be read.
+  torch::Tensor image_of(const ImageSubset& subset, const zeropage::data::Transform& transform,
+                         const zeropage::data::SampleRandom& random, int64_t sample) const;
 
   const zeropage::data::ImageFolder images_;
   const std::optional<zeropage::data::ImageFolder> validation_images_;
   const zeropage::data::Transform augment_, centre_;
+  const std::string train_folder_, validation_folder_;
+  const int64_t image_side_;
   const uint64_t seed_;
   int64_t classes_ = 0;
   ImageSubset training_, validation_;
+  mutable BrokenFiles broken_;
 };
 
 }  // namespace train_imagenet

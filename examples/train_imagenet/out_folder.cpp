@@ -42,7 +42,6 @@ OutFolder::OutFolder(const Config& config, const zeropage::World& world)
       ZP_CHECK(fs::is_directory(folder_), "OUT_DIR ", folder_.string(),
                ": cannot be made: ", failed.message());
       check_former_run(config);
-      if (!config.eval_only) write("config.yaml", config_text(config));
       log_ = std::make_unique<RunLog>(file("log.txt").string());
     } catch (const std::exception& thrown) {
       error = zeropage::memory::message_of(thrown);
@@ -105,8 +104,44 @@ void OutFolder::tell_progress(const std::string& line) {
   log_->to_file(line);
 }
 
-void OutFolder::write_classes(const std::vector<std::string>& names) {
-  if (writes_) write("classes.json", nlohmann::json(names).dump() + "\n");
+void OutFolder::begin(const Config& config, const std::vector<std::string>& classes,
+                      const std::map<std::string, std::string>& lists,
+                      const zeropage::World& world) const {
+  std::string error;
+  if (writes_) {
+    try {
+      check_former_lists(config, lists);
+      if (!config.eval_only) {
+        write("config.yaml", config_text(config));
+        write("classes.json", nlohmann::json(classes).dump() + "\n");
+        write("data.json", nlohmann::json(lists).dump(2) + "\n");
+      }
+    } catch (const std::exception& thrown) {
+      error = zeropage::memory::message_of(thrown);
+    }
+  }
+  error = world.settle("OUT_DIR", "", [&](const auto&) { return error; });
+  if (!error.empty()) throw ConfigError(error);
+}
+
+void OutFolder::check_former_lists(const Config& config,
+                                   const std::map<std::string, std::string>& lists) const {
+  // Weights of elsewhere have no list.
+  const bool is_of_a_state = holds_state(states()) && config.load_weights.empty();
+  const bool goes_on = holds_state(states()) && !config.eval_only;
+  if ((!is_of_a_state && !goes_on) || !fs::exists(file("data.json"))) return;
+  const auto former = nlohmann::json::parse(text_in(file("data.json")));
+  // Another folder may be validated, unless samples that were trained on may be in it.
+  const bool splits = config.data.held_out > 0;
+  for (const auto& [name, value] : lists) {
+    const bool must_be_equal = name == "classes" || !config.eval_only || splits;
+    const bool is_free = name == "validation" && !splits;
+    ZP_CHECK(!must_be_equal || is_free || former.value(name, value) == value, "OUT_DIR ",
+             folder_.string(), ": the ",
+             name == "classes" ? "names of the classes" : "files of " + name + " (data.json)",
+             " are others than those of its run: ", former.value(name, ""), ", now ", value,
+             "; give it the same data, or another folder");
+  }
 }
 
 void OutFolder::rewind_metrics(int64_t step) {

@@ -2,6 +2,7 @@
 //
 //   config.yaml     the configuration, as the last start had it
 //   classes.json    the classes' names, in the order of the network's scores
+//   data.json       what resuming compares (ImageData::lists)
 //   log.txt         every line that was told
 //   metrics.jsonl   a JSON object a line: of training and of each validation
 //   curves.svg      loss and accuracy over epochs, drawn anew after each validation
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,7 +46,10 @@ class OutFolder {
   // One that the next may replace, where a terminal can.
   void tell_progress(const std::string& line);
 
-  void write_classes(const std::vector<std::string>& names);
+  // Collective. Throws on all ranks where OUT_DIR has a state of other classes or files than `lists`
+  // (ImageData::lists); then writes the configuration, the classes and the lists, unless EVAL_ONLY.
+  void begin(const Config& config, const std::vector<std::string>& classes,
+             const std::map<std::string, std::string>& lists, const zeropage::World& world) const;
 
   // Forgets what was measured after that step, and validations of it: the run goes on from there, and makes them again.
   void rewind_metrics(int64_t step);
@@ -53,6 +58,8 @@ class OutFolder {
 
  private:
   void check_former_run(const Config& config) const;
+  void check_former_lists(const Config& config,
+                          const std::map<std::string, std::string>& lists) const;
   void write(const std::string& name, const std::string& text) const;
 
   const std::filesystem::path folder_;

@@ -54,6 +54,22 @@ int start(const CommandLine& line) {
                                  options, {.grace = kGraceOfSave});
 }
 
+// Takes the pairs KEY VALUE out of the command line: the parser takes brackets apart, and a value such as
+// -0.5 for a flag. Returns the others from the last to the first, as the parser wants them.
+std::vector<std::string> without_pairs(int argc, char** argv, std::vector<std::string>& pairs) {
+  std::vector<std::string> flags;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool is_flag = word.starts_with("-");
+    auto& to = is_flag ? flags : pairs;
+    to.push_back(word);
+    const bool has_value = !is_flag || word == "--config" || word == "--ranks";
+    if (has_value && i + 1 < argc) to.emplace_back(argv[++i]);
+  }
+  std::reverse(flags.begin(), flags.end());
+  return flags;
+}
+
 }  // namespace
 }  // namespace train_imagenet
 
@@ -71,9 +87,10 @@ int main(int argc, char** argv) {
         std::exit(0);
       },
       "prints the table of keys");
-  app.add_option("overrides", line.overrides, "KEY VALUE ...");
+  app.footer("KEY VALUE ...: a list is one value, such as \"[0.5, 0.5]\"; --keys lists the keys");
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> flags = train_imagenet::without_pairs(argc, argv, line.overrides);
+    app.parse(flags);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

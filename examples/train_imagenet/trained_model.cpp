@@ -116,6 +116,16 @@ void TrainedModel::micro_step(const zeropage::data::PrefetchingLoader::Batch& ba
   score.add(outputs.detach(), labels);
 }
 
+bool TrainedModel::is_finite(const zeropage::World& world) const {
+  const torch::NoGradGuard no_grad;
+  bool all = true;
+  for (const torch::Tensor& parameter : model_.parameters()) {
+    all &= parameter.isfinite().all().item<bool>();
+  }
+  for (const torch::Tensor& buffer : model_.buffers()) all &= buffer.isfinite().all().item<bool>();
+  return world.sum(all ? 0.0 : 1.0) == 0;
+}
+
 torch::Tensor TrainedModel::outputs(const torch::Tensor& images) {
   const torch::NoGradGuard no_grad;
   return model_(images.to(device_)).to(torch::kFloat);

@@ -28,6 +28,8 @@ class TrainedModel {
 
   // Collective. Adds the batch to the score; labels are those before mixing.
   zeropage::StepReport step(const StepInput& input, Score& score);
+  // Whether all parameters and buffers of all ranks are finite. Collective.
+  bool is_finite(const zeropage::World& world) const;
   // Without gradients: [batch, classes] fp32.
   torch::Tensor outputs(const torch::Tensor& images);
 

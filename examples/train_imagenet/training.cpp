@@ -20,6 +20,9 @@ namespace {
 
 namespace data = zeropage::data;
 
+// Skipped steps one after the other, after which a run does not recover.
+constexpr int64_t kMostSkipped = 20;
+
 class Run {
  public:
   Run(const Config& config, const image_models::ModelRegistry& models, zeropage::World& world)
@@ -44,8 +47,8 @@ class Run {
     state_.average = trained_.average();
     state_.extras["loader"] = zeropage::RunExtra::of(loader_);
     introduce();
+    out_.begin(config, images_.class_names(), images_.lists(), world_);
     if (!config.eval_only) {
-      out_.write_classes(images_.class_names());
       // Before a state is looked for: from here on no former start of this run saves any more.
       saver_.emplace(
           out_.states(), world_,
@@ -115,8 +118,9 @@ class Run {
       if (!config_.eval_only) out_.rewind_metrics(-1);
       return;
     }
-    const auto report = zeropage::load_state(out_.states(), trained_.model(), trained_.optimizer(),
-                                             state_, {.fall_back = true});
+    const auto report =
+        zeropage::load_state(out_.states(), trained_.model(), trained_.optimizer(), state_,
+                             {.fall_back = true, .optimizer_options = false});
     for (const std::string& note : report.notes) out_.tell(note);
     // Masks that were drawn by as many ranks go on; others are drawn anew.
     if (report.random_states != world_.size()) seed_rank(state_.step);
@@ -165,12 +169,31 @@ class Run {
       if (is_time || was_stopped_) save();
     }
     if (was_stopped_) return;
-    validate_all();
+    // First, so that what ends a validation loses no epoch: whoever goes on validates it again.
     if (config_.run.save_every == 0 || ends_) save();
+    validate_all();
+    tell_broken_files();
+    if (ends_ || !saver_->stop_requested()) return;
+    was_stopped_ = ends_ = true;
+    save();
   }
 
+  void tell_broken_files() {
+    const double count = world_.sum(static_cast<double>(images_.broken_files()));
+    if (count > 0) {
+      out_.tell(
+          c10::str("files that could not be read, of all ranks: ", static_cast<int64_t>(count)));
+    }
+  }
+
+  // Running statistics and weights that are not finite would replace those that one could go back to.
   void save() {
     if (saved_step_ == state_.step) return;
+    ZP_CHECK(trained_.is_finite(world_), "step ", state_.step,
+             ": a weight or a running statistic is not finite, so the state is not saved; the last "
+             "one is of step ",
+             std::max<int64_t>(saved_step_, 0),
+             ". Lower OPTIMIZER.LEARNING_RATE, or set TRAIN.CLIP_NORM, and go on from there");
     saver_->save(trained_.model(), trained_.optimizer(), state_);
     saved_step_ = state_.step;
   }
@@ -179,9 +202,13 @@ class Run {
     const zeropage::StepReport report = trained_.step(input, reports_.since_last());
     ++state_.step;
     state_.samples += config_.train.batch;
+    skipped_ = report.stepped() ? 0 : skipped_ + 1;
     if (!report.stepped()) {
       out_.tell(c10::str("step ", state_.step, ": ", report.to_string()));
     }
+    ZP_CHECK(skipped_ < kMostSkipped, "step ", state_.step, ": the last ", skipped_,
+             " steps were skipped, as gradients are not finite; lower OPTIMIZER.LEARNING_RATE, or "
+             "set TRAIN.CLIP_NORM, and go on from the last state");
     const Place now = place();
     if (now.in_epoch % config_.run.report_every == 0 || now.in_epoch == now.of_epoch) {
       reports_.training(world_, now, input.learning_rate);
@@ -213,6 +240,7 @@ class Run {
   std::optional<zeropage::StateSaver> saver_;  // unless EVAL_ONLY
   Reports reports_{out_};
   int64_t saved_step_ = -1;
+  int64_t skipped_ = 0;  // steps, one after the other
   bool ends_ = false;
   bool was_stopped_ = false;
 };

@@ -35,7 +35,11 @@ Score validate(TrainedModel& trained, const ImageData& images, int64_t batch,
   while (const auto next = loader.next()) {
     const torch::Tensor outputs = trained.outputs(next->data);
     const torch::Tensor labels = next->target.to(outputs.device());
-    if (labels.size(0) > 0) score.add(outputs.narrow(0, 0, labels.size(0)), labels);
+    // Those of files that cannot be read have no label.
+    const torch::Tensor can_count = labels.ge(0).nonzero().squeeze(1);
+    if (can_count.size(0) > 0) {
+      score.add(outputs.index_select(0, can_count), labels.index_select(0, can_count));
+    }
   }
   trained.model().train();
   return score.over_ranks(world);

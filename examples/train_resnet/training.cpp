@@ -147,6 +147,7 @@ class Run {
         std::this_thread::sleep_for(std::chrono::milliseconds(flags_.pause_ms));
         if (ends_after_save()) return false;
       }
+      check_finite();
       report("epoch", test_ = evaluate());
     }
     if (saver_) saver_->wait();
@@ -200,7 +201,8 @@ class Run {
  private:
   void resume() {
     if (!flags_.resume.empty()) {
-      zeropage::load_state(flags_.resume, model_, optimizer_, state_);
+      told(zeropage::load_state(flags_.resume, model_, optimizer_, state_,
+                                {.optimizer_options = false}));
       return;
     }
     // What rank 0 sees decides, as ranks may see a shared folder at different moments.
@@ -208,7 +210,12 @@ class Run {
                            !zeropage::state::states_in(flags_.save).empty();
     if (world_.sum(has_state ? 1.0 : 0.0) == 0) return;
     const auto loaded = zeropage::load_state(flags_.save, model_, optimizer_, state_,
-                                             zeropage::LoadOptions{.fall_back = true});
+                                             {.fall_back = true, .optimizer_options = false});
+    told(loaded);
+  }
+
+  // What the command line says counts; where the state had other options, a note tells.
+  void told(const zeropage::LoadReport& loaded) const {
     if (world_.rank() != 0) return;
     std::printf("goes on after step %ld, from %s\n", static_cast<long>(state_.step),
                 loaded.directory.c_str());
@@ -216,12 +223,31 @@ class Run {
     std::fflush(stdout);
   }
 
+  // A state that is not finite would replace those that one could go back to. Collective.
+  void check_finite() {
+    const torch::NoGradGuard no_grad;
+    bool all = true;
+    for (const torch::Tensor& parameter : model_.parameters()) {
+      all &= parameter.isfinite().all().item<bool>();
+    }
+    for (const torch::Tensor& buffer : model_.buffers()) {
+      all &= buffer.isfinite().all().item<bool>();
+    }
+    ZP_CHECK(
+        world_.sum(all ? 0.0 : 1.0) == 0, "step ", state_.step,
+        ": a weight or a running statistic is not finite, so training cannot go on and no state "
+        "is saved; lower --lr, and go on from the last state");
+  }
+
   // Saves where it is time to. Returns whether the run ends here though its training is not over.
   bool ends_after_save() {
     if (!saver_) return false;
     const bool stops = saver_->stop_requested();
     const bool is_time = flags_.save_every > 0 && state_.step % flags_.save_every == 0;
-    if (stops || is_time || is_over()) saver_->save(model_, optimizer_, state_);
+    if (stops || is_time || is_over()) {
+      check_finite();
+      saver_->save(model_, optimizer_, state_);
+    }
     if (!stops || is_over()) return false;
     saver_->wait();
     if (world_.rank() == 0) {

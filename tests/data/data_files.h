@@ -56,7 +56,32 @@ inline std::string png_bytes(const torch::Tensor& pixels, png_uint_32 format) {
   return bytes;
 }
 
-// pixels: [height, width, 3] uint8.
+// values: of one row, 16 bits a grey pixel.
+inline std::string wide_png_bytes(const std::vector<uint16_t>& values) {
+  std::string bytes;
+  png_structp png = png_create_write_struct(PNG_LIBPNG_VER_STRING, nullptr, nullptr, nullptr);
+  png_infop info = png_create_info_struct(png);
+  png_set_write_fn(
+      png, &bytes,
+      [](png_structp to, png_bytep data, png_size_t size) {
+        static_cast<std::string*>(png_get_io_ptr(to))->append(reinterpret_cast<char*>(data), size);
+      },
+      nullptr);
+  png_set_IHDR(png, info, static_cast<png_uint_32>(values.size()), 1, 16, PNG_COLOR_TYPE_GRAY,
+               PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+  png_write_info(png, info);
+  std::vector<png_byte> row;
+  for (const uint16_t value : values) {
+    row.push_back(static_cast<png_byte>(value >> 8));
+    row.push_back(static_cast<png_byte>(value));
+  }
+  png_write_row(png, row.data());
+  png_write_end(png, info);
+  png_destroy_write_struct(&png, &info);
+  return bytes;
+}
+
+// pixels: [height, width, 3] uint8, or of four inks as Adobe's programs write them.
 inline std::string jpeg_bytes(const torch::Tensor& pixels) {
   jpeg_compress_struct jpeg{};
   jpeg_error_mgr errors{};
@@ -67,8 +92,8 @@ inline std::string jpeg_bytes(const torch::Tensor& pixels) {
   jpeg_mem_dest(&jpeg, &memory, &size);
   jpeg.image_height = static_cast<JDIMENSION>(pixels.size(0));
   jpeg.image_width = static_cast<JDIMENSION>(pixels.size(1));
-  jpeg.input_components = 3;
-  jpeg.in_color_space = JCS_RGB;
+  jpeg.input_components = static_cast<int>(pixels.size(2));
+  jpeg.in_color_space = pixels.size(2) == 4 ? JCS_CMYK : JCS_RGB;
   jpeg_set_defaults(&jpeg);
   jpeg_set_quality(&jpeg, 95, TRUE);
   jpeg_start_compress(&jpeg, TRUE);

@@ -53,6 +53,28 @@ TEST(ImageFileTest, PngsOfAllKindsAndJpegsBecomeEightBitColour) {
             24);
 }
 
+TEST(ImageFileTest, PngsOf16BitsKeepTheirBrightness) {
+  const DiskFolder folder;
+  const auto image = data::read_image(
+      write_text(folder.path() + "/image", wide_png_bytes({0, 257, 32768, 65535})));
+  const auto expected = torch::tensor({0, 1, 128, 255}, torch::kByte).expand({3, 1, 4});
+  EXPECT_TRUE(image.equal(expected)) << image;
+}
+
+TEST(ImageFileTest, JpegsOfFourInksBecomeColours) {
+  const DiskFolder folder;
+  const auto rgb = picture(12, 9);
+  const auto inks = torch::cat({rgb, torch::full({12, 9, 1}, 255, torch::kByte)}, 2).contiguous();
+  const auto image = data::read_image(write_text(folder.path() + "/image", jpeg_bytes(inks)));
+  EXPECT_LT((image.to(torch::kFloat) - as_image(rgb).to(torch::kFloat)).abs().max().item<float>(),
+            24);
+  const auto black = torch::zeros({12, 9, 4}, torch::kByte);
+  EXPECT_LT(data::read_image(write_text(folder.path() + "/image", jpeg_bytes(black)))
+                .max()
+                .item<uint8_t>(),
+            4);
+}
+
 TEST(ImageFileTest, WhatIsBrokenOrTooLargeIsRefusedByName) {
   const DiskFolder folder;
   const std::string file = folder.path() + "/image";
@@ -129,8 +151,9 @@ TEST(ImageFolderTest, ClassesAreFoldersAndBrokenFilesAreNamedAndNoSamples) {
     EXPECT_EQ(images.path(2).filename(), "saw.PNG");
     EXPECT_EQ(images.image(1).sizes(), torch::IntArrayRef({3, 8, 8})) << "is small as it is";
     EXPECT_EQ(images.image(2).sizes(), torch::IntArrayRef({3, 20, 10}));
-    ASSERT_EQ(images.skipped().size(), 1U);
-    EXPECT_THAT(images.skipped()[0], HasSubstr("/tools/broken.png: expected a PNG or JPEG file"));
+    EXPECT_THAT(images.skipped(),
+                ElementsAre(HasSubstr("cat.jpeg: is a link to "),
+                            HasSubstr("/tools/broken.png: expected a PNG or JPEG file")));
     EXPECT_THAT(error_of([&] { images.image(3); }),
                 HasSubstr("there is no sample 3; expected 0 to 2"));
   }
@@ -143,13 +166,49 @@ TEST(ImageFolderTest, ImagesInFilesAreThoseInMemoryAndABrokenOneIsNamedWhereItIs
   const data::ImageFolder files(folder.path(),
                                 {.images_in = data::ImagesIn::kFiles, .short_side = 10});
   ASSERT_EQ(files.size(), 4) << "the broken one too";
-  EXPECT_TRUE(files.skipped().empty());
+  EXPECT_THAT(files.skipped(), ElementsAre(HasSubstr("cat.jpeg: is a link to ")));
   EXPECT_THAT(error_of([&] { files.image(1); }),
               HasSubstr("/tools/broken.png: expected a PNG or JPEG file"));
   for (const auto& [in_files, in_memory] : {std::pair{0, 0}, {2, 1}, {3, 2}}) {
     EXPECT_EQ(files.path(in_files), memory.path(in_memory));
     EXPECT_TRUE(files.image(in_files).equal(memory.image(in_memory)));
   }
+}
+
+TEST(ImageFolderTest, LinksToImagesAndClassesAreFollowedAndNoImageComesTwice) {
+  const DiskFolder folder;
+  write_classes(folder.path() + "/all");
+  const std::string subset = folder.path() + "/subset";
+  fs::create_directories(subset + "/tools");
+  fs::create_symlink("../../all/tools/hammer.png", subset + "/tools/linked.png");
+  fs::create_symlink("../../all/tools/none.png", subset + "/tools/none.png");
+  fs::create_symlink("../../all/tools/small", subset + "/tools/more");
+  fs::create_symlink("../all/animals", subset + "/animals");
+  const data::ImageFolder images(subset, {.short_side = 10});
+  EXPECT_THAT(images.classes(), ElementsAre("animals", "tools"));
+  ASSERT_EQ(images.size(), 2);
+  EXPECT_EQ(images.path(0).filename(), "tiger.jpeg");
+  EXPECT_EQ(images.path(1).filename(), "linked.png");
+  EXPECT_THAT(images.skipped(),
+              ::testing::UnorderedElementsAre(
+                  HasSubstr("cat.jpeg: is a link to " + subset + "/animals/tiger.jpeg"),
+                  HasSubstr("none.png: is a link to a file that is not there"),
+                  HasSubstr("more: is a link to a folder within a class")));
+}
+
+TEST(ImageFolderTest, ImagesOfOtherFormatsAreCountedAndNamed) {
+  const DiskFolder folder;
+  write_classes(folder.path());
+  for (const char* name : {"a.webp", "b.WEBP", "c.bmp"}) {
+    write_text(folder.path() + "/animals/" + name, "no PNG");
+  }
+  const data::ImageFolder images(folder.path(), {.images_in = data::ImagesIn::kFiles});
+  EXPECT_EQ(images.size(), 4);
+  EXPECT_THAT(images.skipped(),
+              ::testing::Contains(AllOf(HasSubstr("/animals: 2 files that end in .webp are passed "
+                                                  "over, such as "),
+                                        HasSubstr("expected PNG or JPEG, convert them"))));
+  EXPECT_THAT(images.skipped(), ::testing::Contains(HasSubstr("/animals: 1 files")));
 }
 
 TEST(ImageFolderTest, AFolderThatCannotBeTrainedOnIsRefused) {

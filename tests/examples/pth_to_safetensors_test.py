@@ -122,6 +122,18 @@ class PthToSafetensors(unittest.TestCase):
             self.assertEqual(self.read(), {"whole": ([2, 3], [0, 1, 2, 3, 4, 5]), "turned": ([3, 2], [0, 3, 1, 4, 2, 5]),
                                            "end": ([2], [4, 5]), "count": ([], [7])})
 
+    def test_weights_beside_other_things_and_behind_a_wrappers_prefix_are_found(self):
+        weights = {"module.end": Tensor(self.floats, 4, (2,), (1,))}
+        for key in ("state_dict", "model", "model_state_dict"):
+            zip_form(self.source, {key: weights, "epoch": 3}, [self.floats])
+            done = self.convert()
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.read(), {"end": ([2], [4, 5])})
+        # A module of that name is none that a wrapper made.
+        zip_form(self.source, {**weights, "head": Tensor(self.floats, 0, (1,), (1,))}, [self.floats])
+        self.assertEqual(self.convert().returncode, 0)
+        self.assertEqual(set(self.read()), {"module.end", "head"})
+
     def test_a_file_that_would_run_code_is_refused_before_it_does(self):
         class Harm:
             def __reduce__(self):

@@ -408,6 +408,82 @@ TEST_F(TrainImagenetTest, DataThatCannotBeTrainedOnIsNamed) {
               AllOf(HasSubstr("skipped "), HasSubstr("broken.png: expected a PNG or JPEG file")));
 }
 
+TEST_F(TrainImagenetTest, FilesThatCannotBeReadAsTheyAreUsedAreReplacedCountedAndBounded) {
+  const std::string on_use = "DATA.IN_MEMORY";
+  for (const char* name : {"0", "1", "2"}) {
+    std::ofstream(path("images/class-1/" + std::string(name) + ".png")) << "no image";
+  }
+  train(config({on_use, "false", "DATA.MOST_BROKEN_FILES", "3"}), 1);
+  EXPECT_THAT(text_of("out/log.txt"), HasSubstr("files that could not be read, of all ranks: "));
+  EXPECT_THAT(refused({on_use, "false", "DATA.MOST_BROKEN_FILES", "0", "OUT_DIR", path("none")}),
+              AllOf(HasSubstr("DATA.MOST_BROKEN_FILES 0: 1 files of this rank cannot be read"),
+                    HasSubstr("expected a PNG or JPEG file")));
+}
+
+TEST_F(TrainImagenetTest, WhatTheCommandLineSaysOfTheOptimizerCountsInAResumedRun) {
+  const auto train_twice = [&](const std::string& out, const std::string& first) {
+    train(config({"OUT_DIR", path(out), "TRAIN.STEPS", "1", "OPTIMIZER.WEIGHT_DECAY", first}), 1);
+    return train(config({"OUT_DIR", path(out), "TRAIN.STEPS", "2", "OPTIMIZER.WEIGHT_DECAY", "0.5",
+                         "OPTIMIZER.MOMENTUM", "0.5"}),
+                 1);
+  };
+  const std::string always = train_twice("always", "0.5");
+  EXPECT_NE(train_twice("later", "0"), always) << "another first step";
+  EXPECT_THAT(text_of("later/log.txt"),
+              AllOf(HasSubstr("parameter group 0 has other options than the state"),
+                    HasSubstr("weight_decay 0.0, now 0.5"), HasSubstr("momentum 0.9, now 0.5")));
+  EXPECT_THAT(text_of("later/config.yaml"), HasSubstr("WEIGHT_DECAY: 0.5"));
+}
+
+TEST_F(TrainImagenetTest, OtherClassesOrFilesAreRefusedBeforeAnythingIsWritten) {
+  train(config({"TRAIN.STEPS", "1"}), 1);
+  const std::string classes = text_of("out/classes.json"), keys = text_of("out/config.yaml");
+  std::filesystem::rename(path("images/class-0"), path("images/class-7"));
+  for (const char* only : {"false", "true"}) {
+    EXPECT_THAT(refused({"EVAL_ONLY", only, "TRAIN.EPOCHS", "9"}),
+                HasSubstr("the names of the classes are others than those of its run: class-0, "
+                          "class-1, class-2, now class-1, class-2, class-7"));
+  }
+  std::filesystem::rename(path("images/class-7"), path("images/class-0"));
+  std::filesystem::rename(path("images/class-0/3.png"), path("images/class-0/33.png"));
+  // Images that were trained on would be held out.
+  for (const char* only : {"false", "true"}) {
+    EXPECT_THAT(refused({"EVAL_ONLY", only, "TRAIN.EPOCHS", "9"}, 2),
+                HasSubstr("the files of training (data.json) are others than those of its run"));
+  }
+  EXPECT_EQ(text_of("out/classes.json"), classes);
+  EXPECT_EQ(text_of("out/config.yaml"), keys);
+}
+
+TEST_F(TrainImagenetTest, AStateThatIsNotFiniteReplacesNoneThatIs) {
+  train(config({"TRAIN.EPOCHS", "1"}), 1);
+  const auto states = [&] {
+    std::set<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path("out/states"))) {
+      names.insert(entry.path().filename());
+    }
+    return names;
+  };
+  const auto before = states();
+  EXPECT_THAT(refused({"TRAIN.EPOCHS", "9", "OPTIMIZER.LEARNING_RATE", "1e30"}, 2),
+              HasSubstr("OPTIMIZER.LEARNING_RATE"));
+  EXPECT_EQ(states(), before);
+  train(config({"TRAIN.EPOCHS", "2"}), 1);
+}
+
+TEST_F(TrainImagenetTest, ListsOnTheCommandLineAreOneValue) {
+  const auto says = [](const std::string& pairs) {
+    return testing::shell(std::string(TRAIN_IMAGENET) + " " + pairs).output;
+  };
+  EXPECT_THAT(says("DATA.MEAN '[0.5, 0.5]' OUT_DIR x DATA.TRAIN y DATA.HELD_OUT 1"),
+              HasSubstr("DATA.MEAN and DATA.DEVIATION: expected three numbers each"));
+  EXPECT_THAT(says("SCHEDULE.STEP_EPOCHS [3,1] --ranks 1 OUT_DIR x DATA.TRAIN y DATA.HELD_OUT 1"),
+              HasSubstr("SCHEDULE.STEP_EPOCHS: expected epochs in their order"));
+  EXPECT_THAT(says("OPTIMIZER.MOMENTUM -0.5 OUT_DIR x DATA.TRAIN y DATA.HELD_OUT 1"),
+              HasSubstr("OPTIMIZER.MOMENTUM: expected"));
+  EXPECT_THAT(says("TRAIN.EPOCHS"), HasSubstr("got TRAIN.EPOCHS without a value"));
+}
+
 TEST_F(TrainImagenetTest, AFolderOfAnotherRunIsRefused) {
   EXPECT_THAT(refused({"EVAL_ONLY", "true"}), HasSubstr("has no state; train first"));
   train(config({"TRAIN.STEPS", "1"}), 1);

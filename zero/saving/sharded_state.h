@@ -117,7 +117,8 @@ struct LoadOptions {
   // Every block's checksum is looked at before anything of the model changes; ranks share the work.
   // Without, a block that turns out to be damaged leaves the model half loaded; the error says so.
   bool verify_first = true;
-  // Learning rates and other options of the optimizer's groups are the state's too.
+  // Learning rates and other options of the optimizer's groups are the state's too: a group gets those
+  // that its parameters had. Without, LoadReport::notes says which of the state's were others.
   bool optimizer_options = true;
   // This rank's generators of random numbers go on where they were, if the state has as many ranks.
   bool random = true;

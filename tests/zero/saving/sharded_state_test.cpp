@@ -407,6 +407,68 @@ TEST_F(ShardedStateTest, InLowPrecisionGivesAnFp32RunTheMasterWeights) {
   });
 }
 
+// Matrices and vectors of an Oddball in two groups, in either order.
+struct Grouped {
+  Grouped(comm::World& world, bool vectors_first)
+      : model(make<Oddball>(), world, Setting{1, world.size(), {}}.all()),
+        optimizer(model, groups_of(model, vectors_first), AdamWOptions()) {}
+
+  static ShardedOptimizer::Groups groups_of(const DistributedDataParallel<Oddball>& model,
+                                            bool vectors_first) {
+    std::vector<torch::Tensor> matrices, vectors;
+    for (const auto& parameter : model.parameters()) {
+      (parameter.dim() > 1 ? matrices : vectors).push_back(parameter);
+    }
+    ShardedOptimizer::Groups groups;
+    groups.emplace_back(matrices, std::make_unique<AdamWOptions>(0.25));
+    groups.emplace_back(vectors, std::make_unique<AdamWOptions>(0.5));
+    if (vectors_first) std::swap(groups[0], groups[1]);
+    return groups;
+  }
+  AdamWOptions& options(size_t group) {
+    return static_cast<AdamWOptions&>(optimizer.param_groups()[group].options());
+  }
+
+  DistributedDataParallel<Oddball> model;
+  Optimizer<AdamW> optimizer;
+};
+
+TEST_F(ShardedStateTest, FindsGroupsByTheirParametersWhateverTheirOrder) {
+  run_ranks(2, [&](comm::World& world) {
+    Grouped saved(world, false);
+    save_state(path("step-0"), saved.model, saved.optimizer);
+    Grouped loaded(world, true);
+    for (const size_t group : {0, 1}) loaded.options(group).lr(1);
+    const auto report =
+        load_state(path("step-0"), loaded.model, loaded.optimizer, {.optimizer_options = false});
+    EXPECT_THAT(report.notes,
+                ::testing::Contains("parameter group 0 has other options than the state: lr 0.5, "
+                                    "now 1.0"));
+    EXPECT_EQ(loaded.options(0).lr(), 1);
+    load_state(path("step-0"), loaded.model, loaded.optimizer);
+    EXPECT_EQ(loaded.options(0).lr(), 0.5);
+    EXPECT_EQ(loaded.options(1).lr(), 0.25);
+  });
+}
+
+TEST_F(ShardedStateTest, RefusesAGroupWhoseParametersHadDifferentOptionsBeforeItLoadsAnything) {
+  run_ranks(2, [&](comm::World& world) {
+    Grouped saved(world, false);
+    save_state(path("step-0"), saved.model, saved.optimizer);
+    DistributedDataParallel<Oddball> model(make<Oddball>(), world,
+                                           Setting{1, world.size(), {}}.all());
+    const auto all = model.parameters();
+    ShardedOptimizer::Groups groups;
+    groups.emplace_back(std::vector<torch::Tensor>(all.begin(), all.begin() + 3));
+    groups.emplace_back(std::vector<torch::Tensor>(all.begin() + 3, all.end()));
+    Optimizer<AdamW> optimizer(model, groups, AdamWOptions(0.125));
+    EXPECT_THAT(error_of([&] { load_state(path("step-0"), model, optimizer); }),
+                AllOf(HasSubstr("expected the parameters of group 0 in groups of the same options"),
+                      HasSubstr("make groups of the parameters that the state's have")));
+    EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.125);
+  });
+}
+
 TEST_F(ShardedStateTest, GivesGroupsTheirOptionsBackUnlessThatIsNotWanted) {
   run_ranks(2, [&](comm::World& world) {
     Trained<Oddball> run(world, 1, kAdamW);

@@ -62,8 +62,11 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
   }
   const json& content = saved_.manifest().content;
   if (!content.contains("optimizer")) return;
-  for (const json& group : content["optimizer"].at("groups")) {
-    for (const json& name : group.at("parameters")) optimized_.insert(name.get<std::string>());
+  const json& groups = content["optimizer"].at("groups");
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const json& name : groups[group].at("parameters")) {
+      optimized_.emplace(name.get<std::string>(), group);
+    }
   }
 }
 
@@ -118,6 +121,7 @@ void StateLoading::match(LoadReport& report) const {
   match_weights(report);
   if (optimizer_ == nullptr) return;
   match_optimizer();
+  match_group_options(report);
   match_states(report);
   match_average(report);
 }
@@ -344,13 +348,82 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
   }
 }
 
+// Options of the group's parameters, by their names: a script may make its groups in another order. Null:
+// the state has none for it.
+const json* StateLoading::saved_options(size_t group) const {
+  const json& optimizer = saved_.manifest().content["optimizer"];
+  if (optimizer.at("class") != optimizer_->class_name()) return nullptr;
+  const json& groups = optimizer.at("groups");
+  const std::vector<size_t> parameters = updates_of(*optimizer_).parameters_of_group(group);
+  const bool is_elsewhere =
+      parameters.empty() && groups.size() == optimizer_->param_groups().size();
+  // A stage of a pipeline may have none of the group's parameters.
+  if (is_elsewhere) return &groups[group].at("options");
+  const json* found = nullptr;
+  std::string first;
+  for (const size_t index : parameters) {
+    const std::string& name = pages_.parameters()[index].parameter.name();
+    const auto known = optimized_.find(name_in_state(name));
+    if (known == optimized_.end()) continue;
+    const json& options = groups[known->second].at("options");
+    if (found == nullptr) {
+      first = name;
+      found = &options;
+    }
+    if (*found != options) {
+      throw StateError(
+          saved_.directory().string(), 0,
+          "the parameters of group " + std::to_string(group) + " in groups of the same options",
+          "\"" + first + "\" with " + found->dump() + " and \"" + name + "\" with " +
+              options.dump(),
+          "make groups of the parameters that the state's have, or load with "
+          "LoadOptions::optimizer_options = false, which keeps this run's options");
+    }
+  }
+  return found;
+}
+
+// Before anything is loaded: whether the options can be, or, where this run keeps its own, what differs.
+void StateLoading::match_group_options(LoadReport& report) const {
+  for (size_t group = 0; group < optimizer_->param_groups().size(); ++group) {
+    if (options_.optimizer_options) {
+      saved_options(group);
+      continue;
+    }
+    report_other_options(group, report);
+  }
+}
+
+void StateLoading::report_other_options(size_t group, LoadReport& report) const {
+  const auto& groups = saved_.manifest().content["optimizer"].at("groups");
+  if (groups.size() != optimizer_->param_groups().size()) return;
+  const json own = saved_json(optimizer_->class_name() + "Options", [&](auto& to) {
+    optimizer_->param_groups()[group].options().serialize(to);
+  });
+  std::set<std::string> different;
+  for (const size_t index : updates_of(*optimizer_).parameters_of_group(group)) {
+    const auto known = optimized_.find(name_in_state(pages_.parameters()[index].parameter.name()));
+    if (known == optimized_.end()) continue;
+    const json& saved = groups[known->second].at("options");
+    for (const auto& [name, value] : own.items()) {
+      if (!saved.contains(name) || saved.at(name) == value) continue;
+      different.insert(name + " " + saved.at(name).dump() + ", now " + value.dump());
+    }
+  }
+  if (different.empty()) return;
+  std::string note =
+      "parameter group " + std::to_string(group) + " has other options than the state:";
+  for (const std::string& one : different) note += (note.back() == ':' ? " " : "; ") + one;
+  report.notes.push_back(note);
+}
+
 void StateLoading::load_group_options() {
-  const json& groups = saved_.manifest().content["optimizer"].at("groups");
   auto& own = optimizer_->param_groups();
-  if (groups.size() != own.size()) return;
   for (size_t group = 0; group < own.size(); ++group) {
+    const json* const saved = saved_options(group);
+    if (saved == nullptr) continue;
     auto& options = own[group].options();
-    load_json(groups[group].at("options"), [&](auto& from) { options.serialize(from); });
+    load_json(*saved, [&](auto& from) { options.serialize(from); });
   }
 }
 

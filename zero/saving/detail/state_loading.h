@@ -4,7 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "state/saved_state.h"
@@ -50,6 +50,9 @@ class StateLoading {
   void match_states(LoadReport& report) const;
   void match_average(LoadReport& report) const;
   void match_optimizer() const;
+  void match_group_options(LoadReport& report) const;
+  void report_other_options(size_t group, LoadReport& report) const;
+  const nlohmann::json* saved_options(size_t group) const;
   static void check_shape(const Source& source, const std::string& name,
                           const std::vector<int64_t>& whole_sizes);
 
@@ -68,8 +71,8 @@ class StateLoading {
   const ParameterPages& pages_;
   const MasterWeights& masters_;
   std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
-  // Whose optimizer it is; they may have no state as long as they had no gradient.
-  std::unordered_set<std::string> optimized_;
+  // The optimizer's parameters -> their groups; they may have no state as long as they had no gradient.
+  std::unordered_map<std::string, size_t> optimized_;
   std::map<const state::TensorFile*, std::unique_ptr<state::BlockReader>> readers_;
 };
 

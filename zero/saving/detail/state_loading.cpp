@@ -13,7 +13,6 @@
 #include "zero/averaged_pages.h"
 #include "zero/saving/detail/element_runs.h"
 #include "zero/saving/detail/state_plan.h"
-#include "zero/update/archive_values.h"
 #include "zero/weight_average.h"
 
 namespace zeropage::detail {
@@ -62,12 +61,7 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
   }
   const json& content = saved_.manifest().content;
   if (!content.contains("optimizer")) return;
-  const json& groups = content["optimizer"].at("groups");
-  for (size_t group = 0; group < groups.size(); ++group) {
-    for (const json& name : groups[group].at("parameters")) {
-      optimized_.emplace(name.get<std::string>(), group);
-    }
-  }
+  groups_.emplace(saved_.directory().string(), content["optimizer"]);
 }
 
 std::string StateLoading::name_in_state(const std::string& name) const {
@@ -105,7 +99,7 @@ StateLoading::Source StateLoading::exact(const NamedParameter& named) const {
 }
 
 bool StateLoading::knows_states_of(const std::string& parameter) const {
-  return optimized_.contains(name_in_state(parameter));
+  return groups_.has_value() && groups_->has(name_in_state(parameter));
 }
 
 void StateLoading::check_shape(const Source& source, const std::string& name,
@@ -121,7 +115,12 @@ void StateLoading::match(LoadReport& report) const {
   match_weights(report);
   if (optimizer_ == nullptr) return;
   match_optimizer();
-  match_group_options(report);
+  const auto in_state = [this](const std::string& name) { return name_in_state(name); };
+  if (options_.optimizer_options) {
+    groups_->check(*optimizer_, pages_, in_state);
+  } else {
+    groups_->tell_others(*optimizer_, pages_, in_state, report.notes);
+  }
   match_states(report);
   match_average(report);
 }
@@ -296,7 +295,9 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
 
 void StateLoading::load_optimizer() {
   const at::NoGradGuard no_grad;
-  if (options_.optimizer_options) load_group_options();
+  if (options_.optimizer_options) {
+    groups_->load(*optimizer_, pages_, [this](const auto& name) { return name_in_state(name); });
+  }
   updates_of(*optimizer_).visit_states(StateAccess::kWrite, [&](size_t page, OwnedState& owned) {
     load_shard(page, owned);
   });
@@ -345,85 +346,6 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
     for_each_run(placed, {first, first + owned.range.numel()}, [&](const ElementRun& run) {
       read(source, run.in_whole, tensor.values.narrow(0, run.in_page - first, run.numel));
     });
-  }
-}
-
-// Options of the group's parameters, by their names: a script may make its groups in another order. Null:
-// the state has none for it.
-const json* StateLoading::saved_options(size_t group) const {
-  const json& optimizer = saved_.manifest().content["optimizer"];
-  if (optimizer.at("class") != optimizer_->class_name()) return nullptr;
-  const json& groups = optimizer.at("groups");
-  const std::vector<size_t> parameters = updates_of(*optimizer_).parameters_of_group(group);
-  const bool is_elsewhere =
-      parameters.empty() && groups.size() == optimizer_->param_groups().size();
-  // A stage of a pipeline may have none of the group's parameters.
-  if (is_elsewhere) return &groups[group].at("options");
-  const json* found = nullptr;
-  std::string first;
-  for (const size_t index : parameters) {
-    const std::string& name = pages_.parameters()[index].parameter.name();
-    const auto known = optimized_.find(name_in_state(name));
-    if (known == optimized_.end()) continue;
-    const json& options = groups[known->second].at("options");
-    if (found == nullptr) {
-      first = name;
-      found = &options;
-    }
-    if (*found != options) {
-      throw StateError(
-          saved_.directory().string(), 0,
-          "the parameters of group " + std::to_string(group) + " in groups of the same options",
-          "\"" + first + "\" with " + found->dump() + " and \"" + name + "\" with " +
-              options.dump(),
-          "make groups of the parameters that the state's have, or load with "
-          "LoadOptions::optimizer_options = false, which keeps this run's options");
-    }
-  }
-  return found;
-}
-
-// Before anything is loaded: whether the options can be, or, where this run keeps its own, what differs.
-void StateLoading::match_group_options(LoadReport& report) const {
-  for (size_t group = 0; group < optimizer_->param_groups().size(); ++group) {
-    if (options_.optimizer_options) {
-      saved_options(group);
-      continue;
-    }
-    report_other_options(group, report);
-  }
-}
-
-void StateLoading::report_other_options(size_t group, LoadReport& report) const {
-  const auto& groups = saved_.manifest().content["optimizer"].at("groups");
-  if (groups.size() != optimizer_->param_groups().size()) return;
-  const json own = saved_json(optimizer_->class_name() + "Options", [&](auto& to) {
-    optimizer_->param_groups()[group].options().serialize(to);
-  });
-  std::set<std::string> different;
-  for (const size_t index : updates_of(*optimizer_).parameters_of_group(group)) {
-    const auto known = optimized_.find(name_in_state(pages_.parameters()[index].parameter.name()));
-    if (known == optimized_.end()) continue;
-    const json& saved = groups[known->second].at("options");
-    for (const auto& [name, value] : own.items()) {
-      if (!saved.contains(name) || saved.at(name) == value) continue;
-      different.insert(name + " " + saved.at(name).dump() + ", now " + value.dump());
-    }
-  }
-  if (different.empty()) return;
-  std::string note =
-      "parameter group " + std::to_string(group) + " has other options than the state:";
-  for (const std::string& one : different) note += (note.back() == ':' ? " " : "; ") + one;
-  report.notes.push_back(note);
-}
-
-void StateLoading::load_group_options() {
-  auto& own = optimizer_->param_groups();
-  for (size_t group = 0; group < own.size(); ++group) {
-    const json* const saved = saved_options(group);
-    if (saved == nullptr) continue;
-    auto& options = own[group].options();
-    load_json(*saved, [&](auto& from) { options.serialize(from); });
   }
 }
 

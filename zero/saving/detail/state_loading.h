@@ -3,12 +3,13 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "state/saved_state.h"
 #include "zero/distributed_data_parallel.h"
+#include "zero/saving/detail/saved_groups.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/sharded_updates.h"
 
@@ -50,16 +51,12 @@ class StateLoading {
   void match_states(LoadReport& report) const;
   void match_average(LoadReport& report) const;
   void match_optimizer() const;
-  void match_group_options(LoadReport& report) const;
-  void report_other_options(size_t group, LoadReport& report) const;
-  const nlohmann::json* saved_options(size_t group) const;
   static void check_shape(const Source& source, const std::string& name,
                           const std::vector<int64_t>& whole_sizes);
 
   void load_page(size_t page);
   void load_parameter(const PlacedParameter& placed, const MasterWeights::Owned& owned);
   void load_shard(size_t page, OwnedState& owned);
-  void load_group_options();
   // Elements of the source from `first` on into `to`: flat, any dtype and device.
   void read(const Source& source, int64_t first, const at::Tensor& to);
 
@@ -71,8 +68,8 @@ class StateLoading {
   const ParameterPages& pages_;
   const MasterWeights& masters_;
   std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
-  // The optimizer's parameters -> their groups; they may have no state as long as they had no gradient.
-  std::unordered_map<std::string, size_t> optimized_;
+  // None where the state is weights alone.
+  std::optional<SavedGroups> groups_;
   std::map<const state::TensorFile*, std::unique_ptr<state::BlockReader>> readers_;
 };
 

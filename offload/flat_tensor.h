@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "offload/flat_stretch.h"
 #include "offload/exact_squares.h"
+#include "offload/flat_stretch.h"
 
 namespace zeropage::offload {
 

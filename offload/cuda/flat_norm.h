@@ -3,8 +3,8 @@
 // cudaStream_t of the current device, and launches that fail throw. Free of torch and of CUDA.
 #pragma once
 
-#include "offload/norm_part.h"
 #include "offload/exact_squares.h"
+#include "offload/norm_part.h"
 
 namespace zeropage::offload::cuda {
 

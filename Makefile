@@ -48,7 +48,7 @@ docs: ## write the API reference to build/docs/html, by Doxygen
 bundle: setup ## pack the non-torch libraries into bundle/, for machines without a network
 	@scripts/bundle.sh
 
-carry: ## pack what scripts/check_gpu.sh runs into carry/, built for sm_90: for machines with a GPU and torch
+carry: ## pack what scripts/check_gpu.sh runs into carry/zeropage.tar.xz, built for sm_90: for machines with a GPU and torch
 	@scripts/setup.sh --cuda
 	@scripts/carry.sh --jobs $(JOBS)
 

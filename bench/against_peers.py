@@ -43,10 +43,13 @@ class Peer:
     install_environment: dict = field(default_factory=dict)  # for pip: name -> value
     # Along which its ranks compute each sample together, and so do ours: "tensor" or "pipeline".
     axis: str = ""
+    one_rank: bool = False  # a loop without communication
 
 
 PEERS = {
-    "bare": Peer(""),
+    "bare": Peer("", one_rank=True),
+    "eager": Peer("eager.py", one_rank=True),
+    "compiled": Peer("compiled.py", one_rank=True),
     "ddp": Peer("ddp.py"),
     "fsdp2": Peer("fsdp2.py"),
     # Not deepspeed.py, which would hide the package. 0: compile nothing at installation.
@@ -109,9 +112,10 @@ def check_arguments(parser, arguments):
     for name in arguments.peers:
         if name not in PEERS:
             parser.error(f'unknown peer "{name}" in --peers; known: {", ".join(PEERS)}')
-    if "bare" in arguments.peers and arguments.ranks != 1:
+    alone = [name for name in arguments.peers if PEERS[name].one_rank]
+    if alone and arguments.ranks != 1:
         parser.error(
-            f"the peer bare is a loop without communication: it has one rank, got --ranks "
+            f"the peer {alone[0]} is a loop without communication: it has one rank, got --ranks "
             f"{arguments.ranks}; use --ranks 1 or another peer"
         )
     for name in {"deepspeed", "tensor_parallel", "pipeline"}.intersection(arguments.peers):

@@ -15,13 +15,6 @@ add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fmacro-prefix-map=${PROJECT_SOURC
 # less time, and a tenth more memory.
 add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=1048576>)
 
-if(ZEROPAGE_RUN_PATH)
-  set(CMAKE_INSTALL_RPATH "${ZEROPAGE_RUN_PATH}")
-  set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
-  # RPATH, which serves the libraries of libraries too, and not RUNPATH.
-  add_link_options(-Wl,--disable-new-dtags)
-endif()
-
 find_program(ZEROPAGE_CCACHE ccache)
 if(ZEROPAGE_CCACHE AND PROJECT_IS_TOP_LEVEL)
   # A precompiled header is cached only under these sloppiness flags; the base folder makes clones share hits.

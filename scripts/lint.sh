@@ -13,6 +13,7 @@ echo "format: ${#sources[@]} files are clean"
 scripts/check_structure.py
 scripts/class_sizes.py --check
 scripts/check_unity.py
+scripts/check_gpu_parts.py
 scripts/rooms.py --check >/dev/null && echo "rooms: no arrow runs back"
 scripts/paging_picture.py --check
 [ "${1:-}" = --fast ] && exit

@@ -51,6 +51,8 @@ RUN_FLAGS = {
 _EVERY_PEER = {"adamw": ("default", "fused"), "malloc": ("default", "mmap")}
 PEER_OPTIONS = {
     "bare": {},
+    "eager": _EVERY_PEER,
+    "compiled": {"mode": ("default", "reduce-overhead", "max-autotune-no-cudagraphs"), **_EVERY_PEER},
     "ddp": {"gradient_as_bucket_view": ("on", "off"), **_EVERY_PEER},
     "fsdp2": {
         "reshard_after_forward": ("on", "off"),

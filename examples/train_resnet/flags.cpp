@@ -14,6 +14,9 @@ Flags read_flags(int argc, char** argv) {
   app.add_option("--ranks", flags.ranks, "local ranks to start, unless a launcher did")
       ->check(CLI::Range(1, 64));
   app.add_flag("--as-threads", flags.as_threads, "these ranks are threads of one process");
+  app.add_option("--device", flags.device,
+                 "where ranks train; on cuda they share what devices there are")
+      ->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--threads", flags.threads, "of a rank; 0: the cores shared among local ranks")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--stage", flags.stage, "of ZeRO")->check(CLI::Range(0, 3));

@@ -10,7 +10,8 @@ struct Flags {
   std::string data = "datasets/fashion-mnist";
   int ranks = 1;
   bool as_threads = false;
-  int threads = 0;  // of a rank; 0: the cores shared among local ranks
+  std::string device = "cpu";  // or "cuda"
+  int threads = 0;             // of a rank; 0: the cores shared among local ranks
   int stage = 0;
   int64_t epochs = 5;
   int64_t steps = 0;    // the most steps; 0: all epochs

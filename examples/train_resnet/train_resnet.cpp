@@ -31,6 +31,12 @@ constexpr int kEndedBySigterm = 128 + SIGTERM;
 // What local ranks get after SIGTERM to end their step and save.
 constexpr std::chrono::minutes kGraceOfSave{5};
 
+zeropage::WorldOptions world_options(const Flags& flags) {
+  zeropage::WorldOptions options;
+  if (flags.device == "cuda") options.device = c10::kCUDA;
+  return options;
+}
+
 // "2 threads", "4 by Slurm"
 std::string way_of(const zeropage::World& world, const std::string& launcher, const char* kind) {
   if (launcher == "torchrun" || launcher == "Slurm" || launcher == "Open MPI") {
@@ -55,20 +61,21 @@ int start(const Flags& flags) {
   if (zeropage::launched_by_environment()) {
     ZP_CHECK(!flags.as_threads,
              "--as-threads: a launcher has started the ranks as processes already; leave it out");
-    auto world = zeropage::World::from_environment();
+    auto world = zeropage::World::from_environment(world_options(flags));
     return run(flags, world, way_of(world, zeropage::comm::read_place().launcher, kProcess));
   }
   if (flags.as_threads) {
     std::atomic<int> code = 0;
     zeropage::World::threads(
         flags.ranks,
-        [&](zeropage::World& world) { code = run(flags, world, way_of(world, "", kThread)); }, {},
-        {.threads_per_rank = threads_of(flags, flags.ranks)});
+        [&](zeropage::World& world) { code = run(flags, world, way_of(world, "", kThread)); },
+        world_options(flags), {.threads_per_rank = threads_of(flags, flags.ranks)});
     return code;
   }
   return zeropage::World::launch(
       flags.ranks,
-      [&](zeropage::World& world) { return run(flags, world, way_of(world, "", kProcess)); }, {},
+      [&](zeropage::World& world) { return run(flags, world, way_of(world, "", kProcess)); },
+      world_options(flags),
       {.grace = flags.save.empty() ? zeropage::comm::LaunchOptions().grace : kGraceOfSave});
 }
 

@@ -72,6 +72,7 @@ ResNet made_alike(const Flags& flags) {
 
 ResNet prepared(const Flags& flags, const zeropage::World& world) {
   ResNet net = made_alike(flags);
+  net->to(world.device());
   if (flags.sync_batch_norm) zeropage::sync_batch_norm(net, world);
   return net;
 }
@@ -165,10 +166,11 @@ class Run {
     Score score;
     while (const auto samples = sampler.next()) {
       const auto batch = batch_of(images_.test, as_they_are_, flags_.seed, *samples, 0);
-      const torch::Tensor outputs = model_(batch.data);
+      const torch::Tensor outputs = model_(batch.data.to(world_.device()));
+      const torch::Tensor targets = batch.target.to(world_.device());
       const bool is_empty = samples->empty();
-      score.add(outputs, batch.target,
-                is_empty ? 0 : torch::cross_entropy_loss(outputs, batch.target).item<double>());
+      score.add(outputs, targets,
+                is_empty ? 0 : torch::cross_entropy_loss(outputs, targets).item<double>());
     }
     model_.train();
     return score.over_ranks(world_);
@@ -275,14 +277,15 @@ class Run {
     const double progress = static_cast<double>(state_.step) / all;
     const double rate = flags_.learning_rate * (1 + std::cos(std::numbers::pi * progress)) / 2;
     for (auto& group : optimizer_.param_groups()) group.options().set_lr(rate);
-    const torch::Tensor outputs = model_(batch.data);
-    const torch::Tensor loss = torch::cross_entropy_loss(outputs, batch.target);
+    const torch::Tensor outputs = model_(batch.data.to(world_.device()));
+    const torch::Tensor targets = batch.target.to(world_.device());
+    const torch::Tensor loss = torch::cross_entropy_loss(outputs, targets);
     optimizer_.zero_grad();
     loss.backward();
     optimizer_.step();
     ++state_.step;
     last_loss_ = loss.item<double>();
-    since_report_.add(outputs, batch.target, last_loss_);
+    since_report_.add(outputs, targets, last_loss_);
     const int64_t in_epoch = loader_.position() / flags_.batch;
     if (in_epoch % flags_.report_every == 0 || in_epoch == loader_.batches()) {
       report("step", since_report_.over_ranks(world_));

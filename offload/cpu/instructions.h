@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string_view>
 
 // A function of that instruction set. It inlines what is always inlined (rounded.h), which so takes
 // the set of its caller. Elsewhere than on x86-64 these are sets like any other.
@@ -30,25 +31,21 @@ enum class Instructions : uint8_t {
   kAvx512,  // F, BW, DQ and VL
 };
 
-// The best that this processor has and the operating system keeps.
-inline Instructions best_instructions() {
-#if defined(__x86_64__)
-  static const Instructions best = [] {
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
-      return Instructions::kAnyProcessor;
-    }
-    const bool has_avx512 =
-        __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return has_avx512 ? Instructions::kAvx512 : Instructions::kAvx2;
-  }();
-  return best;
-#else
-  return Instructions::kAnyProcessor;
-#endif
-}
+// What the variable below calls it: default, avx2 or avx512, as LibTorch's ATEN_CPU_CAPABILITY does.
+std::string_view name_of(Instructions instructions);
 
-// No more than `most`, and no more than there is.
+// The best that this processor has and the operating system keeps.
+Instructions instructions_of_processor();
+
+// The set of that name. Throws std::invalid_argument where `text` is no name, or the name of more than
+// `most`, which the processor has.
+Instructions instructions_named(std::string_view text, Instructions most);
+
+// What loops use: the processor's, or the set that ZEROPAGE_CPU_CAPABILITY names. The variable is read once,
+// by the first call that succeeds; others throw as instructions_named() does. From any thread.
+Instructions best_instructions();
+
+// No more than `most`, and no more than loops use.
 inline Instructions usable(Instructions most) {
   return std::min(most, best_instructions());
 }

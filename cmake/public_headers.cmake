@@ -104,6 +104,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     device/host_mapping.h
     device/named_range.h
     device/page_nodes.h
+    device/page_locked.h
     device/pinned_arena.h
     device/stream.h
     device/topology.h

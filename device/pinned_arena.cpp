@@ -1,13 +1,13 @@
 #include "device/pinned_arena.h"
 
 #include <cstring>
-#include <optional>
+#include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
 #include "device/detail/cuda_device.h"
+#include "device/detail/page_locked_block.h"
 #include "device/device.h"
 #include "device/host_memory.h"
 #include "device/stream.h"
@@ -31,51 +31,70 @@ int64_t bytes_of(const Take& take) {
 void check_host_has(int64_t bytes) {
   ZP_CHECK(bytes >= 1, "PinnedArena: expected 1 byte or more, got ", bytes,
            "; bytes_for(takes) computes what is needed");
-  const HostMemory memory = read_host_memory();
+  HostMemory memory = read_host_memory();
+  if (bytes > memory.usable_bytes()) {
+    // Those that have ended may have taken it, and go as soon as their last copy has.
+    PageLockedBlock::wait_for_ended();
+    memory = read_host_memory();
+  }
   ZP_CHECK(bytes <= memory.usable_bytes(), "PinnedArena: ", describe_need(bytes, memory),
            "; use more ranks or machines, or keep less on the host");
 }
+
+// Pages of exactly that size. For CUDA they are registered with the driver.
+class Mapping {
+ public:
+  Mapping(int64_t bytes, const PinnedArenaOptions& options)
+      : device_(options.device), mapping_(bytes, {options.cores, options.huge_pages}) {
+    if (!device_.is_cuda()) return;
+    check_device(device_);
+    // A thread whose current device is another would get a context there, of some 500 MB.
+    const c10::DeviceGuard guard(device_);
+    cuda::register_host_memory(mapping_.data(), mapping_.bytes());
+  }
+  ~Mapping() {
+    if (!device_.is_cuda()) return;
+    try {
+      const c10::DeviceGuard guard(device_);
+      cuda::unregister_host_memory(mapping_.data());
+    } catch (const std::exception&) {
+      // A process that ends has no device any more.
+    }
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* data() const { return mapping_.data(); }
+
+ private:
+  const c10::Device device_;
+  const HostMapping mapping_;
+};
 
 }  // namespace
 
 class PinnedArena::Memory {
  public:
-  Memory(int64_t bytes, const PinnedArenaOptions& options) : device_(options.device) {
+  Memory(int64_t bytes, const PinnedArenaOptions& options) {
     check_host_has(bytes);
-    if (has_streams(device_.type()) && !device_.is_cuda()) {
-      allocated_ = at::globalContext()
-                       .getPinnedMemoryAllocator(device_.type())
-                       ->allocate(static_cast<size_t>(bytes));
-      std::memset(allocated_.get(), 0, static_cast<size_t>(bytes));
+    if (has_streams(options.device.type()) && !options.device.is_cuda()) {
+      block_ = PageLockedBlock::from_cache(bytes, options.device.type(), kAlignment);
+      data_ = static_cast<std::byte*>(block_->data());
+      std::memset(data_, 0, static_cast<size_t>(bytes));
       return;
     }
-    mapping_.emplace(bytes, HostMappingOptions{options.cores, options.huge_pages});
-    if (!device_.is_cuda()) return;
-    check_device(device_);
-    // A thread whose current device is another would get a context there, of some 500 MB.
-    const c10::DeviceGuard guard(device_);
-    cuda::register_host_memory(mapping_->data(), mapping_->bytes());
+    mapping_ = std::make_shared<const Mapping>(bytes, options);
+    data_ = mapping_->data();
+    if (!options.device.is_cuda()) return;
+    block_ = std::make_unique<PageLockedBlock>(data_, bytes, std::exchange(mapping_, nullptr));
   }
-  ~Memory() {
-    if (!device_.is_cuda()) return;
-    try {
-      const c10::DeviceGuard guard(device_);
-      cuda::unregister_host_memory(mapping_->data());
-    } catch (const std::exception&) {
-      // A process that ends has no device any more.
-    }
-  }
-  Memory(const Memory&) = delete;
-  Memory& operator=(const Memory&) = delete;
 
-  std::byte* data() const {
-    return mapping_ ? mapping_->data() : static_cast<std::byte*>(allocated_.get());
-  }
+  std::byte* data() const { return data_; }
 
  private:
-  const c10::Device device_;
-  std::optional<HostMapping> mapping_;
-  c10::DataPtr allocated_;  // instead of it
+  std::byte* data_ = nullptr;
+  std::shared_ptr<const Mapping> mapping_;  // for the host
+  std::unique_ptr<PageLockedBlock> block_;  // for a device
 };
 
 PinnedArena::PinnedArena(int64_t bytes, const PinnedArenaOptions& options)

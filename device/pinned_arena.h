@@ -10,8 +10,8 @@
 // locked: its pages stay where they are. For another accelerator it is what LibTorch's allocator for
 // that one gives, wherever that lies.
 // Not on a ledger: who takes a tensor charges it.
-// Lifetime: tensors keep the memory; the arena may go before them. A tensor that a device still
-// copies must live until the copy is over.
+// Lifetime: tensors keep the memory; the arena may go before them. What start_copy() (device/page_locked.h) has
+// begun keeps it too, until it is over.
 // Threads: one at a time takes; tensors may end on any.
 // Throws c10::Error in words when the host has less, when the driver refuses, and when it is
 // exhausted.

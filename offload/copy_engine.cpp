@@ -12,6 +12,7 @@
 
 #include <ATen/ops/empty.h>
 
+#include "device/page_locked.h"
 #include "device/pending_on_device.h"
 #include "memory/check.h"
 #include "memory/event_sink.h"
@@ -179,7 +180,7 @@ class DeviceCopies final : public CopyEngine {
     stream.wait_for(memory::Stream::current(device_));
     const memory::StreamScope on_stream(stream);
     after.wait();
-    at::Tensor(to).copy_(from, /*non_blocking=*/true);
+    memory::start_copy(to, from);
     Observer::of_this_thread().tell(direction, from.nbytes(), Observer::Clock::now());
     return {Pending::OnDevice{device_, stream.record(), {}}, {to, from}};
   }
@@ -205,7 +206,7 @@ std::unique_ptr<CopyEngine> CopyEngine::make(c10::Device device, const CopyEngin
 
 Pending CopyEngine::start(Direction direction, const at::Tensor& to, const at::Tensor& from,
                           const Pending& after) {
-  TORCH_INTERNAL_ASSERT(to.is_contiguous() && from.is_contiguous() && to.numel() == from.numel() &&
+  TORCH_INTERNAL_ASSERT(to.is_contiguous() && from.is_contiguous() && to.sizes() == from.sizes() &&
                         to.scalar_type() == from.scalar_type());
   bytes_[static_cast<size_t>(direction)] += static_cast<int64_t>(from.nbytes());
   if (from.numel() == 0) return after;

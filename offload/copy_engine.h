@@ -1,14 +1,13 @@
 // Copies between a device and the host tier beside compute: one queue in each direction, so that
 // both run at once.
 //
-// On an accelerator a queue is a stream; the host's end is to be page-locked (device/pinned_arena).
+// On an accelerator a queue is a stream; the host's end is to be page-locked (device/pinned_arena), else LibTorch waits.
 // On a host device it is a thread, so that the same code runs with the host as both ends, and its
 // speed can be limited: a link of known speed to measure pipelines with. Tensors on the meta device
 // have nothing to copy: their bytes are counted.
 //
-// Lifetime: a Pending keeps its tensors, and outlives the engine. Whoever started a copy keeps its
-// Pending until synchronize() has returned: memory of an accelerator that is let go earlier may be
-// reused while it is read.
+// Lifetime: a Pending keeps its tensors, and outlives the engine. Whoever started a copy keeps the end on an accelerator until
+// synchronize() has returned: its memory may else be reused while it is read. The end on the host may go (device/page_locked.h).
 // Threads: any.
 #pragma once
 
@@ -39,7 +38,7 @@ class CopyEngine {
   CopyEngine(const CopyEngine&) = delete;
   CopyEngine& operator=(const CopyEngine&) = delete;
 
-  // to, from: contiguous, of the same dtype and numel. Begins once `after` has ended, and what the
+  // to, from: contiguous, of the same dtype and sizes. Begins once `after` has ended, and what the
   // calling thread's current stream of the device has been given so far.
   memory::Pending start(Direction direction, const at::Tensor& to, const at::Tensor& from,
                         const memory::Pending& after = {});

@@ -48,6 +48,10 @@ STAGE_READERS = ("zero/options.cpp", "zero/plan/byte_plan.cpp")
 STAGE_PART = re.compile(r"\bstage_?(?:\(\))?\s*(?:\.|->)\s*(?:parameters|gradients|optimizer_state)\b")
 STAGE_COMPARED = re.compile(r"\bstage_?(?:\(\))?\s*[!=]=|[!=]=\s*(?:\w+(?:\.|->))*stage_?\b")
 COMMENT = re.compile(r"//.*$", re.MULTILINE)
+# Copies that the host does not wait for, and the memory that they need, have one owner.
+PAST_THE_OWNER = re.compile(r"non_blocking=\*/\s*true|\bcopy_\([^;]*,\s*true\)|\.pinned_memory\(|\bpin_memory\(|getPinnedMemoryAllocator|getHostAllocator|"
+                            r"cudaMemcpy\w*Async|cudaHostAlloc|cudaMallocHost")
+OWNER_OF_COPIES = "device/page_locked.cpp"
 
 
 def files(*suffixes):
@@ -83,6 +87,21 @@ def reads_stage(text):
     """
     code = COMMENT.sub("", text)
     return bool(STAGE_PART.search(code) or STAGE_COMPARED.search(code))
+
+
+def starts_copies_itself(text):
+    """Whether code copies beside the host, or has page-locked memory, past device/page_locked.h.
+
+    >>> starts_copies_itself("to.copy_(from, /*non_blocking=*/true);"), starts_copies_itself("to.copy_(from.view({3}), true);")
+    (True, True)
+    >>> starts_copies_itself("at::empty({3}, at::TensorOptions().pinned_memory(true))")
+    True
+    >>> starts_copies_itself("x.to(device, at::kLong, /*non_blocking=*/false, /*copy=*/true)")
+    False
+    >>> starts_copies_itself("to.copy_(from); memory::start_copy(to, from);  // not to.copy_(from, true)")
+    False
+    """
+    return bool(PAST_THE_OWNER.search(COMMENT.sub("", text)))
 
 
 def lines_of_code(name):
@@ -122,6 +141,8 @@ def breaches():
                 yield f"{name}: at::parallel_for is serial unless {folder}/CMakeLists.txt lists it in zeropage_intra_op_parallel"
         if folder != "tests" and name not in STAGE_READERS and reads_stage(text):
             yield f"{name}: reads the stage, which {' and '.join(STAGE_READERS)} alone do: ask the byte plan (zero/plan/byte_plan.h)"
+        if folder != "tests" and name != OWNER_OF_COPIES and starts_copies_itself(text):
+            yield f"{name}: copies beside the host or has page-locked memory of its own, which may be reused under a copy: use device/page_locked.h"
         if name.endswith((".cu", ".cuh")) and TORCH_INCLUDE.search(text):
             yield f"{name}: includes LibTorch, which nvcc would parse for minutes: pass raw pointers and an opaque stream"
         if name.startswith(TORCH_FREE) and not name.startswith(NEEDS_TORCH) and TORCH_INCLUDE.search(text):

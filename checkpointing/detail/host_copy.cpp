@@ -3,11 +3,10 @@
 #include <cstdint>
 #include <utility>
 
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/from_blob.h>
 
+#include "device/page_locked.h"
 #include "device/stream.h"
 #include "memory/charged_block.h"
 #include "memory/exact.h"
@@ -15,20 +14,17 @@
 namespace zeropage::checkpointing::detail {
 namespace {
 
-// Page-locked memory does not come from the allocator that the ledger wraps. That which it comes from
-// does not give it out again before the copies that were enqueued have ended.
-struct PinnedBlock {
-  PinnedBlock(int64_t bytes, c10::DeviceType device)
-      : charge(bytes, c10::DeviceType::CPU),
-        data(at::globalContext().getPinnedMemoryAllocator(device)->allocate(
-            static_cast<size_t>(bytes))) {}
-  const memory::ChargedBlock charge;
-  c10::DataPtr data;
-};
-
 int64_t past_alignment(const at::Tensor& bytes, int64_t alignment) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(bytes.const_data_ptr()) %
                               static_cast<uintptr_t>(alignment));
+}
+
+at::Tensor pageable(int64_t bytes, int64_t alignment) {
+  at::Tensor memory = at::empty({bytes}, at::kByte);
+  if (past_alignment(memory, alignment) == 0) return memory;
+  memory = at::empty({bytes + alignment}, at::kByte);
+  const int64_t past = past_alignment(memory, alignment);
+  return memory.narrow(0, past == 0 ? 0 : alignment - past, bytes);
 }
 
 }  // namespace
@@ -43,23 +39,18 @@ const at::Tensor& HostCopy::allocate() {
   const memory::KindScope kind(memory::Kind::kActivationOffloaded);
   const int64_t alignment = store_ ? store_->alignment() : 1;
   const int64_t padded = memory::round_up(form_.bytes(), alignment);
-  bytes_ = host_bytes(padded);
-  if (past_alignment(bytes_, alignment) != 0) {
-    const at::Tensor longer = host_bytes(padded + alignment);
-    const int64_t past = past_alignment(longer, alignment);
-    bytes_ = longer.narrow(0, past == 0 ? 0 : alignment - past, padded);
-  }
+  bytes_ = host_bytes(padded, alignment);
   values_ = bytes_.narrow(0, 0, form_.bytes()).view(form_.dtype);
   return values_;
 }
 
 // uint8 [bytes] in memory that copies of the device read and write beside the host.
-at::Tensor HostCopy::host_bytes(int64_t bytes) const {
-  if (!memory::has_streams(device_.type())) return at::empty({bytes}, at::kByte);
-  auto block = std::make_shared<PinnedBlock>(bytes, device_.type());
-  void* const data = block->data.get();
-  return at::from_blob(
-      data, {bytes}, [block = std::move(block)](void*) {}, at::kByte);
+at::Tensor HostCopy::host_bytes(int64_t bytes, int64_t alignment) const {
+  if (!memory::has_streams(device_.type())) return pageable(bytes, alignment);
+  return memory::page_locked(
+      bytes, {.device = device_,
+              .alignment = alignment,
+              .kept = std::make_shared<const memory::ChargedBlock>(bytes, c10::DeviceType::CPU)});
 }
 
 void HostCopy::free_memory() {

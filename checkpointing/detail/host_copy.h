@@ -41,7 +41,7 @@ class HostCopy {
   void stop_reading();
 
  private:
-  at::Tensor host_bytes(int64_t bytes) const;
+  at::Tensor host_bytes(int64_t bytes, int64_t alignment) const;
   void free_memory();
 
   // Constant after construction.

@@ -5,6 +5,8 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "device/page_locked.h"
+
 namespace zeropage::checkpointing::detail {
 namespace {
 
@@ -55,7 +57,7 @@ void OffloadedStorage::copy_out(const at::Tensor& flat) {
       encode(traffic_->options().compression, flat, encoded);
     }
     if (has_streams()) {
-      copy.copy_(encoded, /*non_blocking=*/true);
+      memory::start_copy(copy, encoded);
     } else {
       encode(traffic_->options().compression, flat, copy);
     }
@@ -120,10 +122,10 @@ at::Tensor OffloadedStorage::start_fetch() {
     if (is_decoded_there) {
       const at::Tensor encoded =
           at::empty({copy_.form().numel}, options().dtype(copy_.form().dtype));
-      encoded.copy_(copy, /*non_blocking=*/true);
+      memory::start_copy(encoded, copy);
       decode(traffic_->options().compression, encoded, flat);
     } else if (has_streams()) {
-      flat.copy_(copy, /*non_blocking=*/true);
+      memory::start_copy(flat, copy);
     } else {
       decode(traffic_->options().compression, copy, flat);
     }

@@ -9,6 +9,7 @@
 #include "comm/detail/call.h"
 #include "comm/detail/progress_thread.h"
 #include "comm/devices/staging_buffer.h"
+#include "device/page_locked.h"
 #include "device/pending_on_device.h"
 #include "memory/check.h"
 
@@ -205,7 +206,7 @@ class StagedCommunicator final : public Communicator {
     {
       const StreamScope scope(copies_);
       for (const Piece& piece : moves.down) {
-        piece.of(staged).copy_(piece.of(tensor), /*non_blocking=*/true);
+        memory::start_copy(piece.of(staged), piece.of(tensor));
       }
     }
     copies_.record().synchronize();
@@ -215,7 +216,7 @@ class StagedCommunicator final : public Communicator {
     {
       const StreamScope scope(copies_);
       for (const Piece& piece : moves.up) {
-        piece.of(up_to).copy_(piece.of(arrived), /*non_blocking=*/true);
+        memory::start_copy(piece.of(up_to), piece.of(arrived));
       }
     }
     return last_end_ = copies_.record();

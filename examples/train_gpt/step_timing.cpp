@@ -5,19 +5,15 @@
 namespace train_gpt {
 
 StepInFlight::StepInFlight(const torch::Tensor& loss, Clock::time_point start)
-    : start_(start), loss_(loss.detach()) {
-  const torch::Device device = loss.device();
-  if (zeropage::memory::has_streams(device.type())) {
-    loss_ = torch::empty(loss.sizes(), torch::TensorOptions(loss.dtype()).pinned_memory(true));
-    loss_.copy_(loss.detach(), /*non_blocking=*/true);
-  }
-  passed_ = zeropage::memory::Stream::current(device).record();
+    : start_(start), is_on_device_(zeropage::memory::has_streams(loss.device().type())) {
+  loss_ = is_on_device_ ? zeropage::memory::start_copy_to_host(loss.detach())
+                        : zeropage::memory::ArrivingCopy{loss.detach(), {}};
   enqueued_ = Clock::now();
 }
 
 Clock::time_point StepInFlight::wait() const {
-  if (loss_.is_pinned()) passed_.synchronize();
-  return loss_.is_pinned() ? Clock::now() : enqueued_;
+  loss_.arrived.synchronize();
+  return is_on_device_ ? Clock::now() : enqueued_;
 }
 
 double StepTimer::seconds_of(const StepInFlight& step) {

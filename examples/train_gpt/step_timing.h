@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "device/stream.h"
+#include "device/page_locked.h"
 
 namespace train_gpt {
 
@@ -21,12 +21,12 @@ class StepInFlight {
   // Waits for its end, and returns when that was, as the host saw it.
   Clock::time_point wait() const;
   Clock::time_point start() const { return start_; }
-  double loss() const { return loss_.item<double>(); }  // after wait()
+  double loss() const { return loss_.values.item<double>(); }  // after wait()
 
  private:
   Clock::time_point start_;
-  torch::Tensor loss_;  // on the host
-  zeropage::memory::Event passed_;
+  bool is_on_device_;
+  zeropage::memory::ArrivingCopy loss_;  // on the host
   Clock::time_point enqueued_;
 };
 

@@ -8,6 +8,7 @@
 
 #include <ATen/Context.h>
 
+#include "device/page_locked.h"
 #include "examples/train_gpt/gpt.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -34,8 +35,8 @@ fs::path folder_of_headers() {
 }  // namespace
 
 Batch to_device(const Batch& batch, torch::Device device) {
-  return {batch.inputs.to(device, /*non_blocking=*/true),
-          batch.targets.to(device, /*non_blocking=*/true)};
+  return {zeropage::memory::start_copy_to_device(batch.inputs, device),
+          zeropage::memory::start_copy_to_device(batch.targets, device)};
 }
 
 TextData::TextData(const std::string& path, int64_t sequence) : sequence_(sequence) {

@@ -186,16 +186,16 @@ TEST_F(DeviceOffloadTest, ARetainedGraphRunsBackwardAgain) {
 }
 
 // The fake accelerator numbers its new streams. An ActivationOffloader takes one for copies out, then one back.
-c10::Stream second_stream_from_now() {
+c10::Stream stream_from_now(int which) {
   const c10::Stream one =
       c10::impl::VirtualGuardImpl(fake_device().type()).getNewStream(fake_device());
-  return c10::Stream(c10::Stream::UNSAFE, fake_device(), one.id() + 2);
+  return c10::Stream(c10::Stream::UNSAFE, fake_device(), one.id() + which);
 }
 
 TEST_F(DeviceOffloadTest, AGraphThatStopsHalfWayDisturbsNobodyByWhatWasFetchedAhead) {
   set_fake_delays(0, {});
   const auto x = torch::randn({64, 64}).to(fake_device()).requires_grad_();
-  const c10::Stream back = second_stream_from_now();
+  const c10::Stream back = stream_from_now(2);
   ActivationOffload offload({.staging_bytes = 128_KiB});
   torch::Tensor middle, last, loss;
   {
@@ -221,6 +221,33 @@ TEST_F(DeviceOffloadTest, AGraphThatStopsHalfWayDisturbsNobodyByWhatWasFetchedAh
   finish_fake_work();
   for (size_t i = 0; i < next.size(); ++i) {
     EXPECT_TRUE(torch::equal(next[i].cpu(), torch::full({64, 64}, static_cast<float>(i)))) << i;
+  }
+}
+
+// A store wants longer alignment than blocks of page-locked memory have, so copies begin inside of them.
+TEST_F(DeviceOffloadTest, AGraphThatGoesWhileItsActivationsLeaveDisturbsNobodyOnTheHost) {
+  set_fake_delays(0, {});
+  const auto x = torch::randn({64, 64}).to(fake_device()).requires_grad_();
+  const auto disk = std::make_shared<NvmeActivations>(NvmeActivationsOptions{
+      .directory = std::filesystem::current_path(), .rank = static_cast<int>(::getpid())});
+  const c10::Stream out = stream_from_now(1);
+  ActivationOffload offload({.least_bytes = 0, .store = disk});
+  std::vector<torch::Tensor> of_others;
+  {
+    const HeldStream held(out);
+    {
+      const ActivationScope scope(offload);
+      chain(x, 6);
+    }
+    EXPECT_EQ(offload.statistics().host_bytes, 0);
+    const auto pinned = torch::TensorOptions().pinned_memory(true);
+    for (const int64_t bytes : {16_KiB, 32_KiB}) {
+      for (int i = 0; i < 8; ++i) of_others.push_back(torch::full({bytes / 4}, i, pinned));
+    }
+  }
+  finish_fake_work();
+  for (size_t i = 0; i < of_others.size(); ++i) {
+    EXPECT_TRUE(of_others[i].eq(static_cast<int>(i % 8)).all().item<bool>()) << i;
   }
 }
 

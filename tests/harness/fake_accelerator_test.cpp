@@ -465,6 +465,41 @@ TEST_F(FakeAcceleratorTest, ReadsPinnedMemoryWhenTheStreamComesToIt) {
   EXPECT_TRUE(copied.eq(9).all().item<bool>());
 }
 
+// The copy of a pinned tensor that ends while the device's stream is held. share(memory): what is copied of it.
+Tensor copy_of_freed_pinned(const std::function<Tensor(Tensor)>& share) {
+  Tensor copied = torch::empty({8}, fake_device());
+  Tensor next;
+  {
+    const HeldStream held(default_stream());
+    {
+      Tensor memory = torch::empty({1024}, torch::TensorOptions().pinned_memory(true));
+      memory.fill_(1);
+      copied.copy_(share(std::move(memory)), /*non_blocking=*/true);
+    }
+    next = torch::empty({1024}, torch::TensorOptions().pinned_memory(true));
+  }
+  return copied.cpu();
+}
+
+TEST_F(FakeAcceleratorTest, KeepsPinnedMemoryOfACopyThatItsCacheIsToldOf) {
+  const Tensor ones = torch::ones({8});
+  EXPECT_TRUE(torch::equal(copy_of_freed_pinned([](Tensor m) { return m.narrow(0, 0, 8); }), ones));
+  EXPECT_TRUE(torch::equal(copy_of_freed_pinned([](Tensor m) { return m.narrow(0, 9, 8); }), ones));
+  EXPECT_TRUE(torch::equal(copy_of_freed_pinned([](const Tensor& memory) {
+                             return torch::from_blob(
+                                 memory.data_ptr(), {8}, [memory](void*) {}, torch::kFloat);
+                           }),
+                           ones));
+}
+
+// It is told the context of the storage, and the address, which is not the block's.
+TEST_F(FakeAcceleratorTest, GivesPinnedMemoryOutAgainUnderACopyThatItsCacheIsNotToldOf) {
+  EXPECT_TRUE(is_nan(copy_of_freed_pinned([](const Tensor& memory) {
+    return torch::from_blob(
+        memory.data_ptr<float>() + 9, {8}, [memory](void*) {}, torch::kFloat);
+  })));
+}
+
 TEST_F(FakeAcceleratorTest, CopiesToTheHostWithoutWaitingWhereAsked) {
   const Tensor x = filled(1);
   default_stream().synchronize();

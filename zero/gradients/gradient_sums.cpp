@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "device/named_range.h"
+#include "device/page_locked.h"
 #include "device/stream.h"
 #include "memory/check.h"
 #include "memory/exact.h"
@@ -204,19 +205,6 @@ GradientSums told(SumsOfRank&& all) {
   return sums;
 }
 
-// A copy in page-locked memory, and when it is there.
-struct OnItsWay {
-  at::Tensor words;
-  memory::Event arrival;
-};
-
-OnItsWay start_copy(const at::Tensor& from) {
-  const at::Tensor to =
-      at::empty(from.sizes(), at::TensorOptions().dtype(from.dtype()).pinned_memory(true));
-  to.copy_(from, /*non_blocking=*/true);
-  return {to, memory::Stream::current(from.device()).record()};
-}
-
 }  // namespace
 
 GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
@@ -346,18 +334,18 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
   if (!device.is_meta()) {
     if (!passed_.empty()) check_one_group(group_of);
     make_tables(group_of, groups);
-    OnItsWay of_device;
+    memory::ArrivingCopy of_device;
     if (any_on_device()) {
       const at::Tensor words = tables_.sizes.make_words(device);
       add_own(words);
-      of_device = start_copy(words);
+      of_device = memory::start_copy_to_host(words);
     }
     const at::Tensor of_host = tables_.sizes.make_words(c10::kCPU);
     add_own(of_host);
     add_words(tables_.sizes, of_host.const_data_ptr<int64_t>(), own);
-    of_device.arrival.synchronize();
-    if (of_device.words.defined()) {
-      add_words(tables_.sizes, of_device.words.const_data_ptr<int64_t>(), own);
+    of_device.arrived.synchronize();
+    if (of_device.values.defined()) {
+      add_words(tables_.sizes, of_device.values.const_data_ptr<int64_t>(), own);
     }
   }
   return told(over_all_ranks(*pages_, own));
@@ -402,11 +390,11 @@ GradientSummer::Started GradientSummer::start(const std::vector<int>& group_of, 
   const at::Tensor flags =
       rows.view({-1, words}).narrow(1, words - sizes.flag_words(), sizes.flag_words());
   Started started{.found_inf = flags.ne(0).any().to(at::kFloat).view({1}), .arrived = {}};
-  const OnItsWay copy = start_copy(rows);
+  const memory::ArrivingCopy copy = memory::start_copy_to_host(rows);
   started.arrived = [copy, sizes, slices, is_sliced = group != nullptr, ranks = world.size(),
                      squares = ranks_of_squares(*pages_)] {
-    copy.arrival.synchronize();
-    const int64_t* row = copy.words.const_data_ptr<int64_t>();
+    copy.arrived.synchronize();
+    const int64_t* row = copy.values.const_data_ptr<int64_t>();
     std::vector<SumsOfRank> by_slice;
     for (int64_t slice = 0; slice < slices; ++slice) {
       std::vector<SumsOfRank> by_rank;

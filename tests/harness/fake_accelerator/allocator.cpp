@@ -210,48 +210,10 @@ void FakeAllocator::give_back(void* context) {
   allocator().free(static_cast<Block*>(context));
 }
 
-class PinnedAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    if (bytes == 0) return {nullptr, c10::DeviceType::CPU};
-    const size_t rounded = (bytes + kRounding - 1) / kRounding * kRounding;
-    auto* data = static_cast<char*>(std::aligned_alloc(kRounding, rounded));
-    const std::lock_guard lock(mutex_);
-    ends_[data] = data + bytes;
-    // Queued copies may outlive the tensor, so its memory stays.
-    return {data, data, [](void*) {}, c10::DeviceType::CPU};
-  }
-  void copy_data(void* to, const void* from, size_t bytes) const override {
-    default_copy_data(to, from, bytes);
-  }
-  bool holds(const void* data) {
-    const std::lock_guard lock(mutex_);
-    const auto after = ends_.upper_bound(data);
-    return after != ends_.begin() && data < std::prev(after)->second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const void*, const void*> ends_;  // guarded by mutex_
-};
-
-PinnedAllocator& pinned_allocator() {
-  static auto* const allocator = new PinnedAllocator;
-  return *allocator;
-}
-
 }  // namespace
 
 c10::Allocator* fake_allocator() {
   return &allocator();
-}
-
-c10::Allocator* fake_pinned_allocator() {
-  return &pinned_allocator();
-}
-
-bool is_fake_pinned(const void* data) {
-  return pinned_allocator().holds(data);
 }
 
 c10::Device fake_device_of(const void* data) {

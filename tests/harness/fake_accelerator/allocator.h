@@ -14,9 +14,6 @@
 namespace zeropage::testing {
 
 c10::Allocator* fake_allocator();
-// Page-locked host memory: ordinary memory whose addresses is_pinned() knows. Never unmapped.
-c10::Allocator* fake_pinned_allocator();
-bool is_fake_pinned(const void* data);
 
 // The device that owns an address inside one of its blocks.
 c10::Device fake_device_of(const void* data);

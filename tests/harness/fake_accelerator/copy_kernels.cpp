@@ -3,11 +3,11 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 
-#include "tests/harness/fake_accelerator/allocator.h"
 #include "tests/harness/fake_accelerator/counters.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/fake_accelerator/host_view.h"
 #include "tests/harness/fake_accelerator/kernels.h"
+#include "tests/harness/fake_accelerator/pinned_cache.h"
 #include "tests/harness/fake_accelerator/stream.h"
 
 namespace zeropage::testing {
@@ -41,17 +41,26 @@ void copy_between_devices(const Tensor& from, const Tensor& to) {
   if (its != other) let_wait(other, its);
 }
 
+// The host's end of a copy that it does not wait for. Page-locked memory is not kept alive by what is queued, as on CUDA: its cache is
+// told of the copy, as LibTorch's kernel tells it.
+Tensor end_of_copy(const Tensor& on_host, c10::Stream stream) {
+  record_pinned_use(on_host.const_data_ptr(), on_host.storage().data_ptr().get_context(), stream);
+  return host_view(on_host);
+}
+
 // Memory that is not page-locked is read before the call returns, blocking or not.
 void copy_to_device(const Tensor& from, const Tensor& to, bool non_blocking) {
+  const c10::Stream stream = current_fake_stream(to.device().index());
   const bool is_read_later = non_blocking && is_fake_pinned(from.const_data_ptr());
-  enqueue_copy(current_fake_stream(to.device().index()), host_view(to),
-               is_read_later ? from : host_snapshot(from));
+  enqueue_copy(stream, host_view(to),
+               is_read_later ? end_of_copy(from, stream) : host_snapshot(from));
 }
 
 void copy_to_host(const Tensor& from, const Tensor& to, bool non_blocking) {
   const c10::Stream stream = current_fake_stream(from.device().index());
   live_counters().bytes_to_host += static_cast<int64_t>(to.nbytes());
-  enqueue_copy(stream, to, host_view(from));
+  const bool is_written_later = non_blocking && is_fake_pinned(to.const_data_ptr());
+  enqueue_copy(stream, is_written_later ? end_of_copy(to, stream) : to, host_view(from));
   if (!non_blocking) wait_for_values(stream);
 }
 

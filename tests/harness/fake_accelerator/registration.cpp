@@ -15,6 +15,7 @@
 #include "tests/harness/fake_accelerator/kernels.h"
 #include "tests/harness/fake_accelerator/meta_kernels.h"
 #include "tests/harness/fake_accelerator/operators.h"
+#include "tests/harness/fake_accelerator/pinned_cache.h"
 #include "tests/harness/fake_accelerator/recurrence.h"
 #include "tests/harness/fake_accelerator/stream.h"
 

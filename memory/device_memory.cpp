@@ -60,11 +60,20 @@ int64_t device_allocated_bytes(c10::DeviceType device) {
   return bytes;
 }
 
-std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, int64_t free_bytes) {
-  return c10::str(owner_prefix(), "out of ", c10::DeviceTypeName(device, /*lower_case=*/true),
-                  " memory: ", describe_request(current_kind(), asked_bytes), " asked for, ",
-                  format_bytes(free_bytes), " free on the device\n",
-                  memory_report(*Ledger::current(), device, asked_bytes));
+std::string out_of_memory_report(const DeviceShortage& shortage) {
+  return c10::str(
+      owner_prefix(), "out of ", c10::DeviceTypeName(shortage.device, /*lower_case=*/true),
+      " memory: ", describe_request(current_kind(), shortage.asked_bytes), " asked for, ",
+      format_bytes(shortage.free_bytes), " free on the device",
+      shortage.cached_bytes == 0
+          ? std::string()
+          : c10::str(", ", format_bytes(shortage.cached_bytes), " unused in pieces of the cache"),
+      "\n", memory_report(*Ledger::current(), shortage.device, shortage.asked_bytes),
+      shortage.advice.empty() ? "" : shortage.advice + "\n");
+}
+
+void throw_out_of_memory(const DeviceShortage& shortage) {
+  C10_THROW_ERROR(OutOfMemoryError, out_of_memory_report(shortage));
 }
 
 bool assign(const at::Tensor& tensor, Kind kind) {

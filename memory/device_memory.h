@@ -23,15 +23,27 @@ void forget_device_block(const void* data);
 // Bytes of all blocks that are noted and not forgotten.
 int64_t device_allocated_bytes(c10::DeviceType device);
 
-// What the calling thread's ledger holds on the device, now and at the peak, as the table that is
-// printed when its memory runs out.
-std::string out_of_memory_report(c10::DeviceType device, int64_t asked_bytes, int64_t free_bytes);
+// What an allocator says of a device that has no memory for a block.
+struct DeviceShortage {
+  c10::DeviceType device;
+  int64_t asked_bytes = 0;
+  int64_t free_bytes = 0;    // that the allocator may still take from the device
+  int64_t cached_bytes = 0;  // that it has from there and that nobody uses
+  std::string advice = {};   // in a line; "" for none
+};
 
-// From here on LibTorch's CUDA allocator is observed, and out_of_memory_report() is printed on stderr before
-// it throws. Once a process; later calls do nothing. Throws in a build without CUDA.
+// What the calling thread's ledger holds on the device, now and at the peak, and what would have fitted.
+std::string out_of_memory_report(const DeviceShortage& shortage);
+// c10::OutOfMemoryError with that report. For who is told by an allocator before it throws its own error: that one, which knows no
+// kinds and no options, is never made. So who catches the error and does without has printed nothing, and who does not has all in one
+// message.
+[[noreturn]] void throw_out_of_memory(const DeviceShortage& shortage);
+
+// From here on LibTorch's CUDA allocator is observed, and throws throw_out_of_memory()'s error instead of its own. Once a process;
+// later calls do nothing. Throws in a build without CUDA.
 void observe_cuda_memory();
 // The most that LibTorch's CUDA allocator takes from this device from here on, until the next call: an allocation
-// that would need more throws LibTorch's error, as where the device has no more. Of `total_bytes` that it has.
+// that would need more throws as where the device has no more. Of `total_bytes` that it has.
 void limit_cuda_memory(c10::Device device, int64_t bytes, int64_t total_bytes);
 // Bytes that LibTorch's CUDA allocator has from the device, in use or cached.
 int64_t cuda_reserved_bytes(c10::Device device);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <iostream>
 #include <mutex>
 
 #include <ATen/Context.h>
@@ -17,6 +16,8 @@ namespace {
 
 namespace allocator = c10::cuda::CUDACachingAllocator;
 
+constexpr auto kOfAllPools = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
 // Called under the allocator's lock: allocates nothing there.
 void track(const allocator::TraceEntry& entry) {
   const auto* data = reinterpret_cast<const void*>(entry.addr_);
@@ -27,11 +28,23 @@ void track(const allocator::TraceEntry& entry) {
   }
 }
 
-void report_out_of_memory(int64_t /*device*/, size_t asked_bytes, size_t /*total_bytes*/,
-                          size_t free_bytes) {
-  std::cerr << out_of_memory_report(c10::DeviceType::CUDA, static_cast<int64_t>(asked_bytes),
-                                    static_cast<int64_t>(free_bytes))
-            << std::endl;
+// Called outside of the allocator's lock, when all that is left to it is to throw. total_bytes: of the device, or of the limit.
+void refuse_for_want_of_memory(int64_t device, size_t asked_bytes, size_t total_bytes,
+                               size_t free_bytes) {
+  const auto stats = allocator::getDeviceStats(static_cast<c10::DeviceIndex>(device));
+  const int64_t reserved = stats.reserved_bytes[kOfAllPools].current;
+  const int64_t cached = reserved - stats.allocated_bytes[kOfAllPools].current;
+  const auto asked = static_cast<int64_t>(asked_bytes);
+  const int64_t left = std::max<int64_t>(0, static_cast<int64_t>(total_bytes) - reserved);
+  throw_out_of_memory({.device = c10::DeviceType::CUDA,
+                       .asked_bytes = asked,
+                       .free_bytes = std::min(left, static_cast<int64_t>(free_bytes)),
+                       .cached_bytes = cached,
+                       .advice = cached < asked
+                                     ? ""
+                                     : "what is unused lies in pieces that are too small; with "
+                                       "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in "
+                                       "the environment they are joined"});
 }
 
 }  // namespace
@@ -42,7 +55,7 @@ void observe_cuda_memory() {
     // The allocator of a device takes observers only once it is there.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     allocator::attachAllocatorTraceTracker(&track);
-    allocator::attachOutOfMemoryObserver(&report_out_of_memory);
+    allocator::attachOutOfMemoryObserver(&refuse_for_want_of_memory);
     if (std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr) {
       TORCH_WARN(
           "PYTORCH_NO_CUDA_MEMORY_CACHING is set: LibTorch then tells nobody of its blocks, so "
@@ -57,10 +70,7 @@ void limit_cuda_memory(c10::Device device, int64_t bytes, int64_t total_bytes) {
 }
 
 int64_t cuda_reserved_bytes(c10::Device device) {
-  using Stats = c10::CachingAllocator::StatType;
-  return allocator::getDeviceStats(device.index())
-      .reserved_bytes[static_cast<size_t>(Stats::AGGREGATE)]
-      .current;
+  return allocator::getDeviceStats(device.index()).reserved_bytes[kOfAllPools].current;
 }
 
 void record_cuda_memory_history(int64_t most_events) {

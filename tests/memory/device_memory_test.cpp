@@ -83,10 +83,15 @@ TEST_F(DeviceMemoryTest, RenamesATensorsBytesAndTakesThemOver) {
 TEST_F(DeviceMemoryTest, ReportsWhatIsHeldWhenMemoryRunsOut) {
   const KindScope kind(Kind::kOptimizerState);
   auto tensor = allocate(2_MiB);
-  const std::string report = out_of_memory_report(kDevice, 3_MiB, 1_MiB);
+  const std::string report = out_of_memory_report({.device = kDevice,
+                                                   .asked_bytes = 3_MiB,
+                                                   .free_bytes = 1_MiB,
+                                                   .cached_bytes = 2_MiB,
+                                                   .advice = "ask elsewhere"});
   EXPECT_THAT(report, HasSubstr("[rank 1/2] out of "));
-  EXPECT_THAT(report,
-              HasSubstr("3.0 MiB of optimizer_state asked for, 1.0 MiB free on the device"));
+  EXPECT_THAT(report, HasSubstr("3.0 MiB of optimizer_state asked for, 1.0 MiB free on the device, "
+                                "2.0 MiB unused in pieces of the cache\n"));
+  EXPECT_THAT(report, ::testing::EndsWith("\nask elsewhere\n"));
   EXPECT_THAT(report, HasSubstr("optimizer_state              2.0 MiB     2.0 MiB\n"));
 }
 

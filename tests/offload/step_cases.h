@@ -142,6 +142,17 @@ inline ::testing::AssertionResult same_bits_of(const torch::Tensor& expected,
          << expected[first].item<double>() << " and " << actual[first].item<double>();
 }
 
+// NaNs are at the same places. Their signs and payloads are the machine's (offload/FUSED_STEP.md).
+inline ::testing::AssertionResult same_bits_but_of_nans(const torch::Tensor& expected,
+                                                        const torch::Tensor& actual) {
+  const auto on_host = actual.cpu();
+  if (!torch::equal(expected.isnan(), on_host.isnan())) {
+    return ::testing::AssertionFailure() << "NaNs at other places";
+  }
+  const auto is_number = ~expected.isnan();
+  return same_bits_of(expected.masked_select(is_number), on_host.masked_select(is_number));
+}
+
 inline ::testing::AssertionResult same_bits_of(const offload::Stretch& expected,
                                                const offload::Stretch& actual) {
   auto result = same_bits_of(expected.values, actual.values);

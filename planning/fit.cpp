@@ -43,8 +43,9 @@ void check(const Options& options, const FitOptions& fit_options) {
            is_optimizer ? "optimizer" : "parameters", " is ",
            memory::name(is_optimizer ? offload.optimizer : offload.parameters),
            "; leave it out, or set FitOptions::tiers to where it may be");
-  ZP_CHECK(!has(tiers, Tier::kNvme) || !directory.empty(),
-           "FitOptions::tiers: kNvme needs FitOptions::nvme_directory, a folder on a local disk");
+  ZP_CHECK(
+      !has(tiers, Tier::kNvme) || !directory.empty(),
+      "FitOptions::tiers: Tier::kNvme needs FitOptions::nvme_directory, a folder on a local disk");
   ZP_CHECK(nvme_bytes >= 0, "FitOptions::nvme_bytes: expected 0 (what the disk has) or more, got ",
            nvme_bytes);
   ZP_CHECK(fit_options.besides_bytes >= 0,
@@ -57,8 +58,8 @@ void check(const Options& options, const FitOptions& fit_options) {
       std::any_of(tiers.begin(), tiers.end(), [](Tier tier) { return tier != Tier::kDevice; });
   ZP_CHECK(!may_leave || can_leave(options),
            "FitOptions::tiers: only an optimizer with a fused update of fp32 values can leave the "
-           "device; set options.update_by to kAuto and low_precision_update to kMasterWeights, or "
-           "leave tiers out");
+           "device; set options.update_by to UpdateBy::kAuto and low_precision_update to "
+           "LowPrecisionUpdate::kMasterWeights, or leave tiers out");
   validate(options_of(options, {.stage = Stage::kParameters}));
 }
 

@@ -52,6 +52,8 @@ COMMENT = re.compile(r"//.*$", re.MULTILINE)
 PAST_THE_OWNER = re.compile(r"non_blocking=\*/\s*true|\bcopy_\([^;]*,\s*true\)|\.pinned_memory\(|\bpin_memory\(|getPinnedMemoryAllocator|getHostAllocator|"
                             r"cudaMemcpy\w*Async|cudaHostAlloc|cudaMallocHost")
 OWNER_OF_COPIES = "device/page_locked.cpp"
+LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+BARE_ENUMERATOR = re.compile(r"(?<![:\w])k[A-Z]\w+")
 
 
 def files(*suffixes):
@@ -87,6 +89,19 @@ def reads_stage(text):
     """
     code = COMMENT.sub("", text)
     return bool(STAGE_PART.search(code) or STAGE_COMPARED.search(code))
+
+
+def bare_enumerators(text):
+    """Enumerators that a message names without their type, so that nobody can write what it advises.
+
+    >>> bare_enumerators('ZP_CHECK(a, "use kInStep, or ", b);')
+    ['kInStep']
+    >>> bare_enumerators('ZP_CHECK(a, "use StepWhen::kInStep, or Options::kAllRanks");')
+    []
+    >>> bare_enumerators('out << "a" << kBytes << "b";  // says "kNvme"')
+    []
+    """
+    return [name for literal in LITERAL.findall(COMMENT.sub("", text)) for name in BARE_ENUMERATOR.findall(literal)]
 
 
 def starts_copies_itself(text):
@@ -143,6 +158,9 @@ def breaches():
             yield f"{name}: reads the stage, which {' and '.join(STAGE_READERS)} alone do: ask the byte plan (zero/plan/byte_plan.h)"
         if folder != "tests" and name != OWNER_OF_COPIES and starts_copies_itself(text):
             yield f"{name}: copies beside the host or has page-locked memory of its own, which may be reused under a copy: use device/page_locked.h"
+        if folder != "tests":
+            for enumerator in bare_enumerators(text):
+                yield f"{name}: a message says {enumerator}: name it as one writes it, with its type (StepWhen::kInStep), or in words"
         if name.endswith((".cu", ".cuh")) and TORCH_INCLUDE.search(text):
             yield f"{name}: includes LibTorch, which nvcc would parse for minutes: pass raw pointers and an opaque stream"
         if name.startswith(TORCH_FREE) and not name.startswith(NEEDS_TORCH) and TORCH_INCLUDE.search(text):

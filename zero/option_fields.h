@@ -86,7 +86,7 @@ constexpr auto table_of(std::type_identity<OffloadOptions>) {
            .bounds = Bounds::at_least(1),
            .compared = Compared::kNo}),
       field<&OffloadOptions::nvme_directory>(
-          {.help = "The folder on a local disk for what is offloaded to kNvme",
+          {.help = "The folder on a local disk for what is offloaded to nvme",
            .compared = Compared::kNo})));
 }
 static_assert(memory::tells_all_fields<OffloadOptions>());

@@ -108,12 +108,13 @@ void validate_precision(const Options& options) {
            *options.accumulate_dtype);
   ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kStochasticRounding ||
                options.compute_dtype != c10::kHalf,
-           "options.low_precision_update: kStochasticRounding is for bfloat16, but compute_dtype "
-           "is half; use kMasterWeights, or bfloat16");
+           "options.low_precision_update: LowPrecisionUpdate::kStochasticRounding is for bfloat16, "
+           "but compute_dtype is half; use LowPrecisionUpdate::kMasterWeights, or bfloat16");
   ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
                options.compute_dtype != c10::kHalf,
-           "options.low_precision_update: kSplitMasterWeights is for bfloat16, whose bits begin "
-           "fp32's, but compute_dtype is half; use kMasterWeights, or bfloat16");
+           "options.low_precision_update: LowPrecisionUpdate::kSplitMasterWeights is for bfloat16, "
+           "whose bits begin fp32's, but compute_dtype is half; use "
+           "LowPrecisionUpdate::kMasterWeights, or bfloat16");
   ZP_CHECK(
       !options.world_invariant || (options.reduce_dtype.value_or(c10::kFloat) == c10::kFloat &&
                                    options.accumulate_dtype.value_or(c10::kFloat) == c10::kFloat),
@@ -131,15 +132,17 @@ void validate_offload(const Options& options) {
   ZP_CHECK(offload.parameters == Tier::kDevice || optimizer,
            "options.offload.parameters: the optimizer would bring them back for its step; set "
            "options.offload.optimizer too");
-  ZP_CHECK(!optimizer || options.update_by != UpdateBy::kClass,
-           "options.offload.optimizer: the step on the host is the fused one, but "
-           "options.update_by is kClass; use kAuto, or keep the optimizer on the device");
+  ZP_CHECK(
+      !optimizer || options.update_by != UpdateBy::kClass,
+      "options.offload.optimizer: the step on the host is the fused one, but options.update_by is "
+      "UpdateBy::kClass; use UpdateBy::kAuto, or keep the optimizer on the device");
   ZP_CHECK(!optimizer || options.low_precision_update == LowPrecisionUpdate::kMasterWeights,
            "options.offload.optimizer: the step on the host updates fp32 values; set "
-           "options.low_precision_update to kMasterWeights, or keep the optimizer on the device");
+           "options.low_precision_update to LowPrecisionUpdate::kMasterWeights, or keep the "
+           "optimizer on the device");
   ZP_CHECK(optimizer || offload.step == StepWhen::kInStep,
            "options.offload.step: is about offloaded optimizer state; set "
-           "options.offload.optimizer, or leave it kInStep");
+           "options.offload.optimizer, or leave it StepWhen::kInStep");
   ZP_CHECK(offload.optimizer_bytes >= 0,
            "options.offload.optimizer_bytes: expected 0 or more, got ", offload.optimizer_bytes);
   ZP_CHECK(offload.parameters == Tier::kDevice || offload.optimizer_bytes == OffloadOptions::kAll,
@@ -151,15 +154,15 @@ void validate_offload(const Options& options) {
            offload.worker_threads);
   const bool nvme = offload.optimizer == Tier::kNvme || offload.parameters == Tier::kNvme;
   ZP_CHECK(nvme == !offload.nvme_directory.empty(), "options.offload.nvme_directory: ",
-           nvme ? "expected a folder on a local disk for what is offloaded to kNvme"
-                : "nothing is offloaded to kNvme; leave it out");
+           nvme ? "expected a folder on a local disk for what is offloaded to Tier::kNvme"
+                : "nothing is offloaded to Tier::kNvme; leave it out");
   ZP_CHECK(offload.parameters == Tier::kDevice || offload.step != StepWhen::kOneStepLate,
-           "options.offload.step: kOneStepLate updates beside the next forward and backward, which "
-           "would read offloaded parameters meanwhile; leave options.offload.parameters on the "
-           "device, or use another step");
+           "options.offload.step: StepWhen::kOneStepLate updates beside the next forward and "
+           "backward, which would read offloaded parameters meanwhile; leave "
+           "options.offload.parameters on the device, or use another step");
   ZP_CHECK(!nvme || offload.step != StepWhen::kOneStepLate,
-           "options.offload.step: kOneStepLate keeps the values it will send up, and on kNvme they "
-           "are not kept; use kHost, or another step");
+           "options.offload.step: StepWhen::kOneStepLate keeps the values it will send up, and on "
+           "Tier::kNvme they are not kept; use Tier::kHost, or another step");
 }
 
 void validate_limits(const Options& options) {
@@ -194,11 +197,12 @@ void validate(const Options& options) {
   ZP_CHECK(options.optimizer_state == offload::StateFormat::kFp32 ||
                options.update_by != UpdateBy::kClass,
            "options.optimizer_state: only the fused update keeps states in less than fp32, but "
-           "update_by is kClass; use kAuto or kFused");
+           "update_by is UpdateBy::kClass; use UpdateBy::kAuto or UpdateBy::kFused");
   ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
                options.update_by != UpdateBy::kClass,
-           "options.low_precision_update: only the fused update reads kSplitMasterWeights, but "
-           "update_by is kClass; use kAuto or kFused, or kMasterWeights");
+           "options.low_precision_update: only the fused update reads "
+           "LowPrecisionUpdate::kSplitMasterWeights, but update_by is UpdateBy::kClass; use "
+           "UpdateBy::kAuto or UpdateBy::kFused, or LowPrecisionUpdate::kMasterWeights");
   ZP_CHECK(
       options.stage.optimizer_state || !(options.stage.gradients || options.stage.parameters),
       "options.stage: ", text_of(options.stage),
@@ -212,15 +216,14 @@ void validate(const Options& options) {
            " shards nothing; use stage 1, 2 or 3, or leave it out");
   if (options.secondary_shard_within != Options::kNoSecondaryShards) {
     ZP_CHECK(options.secondary_shard_within >= 2,
-             "options.secondary_shard_within: expected 2 ranks or "
-             "more, or Options::kNoSecondaryShards, got ",
+             "options.secondary_shard_within: expected 2 ranks or more, or "
+             "Options::kNoSecondaryShards, got ",
              options.secondary_shard_within);
     ZP_CHECK(options.stage.parameters, "options.secondary_shard_within: stage ",
              text_of(options.stage), " gathers no parameters; use stage 3, or leave it out");
-    ZP_CHECK(
-        options.reshard == Reshard::kAfterUse,
-        "options.secondary_shard_within: backward gathers no page again where reshard keeps it "
-        "from forward on; leave reshard at kAfterUse, or leave this out");
+    ZP_CHECK(options.reshard == Reshard::kAfterUse,
+             "options.secondary_shard_within: backward gathers no page again where reshard keeps "
+             "it from forward on; leave reshard at Reshard::kAfterUse, or leave this out");
     ZP_CHECK(options.shard_within == Options::kAllRanks,
              "options.secondary_shard_within: with shard_within ", options.shard_within,
              " parameters are gathered within a group already; leave one of them out");

@@ -14,7 +14,7 @@ void check_values_can_be_read(const DistributedDataParallelBase& model, const ch
   if (!pages.page_offload()) return;
   ZP_CHECK(pages.page_offload()->options().step != StepWhen::kOneStepLate, who,
            ": with StepWhen::kOneStepLate a step is always under way, which changes what this rank "
-           "owns; use StepWhen::kInStep or kInBackward");
+           "owns; use StepWhen::kInStep or StepWhen::kInBackward");
   for (size_t index = 0; index < pages.parameters().size(); ++index) {
     ZP_CHECK(!sharded.writes->is_in_update(index), who,
              ": backward() has begun the step of parameter \"",

@@ -51,7 +51,8 @@ void check_step(const RecordedStep& step) {
              ": expected 0 or more bytes, got ", recorded.bytes, "; give its storage's size");
     ZP_CHECK(recorded.producer == kLeaf || recorded.producer < step.operators.size(),
              "recorded step: value ", value, ": expected a producer below ", step.operators.size(),
-             " or kLeaf, got ", recorded.producer, "; add the operator to RecordedStep::operators");
+             " or checkpointing::kLeaf, got ", recorded.producer,
+             "; add the operator to RecordedStep::operators");
     ZP_CHECK(!is_saved(step, value) || saves[value] != kNone, "recorded step: value ", value,
              ": expected a tick that saves it, got none; add one where forward makes it");
   }

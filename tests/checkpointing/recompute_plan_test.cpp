@@ -228,7 +228,7 @@ TEST(SimulateTest, RefusesAStepThatContradictsItself) {
   EXPECT_THAT(refusal([](RecordedStep& step) { step.operators[2].inputs = {9}; }),
               HasSubstr("operator 2 (c): expected inputs below 5, got 9"));
   EXPECT_THAT(refusal([](RecordedStep& step) { step.values[3].producer = 7; }),
-              HasSubstr("value 3: expected a producer below 4 or kLeaf, got 7"));
+              HasSubstr("value 3: expected a producer below 4 or checkpointing::kLeaf, got 7"));
   EXPECT_THAT(refusal([](RecordedStep& step) { step.ticks[1].value = 1; }),
               HasSubstr("tick 1: value 1 is saved a second time"));
   EXPECT_THAT(refusal([](RecordedStep& step) { std::swap(step.ticks[2], step.ticks[3]); }),

@@ -348,7 +348,7 @@ TEST(OffloadErrorTest, SaysWhatCannotBeOffloadedAndWhatToDo) {
   EXPECT_EQ(refusal_of(options), "");
   EXPECT_THAT(refusal_of<torch::optim::RMSprop>(options), HasSubstr("has no fused form"));
   options.update_by = UpdateBy::kClass;
-  EXPECT_THAT(refusal_of(options), HasSubstr("options.update_by is kClass"));
+  EXPECT_THAT(refusal_of(options), HasSubstr("options.update_by is UpdateBy::kClass"));
   options = at_stage(1);
   options.offload.step = StepWhen::kInBackward;
   EXPECT_THAT(refusal_of(options), HasSubstr("is about offloaded optimizer state"));

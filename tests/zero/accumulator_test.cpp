@@ -835,7 +835,8 @@ TEST(AccumulatorOptionsTest, ChooseWhenToReduceByTheBytesOfWholeGradients) {
     Linear model(make_linear(), world, invariant);
     EXPECT_TRUE(Accumulator(model, {.gradient_budget_bytes = 1 << 20}).reduces_each());
     EXPECT_THAT(error_of([&] { Accumulator(model, {.reduce = ReduceMicroSteps::kOnce}); }),
-                HasSubstr("world_invariant adds up the ranks' first; use kEach or kAuto"));
+                HasSubstr("world_invariant adds up the ranks' first; use ReduceMicroSteps::kEach "
+                          "or ReduceMicroSteps::kAuto"));
   });
 }
 

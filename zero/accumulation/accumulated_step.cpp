@@ -40,12 +40,12 @@ void AccumulatedStep::check_can_step_in_backward() const {
   if (!micro_steps_.step_in_backward()) return;
   ZP_CHECK(!options_.clip_norm && !options_.clip_value && !options_.norm_spikes,
            "AccumulatorOptions: clip_norm, clip_value and norm_spikes look at all gradients before "
-           "the step, but Options::offload.step is kInBackward; use StepWhen::kInStep");
+           "the step, but Options::offload.step is StepWhen::kInBackward; use StepWhen::kInStep");
   ZP_CHECK(verdicts_.scaler().options().backoff_factor == 1 &&
                verdicts_.scaler().options().growth_factor == 1,
            "AccumulatorOptions::loss_scaler: a scale that changes skips steps whose gradients "
-           "overflow, but Options::offload.step is kInBackward; use LossScalerOptions::fixed(), or "
-           "StepWhen::kInStep");
+           "overflow, but Options::offload.step is StepWhen::kInBackward; use "
+           "LossScalerOptions::fixed(), or StepWhen::kInStep");
 }
 
 AccumulatedStep::Updates AccumulatedStep::checked(
@@ -164,9 +164,9 @@ EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !micro_steps_.step_in_backward(),
            "accumulator.step(): ", say_not_finite(report.not_finite),
-           ", and backward has made the step with it (options.offload.step kInBackward): the "
-           "parameters are not finite now. Restart from the last saved state; with kInStep such a "
-           "step is skipped");
+           ", and backward has made the step with it (options.offload.step is "
+           "StepWhen::kInBackward): the parameters are not finite now. Restart from the last saved "
+           "state; with StepWhen::kInStep such a step is skipped");
   const std::exception_ptr stop = verdicts_.look_at_norm(report);
   if (report.stepped()) {
     apply(report, updates);

@@ -58,8 +58,7 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
   const at::Tensor seed = at::full_like(loss.detach(), factor);
   ZP_CHECK(seed_is_exact(loss.scalar_type(), factor), "accumulator.backward(): a loss in ",
            loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ", scale,
-           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), "
-           "...)");
+           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), ...)");
   return seed;
 }
 
@@ -73,8 +72,9 @@ MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOption
 bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
   const Options& options = sharded_.options;
   ZP_CHECK(!options.world_invariant || asked.reduce != ReduceMicroSteps::kOnce,
-           "AccumulatorOptions::reduce: kOnce adds up a rank's micro-steps before the ranks', but "
-           "Options::world_invariant adds up the ranks' first; use kEach or kAuto");
+           "AccumulatorOptions::reduce: ReduceMicroSteps::kOnce adds up a rank's micro-steps "
+           "before the ranks', but Options::world_invariant adds up the ranks' first; use "
+           "ReduceMicroSteps::kEach or ReduceMicroSteps::kAuto");
   if (options.world_invariant || asked.reduce == ReduceMicroSteps::kEach) return true;
   if (asked.reduce == ReduceMicroSteps::kOnce || nothing_travels()) return false;
   int64_t whole_bytes = 0;

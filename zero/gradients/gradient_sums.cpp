@@ -288,7 +288,7 @@ void GradientSummer::check_one_group(const std::vector<int>& group_of) const {
       std::all_of(group_of.begin(), group_of.end(), [](int group) { return group == 0; });
   ZP_CHECK(is_one,
            "norms of gradients by group: backward has updated their pages and freed them "
-           "(options.offload.step kInBackward); use StepWhen::kInStep");
+           "(options.offload.step is StepWhen::kInBackward); use StepWhen::kInStep");
 }
 
 void GradientSummer::add_own(const at::Tensor& words) const {
@@ -300,8 +300,8 @@ void GradientSummer::add_own(const at::Tensor& words) const {
         "norms of gradients after backward, which has made the step with them already and freed "
         "that of page \"",
         pages_->layouts()[of_page.page].name,
-        "\" (options.offload.step kInBackward); use an Accumulator, which reports their norm, or "
-        "StepWhen::kInStep");
+        "\" (options.offload.step is StepWhen::kInBackward); use an Accumulator, which reports "
+        "their norm, or StepWhen::kInStep");
   }
   for (const OfPage& of_page : tables_.of_pages) {
     if (const auto passed = passed_.find(of_page.page); passed != passed_.end()) {

@@ -162,8 +162,10 @@ std::string cheapest_changes(const Options& options, const std::vector<PageLayou
                         offloaded(options, Tier::kHost));
   }
   if (options.offload.parameters != Tier::kNvme) {
-    changes.try_options("stage 3 with optimizer and parameters on kNvme", options,
-                        offloaded(options, Tier::kNvme));
+    changes.try_options(
+        "stage 3 with options.offload.optimizer and options.offload.parameters on nvme "
+        "(options.offload.nvme_directory)",
+        options, offloaded(options, Tier::kNvme));
   }
   if (changes.lines().empty()) {
     return "no single change of stage, offload or recompute would have left " +

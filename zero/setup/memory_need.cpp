@@ -57,11 +57,11 @@ void check_host_holds(const comm::World& world, const std::string& what, int64_t
   const int64_t of_all = bytes * world.local_size();
   std::string own;
   if (of_all > host.usable_bytes()) {
-    own =
-        c10::str(what, " of ", world.local_size(), world.local_size() == 1 ? " rank " : " ranks ",
-                 memory::describe_need(of_all, host),
-                 "; offload less (options.offload.optimizer_bytes), offload to kNvme, keep states "
-                 "smaller (options.optimizer_state), or use more hosts");
+    own = c10::str(what, " of ", world.local_size(), world.local_size() == 1 ? " rank " : " ranks ",
+                   memory::describe_need(of_all, host),
+                   "; offload less (options.offload.optimizer_bytes), offload to nvme "
+                   "(options.offload.optimizer), keep states smaller (options.optimizer_state), or "
+                   "use more hosts");
   }
   throw_alike(world, "the memory of hosts", own);
 }

@@ -53,8 +53,9 @@ void check_not_wrapped(const NamedParameter& parameter) {
 void check_can_be_split(const NamedParameter& parameter, const Options& options) {
   ZP_CHECK(options.low_precision_update != LowPrecisionUpdate::kSplitMasterWeights ||
                !parameter.tensor.requires_grad() || parameter.dtype != at::kHalf,
-           "options.low_precision_update: kSplitMasterWeights is for bfloat16, but parameter \"",
-           parameter.name(), "\" is half; use kMasterWeights");
+           "options.low_precision_update: LowPrecisionUpdate::kSplitMasterWeights is for bfloat16, "
+           "but parameter \"",
+           parameter.name(), "\" is half; use LowPrecisionUpdate::kMasterWeights");
 }
 
 void check_accumulates(const NamedParameter& parameter, const Options& options) {

@@ -91,11 +91,11 @@ bool PassingStorage::has_values(size_t page) const {
 }
 
 void PassingStorage::fetch(size_t page) {
-  ZP_CHECK(
-      has_values(page),
-      "p.grad(): its gradient was freed as soon as backward had updated its page "
-      "(options.offload.step kInBackward); call zero_grad() before the next backward(), use an "
-      "Accumulator, which reports the norm, or read gradients with StepWhen::kInStep");
+  ZP_CHECK(has_values(page),
+           "p.grad(): its gradient was freed as soon as backward had updated its page "
+           "(options.offload.step is StepWhen::kInBackward); call zero_grad() before the next "
+           "backward(), use an Accumulator, which reports the norm, or read gradients with "
+           "StepWhen::kInStep");
 }
 
 }  // namespace zeropage

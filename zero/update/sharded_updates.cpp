@@ -82,8 +82,9 @@ void ShardedUpdates::begin_visit() {
   check_whole("reading or writing the optimizer's state");
   hear();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
-           "options.offload.step: with kOneStepLate a step is always under way, and its parameters "
-           "and states are of different steps; to save or load state use kInStep or kInBackward");
+           "options.offload.step: with StepWhen::kOneStepLate a step is always under way, and its "
+           "parameters and states are of different steps; to save or load state use "
+           "StepWhen::kInStep or StepWhen::kInBackward");
   updates_->adopt(made_);
   ZP_CHECK(!updates_->are_under_way(), "the optimizer's state after a ",
            "backward() that has begun the step (StepWhen::kInBackward): part of it is one step ",

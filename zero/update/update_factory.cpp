@@ -32,7 +32,8 @@ bool UpdateFactory::updates_fused() const {
       return false;
     case UpdateBy::kFused:
       ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name,
-               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use kAuto or kClass");
+               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use UpdateBy::kAuto "
+               "or UpdateBy::kClass");
       return true;
     case UpdateBy::kAuto:
       break;
@@ -46,9 +47,9 @@ bool UpdateFactory::rounds_stochastically(const PageLayout& layout) const {
     return false;
   }
   ZP_CHECK(layout.dtype != at::kHalf,
-           "options.low_precision_update: kStochasticRounding is for "
-           "bfloat16, but page \"",
-           layout.name, "\" is half; use kMasterWeights");
+           "options.low_precision_update: LowPrecisionUpdate::kStochasticRounding is for bfloat16, "
+           "but page \"",
+           layout.name, "\" is half; use LowPrecisionUpdate::kMasterWeights");
   return layout.dtype == at::kBFloat16;
 }
 
@@ -86,8 +87,9 @@ std::unique_ptr<PageUpdate> UpdateFactory::make(size_t page) const {
            option == nullptr ? "options.update_by" : option,
            ": the fused update is of fp32 values, but page \"", layout.name, "\" has ",
            part.values.scalar_type(),
-           " and is rounded to nearest without master weights; set options.low_precision_update "
-           "to kMasterWeights or kStochasticRounding, or use kAuto");
+           " and is rounded to nearest without master weights; set options.low_precision_update to "
+           "LowPrecisionUpdate::kMasterWeights or LowPrecisionUpdate::kStochasticRounding, or use "
+           "UpdateBy::kAuto");
   return make_update(std::move(part));
 }
 

@@ -413,7 +413,7 @@ TEST(StochasticUpdateTest, IsRefusedForAModuleInHalf) {
     EXPECT_THAT(
         error_of([&] { Optimizer<SGD> optimizer(model, SGDOptions(0.1)); }),
         HasSubstr("kStochasticRounding is for bfloat16, but page \"weight .. bias\" is half; use "
-                  "kMasterWeights"));
+                  "LowPrecisionUpdate::kMasterWeights"));
   });
 }
 

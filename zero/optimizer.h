@@ -27,12 +27,10 @@ template <typename A>
 class Optimizer final : public ShardedOptimizer {
   static_assert(OptimizerTraits<A>::kElementWise,
                 "zeropage::Optimizer<A>: A's update is not known to be element-wise, so its state "
-                "cannot be sharded: "
-                "a rank would update a part of a parameter as if it were all of it. "
-                "torch::optim::LBFGS is such a "
-                "class; use torch::optim::LBFGS itself on one rank. For a class of your own that "
-                "is element-wise, "
-                "specialize zeropage::OptimizerTraits<A> (zero/optimizer_traits.h)");
+                "cannot be sharded: a rank would update a part of a parameter as if it were all of "
+                "it. torch::optim::LBFGS is such a class; use torch::optim::LBFGS itself on one "
+                "rank. For a class of your own that is element-wise, specialize "
+                "zeropage::OptimizerTraits<A> (zero/optimizer_traits.h)");
 
  public:
   using AlgorithmOptions = typename OptimizerTraits<A>::Options;
@@ -63,7 +61,8 @@ class Optimizer final : public ShardedOptimizer {
         .make_class_optimizer =
             [defaults](Groups shards) { return std::make_unique<A>(std::move(shards), defaults); },
         .fused = nullptr,
-        .defaults = std::make_unique<AlgorithmOptions>(defaults)};
+        .defaults = std::make_unique<AlgorithmOptions>(defaults),
+        .option_bytes = sizeof(AlgorithmOptions)};
     if constexpr (kHasFusedForm<A>) algorithm.fused = detail::fused_form(defaults);
     return algorithm;
   }

@@ -32,7 +32,7 @@ ShardedOptimizer::ShardedOptimizer(const comm::World& world, const Options& opti
 
 ShardedOptimizer::ShardedOptimizer(const ShardedParameters& parameters, const Groups& groups,
                                    Algorithm algorithm)
-    : Optimizer(groups, std::move(algorithm.defaults)),
+    : Optimizer(groups, algorithm.defaults->clone()),
       updates_(std::make_unique<ShardedUpdates>(
           parameters, *this,
           UpdateAlgorithm{
@@ -40,6 +40,7 @@ ShardedOptimizer::ShardedOptimizer(const ShardedParameters& parameters, const Gr
               .make_class_optimizer = std::move(algorithm.make_class_optimizer),
               .make_fused = algorithm.fused ? algorithm.fused->make : MakePageUpdate(),
               .states = algorithm.fused ? algorithm.fused->states : 0,
+              .options = {typeid(*algorithm.defaults), algorithm.option_bytes},
           })) {}
 
 ShardedOptimizer::~ShardedOptimizer() = default;

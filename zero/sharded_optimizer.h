@@ -56,6 +56,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
     std::function<std::unique_ptr<torch::optim::Optimizer>(Groups)> make_class_optimizer;
     std::shared_ptr<const FusedForm> fused;  // null: it has none
     std::unique_ptr<torch::optim::OptimizerOptions> defaults;
+    size_t option_bytes = 0;  // of an object of the options' class
   };
 
   // Collective, both: ranks must agree on groups and options.

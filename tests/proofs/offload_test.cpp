@@ -406,7 +406,7 @@ TEST(OffloadErrorTest, AnOptimizerWhoseConstructorThrowsLeavesNothingBehind) {
     DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, stepping_in_backward());
     const double rate = world.rank() == 0 ? 0.1 : 0.2;
     EXPECT_THAT(error_of([&] { const Optimizer<torch::optim::SGD> optimizer(model, rate); }),
-                HasSubstr("learning rate"));
+                HasSubstr("rank 0 has group 0 lr: 0.1; rank 1 has group 0 lr: 0.2"));
     Optimizer<torch::optim::SGD> optimizer(model, 0.1);
     model(torch::ones({2, 40})).sum().backward();
     optimizer.step();

@@ -10,6 +10,7 @@
 #include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/agreement/told.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/zeropage.h"
 
@@ -172,8 +173,9 @@ TEST_P(ThousandRanksTest, SendTheFormulasBytesAStepPaddingIncluded) {
   ASSERT_EQ(pages.layouts().size(), 6U);
   const int64_t page_share_bytes = (kRanks - 1) * pages.layouts().front().shard_numel * 4;
   const int64_t share_bytes = 6 * page_share_bytes;
-  // Which parameters have a gradient: a byte each, to every other rank.
-  const int64_t used_bytes = (kRanks - 1) * static_cast<int64_t>(pages.parameters().size());
+  // Which parameters have a gradient, a byte each, and what ranks compare: to every other rank.
+  const int64_t used_bytes =
+      (kRanks - 1) * static_cast<int64_t>(pages.parameters().size() + kToldBytes);
   const int64_t gathered = sent(after.all_gather, before.all_gather);
   const int64_t scattered = sent(after.reduce_scatter, before.reduce_scatter);
   const int64_t reduced = sent(after.all_reduce, before.all_reduce) - used_bytes;

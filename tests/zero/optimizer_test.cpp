@@ -264,13 +264,12 @@ TEST(OptimizerErrorTest, NamesOptionsThatDifferBetweenRanks) {
     Optimizer<AdamW> optimizer(model, AdamWOptions(world.rank() == 0 ? 0.1 : 0.2));
   });
   EXPECT_THAT(message_of(errors[0]),
-              ::testing::HasSubstr(
-                  "rank 0 has group 0 learning rate: 0.1; rank 1 has group 0 learning rate: 0.2"));
+              ::testing::HasSubstr("rank 0 has group 0 lr: 0.1; rank 1 has group 0 lr: 0.2"));
   const auto betas = try_ranks(2, [](comm::World& world) {
     DistributedDataParallel<torch::nn::Linear> model(make_linear(), world);
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.1).eps(world.rank() == 0 ? 1e-8 : 1e-7));
   });
-  EXPECT_THAT(message_of(betas[1]), ::testing::HasSubstr("options digest"));
+  EXPECT_THAT(message_of(betas[1]), ::testing::HasSubstr("rank 0 has group 0 eps: 1e-08; "));
 }
 
 TEST(OptimizerErrorTest, RefusesToBeSavedAsOneArchive) {

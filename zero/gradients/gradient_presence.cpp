@@ -8,31 +8,43 @@
 namespace zeropage {
 
 GradientPresence::GradientPresence(size_t parameters, size_t pages)
-    : of_all_(at::zeros({static_cast<int64_t>(parameters)}, at::kByte)), of_page_(pages) {}
+    : parameters_(parameters),
+      of_all_(at::zeros({static_cast<int64_t>(parameters + kToldBytes)}, at::kByte)),
+      of_page_(pages) {}
 
-comm::Pending GradientPresence::start_agreeing(comm::Communicator& communicator) {
+comm::Pending GradientPresence::start_agreeing(const Told& told, comm::Communicator& communicator) {
+  put(told, of_all_.mutable_data_ptr<uint8_t>() + parameters_);
   return communicator.all_reduce(of_all_, comm::ReduceOp::kMax, "which parameters have a gradient");
 }
 
+HeardAlike GradientPresence::heard() const {
+  return heard_of(of_all_.const_data_ptr<uint8_t>() + parameters_);
+}
+
 void GradientPresence::start_agreeing(size_t page, const std::vector<size_t>& parameters,
-                                      comm::Communicator& communicator) {
+                                      const Told& told, comm::Communicator& communicator) {
   OfPage& of_page = of_page_[page];
   of_page.parameters = parameters;
-  of_page.has = at::empty({static_cast<int64_t>(parameters.size())}, at::kByte);
-  std::transform(parameters.begin(), parameters.end(), of_page.has.mutable_data_ptr<uint8_t>(),
-                 [this](size_t parameter) { return static_cast<uint8_t>(has(parameter)); });
+  of_page.has = at::empty({static_cast<int64_t>(parameters.size() + kToldBytes)}, at::kByte);
+  uint8_t* const bytes = of_page.has.mutable_data_ptr<uint8_t>();
+  uint8_t* const behind =
+      std::transform(parameters.begin(), parameters.end(), bytes,
+                     [this](size_t parameter) { return static_cast<uint8_t>(has(parameter)); });
+  put(told, behind);
   of_page.agreement = communicator.all_reduce(of_page.has, comm::ReduceOp::kMax,
                                               "which parameters of a page have a gradient");
 }
 
-HasGradient GradientPresence::wait(size_t page) {
+GradientPresence::OfAnyRank GradientPresence::wait(size_t page) {
   OfPage& of_page = of_page_[page];
   of_page.agreement.wait();
-  return [&of_page](size_t parameter) {
+  const auto has_gradient = [&of_page](size_t parameter) {
     const auto at = std::find(of_page.parameters.begin(), of_page.parameters.end(), parameter);
     TORCH_INTERNAL_ASSERT(at != of_page.parameters.end());
     return of_page.has.const_data_ptr<uint8_t>()[at - of_page.parameters.begin()] != 0;
   };
+  return {has_gradient,
+          heard_of(of_page.has.const_data_ptr<uint8_t>() + of_page.parameters.size())};
 }
 
 }  // namespace zeropage

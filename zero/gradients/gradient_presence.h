@@ -1,4 +1,5 @@
-// Which parameters have a gradient: on this rank, and once the ranks have agreed, on any.
+// Which parameters have a gradient: on this rank, and once the ranks have agreed, on any. What ranks compare
+// (zero/agreement/rank_agreement.h) goes along.
 //
 // Threads: the thread that runs backward.
 #pragma once
@@ -10,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "device/pending.h"
+#include "zero/agreement/told.h"
 
 namespace zeropage {
 
@@ -22,24 +24,30 @@ class GradientPresence {
   void note(size_t parameter, bool has) { of_all_.mutable_data_ptr<uint8_t>()[parameter] = has; }
   bool has(size_t parameter) const { return of_all_.const_data_ptr<uint8_t>()[parameter] != 0; }
 
-  // has() is about any rank once this has ended. Collective.
-  comm::Pending start_agreeing(comm::Communicator& communicator);
+  // has() is about any rank once this has ended, and heard() of all. Collective.
+  comm::Pending start_agreeing(const Told& told, comm::Communicator& communicator);
+  HeardAlike heard() const;
 
   // The same of these parameters, all of the page's that train: ahead of the others, for a step that
   // does not wait for all pages. Collective.
-  void start_agreeing(size_t page, const std::vector<size_t>& parameters,
+  void start_agreeing(size_t page, const std::vector<size_t>& parameters, const Told& told,
                       comm::Communicator& communicator);
+  struct OfAnyRank {
+    HasGradient has_gradient;
+    HeardAlike heard;
+  };
   // Blocks until that has ended. Valid until the page's next.
-  HasGradient wait(size_t page);
+  OfAnyRank wait(size_t page);
 
  private:
   struct OfPage {
     std::vector<size_t> parameters;
-    at::Tensor has;  // [parameters], uint8
+    at::Tensor has;  // [parameters + kToldBytes], uint8
     comm::Pending agreement;
   };
 
-  const at::Tensor of_all_;  // [parameters], uint8
+  const size_t parameters_;
+  const at::Tensor of_all_;  // [parameters + kToldBytes], uint8
   std::vector<OfPage> of_page_;
 };
 

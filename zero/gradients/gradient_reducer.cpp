@@ -10,10 +10,11 @@
 namespace zeropage {
 
 GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
-                                 ReduceWhen when)
+                                 std::shared_ptr<RankAgreement> agreement, ReduceWhen when)
     : paging_(parts.paging),
       writes_(parts.writes),
       buckets_(std::move(buckets)),
+      agreement_(std::move(agreement)),
       when_(when),
       ledger_(memory::Ledger::current()),
       training_(parts.pages, {.before =
@@ -21,7 +22,7 @@ GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<Gradien
                                     return before_accumulate(parameter, gradients);
                                   },
                               .after = [this](size_t parameter) { after_accumulate(parameter); }}),
-      reductions_(parts.pages, training_, *buckets_) {
+      reductions_(parts.pages, training_, *buckets_, agreement_) {
   adopt_training();
 }
 
@@ -98,10 +99,12 @@ void GradientReducer::leave_backward() {
 
 void GradientReducer::end_reducing_backward() {
   const torch::NoGradGuard no_grad;
-  reductions_.finish();
+  const Told told = agreement_->told();
+  const HeardAlike heard = reductions_.finish(told);
   if (after_reduction_) after_reduction_();
   leave_backward();
   reduced_in_cycle_ = true;
+  agreement_->hear_in_backward(told, heard);
 }
 
 void GradientReducer::reduce() {

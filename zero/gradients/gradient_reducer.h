@@ -23,6 +23,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "memory/ledger.h"
+#include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/page_reductions.h"
@@ -40,7 +41,7 @@ enum class ReduceWhen : uint8_t {
 class GradientReducer {
  public:
   GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
-                  ReduceWhen when);
+                  std::shared_ptr<RankAgreement> agreement, ReduceWhen when);
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
@@ -90,6 +91,7 @@ class GradientReducer {
   const std::shared_ptr<const PagedParameters> paging_;
   const std::shared_ptr<PageWrites> writes_;
   const std::unique_ptr<GradientBuckets> buckets_;
+  const std::shared_ptr<RankAgreement> agreement_;
   const ReduceWhen when_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
 

@@ -25,6 +25,7 @@ struct SumsOfRank {
   ExactSum weight;
   std::vector<bool> not_finite;      // by parameter
   bool not_finite_anywhere = false;  // in a stage of a pipeline
+  Told told;                         // to be compared
 };
 
 // Words as offload/norm_table.h has them, added to what is known.
@@ -41,10 +42,11 @@ SumsOfRank nothing_of(size_t groups, size_t parameters) {
   return {.squares_of_group = std::vector<ExactSum>(groups),
           .weight = {},
           .not_finite = std::vector<bool>(parameters),
-          .not_finite_anywhere = false};
+          .not_finite_anywhere = false,
+          .told = {}};
 }
 
-// For the wire: all groups, the weight, which parameters are not finite.
+// For the wire: all groups, the weight, what is compared, which parameters are not finite.
 std::vector<int64_t> row_of(const SumsOfRank& sums) {
   std::vector<int64_t> row;
   const auto append = [&row](const ExactSum& sum) {
@@ -53,6 +55,9 @@ std::vector<int64_t> row_of(const SumsOfRank& sums) {
   };
   for (const ExactSum& squares : sums.squares_of_group) append(squares);
   append(sums.weight);
+  for (const uint64_t number : {sums.told.steps, sums.told.settings, sums.told.values}) {
+    row.push_back(static_cast<int64_t>(number));
+  }
   const size_t flags = row.size();
   constexpr size_t kOfWord = offload::kFlagsPerWord;
   row.resize(flags + memory::div_ceil(sums.not_finite.size(), kOfWord));
@@ -74,6 +79,9 @@ SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
   }
   sums.weight = sum_at(row);
   row += ExactSum::kWords;
+  for (uint64_t* const number : {&sums.told.steps, &sums.told.settings, &sums.told.values}) {
+    *number = static_cast<uint64_t>(*row++);
+  }
   constexpr size_t kOfWord = offload::kFlagsPerWord;
   for (size_t index = 0; index < parameters; ++index) {
     sums.not_finite[index] = (row[index / kOfWord] >> index % kOfWord & 1) != 0;
@@ -177,18 +185,40 @@ SumsOfRank over_stages(const std::vector<SumsOfRank>& by_stage, const SumsOfRank
   return all;
 }
 
-SumsOfRank over_all_ranks(const ParameterPages& pages, const SumsOfRank& own) {
+// Throws where ranks made other numbers of steps.
+void compare(RankAgreement& agreement, RankAgreement::Axis axis,
+             const std::vector<SumsOfRank>& by_rank) {
+  HeardAlike heard;
+  const Told& first = by_rank.front().told;
+  for (const SumsOfRank& of_rank : by_rank) {
+    heard.steps = heard.steps && of_rank.told.steps == first.steps;
+    heard.settings = heard.settings && of_rank.told.settings == first.settings;
+    heard.values = heard.values && of_rank.told.values == first.values;
+  }
+  agreement.hear(axis, first, heard, "step()");
+}
+
+SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own) {
+  using Axis = RankAgreement::Axis;
+  own.told = agreement.told();
   const comm::World* const group = pages.tensor_world();
-  SumsOfRank all = over_ranks(exchange(pages.world(), own), ranks_of_squares(pages));
+  const std::vector<SumsOfRank> by_rank = exchange(pages.world(), own);
+  compare(agreement, Axis::kData, by_rank);
+  SumsOfRank all = over_ranks(by_rank, ranks_of_squares(pages));
+  all.told = own.told;
   if (group != nullptr) {
     std::vector<SumsOfRank> by_slice = exchange(*group, all);
     // In a simulated world no other rank says anything; each would say the same.
     if (group->device().is_meta()) by_slice.assign(by_slice.size(), all);
+    compare(agreement, Axis::kTensor, by_slice);
     all = over_slices(by_slice);
   }
   const comm::World* const stages = pipeline_world_of(pages);
   if (stages == nullptr) return all;
-  SumsOfRank of_model = over_stages(exchange(*stages, without_flags(all)), all);
+  all.told = own.told;
+  const std::vector<SumsOfRank> by_stage = exchange(*stages, without_flags(all));
+  compare(agreement, Axis::kPipeline, by_stage);
+  SumsOfRank of_model = over_stages(by_stage, all);
   if (stages->device().is_meta() && of_model.weight.value() == 0) of_model.weight.add(1);
   return of_model;
 }
@@ -208,8 +238,11 @@ GradientSums told(SumsOfRank&& all) {
 }  // namespace
 
 GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
-                               std::shared_ptr<StepGradients> gradients)
-    : pages_(std::move(pages)), gradients_(std::move(gradients)) {}
+                               std::shared_ptr<StepGradients> gradients,
+                               std::shared_ptr<RankAgreement> agreement)
+    : pages_(std::move(pages)),
+      gradients_(std::move(gradients)),
+      agreement_(std::move(agreement)) {}
 
 std::vector<int> GradientSummer::slices_apart(std::vector<int> group_of, size_t groups) const {
   if (pages_->tensor_world() == nullptr) return group_of;
@@ -348,13 +381,13 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
       add_words(tables_.sizes, of_device.values.const_data_ptr<int64_t>(), own);
     }
   }
-  return told(over_all_ranks(*pages_, own));
+  return told(over_all_ranks(*pages_, *agreement_, std::move(own)));
 }
 
 ExactSum GradientSummer::sum_weight(const ExactSum& weight) const {
   SumsOfRank own;
   own.weight = weight;
-  return over_all_ranks(*pages_, own).weight;
+  return over_all_ranks(*pages_, *agreement_, std::move(own)).weight;
 }
 
 bool GradientSummer::can_start() const {

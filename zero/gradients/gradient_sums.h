@@ -12,6 +12,7 @@
 //
 // Tables of the parameters' places are kept: 40 bytes a parameter and group on the device, made anew
 // where other parameters have a gradient than the last time.
+// What ranks compare (zero/agreement/rank_agreement.h) goes along, over all of these ranks.
 // Lifetime: shares the pages and the gradients. Threads: the training thread. Collective: sum() and
 // start(), of ranks that ask for the same groups.
 #pragma once
@@ -24,6 +25,7 @@
 
 #include "offload/exact_sum.h"
 #include "offload/norm_table.h"
+#include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/step_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
@@ -38,7 +40,8 @@ struct GradientSums {
 
 class GradientSummer {
  public:
-  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<StepGradients> gradients);
+  GradientSummer(std::shared_ptr<ParameterPages> pages, std::shared_ptr<StepGradients> gradients,
+                 std::shared_ptr<RankAgreement> agreement);
 
   // group_of: by parameter, below groups; negative: none, and then it is in no sum. weight: of this
   // rank, and the same on all ranks of a tensor-parallel group, or all throw. The host waits for the
@@ -91,6 +94,7 @@ class GradientSummer {
 
   const std::shared_ptr<ParameterPages> pages_;
   const std::shared_ptr<StepGradients> gradients_;
+  const std::shared_ptr<RankAgreement> agreement_;
   std::vector<int> one_group() const;
   void check_one_group(const std::vector<int>& group_of) const;
 

@@ -25,10 +25,12 @@ void tell_of(memory::PageChange change, const PageLayout& layout) {
 }  // namespace
 
 PageReductions::PageReductions(std::shared_ptr<ParameterPages> pages,
-                               const TrainingParameters& training, GradientBuckets& buckets)
+                               const TrainingParameters& training, GradientBuckets& buckets,
+                               std::shared_ptr<RankAgreement> agreement)
     : pages_(std::move(pages)),
       training_(training),
       buckets_(buckets),
+      agreement_(std::move(agreement)),
       present_(pages_->parameters().size(), pages_->layouts().size()),
       gradients_(gradients_of_pages(pages_->layouts().size(), training, buckets)),
       collector_(*pages_, training, buckets, gradients_, [this] { end_all(); }) {}
@@ -71,7 +73,8 @@ void PageReductions::start(size_t page) {
   gradients_[page].start(plan_.op, present_);
   tell_of(memory::PageChange::kReducing, layout);
   if (!follower_.on_reduced) return;
-  present_.start_agreeing(page, training_.of_page(page), pages_->world().communicator());
+  present_.start_agreeing(page, training_.of_page(page), agreement_->told(),
+                          pages_->world().communicator());
   // One page behind: the reductions of whole gradients are else looked at when backward ends.
   for (const size_t other : training_.pages()) {
     if (other != page && gradients_[other].is_reducing()) end(other);
@@ -87,8 +90,10 @@ void PageReductions::end(size_t page) {
   if (follower_.before_close) follower_.before_close(page);
   gradients_[page].close(plan_);
   if (!follower_.on_reduced) return;
-  const HasGradient has_gradient = present_.wait(page);
+  const auto [has_gradient, heard] = present_.wait(page);
   if (plan_.backwards() == Backwards::kMoreFollow) return;
+  // The step is made now.
+  if (!heard.all()) agreement_->settle(pages_->world(), "backward()");
   buckets_.wait_closed(page);
   follower_.on_reduced(page, has_gradient, plan_.factor);
 }
@@ -99,13 +104,13 @@ void PageReductions::end_all() {
   }
 }
 
-void PageReductions::finish() {
+HeardAlike PageReductions::finish(const Told& told) {
   for (; next_ < training_.pages().size(); ++next_) {
     const size_t page = training_.pages()[next_];
     if (gradients_[page].is_reduced()) gradients_[page].reopen(present_);
     start(page);
   }
-  const comm::Pending agreement = present_.start_agreeing(pages_->world().communicator());
+  const comm::Pending agreement = present_.start_agreeing(told, pages_->world().communicator());
   end_all();
   {
     const memory::OwnerScope owner("which parameters have gradients");
@@ -114,6 +119,7 @@ void PageReductions::finish() {
   for (const size_t page : training_.pages()) gradients_[page].hand_over(present_);
   buckets_.note_reduced();
   next_ = 0;
+  return present_.heard();
 }
 
 void PageReductions::end_without_reduction() {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/gradient_collector.h"
 #include "zero/gradients/gradient_presence.h"
@@ -28,7 +29,7 @@ struct BackwardFollower {
 class PageReductions {
  public:
   PageReductions(std::shared_ptr<ParameterPages> pages, const TrainingParameters& training,
-                 GradientBuckets& buckets);
+                 GradientBuckets& buckets, std::shared_ptr<RankAgreement> agreement);
   PageReductions(const PageReductions&) = delete;
   PageReductions& operator=(const PageReductions&) = delete;
 
@@ -48,8 +49,9 @@ class PageReductions {
   void start_complete();
   // Whether reductions of this backward have been started.
   bool have_begun() const { return next_ > 0; }
-  // Ends a backward: reduces all pages that were not, and p.grad() is what was reduced. Collective.
-  void finish();
+  // Ends a backward: reduces all pages that were not, and p.grad() is what was reduced. Returns what ranks heard of
+  // what they told. Collective.
+  HeardAlike finish(const Told& told);
   // Ends a backward that reduces nothing.
   void end_without_reduction();
   // A backward has ended by an exception. REQUIRES: not have_begun().
@@ -67,6 +69,7 @@ class PageReductions {
   const std::shared_ptr<ParameterPages> pages_;
   const TrainingParameters& training_;
   GradientBuckets& buckets_;
+  const std::shared_ptr<RankAgreement> agreement_;
 
   GradientPresence present_;
   std::vector<PageGradient> gradients_;  // by page

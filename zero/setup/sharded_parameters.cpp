@@ -147,12 +147,14 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
         "its pages; construct it without memory (zero/deferred_module.h), or raise the limit");
     throw;
   }
-  auto reducer =
-      std::make_shared<GradientReducer>(parts, make_gradient_buckets(options, parts.pages), when);
+  auto agreement = std::make_shared<RankAgreement>(parts.pages);
+  auto reducer = std::make_shared<GradientReducer>(
+      parts, make_gradient_buckets(options, parts.pages), agreement, when);
   auto gradients = std::make_shared<StepGradients>(reducer);
-  auto sums = std::make_shared<GradientSummer>(parts.pages, gradients);
-  return {std::move(parts), std::move(reducer), std::move(gradients), std::move(sums),
-          options,          std::move(limits)};
+  auto sums = std::make_shared<GradientSummer>(parts.pages, gradients, agreement);
+  return {std::move(parts),     std::move(agreement), std::move(reducer),
+          std::move(gradients), std::move(sums),      options,
+          std::move(limits)};
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <torch/nn/module.h>
 
 #include "comm/world.h"
+#include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/gradient_sums.h"
 #include "zero/gradients/step_gradients.h"
@@ -24,6 +25,8 @@ class MemoryLimitScope;
 class DistributedDataParallelBase;
 
 struct ShardedParameters : PageParts {
+  // What all ranks must have alike from step to step.
+  std::shared_ptr<RankAgreement> agreement;
   std::shared_ptr<GradientReducer> reducer;
   std::shared_ptr<StepGradients> gradients;
   std::shared_ptr<GradientSummer> sums;

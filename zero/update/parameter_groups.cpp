@@ -1,39 +1,12 @@
 #include "zero/update/parameter_groups.h"
 
 #include <algorithm>
-#include <functional>
-#include <sstream>
 #include <utility>
 
-#include <torch/serialize/archive.h>
-
 #include "memory/check.h"
+#include "zero/update/option_words.h"
 
 namespace zeropage {
-namespace {
-
-// The options as the class itself would save them; a user's class need not know how.
-std::string options_digest(const torch::optim::OptimizerOptions& options) {
-  try {
-    torch::serialize::OutputArchive archive;
-    options.serialize(archive);
-    std::ostringstream out;
-    archive.save_to(out);
-    return std::to_string(std::hash<std::string>{}(out.str()));
-  } catch (const std::exception&) {
-    return "not serializable";
-  }
-}
-
-std::string learning_rate(const torch::optim::OptimizerOptions& options) {
-  try {
-    return c10::str(options.get_lr());
-  } catch (const std::exception&) {
-    return "unknown";
-  }
-}
-
-}  // namespace
 
 ParameterGroups::ParameterGroups(std::shared_ptr<const ParameterPages> pages,
                                  const Options& options, const Groups& groups)
@@ -96,8 +69,9 @@ void ParameterGroups::check_agreement(const std::string& class_name) const {
                                     c10::str("parameter groups: ", groups_.size())};
   for (size_t group = 0; group < groups_.size(); ++group) {
     const std::string prefix = c10::str("group ", group, " ");
-    lines.push_back(c10::str(prefix, "learning rate: ", learning_rate(options(group))));
-    lines.push_back(c10::str(prefix, "options digest: ", options_digest(options(group))));
+    for (const auto& [option, value] : option_words(options(group))) {
+      lines.push_back(c10::str(prefix, option, ": ", value));
+    }
   }
   check_stages_agree(*pages_, "the optimizer", lines);
   for (size_t group = 0; group < groups_.size(); ++group) {

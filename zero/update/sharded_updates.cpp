@@ -18,7 +18,8 @@ ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optim
     : optimizer_(optimizer),
       parameters_(std::move(parameters)),
       factory_(parameters_, std::move(algorithm)),
-      groups_(parameters_.pages, parameters_.options, optimizer.param_groups()) {
+      groups_(parameters_.pages, parameters_.options, optimizer.param_groups()),
+      agreement_(parameters_.agreement, groups_, class_name(), factory_.algorithm().options) {
   check_class_takes_options();
   check_memory_holds_states();
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
@@ -121,6 +122,7 @@ void ShardedUpdates::step() {
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
   parameters_.gradients->prepare();
+  agreement_.begin_step();
   parameters_.writes->begin_update();
   try {
     pipeline_->run(factors_);

@@ -16,6 +16,7 @@
 #include "device/stream.h"
 #include "zero/late_report.h"
 #include "zero/setup/sharded_parameters.h"
+#include "zero/update/optimizer_agreement.h"
 #include "zero/update/page_update.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
@@ -83,6 +84,7 @@ class ShardedUpdates {
   const ShardedParameters parameters_;
   const UpdateFactory factory_;
   ParameterGroups groups_;
+  OptimizerAgreement agreement_;
   std::unique_ptr<PageUpdates> updates_;
   std::unique_ptr<StepPipeline> pipeline_;
   int64_t made_ = 0;                    // one more where untold_ says that it was not made

@@ -9,6 +9,7 @@
 
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/class_update.h"
+#include "zero/update/option_words.h"
 #include "zero/update/page_update.h"
 
 namespace zeropage {
@@ -19,6 +20,7 @@ struct UpdateAlgorithm {
   MakeClassOptimizer make_class_optimizer;
   MakePageUpdate make_fused;  // empty: it has no fused form
   int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
+  OptionsClass options = {};
 };
 
 class UpdateFactory {

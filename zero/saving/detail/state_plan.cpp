@@ -258,6 +258,18 @@ json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfStat
   return groups;
 }
 
+// What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options.
+json own_told(const RankAgreement& agreement, bool with_options) {
+  const Told told = agreement.told();
+  return {told.steps, with_options ? told.settings : 0};
+}
+
+bool differ(const std::vector<json>& by_rank) {
+  return std::any_of(by_rank.begin(), by_rank.end(), [&](const json& told) {
+    return told.at("told") != by_rank.front().at("told");
+  });
+}
+
 // The element, where all elements of the list are the same.
 json one_if_alike(const json& list) {
   const bool alike = std::all_of(list.begin(), list.end(),
@@ -370,6 +382,7 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
         {"random", random_state(model.world().device())},
         {"data_rank", model.world().rank()},
         {"parameters", own_parameters(sharded)},
+        {"told", own_told(*sharded.agreement, optimizer != nullptr)},
         {"states", optimizer == nullptr ? json::object() : own_states(*sharded.pages, *optimizer)},
         {"groups", optimizer == nullptr ? json::array() : own_groups(*optimizer, *sharded.pages)}};
   });
@@ -392,8 +405,10 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
     return {{"states", merged(by_rank)},
             {"parameters", merged_parameters(by_rank)},
             {"groups", merged_groups(by_rank)},
-            {"random", std::move(random)}};
+            {"random", std::move(random)},
+            {"differ", differ(by_rank)}};
   });
+  if (all.at("differ")) sharded.agreement->settle(texts, "saving state");
   const std::vector<TensorOfState> parameters = parameters_of_state(sharded, all.at("parameters"));
   StatePlan plan{.step = own.at("step"),
                  .weights = plan_weights(model, parameters, options),

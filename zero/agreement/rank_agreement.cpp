@@ -1,0 +1,195 @@
+#include "zero/agreement/rank_agreement.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+
+#include "memory/check.h"
+
+namespace zeropage {
+namespace {
+
+using Axis = RankAgreement::Axis;
+using Kind = RankAgreement::Kind;
+using Line = RankAgreement::Line;
+
+constexpr std::array kAxes = {Axis::kData, Axis::kTensor, Axis::kPipeline};
+constexpr char kBeforeHas = '\x1f';
+// Further ones are counted.
+constexpr size_t kMostDifferences = 3;
+
+size_t at(Axis axis) {
+  return static_cast<size_t>(axis);
+}
+
+const char* advice(Kind kind) {
+  switch (kind) {
+    case Kind::kSteps:
+      return "a rank left out step(), or called it alone, and its parameters are others now: call "
+             "it on all ranks or "
+             "on none, say where world.max() of what each wants is 0, and restart from the last "
+             "saved state";
+    case Kind::kSettings:
+      return "set options on all ranks alike, from numbers that all have: give schedulers "
+             "world.mean(loss)";
+    case Kind::kValues:
+      return "write the same values on all ranks, or under GatheredParameters(model, "
+             "Modified::on_rank(0)), which "
+             "gives all ranks rank 0's";
+  }
+  return "";
+}
+
+std::string to_text(const RankAgreement::Lines& lines) {
+  std::string text;
+  for (const Line& line : lines) {
+    text += static_cast<char>('0' + static_cast<int>(line.kind));
+    text += line.what + kBeforeHas + line.has + '\n';
+  }
+  return text;
+}
+
+// By kind and what.
+std::map<std::string, std::string> from_text(const std::string& text) {
+  std::map<std::string, std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t has = text.find(kBeforeHas, begin);
+    const size_t end = text.find('\n', has);
+    lines[text.substr(begin, has - begin)] = text.substr(has + 1, end - has - 1);
+    begin = end + 1;
+  }
+  return lines;
+}
+
+// "" where they are alike. Values that a rank does not have are those of other slices or stages.
+std::string difference(const std::vector<std::string>& texts, const std::string& who,
+                       const std::function<int(int)>& name_of) {
+  const auto first = from_text(texts.front());
+  for (size_t rank = 1; rank < texts.size(); ++rank) {
+    const auto other = from_text(texts[rank]);
+    std::string words;
+    size_t more = 0;
+    char kind = '0';
+    const auto note = [&](const std::string& key, const std::string& here,
+                          const std::string& there) {
+      if (here == there) return;
+      if (words.empty()) kind = key.front();
+      if (key.front() != kind || more >= kMostDifferences) {
+        ++more;
+        return;
+      }
+      words += c10::str(words.empty() ? "" : "; ", key.substr(1), ": rank ", name_of(0), " has ",
+                        here, ", rank ", name_of(static_cast<int>(rank)), " has ", there);
+      ++more;
+    };
+    const char values = static_cast<char>('0' + static_cast<int>(Kind::kValues));
+    for (const auto& [key, has] : first) {
+      const auto found = other.find(key);
+      if (found != other.end()) {
+        note(key, has, found->second);
+      } else if (key.front() != values) {
+        note(key, has, "none");
+      }
+    }
+    for (const auto& [key, has] : other) {
+      if (key.front() != values && !first.contains(key)) note(key, "none", has);
+    }
+    if (words.empty()) continue;
+    if (more > kMostDifferences)
+      words += c10::str("; and ", more - kMostDifferences, " more differences");
+    return c10::str(who, ": ranks must have this alike. ", words, ". ",
+                    advice(static_cast<Kind>(kind - '0')));
+  }
+  return "";
+}
+
+}  // namespace
+
+RankAgreement::RankAgreement(std::shared_ptr<const ParameterPages> pages)
+    : pages_(std::move(pages)),
+      is_alone_(std::none_of(kAxes.begin(), kAxes.end(),
+                             [this](Axis axis) { return along(axis) != nullptr; })) {}
+
+std::shared_ptr<void> RankAgreement::add(Part part) {
+  const auto where = parts_.insert(parts_.end(), std::move(part));
+  return {nullptr, [this, where](void*) { parts_.erase(where); }};
+}
+
+// In a simulated world nobody else says anything.
+const comm::World* RankAgreement::along(Axis axis) const {
+  if (pages_->world().device().is_meta()) return nullptr;
+  if (axis == Axis::kData) return pages_->world().size() > 1 ? &pages_->world() : nullptr;
+  return axis == Axis::kTensor ? pages_->tensor_world() : pipeline_world_of(*pages_);
+}
+
+Told RankAgreement::told() const {
+  if (is_alone_) return {};
+  Fingerprint steps, settings;
+  for (const Part& part : parts_) {
+    const Told of_part = part.told();
+    steps.add(of_part.steps);
+    settings.add(of_part.settings);
+  }
+  return {.steps = steps.value(), .settings = settings.value()};
+}
+
+void RankAgreement::hear(Axis axis, const Told& told, const HeardAlike& heard,
+                         const std::string& who) {
+  const comm::World* const ranks = along(axis);
+  if (ranks == nullptr) return;
+  agreed_ = told;
+  differs_[at(axis)] = !heard.settings || !heard.values;
+  if (!heard.steps) settle(*ranks, who);
+}
+
+void RankAgreement::hear_in_backward(const Told& told, const HeardAlike& heard) {
+  if (is_alone_) return;
+  hear(Axis::kData, told, heard, "backward()");
+  if (along(Axis::kTensor) == nullptr) return;
+  hear(Axis::kTensor, told,
+       tell(Axis::kTensor, told, "what the ranks of a tensor-parallel group have alike"),
+       "backward()");
+}
+
+HeardAlike RankAgreement::tell(Axis axis, const Told& told, const char* what) const {
+  const comm::World* const ranks = along(axis);
+  if (ranks == nullptr) return {};
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(kToldBytes)}, at::kByte);
+  put(told, bytes.mutable_data_ptr<uint8_t>());
+  ranks->communicator().all_reduce(bytes, comm::ReduceOp::kMax, what).wait();
+  return heard_of(bytes.const_data_ptr<uint8_t>());
+}
+
+void RankAgreement::begin_step(const std::string& who) {
+  if (is_alone_) return;
+  for (const Axis axis : kAxes) {
+    if (const comm::World* const ranks = along(axis); ranks != nullptr && differs_[at(axis)]) {
+      settle(*ranks, who);
+      differs_[at(axis)] = false;
+      agreed_ = told();
+    }
+  }
+  const Told now = told();
+  if (now.settings == agreed_.settings && now.values == agreed_.values) return;
+  for (const Axis axis : kAxes) {
+    const HeardAlike heard =
+        tell(axis, now, "what changed between backward() and step(): options, or parameters");
+    if (!heard.all()) settle(*along(axis), who);
+  }
+  agreed_ = now;
+}
+
+void RankAgreement::settle(const comm::World& ranks, const std::string& who) const {
+  Lines lines;
+  size_t index = 0;
+  for (const Part& part : parts_) part.describe(index++, lines);
+  const std::string differs =
+      ranks.settle(who, to_text(lines), [&](const std::vector<std::string>& texts) {
+        return difference(texts, who, [&ranks](int rank) { return ranks.global_rank(rank); });
+      });
+  ZP_CHECK(differs.empty(), differs);
+}
+
+}  // namespace zeropage

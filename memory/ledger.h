@@ -64,7 +64,8 @@ struct Breakdown {
   int64_t operator[](Kind kind) const { return bytes[static_cast<size_t>(kind)]; }
   int64_t& operator[](Kind kind) { return bytes[static_cast<size_t>(kind)]; }
   int64_t total() const;
-  // What lives from step to step: parameters, gradients, optimizer state, master weights.
+  // What is held between steps: parameters, optimizer state, master weights, and gradients as long as they are there,
+  // which is from backward to zero_grad().
   int64_t persistent() const;
   // What forward and backward hold besides: activations that are here, recomputed ones, and what
   // nobody named, such as the gradients of activations.

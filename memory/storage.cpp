@@ -74,6 +74,15 @@ at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_
   return tensor;
 }
 
+at::Tensor flat_over(const c10::Storage& storage, at::ScalarType dtype) {
+  at::Tensor flat = at::empty({0}, at::TensorOptions(storage.device()).dtype(dtype));
+  c10::TensorImpl* impl = flat.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(storage);
+  impl->set_sizes_contiguous(
+      {div_exact(narrow<int64_t>(storage.nbytes()), narrow<int64_t>(c10::elementSize(dtype)))});
+  return flat;
+}
+
 void adopt_storage(const at::Tensor& tensor, const c10::Storage& storage, at::ScalarType dtype) {
   const c10::InferenceMode off(false);
   const at::NoGradGuard no_grad;

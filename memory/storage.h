@@ -32,6 +32,9 @@ c10::Storage storage_without_memory(int64_t bytes, c10::Device device);
 at::Tensor tensor_in(const c10::Storage& storage, const at::Tensor& like, int64_t offset,
                      at::ScalarType dtype);
 
+// All of `storage`. [its bytes / the element's]
+at::Tensor flat_over(const c10::Storage& storage, at::ScalarType dtype);
+
 // Makes `tensor` live in `storage`, of elements of that dtype, on the storage's device, with the
 // sizes and strides it has. The TensorImpl stays the same object; other tensors over its former
 // storage stay there.

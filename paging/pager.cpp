@@ -179,6 +179,12 @@ void Pager::release_unpinned() {
   }
 }
 
+void Pager::release_unpinned(size_t page) {
+  const std::lock_guard lock(mutex_);
+  const Page& released = (*pages_)[page];
+  if (released.state() != Page::State::kEvicted && !released.users.any()) pages_->drop(page);
+}
+
 void Pager::end_pass(Pass pass) {
   const std::lock_guard lock(mutex_);
   schedule_->end_pass(pass);

@@ -69,8 +69,9 @@ class Pager : public std::enable_shared_from_this<Pager> {
   void write_back(size_t page);
   // Writes back what is dirty and evicts everything. Throws if a page is pinned.
   void release_all(std::string_view who);
-  // The same for what is not pinned.
+  // The same for what is not pinned: of the pages that have bytes, or of this one.
   void release_unpinned();
+  void release_unpinned(size_t page);
   // The next touch begins a pass.
   void end_pass(Pass pass);
 

@@ -367,10 +367,13 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
     for (const Tier tier : options.tiers) {
       if (!arrangement.has(tier)) continue;
       const Places places = arrangement.to(tier);
-      const TierBytes held = formula_bytes(trial_options(options.training, places, PagingSetting()),
-                                           parameters, world.ranks, states);
+      const Options training = trial_options(options.training, places, PagingSetting());
+      const TierBytes held = formula_bytes(training, parameters, world.ranks, states);
+      TierBytes with_gradients = held;
+      with_gradients[Tier::kDevice][memory::Kind::kGradient] +=
+          formula_gradient_bytes(training, parameters, world.ranks);
       plan.forecasts.push_back(forecast_of(world, setting_of(places, CheckpointPolicy::kNone, {}),
-                                           held, {.at_peak = held}));
+                                           held, {.at_peak = with_gradients}));
     }
   }
   // Parameters that are sharded are gathered twice in a step.

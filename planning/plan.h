@@ -89,7 +89,8 @@ struct Forecast {
 struct Plan {
   int64_t parameters = 0;  // elements of the module, a tied one once
   WorldDescription world;
-  // Whether steps were run. Else forecasts are of what is held from step to step, and nothing more.
+  // Whether steps were run. Else forecasts are of what is held from step to step, at the peak with gradients, and
+  // nothing more.
   bool has_steps = true;
   // The cheapest first. Where speeds are known that is the fastest, with less than 5 % no difference. Then what keeps more on the device before what offloads, the host before NVMe; then
   // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
@@ -161,8 +162,8 @@ Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
   return detail::plan(detail::make_planned(model), detail::blocks_of(model), world, options);
 }
 
-// Of a module of which only the number of fp32 parameters is known: what is held from step to step, by
-// ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
+// Of a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
+// besides at the peak, by ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
 // it. states: of the optimizer, for each parameter; AdamW has 2.
 Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,
                  const PlanOptions& options = {});

@@ -150,7 +150,7 @@ std::string Plan::to_string() const {
   out << parameters << " parameters on " << world.ranks << (world.ranks == 1 ? " rank" : " ranks")
       << ", " << std::min(world.ranks, world.ranks_per_host) << " a host; "
       << (has_steps ? "bytes at the peak of a step, and what a rank sends in one"
-                    : "bytes from step to step: activations and traffic are not known")
+                    : "bytes at the end of backward: activations and traffic are not known")
       << (has_seconds ? "; the fastest first\n\n" : "; the cheapest first\n\n")
       << "  stage  offload          checkpoint      device       host       nvme        sent"
          "       compute"

@@ -23,7 +23,8 @@ namespace zeropage {
 // In bytes.
 struct RankMemory {
   // On the world's device: now, and at the moment when its total was highest since the start or
-  // Ledger::reset_peak(). held.persistent() lives from step to step; held.total() is all.
+  // Ledger::reset_peak(). held.persistent() lives from step to step, its gradients until they are zeroed;
+  // held.total() is all.
   memory::Breakdown held;
   memory::Breakdown at_peak;
   // On the host where the world's device is an accelerator; else nothing, as `held` is the host's.

@@ -27,7 +27,7 @@ struct Stage {
   bool gradients = false;
   bool parameters = false;
 
-  // Bytes a rank for P fp32 parameters, Adam and N ranks:
+  // Bytes a rank for P fp32 parameters, Adam and N ranks, with gradients, which are there from backward to zero_grad():
   static const Stage kReplicated;      // stage 0: 16 P
   static const Stage kOptimizerState;  // stage 1: 8 P + 8 P / N
   static const Stage kGradients;       // stage 2: 4 P + 12 P / N

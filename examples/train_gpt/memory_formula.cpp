@@ -11,4 +11,8 @@ zeropage::TierBytes memory_formula(const Flags& flags, int64_t parameters, int w
   return formula_bytes(flags.options, parameters, world_size, state_tensors(flags.optimizer));
 }
 
+int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size) {
+  return formula_gradient_bytes(flags.options, parameters, world_size);
+}
+
 }  // namespace train_gpt

@@ -1,4 +1,4 @@
-// What a rank holds from step to step, computed from the flags alone.
+// What a rank holds from step to step, and its gradients, computed from the flags alone.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,9 @@ namespace train_gpt {
 
 // zeropage::formula_bytes() for the flags. With --offload-bytes as if all left.
 zeropage::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size);
+
+// zeropage::formula_gradient_bytes() for them.
+int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size);
 
 // State tensors of the parameter's size that an optimizer keeps.
 int64_t state_tensors(const std::string& optimizer);

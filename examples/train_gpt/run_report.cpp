@@ -201,14 +201,17 @@ std::string table(const Flags& flags, const RunFigures& run,
     columns.push_back({"rank " + std::to_string(rank), memory.at_peak, memory.now.persistent()});
   }
   const int data_ranks = static_cast<int>(ranks.size()) / flags.ranks_of_model();
-  const TierBytes expected = memory_formula(flags, ranks.front().parameters, data_ranks);
+  const int64_t parameters = ranks.front().parameters;
+  const TierBytes expected = memory_formula(flags, parameters, data_ranks);
+  // Its rows are of the peak, when gradients may be there.
+  zeropage::memory::MemoryColumn formula{"formula", expected[Tier::kDevice],
+                                         expected[Tier::kDevice].persistent()};
+  formula.breakdown[Kind::kGradient] += gradient_formula(flags, parameters, data_ranks);
   std::ostringstream out;
   out << "memory at the peak, by kind (" << run.parameters << " parameters, stage "
       << text_of(flags.options.stage) << ", " << ranks.size()
       << (ranks.size() == 1 ? " rank" : " ranks") << ")\n"
-      << zeropage::memory::memory_table(
-             columns, zeropage::memory::MemoryColumn{"formula", expected[Tier::kDevice],
-                                                     expected[Tier::kDevice].persistent()});
+      << zeropage::memory::memory_table(columns, formula);
   out << "resident over base      ";
   for (size_t rank = 0; rank < columns.size(); ++rank) {
     const RankMemory& memory = ranks[rank].memory;

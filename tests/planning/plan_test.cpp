@@ -72,10 +72,10 @@ TEST(PlanTest, HoldsTheFormulasBytesFromStepToStep) {
   const auto held = [&](const Asked& asked) {
     return find(plan, asked).held[Tier::kDevice].persistent();
   };
-  EXPECT_EQ(held({.stage = 0}), 16 * kParameters);
-  EXPECT_EQ(held({.stage = 1}), 8 * kParameters + 8 * kParameters / 4);
-  EXPECT_EQ(held({.stage = 2}), 4 * kParameters + 12 * kParameters / 4);
-  EXPECT_EQ(held({.stage = 3}), 16 * kParameters / 4);
+  EXPECT_EQ(held({.stage = 0}), 12 * kParameters);
+  EXPECT_EQ(held({.stage = 1}), 4 * kParameters + 8 * kParameters / 4);
+  EXPECT_EQ(held({.stage = 2}), 4 * kParameters + 8 * kParameters / 4);
+  EXPECT_EQ(held({.stage = 3}), 12 * kParameters / 4);
 }
 
 TEST(PlanTest, MovesStatesAndParametersToTheTiers) {
@@ -198,7 +198,7 @@ TEST(PlanTest, PlansGroupsThatShardWithinAndCountsWhatBothSend) {
   options.training.shard_within = 2;
   const Plan plan = plan_layers({.ranks = 8, .ranks_per_host = 2}, options);
   EXPECT_EQ(plan.forecasts.size(), (2 * 3 + 5) * 2U);
-  EXPECT_EQ(find(plan, {.stage = 3}).held[Tier::kDevice].persistent(), 16 * kParameters / 2);
+  EXPECT_EQ(find(plan, {.stage = 3}).held[Tier::kDevice].persistent(), 12 * kParameters / 2);
   EXPECT_GT(find(plan, {.stage = 3}).sent.between_hosts.bytes, 0);
 }
 
@@ -278,7 +278,7 @@ TEST(PlanStatesTest, GivesEveryFigureOfZerosTable) {
                                   {.ranks = row.ranks}, options);
     EXPECT_FALSE(plan.has_steps);
     for (int stage = 1; stage <= 3; ++stage) {
-      const int64_t bytes = find(plan, {.stage = stage}).held[Tier::kDevice].total();
+      const int64_t bytes = find(plan, {.stage = stage}).at_peak[Tier::kDevice].total();
       const std::string printed = row.printed[static_cast<size_t>(stage) - 1];
       EXPECT_EQ(as_printed(static_cast<double>(bytes) / 1e9, printed), printed)
           << row.parameters << " parameters, " << row.ranks << " ranks, stage " << stage << ": "

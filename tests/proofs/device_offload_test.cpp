@@ -348,7 +348,7 @@ TEST_F(OffloadStreamsTest, NewValuesGoUpBesideComputeFromAThreadOfTheRanksDevice
     std::unique_ptr<HeldStream> held;
     c10::Device of_thread(torch::kCPU);
     steps.start(part,
-                [&] {
+                [&](const torch::Tensor&) {
                   of_thread = guard.getDevice();
                   held = std::make_unique<HeldStream>(guard.getDefaultStream(world.device()));
                 },
@@ -382,15 +382,15 @@ TEST_F(OffloadStreamsTest, AGradientThatWaitsForItsStepIsNotOnTheDeviceAnyMore) 
     };
     const size_t first = add(0), second = add(1);
     std::promise<void> slow;
-    steps.start(first, [done = slow.get_future().share()] { done.wait(); }, {});
+    steps.start(first, [done = slow.get_future().share()](const torch::Tensor&) { done.wait(); },
+                {});
     torch::Tensor gradient = torch::ones({256}, world.device());
     const c10::weak_intrusive_ptr<c10::StorageImpl> memory(gradient.storage().getWeakStorageImpl());
     {
       const memory::Pending down = page_offload->copies().start(
           offload::Direction::kToHost, storage.add(1, 256, torch::kFloat, 0, Kind::kGradient),
           gradient);
-      steps.start(
-          second, [] {}, down);
+      steps.start(second, [](const torch::Tensor&) {}, {.arrival = down, .on_device = {}});
       down.synchronize();
     }
     gradient.reset();

@@ -243,6 +243,8 @@ TEST_P(DeviceMemoryFormulaTest, HoldsOnTheDeviceAndTransientIsTwoPagesAndABucket
         EXPECT_EQ(held[Kind::kGradient], 4 * numel / share(2)) << memory::to_text(held);
         EXPECT_EQ(held[Kind::kOptimizerState], 8 * numel / share(1)) << memory::to_text(held);
         EXPECT_EQ(held[Kind::kBucket], 0) << memory::to_text(held);
+        optimizer.zero_grad();
+        EXPECT_EQ(ledger.now(kAccelerator)[Kind::kGradient], 0) << memory::to_text(held);
         EXPECT_LE(most_parameter, held[Kind::kParameter] + (stage == 3 ? 2 : 0) * 256_KiB);
         EXPECT_LE(most_bucket, stage >= 2 ? 256_KiB : 0);
         EXPECT_GT(most_bucket, stage >= 2 ? 0 : -1) << "it looked at the wrong moments";
@@ -313,7 +315,8 @@ TEST_F(DeviceStepTest, OptimizersWhoseStateDoesNotFitAreRefusedBeforeTheFirstSte
         Optimizer<AdamW> optimizer(model);
       },
       on_fake_devices(Carrier::kStaged, 1));
-  EXPECT_THAT(message_of(errors[0]), HasSubstr("the optimizer needs 1.0 MiB on fake:0"));
+  EXPECT_THAT(message_of(errors[0]),
+              HasSubstr("the optimizer with gradients needs 1.5 MiB on fake:0"));
 }
 
 TEST_F(DeviceStepTest, ForwardOnAnotherStreamIsRefused) {

@@ -50,12 +50,13 @@ class FlaggedUpdate final : public PageUpdate {
   void visit_states(StateAccess /*access*/, const VisitState& /*visit*/) override {}
   void set_updates(int64_t updates) override { steps_ = updates; }
 
-  void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override {
+  void step(const torch::Tensor& of_part, const HasGradient& has_gradient,
+            const offload::GradientFactors& factors) override {
     ++steps_;
     for (const ParameterShard& slice : slices_) {
       if (slice.range.empty() || !has_gradient(slice.parameter)) continue;
       auto values = part_.values.narrow(0, slice.range.begin, slice.range.numel());
-      const auto gradient = part_.gradient.narrow(0, slice.range.begin, slice.range.numel());
+      const auto gradient = of_part.narrow(0, slice.range.begin, slice.range.numel());
       const auto updated = values - gradient * factors.scale * (0.1 / static_cast<double>(steps_));
       values.copy_(factors.found_inf.defined() ? at::where(factors.found_inf.ne(0), values, updated)
                                                : updated);

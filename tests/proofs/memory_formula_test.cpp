@@ -82,6 +82,7 @@ TEST_P(MemoryFormulaTest, PersistentBytesAreTheFormula) {
     int64_t numel = 0;
     for (const auto& parameter : model.parameters()) numel += parameter.numel();
     const double bytes = 4.0 * static_cast<double>(numel);
+    // p.grad() is there until zero_grad().
     const memory::Breakdown held = memory::Ledger::current()->now();
     const auto share = [&](int sharded_from) { return stage >= sharded_from ? 1.0 / ranks : 1.0; };
     const auto expect_about = [&](Kind kind, double expected) {
@@ -98,6 +99,11 @@ TEST_P(MemoryFormulaTest, PersistentBytesAreTheFormula) {
     EXPECT_LE(static_cast<double>(held.persistent()),
               1.005 * bytes * (share(3) + share(2) + 2 * share(1)));
     EXPECT_EQ(held[Kind::kBucket], 0);
+    optimizer.zero_grad();
+    memory::Breakdown without_gradients = held;
+    without_gradients[Kind::kGradient] = 0;
+    EXPECT_EQ(memory::to_text(memory::Ledger::current()->now()),
+              memory::to_text(without_gradients));
   });
 }
 

@@ -95,7 +95,7 @@ void add_flags(CLI::App& app, Request& request) {
       ->type_name("FILE");
   what->add_option(
           "--parameters", request.parameters,
-          "Only their number, such as 7.5B: what is held from step to step, no activations")
+          "Only their number, such as 7.5B: parameters, gradients and states, no activations")
       ->type_name("COUNT");
   what->require_option(1);
   app.add_option("--sequence", request.sequence, "Tokens of a sample")

@@ -4,8 +4,12 @@
 // collects. The reduction makes of it the mean or the sum over ranks, wherever this rank needs that
 // to update what it owns. What was reduced is kept across later buckets until it is forgotten.
 //
-//   open(page) -> start_reduction(page) -> close(page)    once or, with keep(), several times
-//   complete(page)                                        before a step
+//   open(page) -> start_reduction(page) -> close(page) -> let_go(page)    once or, with keep(), several times
+//   complete(page)                                                        before a step
+//
+// Memory: from open() to let_go() it is held here, and then by p.grad() alone (zero/gradients/gradient_memory.h). So
+// between zero_grad() and the first gradient of the next backward a page's gradient has none. What is kept
+// to be added to the next is held here, and what is on the host always.
 //
 // What is kept is of the gradient_dtype of the page's plan, what travels of its reduce_dtype.
 //
@@ -19,8 +23,8 @@
 #include <ATen/core/TensorBody.h>
 
 #include "comm/communicator.h"
-#include "paging/pins.h"
 #include "zero/gradients/backward_plan.h"
+#include "zero/gradients/reduced_gradients.h"
 #include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
 
@@ -36,10 +40,13 @@ class GradientBuckets {
   // for the page, once.
   virtual void begin_training(size_t page, const std::vector<size_t>& parameters) = 0;
 
-  // The bucket, zero in the gaps between parameters. [padded_numel]
-  virtual const at::Tensor& open(size_t page, Collect collect) = 0;
-  // Whether buckets have memory only from open() to close(), so that each should be closed before
-  // the next is opened.
+  // A new bucket, zero in the gaps between parameters. [padded_numel]
+  virtual at::Tensor open(size_t page, Collect collect) = 0;
+  // The bucket that an earlier backward opened, if p.grad() keeps it and it was not closed; else undefined.
+  virtual at::Tensor reopen(size_t page) = 0;
+  // The backward has ended, and p.grad() is what it leaves of the page.
+  virtual void let_go(size_t page) = 0;
+  // Whether a bucket's memory goes in close(), so that each should be closed before the next is opened.
   virtual bool are_transient() const = 0;
   // op: kMean or kSum.
   virtual comm::Pending start_reduction(size_t page, comm::ReduceOp op) = 0;
@@ -50,18 +57,18 @@ class GradientBuckets {
   // REQUIRES: changes are taken over. Makes owned() the sum of all that was kept; whether that changed it.
   virtual bool complete(size_t page) = 0;
 
-  // The reduced gradient of what this rank owns of the page, once closed. Always the same memory.
+  // The reduced gradient of what this rank owns of the page, once closed; undefined where no p.grad() keeps it.
   // [owned numel], gradient_dtype
-  virtual const at::Tensor& owned(size_t page) const = 0;
+  virtual at::Tensor owned(size_t page) const = 0;
   // Whether it is in the host tier.
   virtual bool is_offloaded(size_t /*page*/) const { return false; }
   // It has what was closed when this has ended.
   virtual memory::Pending arrival(size_t /*page*/) const { return {}; }
-  // What p.grad() is once its page is closed; shaped as the parameter.
-  virtual const at::Tensor& reduced_gradient(size_t parameter) const = 0;
+  // What p.grad() is once its page is closed.
+  virtual ReducedGradients& reduced() = 0;
 
   // Before the page's next bucket is opened: what was reduced is added to the next, but for the
-  // given ranges of the page.
+  // given ranges of the page. REQUIRES: owned(page) is defined.
   virtual void keep(size_t page, const std::vector<Range>& forgotten) = 0;
   // Nothing of what was reduced is added to the next.
   virtual void forget(size_t page) = 0;
@@ -70,15 +77,8 @@ class GradientBuckets {
   // As forget(page) for a range of a page that is kept.
   virtual void forget(size_t page, const Range& range) = 0;
 
-  // Before a step, for a parameter whose p.grad() the user replaced by another tensor after the
-  // reduction. Throws where that cannot be honoured.
-  virtual void replace(size_t parameter, const at::Tensor& gradient) = 0;
-  // Makes p.grad() of these parameters whole for as long as `pins` lives. Collective.
-  virtual void gather(const std::vector<size_t>& parameters, memory::Pins& pins) = 0;
-
   // After the reduction of all pages, and before a step, which takes over what was written to p.grad().
   virtual void note_reduced() {}
-  virtual void take_over_changes() {}
 
  protected:
   GradientBuckets() = default;

@@ -59,6 +59,7 @@ void GradientCollector::open(size_t page, Collect how) {
 
 void GradientCollector::collect(size_t page, std::vector<size_t> parameters, Collect how) {
   waiting_.forget(page);
+  gradients_[page].slots().reopen_if_used();
   parameters = gradients_[page].slots().outside(std::move(parameters));
   if (parameters.empty()) return;
   open(page, how);

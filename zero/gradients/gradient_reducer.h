@@ -68,7 +68,9 @@ class GradientReducer {
   void reduce();
   // After a step: the next reduce() is about new gradients.
   void begin_cycle() { reduced_in_cycle_ = false; }
-  // Drops all gradients, and what is kept of earlier ones.
+  // Before a forward: gradients that were zeroed take no memory, also if somebody has read them.
+  void release_zeroed() { reductions_.release_zeroed(); }
+  // Drops all gradients, and what is kept of earlier ones. Throws where one is in use, and drops none.
   void drop();
 
   GradientBuckets& buckets() const { return *buckets_; }

@@ -21,23 +21,53 @@ GradientSlots::Slot& GradientSlots::of(size_t parameter) {
   return *at;
 }
 
-void GradientSlots::begin_training(Collect collect) {
-  const bool were_open = are_open();
+void GradientSlots::begin_training() {
+  TORCH_INTERNAL_ASSERT(!are_open());
   const std::vector<Slot> known = std::move(slots_);
   slots_.clear();
   for (const size_t index : training_.of_page(page_)) slots_.push_back({.parameter = index});
   for (const Slot& slot : known) of(slot.parameter) = slot;
   buckets_.begin_training(page_, training_.of_page(page_));
-  if (were_open || !buckets_.are_transient()) place(collect);
 }
 
-void GradientSlots::place(Collect collect) {
-  const at::Tensor& bucket = buckets_.open(page_, collect);
-  for (Slot& slot : slots_) slot.view = slot_in(bucket, training_.placed(slot.parameter));
+// A p.grad() that is in its place stays the tensor that it is.
+void GradientSlots::place(const at::Tensor& bucket) {
+  for (Slot& slot : slots_) {
+    const PlacedParameter& placed = training_.placed(slot.parameter);
+    const at::Tensor& gradient = training_.gradient(slot.parameter);
+    const bool is_there =
+        gradient.defined() && gradient.is_alias_of(bucket) && is_slot(gradient, placed);
+    slot.view = is_there ? gradient : slot_in(bucket, placed);
+  }
+}
+
+bool GradientSlots::any_in(const at::Tensor& bucket) const {
+  return std::any_of(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    const at::Tensor& gradient = training_.gradient(slot.parameter);
+    return gradient.defined() && gradient.has_storage() && gradient.is_alias_of(bucket);
+  });
 }
 
 void GradientSlots::open(Collect collect) {
-  if (!are_open()) place(collect);
+  if (!are_open()) reopen_if_used();
+  if (!are_open()) place(buckets_.open(page_, collect));
+}
+
+void GradientSlots::reopen() {
+  if (are_open()) return;
+  if (const at::Tensor left = buckets_.reopen(page_); left.defined()) place(left);
+}
+
+void GradientSlots::reopen_if_used() {
+  if (are_open()) return;
+  const at::Tensor left = buckets_.reopen(page_);
+  if (!left.defined()) return;
+  if (any_in(left)) {
+    place(left);
+  } else {
+    // Somebody keeps a gradient that was zeroed, which is not to be written to.
+    buckets_.let_go(page_);
+  }
 }
 
 void GradientSlots::close() {
@@ -45,6 +75,11 @@ void GradientSlots::close() {
     slot.view.reset();
     training_.gradient(slot.parameter).reset();
   }
+}
+
+void GradientSlots::let_go() {
+  for (Slot& slot : slots_) slot.view.reset();
+  buckets_.let_go(page_);
 }
 
 std::vector<size_t> GradientSlots::outside(std::vector<size_t> parameters) {

@@ -1,5 +1,8 @@
 // The places of a page's gradients in its bucket, shaped as the parameters. p.grad() is moved there.
 //
+// They are open from the first gradient of a backward to its end, or until the reduction starts, where that takes the
+// bucket's memory. Between backwards p.grad() alone keeps that.
+//
 // Lifetime: the parameters and the buckets outlive it. Threads: the thread that runs backward.
 #pragma once
 
@@ -26,19 +29,25 @@ class GradientSlots {
 
   GradientSlots(size_t page, const TrainingParameters& training, GradientBuckets& buckets);
 
-  // After parameters of the page have begun to train.
-  void begin_training(Collect collect);
+  // After parameters of the page have begun to train, between two backwards.
+  void begin_training();
 
   // Of the page's parameters that train, ascending.
   std::vector<Slot>& all() { return slots_; }
   const std::vector<Slot>& all() const { return slots_; }
   Slot& of(size_t parameter);
 
-  // Whether the bucket has memory.
   bool are_open() const { return !slots_.empty() && slots_.front().view.defined(); }
+  // In the bucket that an earlier backward left, if p.grad() of one is there still; else in a new one.
   void open(Collect collect);
+  // In the bucket that an earlier backward left, if any, wherever p.grad() is.
+  void reopen();
+  // The same, if p.grad() of one is there.
+  void reopen_if_used();
   // p.grad() is undefined afterwards.
   void close();
+  // p.grad() alone keeps the page's gradient from here on.
+  void let_go();
 
   // Those of the parameters whose gradient is not in its slot. Throws where one is sparse.
   std::vector<size_t> outside(std::vector<size_t> parameters);
@@ -46,7 +55,8 @@ class GradientSlots {
   void collect(const std::vector<size_t>& parameters);
 
  private:
-  void place(Collect collect);
+  void place(const at::Tensor& bucket);
+  bool any_in(const at::Tensor& bucket) const;
 
   // Constant after construction.
   const size_t page_;

@@ -346,7 +346,7 @@ void GradientSummer::add_own(const at::Tensor& words) const {
       }
       continue;
     }
-    const at::Tensor& gradient = gradients_->owned(of_page.page);
+    const at::Tensor gradient = gradients_->owned(of_page.page);
     if (gradient.device() == words.device()) of_page.table.add_squares(gradient, words);
   }
 }
@@ -397,7 +397,8 @@ bool GradientSummer::can_start() const {
   if (!memory::has_streams(device.type())) return false;
   for (size_t page = 0; page < pages_->layouts().size(); ++page) {
     if (!pages_->layouts()[page].requires_grad) continue;
-    if (gradients_->owned(page).device() != device) return false;
+    const at::Tensor gradient = gradients_->owned(page);
+    if (gradient.defined() && gradient.device() != device) return false;
   }
   return true;
 }

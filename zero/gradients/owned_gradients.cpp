@@ -7,43 +7,42 @@ namespace zeropage {
 // A whole gradient is the page's bucket, once the shards of the other ranks are in it.
 class OwnedGradients::BucketSource final : public memory::PageSource {
  public:
-  explicit BucketSource(comm::World shards) : shards_(std::move(shards)) {}
+  explicit BucketSource(OwnedGradients& gradients) : gradients_(gradients) {}
 
-  void add(const std::string& page, at::Tensor bucket) {
-    entries_.push_back(
-        {"the gradient of page \"" + page + "\"" + PagedGradients::kHint, std::move(bucket)});
+  void add(size_t page) {
+    entries_.push_back({gradients_.describe(page) + PagedGradients::kHint, page});
   }
 
-  memory::Fetch start_fetch(size_t page) override {
-    const Entry& entry = entries_[page];
-    return {entry.bucket, shards_.communicator().all_gather(entry.bucket, entry.what)};
+  memory::Fetch start_fetch(size_t entry) override {
+    const auto& [what, page] = entries_[entry];
+    const at::Tensor bucket = gradients_.bucket(page).get();
+    return {bucket, gradients_.pages().shards().communicator().all_gather(bucket, what)};
   }
   // It was written where it stays.
-  void write_back(size_t /*page*/, const at::Tensor& /*buffer*/) override {}
+  void write_back(size_t /*entry*/, const at::Tensor& /*buffer*/) override {}
 
  private:
   struct Entry {
     std::string what;
-    at::Tensor bucket;  // [padded_numel]
+    size_t page;
   };
 
-  const comm::World shards_;
+  OwnedGradients& gradients_;
   std::vector<Entry> entries_;
 };
 
 OwnedGradients::OwnedGradients(std::shared_ptr<ParameterPages> of_pages, const Options& options)
     : WholeGradients(of_pages, options),
       replicas_(of_pages),
-      source_(new BucketSource(of_pages->shards())),
-      paged_(of_pages, std::unique_ptr<memory::PageSource>(source_),
-             [this](size_t page) { replicas_.check_complete(page); }) {}
+      buckets_(*this),
+      source_(new BucketSource(*this)),
+      paged_(of_pages, std::unique_ptr<memory::PageSource>(source_), buckets_) {}
 
 void OwnedGradients::begin_training(size_t page, const std::vector<size_t>& parameters) {
   WholeGradients::begin_training(page, parameters);
   if (paged_.has(page)) return;
-  const at::Tensor& bucket = open(page, Collect::kLocally);
-  source_->add(pages().layouts()[page].name, bucket);
-  paged_.add_page(page, /*bytes=*/0, bucket.scalar_type());
+  source_->add(page);
+  paged_.add_page(page, /*bytes=*/0, pages().plan()[page].gradient_dtype);
 }
 
 comm::Pending OwnedGradients::start_reduction(size_t page, comm::ReduceOp op) {
@@ -75,18 +74,6 @@ void OwnedGradients::forget(size_t page) {
 void OwnedGradients::skip(size_t page) {
   paged_.release("backward()");
   WholeGradients::skip(page);
-}
-
-void OwnedGradients::replace(size_t parameter, const at::Tensor& gradient) {
-  paged_.of(parameter).copy_(gradient);
-}
-
-void OwnedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
-  paged_.gather(parameters, pins);
-}
-
-void OwnedGradients::take_over_changes() {
-  paged_.release("step()");
 }
 
 }  // namespace zeropage

@@ -24,22 +24,29 @@ class OwnedGradients final : public WholeGradients {
   void close(size_t page, Backwards backwards) override;
   void wait_closed(size_t page) override { replicas_.wait(page); }
   bool complete(size_t page) override;
-  const at::Tensor& reduced_gradient(size_t parameter) const override {
-    return paged_.of(parameter);
-  }
+  ReducedGradients& reduced() override { return paged_; }
   void keep(size_t page, const std::vector<Range>& forgotten) override;
   void forget(size_t page) override;
   void skip(size_t page) override;
   using WholeGradients::forget;
-  void replace(size_t parameter, const at::Tensor& gradient) override;
-  void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
   void note_reduced() override { replicas_.wait(); }
-  void take_over_changes() override;
 
  private:
   class BucketSource;
 
+  class Buckets final : public PagedGradients::Memory {
+   public:
+    explicit Buckets(OwnedGradients& gradients) : gradients_(gradients) {}
+    GradientMemory* memory(size_t page) override { return &gradients_.bucket(page); }
+    void renew(size_t page) override { gradients_.renew(page); }
+    void check_readable(size_t page) const override { gradients_.replicas_.check_complete(page); }
+
+   private:
+    OwnedGradients& gradients_;
+  };
+
   ReplicaSums replicas_;
+  Buckets buckets_;
   BucketSource* source_;  // owned by paged_
   PagedGradients paged_;
 };

@@ -16,13 +16,8 @@ void PageGradient::reopen(const GradientPresence& present) {
   for (Slot& slot : slots_.all()) {
     // Another tensor than the reduced gradient is one that the user set since: this rank's own, to
     // be averaged.
-    at::Tensor& gradient = training_.gradient(slot.parameter);
-    slot.is_kept =
-        gradient.defined() && same_elements(gradient, buckets_.reduced_gradient(slot.parameter));
-    if (slot.is_kept) {
-      gradient.reset();
-      continue;
-    }
+    slot.is_kept = buckets_.reduced().is(slot.parameter, training_.gradient(slot.parameter));
+    if (slot.is_kept) continue;
     ZP_CHECK(
         state_ != State::kSummed || !present.has(slot.parameter), "parameter \"",
         training_.name(slot.parameter),
@@ -32,6 +27,11 @@ void PageGradient::reopen(const GradientPresence& present) {
   }
   if (forgotten.size() < slots_.all().size()) {
     buckets_.keep(page_, forgotten);
+    slots_.reopen();
+    // Not before: they keep the memory of what is kept.
+    for (const Slot& slot : slots_.all()) {
+      if (slot.is_kept) training_.gradient(slot.parameter).reset();
+    }
   } else if (state_ == State::kSummed) {
     buckets_.skip(page_);
   } else {
@@ -64,6 +64,7 @@ void PageGradient::before_accumulate(size_t parameter, const GradientPresence& p
   if (is_reduced()) {
     reopen(present);
   } else {
+    slots_.reopen_if_used();
     Slot& slot = slots_.of(parameter);
     heed_changes(slot);
     slot.seen_version = Slot::kUnseen;
@@ -78,6 +79,7 @@ bool PageGradient::hides_kept() const {
 void PageGradient::end_without_reduction() {
   arrived_ = 0;
   if (!is_collecting()) return;
+  slots_.reopen_if_used();
   for (Slot& slot : slots_.all()) {
     at::Tensor& gradient = training_.gradient(slot.parameter);
     heed_changes(slot);
@@ -89,6 +91,7 @@ void PageGradient::end_without_reduction() {
     slot.seen_version = slot.view._version();
   }
   state_ = State::kCollecting;
+  slots_.let_go();
 }
 
 // What it set aside to be kept is gone with what it collected: its gradients have been zeroed since.
@@ -99,6 +102,7 @@ void PageGradient::abandon() {
     if (slot.is_kept && !training_.gradient(slot.parameter).defined()) forget(slot);
   }
   state_ = State::kCollecting;
+  slots_.let_go();
 }
 
 void PageGradient::start(comm::ReduceOp op, GradientPresence& present) {
@@ -131,24 +135,28 @@ void PageGradient::close(const BackwardPlan& plan) {
 }
 
 void PageGradient::hand_over(const GradientPresence& present) {
+  ReducedGradients& reduced = buckets_.reduced();
   for (const Slot& slot : slots_.all()) {
-    training_.gradient(slot.parameter) =
-        present.has(slot.parameter) ? buckets_.reduced_gradient(slot.parameter) : at::Tensor();
+    at::Tensor& gradient = training_.gradient(slot.parameter);
+    if (!present.has(slot.parameter)) {
+      gradient.reset();
+    } else if (!reduced.is(slot.parameter, gradient)) {
+      gradient = reduced.of(slot.parameter);
+    }
   }
+  slots_.let_go();
 }
 
 void PageGradient::drop() {
-  // Of a backward that ended by an exception in the middle of a sum.
-  if (is_collecting()) {
-    buckets_.forget(page_);
-    state_ = State::kCollecting;
-  }
+  // In the middle of a sum.
+  if (is_collecting() || state_ == State::kSummed) buckets_.forget(page_);
+  state_ = is_reduced() ? State::kReduced : State::kCollecting;
   for (Slot& slot : slots_.all()) {
     training_.gradient(slot.parameter).reset();
     slot.is_kept = false;
     slot.seen_version = Slot::kUnseen;
   }
-  if (state_ == State::kSummed) state_ = State::kReduced;
+  slots_.let_go();
 }
 
 }  // namespace zeropage

@@ -10,6 +10,9 @@
 // kCollecting it shows at least a zero: who zeroes or replaces it drops what is kept, too, and other
 // changes in place are refused, since they could not reach it.
 //
+// Between two backwards the memory of the gradient is p.grad()'s, and goes with it; that of what is kept to be
+// added to the next gradient is not.
+//
 // Lifetime: the pages, the parameters and the buckets outlive it. Threads: the thread that runs backward.
 #pragma once
 
@@ -60,10 +63,10 @@ class PageGradient {
   void wait();
   // REQUIRES: wait().
   void close(const BackwardPlan& plan);
-  // p.grad() becomes the reduced gradient where any rank has one.
+  // p.grad() becomes the reduced gradient where any rank has one, and keeps its memory.
   void hand_over(const GradientPresence& present);
 
-  // The gradient is dropped, and what is kept.
+  // The gradient is dropped, and what is kept. REQUIRES: not is_reducing().
   void drop();
 
  private:

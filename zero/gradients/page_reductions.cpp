@@ -1,5 +1,6 @@
 #include "zero/gradients/page_reductions.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "device/named_range.h"
@@ -36,9 +37,11 @@ PageReductions::PageReductions(std::shared_ptr<ParameterPages> pages,
       collector_(*pages_, training, buckets, gradients_, [this] { end_all(); }) {}
 
 void PageReductions::begin_training(size_t page) {
-  gradients_[page].slots().begin_training(plan_.collect);
+  GradientSlots& slots = gradients_[page].slots();
+  slots.begin_training();
   // What they had before they were hooked is this rank's own, as after no_sync().
   if (gradients_[page].is_collecting()) collector_.collect_page(page, plan_.collect);
+  slots.let_go();
 }
 
 bool PageReductions::before_accumulate(size_t parameter) {
@@ -137,7 +140,19 @@ void PageReductions::abandon() {
   }
 }
 
+void PageReductions::release_zeroed() {
+  for (const size_t page : training_.pages()) {
+    const std::vector<size_t>& parameters = training_.of_page(page);
+    const bool any = std::any_of(parameters.begin(), parameters.end(), [this](size_t parameter) {
+      return training_.gradient(parameter).defined();
+    });
+    if (!any) buckets_.reduced().release_zeroed(page);
+  }
+}
+
 void PageReductions::drop() {
+  // Before any is dropped: it throws where somebody reads one.
+  buckets_.reduced().release("dropping the gradients of a step");
   for (const size_t page : training_.pages()) gradients_[page].drop();
 }
 

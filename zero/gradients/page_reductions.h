@@ -57,7 +57,9 @@ class PageReductions {
   // A backward has ended by an exception. REQUIRES: not have_begun().
   void abandon();
 
-  // Drops all gradients, and what is kept of earlier ones.
+  // Lets go of what was gathered of gradients that the user looked at, and has zeroed since.
+  void release_zeroed();
+  // Drops all gradients, and what is kept of earlier ones. Throws where one is in use, and drops none.
   void drop();
 
  private:

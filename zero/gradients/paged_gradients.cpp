@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "memory/check.h"
 #include "memory/storage.h"
 #include "paging/trap.h"
 
@@ -29,13 +30,19 @@ std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> so
 
 class PagedGradients::CheckedSource final : public memory::PageSource {
  public:
-  CheckedSource(std::unique_ptr<memory::PageSource> source, std::function<void(size_t page)> check)
-      : source_(std::move(source)), check_(std::move(check)) {}
+  CheckedSource(std::unique_ptr<memory::PageSource> source, const ParameterPages& pages,
+                Memory& memory)
+      : source_(std::move(source)), of_model_(pages), memory_(memory) {}
 
   void add(size_t page) { pages_.push_back(page); }
 
   memory::Fetch start_fetch(size_t entry) override {
-    check_(pages_[entry]);
+    const size_t page = pages_[entry];
+    memory_.check_readable(page);
+    const GradientMemory* const memory = memory_.memory(page);
+    ZP_CHECK(memory == nullptr || memory->get().defined(), "p.grad() of ", of_model_.describe(page),
+             " was zeroed, and its memory has gone with it, but a view of it is read; read "
+             "gradients before zero_grad(), or keep a clone() of them");
     return source_->start_fetch(entry);
   }
   void write_back(size_t entry, const at::Tensor& buffer) override {
@@ -45,15 +52,16 @@ class PagedGradients::CheckedSource final : public memory::PageSource {
 
  private:
   const std::unique_ptr<memory::PageSource> source_;
-  const std::function<void(size_t page)> check_;
+  const ParameterPages& of_model_;
+  Memory& memory_;
   std::vector<size_t> pages_;  // of the entries
 };
 
 PagedGradients::PagedGradients(std::shared_ptr<ParameterPages> pages,
-                               std::unique_ptr<memory::PageSource> source,
-                               std::function<void(size_t page)> check)
+                               std::unique_ptr<memory::PageSource> source, Memory& memory)
     : pages_(std::move(pages)),
-      source_(new CheckedSource(std::move(source), std::move(check))),
+      memory_(memory),
+      source_(new CheckedSource(std::move(source), *pages_, memory)),
       pager_(make_pager(std::unique_ptr<memory::PageSource>(source_))),
       gradients_(pages_->parameters().size()),
       pager_index_(pages_->layouts().size()) {}
@@ -81,11 +89,49 @@ void PagedGradients::add_page(size_t page, int64_t bytes, at::ScalarType dtype) 
   pager_index_[page] = pager_->add_page(pages_->layouts()[page].name, bytes, std::move(tenants));
 }
 
-void PagedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) const {
+bool PagedGradients::is(size_t parameter, const at::Tensor& gradient) const {
+  if (!gradient.defined() || !same_elements(gradient, gradients_[parameter])) return false;
+  const GradientMemory* const memory = memory_.memory(pages_->parameters()[parameter].page);
+  return memory == nullptr || memory->is_kept_by(gradient);
+}
+
+at::Tensor PagedGradients::of(size_t parameter) {
+  const at::Tensor& sharded = gradients_[parameter];
+  GradientMemory* const memory = memory_.memory(pages_->parameters()[parameter].page);
+  if (memory == nullptr) return sharded;
+  // Past the dispatcher, which would ask the trap.
+  auto keeping = sharded.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      /*version_counter=*/0, /*allow_tensor_metadata_change=*/true);
+  keeping->set_backend_meta(memory->keeper());
+  return at::Tensor(std::move(keeping));
+}
+
+at::Tensor PagedGradients::replaced(size_t parameter, const at::Tensor& gradient) {
+  const size_t page = pages_->parameters()[parameter].page;
+  GradientMemory* const memory = memory_.memory(page);
+  const bool is_view_of_it = same_elements(gradient, gradients_[parameter]);
+  if (memory != nullptr && !memory->get().defined()) {
+    ZP_CHECK(
+        !is_view_of_it, "parameter \"", pages_->parameters()[parameter].parameter.name(),
+        "\": p.grad() was set to one of an earlier backward, which was zeroed since; expected a "
+        "tensor with values, keep a clone() of the gradient");
+    memory_.renew(page);
+  }
+  const at::Tensor own = of(parameter);
+  if (memory != nullptr) memory->let_go();
+  if (!is_view_of_it) at::Tensor(gradients_[parameter]).copy_(gradient);
+  return own;
+}
+
+void PagedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
   for (const size_t index : parameters) {
     pins.add({pager_, *pager_index_[pages_->parameters()[index].page]}, /*writes=*/false);
   }
   pins.take_aside("GatheredGradients");
+}
+
+void PagedGradients::release_zeroed(size_t page) {
+  if (has(page)) pager_->release_unpinned(*pager_index_[page]);
 }
 
 }  // namespace zeropage

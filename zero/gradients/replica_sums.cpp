@@ -55,6 +55,10 @@ void ReplicaSums::wait() {
 
 bool ReplicaSums::complete(size_t page, const at::Tensor& values) {
   if (!of_pages_[page].is_of_group) return false;
+  if (!values.defined()) {
+    forget(page);
+    return false;
+  }
   reduce(page, values);
   return true;
 }

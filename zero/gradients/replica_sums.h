@@ -34,7 +34,8 @@ class ReplicaSums {
   // Until what close() started has ended.
   void wait(size_t page);
   void wait();
-  // Makes up for the backwards that did not follow; whether values changed.
+  // Makes up for the backwards that did not follow; whether values changed. values: undefined where they were
+  // zeroed, on all ranks alike.
   bool complete(size_t page, const at::Tensor& values);
   // Nothing of the page is kept.
   void forget(size_t page) { of_pages_[page].is_of_group = false; }

@@ -10,40 +10,58 @@ namespace zeropage {
 
 using accumulate::SumOrder;
 
+at::Tensor ResidentGradient::renew() {
+  values_.set(make_());
+  return values_.get();
+}
+
 void ResidentGradient::take(const at::Tensor& mean, Backwards /*backwards*/) {
   if (std::exchange(kept_, false)) {
-    values_.add_(mean);
+    values().add_(mean);
   } else {
-    at::Tensor(values_).copy_(mean);
+    renew().copy_(mean);
   }
 }
 
 void ResidentGradient::keep() {
   kept_ = sums_.order() == SumOrder::kRunning;
-  if (kept_) return;
+  if (kept_) {
+    values_.hold();
+    return;
+  }
   const memory::KindScope kind(memory::Kind::kGradient);
-  sums_.push(values_);
+  sums_.push(values());
 }
 
 void ResidentGradient::forget() {
   kept_ = false;
+  values_.reset();
   sums_.clear();
 }
 
 void ResidentGradient::skip() {
   kept_ = false;
+  values_.reset();
   sums_.skip();
 }
 
 void ResidentGradient::zero(const Range& range) {
-  values_.narrow(0, range.begin, range.numel()).zero_();
+  if (const at::Tensor there = values(); there.defined()) {
+    there.narrow(0, range.begin, range.numel()).zero_();
+  }
   sums_.zero(range.begin, range.numel());
 }
 
 bool ResidentGradient::complete() {
   if (sums_.empty()) return false;
-  sums_.add_to(values_);
-  return true;
+  const at::Tensor sum = values();
+  if (sum.defined()) {
+    sums_.add_to(sum);
+  } else {
+    // It was zeroed.
+    sums_.clear();
+  }
+  return sum.defined();
 }
 
 OffloadedGradient::OffloadedGradient(at::Tensor host, TierStorage& storage, size_t page,
@@ -67,9 +85,12 @@ OffloadedGradient::~OffloadedGradient() {
 
 ResidentGradient& OffloadedGradient::on_device() {
   if (!on_device_) {
-    const memory::KindScope kind(memory::Kind::kGradient);
     on_device_ = std::make_unique<ResidentGradient>(
-        at::empty({host_.numel()}, host_.options().device(device_)), order_);
+        [options = host_.options().device(device_), numel = host_.numel()] {
+          const memory::KindScope kind(memory::Kind::kGradient);
+          return at::empty({numel}, options);
+        },
+        order_);
   }
   return *on_device_;
 }
@@ -101,7 +122,7 @@ void OffloadedGradient::keep() {
   if (!on_device_) {
     wait();
     storage_.fetch(page_);
-    copies_.start(offload::Direction::kToDevice, on_device().values(), host_).synchronize();
+    copies_.start(offload::Direction::kToDevice, on_device().renew(), host_).synchronize();
     storage_.release(page_, TierStorage::Use::kRead);
   }
   on_device_->keep();

@@ -2,6 +2,7 @@
 // reductions of one or several backwards make of it, until the step.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include <ATen/core/TensorBody.h>
@@ -10,6 +11,7 @@
 #include "device/pending.h"
 #include "offload/copy_engine.h"
 #include "zero/gradients/backward_plan.h"
+#include "zero/gradients/gradient_memory.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/tier_storage.h"
 
@@ -21,15 +23,21 @@ class ShardGradient {
   ShardGradient(const ShardGradient&) = delete;
   ShardGradient& operator=(const ShardGradient&) = delete;
 
-  // Always the same memory, [owned numel]; has what was taken once arrival() has ended.
-  virtual const at::Tensor& values() const = 0;
+  // [owned numel]; has what was taken once arrival() has ended. Undefined where nobody keeps it.
+  virtual at::Tensor values() const = 0;
+  // Where values() is memory that p.grad() keeps between backwards; null where it is always there.
+  virtual GradientMemory* memory() { return nullptr; }
+  // p.grad() alone keeps values() from here on, unless they are kept to be added to.
+  virtual void let_go() {}
+  // New memory for values(), if it may go.
+  virtual at::Tensor renew() { return values(); }
   virtual memory::Pending arrival() const { return {}; }
   // Until it has them, and nothing else of what was taken is held.
   virtual void wait() {}
 
   // The mean or sum of a backward, added to what is kept, unless that waits for complete().
   virtual void take(const at::Tensor& mean, Backwards backwards) = 0;
-  // What was taken so far is added to the next.
+  // What was taken so far is added to the next. REQUIRES: values() are there.
   virtual void keep() = 0;
   // Nothing of it is.
   virtual void forget() = 0;
@@ -42,14 +50,19 @@ class ShardGradient {
   ShardGradient() = default;
 };
 
-// In one place, which reductions add to.
+// In one place, which reductions add to, from the first of them until p.grad() lets it go.
 class ResidentGradient final : public ShardGradient {
  public:
-  // values: [owned numel].
-  ResidentGradient(at::Tensor values, accumulate::SumOrder order)
-      : values_(std::move(values)), sums_(order) {}
+  // make: new memory, [owned numel].
+  ResidentGradient(std::function<at::Tensor()> make, accumulate::SumOrder order)
+      : make_(std::move(make)), sums_(order) {}
 
-  const at::Tensor& values() const override { return values_; }
+  at::Tensor values() const override { return values_.get(); }
+  GradientMemory* memory() override { return &values_; }
+  void let_go() override {
+    if (!kept_) values_.let_go();
+  }
+  at::Tensor renew() override;
   void take(const at::Tensor& mean, Backwards backwards) override;
   void keep() override;
   void forget() override;
@@ -58,7 +71,8 @@ class ResidentGradient final : public ShardGradient {
   bool complete() override;
 
  private:
-  const at::Tensor values_;
+  const std::function<at::Tensor()> make_;
+  GradientMemory values_;
   bool kept_ = false;               // values_ is added to the next, in running order
   accumulate::MicroStepSums sums_;  // of earlier backwards, in tree order
 };
@@ -73,7 +87,7 @@ class OffloadedGradient final : public ShardGradient {
                     accumulate::SumOrder order, offload::CopyEngine& copies);
   ~OffloadedGradient() override;
 
-  const at::Tensor& values() const override { return host_; }
+  at::Tensor values() const override { return host_; }
   memory::Pending arrival() const override { return down_; }
   void wait() override;
   void take(const at::Tensor& mean, Backwards backwards) override;

@@ -30,16 +30,13 @@ void StepGradients::prepare() {
   GradientBuckets& buckets = reducer_->buckets();
   for (const size_t index : parameters()) {
     at::Tensor& gradient = reducer_->training().gradient(index);
-    const at::Tensor& reduced = buckets.reduced_gradient(index);
-    const bool replaced = !same_elements(gradient, reduced);
-    ZP_CHECK(!replaced || !reducer_->follower().on_reduced, "parameter \"",
-             reducer_->training().name(index),
+    if (buckets.reduced().is(index, gradient)) continue;
+    ZP_CHECK(!reducer_->follower().on_reduced, "parameter \"", reducer_->training().name(index),
              "\": p.grad() was replaced after backward, which has made the step with it already "
              "(options.offload.step); use StepWhen::kInStep to change gradients");
-    if (replaced) buckets.replace(index, gradient);
-    gradient = reduced;
+    gradient = buckets.reduced().replaced(index, gradient);
   }
-  buckets.take_over_changes();
+  buckets.reduced().release("step()");
   bool changed = false;
   for (const size_t page : reducer_->training().pages()) changed |= buckets.complete(page);
   if (changed) buckets.note_reduced();
@@ -50,7 +47,9 @@ void StepGradients::change(const std::function<void(const at::Tensor& owned)>& c
            "gradients are to be clipped or changed after backward, which has made the "
            "step with them already (options.offload.step); use StepWhen::kInStep");
   const torch::NoGradGuard no_grad;
-  for (const size_t page : reducer_->training().pages()) change(owned(page));
+  for (const size_t page : reducer_->training().pages()) {
+    if (const at::Tensor gradient = owned(page); gradient.defined()) change(gradient);
+  }
   reducer_->buckets().note_reduced();
 }
 
@@ -62,7 +61,7 @@ void StepGradients::gather(const std::vector<size_t>& parameters, memory::Pins& 
   for (const size_t index : parameters) {
     if (has(index)) reduced.push_back(index);
   }
-  if (!reduced.empty()) reducer_->buckets().gather(reduced, pins);
+  if (!reduced.empty()) reducer_->buckets().reduced().gather(reduced, pins);
 }
 
 }  // namespace zeropage

@@ -38,13 +38,14 @@ class StepGradients {
   // Those that have one, ascending.
   std::vector<size_t> parameters() const;
 
-  // The gradient of what this rank owns of a page that trains. [owned numel]
-  const at::Tensor& owned(size_t page) const { return reducer_->buckets().owned(page); }
+  // The gradient of what this rank owns of a page that trains; undefined where none of its parameters has one. It
+  // may be other memory in each step. [owned numel]
+  at::Tensor owned(size_t page) const { return reducer_->buckets().owned(page); }
   // Whether it is on the host, by itself.
   bool is_offloaded(size_t page) const { return reducer_->buckets().is_offloaded(page); }
   // It has all of it when this has ended.
   memory::Pending arrival(size_t page) const { return reducer_->buckets().arrival(page); }
-  // Calls change(owned(page)) for every page that trains. REQUIRES: prepare().
+  // Calls change(owned(page)) for every page that has a gradient. REQUIRES: prepare().
   void change(const std::function<void(const at::Tensor& owned)>& change);
 
   // What was written to owned(page) since is the gradient.

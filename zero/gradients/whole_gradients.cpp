@@ -4,6 +4,7 @@
 
 #include "memory/event_sink.h"
 #include "memory/ledger.h"
+#include "zero/gradients/bucket_gaps.h"
 #include "zero/gradients/sum_order.h"
 
 namespace zeropage {
@@ -11,37 +12,47 @@ namespace zeropage {
 WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
       pages_of_gradients_(pages_->layouts().size(),
-                          {{}, {}, {}, accumulate::MicroStepSums(sum_order_of(options))}),
-      slots_(pages_->parameters().size()) {}
+                          {{}, {}, accumulate::MicroStepSums(sum_order_of(options)), {}}) {}
 
-void WholeGradients::begin_training(size_t page, const std::vector<size_t>& /*parameters*/) {
-  PageOfGradients& of_page = pages_of_gradients_[page];
-  if (of_page.bucket.defined()) return;
+void WholeGradients::begin_training(size_t page, const std::vector<size_t>& parameters) {
+  pages_of_gradients_[page].gaps = gaps_between(*pages_, page, parameters);
+}
+
+at::Tensor WholeGradients::make_bucket(size_t page) const {
   const PageLayout& layout = pages_->layouts()[page];
   const comm::World& shards = pages_->shards();
   const memory::KindScope kind(memory::Kind::kGradient);
   const memory::OwnerScope owner("gradient", layout.name);
-  // Zeros: the gaps between slots are reduced too and must stay zero.
-  of_page.bucket =
-      shards.communicator()
-          .buffer(layout.padded_numel(shards.size()), pages_->plan()[page].gradient_dtype)
-          .zero_();
-  const Range owned = pages_->owned(page);
-  of_page.owned = of_page.bucket.narrow(0, owned.begin, owned.numel());
-  // Also of those that are still frozen.
-  for (size_t index = 0; index < slots_.size(); ++index) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    if (placed.page == page) slots_[index] = slot_in(of_page.bucket, placed);
-  }
+  return shards.communicator().buffer(layout.padded_numel(shards.size()),
+                                      pages_->plan()[page].gradient_dtype);
 }
 
-const at::Tensor& WholeGradients::wire(size_t page) {
+at::Tensor WholeGradients::open(size_t page, Collect /*collect*/) {
+  const at::Tensor made = make_bucket(page);
+  zero_gaps(made, pages_of_gradients_[page].gaps);
+  bucket(page).set(made);
+  return made;
+}
+
+void WholeGradients::renew(size_t page) {
+  bucket(page).set(make_bucket(page).zero_());
+}
+
+at::Tensor WholeGradients::owned(size_t page) const {
+  const at::Tensor bucket = pages_of_gradients_[page].bucket.get();
+  if (!bucket.defined()) return bucket;
+  const Range own = pages_->owned(page);
+  return bucket.narrow(0, own.begin, own.numel());
+}
+
+at::Tensor WholeGradients::wire(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
+  const at::Tensor bucket = of_page.bucket.get();
   const at::ScalarType dtype = pages_->plan()[page].reduce_dtype;
-  if (dtype == of_page.bucket.scalar_type()) return of_page.bucket;
+  if (dtype == bucket.scalar_type()) return bucket;
   const memory::KindScope kind(memory::Kind::kBucket);
-  of_page.wire = pages_->shards().communicator().buffer(of_page.bucket.numel(), dtype);
-  of_page.wire.copy_(of_page.bucket);
+  of_page.wire = pages_->shards().communicator().buffer(bucket.numel(), dtype);
+  of_page.wire.copy_(bucket);
   return of_page.wire;
 }
 
@@ -49,7 +60,7 @@ void WholeGradients::close(size_t page, Backwards /*backwards*/) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   if (of_page.wire.defined()) {
     const Range own = pages_->owned(page);
-    of_page.owned.copy_(of_page.wire.narrow(0, own.begin, own.numel()));
+    owned(page).copy_(of_page.wire.narrow(0, own.begin, own.numel()));
     of_page.wire.reset();
   }
   if (of_page.kept.order() == accumulate::SumOrder::kRunning) WholeGradients::complete(page);
@@ -58,25 +69,33 @@ void WholeGradients::close(size_t page, Backwards /*backwards*/) {
 bool WholeGradients::complete(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   if (of_page.kept.empty()) return false;
-  of_page.kept.add_to(of_page.owned);
-  return true;
+  const at::Tensor sum = owned(page);
+  if (sum.defined()) {
+    of_page.kept.add_to(sum);
+  } else {
+    // It was zeroed.
+    of_page.kept.clear();
+  }
+  return sum.defined();
 }
 
 void WholeGradients::keep(size_t page, const std::vector<Range>& forgotten) {
   PageOfGradients& of_page = pages_of_gradients_[page];
   {
     const memory::KindScope kind(memory::Kind::kGradient);
-    of_page.kept.push(of_page.owned);
+    of_page.kept.push(owned(page));
   }
   for (const Range& range : forgotten) forget(page, range);
 }
 
 void WholeGradients::forget(size_t page) {
   pages_of_gradients_[page].kept.clear();
+  bucket(page).reset();
 }
 
 void WholeGradients::skip(size_t page) {
   pages_of_gradients_[page].kept.skip();
+  bucket(page).reset();
 }
 
 void WholeGradients::forget(size_t page, const Range& range) {
@@ -90,16 +109,30 @@ std::string WholeGradients::describe(size_t page) const {
   return "the gradient of page \"" + pages_->layouts()[page].name + "\"";
 }
 
-const std::string& WholeGradients::name_of(size_t parameter) const {
-  return pages_->parameters()[parameter].parameter.name();
-}
-
 comm::Pending ReplicatedGradients::start_reduction(size_t page, comm::ReduceOp op) {
   return pages().world().communicator().all_reduce(wire(page), op, describe(page));
 }
 
-void ReplicatedGradients::replace(size_t parameter, const at::Tensor& gradient) {
-  reduced_gradient(parameter).copy_(gradient);
+const PlacedParameter& ReplicatedGradients::Slots::placed(size_t parameter) const {
+  return gradients_.pages().parameters()[parameter];
+}
+
+bool ReplicatedGradients::Slots::is(size_t parameter, const at::Tensor& gradient) const {
+  return gradients_.bucket(placed(parameter).page).has(gradient) &&
+         is_slot(gradient, placed(parameter));
+}
+
+at::Tensor ReplicatedGradients::Slots::of(size_t parameter) {
+  return slot_in(gradients_.bucket(placed(parameter).page).get(), placed(parameter));
+}
+
+at::Tensor ReplicatedGradients::Slots::replaced(size_t parameter, const at::Tensor& gradient) {
+  GradientMemory& bucket = gradients_.bucket(placed(parameter).page);
+  if (!bucket.get().defined()) gradients_.renew(placed(parameter).page);
+  at::Tensor slot = of(parameter);
+  bucket.let_go();
+  slot.copy_(gradient);
+  return slot;
 }
 
 }  // namespace zeropage

@@ -1,4 +1,4 @@
-// Gradients whose buckets live as long as their pages, whole on every rank.
+// Gradients that every rank has whole, in their buckets, from the first gradient of a backward until they are zeroed.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,20 @@
 
 #include "accumulate/micro_step_sums.h"
 #include "zero/gradients/gradient_buckets.h"
+#include "zero/gradients/gradient_memory.h"
 
 namespace zeropage {
 
 class WholeGradients : public GradientBuckets {
  public:
   void begin_training(size_t page, const std::vector<size_t>& parameters) override;
-  const at::Tensor& open(size_t page, Collect) override { return pages_of_gradients_[page].bucket; }
+  at::Tensor open(size_t page, Collect collect) override;
+  at::Tensor reopen(size_t page) override { return bucket(page).hold(); }
+  void let_go(size_t page) override { bucket(page).let_go(); }
   bool are_transient() const override { return false; }
   void close(size_t page, Backwards backwards) override;
   bool complete(size_t page) override;
-  const at::Tensor& owned(size_t page) const override { return pages_of_gradients_[page].owned; }
-  const at::Tensor& reduced_gradient(size_t parameter) const override { return slots_[parameter]; }
+  at::Tensor owned(size_t page) const override;
   void keep(size_t page, const std::vector<Range>& forgotten) override;
   void forget(size_t page) override;
   void skip(size_t page) override;
@@ -29,33 +31,51 @@ class WholeGradients : public GradientBuckets {
   WholeGradients(std::shared_ptr<ParameterPages> pages, const Options& options);
 
   const ParameterPages& pages() const { return *pages_; }
+  GradientMemory& bucket(size_t page) { return pages_of_gradients_[page].bucket; }
+  // A new bucket of zeros, of a page that has none.
+  void renew(size_t page);
   // What travels: the bucket, or for as long as it takes a copy of it in reduce_dtype.
-  const at::Tensor& wire(size_t page);
+  at::Tensor wire(size_t page);
   // "the gradient of page "blocks.3"".
   std::string describe(size_t page) const;
-  const std::string& name_of(size_t parameter) const;
 
  private:
   struct PageOfGradients {
-    at::Tensor bucket;               // [padded_numel]; undefined for a page that does not train
-    at::Tensor owned;                // [owned numel], in the bucket
+    GradientMemory bucket;           // [padded_numel]
     at::Tensor wire;                 // [padded_numel] in reduce_dtype, while that is reduced
     accumulate::MicroStepSums kept;  // [owned numel]: of earlier backwards
+    std::vector<Range> gaps;         // of the page: where no parameter that trains lies
   };
+
+  at::Tensor make_bucket(size_t page) const;
 
   const std::shared_ptr<ParameterPages> pages_;
   std::vector<PageOfGradients> pages_of_gradients_;
-  std::vector<at::Tensor> slots_;  // by parameter, shaped as it; undefined if it does not train
 };
 
 // Every rank gets the whole mean, and p.grad() is the parameter's slot in the bucket: 2 (N-1)/N bytes a gradient byte on the wire.
 class ReplicatedGradients final : public WholeGradients {
  public:
   ReplicatedGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
-      : WholeGradients(std::move(pages), options) {}
+      : WholeGradients(std::move(pages), options), slots_(*this) {}
   comm::Pending start_reduction(size_t page, comm::ReduceOp op) override;
-  void replace(size_t parameter, const at::Tensor& gradient) override;
-  void gather(const std::vector<size_t>&, memory::Pins&) override {}
+  ReducedGradients& reduced() override { return slots_; }
+
+ private:
+  class Slots final : public ReducedGradients {
+   public:
+    explicit Slots(ReplicatedGradients& gradients) : gradients_(gradients) {}
+    bool is(size_t parameter, const at::Tensor& gradient) const override;
+    at::Tensor of(size_t parameter) override;
+    at::Tensor replaced(size_t parameter, const at::Tensor& gradient) override;
+
+   private:
+    const PlacedParameter& placed(size_t parameter) const;
+
+    ReplicatedGradients& gradients_;
+  };
+
+  Slots slots_;
 };
 
 }  // namespace zeropage

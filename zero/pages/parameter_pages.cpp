@@ -16,6 +16,12 @@ at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed) {
   return memory::tensor_in(flat.storage(), tensor, placed.offset, flat.scalar_type());
 }
 
+bool is_slot(const at::Tensor& tensor, const PlacedParameter& placed) {
+  const at::Tensor& parameter = placed.parameter.tensor;
+  return tensor.storage_offset() == placed.offset && tensor.sizes() == parameter.sizes() &&
+         tensor.strides() == parameter.strides();
+}
+
 bool same_elements(const at::Tensor& left, const at::Tensor& right) {
   if (left.is_same(right)) return true;
   return left.has_storage() && right.has_storage() && left.is_alias_of(right) &&

@@ -44,6 +44,8 @@ struct PlacedStorage {
 
 // The parameter's place in a flat buffer that is laid out as its page; shaped as the parameter.
 at::Tensor slot_in(const at::Tensor& flat, const PlacedParameter& placed);
+// Whether a tensor in such a buffer is that place.
+bool is_slot(const at::Tensor& tensor, const PlacedParameter& placed);
 
 class ParameterPages;
 

@@ -36,26 +36,44 @@ ShardSource::~ShardSource() {
 }
 
 int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away) {
+  at::Tensor secondary;
+  if (secondary_) {
+    const memory::KindScope of_kind(kind_);
+    const int groups = world_.size() / secondary_->size();
+    secondary = at::empty({shard.numel() * groups}, shard.options());
+  }
+  const auto shard_bytes = static_cast<int64_t>(shard.nbytes());
+  entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_,
+                      layout.shard(world_.rank()),
+                      [shard = std::move(shard)] { return shard; },
+                      away,
+                      std::move(secondary),
+                      false,
+                      {}});
+  return bytes_of_last(shard_bytes);
+}
+
+int64_t ShardSource::add_shard(const PageLayout& layout, c10::ScalarType dtype,
+                               std::function<at::Tensor()> shard) {
+  TORCH_INTERNAL_ASSERT(!secondary_, "a shard that goes has no second one");
   entries_.push_back({what_ + " \"" + layout.name + "\"" + hint_,
                       layout.shard(world_.rank()),
                       std::move(shard),
-                      away,
+                      {},
                       {},
                       false,
                       {}});
-  if (secondary_) {
-    const memory::KindScope of_kind(kind_);
-    const at::Tensor& own = entries_.back().shard;
-    const int groups = world_.size() / secondary_->size();
-    entries_.back().secondary = at::empty({own.numel() * groups}, own.options());
-  }
-  const auto shard_bytes = static_cast<int64_t>(entries_.back().shard.nbytes());
+  return bytes_of_last(layout.shard_numel * static_cast<int64_t>(c10::elementSize(dtype)));
+}
+
+int64_t ShardSource::bytes_of_last(int64_t shard_bytes) const {
   return entries_.back().is_whole(world_) ? 0 : shard_bytes * world_.size();
 }
 
 memory::Fetch ShardSource::start_fetch(size_t page) {
   Entry& entry = entries_[page];
-  if (entry.is_whole(world_)) return {entry.shard, {}};
+  const at::Tensor shard = entry.shard();
+  if (entry.is_whole(world_)) return {shard, {}};
   wait_for_compute();
   const memory::StreamScope on_gathers(gathers_);
   // In the backward of an accelerator the thread is autograd's.
@@ -65,7 +83,7 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
   at::Tensor whole;  // [world size * shard_numel]
   {
     const memory::KindScope kind(kind_);
-    whole = among.buffer(entry.shard.numel() * world_.size(), entry.shard.scalar_type());
+    whole = among.buffer(shard.numel() * world_.size(), shard.scalar_type());
   }
   if (in_group) {
     secondary_of(whole).copy_(entry.secondary);
@@ -73,7 +91,7 @@ memory::Fetch ShardSource::start_fetch(size_t page) {
   }
   if (secondary_) entry.whole = whole;
   const memory::Pending own =
-      start_own(entry, whole.narrow(0, entry.range.begin, entry.range.numel()));
+      start_own(entry, shard, whole.narrow(0, entry.range.begin, entry.range.numel()));
   if (world_.size() == 1) return {whole, own};
   own.wait();
   return {whole, among.all_gather(whole, entry.what)};
@@ -85,14 +103,15 @@ at::Tensor ShardSource::secondary_of(const at::Tensor& whole) const {
 }
 
 // Brings this rank's shard into its place in the page.
-memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& own) {
+memory::Pending ShardSource::start_own(const Entry& entry, const at::Tensor& shard,
+                                       const at::Tensor& own) {
   if (entry.away.storage == nullptr) {
-    at::Tensor(own).copy_(entry.shard);
+    at::Tensor(own).copy_(shard);
     return {};
   }
   entry.away.storage->fetch(entry.away.page);
   const memory::Pending up =
-      entry.away.page_offload->copies().start(offload::Direction::kToDevice, own, entry.shard);
+      entry.away.page_offload->copies().start(offload::Direction::kToDevice, own, shard);
   // Memory that goes with the release is read until then.
   if (!entry.away.storage->stays() || entry.away.changes_at_any_time) up.synchronize();
   entry.away.storage->release(entry.away.page, TierStorage::Use::kRead);
@@ -124,8 +143,10 @@ void ShardSource::wait_for_compute() const {
 void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
   const Entry& entry = entries_[page];
   if (entry.is_whole(world_)) return;
+  const at::Tensor shard = entry.shard();
+  if (!shard.defined()) return;
   if (entry.away.storage != nullptr) entry.away.storage->fetch(entry.away.page);
-  entry.shard.copy_(buffer.narrow(0, entry.range.begin, entry.range.numel()));
+  shard.copy_(buffer.narrow(0, entry.range.begin, entry.range.numel()));
   if (entry.away.storage != nullptr) {
     entry.away.storage->release(entry.away.page, TierStorage::Use::kWrite);
   }

@@ -19,6 +19,7 @@
 // used on the stream that was current when they were fetched.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,6 +56,10 @@ class ShardSource final : public memory::PageSource {
   // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.
   int64_t add_shard(const PageLayout& layout, at::Tensor shard, const Away& away);
+  // The same of a shard on the device that comes and goes. shard: undefined while it is not there; then nobody
+  // fetches the page, and what was written to it is dropped.
+  int64_t add_shard(const PageLayout& layout, c10::ScalarType dtype,
+                    std::function<at::Tensor()> shard);
 
   memory::Fetch start_fetch(size_t page) override;
   void write_back(size_t page, const at::Tensor& buffer) override;
@@ -64,8 +69,8 @@ class ShardSource final : public memory::PageSource {
  private:
   struct Entry {
     std::string what;
-    Range range;       // of the shard in the page
-    at::Tensor shard;  // [shard_numel]
+    Range range;                        // of the shard in the page
+    std::function<at::Tensor()> shard;  // [shard_numel]
     Away away;
     at::Tensor secondary;  // [page's numel / ranks of the group]; undefined where there is no group
     bool has_secondary = false;  // of the shards as they are
@@ -79,7 +84,9 @@ class ShardSource final : public memory::PageSource {
   void wait_for_compute() const;
   // The part of a whole page that this rank has as secondary shard.
   at::Tensor secondary_of(const at::Tensor& whole) const;
-  memory::Pending start_own(const Entry& entry, const at::Tensor& own);
+  static memory::Pending start_own(const Entry& entry, const at::Tensor& shard,
+                                   const at::Tensor& own);
+  int64_t bytes_of_last(int64_t shard_bytes) const;
 
   const comm::World world_;
   const std::optional<comm::World> secondary_;

@@ -17,7 +17,7 @@ int64_t bytes_of_element(c10::ScalarType dtype) {
   return static_cast<int64_t>(c10::elementSize(dtype));
 }
 
-// A buffer that a rank holds of a page from step to step.
+// A buffer that a rank has of a page, from step to step or while there is a gradient.
 struct Buffer {
   Kind kind;
   Tier tier;
@@ -94,6 +94,11 @@ std::vector<Buffer> buffers_of(const PagePlan& page, const Manner& manner) {
   return buffers;
 }
 
+// Whether it is there from backward to zero_grad() only. What is on the host stays.
+bool goes_when_zeroed(const Buffer& buffer) {
+  return buffer.kind == Kind::kGradient && buffer.tier == Tier::kDevice;
+}
+
 // Whether it goes as soon as its page is updated.
 bool passes(const Options& options, const Buffer& buffer) {
   return options.offload.step == StepWhen::kInBackward && buffer.kind == Kind::kGradient &&
@@ -114,6 +119,23 @@ int64_t bytes_of_state(const Options& options, c10::ScalarType dtype, StateForma
   const bool in_fp32 =
       is_low_precision(dtype) && options.low_precision_update != LowPrecisionUpdate::kNearest;
   return numel * bytes_of_element(in_fp32 ? c10::kFloat : dtype);
+}
+
+// Of all of a module, as a formula has it.
+Manner manner_of(const Options& options) {
+  return {.dtype = options.compute_dtype.value_or(c10::kFloat),
+          .is_sharded = options.stage.parameters,
+          .optimizer_leaves = options.offload.optimizer != Tier::kDevice};
+}
+
+int sharing_ranks(const Options& options, int world_size) {
+  return options.shard_within == Options::kAllRanks ? world_size : options.shard_within;
+}
+
+int64_t bytes_without_padding(const Options& options, const Buffer& buffer, int64_t parameters,
+                              int world_size) {
+  const int64_t whole = buffer.element_bytes * parameters;
+  return buffer.is_shard ? whole / sharing_ranks(options, world_size) : whole;
 }
 
 class Planner {
@@ -138,6 +160,8 @@ class Planner {
           buffer.element_bytes * (buffer.is_shard ? layout.shard_numel : whole_numel);
       if (passes(options_, buffer)) {
         page.passing_gradient_bytes = bytes;
+      } else if (goes_when_zeroed(buffer)) {
+        page.gradient_bytes = bytes;
       } else {
         page.held[buffer.tier][buffer.kind] += bytes;
       }
@@ -255,6 +279,18 @@ TierBytes BytePlan::held(int64_t states) const {
   return all;
 }
 
+int64_t BytePlan::gradient_bytes() const {
+  int64_t bytes = 0;
+  for (const PagePlan& page : pages_) bytes += page.gradient_bytes;
+  return bytes;
+}
+
+TierBytes BytePlan::held_with_gradients(int64_t states) const {
+  TierBytes all = held(states);
+  all[Tier::kDevice][Kind::kGradient] += gradient_bytes();
+  return all;
+}
+
 TierBytes BytePlan::states(int64_t states) const {
   TierBytes all;
   for (const PagePlan& page : pages_) {
@@ -281,19 +317,13 @@ int64_t BytePlan::transient_bytes() const {
 
 TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
                         int64_t states) {
-  const Manner manner{.dtype = options.compute_dtype.value_or(c10::kFloat),
-                      .is_sharded = options.stage.parameters,
-                      .optimizer_leaves = options.offload.optimizer != Tier::kDevice};
+  const Manner manner = manner_of(options);
   const PagePlan page = plan_of(options, manner);
-  const int sharing =
-      options.shard_within == Options::kAllRanks ? world_size : options.shard_within;
-  const auto share = [&](int64_t bytes, bool is_shard) {
-    return is_shard ? bytes / sharing : bytes;
-  };
   TierBytes formula;
   for (const Buffer& buffer : buffers_of(page, manner)) {
-    if (passes(options, buffer)) continue;
-    formula[buffer.tier][buffer.kind] += share(buffer.element_bytes * parameters, buffer.is_shard);
+    if (passes(options, buffer) || goes_when_zeroed(buffer)) continue;
+    formula[buffer.tier][buffer.kind] +=
+        bytes_without_padding(options, buffer, parameters, world_size);
   }
   if (page.parameters == Sharing::kSharded) {
     formula[Tier::kDevice][Kind::kParameter] +=
@@ -301,9 +331,20 @@ TierBytes formula_bytes(const Options& options, int64_t parameters, int world_si
   }
   const int64_t state_bytes = bytes_of_state(options, manner.dtype, options.optimizer_state,
                                              /*first_in_block=*/0, parameters);
+  const bool updates_shard = page.parameters != Sharing::kReplicated;
   formula[page.optimizer_tier][Kind::kOptimizerState] =
-      share(state_bytes * states, page.parameters != Sharing::kReplicated);
+      states * (updates_shard ? state_bytes / sharing_ranks(options, world_size) : state_bytes);
   return formula;
+}
+
+int64_t formula_gradient_bytes(const Options& options, int64_t parameters, int world_size) {
+  const Manner manner = manner_of(options);
+  int64_t bytes = 0;
+  for (const Buffer& buffer : buffers_of(plan_of(options, manner), manner)) {
+    if (!goes_when_zeroed(buffer)) continue;
+    bytes += bytes_without_padding(options, buffer, parameters, world_size);
+  }
+  return bytes;
 }
 
 bool shards_parameters(const Options& options) {

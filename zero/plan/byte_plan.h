@@ -78,6 +78,8 @@ struct PagePlan {
   int64_t state_bytes = 0;
   // From step to step, but for states and gradients that pass.
   TierBytes held;
+  // Of its gradient on the device, whole or the shard, from the first gradient of a backward until it is zeroed.
+  int64_t gradient_bytes = 0;
 };
 
 class BytePlan {
@@ -97,8 +99,13 @@ class BytePlan {
   // The page was frozen, and trains from here on; its optimizer stays on the device.
   void begin_training(size_t page, const PageLayout& layout);
 
-  // What this rank holds from step to step, with an optimizer of that many states.
+  // What this rank holds from step to step, with an optimizer of that many states: between zero_grad() and the next
+  // backward.
   TierBytes held(int64_t states) const;
+  // What its gradients take on the device besides, from backward to zero_grad().
+  int64_t gradient_bytes() const;
+  // Both: what it holds at the end of a backward.
+  TierBytes held_with_gradients(int64_t states) const;
   // The states alone.
   TierBytes states(int64_t states) const;
   // What it holds on the device besides while a step runs: two largest pages, or the budget, and a bucket.
@@ -111,10 +118,12 @@ class BytePlan {
   std::vector<PagePlan> pages_;
 };
 
-// ZeRO's formula (Rajbhandari et al. 2020, section 5): what a rank holds from step to step of an fp32
-// module of that many parameters, as if nothing were padded and all of it sharded, cast and offloaded
-// as the options say. states: of the optimizer, for each parameter.
+// What a rank holds from step to step of an fp32 module of that many parameters, as if nothing were padded and all
+// of it sharded, cast and offloaded as the options say. states: of the optimizer, for each parameter.
 TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size, int64_t states);
+// What its gradients take on the device besides, from backward to zero_grad(). ZeRO's formula (Rajbhandari et al. 2020,
+// section 5) is the sum of both.
+int64_t formula_gradient_bytes(const Options& options, int64_t parameters, int world_size);
 
 // What the options say of all pages, for who has none yet. Sharded parameters and sharded gradients
 // need a module, whose forward and backward are followed.

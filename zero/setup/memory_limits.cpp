@@ -58,7 +58,8 @@ class Changes {
       const BytePlan before(layouts_, from, rank_, ranks_);
       const BytePlan after(layouts_, to, rank_, ranks_);
       const int64_t states = states_held(before, shortage_);
-      const int64_t transient = before.transient_bytes() - after.transient_bytes();
+      const int64_t transient =
+          before.transient_bytes() - after.transient_bytes() + gradients_saved(before, after);
       add(change, held(before.held(states)) - held(after.held(states)) +
                       (device_is_host_ || !shortage_.is_of_host ? transient : 0));
     } catch (const c10::Error&) {
@@ -81,6 +82,12 @@ class Changes {
     const bool counts_host = device_is_host_ || shortage_.is_of_host;
     return (counts_device ? bytes[Tier::kDevice].total() : 0) +
            (counts_host ? bytes[Tier::kHost].total() : 0);
+  }
+
+  // Of those that were there: a forward that runs out of memory has none.
+  int64_t gradients_saved(const BytePlan& before, const BytePlan& after) const {
+    return std::min(before.gradient_bytes() - after.gradient_bytes(),
+                    shortage_.on_device[Kind::kGradient]);
   }
 
   const std::vector<PageLayout>& layouts_;

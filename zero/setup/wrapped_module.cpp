@@ -61,6 +61,7 @@ void WrappedModule::before_forward() {
     buffers_.broadcast_from_rank_zero();
   }
   adopt_unfrozen();
+  sharded_.reducer->release_zeroed();
   tell_of_foreign_optimizer();
 }
 

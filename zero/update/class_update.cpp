@@ -68,11 +68,8 @@ OptimizerParamGroup ClassUpdate::mirror(OwnedGroup group) {
       const auto of = [&](const at::Tensor& flat) {
         return flat.defined() ? flat.narrow(0, begin, numel) : flat;
       };
-      tiles_.push_back({shard.parameter,
-                        {begin, begin + numel},
-                        of(part_.values),
-                        of(part_.gradient),
-                        of(part_.copy_out)});
+      tiles_.push_back(
+          {shard.parameter, {begin, begin + numel}, of(part_.values), of(part_.copy_out)});
       values.push_back(tiles_.back().values);
       begin += numel;
     }
@@ -84,7 +81,8 @@ void ClassUpdate::set_options(size_t group, const torch::optim::OptimizerOptions
   optimizer_->param_groups()[group].set_options(options.clone());
 }
 
-void ClassUpdate::step(const HasGradient& has_gradient, const offload::GradientFactors& factors) {
+void ClassUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradient,
+                       const offload::GradientFactors& factors) {
   TORCH_INTERNAL_ASSERT(!factors.found_inf.defined(), "a class reads no flag");
   ++steps_;
   if (tiles_.empty()) return;
@@ -93,8 +91,8 @@ void ClassUpdate::step(const HasGradient& has_gradient, const offload::GradientF
   for (Tile& tile : tiles_) {
     if (!has_gradient(tile.parameter)) continue;
     if (part_.adopts_copy) offload::adopt_copy(tile.values, tile.copy_out);
-    tile.values.mutable_grad() =
-        multiplied(tile.gradient, factors.scale).to(tile.values.scalar_type());
+    const at::Tensor of_tile = gradient.narrow(0, tile.range.begin, tile.range.numel());
+    tile.values.mutable_grad() = multiplied(of_tile, factors.scale).to(tile.values.scalar_type());
   }
   optimizer_->step();
   for (Tile& tile : tiles_) {

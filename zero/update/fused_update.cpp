@@ -84,7 +84,8 @@ class FusedUpdate final : public PageUpdate {
     }
   }
 
-  void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) override {
+  void step(const at::Tensor& gradient, const HasGradient& has_gradient,
+            const offload::GradientFactors& factors) override {
     for (Run& run : runs_) {
       for (Shard& shard : run.shards) {
         shard.stepped_last = has_gradient(shard.parameter) ? 1 : 0;
@@ -103,8 +104,8 @@ class FusedUpdate final : public PageUpdate {
                run.shards[end].stepped_last != 0) {
           ++run.shards[end++].steps;
         }
-        update(run, {run.shards[first].range.begin, run.shards[end - 1].range.end}, steps + 1,
-               factors);
+        update(run, {run.shards[first].range.begin, run.shards[end - 1].range.end}, gradient,
+               steps + 1, factors);
         first = end;
       }
     }
@@ -235,10 +236,10 @@ class FusedUpdate final : public PageUpdate {
     }
   }
 
-  void update(const Run& run, const Range& range, int64_t step,
+  void update(const Run& run, const Range& range, const at::Tensor& gradient, int64_t step,
               const offload::GradientFactors& factors) const {
     offload::Stretch stretch{.values = within(part_.values, range),
-                             .gradient = within(part_.gradient, range),
+                             .gradient = within(gradient, range),
                              .copy_out = within(part_.copy_out, range),
                              .states = {},
                              .remainders = within(part_.remainders, range),

@@ -54,7 +54,7 @@ size_t OffloadedSteps::add(Part part) {
   return parts_.size() - 1;
 }
 
-void OffloadedSteps::start(size_t part, Step step, const Pending& gradient,
+void OffloadedSteps::start(size_t part, Step step, const Gradient& gradient,
                            std::vector<Range> unchanged) {
   OfPart& of_part = parts_[part];
   ZP_CHECK(!of_part.started, "backward() after one that has begun the step of page \"",
@@ -62,12 +62,12 @@ void OffloadedSteps::start(size_t part, Step step, const Pending& gradient,
            "\" already (options.offload.step); expected step() after each backward, or the "
            "accumulator's last; accumulate with an Accumulator, or use StepWhen::kInStep");
   // With its buffers a gradient would stay on the device until its turn has come.
-  Task task{part, std::move(step), gradient.without_buffers(), std::move(unchanged),
+  Task task{part, std::move(step), gradient.arrival.without_buffers(), std::move(unchanged),
             memory::Stream::current(page_offload_->device()).record()};
-  if (of_part.part.device_gradient.defined()) {
+  if (gradient.on_device.defined()) {
     page_offload_->gradients().begin_writing(of_part.part.page);
     task.gradient = page_offload_->copies().start(Direction::kToHost, of_part.part.gradient,
-                                                  of_part.part.device_gradient);
+                                                  gradient.on_device);
     // The next backward writes there before it is waited for.
     if (publish_ == Publish::kWhenTold) task.gradient.synchronize();
   }
@@ -174,7 +174,7 @@ void OffloadedSteps::perform(const Task& task) {
 }
 
 void OffloadedSteps::step_and_round(OfPart& of_part, const Task& task) {
-  task.step();
+  task.step(of_part.part.gradient);
   if (!of_part.copy_out.defined()) return;
   // There it has what other pages left.
   for (const Range& range : task.unchanged) {

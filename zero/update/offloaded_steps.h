@@ -43,9 +43,6 @@ class OffloadedSteps {
     std::string name;     // for errors
     at::Tensor values;    // [owned numel] of page_offload.values() or parameters()
     at::Tensor gradient;  // [owned numel] of page_offload.gradients()
-    // [owned numel] where the gradient is on the device and must be brought; undefined: it comes by
-    // itself.
-    at::Tensor device_gradient;
     // [owned numel] on the device: takes over the new values, in its precision. Undefined: nothing
     // is sent up.
     at::Tensor to;
@@ -54,8 +51,16 @@ class OffloadedSteps {
   // When new values are sent up.
   enum class Publish : bool { kAtOnce, kWhenTold };
 
-  // The step itself; has_gradient as it was at start().
-  using Step = std::function<void()>;
+  // The step itself; has_gradient as it was at start(). gradient: [owned numel], the part's.
+  using Step = std::function<void(const at::Tensor& gradient)>;
+
+  // Where a part's gradient is when its step is started.
+  struct Gradient {
+    // Its way down, where it comes to the part's gradient by itself.
+    memory::Pending arrival;
+    // [owned numel]: on the device, where it does not; undefined: there is none.
+    at::Tensor on_device;
+  };
 
   OffloadedSteps(std::shared_ptr<PageOffload> page_offload, Publish publish);
   // Waits.
@@ -69,10 +74,9 @@ class OffloadedSteps {
   // undefined: none. Has memory while its step runs.
   const at::Tensor& copy_out(size_t part) const { return parts_[part].copy_out; }
 
-  // gradient: its way down, where it comes by itself. unchanged: ranges of the part whose values the
+  // unchanged: ranges of the part whose values the
   // step leaves as they are; of the parameters' last values no copy is kept here.
-  void start(size_t part, Step step, const memory::Pending& gradient,
-             std::vector<Range> unchanged = {});
+  void start(size_t part, Step step, const Gradient& gradient, std::vector<Range> unchanged = {});
   bool started(size_t part) const { return parts_[part].started; }
   // Until the part is updated, if it was started.
   void wait(size_t part);

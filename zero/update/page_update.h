@@ -21,8 +21,7 @@ namespace zeropage {
 
 // The part of a page that this rank owns. Always the same memory.
 struct OwnedPart {
-  at::Tensor values;    // [owned numel]: the parameters', or their fp32 master weights
-  at::Tensor gradient;  // [owned numel]
+  at::Tensor values;  // [owned numel]: the parameters', or their fp32 master weights
   // [owned numel]: the parameters', which take over the master weights, rounded; undefined where
   // there are none.
   at::Tensor copy_out = {};
@@ -88,9 +87,11 @@ class PageUpdate {
   virtual void add_groups(std::vector<OwnedGroup> groups) = 0;
   // The options of a group from the next step on; groups are counted as they were added.
   virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
-  // Leaves parameters without a gradient alone, and their state. Gradients are multiplied by the
+  // gradient: [owned numel], other memory in each step; undefined where no parameter has one. Leaves
+  // parameters without a gradient alone, and their state. Gradients are multiplied by the
   // scale, in fp32, first of all; in place or not. REQUIRES: no found_inf, or reads_found_inf().
-  virtual void step(const HasGradient& has_gradient, const offload::GradientFactors& factors) = 0;
+  virtual void step(const at::Tensor& gradient, const HasGradient& has_gradient,
+                    const offload::GradientFactors& factors) = 0;
   // Whether a device's flag can keep step() from changing anything.
   virtual bool reads_found_inf() const { return false; }
   // The last step() found that flag set, and does not count. REQUIRES: reads_found_inf().

@@ -46,22 +46,19 @@ PageUpdates::OfPage PageUpdates::make_offloaded(size_t page) const {
   const ParameterPages& pages = *parameters_.pages;
   PageOffload& page_offload = *pages.page_offload();
   OwnedPart part = factory_.owned_part(page);
-  OffloadedSteps::Part moved{.page = page,
-                             .name = pages.layouts()[page].name,
-                             .values = part.values,
-                             .gradient = part.gradient};
+  OffloadedSteps::Part moved{
+      .page = page, .name = pages.layouts()[page].name, .values = part.values};
   if (parameters_.masters->copy(page).defined()) {
     moved.values = parameters_.masters->copy(page);
     (pages.offloads_parameters(page) ? part.copy_out : moved.to) = part.values;
     part.adopts_copy = pages.offloads_parameters(page);
   }
-  if (!parameters_.gradients->is_offloaded(page)) {
-    moved.device_gradient = part.gradient;
-    moved.gradient = page_offload.gradients().add(
-        page, part.gradient.numel(), part.gradient.scalar_type(), 0, memory::Kind::kGradient);
-  }
+  moved.gradient = parameters_.gradients->is_offloaded(page)
+                       ? parameters_.gradients->owned(page)
+                       : page_offload.gradients().add(page, pages.owned(page).numel(),
+                                                      pages.plan()[page].gradient_dtype, 0,
+                                                      memory::Kind::kGradient);
   part.values = moved.values;
-  part.gradient = moved.gradient;
   part.states = &page_offload.states();
   part.page = page;
   const size_t index = steps_->add(std::move(moved));

@@ -42,10 +42,13 @@ void ShardedUpdates::check_class_takes_options() const {
 
 void ShardedUpdates::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
-  const TierBytes states = pages.plan().states(states_of_a_parameter());
+  TierBytes states = pages.plan().states(states_of_a_parameter());
   check_limits_hold(pages.world(), parameters_.options, "the model with its optimizer",
-                    pages.plan().held(states_of_a_parameter()), pages.plan().transient_bytes());
-  check_device_holds(pages.world(), "the optimizer",
+                    pages.plan().held_with_gradients(states_of_a_parameter()),
+                    pages.plan().transient_bytes());
+  // No backward has made gradients yet.
+  states[memory::Tier::kDevice][memory::Kind::kGradient] += pages.plan().gradient_bytes();
+  check_device_holds(pages.world(), "the optimizer with gradients",
                      {.persistent = states[memory::Tier::kDevice],
                       .transient_bytes = pages.plan().transient_bytes()});
   if (pages.page_offload()) {

@@ -60,8 +60,13 @@ StepPipeline::BeforeUpdate StepPipeline::in_backward_before_update(size_t page) 
     parameters_.sums->forget_passing(page);
     return nullptr;
   }
-  return [note = parameters_.sums->note_passing(page),
-          gradient = parameters_.gradients->owned(page)] { note(gradient); };
+  return parameters_.sums->note_passing(page);
+}
+
+OffloadedSteps::Gradient StepPipeline::gradient_of(size_t page) const {
+  const StepGradients& gradients = *parameters_.gradients;
+  if (gradients.is_offloaded(page)) return {.arrival = gradients.arrival(page), .on_device = {}};
+  return {.arrival = {}, .on_device = gradients.owned(page)};
 }
 
 // has_gradient: asked here only.
@@ -83,11 +88,12 @@ void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has
   updates_.steps()->start(
       *of_page.part,
       [update = of_page.update.get(), has = std::move(has), factor,
-       before_update = std::move(before_update)] {
-        if (before_update) before_update();
-        update->step([&has](size_t parameter) { return has[parameter]; }, {.scale = factor});
+       before_update = std::move(before_update)](const at::Tensor& gradient) {
+        if (before_update) before_update(gradient);
+        update->step(gradient, [&has](size_t parameter) { return has[parameter]; },
+                     {.scale = factor});
       },
-      parameters_.gradients->arrival(of_page.page), std::move(unchanged));
+      gradient_of(of_page.page), std::move(unchanged));
 }
 
 void StepPipeline::update_on_device(const OfPage& of_page,
@@ -95,8 +101,9 @@ void StepPipeline::update_on_device(const OfPage& of_page,
   updates_.set_options(of_page);
   const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
   try {
-    of_page.update->step([this](size_t parameter) { return parameters_.gradients->has(parameter); },
-                         factors);
+    of_page.update->step(
+        parameters_.gradients->owned(of_page.page),
+        [this](size_t parameter) { return parameters_.gradients->has(parameter); }, factors);
   } catch (c10::Error& error) {
     error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
                                parameters_.pages->layouts()[of_page.page].name, "\""));

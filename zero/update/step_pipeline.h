@@ -33,8 +33,9 @@ class StepPipeline {
   void follow_backward();
   void start_in_backward(size_t page, const HasGradient& has_gradient, double factor) const;
   // Called on the thread of the steps, with the gradient there.
-  using BeforeUpdate = std::function<void()>;
+  using BeforeUpdate = std::function<void(const at::Tensor& gradient)>;
   BeforeUpdate in_backward_before_update(size_t page) const;
+  OffloadedSteps::Gradient gradient_of(size_t page) const;
   void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor,
                        BeforeUpdate before_update = nullptr) const;
   void update_on_device(const OfPage& of_page, const offload::GradientFactors& factors) const;

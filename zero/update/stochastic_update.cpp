@@ -22,8 +22,7 @@ StochasticUpdate::StochasticUpdate(const OwnedPart& part, uint64_t seed,
     : values_(part.values),
       seed_(seed),
       wide_(wide_without_memory(part.values)),
-      update_(make_update(
-          {.values = wide_, .gradient = part.gradient, .rounding_seed = part.rounding_seed})) {}
+      update_(make_update({.values = wide_, .rounding_seed = part.rounding_seed})) {}
 
 void StochasticUpdate::add_groups(std::vector<OwnedGroup> groups) {
   for (const OwnedGroup& group : groups) {
@@ -36,11 +35,11 @@ void StochasticUpdate::set_options(size_t group, const torch::optim::OptimizerOp
   update_->set_options(group, options);
 }
 
-void StochasticUpdate::step(const HasGradient& has_gradient,
+void StochasticUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradient,
                             const offload::GradientFactors& factors) {
   c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
   memory::give_memory(storage, values_.to(at::kFloat));
-  update_->step(has_gradient, factors);
+  update_->step(gradient, has_gradient, factors);
   for (const ParameterShard& shard : shards_) {
     if (shard.range.empty() || !has_gradient(shard.parameter)) continue;
     const auto of_shard = [&](const at::Tensor& flat) {

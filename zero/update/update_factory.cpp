@@ -55,7 +55,6 @@ bool UpdateFactory::rounds_stochastically(const PageLayout& layout) const {
 
 OwnedPart UpdateFactory::owned_part(size_t page) const {
   return {.values = parameters_.memory->owned(page),
-          .gradient = parameters_.gradients->owned(page),
           .remainders = parameters_.masters->remainders(page),
           .rounding_seed = parameters_.options.rounding_seed};
 }

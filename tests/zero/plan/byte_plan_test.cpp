@@ -107,8 +107,7 @@ void train_step(DistributedDataParallel<ThreeLayers>& model, torch::optim::Optim
   optimizer.step();
 }
 
-void expect_held(const DistributedDataParallel<ThreeLayers>& model) {
-  const TierBytes planned = sharded_parameters_of(model).pages->plan().held(kStatesOfAdamW);
+void expect_bytes(const TierBytes& planned) {
   const memory::Ledger& ledger = *memory::Ledger::current();
   const memory::Breakdown now = ledger.now();
   for (const Kind kind :
@@ -119,6 +118,16 @@ void expect_held(const DistributedDataParallel<ThreeLayers>& model) {
           << memory::name(kind) << " in tier " << memory::name(tier);
     }
   }
+}
+
+// After a step, and once its gradients are zeroed.
+void expect_planned(const DistributedDataParallel<ThreeLayers>& model,
+                    torch::optim::Optimizer& optimizer) {
+  const BytePlan& plan = sharded_parameters_of(model).pages->plan();
+  expect_bytes(plan.held_with_gradients(kStatesOfAdamW));
+  optimizer.zero_grad();
+  SCOPED_TRACE("zeroed");
+  expect_bytes(plan.held(kStatesOfAdamW));
 }
 
 class BytePlanTest : public ::testing::TestWithParam<int> {};
@@ -132,7 +141,7 @@ TEST_P(BytePlanTest, IsWhatARankHoldsByTheLedger) {
         DistributedDataParallel<ThreeLayers> model(make<ThreeLayers>(), world, way.options);
         Optimizer<AdamW> optimizer(model, AdamWOptions(1e-3));
         train_step(model, optimizer, way.options);
-        expect_held(model);
+        expect_planned(model, optimizer);
       });
     }
   }
@@ -150,7 +159,7 @@ TEST_P(BytePlanTest, FollowsParametersThatAreUnfrozen) {
           sharded_parameters_of(model).pages->plan().held(0)[Tier::kDevice].total();
       for (auto& parameter : module->frozen->parameters()) parameter.requires_grad_(true);
       train_step(model, optimizer, way.options);
-      expect_held(model);
+      expect_planned(model, optimizer);
       EXPECT_GT(sharded_parameters_of(model).pages->plan().held(0)[Tier::kDevice].total(), before);
     });
   }
@@ -179,6 +188,7 @@ TEST(BytePlanFormulaTest, IsThePlanOfAPageWithoutPadding) {
           EXPECT_EQ(memory::to_text(plan.held(kStatesOfAdamW)[tier]),
                     memory::to_text(formula[tier]));
         }
+        EXPECT_EQ(plan.gradient_bytes(), formula_gradient_bytes(way.options, numel, ranks));
       }
     }
   }
@@ -193,8 +203,11 @@ TEST(BytePlanFormulaTest, IsZerosOfFp32AndAdam) {
       {Stage::kGradients, 4 * kParameters + 12 * kParameters / kRanks},
       {Stage::kParameters, 16 * kParameters / kRanks}};
   for (const auto& [stage, bytes] : expected) {
-    const TierBytes formula = formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
-    EXPECT_EQ(formula[Tier::kDevice].persistent(), bytes) << "stage " << text_of(stage);
+    const TierBytes held = formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
+    EXPECT_EQ(held[Tier::kDevice].persistent() +
+                  formula_gradient_bytes({.stage = stage}, kParameters, kRanks),
+              bytes)
+        << "stage " << text_of(stage);
   }
 }
 
@@ -227,7 +240,8 @@ TEST(BytePlanFormulaTest, HasWhatLeavesInItsTier) {
     SCOPED_TRACE(c10::str("stage ", text_of(expected.stage), ", optimizer in tier ",
                           memory::name(expected.optimizer), ", parameters in tier ",
                           memory::name(expected.parameters)));
-    EXPECT_EQ(formula[Tier::kDevice].total(), expected.device);
+    EXPECT_EQ(formula[Tier::kDevice].total() + formula_gradient_bytes(options, kParameters, kRanks),
+              expected.device);
     EXPECT_EQ(formula[Tier::kHost].total(), expected.host);
     EXPECT_EQ(formula[Tier::kNvme].total(), expected.nvme);
   }

@@ -16,6 +16,7 @@ namespace zeropage::memory_limits_test {
 namespace {
 
 using namespace memory;
+using ::testing::AllOf;
 using testing::error_of;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -152,6 +153,7 @@ TEST(MemoryLimitsTest, AdviseTheCheapestChangesThatWouldHaveFitted) {
     const auto& layouts = sharded_parameters_of(model).pages->layouts();
     MemoryShortage shortage;
     shortage.on_device[Kind::kOptimizerState] = 2 * kParameterBytes;
+    shortage.on_device[Kind::kGradient] = kParameterBytes;
     const auto advised = [&](int64_t missing_bytes, bool device_is_host) {
       shortage.missing_bytes = missing_bytes;
       return cheapest_changes(options, layouts, 0, 2, device_is_host, shortage);
@@ -162,6 +164,11 @@ TEST(MemoryLimitsTest, AdviseTheCheapestChangesThatWouldHaveFitted) {
               "  stage 1: 1.0 MiB less\n  stage 2: 1.2 MiB less\n"
               "  stage 3: 1.2 MiB less\n");
     EXPECT_THAT(advised(kParameterBytes + 1, true), Not(HasSubstr("stage 1")));
+    // In a forward there are none.
+    shortage.on_device[Kind::kGradient] = 0;
+    EXPECT_THAT(advised(kParameterBytes, true),
+                AllOf(HasSubstr("stage 1"), Not(HasSubstr("stage 2"))));
+    shortage.on_device[Kind::kGradient] = kParameterBytes;
     EXPECT_THAT(advised(kParameterBytes + 1, false),
                 HasSubstr("options.offload.optimizer on the host"));
     EXPECT_THAT(

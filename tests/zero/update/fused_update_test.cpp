@@ -157,9 +157,8 @@ TEST(FusedUpdateTest, GivesEveryGroupItsOwnOptionsAlsoWhenTheyChange) {
 std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
                                               const std::vector<bool>& flags) {
   using torch::optim::AdamWOptions;
-  const OwnedPart part{.values = torch::linspace(-1, 1, 600),
-                       .gradient = torch::linspace(2, -1, 600),
-                       .copy_out = {}};
+  const OwnedPart part{.values = torch::linspace(-1, 1, 600), .copy_out = {}};
+  const torch::Tensor gradient = torch::linspace(2, -1, 600);
   const auto update = detail::fused_form(AdamWOptions())->make(part);
   std::vector<OwnedGroup> groups(1);
   groups[0].shards = {{.parameter = 0, .range = {0, 256}, .state_format = format},
@@ -169,7 +168,8 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
   for (size_t step = 0; step < flags.size(); ++step) {
     // The second parameter misses the first step.
     const auto has = [&](size_t parameter) { return parameter == 0 || step > 0; };
-    update->step(has, {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)});
+    update->step(gradient, has,
+                 {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)});
     if (flags[step]) update->uncount_step();
   }
   std::vector<torch::Tensor> result = {part.values};

@@ -89,7 +89,8 @@ TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
   EXPECT_EQ(found["has_steps"], false);
   for (const auto& setting : found["settings"]) {
     if (setting["stage"] != "3" || setting["offload_optimizer"] != "device") continue;
-    EXPECT_EQ(setting["held"]["device"]["total"], 1875000000);
+    // 14 bytes a parameter: gradients, 2 more, are there from backward to zero_grad() alone.
+    EXPECT_EQ(setting["held"]["device"]["total"], 1640625000);
   }
 }
 

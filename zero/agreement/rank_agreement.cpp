@@ -105,6 +105,15 @@ std::string difference(const std::vector<std::string>& texts, const std::string&
   return "";
 }
 
+constexpr const char* kAlikeAlongSlices = "what the ranks of a tensor-parallel group have alike";
+
+HeardAlike exchanged(const comm::World& ranks, const Told& told, const char* what) {
+  const at::Tensor bytes = at::empty({static_cast<int64_t>(kToldBytes)}, at::kByte);
+  put(told, bytes.mutable_data_ptr<uint8_t>());
+  ranks.communicator().all_reduce(bytes, comm::ReduceOp::kMax, what).wait();
+  return heard_of(bytes.const_data_ptr<uint8_t>());
+}
+
 }  // namespace
 
 RankAgreement::RankAgreement(std::shared_ptr<const ParameterPages> pages)
@@ -145,21 +154,21 @@ void RankAgreement::hear(Axis axis, const Told& told, const HeardAlike& heard,
 }
 
 void RankAgreement::hear_in_backward(const Told& told, const HeardAlike& heard) {
+  const comm::World* const slices = pages_->tensor_world();
+  if (pages_->world().device().is_meta() && slices != nullptr) {
+    // What is sent is counted there too.
+    exchanged(*slices, told, kAlikeAlongSlices);
+    return;
+  }
   if (is_alone_) return;
   hear(Axis::kData, told, heard, "backward()");
   if (along(Axis::kTensor) == nullptr) return;
-  hear(Axis::kTensor, told,
-       tell(Axis::kTensor, told, "what the ranks of a tensor-parallel group have alike"),
-       "backward()");
+  hear(Axis::kTensor, told, tell(Axis::kTensor, told, kAlikeAlongSlices), "backward()");
 }
 
 HeardAlike RankAgreement::tell(Axis axis, const Told& told, const char* what) const {
   const comm::World* const ranks = along(axis);
-  if (ranks == nullptr) return {};
-  const at::Tensor bytes = at::empty({static_cast<int64_t>(kToldBytes)}, at::kByte);
-  put(told, bytes.mutable_data_ptr<uint8_t>());
-  ranks->communicator().all_reduce(bytes, comm::ReduceOp::kMax, what).wait();
-  return heard_of(bytes.const_data_ptr<uint8_t>());
+  return ranks == nullptr ? HeardAlike() : exchanged(*ranks, told, what);
 }
 
 void RankAgreement::begin_step(const std::string& who) {

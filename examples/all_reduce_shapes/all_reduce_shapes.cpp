@@ -2,13 +2,13 @@
 // take, over the number of ranks.
 //
 //   all_reduce_shapes --bytes 4MiB --svg shapes.svg
-#include <fstream>
 #include <iostream>
 
 #include <CLI/CLI.hpp>
 
 #include "examples/all_reduce_shapes/chart.h"
 #include "examples/all_reduce_shapes/figures.h"
+#include "examples/output_files/output_files.h"
 
 int main(int argc, char** argv) {
   all_reduce_shapes::Options options{.bytes = 0, .most_ranks = 8, .repeats = 5};
@@ -29,13 +29,12 @@ int main(int argc, char** argv) {
     // A slice of 1024 ranks has an element or more.
     TORCH_CHECK(options.bytes > 0 && options.bytes % 4096 == 0, "--bytes ", bytes,
                 ": expected a multiple of 4 KiB, so that it divides into 1024 slices");
+    examples::check_outputs({{"--svg", picture}});
     const all_reduce_shapes::Figures figures = all_reduce_shapes::find(options);
     std::cout << all_reduce_shapes::table(options, figures);
-    if (picture.empty()) return 0;
-    std::ofstream out(picture);
-    out << all_reduce_shapes::svg(options, figures);
-    out.close();
-    TORCH_CHECK(out.good(), "--svg ", picture, ": cannot be written; is the folder there?");
+    if (!picture.empty()) {
+      examples::write_output({"--svg", picture}, all_reduce_shapes::svg(options, figures));
+    }
   } catch (const std::exception& error) {
     std::cerr << "all_reduce_shapes: " << zeropage::memory::message_of(error) << '\n';
     return 1;

@@ -10,6 +10,7 @@
 #include "comm/launcher/launcher.h"
 #include "examples/memory_profile/cases.h"
 #include "examples/memory_profile/table.h"
+#include "examples/output_files/output_files.h"
 #include "memory/check.h"
 #include "profile/profiler.h"
 #include "profile/report/profile.h"
@@ -73,6 +74,7 @@ int main(int argc, char** argv) {
   }
   const auto run_rank = [&](zeropage::World& world) { return run(world, flags); };
   try {
+    examples::check_outputs({{"--page", flags.page}, {"--profile", flags.profile}});
     if (zeropage::launched_by_environment()) {
       auto world = zeropage::World::from_environment();
       return run_rank(world);

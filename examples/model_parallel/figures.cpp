@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "examples/charts/chart.h"
+#include "examples/output_files/output_files.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 
@@ -106,10 +107,7 @@ std::string chart(const std::vector<Figures>& sides) {
 }
 
 void write(const std::string& file, const Figures& figures) {
-  std::ofstream out(file);
-  out << nlohmann::json(figures).dump(1) << '\n';
-  out.close();
-  ZP_CHECK(out.good(), "--json ", file, ": cannot be written; is its folder there?");
+  examples::write_output({"--json", file}, nlohmann::json(figures).dump(1) + '\n');
 }
 
 Figures read(const std::string& file) {

@@ -2,12 +2,12 @@
 //
 //   model_parallel --ranks 2 --svg model_parallel.svg
 #include <exception>
-#include <fstream>
 #include <iostream>
 
 #include "examples/model_parallel/figures.h"
 #include "examples/model_parallel/flags.h"
 #include "examples/model_parallel/training.h"
+#include "examples/output_files/output_files.h"
 #include "memory/check.h"
 
 namespace model_parallel {
@@ -15,14 +15,11 @@ namespace {
 
 void show(const Flags& flags, const std::vector<Figures>& sides) {
   for (const Figures& side : sides) std::cout << table(side);
-  if (flags.svg.empty()) return;
-  std::ofstream out(flags.svg);
-  out << chart(sides);
-  out.close();
-  ZP_CHECK(out.good(), "--svg ", flags.svg, ": cannot be written; is its folder there?");
+  if (!flags.svg.empty()) examples::write_output({"--svg", flags.svg}, chart(sides));
 }
 
 int start(const Flags& flags) {
+  examples::check_outputs({{"--json", flags.json}, {"--svg", flags.svg}});
   if (!flags.drawn.empty()) {
     std::vector<Figures> sides;
     for (const std::string& file : flags.drawn) sides.push_back(read(file));

@@ -1,10 +1,10 @@
 #include "examples/train_gpt/run_report.h"
 
 #include <algorithm>
-#include <fstream>
 #include <iomanip>
 #include <sstream>
 
+#include "examples/output_files/output_files.h"
 #include "examples/train_gpt/memory_formula.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
@@ -184,12 +184,16 @@ nlohmann::json kinds_json(const Breakdown& bytes) {
   return json;
 }
 
+void check_outputs(const Flags& flags) {
+  examples::check_outputs({{"--json", flags.json_path},
+                           {"--report", flags.profile.report},
+                           {"--trace", flags.profile.trace},
+                           {"--timeline", flags.timeline_path},
+                           {"--memory-snapshot", flags.memory_snapshot_path}});
+}
+
 void write_json_file(const Flags& flags, const nlohmann::json& json) {
-  std::ofstream out(flags.json_path);
-  out << json.dump(1) << '\n';
-  out.close();
-  ZP_CHECK(out.good(), "--json ", flags.json_path,
-           ": cannot be written; is the folder there and writable?");
+  examples::write_output({"--json", flags.json_path}, json.dump(1) + '\n');
 }
 
 std::string table(const Flags& flags, const RunFigures& run,

@@ -72,6 +72,8 @@ std::string table(const Flags& flags, const RunFigures& run, const std::vector<R
 nlohmann::json kinds_json(const zeropage::memory::Breakdown& bytes);
 
 // Throw if the file cannot be written.
+// Throws where one of the files that the run writes at its end cannot be written, before it begins.
+void check_outputs(const Flags& flags);
 void write_json_file(const Flags& flags, const nlohmann::json& json);
 void write_json(const Flags& flags, const RunFigures& run, const std::vector<RankFigures>& ranks);
 

@@ -43,6 +43,9 @@ int main(int argc, char** argv) {
   train_gpt::Flags flags;
   if (const auto exit_code = train_gpt::parse_flags(argc, argv, flags)) return *exit_code;
 
+  if (const int failed = reporting(kUsageError, [&] { train_gpt::check_outputs(flags); })) {
+    return failed;
+  }
   if (flags.simulates()) {
     return reporting(kRuntimeError, [&] { train_gpt::simulate(flags); });
   }

@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <iostream>
 #include <utility>
 
+#include "examples/output_files/output_files.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
 #include "parallel/schedule/timeline_json.h"
@@ -204,9 +204,7 @@ void TrainedGpt::write_timeline(const std::string& path) const {
   zeropage::parallel::TimedStep step = pipeline_->timed_step();
   if (!places_.is_first()) return;
   step.schedule = flags_.schedule;
-  std::ofstream file(path);
-  file << to_json(step) << '\n';
-  ZP_CHECK(file.good(), "--timeline ", path, ": cannot be written");
+  examples::write_output({"--timeline", path}, to_json(step) + '\n');
 }
 
 }  // namespace train_gpt

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "examples/output_files/output_files.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
 
@@ -53,10 +54,7 @@ std::string added_to_table(const std::string& file, const Figures& figures) {
 }
 
 void write_json(const std::string& file, const Figures& figures) {
-  std::ofstream out(file);
-  out << nlohmann::json(figures).dump(1) << '\n';
-  out.close();
-  ZP_CHECK(out.good(), "--json ", file, ": cannot be written; is its folder there?");
+  examples::write_output({"--json", file}, nlohmann::json(figures).dump(1) + '\n');
 }
 
 }  // namespace train_resnet

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "examples/output_files/output_files.h"
 #include "examples/train_resnet/figures.h"
 #include "examples/train_resnet/flags.h"
 #include "examples/train_resnet/training.h"
@@ -58,6 +59,7 @@ int run(const Flags& flags, zeropage::World& world, const std::string& way) {
 }
 
 int start(const Flags& flags) {
+  examples::check_outputs({{"--json", flags.json}, {"--table", flags.table}});
   if (zeropage::launched_by_environment()) {
     ZP_CHECK(!flags.as_threads,
              "--as-threads: a launcher has started the ranks as processes already; leave it out");

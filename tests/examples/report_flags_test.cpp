@@ -123,9 +123,10 @@ TEST_F(ReportFlagsTest, MemoryProfilePutsEverySettingIntoOneTableAndOnePage) {
   EXPECT_EQ(shell(MEMORY_PROFILE " --page memory.txt").exit_code, 2);
 }
 
-TEST_F(ReportFlagsTest, AReportThatCannotBeWrittenIsToldOnAllRanks) {
+TEST_F(ReportFlagsTest, AReportThatCannotBeWrittenIsToldBeforeTheFirstStep) {
   const Outcome outcome = train_gpt(tiny("--ranks 2 --report /nowhere/run.html"));
-  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_EQ(outcome.exit_code, 2) << outcome.output;
+  EXPECT_THAT(outcome.output, ::testing::Not(HasSubstr("parameters on 2 ranks")));
   EXPECT_THAT(outcome.output, HasSubstr("/nowhere/run.html: cannot be written"));
 }
 

@@ -279,9 +279,10 @@ TEST_F(TrainGptTest, EndsWithOneLineWhenTheLossIsNoLongerANumber) {
   EXPECT_THAT(outcome.output, ::testing::Not(HasSubstr("frame #")));
 }
 
-TEST_F(TrainGptTest, ReportsAJsonPathThatCannotBeWritten) {
+TEST_F(TrainGptTest, ReportsAJsonPathThatCannotBeWrittenBeforeTheFirstStep) {
   const Outcome outcome = train_gpt(tiny("--json /no/such/folder/out.json"));
-  EXPECT_EQ(outcome.exit_code, 1);
+  EXPECT_EQ(outcome.exit_code, 2);
+  EXPECT_THAT(outcome.output, ::testing::Not(HasSubstr("step ")));
   EXPECT_THAT(outcome.output, HasSubstr("/no/such/folder/out.json: cannot be written"));
 }
 

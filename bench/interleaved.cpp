@@ -34,12 +34,22 @@ class Collector : public benchmark::BenchmarkReporter {
   size_t count_ = 0;
 };
 
-double seconds_of(const Contender& contender, const c10::Device& device, int64_t runs) {
+double seconds_of(const std::function<void()>& run, const c10::Device& device, int64_t runs) {
   synchronize(device);
   const auto begin = std::chrono::steady_clock::now();
-  for (int64_t i = 0; i < runs; ++i) contender.run();
+  for (int64_t i = 0; i < runs; ++i) run();
   synchronize(device);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+double seconds_of(const Contender& contender, const c10::Device& device, int64_t runs) {
+  if (!contender.prepare) return seconds_of(contender.run, device, runs);
+  double seconds = 0;
+  for (int64_t i = 0; i < runs; ++i) {
+    contender.prepare();
+    seconds += seconds_of(contender.run, device, 1);
+  }
+  return seconds;
 }
 
 void time_one(benchmark::State& state, const TimedContender& contender) {
@@ -77,6 +87,7 @@ std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c1
                                      int rounds) {
   std::vector<TimedContender> timed;
   for (const Contender& contender : all) {
+    if (contender.prepare) contender.prepare();
     contender.run();
     timed.push_back({contender.name, [&contender, device](int64_t runs) {
                        return seconds_of(contender, device, runs);

@@ -18,6 +18,8 @@ namespace bench {
 struct Contender {
   std::string name;
   std::function<void()> run;  // once; queued, where the device has a stream
+  // Before each run, and not timed; each run is then waited for by itself. Empty: runs follow each other.
+  std::function<void()> prepare = {};
 };
 
 // Seconds of each contender in every round. Runs each once before.

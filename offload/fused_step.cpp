@@ -1,6 +1,7 @@
 #include "offload/fused_step.h"
 
 #include <algorithm>
+#include <optional>
 #include <variant>
 
 #include <ATen/ops/full.h>
@@ -8,6 +9,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "memory/check.h"
+#include "offload/checked_stretch.h"
 #include "offload/cpu/fused_step.h"
 #include "offload/cpu/packed_step.h"
 #include "offload/cuda/current_stream.h"
@@ -16,6 +18,7 @@
 #include "offload/flat_tensor.h"
 #include "offload/packed_tensors.h"
 #include "offload/parallel.h"
+#include "offload/stretch_list.h"
 
 namespace zeropage::offload::detail {
 namespace {
@@ -26,86 +29,6 @@ constexpr int64_t kStepNumelPerThread = 32768;
 size_t states_of(const UpdateRule& rule) {
   return std::visit(
       []<typename Rule>(const Rule& /*rule*/) { return static_cast<size_t>(Rule::kStates); }, rule);
-}
-
-void check(const UpdateRule& rule, const Stretch& stretch, const GradientFactors& factors) {
-  const at::Tensor& values = stretch.values;
-  check_flat({kFusedStep, "values"}, values);
-  if (!stretch.remainders.defined()) check_fp32({kFusedStep, "values"}, values);
-  check_alike({kFusedStep, "gradient"}, stretch.gradient, values);
-  precision_of({kFusedStep, "gradient"}, stretch.gradient);
-  const size_t expected = states_of(rule);
-  ZP_CHECK(stretch.states.size() == expected, kFusedStep, ": states: expected ", expected,
-           " with these options, got ", stretch.states.size(),
-           "; make them with make_states(options, values)");
-  const StateFormat format = format_of(stretch);
-  for (const at::Tensor& state : stretch.states) {
-    check_alike({kFusedStep, "a state"}, state, values);
-    ZP_CHECK(state.scalar_type() == stretch.states.front().scalar_type(), kFusedStep,
-             ": a state: expected ", stretch.states.front().scalar_type(),
-             " as the first one, got ", state.scalar_type(), "; make all of them in one format");
-  }
-  check_packed(stretch, format);
-  if (stretch.copy_out.defined()) {
-    check_alike({kFusedStep, "copy_out"}, stretch.copy_out, values);
-    const at::ScalarType dtype = stretch.copy_out.scalar_type();
-    ZP_CHECK(dtype == at::kBFloat16 || dtype == at::kHalf, kFusedStep,
-             ": copy_out: expected bf16 or fp16, got ", dtype,
-             "; leave it undefined where the parameters themselves are fp32");
-  }
-  ZP_CHECK(
-      !stretch.adopts_copy || stretch.copy_out.defined(), kFusedStep,
-      ": adopts_copy: expected a copy_out to adopt from, got none; set one, or leave it false");
-  const at::Tensor& flag = factors.found_inf;
-  if (flag.defined()) {
-    ZP_CHECK(
-        flag.numel() == 1 && flag.scalar_type() == at::kFloat && flag.device() == values.device(),
-        kFusedStep, ": found_inf: expected one fp32 number on ", values.device(), ", got ",
-        flag.scalar_type(), " of sizes ", flag.sizes(), " on ", flag.device(),
-        "; offload::found_inf(gradient) makes it");
-  }
-}
-
-void check_one_device(const Stretch& stretch, const Stretch& first) {
-  ZP_CHECK(stretch.values.device() == first.values.device(), kFusedStep,
-           ": stretches: expected all on ", first.values.device(),
-           ", where the first is, got one on ", stretch.values.device(),
-           "; make a call for each device");
-}
-
-FlatStretch flat_of(const Stretch& stretch, const GradientFactors& factors) {
-  FlatStretch flat;
-  if (!stretch.remainders.defined()) flat.values = stretch.values.mutable_data_ptr<float>();
-  flat.gradient_precision = precision_of({kFusedStep, "gradient"}, stretch.gradient);
-  if (factors.after == GradientAfter::kZeroed) {
-    flat.gradient_to_zero = stretch.gradient.mutable_data_ptr();
-  }
-  flat.gradient = stretch.gradient.const_data_ptr();
-  if (stretch.copy_out.defined()) {
-    flat.copy_out = stretch.copy_out.mutable_data_ptr();
-    flat.copy_precision = precision_of({kFusedStep, "copy_out"}, stretch.copy_out);
-    flat.adopts_copy = stretch.adopts_copy;
-  }
-  for (size_t i = 0; i < stretch.states.size() && !is_packed(stretch); ++i) {
-    flat.states[i] = stretch.states[i].mutable_data_ptr<float>();
-  }
-  flat.numel = stretch.values.numel();
-  flat.gradient_scale = static_cast<float>(factors.scale);
-  if (factors.found_inf.defined()) flat.found_inf = factors.found_inf.const_data_ptr<float>();
-  return flat;
-}
-
-// Autograd then refuses a backward that would read the new values as if they were the old ones.
-void bump_versions(const Stretch& stretch, const GradientFactors& factors) {
-  stretch.values.unsafeGetTensorImpl()->bump_version();
-  if (factors.after == GradientAfter::kZeroed) {
-    stretch.gradient.unsafeGetTensorImpl()->bump_version();
-  }
-  if (stretch.copy_out.defined()) stretch.copy_out.unsafeGetTensorImpl()->bump_version();
-  for (const auto* tensors : {&stretch.states, &stretch.scales}) {
-    for (const at::Tensor& tensor : *tensors) tensor.unsafeGetTensorImpl()->bump_version();
-  }
-  if (stretch.remainders.defined()) stretch.remainders.unsafeGetTensorImpl()->bump_version();
 }
 
 void step_packed(const UpdateRule& rule, const PackedStretch& stretch, const at::Device& device) {
@@ -144,39 +67,6 @@ struct Flats {
   int64_t numel() const { return ends.back(); }
 };
 
-template <typename Visit>
-void visit_tensors(const Stretch& stretch, const Visit& visit) {
-  visit(stretch.values);
-  visit(stretch.gradient);
-  if (stretch.copy_out.defined()) visit(stretch.copy_out);
-  for (const at::Tensor& state : stretch.states) visit(state);
-}
-
-constexpr uintptr_t kLineBytes = 64;
-
-void prefetch(const void* object, uintptr_t size_bytes) {
-  const auto* const bytes = static_cast<const char*>(object);
-  for (uintptr_t i = 0; i < size_bytes; i += kLineBytes) __builtin_prefetch(bytes + i);
-}
-
-// What a tensor is lies in three places of the heap, and that of many tensors in no cache: fetched
-// together, they take little longer than one.
-void prefetch_tensors(std::span<const Stretch> stretches) {
-  for (const Stretch& stretch : stretches) prefetch(stretch.states.data(), kLineBytes);
-  for (const Stretch& stretch : stretches) {
-    visit_tensors(stretch, [](const at::Tensor& tensor) {
-      prefetch(tensor.unsafeGetTensorImpl(), sizeof(c10::TensorImpl));
-    });
-  }
-  for (const Stretch& stretch : stretches) {
-    visit_tensors(stretch, [](const at::Tensor& tensor) {
-      if (!tensor.defined() || !tensor.has_storage()) return;
-      prefetch(tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl(),
-               sizeof(c10::StorageImpl));
-    });
-  }
-}
-
 // visit(i) for each, by several threads.
 template <typename Visit>
 void for_each_stretch(std::span<const Stretch> stretches, const Visit& visit) {
@@ -200,7 +90,8 @@ Flats flats_of(const UpdateRule& rule, std::span<const Stretch> stretches,
   flats.stretches.resize(stretches.size());
   flats.ends.resize(stretches.size());
   for_each_stretch(stretches, [&](size_t i) {
-    check(rule, stretches[i], factors);
+    check_stretch(stretches[i], states_of(rule));
+    check_found_inf(factors, stretches[i].values.device());
     check_one_device(stretches[i], stretches.front());
     // Packed ones take a way of their own, and no elements here.
     if (stretches[i].values.is_meta() || is_packed(stretches[i])) return;
@@ -211,10 +102,15 @@ Flats flats_of(const UpdateRule& rule, std::span<const Stretch> stretches,
   return flats;
 }
 
+// The piece that the elements [begin, ...) of all of them begin in.
+template <typename Ends>
+size_t first_of(const Ends& ends, int64_t begin) {
+  return static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+}
+
 // Elements [begin, end) of all of them.
 void step_on_cpu(const UpdateRule& rule, const Flats& flats, int64_t begin, int64_t end) {
-  auto i = static_cast<size_t>(std::upper_bound(flats.ends.begin(), flats.ends.end(), begin) -
-                               flats.ends.begin());
+  size_t i = first_of(flats.ends, begin);
   while (begin < end) {
     const FlatStretch& flat = flats.stretches[i];
     const int64_t first = flats.ends[i] - flat.numel;
@@ -222,6 +118,37 @@ void step_on_cpu(const UpdateRule& rule, const Flats& flats, int64_t begin, int6
     cpu::fused_step(rule, flat, begin - first, until - first);
     begin = until;
     ++i;
+  }
+}
+
+// In the order of the device's current stream.
+void step_pieces(const UpdateRule& rule, const FlatStretch& flat, const PieceTable& table,
+                 const at::Device& device) {
+  if (!device.is_cpu()) {
+    const c10::DeviceGuard guard(device);
+    void* const stream = cuda::current_stream(device);
+    const std::optional<PieceList> list = table.on_device();
+    if (list) return cuda::fused_step_of_pieces(rule, flat, *list, stream);
+    return cuda::fused_step_of_pieces(rule, flat, table.pieces(), stream);
+  }
+  visit_types(flat, [&]<typename Gradient, typename Copy>() {
+    parallel_for(table.numel(), kStepNumelPerThread, [&](int64_t begin, int64_t end) {
+      for (size_t i = first_of(table.ends(), begin); begin < end; ++i) {
+        const FlatStretch piece = piece_of<Gradient, Copy>(flat, table.pieces()[i]);
+        const int64_t first = table.ends()[i] - piece.numel;
+        const int64_t until = std::min(end, table.ends()[i]);
+        cpu::fused_step(rule, piece, begin - first, until - first);
+        begin = until;
+      }
+    });
+  });
+}
+
+void step_all_packed(const UpdateRule& rule, int64_t step, std::span<const Stretch> stretches,
+                     const GradientFactors& factors) {
+  for (const Stretch& stretch : stretches) {
+    if (!is_packed(stretch) || stretch.values.numel() == 0) continue;
+    step_packed(rule, packed_of(stretch, flat_of(stretch, factors), step), stretch.values.device());
   }
 }
 
@@ -257,20 +184,45 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
   const Flats flats = flats_of(rule, stretches, factors);
   const at::Device device = stretches.front().values.device();
   if (device.is_meta()) return;
-  for (const Stretch& stretch : stretches) {
-    if (!is_packed(stretch) || stretch.values.numel() == 0) continue;
-    step_packed(rule, packed_of(stretch, flat_of(stretch, factors), step), device);
-  }
+  step_all_packed(rule, step, stretches, factors);
   if (device.is_cpu()) {
     parallel_for(flats.numel(), kStepNumelPerThread,
                  [&](int64_t begin, int64_t end) { step_on_cpu(rule, flats, begin, end); });
-  } else {
+  } else if (stretches.size() == 1) {
     const c10::DeviceGuard guard(device);
-    for (const FlatStretch& flat : flats.stretches) {
-      cuda::fused_step(rule, flat, cuda::current_stream(device));
+    cuda::fused_step(rule, flats.stretches.front(), cuda::current_stream(device));
+  } else {
+    // Nothing is copied to the device: that would wait for its stream.
+    for (const StretchList::Alike& alike : alike_of(stretches, at::kCPU)) {
+      step_pieces(rule, with_factors(alike.first, factors), alike.pieces, device);
     }
   }
   for_each_stretch(stretches, [&](size_t i) { bump_versions(stretches[i], factors); });
+}
+
+void fused_step(const UpdateRule& rule, int64_t step, const StretchList& list,
+                const GradientFactors& factors) {
+  if (list.stretches().empty()) return;
+  const Stretch& first = list.stretches().front();
+  const at::Device device = first.values.device();
+  check_as_many(first, states_of(rule));
+  check_found_inf(factors, device);
+  if (device.is_meta()) return;
+  step_all_packed(rule, step, list.packed(), factors);
+  for (const StretchList::Alike& alike : list.alike()) {
+    step_pieces(rule, with_factors(alike.first, factors), alike.pieces, device);
+  }
+  for (const Stretch& stretch : list.stretches()) bump_versions(stretch, factors);
+}
+
+void fused_step(const UpdateRule& rule, const Stretch& stretch, const StretchPieces& pieces,
+                const GradientFactors& factors) {
+  check_whole(stretch, states_of(rule), pieces.end(), pieces.state_end());
+  const at::Device device = stretch.values.device();
+  check_found_inf(factors, device);
+  if (device.is_meta() || pieces.table().empty()) return;
+  step_pieces(rule, flat_of(stretch, factors), pieces.table(), device);
+  bump_versions(stretch, factors);
 }
 
 }  // namespace zeropage::offload::detail

@@ -70,7 +70,9 @@ void fused_step(const Options& options, int64_t step, const Stretch& stretch,
 // The same of many stretches of one device, with the bits of single calls: all are checked before
 // any is changed, and the threads of the CPU share the elements, however few each stretch has. For
 // the tensors of a module as they are: of 1,000 elements each, single calls take most of their time
-// to begin. On CUDA, and where states are small or values split, every stretch goes by itself. Costs the host 100 bytes a stretch during the call.
+// to begin. Where states are small or values split, every stretch goes by itself; on CUDA 56 others that have the
+// same dtypes take one launch. Costs the host 100 bytes a stretch during the call. offload/stretch_list.h has lists
+// that are stepped again and again, in one launch however many they are.
 template <HasFusedStep Options>
 void fused_step(const Options& options, int64_t step, std::span<const Stretch> stretches,
                 const GradientFactors& factors = {}) {

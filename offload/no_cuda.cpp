@@ -30,6 +30,16 @@ void fused_step(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/, void
   refuse("fused_step");
 }
 
+void fused_step_of_pieces(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/,
+                          const PieceList& /*list*/, void* /*stream*/) {
+  refuse("fused_step");
+}
+
+void fused_step_of_pieces(const UpdateRule& /*rule*/, const FlatStretch& /*stretch*/,
+                          std::span<const ListedPiece> /*pieces*/, void* /*stream*/) {
+  refuse("fused_step");
+}
+
 void packed_step(const UpdateRule& /*rule*/, const PackedStretch& /*stretch*/, void* /*stream*/) {
   refuse("fused_step");
 }

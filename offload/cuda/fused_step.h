@@ -6,7 +6,10 @@
 // fails.
 #pragma once
 
+#include <span>
+
 #include "offload/flat_stretch.h"
+#include "offload/piece_list.h"
 #include "offload/update_rule.h"
 
 namespace zeropage::offload::cuda {
@@ -14,5 +17,13 @@ namespace zeropage::offload::cuda {
 bool is_built();
 
 void fused_step(const UpdateRule& rule, const FlatStretch& stretch, void* stream);
+
+// Pieces of the stretch, in one launch; its numel says nothing.
+void fused_step_of_pieces(const UpdateRule& rule, const FlatStretch& stretch, const PieceList& list,
+                          void* stream);
+// The same of pieces in the host's memory, which go along with launches of PieceChunk::kMostPieces each; their
+// first_tile says nothing.
+void fused_step_of_pieces(const UpdateRule& rule, const FlatStretch& stretch,
+                          std::span<const ListedPiece> pieces, void* stream);
 
 }  // namespace zeropage::offload::cuda

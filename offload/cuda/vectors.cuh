@@ -43,7 +43,7 @@ __device__ __forceinline__ void store(Element* to, const Elements<Element, kCoun
 
 // Whether the element that lies `before` elements before `pointer` can be loaded and stored so.
 template <int kCount, typename Element>
-bool is_aligned(const Element* pointer, int64_t before = 0) {
+__host__ __device__ __forceinline__ bool is_aligned(const Element* pointer, int64_t before = 0) {
   const uintptr_t address =
       reinterpret_cast<uintptr_t>(pointer) - static_cast<uintptr_t>(before) * sizeof(Element);
   return address % sizeof(VectorOf<Element, kCount>) == 0;

@@ -112,6 +112,157 @@ TEST_F(CudaFusedStepOnHostTest, ZeroesTheGradientAndMakesNoStepAfterAnInfinity) 
   }
 }
 
+// Stretches with memory of their own, as a list.
+class CudaFusedPiecesOnHostTest : public KernelsOnHost {
+ protected:
+  static int64_t distance(const void* from, const void* to, size_t element_bytes) {
+    return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) /
+           static_cast<int64_t>(element_bytes);
+  }
+
+  static ListedPiece piece_behind(const FlatStretch& first, const FlatStretch& flat) {
+    ListedPiece piece{.numel = flat.numel,
+                      .values = distance(first.values, flat.values, sizeof(float))};
+    visit_types(first, [&]<typename Gradient, typename Copy>() {
+      piece.gradient = distance(first.gradient, flat.gradient, sizeof(Gradient));
+      piece.copy_out = distance(first.copy_out, flat.copy_out, sizeof(Copy));
+    });
+    for (int state = 0; state < kMostStates; ++state) {
+      piece.states[state] = distance(first.states[state], flat.states[state], sizeof(float));
+    }
+    return piece;
+  }
+
+  // With a table that was prepared, or with pieces that go along with launches.
+  static void update_on_device(const UpdateRule& rule, std::vector<HostStretch>& stretches,
+                               bool is_prepared) {
+    std::vector<ListedPiece> pieces;
+    std::vector<int32_t> piece_of_tile;
+    const FlatStretch first = stretches.front().flat();
+    for (HostStretch& stretch : stretches) {
+      ListedPiece piece = piece_behind(first, stretch.flat());
+      piece.first_tile = static_cast<int64_t>(piece_of_tile.size());
+      piece_of_tile.insert(piece_of_tile.end(), static_cast<size_t>(tiles_of(piece.numel)),
+                           static_cast<int32_t>(pieces.size()));
+      pieces.push_back(piece);
+    }
+    if (!is_prepared) return cuda::fused_step_of_pieces(rule, first, pieces, nullptr);
+    const PieceList list{.pieces = pieces.data(),
+                         .piece_of_tile = piece_of_tile.data(),
+                         .tiles = static_cast<int64_t>(piece_of_tile.size())};
+    cuda::fused_step_of_pieces(rule, first, list, nullptr);
+  }
+
+  // The cases differ in their numel and in where they lie.
+  static void expect_the_cpus_bits(const std::vector<StretchCase>& cases) {
+    for (const NamedRule& named : all_rules()) {
+      std::vector<HostStretch> expected(cases.begin(), cases.end());
+      for (HostStretch& stretch : expected) {
+        const FlatStretch flat = stretch.flat();
+        cpu::fused_step(named.rule, flat, 0, flat.numel, Instructions::kAnyProcessor);
+      }
+      for (const bool is_prepared : {false, true}) {
+        std::vector<HostStretch> actual(cases.begin(), cases.end());
+        update_on_device(named.rule, actual, is_prepared);
+        for (size_t i = 0; i < cases.size(); ++i) {
+          EXPECT_TRUE(expected[i].is_same(actual[i]))
+              << named.name << ", " << i << ", " << is_prepared << ": " << cases[i];
+        }
+      }
+    }
+  }
+
+  // Of numels that end within a group, a warp and a tile, or are none.
+  static std::vector<StretchCase> of_many_numels(const StretchCase& alike) {
+    std::vector<StretchCase> cases;
+    for (const int64_t numel : {0, 1, 3, 7, 8, 9, 257, 1000, 2040, 2041, 2048, 2049, 5003}) {
+      cases.push_back(alike);
+      cases.back().numel = numel;
+    }
+    return cases;
+  }
+};
+
+TEST_F(CudaFusedPiecesOnHostTest, HaveTheCpusBitsAtAnyNumelInEveryPrecision) {
+  for (const Precision gradient : kPrecisions) {
+    expect_the_cpus_bits(of_many_numels({.gradient = gradient}));
+    for (const Precision copy : {Precision::kBFloat16, Precision::kHalf}) {
+      expect_the_cpus_bits(of_many_numels({.gradient = gradient, .copy = copy}));
+    }
+  }
+}
+
+TEST_F(CudaFusedPiecesOnHostTest, HaveThemAtAnyAlignment) {
+  for (const Precision gradient : {Precision::kFloat, Precision::kBFloat16}) {
+    std::vector<StretchCase> cases;
+    for (int64_t shift = 0; shift <= 8; ++shift) {
+      for (const int64_t numel : {5, 77, 2047}) {
+        cases.push_back({.numel = numel, .gradient = gradient, .shift = shift});
+      }
+    }
+    expect_the_cpus_bits(cases);
+    for (StretchCase& of : cases) of.copy = Precision::kHalf;
+    expect_the_cpus_bits(cases);
+  }
+}
+
+TEST_F(CudaFusedPiecesOnHostTest, HaveThemWhereOneBufferLiesUnlikeTheOthers) {
+  for (const Precision gradient : {Precision::kFloat, Precision::kHalf}) {
+    std::vector<StretchCase> cases;
+    for (const int64_t numel : {5, 77, 3000}) {
+      const StretchCase of{.numel = numel, .gradient = gradient, .copy = Precision::kBFloat16};
+      cases.insert(cases.end(), 5, of);
+      const size_t first = cases.size() - 5;
+      cases[first].gradient_shift = 1;
+      cases[first + 1].values_shift = 2;
+      cases[first + 2].second_state_shift = 3;
+      cases[first + 3].copy_shift = 4;
+    }
+    expect_the_cpus_bits(cases);
+  }
+}
+
+TEST_F(CudaFusedPiecesOnHostTest, AdoptWhatWasWrittenToTheCopies) {
+  for (const Precision copy : {Precision::kBFloat16, Precision::kHalf}) {
+    expect_the_cpus_bits(of_many_numels({.copy = copy, .adopts_copy = true, .shift = 3}));
+  }
+}
+
+TEST_F(CudaFusedPiecesOnHostTest, ZeroTheGradientsAndMakeNoStepAfterAnInfinity) {
+  for (const Precision gradient : {Precision::kFloat, Precision::kBFloat16}) {
+    for (const float found_inf : {0.0F, 1.0F}) {
+      for (const int64_t shift : {0, 3}) {
+        expect_the_cpus_bits(of_many_numels({.gradient = gradient,
+                                             .gradient_shift = shift,
+                                             .zeroes_gradient = true,
+                                             .found_inf = found_inf}));
+      }
+      expect_the_cpus_bits(of_many_numels({.gradient = gradient, .found_inf = found_inf}));
+    }
+  }
+}
+
+TEST_F(CudaFusedPiecesOnHostTest, AreUpdatedInOneLaunchOrOneForEvery56) {
+  constexpr size_t kPieces = 300;
+  const auto launches = [&](bool is_prepared) {
+    const std::vector<StretchCase> cases(kPieces, {.numel = 4});
+    std::vector<HostStretch> stretches(cases.begin(), cases.end());
+    const int before = cuda_on_host::device.launches;
+    update_on_device(all_rules().front().rule, stretches, is_prepared);
+    return cuda_on_host::device.launches - before;
+  };
+  EXPECT_EQ(launches(/*is_prepared=*/true), 1);
+  EXPECT_EQ(launches(/*is_prepared=*/false), 6);
+}
+
+TEST_F(CudaFusedPiecesOnHostTest, HaveThemWhereThereAreMoreThanBlocks) {
+  for (const Order order : {Order::kForward, Order::kBackward}) {
+    cuda_on_host::device.order = order;
+    expect_the_cpus_bits(
+        std::vector<StretchCase>(150, {.numel = 4, .gradient = Precision::kBFloat16}));
+  }
+}
+
 class CudaBlockHashesOnHostTest : public KernelsOnHost {
  protected:
   static std::vector<uint64_t> hashes_of(const std::vector<uint32_t>& words, int64_t block_words) {

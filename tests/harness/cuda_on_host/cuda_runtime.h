@@ -82,6 +82,7 @@ namespace zeropage::testing::cuda_on_host {
 struct Device {
   int processors = 1;
   lockstep::Order order = lockstep::Order::kForward;
+  int launches = 0;  // so far
 };
 inline Device device;
 
@@ -115,6 +116,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   if (blocks == 0 || threads == 0 || threads > kMostThreads || config->dynamicSmemBytes != 0) {
     return cudaErrorInvalidConfiguration;
   }
+  ++cuda_on_host::device.launches;
   ::gridDim = {blocks};
   ::blockDim = {threads};
   const auto body = [&](Parameters... values) {

@@ -1,0 +1,67 @@
+// Pieces of a stretch that one launch updates, as raw numbers: what the loops and kernels are given. Free of
+// torch and of CUDA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "offload/flat_stretch.h"
+
+namespace zeropage::offload {
+
+// Where a piece begins, in elements of each buffer behind the stretch's pointer to it. Buffers of stretches
+// that have memory of their own may lie before it.
+struct ListedPiece {
+  int64_t numel = 0;
+  int64_t first_tile = 0;  // of its tiles, among those of the list
+  int64_t values = 0;
+  int64_t gradient = 0;
+  int64_t copy_out = 0;
+  int64_t states[kMostStates] = {};
+};
+
+// What a block of a device's threads updates at once. Tiles begin at an aligned address, so the first one of a
+// piece may begin before it.
+inline constexpr int64_t kTileNumel = 2048;
+inline constexpr int64_t kMostBeforePiece = 7;
+
+// Of a piece that lies anywhere.
+constexpr int64_t tiles_of(int64_t numel) {
+  return numel == 0 ? 0 : (numel + kMostBeforePiece + kTileNumel - 1) / kTileNumel;
+}
+
+// In the memory of the device that updates them.
+struct PieceList {
+  const ListedPiece* pieces = nullptr;
+  const int32_t* piece_of_tile = nullptr;  // [tiles]
+  int64_t tiles = 0;
+};
+
+// As many as the parameters of a launch, of 4 KiB, have room for: nothing of them is in the device's memory.
+struct PieceChunk {
+  static constexpr int kMostPieces = 56;
+  ListedPiece pieces[kMostPieces];
+  int32_t count = 0;
+  int64_t tiles = 0;
+};
+
+// The piece by itself. Gradient, Copy: the types of the stretch (visit_types).
+template <typename Gradient, typename Copy>
+ZEROPAGE_ELEMENT FlatStretch piece_of(const FlatStretch& stretch, const ListedPiece& piece) {
+  FlatStretch of_piece = stretch;
+  of_piece.values += piece.values;
+  of_piece.gradient = static_cast<const Gradient*>(stretch.gradient) + piece.gradient;
+  if (stretch.gradient_to_zero != nullptr) {
+    of_piece.gradient_to_zero = static_cast<Gradient*>(stretch.gradient_to_zero) + piece.gradient;
+  }
+  if (stretch.copy_out != nullptr) {
+    of_piece.copy_out = static_cast<Copy*>(stretch.copy_out) + piece.copy_out;
+  }
+  for (int state = 0; state < kMostStates; ++state) {
+    if (stretch.states[state] != nullptr) of_piece.states[state] += piece.states[state];
+  }
+  of_piece.numel = piece.numel;
+  return of_piece;
+}
+
+}  // namespace zeropage::offload

@@ -11,8 +11,12 @@ void release_address(void* address);
 // that never changes, while the pointer may under the eyes of another thread that starts an
 // operator.
 struct Address final : c10::Allocator {
-  Address(std::weak_ptr<Pager> of_pager, size_t of_page, c10::Device of_page_device)
-      : pager(std::move(of_pager)), page(of_page), device(of_page_device) {}
+  Address(std::weak_ptr<Pager> of_pager, size_t of_page, c10::Device of_page_device,
+          int64_t offset_in_page_bytes)
+      : pager(std::move(of_pager)),
+        page(of_page),
+        device(of_page_device),
+        offset_bytes(offset_in_page_bytes) {}
 
   // For an operator whose result does not fit.
   c10::DataPtr allocate(size_t bytes) override {
@@ -29,10 +33,16 @@ struct Address final : c10::Allocator {
   const std::weak_ptr<Pager> pager;
   const size_t page;
   const c10::Device device;  // where the storage lies while its page is resident
+  const int64_t offset_bytes;
+  int views = 0;  // operators that are making a view of the storage
 };
 
 void release_address(void* address) {
   delete static_cast<Address*>(address);
+}
+
+Address& address_in(c10::StorageImpl& storage) {
+  return *static_cast<Address*>(storage.allocator());
 }
 
 }  // namespace
@@ -40,45 +50,46 @@ void release_address(void* address) {
 void PageTenants::join(const std::weak_ptr<Pager>& pager, size_t page) {
   for (PageTenant& tenant : tenants_) {
     c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
-    auto* address = new Address(pager, page, storage->device());
+    auto* address = new Address(pager, page, storage->device(), tenant.offset_bytes);
     storage->set_data_ptr_noswap({nullptr, address, &release_address, address->device});
     storage->set_allocator(address);
   }
-  point();
+  point_all();
 }
 
 void PageTenants::arrive(void* buffer) {
   here_ = true;
   buffer_ = static_cast<char*>(buffer);
-  point();
+  point_all();
 }
 
 void PageTenants::leave() {
   here_ = false;
   buffer_ = nullptr;
-  point();
+  point_all();
 }
 
-void PageTenants::begin_view() {
-  if (++views_ == 1 && !here_) point();
+void PageTenants::begin_view(c10::StorageImpl& storage) const {
+  if (++address_in(storage).views == 1 && !here_) point(storage);
 }
 
-void PageTenants::end_view() {
-  if (--views_ == 0 && !here_) point();
+void PageTenants::end_view(c10::StorageImpl& storage) const {
+  if (--address_in(storage).views == 0 && !here_) point(storage);
+}
+
+void PageTenants::point_all() const {
+  for (const PageTenant& tenant : tenants_) point(*tenant.storage.unsafeGetStorageImpl());
 }
 
 // Keeps the context: only the pointer and the device change.
-void PageTenants::point() {
-  const bool is_seen = here_ || views_ > 0;
-  for (PageTenant& tenant : tenants_) {
-    c10::StorageImpl* storage = tenant.storage.unsafeGetStorageImpl();
-    c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
-    if (data.get_deleter() != &release_address) continue;
-    auto* address = static_cast<Address*>(data.move_context().release());
-    storage->set_data_ptr_noswap({buffer_ == nullptr ? nullptr : buffer_ + tenant.offset_bytes,
-                                  address, &release_address,
-                                  is_seen ? address->device : c10::Device(c10::kMeta)});
-  }
+void PageTenants::point(c10::StorageImpl& storage) const {
+  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  if (data.get_deleter() != &release_address) return;
+  auto* address = static_cast<Address*>(data.move_context().release());
+  const bool is_seen = here_ || address->views > 0;
+  storage.set_data_ptr_noswap({buffer_ == nullptr ? nullptr : buffer_ + address->offset_bytes,
+                               address, &release_address,
+                               is_seen ? address->device : c10::Device(c10::kMeta)});
 }
 
 bool is_paged(const c10::StorageImpl& storage) {

@@ -4,7 +4,8 @@
 // operators check their bounds against it: such a tensor can be viewed, split and transposed. What
 // reads storages past the dispatcher (torch::save) is refused by LibTorch, because such a storage
 // says that it lies on the meta device; while an operator makes a view of it, which takes over the
-// storage's device, it does not say so.
+// storage's device, it does not say so. A view changes its own storage and none beside it, so it costs the
+// same however many storages the page has.
 //
 // Lifetime: shares the storages. When it goes, they stay away for ever.
 // Threads: guarded by the pager's mutex. is_paged() and address_of(): any.
@@ -42,17 +43,17 @@ class PageTenants {
   void arrive(void* buffer);
   // They are about to go.
   void leave();
-  // While an operator makes a view of one of the storages.
-  void begin_view();
-  void end_view();
+  // While an operator makes a view of that one of the storages.
+  void begin_view(c10::StorageImpl& storage) const;
+  void end_view(c10::StorageImpl& storage) const;
 
  private:
-  void point();
+  void point_all() const;
+  void point(c10::StorageImpl& storage) const;
 
   std::vector<PageTenant> tenants_;
   bool here_ = false;
   char* buffer_ = nullptr;  // null also for a page without bytes
-  int views_ = 0;           // operators that are making a view
 };
 
 // Which page a storage lives in.

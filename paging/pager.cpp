@@ -145,14 +145,14 @@ at::Tensor Pager::buffer(size_t page) const {
   return (*pages_)[page].buffer();
 }
 
-void Pager::begin_view(size_t page) {
+void Pager::begin_view(size_t page, c10::StorageImpl& storage) {
   const std::lock_guard lock(mutex_);
-  (*pages_)[page].tenants().begin_view();
+  (*pages_)[page].tenants().begin_view(storage);
 }
 
-void Pager::end_view(size_t page) {
+void Pager::end_view(size_t page, c10::StorageImpl& storage) {
   const std::lock_guard lock(mutex_);
-  (*pages_)[page].tenants().end_view();
+  (*pages_)[page].tenants().end_view(storage);
 }
 
 void Pager::write_back(size_t page) {
@@ -163,18 +163,17 @@ void Pager::write_back(size_t page) {
 void Pager::release_all(std::string_view who) {
   const std::lock_guard lock(mutex_);
   detail::ResidentPages& pages = *pages_;
-  for (size_t index = 0; index < pages.size(); ++index) {
+  const std::vector<size_t> there = pages.not_evicted();
+  for (const size_t index : there) {
     ZP_CHECK(!pages[index].users.any(), who, ": ", options_.what, " page \"", pages[index].name(),
              "\" is still in use; let the guard that gathered it end first");
   }
-  for (size_t index = 0; index < pages.size(); ++index) {
-    if (pages[index].state() != Page::State::kEvicted) pages.drop(index);
-  }
+  for (const size_t index : there) pages.drop(index);
 }
 
 void Pager::release_unpinned() {
   const std::lock_guard lock(mutex_);
-  for (size_t index = 0; index < pages_->size(); ++index) {
+  for (const size_t index : pages_->holding_memory()) {
     if (pages_->may_go(index)) pages_->drop(index);
   }
 }

@@ -61,9 +61,9 @@ class Pager : public std::enable_shared_from_this<Pager> {
   bool is_open_to_writes(size_t page) const;
   // The whole page. REQUIRES: it is pinned.
   at::Tensor buffer(size_t page) const;
-  // While an operator makes a view of a storage in the page (paging/page_tenants.h).
-  void begin_view(size_t page);
-  void end_view(size_t page);
+  // While an operator makes a view of that storage in the page (paging/page_tenants.h).
+  void begin_view(size_t page, c10::StorageImpl& storage);
+  void end_view(size_t page, c10::StorageImpl& storage);
 
   // Writes the page back if it is dirty; it stays.
   void write_back(size_t page);

@@ -10,6 +10,8 @@
 namespace zeropage::memory {
 namespace {
 
+constexpr size_t kFewUses = 16;
+
 Pass current_pass() {
   const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
   return in_backward || c10::GradMode::is_enabled() ? Pass::kTraining : Pass::kInference;
@@ -37,12 +39,30 @@ void Pins::add(const PageAddress& address, bool writes) {
     of_pagers_.push_back({address.pager, {}});
     of_pager = of_pagers_.end() - 1;
   }
-  for (PageUse& use : of_pager->uses) {
-    if (use.page != address.page) continue;
-    use.writes |= writes;
-    return;
+  if (PageUse* const known = of_pager->use_of(address.page)) {
+    known->writes |= writes;
+  } else {
+    of_pager->add({address.page, writes});
   }
-  of_pager->uses.push_back({address.page, writes});
+}
+
+PageUse* Pins::OfPager::use_of(size_t page) {
+  if (uses.size() <= kFewUses) {
+    const auto at = std::find_if(uses.begin(), uses.end(),
+                                 [page](const PageUse& use) { return use.page == page; });
+    return at == uses.end() ? nullptr : &*at;
+  }
+  const auto at = places.find(page);
+  return at == places.end() ? nullptr : &uses[at->second];
+}
+
+void Pins::OfPager::add(const PageUse& use) {
+  uses.push_back(use);
+  if (uses.size() <= kFewUses) return;
+  // All of them, once: those of an operator are few, and looked through faster than a table.
+  for (size_t index = places.size(); index < uses.size(); ++index) {
+    places.emplace(uses[index].page, index);
+  }
 }
 
 void Pins::take(std::string_view who) {

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <string_view>
+#include <unordered_map>
 
 #include <c10/util/SmallVector.h>
 
@@ -36,6 +37,12 @@ class Pins {
   struct OfPager {
     std::shared_ptr<Pager> pager;
     c10::SmallVector<PageUse, 4> uses;  // each page once
+    // Into uses, where there are more than a few, as under a guard of a whole model.
+    std::unordered_map<size_t, size_t> places = {};
+
+    // Null where it is not used yet.
+    PageUse* use_of(size_t page);
+    void add(const PageUse& use);
   };
   c10::SmallVector<OfPager, 1> of_pagers_;
   size_t taken_ = 0;  // of of_pagers_

@@ -63,15 +63,19 @@ void for_each_trapped(const IValue& value, Visit visit) {
 class Views {
  public:
   ~Views() {
-    for (const PageAddress& address : addresses_) address.pager->end_view(address.page);
+    for (const Viewed& viewed : viewed_) viewed.in.pager->end_view(viewed.in.page, *viewed.storage);
   }
-  void add(PageAddress address) {
-    address.pager->begin_view(address.page);
-    addresses_.push_back(std::move(address));
+  void add(PageAddress in, c10::StorageImpl& storage) {
+    in.pager->begin_view(in.page, storage);
+    viewed_.push_back({std::move(in), &storage});
   }
 
  private:
-  c10::SmallVector<PageAddress, 2> addresses_;
+  struct Viewed {
+    PageAddress in;
+    c10::StorageImpl* storage;  // lives as long as its pager
+  };
+  c10::SmallVector<Viewed, 2> viewed_;
 };
 
 // Operators of this thread that the trap has let through and that have not ended. What they call,
@@ -169,8 +173,9 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (only_views(op) || only_imitates(schema)) {
     Views views;
     for (const IValue& argument : arguments) {
-      for_each_trapped(argument,
-                       [&](const at::Tensor& tensor) { views.add(address_of(tensor, schema)); });
+      for_each_trapped(argument, [&](const at::Tensor& tensor) {
+        views.add(address_of(tensor, schema), *tensor.storage().unsafeGetStorageImpl());
+      });
     }
     redispatch(op, below, stack);
     return;

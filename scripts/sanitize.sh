@@ -3,8 +3,9 @@
 # A report fails its test. tests/README.md says what the two do not look at.
 #
 #   scripts/sanitize.sh [address|thread]      all tests, under both unless told; an hour on 2 cores
-#   scripts/sanitize.sh --sample [VERSION]    what .ci/run does: training by every habit, over ranks as threads; 4 minutes; by clang,
-#                                             which scripts/setup.sh --fuzz installs.
+#   scripts/sanitize.sh --sample [VERSION]    what .ci/run does: training by every habit, over ranks as threads, and work that is counted
+#                                             (tests/zero/linear_work_test.cpp); 4 minutes; by clang, which scripts/setup.sh --fuzz
+#                                             installs.
 #                                             Under AddressSanitizer with LibTorch VERSION, which check_libtorch.sh installs
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -45,9 +46,9 @@ if [ $# -gt 1 ]; then
 fi
 cmake --preset asan -B build/asan-sample "${by_clang[@]}" "${other_torch[@]}" | grep Zeropage: || true
 cmake --preset tsan -B build/tsan-sample "${by_clang[@]}" >/dev/null
-build asan build/asan-sample habits_test &
+build asan build/asan-sample habits_test linear_work_test &
 build tsan build/tsan-sample habits_test
 wait $!
 for sample in asan-sample tsan-sample; do
-  ctest --test-dir "build/$sample" -R '^habits_test' -j "$((4 * $(nproc)))" --output-on-failure
+  ctest --test-dir "build/$sample" -R '^(habits|linear_work)_test' -j "$((4 * $(nproc)))" --output-on-failure
 done

@@ -22,6 +22,10 @@ bool same_elements_as_bits(const at::Tensor& left, const at::Tensor& right) {
 AveragedPages::AveragedPages(DistributedDataParallelBase& model, double decay)
     : model_(model), decay_(decay) {
   ZP_CHECK(decay_ >= 0 && decay_ < 1, "WeightAverage: expected a decay in [0, 1), got ", decay_);
+  const PlacedParameters& parameters = sharded_parameters_of(model_).pages->parameters();
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    parameters_.emplace(parameters[index].parameter.name(), index);
+  }
   const at::NoGradGuard no_grad;
   const memory::KindScope kind(memory::Kind::kOptimizerState);
   visit_exact_values(model_, "WeightAverage", [&](size_t page, const at::Tensor& exact) {
@@ -62,13 +66,11 @@ void AveragedPages::update() {
 
 at::Tensor AveragedPages::part_of(const OwnedShard& shard,
                                   const std::vector<at::Tensor>& by_page) const {
-  for (const PlacedParameter& placed : sharded_parameters_of(model_).pages->parameters()) {
-    if (placed.parameter.name() != shard.name) continue;
-    if (shard.range.empty()) return by_page[placed.page].narrow(0, 0, 0);
-    const int64_t in_page = placed.range.begin + shard.range.begin;
-    return by_page[placed.page].narrow(0, in_page - owned_[placed.page].begin, shard.range.numel());
-  }
-  TORCH_INTERNAL_ASSERT(false, "no parameter \"", shard.name, "\"");
+  const PlacedParameters& parameters = sharded_parameters_of(model_).pages->parameters();
+  const PlacedParameter& placed = parameters[parameters_.at(shard.name)];
+  if (shard.range.empty()) return by_page[placed.page].narrow(0, 0, 0);
+  const int64_t in_page = placed.range.begin + shard.range.begin;
+  return by_page[placed.page].narrow(0, in_page - owned_[placed.page].begin, shard.range.numel());
 }
 
 void AveragedPages::swap_in() {

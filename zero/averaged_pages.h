@@ -4,6 +4,8 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
@@ -35,8 +37,9 @@ class AveragedPages {
 
   DistributedDataParallelBase& model_;
   const double decay_;
-  std::vector<Range> owned_;         // by page
-  std::vector<at::Tensor> average_;  // by page: [owned numel] fp32
+  std::unordered_map<std::string, size_t> parameters_;  // by name: their indices
+  std::vector<Range> owned_;                            // by page
+  std::vector<at::Tensor> average_;                     // by page: [owned numel] fp32
   std::vector<at::Tensor> own_;  // the model's, while swapped in; as average_, in the exact dtype
   bool is_swapped_in_ = false;
 };

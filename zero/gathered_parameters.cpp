@@ -1,9 +1,9 @@
 #include "zero/gathered_parameters.h"
 
-#include <algorithm>
 #include <exception>
 #include <memory>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "memory/check.h"
 #include "paging/pins.h"
@@ -16,7 +16,7 @@ std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at
                                const char* who) {
   std::vector<size_t> indices;
   for (size_t position = 0; position < tensors.size(); ++position) {
-    const int64_t index = pages.index_of(tensors[position]);
+    const int64_t index = pages.parameters().index_of(tensors[position]);
     ZP_CHECK(index >= 0, who, ": tensor ", position, " (sizes ", tensors[position].sizes(),
              ") is not a parameter of the wrapped module; give parameters themselves, not views");
     indices.push_back(static_cast<size_t>(index));
@@ -56,12 +56,11 @@ GatheredParameters::Held::Held(const DistributedDataParallelBase& model,
            "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
            model.world().size());
   const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  std::unordered_set<size_t> seen;
   for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
     paging->add_to(pins, index, modified.anywhere());
     const size_t page = pages.parameters()[index].page;
-    if (std::find(gathered_pages.begin(), gathered_pages.end(), page) == gathered_pages.end()) {
-      gathered_pages.push_back(page);
-    }
+    if (seen.insert(page).second) gathered_pages.push_back(page);
   }
   if (!pins.empty()) pins.take_aside("GatheredParameters");
 }
@@ -69,7 +68,7 @@ GatheredParameters::Held::Held(const DistributedDataParallelBase& model,
 GatheredParameters::Held::~Held() noexcept(false) {
   if (!modified.anywhere()) return;
   const std::string wrong = in_place->put_back(gathered_pages);
-  reducer->training().restore_hooks();
+  reducer->training().restore_hooks(gathered_pages);
   if (std::uncaught_exceptions() > exceptions) return;
   if (const auto root = modified.only_rank()) {
     std::vector<comm::Pending> in_flight;
@@ -117,7 +116,7 @@ void visit_parameters(const DistributedDataParallelBase& model,
   std::optional<GatheredParameters> guard;
   size_t gathered = pages.layouts().size();
   for (const auto& parameter : model.named_parameters()) {
-    const auto index = static_cast<size_t>(pages.index_of(parameter.value()));
+    const auto index = static_cast<size_t>(pages.parameters().index_of(parameter.value()));
     const size_t page = pages.parameters()[index].page;
     // Its neighbours are in the same page.
     if (page != gathered) {

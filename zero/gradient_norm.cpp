@@ -55,7 +55,7 @@ GradientNorm gradient_norm(const DistributedDataParallelBase& model,
   std::vector<int> group_of(pages.parameters().size(), -1);
   for (size_t group = 0; group < groups.size(); ++group) {
     for (const at::Tensor& tensor : groups[group].params()) {
-      const int64_t index = pages.index_of(tensor);
+      const int64_t index = pages.parameters().index_of(tensor);
       ZP_CHECK(index >= 0, "gradient_norm: a parameter of group ", group, " (sizes ",
                tensor.sizes(),
                ") is not a parameter of the wrapped module; expected an optimizer "

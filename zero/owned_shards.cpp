@@ -1,7 +1,7 @@
 #include "zero/owned_shards.h"
 
-#include <algorithm>
 #include <exception>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -32,22 +32,20 @@ class PageReader {
     if (sharded_.gradients->are_averaged()) sharded_.gradients->prepare();
   }
 
-  // only: a parameter of the page; none: all.
-  void read(size_t page, const VisitOwnedShard& visit, const at::Tensor& only = {}) {
+  // parameters: of the page.
+  void read(size_t page, const std::vector<size_t>& parameters, const VisitOwnedShard& visit) {
     sharded_.writes->take_over(page);
     sharded_.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
-      std::vector<OwnedState> states;
+      // Of each parameter, in pieces that follow each other where a class keeps them so.
+      std::unordered_map<size_t, std::vector<OwnedState>> states;
       const auto visit_parameters = [&](size_t) {
-        for (size_t index = 0; index < pages_.parameters().size(); ++index) {
-          const PlacedParameter& placed = pages_.parameters()[index];
-          const bool is_wanted = !only.defined() || placed.parameter.tensor.is_same(only);
-          if (placed.page == page && is_wanted) visit(shard_of(index, owned, states));
-        }
+        for (const size_t index : parameters) visit(shard_of(index, owned, states[index]));
       };
       if (optimizer_ == nullptr) return visit_parameters(page);
       updates_of(*optimizer_)
           .visit_states_of(
-              page, StateAccess::kRead, [&](size_t, OwnedState& state) { states.push_back(state); },
+              page, StateAccess::kRead,
+              [&](size_t, OwnedState& state) { states[state.parameter].push_back(state); },
               visit_parameters);
     });
   }
@@ -72,7 +70,7 @@ class PageReader {
     if (sharded_.gradients->are_averaged() && sharded_.gradients->has(index)) {
       shard.gradient = part(sharded_.gradients->owned(placed.page));
     }
-    add_states(shard, index, states);
+    add_states(shard, states);
     return shard;
   }
 
@@ -86,11 +84,9 @@ class PageReader {
     return offload::joined_values(values, part(owned.remainders));
   }
 
-  // A class keeps them in pieces that follow each other.
-  void add_states(OwnedShard& shard, size_t index, const std::vector<OwnedState>& states) const {
+  static void add_states(OwnedShard& shard, const std::vector<OwnedState>& states) {
     std::map<std::string, std::vector<at::Tensor>> pieces;
     for (const OwnedState& state : states) {
-      if (state.parameter != index) continue;
       shard.steps = state.steps;
       for (const auto& [name, values] : state.tensors) pieces[name].push_back(values);
     }
@@ -119,15 +115,14 @@ OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* 
   check_values_can_be_read(model, kWho);
   check_is_of(optimizer, model, kWho);
   const ParameterPages& pages = *sharded_parameters_of(model).pages;
-  const int64_t index = pages.index_of(parameter);
+  const int64_t index = pages.parameters().index_of(parameter);
   ZP_CHECK(index >= 0, kWho, ": a tensor ",
            parameter.defined() ? c10::str("of sizes ", parameter.sizes()) : "that is undefined",
            " is no parameter of the wrapped module; give the parameter itself, not a view");
   OwnedShard found;
   PageReader(model, optimizer)
-      .read(
-          pages.parameters()[static_cast<size_t>(index)].page,
-          [&](const OwnedShard& shard) { found = shard; }, parameter);
+      .read(pages.parameters()[static_cast<size_t>(index)].page, {static_cast<size_t>(index)},
+            [&](const OwnedShard& shard) { found = shard; });
   return found;
 }
 
@@ -137,8 +132,10 @@ void read_all(const DistributedDataParallelBase& model, ShardedOptimizer* optimi
   check_values_can_be_read(model, who);
   check_is_of(optimizer, model, who);
   PageReader reader(model, optimizer);
-  const size_t count = sharded_parameters_of(model).pages->layouts().size();
-  for (size_t page = 0; page < count; ++page) reader.read(page, visit);
+  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  for (size_t page = 0; page < pages.layouts().size(); ++page) {
+    reader.read(page, pages.parameters().of_page(page), visit);
+  }
 }
 
 at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
@@ -155,9 +152,10 @@ void write_page(const ShardedParameters& sharded, size_t page,
   const ParameterPages& pages = *sharded.pages;
   const Range own = pages.owned(page);
   sharded.masters->visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
-    for (const PlacedParameter& placed : pages.parameters()) {
+    for (const size_t index : pages.parameters().of_page(page)) {
+      const PlacedParameter& placed = pages.parameters()[index];
       const Range here = intersection(own, placed.range);
-      if (placed.page != page || here.empty()) continue;
+      if (here.empty()) continue;
       const at::Tensor& values = given.at(placed.parameter.name());
       if (!values.defined()) continue;
       const auto part = [&](const at::Tensor& of_owned) {

@@ -48,7 +48,8 @@ struct OwnedShard {
 };
 
 // parameter: of the wrapped module, itself, not a view. optimizer: of this model. Costs copies of what the
-// result has, and where the page is on NVMe the reading of it.
+// result has, and where the page is on NVMe the reading of it. It looks at all parameters, so visit_owned_shards()
+// is the way to many of them.
 OwnedShard owned_shard(const DistributedDataParallelBase& model, const at::Tensor& parameter);
 OwnedShard owned_shard(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
                        const at::Tensor& parameter);

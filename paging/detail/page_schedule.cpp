@@ -66,7 +66,7 @@ void PageSchedule::drop_all_but(const std::vector<size_t>& upcoming,
     ++kept;
   }
   const auto end = upcoming.begin() + static_cast<int64_t>(kept);
-  for (size_t index = 0; index < pages_.size(); ++index) {
+  for (const size_t index : pages_.holding_memory()) {
     if (pages_.may_go(index) && std::find(upcoming.begin(), end, index) == end) pages_.drop(index);
   }
 }
@@ -92,7 +92,7 @@ std::optional<size_t> PageSchedule::find_victim(std::span<const PageUse> spared,
                                                 size_t unused_until) const {
   std::optional<size_t> victim;
   size_t victim_use = 0;
-  for (size_t index = 0; index < pages_.size(); ++index) {
+  for (const size_t index : pages_.holding_memory()) {
     if (!pages_.may_go(index) || contains(spared, index)) continue;
     const size_t use = trace_->following() ? trace_->next_use(index) : Trace::kNever;
     if (use < unused_until) continue;

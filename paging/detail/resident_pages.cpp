@@ -35,8 +35,21 @@ int64_t ResidentPages::missing_bytes(std::span<const PageUse> uses) const {
 }
 
 bool ResidentPages::any_used() const {
-  return std::any_of(pages_.begin(), pages_.end(),
-                     [](const auto& page) { return page->users.any(); });
+  return std::any_of(not_evicted_.begin(), not_evicted_.end(),
+                     [this](size_t index) { return pages_[index]->users.any(); });
+}
+
+void ResidentPages::note_arrival(size_t index) {
+  const int64_t bytes = pages_[index]->bytes();
+  not_evicted_.insert(index);
+  if (bytes > 0) holding_.insert(index);
+  bytes_ += bytes;
+}
+
+void ResidentPages::note_departure(size_t index) {
+  not_evicted_.erase(index);
+  holding_.erase(index);
+  bytes_ -= pages_[index]->bytes();
 }
 
 bool ResidentPages::may_go(size_t index) const {
@@ -58,7 +71,7 @@ void ResidentPages::start_fetch(size_t index) {
     error.add_context(c10::str(owner_prefix(), "fetching ", what_, " page \"", page.name(), "\""));
     throw;
   }
-  bytes_ += page.bytes();
+  note_arrival(index);
   statistics.bytes_gathered += page.bytes();
   tell_of(PageChange::kFetching, page);
 }
@@ -111,7 +124,7 @@ void ResidentPages::drop(size_t index) {
   write_back(index);
   source_->end_use(index);
   page.evict();
-  bytes_ -= page.bytes();
+  note_departure(index);
   ++statistics.evictions;
   tell_of(PageChange::kEvicted, page);
 }
@@ -120,7 +133,7 @@ void ResidentPages::abandon(size_t index) {
   Page& page = *pages_[index];
   source_->end_use(index);
   page.abandon_fetch();
-  bytes_ -= page.bytes();
+  note_departure(index);
   tell_of(PageChange::kEvicted, page);
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -40,6 +41,10 @@ class ResidentPages {
   // That must come before the uses can begin.
   int64_t missing_bytes(std::span<const PageUse> uses) const;
   bool any_used() const;
+  // Those that are there or on their way, ascending. All others are used by nobody.
+  std::vector<size_t> not_evicted() const { return {not_evicted_.begin(), not_evicted_.end()}; }
+  // Those of them that hold memory, which a page of no bytes does not.
+  std::vector<size_t> holding_memory() const { return {holding_.begin(), holding_.end()}; }
   // Whether it holds memory that nobody uses.
   bool may_go(size_t page) const;
 
@@ -58,12 +63,16 @@ class ResidentPages {
   PagingStatistics statistics;
 
  private:
+  void note_arrival(size_t page);
+  void note_departure(size_t page);
   void finish_fetch(Page& page) const;
   void tell_of(PageChange change, const Page& page) const;
 
   const std::unique_ptr<PageSource> source_;
   const std::string what_;
   std::vector<std::unique_ptr<Page>> pages_;
+  std::set<size_t> not_evicted_;
+  std::set<size_t> holding_;  // of them
   int64_t largest_page_bytes_ = 0;
   int64_t bytes_ = 0;
 };

@@ -804,5 +804,48 @@ TEST_F(PagerTest, LeavesOtherPagersAlone) {
   EXPECT_THAT(pages().written_back, IsEmpty());
 }
 
+TEST_F(PagerTest, AViewOfOneStorageLeavesThoseBesideItInThePageAlone) {
+  FakePaging paging;
+  const std::vector<at::Tensor> tensors = {at::ones({4}), at::ones({4}), at::ones({4})};
+  const size_t page = paging.add_storages("p", {{tensors[0]}, {tensors[1]}, {tensors[2]}});
+  const auto seen = [&] {
+    std::vector<bool> seen;
+    for (const at::Tensor& tensor : tensors) {
+      seen.push_back(tensor.storage().device() != at::kMeta);
+    }
+    return seen;
+  };
+  const auto storage = [&](size_t index) -> c10::StorageImpl& {
+    return *tensors[index].storage().unsafeGetStorageImpl();
+  };
+  EXPECT_THAT(seen(), ElementsAre(false, false, false));
+  paging.pager->begin_view(page, storage(1));
+  EXPECT_THAT(seen(), ElementsAre(false, true, false));
+  paging.pager->begin_view(page, storage(1));
+  paging.pager->begin_view(page, storage(2));
+  paging.pager->end_view(page, storage(1));
+  EXPECT_THAT(seen(), ElementsAre(false, true, true)) << "another operator still makes one";
+  paging.pager->end_view(page, storage(1));
+  EXPECT_THAT(seen(), ElementsAre(false, false, true));
+  paging.pager->end_view(page, storage(2));
+  EXPECT_THAT(seen(), ElementsAre(false, false, false));
+}
+
+TEST_F(PagerTest, PinsKnowEachOfManyPagesOnce) {
+  constexpr size_t kPages = 40;
+  make_pages(kPages, kAnyBudget);
+  Pins pins;
+  for (const bool writes : {false, true}) {
+    for (size_t page = 0; page < kPages; ++page) {
+      pins.add({paging_->pager, page}, writes && page % 2 == 1);
+    }
+  }
+  pins.take_aside("the test");
+  EXPECT_EQ(pages().fetched.size(), kPages);
+  for (size_t page = 0; page < kPages; ++page) {
+    EXPECT_EQ(pager().is_open_to_writes(page), page % 2 == 1) << page;
+  }
+}
+
 }  // namespace
 }  // namespace zeropage::memory::pager_test

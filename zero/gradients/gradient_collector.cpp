@@ -11,11 +11,13 @@ GradientCollector::GradientCollector(const ParameterPages& pages,
                                      const TrainingParameters& training,
                                      const GradientBuckets& buckets,
                                      std::vector<PageGradient>& gradients,
+                                     const std::deque<size_t>& reducing,
                                      std::function<void()> finish_reductions)
     : pages_(pages),
       training_(training),
       buckets_(buckets),
       gradients_(gradients),
+      reducing_(reducing),
       finish_reductions_(std::move(finish_reductions)),
       waiting_(gradients.size()) {}
 
@@ -27,8 +29,7 @@ void GradientCollector::add(size_t parameter, bool is_last, Collect how) {
   if (!is_last && may_wait(page)) return;
   collect_waiting(page, how);
   // Other pages' too, if their buckets have memory: what waits longer would leave less room.
-  for (const size_t other : training_.pages()) {
-    if (waiting_.numel() == 0) return;
+  for (const size_t other : waiting_.pages()) {
     if (gradients_[other].slots().are_open()) collect_waiting(other, how);
   }
 }
@@ -45,9 +46,8 @@ bool GradientCollector::would_block(size_t page) const {
   // Where closing a bucket calls the ranks of other groups, it comes at the same point on all: ranks that wait for
   // each other in the operations of two communicators in another order would wait for ever.
   const bool is_collective = pages_.worlds().replicas.has_value();
-  return std::any_of(gradients_.begin(), gradients_.end(), [&](const PageGradient& other) {
-    return other.is_reducing() && (is_collective || !other.has_ended());
-  });
+  return std::any_of(reducing_.begin(), reducing_.end(),
+                     [&](size_t other) { return is_collective || !gradients_[other].has_ended(); });
 }
 
 // The reduction of the page before has had all of this page's backward so far to end in.

@@ -8,6 +8,7 @@
 // Lifetime: what it is given outlives it. Threads: the thread that runs backward.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <vector>
 
@@ -19,10 +20,11 @@ namespace zeropage {
 
 class GradientCollector {
  public:
-  // gradients: by page. finish_reductions: blocks until no bucket is being reduced, and closes them.
+  // gradients: by page. reducing: the pages whose bucket is being reduced. finish_reductions: blocks until
+  // none is, and closes them.
   GradientCollector(const ParameterPages& pages, const TrainingParameters& training,
                     const GradientBuckets& buckets, std::vector<PageGradient>& gradients,
-                    std::function<void()> finish_reductions);
+                    const std::deque<size_t>& reducing, std::function<void()> finish_reductions);
 
   // The parameter's gradient has come, the last of its page or not.
   void add(size_t parameter, bool is_last, Collect collect);
@@ -44,6 +46,7 @@ class GradientCollector {
   const TrainingParameters& training_;
   const GradientBuckets& buckets_;
   std::vector<PageGradient>& gradients_;
+  const std::deque<size_t>& reducing_;
   const std::function<void()> finish_reductions_;
   WaitingGradients waiting_;
 };

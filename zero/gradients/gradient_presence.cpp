@@ -39,8 +39,9 @@ GradientPresence::OfAnyRank GradientPresence::wait(size_t page) {
   OfPage& of_page = of_page_[page];
   of_page.agreement.wait();
   const auto has_gradient = [&of_page](size_t parameter) {
-    const auto at = std::find(of_page.parameters.begin(), of_page.parameters.end(), parameter);
-    TORCH_INTERNAL_ASSERT(at != of_page.parameters.end());
+    const auto at =
+        std::lower_bound(of_page.parameters.begin(), of_page.parameters.end(), parameter);
+    TORCH_INTERNAL_ASSERT(at != of_page.parameters.end() && *at == parameter);
     return of_page.has.const_data_ptr<uint8_t>()[at - of_page.parameters.begin()] != 0;
   };
   return {has_gradient,

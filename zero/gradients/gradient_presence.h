@@ -28,8 +28,8 @@ class GradientPresence {
   comm::Pending start_agreeing(const Told& told, comm::Communicator& communicator);
   HeardAlike heard() const;
 
-  // The same of these parameters, all of the page's that train: ahead of the others, for a step that
-  // does not wait for all pages. Collective.
+  // The same of these parameters, ascending, all of the page's that train: ahead of the others, for a step
+  // that does not wait for all pages. Collective.
   void start_agreeing(size_t page, const std::vector<size_t>& parameters, const Told& told,
                       comm::Communicator& communicator);
   struct OfAnyRank {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_zero.h>
 
 #include "memory/check.h"
 
@@ -32,6 +33,7 @@ void GradientSlots::begin_training() {
 
 // A p.grad() that is in its place stays the tensor that it is.
 void GradientSlots::place(const at::Tensor& bucket) {
+  bucket_ = bucket;
   for (Slot& slot : slots_) {
     const PlacedParameter& placed = training_.placed(slot.parameter);
     const at::Tensor& gradient = training_.gradient(slot.parameter);
@@ -71,6 +73,7 @@ void GradientSlots::reopen_if_used() {
 }
 
 void GradientSlots::close() {
+  bucket_.reset();
   for (Slot& slot : slots_) {
     slot.view.reset();
     training_.gradient(slot.parameter).reset();
@@ -78,6 +81,7 @@ void GradientSlots::close() {
 }
 
 void GradientSlots::let_go() {
+  bucket_.reset();
   for (Slot& slot : slots_) slot.view.reset();
   buckets_.let_go(page_);
 }
@@ -105,6 +109,35 @@ void GradientSlots::collect(const std::vector<size_t>& parameters) {
   }
   at::_foreach_copy_(views, gradients);
   for (const size_t index : parameters) training_.gradient(index) = of(index).view;
+}
+
+// What lies between two neighbours is zero already.
+void GradientSlots::zero(const std::vector<size_t>& parameters) {
+  if (parameters.empty()) return;
+  struct Place {
+    Range range;
+    bool is_zeroed;
+  };
+  std::vector<Place> places;
+  for (const Slot& slot : slots_) {
+    const bool is_zeroed = std::binary_search(parameters.begin(), parameters.end(), slot.parameter);
+    places.push_back({training_.placed(slot.parameter).range, is_zeroed});
+  }
+  std::sort(places.begin(), places.end(), [](const Place& left, const Place& right) {
+    return left.range.begin < right.range.begin;
+  });
+  std::vector<at::Tensor> together;
+  for (auto first = places.begin(); first != places.end();) {
+    const auto end = std::find_if(first, places.end(), [&](const Place& place) {
+      return place.is_zeroed != first->is_zeroed;
+    });
+    const int64_t begin = first->range.begin;
+    if (first->is_zeroed) {
+      together.push_back(bucket_.narrow(0, begin, (end - 1)->range.end - begin));
+    }
+    first = end;
+  }
+  at::_foreach_zero_(together);
 }
 
 }  // namespace zeropage

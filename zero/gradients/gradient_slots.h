@@ -53,6 +53,8 @@ class GradientSlots {
   std::vector<size_t> outside(std::vector<size_t> parameters);
   // Moves their gradients there. REQUIRES: are_open().
   void collect(const std::vector<size_t>& parameters);
+  // Makes their slots zero, in one call. REQUIRES: are_open().
+  void zero(const std::vector<size_t>& parameters);
 
  private:
   void place(const at::Tensor& bucket);
@@ -64,6 +66,7 @@ class GradientSlots {
   GradientBuckets& buckets_;
 
   std::vector<Slot> slots_;
+  at::Tensor bucket_;  // that they lie in; undefined while it is closed
 };
 
 }  // namespace zeropage

@@ -258,9 +258,9 @@ std::vector<offload::NormPart> GradientSummer::parts_of_page(
     size_t page, const std::vector<int>& group_of) const {
   const Range owned = pages_->owned(page);
   std::vector<offload::NormPart> parts;
-  for (size_t index = 0; index < group_of.size(); ++index) {
+  for (const size_t index : pages_->parameters().of_page(page)) {
+    if (group_of[index] < 0) continue;
     const PlacedParameter& placed = pages_->parameters()[index];
-    if (group_of[index] < 0 || placed.page != page) continue;
     const Range range = intersection(owned, placed.range);
     const int64_t cut = std::min(range.end, memory::round_up(range.begin, kShardBlockNumel));
     for (const Range& part : {Range{range.begin, cut}, Range{cut, range.end}}) {

@@ -80,16 +80,18 @@ void PageGradient::end_without_reduction() {
   arrived_ = 0;
   if (!is_collecting()) return;
   slots_.reopen_if_used();
+  std::vector<size_t> hidden;
   for (Slot& slot : slots_.all()) {
     at::Tensor& gradient = training_.gradient(slot.parameter);
     heed_changes(slot);
     if (!slot.is_kept) continue;
     if (!gradient.defined()) {
-      slot.view.zero_();
+      hidden.push_back(slot.parameter);
       gradient = slot.view;
     }
     slot.seen_version = slot.view._version();
   }
+  slots_.zero(hidden);
   state_ = State::kCollecting;
   slots_.let_go();
 }
@@ -107,12 +109,14 @@ void PageGradient::abandon() {
 
 void PageGradient::start(comm::ReduceOp op, GradientPresence& present) {
   TORCH_INTERNAL_ASSERT(is_collecting() && slots_.are_open());
+  std::vector<size_t> missing;
   for (Slot& slot : slots_.all()) {
     heed_changes(slot);
     const bool has = training_.gradient(slot.parameter).defined();
-    if (!has) slot.view.zero_();
+    if (!has) missing.push_back(slot.parameter);
     present.note(slot.parameter, has || slot.is_kept);
   }
+  slots_.zero(missing);
   state_ = State::kReducing;
   reduction_ = buckets_.start_reduction(page_, op);
   if (buckets_.are_transient()) slots_.close();

@@ -34,7 +34,7 @@ PageReductions::PageReductions(std::shared_ptr<ParameterPages> pages,
       agreement_(std::move(agreement)),
       present_(pages_->parameters().size(), pages_->layouts().size()),
       gradients_(gradients_of_pages(pages_->layouts().size(), training, buckets)),
-      collector_(*pages_, training, buckets, gradients_, [this] { end_all(); }) {}
+      collector_(*pages_, training, buckets, gradients_, reducing_, [this] { end_all(); }) {}
 
 void PageReductions::begin_training(size_t page) {
   GradientSlots& slots = gradients_[page].slots();
@@ -74,23 +74,25 @@ void PageReductions::start(size_t page) {
   collector_.collect_page(page, plan_.collect);
   collector_.open(page, plan_.collect);
   gradients_[page].start(plan_.op, present_);
+  reducing_.push_back(page);
   tell_of(memory::PageChange::kReducing, layout);
   if (!follower_.on_reduced) return;
-  present_.start_agreeing(page, training_.of_page(page), agreement_->told(),
-                          pages_->world().communicator());
+  // The same for all pages, and as long to write down as there are parameter groups.
+  if (next_ == 0) told_ = agreement_->told();
+  present_.start_agreeing(page, training_.of_page(page), told_, pages_->world().communicator());
   // One page behind: the reductions of whole gradients are else looked at when backward ends.
-  for (const size_t other : training_.pages()) {
-    if (other != page && gradients_[other].is_reducing()) end(other);
-  }
+  while (reducing_.front() != page) end_first();
 }
 
-void PageReductions::end(size_t page) {
+void PageReductions::end_first() {
+  const size_t page = reducing_.front();
   const memory::NamedRange range("PageReductions::end");
   const PageLayout& layout = pages_->layouts()[page];
   const memory::OwnerScope owner("reduction", layout.name);
   gradients_[page].wait();
   tell_of(memory::PageChange::kReduced, layout);
   if (follower_.before_close) follower_.before_close(page);
+  reducing_.pop_front();
   gradients_[page].close(plan_);
   if (!follower_.on_reduced) return;
   const auto [has_gradient, heard] = present_.wait(page);
@@ -102,9 +104,7 @@ void PageReductions::end(size_t page) {
 }
 
 void PageReductions::end_all() {
-  for (const size_t page : training_.pages()) {
-    if (gradients_[page].is_reducing()) end(page);
-  }
+  while (!reducing_.empty()) end_first();
 }
 
 HeardAlike PageReductions::finish(const Told& told) {
@@ -154,6 +154,8 @@ void PageReductions::drop() {
   // Before any is dropped: it throws where somebody reads one.
   buckets_.reduced().release("dropping the gradients of a step");
   for (const size_t page : training_.pages()) gradients_[page].drop();
+  // What a step that threw has left under way.
+  reducing_.clear();
 }
 
 }  // namespace zeropage

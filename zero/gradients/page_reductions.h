@@ -3,6 +3,7 @@
 // Lifetime: what it is given outlives it. Threads: the thread that runs backward.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -64,7 +65,8 @@ class PageReductions {
 
  private:
   void start(size_t page);
-  void end(size_t page);
+  // Of those that are reduced, in the order in which they were started.
+  void end_first();
   void end_all();
 
   // Constant after construction.
@@ -75,10 +77,12 @@ class PageReductions {
 
   GradientPresence present_;
   std::vector<PageGradient> gradients_;  // by page
+  std::deque<size_t> reducing_;          // pages, the first that was started first
   GradientCollector collector_;
   BackwardPlan plan_;
   BackwardFollower follower_;
   size_t next_ = 0;  // to be reduced, into training_.pages()
+  Told told_;        // in this backward
 };
 
 }  // namespace zeropage

@@ -79,9 +79,8 @@ PagedGradients::~PagedGradients() {
 void PagedGradients::add_page(size_t page, int64_t bytes, at::ScalarType dtype) {
   source_->add(page);
   std::vector<memory::Page::Tenant> tenants;
-  for (size_t index = 0; index < gradients_.size(); ++index) {
+  for (const size_t index : pages_->parameters().of_page(page)) {
     const PlacedParameter& placed = pages_->parameters()[index];
-    if (placed.page != page) continue;
     gradients_[index] = make_sharded_like(placed, dtype);
     tenants.push_back({gradients_[index].storage(),
                        placed.range.begin * static_cast<int64_t>(c10::elementSize(dtype))});

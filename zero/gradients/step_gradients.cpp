@@ -1,20 +1,22 @@
 #include "zero/gradients/step_gradients.h"
 
-#include <algorithm>
-
 #include "memory/check.h"
 
 namespace zeropage {
 
 std::vector<size_t> StepGradients::parameters() const {
   std::vector<size_t> parameters;
-  for (const size_t page : reducer_->training().pages()) {
-    for (const size_t index : reducer_->training().of_page(page)) {
-      if (has(index)) parameters.push_back(index);
-    }
+  for (const size_t index : reducer_->training().all()) {
+    if (has(index)) parameters.push_back(index);
   }
-  std::sort(parameters.begin(), parameters.end());
   return parameters;
+}
+
+std::vector<uint8_t> StepGradients::presence() const {
+  const TrainingParameters& training = reducer_->training();
+  std::vector<uint8_t> presence(training.size());
+  for (const size_t index : training.all()) presence[index] = training.gradient(index).defined();
+  return presence;
 }
 
 void StepGradients::prepare() {
@@ -28,9 +30,9 @@ void StepGradients::prepare() {
   reducer_->reduce();
   const torch::NoGradGuard no_grad;
   GradientBuckets& buckets = reducer_->buckets();
-  for (const size_t index : parameters()) {
+  for (const size_t index : reducer_->training().all()) {
     at::Tensor& gradient = reducer_->training().gradient(index);
-    if (buckets.reduced().is(index, gradient)) continue;
+    if (!gradient.defined() || buckets.reduced().is(index, gradient)) continue;
     ZP_CHECK(!reducer_->follower().on_reduced, "parameter \"", reducer_->training().name(index),
              "\": p.grad() was replaced after backward, which has made the step with it already "
              "(options.offload.step); use StepWhen::kInStep to change gradients");

@@ -3,6 +3,7 @@
 // Lifetime: shares the reducer. Threads: the training thread.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -37,6 +38,8 @@ class StepGradients {
   }
   // Those that have one, ascending.
   std::vector<size_t> parameters() const;
+  // Whether each parameter has one.
+  std::vector<uint8_t> presence() const;
 
   // The gradient of what this rank owns of a page that trains; undefined where none of its parameters has one. It
   // may be other memory in each step. [owned numel]

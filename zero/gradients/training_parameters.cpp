@@ -1,6 +1,7 @@
 #include "zero/gradients/training_parameters.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "memory/check.h"
@@ -12,15 +13,17 @@ TrainingParameters::TrainingParameters(std::shared_ptr<ParameterPages> pages, Ca
     : pages_(std::move(pages)),
       calls_(std::move(calls)),
       hooks_(pages_->parameters().size()),
-      of_page_(pages_->layouts().size()) {}
+      of_page_(pages_->layouts().size()),
+      others_(hooks_.size()) {
+  std::iota(others_.begin(), others_.end(), size_t{0});
+}
 
 TrainingParameters::~TrainingParameters() = default;
 
 std::vector<size_t> TrainingParameters::adopt() {
   std::vector<bool> changed(of_page_.size());
   for (const size_t index : unfrozen()) {
-    std::vector<size_t>& of_page = of_page_[placed(index).page];
-    of_page.insert(std::upper_bound(of_page.begin(), of_page.end(), index), index);
+    of_page_[placed(index).page].push_back(index);
     changed[placed(index).page] = true;
     hooks_[index] = std::make_unique<detail::AccumulateHooks>(
         placed(index).parameter.tensor,
@@ -31,23 +34,29 @@ std::vector<size_t> TrainingParameters::adopt() {
   order_.clear();
   for (size_t page = of_page_.size(); page-- > 0;) {
     if (!of_page_[page].empty()) order_.push_back(page);
-    if (changed[page]) pages.push_back(page);
+    if (!changed[page]) continue;
+    std::sort(of_page_[page].begin(), of_page_[page].end());
+    pages.push_back(page);
+  }
+  all_.clear();
+  others_.clear();
+  for (size_t index = 0; index < hooks_.size(); ++index) {
+    (contains(index) ? all_ : others_).push_back(index);
   }
   return pages;
 }
 
-void TrainingParameters::restore_hooks() const {
-  for (size_t index = 0; index < hooks_.size(); ++index) {
-    if (contains(index)) hooks_[index]->restore(placed(index).parameter.tensor);
+void TrainingParameters::restore_hooks(const std::vector<size_t>& pages) const {
+  for (const size_t page : pages) {
+    for (const size_t index : of_page_[page])
+      hooks_[index]->restore(placed(index).parameter.tensor);
   }
 }
 
 std::vector<size_t> TrainingParameters::unfrozen() const {
   std::vector<size_t> parameters;
-  for (size_t index = 0; index < hooks_.size(); ++index) {
-    if (!contains(index) && placed(index).parameter.tensor.requires_grad()) {
-      parameters.push_back(index);
-    }
+  for (const size_t index : others_) {
+    if (placed(index).parameter.tensor.requires_grad()) parameters.push_back(index);
   }
   return parameters;
 }

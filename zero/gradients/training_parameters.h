@@ -35,10 +35,14 @@ class TrainingParameters {
 
   // Takes in those that require a gradient and did not before. Returns their pages, the last first.
   std::vector<size_t> adopt();
-  // After parameters were given other values by set_data().
-  void restore_hooks() const;
+  // After parameters of these pages were given other values by set_data().
+  void restore_hooks(const std::vector<size_t>& pages) const;
 
+  // Of all parameters, those that do not train too.
+  size_t size() const { return hooks_.size(); }
   bool contains(size_t parameter) const { return hooks_[parameter] != nullptr; }
+  // Those that train, ascending.
+  const std::vector<size_t>& all() const { return all_; }
   // Of the page, ascending.
   const std::vector<size_t>& of_page(size_t page) const { return of_page_[page]; }
   // Pages that train, the last of the module first: the order in which backward completes them.
@@ -50,7 +54,7 @@ class TrainingParameters {
   void check_all_train() const;
 
   at::Tensor& gradient(size_t parameter) const {
-    return placed(parameter).parameter.tensor.mutable_grad();
+    return pages_->parameters().impl(parameter).mutable_grad();
   }
   const std::string& name(size_t parameter) const { return placed(parameter).parameter.name(); }
   const PlacedParameter& placed(size_t parameter) const { return pages_->parameters()[parameter]; }
@@ -62,6 +66,8 @@ class TrainingParameters {
       hooks_;  // by parameter; null: does not train
   std::vector<std::vector<size_t>> of_page_;
   std::vector<size_t> order_;
+  std::vector<size_t> all_;
+  std::vector<size_t> others_;  // that do not train, ascending
 };
 
 }  // namespace zeropage

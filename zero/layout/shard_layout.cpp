@@ -110,8 +110,9 @@ Range intersection(const Range& left, const Range& right) {
 }
 
 Range PageLayout::padding_after(int64_t end) const {
-  const auto next = std::find_if(slots.begin(), slots.end(),
-                                 [end](const Slot& slot) { return slot.range.end >= end; });
+  const auto next =
+      std::lower_bound(slots.begin(), slots.end(), end,
+                       [](const Slot& slot, int64_t at) { return slot.range.end < at; });
   if (next == slots.end() || next->range.end != end) return {end, end};
   return {end, next + 1 == slots.end() ? numel : (next + 1)->range.begin};
 }

@@ -51,7 +51,7 @@ struct PageLayout {
   std::string name;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool requires_grad = true;
-  std::vector<Slot> slots;
+  std::vector<Slot> slots;  // one behind the other
   int64_t numel = 0;        // to the end of the last slot
   int64_t shard_numel = 0;  // a rank's share, a multiple of kShardBlockNumel
 

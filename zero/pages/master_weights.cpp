@@ -38,6 +38,7 @@ void MasterWeights::make(size_t page) {
     const memory::KindScope kind(memory::Kind::kMasterWeights);
     kept.remainders =
         pages_->shards().communicator().buffer(pages_->owned(page).numel(), at::kShort).zero_();
+    are_split_ = true;
   }
 }
 

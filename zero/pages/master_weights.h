@@ -32,6 +32,8 @@ class MasterWeights {
   const at::Tensor& copy(size_t page) const { return kept_[page].copy; }
   // What makes fp32 of bf16 parameters: [owned numel] int16, or undefined.
   const at::Tensor& remainders(size_t page) const { return kept_[page].remainders; }
+  // Whether any page has them.
+  bool are_split() const { return are_split_; }
 
   // Those of the page that are on the device. Zeros.
   void make(size_t page);
@@ -75,6 +77,7 @@ class MasterWeights {
   const std::shared_ptr<const PageMemory> memory_;
   std::vector<OfPage> kept_;  // by page
   WrittenBlocks written_;     // of pages that have a copy in another tier
+  bool are_split_ = false;
   bool was_updated_ = false;
 };
 

@@ -49,6 +49,7 @@ void PageFiller::fill(const DeferredValues* deferred) {
 void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t>& storages) {
   std::vector<at::Tensor> targets;
   std::unordered_map<const c10::StorageImpl*, size_t> storage_of_target;
+  std::unordered_multimap<const c10::StorageImpl*, at::Tensor> buffers;
   for (const size_t storage : storages) {
     storage_of_target.emplace(first_in(storage).storage().unsafeGetStorageImpl(), storage);
     for (const size_t index : pages_.storages()[storage].parameters) {
@@ -56,7 +57,9 @@ void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t
     }
   }
   for (const at::Tensor& buffer : deferred.buffers) {
-    if (buffer.is_meta()) targets.push_back(buffer);
+    if (!buffer.is_meta()) continue;
+    targets.push_back(buffer);
+    buffers.emplace(buffer.storage().unsafeGetStorageImpl(), buffer);
   }
   deferred.tape.replay(targets, [&](const c10::StorageImpl& storage, const at::Tensor& values) {
     const auto known = storage_of_target.find(&storage);
@@ -64,10 +67,9 @@ void PageFiller::replay(const DeferredValues& deferred, const std::vector<size_t
       take_over(known->second, values);
       return;
     }
-    for (const at::Tensor& buffer : deferred.buffers) {
-      if (buffer.storage().unsafeGetStorageImpl() == &storage) {
-        memory::adopt_storage(buffer, values.storage(), values.scalar_type());
-      }
+    const auto [first, last] = buffers.equal_range(&storage);
+    for (auto buffer = first; buffer != last; ++buffer) {
+      memory::adopt_storage(buffer->second, values.storage(), values.scalar_type());
     }
   });
 }

@@ -1,6 +1,5 @@
 #include "zero/pages/page_writes.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "memory/check.h"
@@ -18,7 +17,7 @@ PageWrites::PageWrites(std::shared_ptr<ParameterPages> pages,
       versions_(pages_->parameters().size()) {}
 
 void PageWrites::bump_version(size_t parameter) const {
-  pages_->parameters()[parameter].parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  pages_->parameters().impl(parameter).bump_version();
 }
 
 void PageWrites::begin_update() {
@@ -34,12 +33,11 @@ void PageWrites::begin_update_in_backward(size_t page,
                                           const std::function<bool(size_t)>& has_gradient) {
   paging_->write_back(page);
   masters_->take_over_writes_in_tiers(page);
-  for (size_t index = 0; index < versions_.size(); ++index) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    if (placed.page != page || !has_gradient(index)) continue;
+  for (const size_t index : pages_->parameters().of_page(page)) {
+    if (!has_gradient(index)) continue;
     // A node of this backward that still needs the values from before is refused.
     bump_version(index);
-    versions_[index] = placed.parameter.tensor._version();
+    versions_[index] = pages_->parameters()[index].parameter.tensor._version();
   }
 }
 
@@ -55,10 +53,10 @@ void PageWrites::check_unwritten_since_backward() const {
 }
 
 // The update went through the pages, behind autograd's back.
-void PageWrites::end_update(const std::vector<bool>& updated) {
+void PageWrites::end_update(const std::vector<uint8_t>& updated) {
   paging_->end_step();
   for (size_t index = 0; index < versions_.size(); ++index) {
-    if (updated[index]) bump_version(index);
+    if (updated[index] != 0) bump_version(index);
     versions_[index] = 0;
   }
   masters_->end_update();
@@ -86,9 +84,8 @@ void PageWrites::end_load() {
 }
 
 void PageWrites::note_written(const std::vector<size_t>& pages) {
-  for (size_t index = 0; index < versions_.size(); ++index) {
-    const size_t page = pages_->parameters()[index].page;
-    if (std::find(pages.begin(), pages.end(), page) != pages.end()) bump_version(index);
+  for (const size_t page : pages) {
+    for (const size_t index : pages_->parameters().of_page(page)) bump_version(index);
   }
 }
 

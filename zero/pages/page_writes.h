@@ -6,6 +6,7 @@
 // Lifetime: shares the pages. Threads: the training thread, or the one that runs backward.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -31,7 +32,7 @@ class PageWrites {
   // parameters.
   void begin_update_in_backward(size_t page, const std::function<bool(size_t)>& has_gradient);
   // updated: by parameter. A backward over a graph from before is refused from here on.
-  void end_update(const std::vector<bool>& updated);
+  void end_update(const std::vector<uint8_t>& updated);
   // Instead of both, where a step changes nothing: ends its pass.
   void skip_update();
   // Whether a backward has begun the parameter's update, and no step has ended it.

@@ -25,7 +25,7 @@ PagedParameters::PagedParameters(std::shared_ptr<const ParameterPages> pages,
 void PagedParameters::hand_over(size_t page, ShardSource& source) {
   const PageLayout& layout = pages_->layouts()[page];
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
-  const std::vector<PlacedParameter>& parameters = pages_->parameters();
+  const PlacedParameters& parameters = pages_->parameters();
   std::vector<memory::Page::Tenant> tenants;
   for (const Slot& slot : layout.slots) {
     const auto& sharing = pages_->storages()[slot.storage].parameters;

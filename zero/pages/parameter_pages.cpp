@@ -1,6 +1,5 @@
 #include "zero/pages/parameter_pages.h"
 
-#include <algorithm>
 #include <unordered_map>
 #include <utility>
 
@@ -32,11 +31,13 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                                const PageOptions& options, bool is_deferred)
     : worlds_(std::move(worlds)), tensor_world_(tensor_world_of(parameters)), options_(options) {
+  std::vector<PlacedParameter> placed;
   for (NamedParameter& named : parameters) {
     check_can_be_placed(named, world().communicator().device(), is_deferred);
-    parameters_.push_back({std::move(named)});
+    placed.push_back({std::move(named)});
   }
-  lay_out(group_by_storage());
+  const std::vector<StorageSpec> storages = group_by_storage(placed);
+  lay_out(storages, std::move(placed));
   plan_ = BytePlan(layouts_, options_.sharding, shards().rank(), shards().size());
 }
 
@@ -59,11 +60,12 @@ void check_stages_agree(const ParameterPages& pages, const std::string& topic,
   stages->check_agreement(topic + ", over the stages of the pipeline", lines);
 }
 
-std::vector<StorageSpec> ParameterPages::group_by_storage() {
+std::vector<StorageSpec> ParameterPages::group_by_storage(
+    const std::vector<PlacedParameter>& parameters) {
   std::vector<StorageSpec> storages;
   std::unordered_map<const c10::StorageImpl*, size_t> known;
-  for (size_t index = 0; index < parameters_.size(); ++index) {
-    const NamedParameter& named = parameters_[index].parameter;
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    const NamedParameter& named = parameters[index].parameter;
     const auto [at, is_new] =
         known.try_emplace(named.tensor.storage().unsafeGetStorageImpl(), storages.size());
     if (is_new) {
@@ -85,7 +87,7 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
   for (size_t storage = 0; storage < storages.size(); ++storage) {
     std::vector<const NamedParameter*> sharing;
     for (const size_t index : storages_[storage].parameters) {
-      sharing.push_back(&parameters_[index].parameter);
+      sharing.push_back(&parameters[index].parameter);
       storages[storage].parameters.push_back(reach(sharing.back()->tensor));
     }
     check_no_overlap(sharing);
@@ -93,7 +95,8 @@ std::vector<StorageSpec> ParameterPages::group_by_storage() {
   return storages;
 }
 
-void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
+void ParameterPages::lay_out(const std::vector<StorageSpec>& storages,
+                             std::vector<PlacedParameter> parameters) {
   layouts_ =
       lay_out_pages(storages, {.world_size = shards().size(), .page_bytes = options_.page_bytes});
   for (size_t page = 0; page < layouts_.size(); ++page) {
@@ -102,7 +105,7 @@ void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
       storage.page = page;
       storage.range = slot.range;
       for (const size_t index : storage.parameters) {
-        PlacedParameter& placed = parameters_[index];
+        PlacedParameter& placed = parameters[index];
         const Range range = reach(placed.parameter.tensor);
         placed.page = page;
         placed.range = {slot.range.begin + range.begin, slot.range.begin + range.end};
@@ -110,13 +113,7 @@ void ParameterPages::lay_out(const std::vector<StorageSpec>& storages) {
       }
     }
   }
-}
-
-int64_t ParameterPages::index_of(const at::Tensor& tensor) const {
-  const auto at = std::find_if(parameters_.begin(), parameters_.end(), [&](const auto& placed) {
-    return placed.parameter.tensor.is_same(tensor);
-  });
-  return at == parameters_.end() ? -1 : at - parameters_.begin();
+  parameters_ = PlacedParameters(std::move(parameters), layouts_.size());
 }
 
 }  // namespace zeropage

@@ -21,19 +21,11 @@
 #include "zero/layout/shard_layout.h"
 #include "zero/options.h"
 #include "zero/pages/page_worlds.h"
+#include "zero/pages/placed_parameters.h"
 #include "zero/plan/byte_plan.h"
 #include "zero/tiers/page_offload.h"
 
 namespace zeropage {
-
-struct PlacedParameter {
-  NamedParameter parameter;
-  size_t page = 0;
-  // Where the parameter's elements lie in the page, gaps of a strided parameter included.
-  Range range;
-  // Of its first element.
-  int64_t offset = 0;
-};
 
 // Memory that moves into a page in one piece: of one parameter, or of several that share it.
 struct PlacedStorage {
@@ -95,14 +87,11 @@ class ParameterPages {
   const Options& options() const { return options_.sharding; }
   // What of each page is sharded, what leaves the device, and what that takes.
   const BytePlan& plan() const { return plan_; }
-  const std::vector<PlacedParameter>& parameters() const { return parameters_; }
+  const PlacedParameters& parameters() const { return parameters_; }
   // By index of StorageSpec, as slots have it.
   const std::vector<PlacedStorage>& storages() const { return storages_; }
   // 'page "blocks.7"', for errors.
   std::string describe(size_t page) const { return "page \"" + layouts_[page].name + "\""; }
-
-  // Index into parameters() of a tensor, or -1 if it is none of them.
-  int64_t index_of(const at::Tensor& tensor) const;
 
   // Elements of the page that this rank updates.
   Range owned(size_t page) const { return plan_[page].owned; }
@@ -122,19 +111,23 @@ class ParameterPages {
   void begin_training(size_t page) {
     layouts_[page].requires_grad = true;
     plan_.begin_training(page, layouts_[page]);
+    ++training_version_;
   }
+  // Changes when a page begins to train.
+  uint64_t training_version() const { return training_version_; }
 
  private:
-  std::vector<StorageSpec> group_by_storage();
-  void lay_out(const std::vector<StorageSpec>& storages);
+  std::vector<StorageSpec> group_by_storage(const std::vector<PlacedParameter>& parameters);
+  void lay_out(const std::vector<StorageSpec>& storages, std::vector<PlacedParameter> parameters);
 
   const PageWorlds worlds_;
   const std::optional<comm::World> tensor_world_;
   const PageOptions options_;
   std::vector<PageLayout> layouts_;
   BytePlan plan_;
-  std::vector<PlacedParameter> parameters_;
+  PlacedParameters parameters_;
   std::vector<PlacedStorage> storages_;
+  uint64_t training_version_ = 0;
 };
 
 }  // namespace zeropage

@@ -1,6 +1,5 @@
 #include "zero/pages/parameters_in_place.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -27,22 +26,25 @@ at::Tensor as_given(const at::Tensor& tensor) {
 }  // namespace
 
 ParametersInPlace::ParametersInPlace(std::shared_ptr<const ParameterPages> pages,
-                                     std::shared_ptr<const PageMemory> memory)
-    : pages_(std::move(pages)), memory_(std::move(memory)) {
+                                     const std::shared_ptr<const PageMemory>& memory)
+    : pages_(std::move(pages)) {
   for (const PlacedParameter& placed : pages_->parameters()) {
-    in_place_.push_back(placed.parameter.tensor.detach());
+    const at::Tensor& tensor = placed.parameter.tensor;
+    in_place_.push_back(tensor.detach());
+    Place& place = places_.emplace_back();
+    place.storage = tensor.storage().unsafeGetStorageImpl();
+    // Without memory there is no address either.
+    if (pages_->is_sharded(placed.page) || tensor.numel() == 0 || tensor.is_meta()) continue;
+    place.first = static_cast<const char*>(memory->whole(placed.page).const_data_ptr()) +
+                  placed.offset * static_cast<int64_t>(tensor.element_size());
   }
 }
 
 bool ParametersInPlace::has(size_t parameter) const {
-  const PlacedParameter& placed = pages_->parameters()[parameter];
-  const at::Tensor& tensor = placed.parameter.tensor;
-  if (!tensor.is_alias_of(in_place_[parameter])) return false;
-  // Without memory there is no address either.
-  if (pages_->is_sharded(placed.page) || tensor.numel() == 0 || tensor.is_meta()) return true;
-  const auto* whole = static_cast<const char*>(memory_->whole(placed.page).const_data_ptr());
-  return tensor.const_data_ptr() ==
-         whole + placed.offset * static_cast<int64_t>(tensor.element_size());
+  const c10::TensorImpl& impl = pages_->parameters().impl(parameter);
+  const Place& place = places_[parameter];
+  if (impl.unsafe_storage().unsafeGetStorageImpl() != place.storage) return false;
+  return place.first == nullptr || impl.data() == place.first;
 }
 
 void ParametersInPlace::check(const char* who) const {
@@ -57,23 +59,26 @@ void ParametersInPlace::check(const char* who) const {
 std::string ParametersInPlace::put_back(const std::vector<size_t>& pages) const {
   const at::NoGradGuard no_grad;
   std::string wrong;
-  for (size_t index = 0; index < in_place_.size(); ++index) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    const at::Tensor& tensor = placed.parameter.tensor;
-    if (std::find(pages.begin(), pages.end(), placed.page) == pages.end()) continue;
-    if (has(index)) continue;
-    const at::Tensor& in_place = in_place_[index];
-    const at::Tensor given = as_given(tensor);
-    tensor.unsafeGetTensorImpl()->shallow_copy_from(in_place.getIntrusivePtr());
-    if (given.sizes() == in_place.sizes()) {
-      in_place.copy_(given);
-    } else if (wrong.empty()) {
-      wrong = c10::str("parameter \"", placed.parameter.name(), "\": expected values of sizes ",
-                       in_place.sizes(), ", got ", given.sizes(),
-                       "; it keeps what it had: load a file of this model");
+  for (const size_t page : pages) {
+    for (const size_t index : pages_->parameters().of_page(page)) {
+      if (!has(index)) put_back(index, wrong);
     }
   }
   return wrong;
+}
+
+void ParametersInPlace::put_back(size_t parameter, std::string& wrong) const {
+  const NamedParameter& named = pages_->parameters()[parameter].parameter;
+  const at::Tensor& in_place = in_place_[parameter];
+  const at::Tensor given = as_given(named.tensor);
+  named.tensor.unsafeGetTensorImpl()->shallow_copy_from(in_place.getIntrusivePtr());
+  if (given.sizes() == in_place.sizes()) {
+    in_place.copy_(given);
+  } else if (wrong.empty()) {
+    wrong =
+        c10::str("parameter \"", named.name(), "\": expected values of sizes ", in_place.sizes(),
+                 ", got ", given.sizes(), "; it keeps what it had: load a file of this model");
+  }
 }
 
 }  // namespace zeropage

@@ -19,7 +19,7 @@ class ParametersInPlace {
  public:
   // Parameters are in their pages.
   ParametersInPlace(std::shared_ptr<const ParameterPages> pages,
-                    std::shared_ptr<const PageMemory> memory);
+                    const std::shared_ptr<const PageMemory>& memory);
 
   // Throws if a parameter no longer lives in its page. who: "step()".
   void check(const char* who) const;
@@ -29,11 +29,18 @@ class ParametersInPlace {
 
  private:
   bool has(size_t parameter) const;
+  void put_back(size_t parameter, std::string& wrong) const;
 
   const std::shared_ptr<const ParameterPages> pages_;
-  const std::shared_ptr<const PageMemory> memory_;
+  // Where a parameter is in its page.
+  struct Place {
+    const c10::StorageImpl* storage = nullptr;  // kept by in_place_
+    const void* first = nullptr;                // its first element; null where it has no address
+  };
+
   std::vector<at::Tensor>
-      in_place_;  // by parameter: its elements, whatever memory it is given later
+      in_place_;               // by parameter: its elements, whatever memory it is given later
+  std::vector<Place> places_;  // by parameter
 };
 
 }  // namespace zeropage

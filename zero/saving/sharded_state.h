@@ -10,7 +10,8 @@
 // the state before or the new one; `latest` beside it is replaced in one piece.
 //
 // Collective. Between steps: gradients are not part of a state.
-// Memory: saving 13 MiB of buffers a rank; loading 2 MiB, and with 8-bit states fp32 of a page's. What is
+// Memory: saving 13 MiB of buffers a rank; loading 1 MiB, as much for each state that the optimizer keeps of a parameter, and
+// with 8-bit states fp32 of a page's. What is
 // offloaded to disk is read page by page.
 // Throws state::StateError, on all ranks alike: which file, where, what was expected and what is there;
 // c10::Error where the model cannot be saved. Threads: the training thread.

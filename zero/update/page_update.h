@@ -52,7 +52,8 @@ struct ParameterShard {
 
 // A parameter group of the user, as far as it lies in the owned part.
 struct OwnedGroup {
-  std::vector<ParameterShard> shards;
+  size_t number = 0;                   // among the user's
+  std::vector<ParameterShard> shards;  // one or more
   std::unique_ptr<torch::optim::OptimizerOptions> options;
 };
 
@@ -85,7 +86,8 @@ class PageUpdate {
   PageUpdate& operator=(const PageUpdate&) = delete;
 
   virtual void add_groups(std::vector<OwnedGroup> groups) = 0;
-  // The options of a group from the next step on; groups are counted as they were added.
+  // The options of a group from the next step on; groups are counted as they were added, and are no more than
+  // lie in the owned part.
   virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
   // gradient: [owned numel], other memory in each step; undefined where no parameter has one. Leaves
   // parameters without a gradient alone, and their state. Gradients are multiplied by the

@@ -1,6 +1,7 @@
 #include "zero/update/page_updates.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -39,6 +40,7 @@ PageUpdates::PageUpdates(ShardedParameters parameters, const UpdateFactory& fact
       updates_.push_back({page, factory_.make(page), std::nullopt});
     }
   }
+  known_training_ = pages.training_version();
   adopt_groups();
 }
 
@@ -66,10 +68,16 @@ PageUpdates::OfPage PageUpdates::make_offloaded(size_t page) const {
   return {page, factory_.make_fused(std::move(part)), index};
 }
 
+const PageUpdates::OfPage* PageUpdates::find(size_t page) const {
+  const auto at =
+      std::lower_bound(updates_.begin(), updates_.end(), page,
+                       [](const OfPage& of, size_t wanted) { return of.page < wanted; });
+  return at != updates_.end() && at->page == page ? &*at : nullptr;
+}
+
 const PageUpdates::OfPage* PageUpdates::offloaded(size_t page) const {
-  const auto at = std::find_if(updates_.begin(), updates_.end(),
-                               [page](const OfPage& of_page) { return of_page.page == page; });
-  return at != updates_.end() && at->part ? &*at : nullptr;
+  const OfPage* const of_page = find(page);
+  return of_page != nullptr && of_page->part ? of_page : nullptr;
 }
 
 void PageUpdates::adopt(int64_t steps) {
@@ -79,39 +87,39 @@ void PageUpdates::adopt(int64_t steps) {
 
 void PageUpdates::adopt_pages(int64_t steps) {
   const ParameterPages& pages = *parameters_.pages;
+  if (known_training_ == pages.training_version()) return;
+  known_training_ = pages.training_version();
+  std::vector<OfPage> made;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
-    const auto at = std::find_if(updates_.begin(), updates_.end(),
-                                 [page](const OfPage& of_page) { return of_page.page >= page; });
-    if (!pages.layouts()[page].requires_grad || (at != updates_.end() && at->page == page)) {
-      continue;
-    }
+    if (!pages.layouts()[page].requires_grad || find(page) != nullptr) continue;
     TORCH_INTERNAL_ASSERT(!pages.offloads_optimizer(page));
-    const auto made = updates_.insert(at, {page, factory_.make(page), std::nullopt});
-    std::vector<OwnedGroup> groups;
-    for (size_t group = 0; group < known_groups_; ++group) {
-      groups.push_back(groups_.owned(page, group, groups_.parameters_of(group)));
-    }
-    made->update->add_groups(std::move(groups));
-    made->update->set_updates(steps);
+    made.push_back({page, factory_.make(page), std::nullopt});
+    add_groups(made.back(), /*first=*/0);
+    made.back().update->set_updates(steps);
   }
+  std::move(made.begin(), made.end(), std::back_inserter(updates_));
+  std::sort(updates_.begin(), updates_.end(),
+            [](const OfPage& left, const OfPage& right) { return left.page < right.page; });
 }
 
 void PageUpdates::adopt_groups() {
   if (known_groups_ == groups_.size()) return;
-  const std::vector<std::vector<size_t>> added = groups_.adopt(known_groups_);
-  for (const OfPage& of_page : updates_) {
-    std::vector<OwnedGroup> groups;
-    for (size_t i = 0; i < added.size(); ++i) {
-      groups.push_back(groups_.owned(of_page.page, known_groups_ + i, added[i]));
-    }
-    of_page.update->add_groups(std::move(groups));
-  }
+  groups_.adopt(known_groups_);
+  for (OfPage& of_page : updates_) add_groups(of_page, known_groups_);
   known_groups_ = groups_.size();
 }
 
+// Of those that were adopted, from `first` on.
+void PageUpdates::add_groups(OfPage& of_page, size_t first) const {
+  std::vector<OwnedGroup> groups = groups_.owned(of_page.page, first);
+  if (groups.empty()) return;
+  for (const OwnedGroup& group : groups) of_page.groups.push_back(group.number);
+  of_page.update->add_groups(std::move(groups));
+}
+
 void PageUpdates::set_options(const OfPage& of_page) const {
-  for (size_t group = 0; group < groups_.size(); ++group) {
-    of_page.update->set_options(group, groups_.options(group));
+  for (size_t index = 0; index < of_page.groups.size(); ++index) {
+    of_page.update->set_options(index, groups_.options(of_page.groups[index]));
   }
 }
 

@@ -24,6 +24,8 @@ class PageUpdates {
     size_t page;
     std::unique_ptr<PageUpdate> update;
     std::optional<size_t> part;  // of steps(): its state is offloaded
+    // The user's numbers of the groups that lie in it, as they were added to the update.
+    std::vector<size_t> groups = {};
   };
 
   // Throws where the optimizer is to be offloaded, and its class has no fused form.
@@ -31,6 +33,8 @@ class PageUpdates {
 
   // By page, ascending.
   const std::vector<OfPage>& all() const { return updates_; }
+  // The page's; null where it does not train.
+  const OfPage* find(size_t page) const;
   // The page's, if its state is offloaded; otherwise null.
   const OfPage* offloaded(size_t page) const;
   // What makes the offloaded ones; null where nothing is offloaded.
@@ -59,12 +63,14 @@ class PageUpdates {
   OfPage make_offloaded(size_t page) const;
   void adopt_pages(int64_t steps);
   void adopt_groups();
+  void add_groups(OfPage& of_page, size_t first) const;
 
   const ShardedParameters parameters_;
   const UpdateFactory& factory_;
   ParameterGroups& groups_;
   std::vector<OfPage> updates_;
   size_t known_groups_ = 0;                // of updates_
+  uint64_t known_training_ = 0;            // of the pages, when updates_ were made
   std::unique_ptr<OffloadedSteps> steps_;  // last: its thread uses updates_
 };
 

@@ -1,6 +1,7 @@
 #include "zero/update/parameter_groups.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include "memory/check.h"
@@ -13,55 +14,65 @@ ParameterGroups::ParameterGroups(std::shared_ptr<const ParameterPages> pages,
     : pages_(std::move(pages)),
       options_(options),
       groups_(groups),
-      grouped_(pages_->parameters().size()) {}
+      grouped_(pages_->parameters().size()),
+      of_pages_(pages_->layouts().size()) {}
 
 std::vector<size_t> ParameterGroups::parameters_of(size_t group) const {
   std::vector<size_t> indices;  // each parameter once
+  std::unordered_set<size_t> seen;
   const auto& tensors = groups_[group].params();
   for (size_t position = 0; position < tensors.size(); ++position) {
-    const int64_t index = pages_->index_of(tensors[position]);
+    const int64_t index = pages_->parameters().index_of(tensors[position]);
     ZP_CHECK(index >= 0, "parameter ", position, " of group ", group, " (sizes ",
              tensors[position].sizes(),
              ") is not a parameter of the wrapped module; optimizers step what was wrapped only");
     // LibTorch lists a tied parameter under each of its names.
-    if (std::find(indices.begin(), indices.end(), static_cast<size_t>(index)) == indices.end()) {
+    if (seen.insert(static_cast<size_t>(index)).second) {
       indices.push_back(static_cast<size_t>(index));
     }
   }
   return indices;
 }
 
-std::vector<std::vector<size_t>> ParameterGroups::adopt(size_t first) {
-  std::vector<std::vector<size_t>> adopted;
+void ParameterGroups::adopt(size_t first) {
   for (size_t group = first; group < groups_.size(); ++group) {
-    adopted.push_back(parameters_of(group));
-    for (const size_t index : adopted.back()) {
+    for (const size_t index : parameters_of(group)) {
       ZP_CHECK(!grouped_[index], "parameter \"", name(index),
                "\" appears in two parameter groups; keep one");
       grouped_[index] = true;
+      of_pages_[pages_->parameters()[index].page].push_back({group, index});
     }
   }
-  return adopted;
 }
 
-OwnedGroup ParameterGroups::owned(size_t page, size_t group,
-                                  const std::vector<size_t>& parameters) const {
-  const Range owned = pages_->owned(page);
-  OwnedGroup result{{}, options(group).clone()};
-  for (const size_t index : parameters) {
-    const PlacedParameter& placed = pages_->parameters()[index];
-    if (placed.page != page) continue;
-    const Range range = intersection(owned, placed.range);
-    if (range.empty()) continue;
-    const Range padding = intersection(owned, pages_->layouts()[page].padding_after(range.end));
-    result.shards.push_back({index,
-                             {range.begin - owned.begin, range.end - owned.begin},
-                             range.begin - placed.range.begin,
-                             padding.numel(),
-                             state_format_of(options_, placed.range.numel()),
-                             !placed.parameter.tensor.requires_grad()});
+std::vector<OwnedGroup> ParameterGroups::owned(size_t page, size_t first) const {
+  const std::vector<Member>& members = of_pages_[page];
+  std::vector<OwnedGroup> groups;
+  const auto begin = std::partition_point(
+      members.begin(), members.end(), [=](const Member& member) { return member.group < first; });
+  for (auto member = begin; member != members.end(); ++member) {
+    const ParameterShard shard =
+        shard_of(pages_->parameters()[member->parameter], member->parameter);
+    if (shard.range.empty()) continue;
+    if (groups.empty() || groups.back().number != member->group) {
+      groups.push_back({member->group, {}, options(member->group).clone()});
+    }
+    groups.back().shards.push_back(shard);
   }
-  return result;
+  return groups;
+}
+
+ParameterShard ParameterGroups::shard_of(const PlacedParameter& placed, size_t parameter) const {
+  const Range owned = pages_->owned(placed.page);
+  const Range range = intersection(owned, placed.range);
+  const Range padding =
+      intersection(owned, pages_->layouts()[placed.page].padding_after(range.end));
+  return {.parameter = parameter,
+          .range = {range.begin - owned.begin, range.end - owned.begin},
+          .first_element = range.begin - placed.range.begin,
+          .padding = padding.numel(),
+          .state_format = state_format_of(options_, placed.range.numel()),
+          .frozen = !placed.parameter.tensor.requires_grad()};
 }
 
 void ParameterGroups::check_agreement(const std::string& class_name) const {

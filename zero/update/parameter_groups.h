@@ -31,19 +31,25 @@ class ParameterGroups {
   // Indices of the group's parameters, each once. Throws for a tensor that is no parameter of the model.
   std::vector<size_t> parameters_of(size_t group) const;
 
-  // Takes in the groups from `first` on, which are new, and returns their parameters. Throws where one
-  // is in another group already.
-  std::vector<std::vector<size_t>> adopt(size_t first);
+  // Takes in the groups from `first` on, which are new. Throws where a parameter of theirs is in another
+  // group already.
+  void adopt(size_t first);
   // Whether the parameter is in a group that was adopted.
   bool contain(size_t parameter) const { return grouped_[parameter]; }
 
-  // The group, of these parameters, as far as this rank owns it in that page.
-  OwnedGroup owned(size_t page, size_t group, const std::vector<size_t>& parameters) const;
+  // The groups from `first` on that were adopted, as far as this rank owns any of them in that page.
+  std::vector<OwnedGroup> owned(size_t page, size_t first) const;
 
   // Throws where ranks have other groups, options or parameters, or another class. Collective.
   void check_agreement(const std::string& class_name) const;
 
  private:
+  struct Member {
+    size_t group;
+    size_t parameter;
+  };
+
+  ParameterShard shard_of(const PlacedParameter& placed, size_t parameter) const;
   const std::string& name(size_t parameter) const {
     return pages_->parameters()[parameter].parameter.name();
   }
@@ -52,6 +58,8 @@ class ParameterGroups {
   const Options options_;
   const Groups& groups_;
   std::vector<bool> grouped_;  // by parameter
+  // By page: group by group, each in the user's order.
+  std::vector<std::vector<Member>> of_pages_;
 };
 
 }  // namespace zeropage

@@ -108,10 +108,11 @@ void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const Visi
                                      const std::function<void(size_t page)>& end_page) {
   const torch::NoGradGuard no_grad;
   begin_visit();
-  for (const auto& of_page : updates_->all()) {
-    if (of_page.page == page) return updates_->visit_states(of_page, access, visit, end_page);
+  if (const auto* const of_page = updates_->find(page)) {
+    updates_->visit_states(*of_page, access, visit, end_page);
+  } else {
+    end_page(page);
   }
-  end_page(page);
 }
 
 void ShardedUpdates::step() {
@@ -125,11 +126,12 @@ void ShardedUpdates::step() {
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
   parameters_.gradients->prepare();
+  std::vector<uint8_t> has_gradient = parameters_.gradients->presence();
   agreement_.begin_step();
   parameters_.writes->begin_update();
   try {
-    pipeline_->run(factors_);
-    end_step();
+    pipeline_->run(has_gradient, factors_);
+    end_step(std::move(has_gradient));
   } catch (const std::exception& error) {
     error_ = memory::message_of(error);
     throw;
@@ -145,10 +147,9 @@ void ShardedUpdates::step_with(const offload::GradientFactors& factors,
   untold_ = std::move(report);
 }
 
-void ShardedUpdates::end_step() {
-  std::vector<bool> updated(parameters_.pages->parameters().size());
+void ShardedUpdates::end_step(std::vector<uint8_t> updated) {
   for (size_t index = 0; index < updated.size(); ++index) {
-    updated[index] = groups_.contain(index) && parameters_.gradients->has(index);
+    if (!groups_.contain(index)) updated[index] = 0;
   }
   ++made_;
   parameters_.writes->end_update(updated);

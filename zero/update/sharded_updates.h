@@ -77,7 +77,8 @@ class ShardedUpdates {
   void check_memory_holds_states() const;
   void check_whole(const char* who) const;
   void begin_visit();
-  void end_step();
+  // updated: by parameter, whether it has a gradient.
+  void end_step(std::vector<uint8_t> updated);
   void hear();
 
   const torch::optim::Optimizer& optimizer_;

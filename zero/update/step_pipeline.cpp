@@ -1,5 +1,6 @@
 #include "zero/update/step_pipeline.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -74,36 +75,37 @@ void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has
                                    double factor, BeforeUpdate before_update) const {
   const ParameterPages& pages = *parameters_.pages;
   const Range owned = pages.owned(of_page.page);
-  std::vector<bool> has(pages.parameters().size());
+  std::vector<size_t> with_gradient;  // ascending
   std::vector<Range> unchanged;
-  for (size_t index = 0; index < has.size(); ++index) {
-    const PlacedParameter& placed = pages.parameters()[index];
-    if (placed.page != of_page.page) continue;
-    has[index] = groups_.contain(index) && has_gradient(index);
-    const Range range = intersection(owned, placed.range);
-    if (has[index] || range.empty()) continue;
+  for (const size_t index : pages.parameters().of_page(of_page.page)) {
+    if (groups_.contain(index) && has_gradient(index)) {
+      with_gradient.push_back(index);
+      continue;
+    }
+    const Range range = intersection(owned, pages.parameters()[index].range);
+    if (range.empty()) continue;
     unchanged.push_back({range.begin - owned.begin, range.end - owned.begin});
   }
   updates_.set_options(of_page);
   updates_.steps()->start(
       *of_page.part,
-      [update = of_page.update.get(), has = std::move(has), factor,
+      [update = of_page.update.get(), with_gradient = std::move(with_gradient), factor,
        before_update = std::move(before_update)](const at::Tensor& gradient) {
         if (before_update) before_update(gradient);
-        update->step(gradient, [&has](size_t parameter) { return has[parameter]; },
-                     {.scale = factor});
+        const auto has = [&with_gradient](size_t parameter) {
+          return std::binary_search(with_gradient.begin(), with_gradient.end(), parameter);
+        };
+        update->step(gradient, has, {.scale = factor});
       },
       gradient_of(of_page.page), std::move(unchanged));
 }
 
-void StepPipeline::update_on_device(const OfPage& of_page,
+void StepPipeline::update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
                                     const offload::GradientFactors& factors) const {
   updates_.set_options(of_page);
   const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
   try {
-    of_page.update->step(
-        parameters_.gradients->owned(of_page.page),
-        [this](size_t parameter) { return parameters_.gradients->has(parameter); }, factors);
+    of_page.update->step(parameters_.gradients->owned(of_page.page), has_gradient, factors);
   } catch (c10::Error& error) {
     error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
                                parameters_.pages->layouts()[of_page.page].name, "\""));
@@ -111,8 +113,12 @@ void StepPipeline::update_on_device(const OfPage& of_page,
   }
 }
 
-void StepPipeline::run(const offload::GradientFactors& factors) const {
+void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
+                       const offload::GradientFactors& factors) const {
   const memory::NamedRange range("StepPipeline::run");
+  const HasGradient has = [&has_gradient](size_t parameter) {
+    return has_gradient[parameter] != 0;
+  };
   const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
   OffloadedSteps* const steps = updates_.steps();
   for (const OfPage& of_page : updates_.all()) {
@@ -122,15 +128,13 @@ void StepPipeline::run(const offload::GradientFactors& factors) const {
       steps->publish(*of_page.part);
     }
     if (!steps->started(*of_page.part)) {
-      start_offloaded(
-          of_page, [this](size_t parameter) { return parameters_.gradients->has(parameter); },
-          factors.scale);
+      start_offloaded(of_page, has, factors.scale);
     }
   }
   std::vector<comm::Pending> in_flight;
   for (const OfPage& of_page : updates_.all()) {
     if (!of_page.part) {
-      update_on_device(of_page, factors);
+      update_on_device(of_page, has, factors);
     } else if (!late) {
       steps->take(*of_page.part);
     }

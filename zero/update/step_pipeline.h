@@ -7,6 +7,9 @@
 // reducer. Threads: the training thread, and the one that runs backward.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "offload/fused_step.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/page_updates.h"
@@ -25,7 +28,8 @@ class StepPipeline {
 
   // Updates what this rank owns, with gradients that are multiplied by the scale, and returns when all
   // whole parameters are new on this rank; sharded ones come when they are used. Collective.
-  void run(const offload::GradientFactors& factors) const;
+  // has_gradient: by parameter.
+  void run(const std::vector<uint8_t>& has_gradient, const offload::GradientFactors& factors) const;
 
  private:
   using OfPage = PageUpdates::OfPage;
@@ -38,7 +42,8 @@ class StepPipeline {
   OffloadedSteps::Gradient gradient_of(size_t page) const;
   void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor,
                        BeforeUpdate before_update = nullptr) const;
-  void update_on_device(const OfPage& of_page, const offload::GradientFactors& factors) const;
+  void update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
+                        const offload::GradientFactors& factors) const;
 
   const ShardedParameters parameters_;
   const ParameterGroups& groups_;

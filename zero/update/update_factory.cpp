@@ -13,11 +13,7 @@ const char* UpdateFactory::what_needs_fused() const {
   if (parameters_.options.optimizer_state != offload::StateFormat::kFp32) {
     return "options.optimizer_state";
   }
-  const size_t pages = parameters_.pages->layouts().size();
-  for (size_t page = 0; page < pages; ++page) {
-    if (parameters_.masters->remainders(page).defined()) return "options.low_precision_update";
-  }
-  return nullptr;
+  return parameters_.masters->are_split() ? "options.low_precision_update" : nullptr;
 }
 
 bool UpdateFactory::updates_fused() const {

@@ -33,8 +33,8 @@ TEST(WaitingGradientsTest, SumUpOverPagesUntilTheyAreForgotten) {
 }
 
 struct GroupImpl : torch::nn::Module {
-  GroupImpl(int64_t used, bool has_an_unused_one) : used(used) {
-    for (int64_t layer = 0; layer < used + (has_an_unused_one ? 1 : 0); ++layer) {
+  GroupImpl(int64_t used, int64_t unused) : used(used) {
+    for (int64_t layer = 0; layer < used + unused; ++layer) {
       layers.push_back(
           register_module(c10::str("layer", layer),
                           torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false))));
@@ -47,10 +47,9 @@ TORCH_MODULE(Group);
 
 // Layers in groups; each group is an element of a list, and so a page.
 struct GroupsImpl : torch::nn::Module {
-  GroupsImpl(int64_t groups, int64_t layers, bool each_has_an_unused_one) {
-    for (int64_t group = 0; group < groups; ++group) {
-      all->push_back(Group(layers, each_has_an_unused_one));
-    }
+  // unused: of each group, besides.
+  GroupsImpl(int64_t groups, int64_t layers, int64_t unused) {
+    for (int64_t group = 0; group < groups; ++group) all->push_back(Group(layers, unused));
     register_module("all", all);
   }
 
@@ -75,21 +74,22 @@ struct Seen {
   int64_t pages = 0;
   int64_t list_copies = 0;  // of both ranks
   int64_t copies = 0;
+  int64_t zeros = 0;
 };
 
 class GradientsOnADeviceTest : public ::testing::TestWithParam<int> {
  protected:
   // One backward on two ranks.
-  Seen run(int64_t groups, int64_t layers, bool each_has_an_unused_one) const {
+  Seen run(int64_t groups, int64_t layers, int64_t unused) const {
     Seen seen;
     run_ranks(
         2,
         [&](comm::World& world) {
-          Groups module(groups, layers, each_has_an_unused_one);
+          Groups module(groups, layers, unused);
           module->to(world.device());
           Options options;
           options.stage = stage_of(GetParam());
-          options.page_bytes = 16 * layers * kWeightBytes / 2;
+          options.page_bytes = 16 * (layers + unused) * kWeightBytes / 2;
           DistributedDataParallel<Groups> model(module, world, options);
           const auto x = torch::ones({1, kWidth}, torch::TensorOptions(world.device()));
           const memory::Ledger& ledger = *memory::Ledger::current();
@@ -115,7 +115,8 @@ class GradientsOnADeviceTest : public ::testing::TestWithParam<int> {
               .most_waiting_bytes = most,
               .pages = static_cast<int64_t>(sharded_parameters_of(model).pages->layouts().size()),
               .list_copies = fake_launches()["aten::_foreach_copy_"],
-              .copies = fake_launches()["aten::copy_"]};
+              .copies = fake_launches()["aten::copy_"],
+              .zeros = fake_launches()["aten::zero_"] + fake_launches()["aten::_foreach_zero_"]};
         },
         on_fake_devices(Carrier::kDevice, 2));
     return seen;
@@ -129,7 +130,7 @@ class GradientsOnADeviceTest : public ::testing::TestWithParam<int> {
 constexpr int64_t kBesideBytes = kWeightBytes + 8_KiB;
 
 TEST_P(GradientsOnADeviceTest, OfAPageAreCopiedByTwoCallsAndWaitForHalfOfIt) {
-  const Seen seen = run(/*groups=*/3, /*layers=*/8, /*each_has_an_unused_one=*/false);
+  const Seen seen = run(/*groups=*/3, /*layers=*/8, /*unused=*/0);
   ASSERT_EQ(seen.pages, 3);
   EXPECT_EQ(seen.list_copies, 2 * 2 * seen.pages);
   // At stages 2 and 3 what was reduced is copied to where it stays.
@@ -139,9 +140,17 @@ TEST_P(GradientsOnADeviceTest, OfAPageAreCopiedByTwoCallsAndWaitForHalfOfIt) {
 }
 
 TEST_P(GradientsOnADeviceTest, OfPagesThatAreNeverCompleteWaitForHalfAPageOfAllOfThem) {
-  const Seen seen = run(/*groups=*/6, /*layers=*/3, /*each_has_an_unused_one=*/true);
+  const Seen seen = run(/*groups=*/6, /*layers=*/3, /*unused=*/1);
   ASSERT_EQ(seen.pages, 6);
   EXPECT_LE(seen.most_waiting_bytes, 2 * kWeightBytes + kBesideBytes);
+}
+
+TEST_P(GradientsOnADeviceTest, OfUnusedParametersAreZeroedInOneCall) {
+  const Seen few = run(/*groups=*/2, /*layers=*/2, /*unused=*/1);
+  const Seen many = run(/*groups=*/2, /*layers=*/2, /*unused=*/9);
+  ASSERT_EQ(many.pages, 2);
+  EXPECT_GE(few.zeros, 2 * few.pages) << "it looked for another operator";
+  EXPECT_EQ(many.zeros, few.zeros);
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, GradientsOnADeviceTest, ::testing::Values(0, 1, 2, 3),

@@ -51,9 +51,6 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
       options_(options),
       pages_(*sharded_parameters_of(model).pages),
       masters_(*sharded_parameters_of(model).masters) {
-  for (const state::TensorFile* file : saved_.files()) {
-    readers_[file] = std::make_unique<state::BlockReader>(*file);
-  }
   if (saved_.optimizer() == nullptr) return;
   for (const state::TensorEntry& entry : saved_.optimizer()->header().tensors) {
     const auto [parameter, state] = parts_of(entry.name);
@@ -225,7 +222,10 @@ void StateLoading::read(const Source& source, int64_t first, const at::Tensor& t
   const auto size = static_cast<uint64_t>(state::size_of(source.entry->dtype));
   const at::ScalarType dtype = scalar_type(source.entry->dtype);
   const uint64_t begin = source.entry->begin + static_cast<uint64_t>(first) * size;
-  state::BlockReader& reader = *readers_.at(source.file);
+  const std::string state =
+      source.file == saved_.optimizer() ? parts_of(source.entry->name).second : std::string();
+  state::BlockReader& reader =
+      readers_.try_emplace(Stream(source.file, state), *source.file).first->second;
   if (to.is_cpu() && to.scalar_type() == dtype) {
     reader.read(begin, begin + static_cast<uint64_t>(to.numel()) * size,
                 static_cast<char*>(to.mutable_data_ptr()));
@@ -256,8 +256,8 @@ void StateLoading::load_weights() {
 
 void StateLoading::load_page(size_t page) {
   masters_.visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
-    for (const PlacedParameter& placed : pages_.parameters()) {
-      if (placed.page == page) load_parameter(placed, owned);
+    for (const size_t index : pages_.parameters().of_page(page)) {
+      load_parameter(pages_.parameters()[index], owned);
     }
   });
 }

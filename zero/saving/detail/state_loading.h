@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "state/saved_state.h"
@@ -70,7 +71,10 @@ class StateLoading {
   std::map<std::string, std::vector<std::string>> states_;  // by parameter, as the file has them
   // None where the state is weights alone.
   std::optional<SavedGroups> groups_;
-  std::map<const state::TensorFile*, std::unique_ptr<state::BlockReader>> readers_;
+  // A file has the states of all parameters one state behind the other, and they are read by turns: each by a reader
+  // of its own, or every read would be of another block.
+  using Stream = std::pair<const state::TensorFile*, std::string>;
+  std::map<Stream, state::BlockReader> readers_;
 };
 
 }  // namespace zeropage::detail

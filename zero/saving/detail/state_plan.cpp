@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 #include "memory/check.h"
@@ -305,14 +306,22 @@ std::vector<uint64_t> shape_of(at::IntArrayRef sizes) {
 std::vector<NamedParameter> buffers_of(
     const torch::OrderedDict<std::string, at::Tensor>& named_buffers) {
   std::vector<NamedParameter> buffers;
+  // Those of one storage are few, and may be the same elements. A tensor without a storage is itself alone.
+  std::unordered_map<const void*, std::vector<size_t>> of_storage;
   for (const auto& item : named_buffers) {
-    const auto known = std::find_if(buffers.begin(), buffers.end(), [&](const auto& buffer) {
-      return same_elements(buffer.tensor, item.value());
+    const at::Tensor& tensor = item.value();
+    const void* const storage =
+        tensor.has_storage() ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
+                             : tensor.unsafeGetTensorImpl();
+    std::vector<size_t>& beside = of_storage[storage];
+    const auto known = std::find_if(beside.begin(), beside.end(), [&](size_t index) {
+      return same_elements(buffers[index].tensor, tensor);
     });
-    if (known != buffers.end()) {
-      known->names.push_back(item.key());
+    if (known != beside.end()) {
+      buffers[*known].names.push_back(item.key());
     } else {
-      buffers.push_back({.names = {item.key()}, .tensor = item.value()});
+      beside.push_back(buffers.size());
+      buffers.push_back({.names = {item.key()}, .tensor = tensor});
     }
   }
   return buffers;

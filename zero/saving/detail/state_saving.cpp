@@ -36,6 +36,14 @@ bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
   return placed.parameter.slice || is_first_of_slices(pages);
 }
 
+template <typename Visit>
+void for_each_written(const ParameterPages& pages, size_t page, const Visit& visit) {
+  for (const size_t index : pages.parameters().of_page(page)) {
+    const PlacedParameter& placed = pages.parameters()[index];
+    if (writes(pages, placed)) visit(placed);
+  }
+}
+
 // values: of elements of the page from `first` on, all that are in `range`.
 void put_runs(const PlacedParameter& placed, const Range& range, const at::Tensor& values,
               int64_t first, const PlannedFile& file, const std::string& tensor, StateSink& sink) {
@@ -63,11 +71,10 @@ void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink&
     const Range range = intersection(written_part(pages, page), owned_range);
     parts.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor exact = exact_values(owned, owned_range, range);
-      for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page || !writes(pages, placed)) continue;
+      for_each_written(pages, page, [&](const PlacedParameter& placed) {
         put_runs(placed, range, exact, range.begin, file,
                  state_name(placed.parameter.name(), kMasterState), sink);
-      }
+      });
     });
   }
 }
@@ -77,11 +84,11 @@ void collect_average(const ParameterPages& pages, WeightAverage& average, const 
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
-    for (const PlacedParameter& placed : pages.parameters()) {
-      if (placed.page != page || !writes(pages, placed)) continue;
-      put_runs(placed, range, pages_of(average).average(page), owned_range.begin, file,
+    const at::Tensor& of_page = pages_of(average).average(page);
+    for_each_written(pages, page, [&](const PlacedParameter& placed) {
+      put_runs(placed, range, of_page, owned_range.begin, file,
                state_name(placed.parameter.name(), kAverageState), sink);
-    }
+    });
   }
 }
 
@@ -142,21 +149,19 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     const at::ScalarType saved_as = saved_dtype(dtype, plan.weights_as);
     if (plan.weights_as == WeightsAs::kAverage) {
       const at::Tensor values = pages_of(*plan.average).average(page).to(saved_as);
-      for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page || !writes(pages, placed)) continue;
+      for_each_written(pages, page, [&](const PlacedParameter& placed) {
         put_runs(placed, range, values, owned_range.begin, plan.weights, name_of(placed.parameter),
                  sink);
-      }
+      });
       continue;
     }
     const bool widens = saved_as != dtype;
     sharded.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
       const int64_t first = widens ? range.begin : owned_range.begin;
-      for (const PlacedParameter& placed : pages.parameters()) {
-        if (placed.page != page || !writes(pages, placed)) continue;
+      for_each_written(pages, page, [&](const PlacedParameter& placed) {
         put_runs(placed, range, values, first, plan.weights, name_of(placed.parameter), sink);
-      }
+      });
     });
   }
 }

@@ -1,0 +1,22 @@
+#include "zero/pages/placed_parameters.h"
+
+#include <utility>
+
+namespace zeropage {
+
+PlacedParameters::PlacedParameters(std::vector<PlacedParameter> parameters, size_t pages)
+    : parameters_(std::move(parameters)), of_pages_(pages) {
+  index_.reserve(parameters_.size());
+  for (size_t index = 0; index < parameters_.size(); ++index) {
+    impls_.push_back(parameters_[index].parameter.tensor.unsafeGetTensorImpl());
+    of_pages_[parameters_[index].page].push_back(index);
+    index_.emplace(impls_.back(), index);
+  }
+}
+
+int64_t PlacedParameters::index_of(const at::Tensor& tensor) const {
+  const auto at = index_.find(tensor.unsafeGetTensorImpl());
+  return at == index_.end() ? -1 : static_cast<int64_t>(at->second);
+}
+
+}  // namespace zeropage

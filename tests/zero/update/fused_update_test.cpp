@@ -1,6 +1,10 @@
 // Optimizers that update in one pass over memory instead of by the torch::optim class.
 #include "zero/update/fused_update.h"
 
+#include <map>
+#include <numeric>
+#include <set>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -153,10 +157,116 @@ TEST(FusedUpdateTest, GivesEveryGroupItsOwnOptionsAlsoWhenTheyChange) {
   });
 }
 
+using torch::optim::AdamWOptions;
+
+// Many small parameters of a page, whose neighbours are in other groups: 75 elements each, and 5 of padding.
+class AlternatingGroups {
+ public:
+  static constexpr size_t kParameters = 9;
+  static constexpr size_t kGroups = 2;
+  static constexpr int64_t kSlotNumel = 80;
+  static constexpr int64_t kNumel = 75;
+
+  static OwnedPart part() {
+    const int64_t numel = kParameters * kSlotNumel;
+    OwnedPart part{.values = torch::linspace(-1, 1, numel)};
+    part.copy_out = part.values.to(torch::kBFloat16);
+    return part;
+  }
+  static torch::Tensor gradient() { return torch::linspace(2, -1, kParameters * kSlotNumel); }
+
+  // Of these parameters alone.
+  static std::vector<OwnedGroup> groups(const std::vector<size_t>& parameters) {
+    std::vector<OwnedGroup> groups;
+    for (size_t number = 0; number < kGroups; ++number) {
+      OwnedGroup group{.number = number, .shards = {}, .options = options(number)};
+      for (const size_t parameter : parameters) {
+        if (parameter % kGroups != number) continue;
+        const int64_t begin = static_cast<int64_t>(parameter) * kSlotNumel;
+        group.shards.push_back({.parameter = parameter,
+                                .range = {begin, begin + kNumel},
+                                .padding = kSlotNumel - kNumel,
+                                .frozen = parameter == kFrozen});
+      }
+      if (!group.shards.empty()) groups.push_back(std::move(group));
+    }
+    return groups;
+  }
+
+  // The first misses some steps, the frozen one begins late.
+  static bool has_gradient(size_t parameter, int step) {
+    if (parameter == 0) return step != 1 && step != 2;
+    return parameter != kFrozen || step >= 2;
+  }
+
+ private:
+  static constexpr size_t kFrozen = 4;
+
+  static std::unique_ptr<AdamWOptions> options(size_t group) {
+    auto options = std::make_unique<AdamWOptions>(0.125);
+    options->weight_decay(group == 0 ? 0.25 : 0);
+    return options;
+  }
+};
+
+// Values, copies and states of all parameters.
+std::vector<torch::Tensor> stepped_in_groups(const std::vector<std::vector<size_t>>& updates) {
+  const OwnedPart part = AlternatingGroups::part();
+  std::vector<std::unique_ptr<PageUpdate>> made;
+  for (const std::vector<size_t>& parameters : updates) {
+    made.push_back(detail::fused_form(AdamWOptions())->make(part));
+    made.back()->add_groups(AlternatingGroups::groups(parameters));
+  }
+  for (int step = 0; step < kSteps; ++step) {
+    const auto has = [&](size_t parameter) {
+      return AlternatingGroups::has_gradient(parameter, step);
+    };
+    for (const auto& update : made) {
+      update->step(AlternatingGroups::gradient(), has, {.scale = 0.5});
+    }
+  }
+  std::map<size_t, std::vector<torch::Tensor>> states;
+  for (const auto& update : made) {
+    update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
+      for (const auto& tensor : state.tensors) states[state.parameter].push_back(tensor.values);
+      states[state.parameter].push_back(torch::tensor(state.steps));
+    });
+  }
+  std::vector<torch::Tensor> result = {part.values, part.copy_out.to(torch::kFloat)};
+  for (const auto& [parameter, of] : states) result.insert(result.end(), of.begin(), of.end());
+  return result;
+}
+
+TEST(FusedUpdateTest, ManySmallParametersHaveTheBitsOfUpdatesOfTheirOwn) {
+  std::vector<std::vector<size_t>> each, all(1);
+  for (size_t parameter = 0; parameter < AlternatingGroups::kParameters; ++parameter) {
+    each.push_back({parameter});
+    all.front().push_back(parameter);
+  }
+  const auto expected = stepped_in_groups(each);
+  ASSERT_EQ(expected.size(), 2 + 3 * AlternatingGroups::kParameters);
+  EXPECT_TRUE(same_bits(expected, stepped_in_groups(all)));
+}
+
+TEST(FusedUpdateTest, StatesOfAGroupThatAreMadeTogetherShareMemory) {
+  std::vector<size_t> all(AlternatingGroups::kParameters);
+  std::iota(all.begin(), all.end(), size_t{0});
+  const auto update = detail::fused_form(AdamWOptions())->make(AlternatingGroups::part());
+  update->add_groups(AlternatingGroups::groups(all));
+  update->step(AlternatingGroups::gradient(), [](size_t) { return true; }, {});
+  std::set<const c10::StorageImpl*> storages;
+  update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
+    for (const auto& tensor : state.tensors) {
+      storages.insert(tensor.values.storage().unsafeGetStorageImpl());
+    }
+  });
+  // Two states of each group, and of the parameter that was frozen when the others' were made.
+  EXPECT_EQ(storages.size(), 2 * (AlternatingGroups::kGroups + 1));
+}
+
 // Values and states of both halves of a page after steps of which one may be kept back by its flag.
 std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
                                               const std::vector<bool>& flags) {
-  using torch::optim::AdamWOptions;
   const OwnedPart part{.values = torch::linspace(-1, 1, 600), .copy_out = {}};
   const torch::Tensor gradient = torch::linspace(2, -1, 600);
   const auto update = detail::fused_form(AdamWOptions())->make(part);

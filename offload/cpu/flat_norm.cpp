@@ -4,6 +4,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "offload/cpu/squares_of_runs.h"
+
 namespace zeropage::offload::cpu {
 namespace {
 
@@ -75,44 +77,87 @@ bool add_one_by_one(const Number* numbers, int64_t numel, ExactDigits& sum) {
   return all_finite;
 }
 
-// numbers: [numel] and then zeros up to a multiple of kSumsAtOnce; at most kWindowNumel.
+ZEROPAGE_ELEMENT void add_terms(const SquareTerms& terms, ExactDigits& sum) {
+  sum.add(terms.high);
+  sum.add(terms.low);
+}
+
+// numbers: [numel] and then zeros up to a multiple of kSumsAtOnce; at most kWindowNumel. Leaves in `window`
+// the one that took all of them, or none.
 template <typename Element, bool kFused, typename Number>
-ZEROPAGE_ELEMENT bool add_numbers(const Number* numbers, int64_t numel, ExactDigits& sum) {
+ZEROPAGE_ELEMENT bool add_numbers(const Number* numbers, int64_t numel, ExactDigits& sum,
+                                  SquareWindow& window) {
+  window = {};
   if (numel < kWorthAWindow) return add_one_by_one(numbers, numel, sum);
   const Keys keys = keys_of(numbers, numel);
   if (keys.largest == 0) return true;
   if (keys.largest >= kEndOfWindows<Element>) return add_one_by_one(numbers, numel, sum);
-  const SquareWindow window = window_below<Element>(exponent_of_key<Element>(keys.largest));
+  const SquareWindow made = window_below<Element>(exponent_of_key<Element>(keys.largest));
   const int64_t padded = parts_of<int64_t>(numel, kSumsAtOnce) * kSumsAtOnce;
-  SquareTerms terms;
-  if (keys.least >= window.least_key) {
-    terms = sum_in_window<kFused>(numbers, padded, window);
-  } else {
-    Number large[kWindowNumel];
-    for (int64_t i = 0; i < padded; ++i) {
-      const bool is_small = magnitude_key(numbers[i]) < window.least_key;
-      large[i] = is_small ? Number{0} : numbers[i];
-    }
-    for (int64_t i = 0; i < numel; ++i) {
-      if (large[i] == 0 && numbers[i] != 0) sum.add(square_of_widened(numbers[i]));
-    }
-    terms = sum_in_window<kFused>(large, padded, window);
+  if (keys.least >= made.least_key) {
+    add_terms(sum_in_window<kFused>(numbers, padded, made), sum);
+    window = made;
+    return true;
   }
-  sum.add(terms.high);
-  sum.add(terms.low);
+  Number large[kWindowNumel];
+  for (int64_t i = 0; i < padded; ++i) {
+    const bool is_small = magnitude_key(numbers[i]) < made.least_key;
+    large[i] = is_small ? Number{0} : numbers[i];
+  }
+  for (int64_t i = 0; i < numel; ++i) {
+    if (large[i] == 0 && numbers[i] != 0) sum.add(square_of_widened(numbers[i]));
+  }
+  add_terms(sum_in_window<kFused>(large, padded, made), sum);
   return true;
 }
+
+#if defined(__x86_64__)
+// Adds a whole run, unless numbers in it need a closer look. Not inlined: its caller takes on a set of
+// instructions later.
+template <typename Element>
+ZEROPAGE_AVX2 bool add_whole_run(const Element* run, const SquareWindow& window, ExactDigits& sum) {
+  if constexpr (std::is_same_v<Element, float>) {
+    SquareTerms terms;
+    if (window.base == 0 || !sum_in_guessed_window(run, window, terms)) return false;
+    add_terms(terms, sum);
+    return true;
+  } else if constexpr (std::is_same_v<Element, BFloat16Bits>) {
+    const SumsOfBf16 made = sums_of_squares(run);
+    if (made.end == 0) return true;
+    double total = 0;
+    for (const double of_lane : made.sums) total = rounded::add(total, of_lane);
+    if (total < made.end) {
+      sum.add(total);
+      return true;
+    }
+    const auto is_exact = [&](double of_lane) { return of_lane < made.end; };
+    if (!std::all_of(std::begin(made.sums), std::end(made.sums), is_exact)) return false;
+    for (const double of_lane : made.sums) sum.add(of_lane);
+    return true;
+  } else {
+    return false;
+  }
+}
+#endif
 
 template <bool kFused, typename Element>
 ZEROPAGE_ELEMENT bool add_squares_of(const Element* elements, int64_t numel, ExactDigits& sum) {
   using Number = decltype(widened(Element{}));
   bool all_finite = true;
+  // Of the run before, whose magnitudes this one's are probably like. A run with numbers too small for a
+  // window leaves none: the next one has such, too.
+  SquareWindow window;
   for (int64_t begin = 0; begin < numel; begin += kWindowNumel) {
     const int64_t count = std::min<int64_t>(kWindowNumel, numel - begin);
     prefetch(elements + begin + 2 * kWindowNumel, kWindowNumel);
+#if defined(__x86_64__)
+    if constexpr (kFused) {
+      if (count == kWindowNumel && add_whole_run(elements + begin, window, sum)) continue;
+    }
+#endif
     if constexpr (std::is_same_v<Number, Element> && !kIsFp64<Element>) {
       if (count == kWindowNumel) {
-        all_finite &= add_numbers<Element, kFused>(elements + begin, count, sum);
+        all_finite &= add_numbers<Element, kFused>(elements + begin, count, sum, window);
         continue;
       }
     }
@@ -120,7 +165,7 @@ ZEROPAGE_ELEMENT bool add_squares_of(const Element* elements, int64_t numel, Exa
     for (int64_t i = 0; i < count; ++i) numbers[i] = widened(elements[begin + i]);
     std::fill(numbers + count, numbers + parts_of<int64_t>(count, kSumsAtOnce) * kSumsAtOnce,
               Number{0});
-    all_finite &= add_numbers<Element, kFused>(numbers, count, sum);
+    all_finite &= add_numbers<Element, kFused>(numbers, count, sum, window);
   }
   return all_finite;
 }

@@ -6,7 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "offload/cpu/flat_norm.h"
 #include "offload/exact_sum.h"
+#include "offload/flat_tensor.h"
 #include "tests/harness/errors.h"
 #include "tests/offload/step_cases.h"
 
@@ -88,6 +90,61 @@ TEST_P(FlatNormTest, DependsNeitherOnTheOrderNorOnWhereElementsAreCut) {
     parts.add(sum_of_squares(flat.slice(0, begin, end)));
   }
   EXPECT_EQ(parts.words(), expected);
+}
+
+// Runs of 1024, as loops take them, each of which asks for another way to be added than the one before it.
+torch::Tensor runs_unlike_each_other() {
+  constexpr int64_t kRun = 1024;
+  const auto run = [](int exponent, uint64_t seed) {
+    return torch::ldexp(random_numbers(kRun, seed), torch::tensor(exponent));
+  };
+  const auto with = [&](int exponent, float element) {
+    auto odd = run(exponent, 5);
+    odd[777] = element;
+    return odd;
+  };
+  std::vector<torch::Tensor> runs;
+  uint64_t seed = 10;
+  // Alike, somewhat larger, far larger, smaller, far smaller; and again, as the next runs begin from there.
+  for (const int exponent : {0, 0, 1, 3, 5, 9, 12, 2, -8, -14, -14, -9}) {
+    runs.push_back(run(exponent, ++seed));
+  }
+  for (int exponent = -26; exponent <= -2; ++exponent) {
+    runs.push_back(run(0, ++seed));
+    runs.push_back(with(0, std::ldexp(1.0F + std::ldexp(1.0F, -7), exponent)));
+  }
+  runs.insert(runs.end(), {torch::zeros({kRun}), run(0, 3), torch::zeros({kRun}), run(0, 4),
+                           torch::full({kRun}, 3.0F), torch::full({kRun}, 3.5F), run(0, 2),
+                           torch::full({kRun}, 30000.0F), run(-10, 6), run(0, 9).slice(0, 0, 100)});
+  return torch::cat(runs);
+}
+
+ExactSum sum_with(cpu::Instructions instructions, const torch::Tensor& flat) {
+  ExactDigits digits;
+  cpu::add_squares(flat_elements({"test", "flat"}, flat), 0, flat.numel(), digits, instructions);
+  ExactSum sum;
+  sum.add(digits);
+  return sum;
+}
+
+TEST_P(FlatNormTest, AddsEachSquareHoweverMagnitudesChangeWithEverySetOfInstructions) {
+  const auto flat = runs_unlike_each_other().to(GetParam());
+  const auto wide = flat.to(at::kDouble);
+  ExactSum expected;
+  for (int64_t i = 0; i < flat.numel(); ++i) {
+    const double element = wide.const_data_ptr<double>()[i];
+    expected.add(element * element);
+  }
+  for (const auto instructions :
+       {cpu::Instructions::kAnyProcessor, cpu::Instructions::kAvx2, cpu::Instructions::kAvx512}) {
+    EXPECT_EQ(sum_with(instructions, flat).words(), expected.words());
+    for (const float bad : {INFINITY, NAN}) {
+      auto spoiled = flat.clone();
+      spoiled[1500] = bad;
+      const double sum = sum_with(instructions, spoiled).value();
+      EXPECT_TRUE(std::isnan(bad) ? std::isnan(sum) : sum == bad);
+    }
+  }
 }
 
 TEST(FlatNormTest, DoesNotOverflow) {

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
-#include "offload/cpu/quantised_block.h"
+#include "offload/cpu/quantised_loops.h"
 #include "offload/state_format.h"
 
 namespace zeropage::offload {
@@ -30,10 +30,11 @@ at::Tensor dequantised_state(StateSign sign, const at::Tensor& codes, const at::
   const at::Tensor host_codes = codes.cpu();
   const at::Tensor host_scales = scales.cpu();
   const at::Tensor values = at::empty({codes.numel()}, at::kFloat);
+  const cpu::QuantisedLoops& loops = cpu::quantised_loops();
   for_each_block(codes.numel(), first_in_block, [&](int64_t block, int64_t begin, int64_t numel) {
-    cpu::dequantise(sign, host_codes.const_data_ptr<uint8_t>() + begin,
-                    host_scales.const_data_ptr<float>()[block],
-                    values.mutable_data_ptr<float>() + begin, numel);
+    loops.dequantise(sign, host_codes.const_data_ptr<uint8_t>() + begin,
+                     host_scales.const_data_ptr<float>()[block],
+                     values.mutable_data_ptr<float>() + begin, numel);
   });
   return values;
 }
@@ -42,10 +43,11 @@ void quantise_state(StateSign sign, const at::Tensor& values, int64_t first_in_b
                     const at::Tensor& codes, const at::Tensor& scales) {
   const at::Tensor host_codes = codes.is_cpu() ? codes : at::empty_like(codes, at::kCPU);
   const at::Tensor host_scales = scales.is_cpu() ? scales : at::empty_like(scales, at::kCPU);
+  const cpu::QuantisedLoops& loops = cpu::quantised_loops();
   for_each_block(codes.numel(), first_in_block, [&](int64_t block, int64_t begin, int64_t numel) {
     host_scales.mutable_data_ptr<float>()[block] =
-        cpu::quantise(sign, values.const_data_ptr<float>() + begin,
-                      host_codes.mutable_data_ptr<uint8_t>() + begin, numel);
+        loops.quantise(sign, values.const_data_ptr<float>() + begin,
+                       host_codes.mutable_data_ptr<uint8_t>() + begin, numel);
   });
   if (codes.is_cpu()) return;
   at::Tensor(codes).copy_(host_codes);

@@ -1,6 +1,6 @@
 // 8-bit states (quantisation_map.h) as fp32 and back, for those who keep or change them elsewhere than
 // in a step. What is dequantised and quantised again has the same bits, scales included: a block's
-// largest stays what it is, and the others lie in the middle of their bins.
+// largest stays what it is, and the others are their codes' values.
 //
 // codes: [numel] uint8. scales: [blocks] fp32, one a block of kStateBlockNumel; first_in_block: of the
 // first code. On any device; the work is the host's.

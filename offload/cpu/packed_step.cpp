@@ -7,8 +7,7 @@
 #include <variant>
 
 #include "offload/cpu/fused_step.h"
-#include "offload/cpu/quantised_block.h"
-#include "offload/cpu/quantised_step.h"
+#include "offload/cpu/quantised_loops.h"
 #include "offload/cpu/stochastic_rounding.h"
 
 namespace zeropage::offload::cpu {
@@ -89,22 +88,8 @@ const Conversions& conversions_with(Instructions instructions) {
   return kOnAnyProcessor;
 }
 
-// What the rule keeps: how many states, and how many of them, which come first, have a sign.
-struct States {
-  int count = 0;
-  int with_sign = 0;
-
-  StateSign sign(int state) const {
-    return state < with_sign ? StateSign::kSigned : StateSign::kUnsigned;
-  }
-};
-
-States states_of(const UpdateRule& rule) {
-  return std::visit(
-      []<typename Rule>(const Rule& /*rule*/) {
-        return States{Rule::kStates, Rule::kSignedStates};
-      },
-      rule);
+int states_of(const UpdateRule& rule) {
+  return std::visit([]<typename Rule>(const Rule& /*rule*/) { return Rule::kStates; }, rule);
 }
 
 // A part of one buffer, by the size of its elements.
@@ -130,12 +115,12 @@ class PackedLoop {
       convert_.join(stretch_.high + place.begin, stretch_.low + place.begin, tile_.values,
                     place.numel);
     }
-    if (is_whole_blocks(place)) {
-      step_blocks(place);
+    if (stretch_.format == StateFormat::k8Bit) {
+      step_codes(place);
     } else {
-      for (int state = 0; state < states_.count; ++state) unpack(state, place);
+      for (int state = 0; state < states_; ++state) unpack(state, place);
       fused_step(rule_, fp32_of(place), 0, place.numel, instructions_);
-      for (int state = 0; state < states_.count; ++state) pack(state, place);
+      for (int state = 0; state < states_; ++state) pack(state, place);
     }
     if (is_split()) {
       convert_.split(tile_.values, stretch_.high + place.begin, stretch_.low + place.begin,
@@ -146,27 +131,22 @@ class PackedLoop {
  private:
   bool is_split() const { return stretch_.high != nullptr; }
 
-  bool is_whole_blocks(const Place& place) const {
-    return stretch_.format == StateFormat::k8Bit && instructions_ == Instructions::kAvx512 &&
-           (stretch_.first_in_block + place.begin) % kStateBlockNumel == 0 &&
-           place.numel % kStateBlockNumel == 0;
-  }
-
   // In one pass, and what a fused step does besides.
-  void step_blocks(const Place& place) {
+  void step_codes(const Place& place) {
     const FlatStretch flat = fp32_of(place);
     if (flat.adopts_copy) adopt_copy(flat, 0, place.numel, instructions_);
-    QuantisedBlocks all{.values = flat.values,
-                        .gradient = flat.gradient,
-                        .gradient_precision = flat.gradient_precision,
-                        .gradient_scale = flat.gradient_scale,
-                        .blocks = place.numel / kStateBlockNumel};
-    const int64_t first = (stretch_.first_in_block + place.begin) / kStateBlockNumel;
-    for (int state = 0; state < states_.count; ++state) {
+    const int64_t first = stretch_.first_in_block + place.begin;
+    QuantisedStretch all{.values = flat.values,
+                         .gradient = flat.gradient,
+                         .gradient_precision = flat.gradient_precision,
+                         .gradient_scale = flat.gradient_scale,
+                         .first_in_block = first % kStateBlockNumel,
+                         .numel = place.numel};
+    for (int state = 0; state < states_; ++state) {
       all.codes[state] = elements<uint8_t>(state, place);
-      all.scales[state] = stretch_.scales[state] + first;
+      all.scales[state] = stretch_.scales[state] + first / kStateBlockNumel;
     }
-    step_blocks_with_avx512(rule_, all);
+    quantised_loops(instructions_).step(rule_, all);
     if (flat.gradient_to_zero != nullptr) {
       const size_t bytes = flat.gradient_precision == Precision::kFloat ? 4 : 2;
       std::memset(flat.gradient_to_zero, 0, static_cast<size_t>(place.numel) * bytes);
@@ -191,7 +171,7 @@ class PackedLoop {
     flat.gradient = offset_by(flat.gradient, place.begin, flat.gradient_precision);
     flat.gradient_to_zero = offset_by(flat.gradient_to_zero, place.begin, flat.gradient_precision);
     flat.copy_out = offset_by(flat.copy_out, place.begin, flat.copy_precision);
-    for (int state = 0; state < states_.count; ++state) {
+    for (int state = 0; state < states_; ++state) {
       flat.states[state] = stretch_.format == StateFormat::kFp32 ? elements<float>(state, place)
                                                                  : tile_.states[state];
     }
@@ -201,47 +181,19 @@ class PackedLoop {
   }
 
   void unpack(int state, const Place& place) {
-    float* const to = tile_.states[state];
-    if (stretch_.format == StateFormat::kBf16) {
-      convert_.widen(elements<BFloat16Bits>(state, place), to, place.numel);
-    } else if (stretch_.format == StateFormat::k8Bit) {
-      for_each_block(place, [&](int64_t begin, int64_t numel, int64_t block) {
-        dequantise(states_.sign(state), elements<uint8_t>(state, place) + begin,
-                   stretch_.scales[state][block], to + begin, numel, instructions_);
-      });
-    }
+    if (stretch_.format != StateFormat::kBf16) return;
+    convert_.widen(elements<BFloat16Bits>(state, place), tile_.states[state], place.numel);
   }
 
   void pack(int state, const Place& place) {
-    const float* const from = tile_.states[state];
-    if (stretch_.format == StateFormat::kBf16) {
-      round_stochastically(from, elements<BFloat16Bits>(state, place), place.numel,
-                           place_of_state(stretch_, state, place.begin), instructions_);
-    } else if (stretch_.format == StateFormat::k8Bit) {
-      for_each_block(place, [&](int64_t begin, int64_t numel, int64_t block) {
-        stretch_.scales[state][block] =
-            quantise(states_.sign(state), from + begin, elements<uint8_t>(state, place) + begin,
-                     numel, instructions_);
-      });
-    }
-  }
-
-  // Calls visit(first element within the tile, numel, index of the block in the stretch).
-  template <typename Visit>
-  void for_each_block(const Place& place, Visit visit) const {
-    const int64_t first = stretch_.first_in_block + place.begin;
-    for (int64_t begin = 0; begin < place.numel;) {
-      const int64_t block = (first + begin) / kStateBlockNumel;
-      const int64_t numel =
-          std::min((block + 1) * kStateBlockNumel - (first + begin), place.numel - begin);
-      visit(begin, numel, block);
-      begin += numel;
-    }
+    if (stretch_.format != StateFormat::kBf16) return;
+    round_stochastically(tile_.states[state], elements<BFloat16Bits>(state, place), place.numel,
+                         place_of_state(stretch_, state, place.begin), instructions_);
   }
 
   const UpdateRule& rule_;
   const PackedStretch& stretch_;
-  const States states_;
+  const int states_;
   const Instructions instructions_;
   const Conversions& convert_;
   Tile tile_;

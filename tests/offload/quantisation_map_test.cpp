@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "offload/cpu/quantised_block.h"
+#include "offload/cpu/quantised_loops.h"
 
 namespace zeropage::offload::quantisation_map_test {
 namespace {
@@ -27,16 +27,18 @@ struct Quantised {
 Quantised quantised_block(StateSign sign, const std::vector<float>& values,
                           Instructions instructions = Instructions::kAvx512) {
   Quantised block{.codes = std::vector<uint8_t>(values.size())};
-  block.scale = cpu::quantise(sign, values.data(), block.codes.data(),
-                              static_cast<int64_t>(values.size()), instructions);
+  block.scale =
+      cpu::quantised_loops(instructions)
+          .quantise(sign, values.data(), block.codes.data(), static_cast<int64_t>(values.size()));
   return block;
 }
 
 std::vector<float> values_of(StateSign sign, const Quantised& block,
                              Instructions instructions = Instructions::kAvx512) {
   std::vector<float> values(block.codes.size());
-  cpu::dequantise(sign, block.codes.data(), block.scale, values.data(),
-                  static_cast<int64_t>(values.size()), instructions);
+  cpu::quantised_loops(instructions)
+      .dequantise(sign, block.codes.data(), block.scale, values.data(),
+                  static_cast<int64_t>(values.size()));
   return values;
 }
 
@@ -45,12 +47,19 @@ bool same_bits(const std::vector<float>& one, const std::vector<float>& other) {
          std::memcmp(one.data(), other.data(), one.size() * sizeof(float)) == 0;
 }
 
+// By how much of itself a number may be taken for another: the inverse of the scale, its product and the
+// value of a code are rounded, which is 2 units of the last place together, and 2 bits of the power are
+// cut off, which is 3. A unit is at most 2^-23.
+constexpr float kTaken = 5.0F / (1 << 23);
+
 class QuantisationMapTest : public ::testing::TestWithParam<StateSign> {
  protected:
   StateSign sign() const { return GetParam(); }
   bool is_signed() const { return sign() == StateSign::kSigned; }
-  int decades() const { return is_signed() ? 7 : 8; }
-  size_t top() const { return (size_t{1} << decades()) - 1; }
+  int level_bits() const { return is_signed() ? 7 : 8; }
+  size_t top() const { return (size_t{1} << level_bits()) - 1; }
+  // Levels of a factor of two that is so many below the scale; there may be less than one.
+  double levels_of(int binade) const { return std::ldexp(1.0, level_bits() - 3 - binade / 4); }
 
   Quantised all_codes(float scale) const {
     Quantised all{.scale = scale, .codes = std::vector<uint8_t>(256)};
@@ -58,18 +67,25 @@ class QuantisationMapTest : public ::testing::TestWithParam<StateSign> {
     return all;
   }
 
-  // Of all magnitudes that a block can have, also next to where decades meet.
+  // Magnitudes as a block can have them, also next to where powers of two and halves of levels meet.
   std::vector<float> random_block(std::mt19937_64& random) const {
-    std::uniform_real_distribution<double> exponent(-10, 0);
+    std::uniform_real_distribution<float> exponent(-34, 0);
     std::uniform_int_distribution<int> ulps(-20, 20);
+    std::uniform_int_distribution<size_t> code(1, top());
+    const auto levels = values_of(sign(), all_codes(1));
     std::vector<float> values;
     for (int i = 0; i < 256; ++i) {
-      auto value = static_cast<float>(std::pow(10.0, exponent(random)));
-      if (i % 2 == 0) {
-        const double meeting = 1 / (0.1 + 0.9 * (1 - std::pow(2.0, -decades())));
-        value = static_cast<float>(meeting * std::pow(10.0, -(1 + i / 2 % 8)));
+      float value = std::exp2(exponent(random));
+      if (i % 4 == 1) value = std::exp2(std::floor(std::log2(value)));
+      if (i % 4 == 2) value = levels[code(random)];
+      if (i % 4 == 3) {
+        const size_t above = code(random);
+        value = (levels[above - 1] + levels[above]) / 2;
+      }
+      if (i % 4 != 0) {
         value = rounded::float_of(rounded::bits_of(value) + static_cast<uint32_t>(ulps(random)));
       }
+      value = std::min(value, 1.0F);
       values.push_back(is_signed() && i % 3 == 0 ? -value : value);
     }
     values[17] = 1;
@@ -93,20 +109,25 @@ TEST_P(QuantisationMapTest, RisesFromZeroToTheScaleItself) {
   }
 }
 
-TEST_P(QuantisationMapTest, CutsDecadesIntoTwiceAsManyBinsAsTheOneBelow) {
+TEST_P(QuantisationMapTest, SpacesLevelsEvenlyInFactorsOfTwoAndHalvesThemEveryFactorOf16) {
   const auto values = values_of(sign(), all_codes(1));
-  for (int decade = 1; decade < decades(); ++decade) {
-    const auto first = size_t{1} << decade;
-    const double bin = 0.9 * std::pow(10.0, decade - decades() + 1) / static_cast<double>(first) /
-                       (0.1 + 0.9 * (1 - std::pow(2.0, -decades())));
-    for (size_t code = first; code + 1 < 2 * first; ++code) {
-      EXPECT_NEAR(values[code + 1] - values[code], bin, 1e-3 * bin) << code;
+  // Code 0 is where power 0 is not, so all are so much less.
+  const double least = std::ldexp(1.0, -4 * level_bits());
+  size_t code = top();
+  for (int binade = 0; levels_of(binade) >= 1; ++binade) {
+    const double spacing = std::ldexp(1.0, -binade - 1) / levels_of(binade);
+    for (int level = 0; level < static_cast<int>(levels_of(binade)); ++level, --code) {
+      const double expected = std::ldexp(1.0, -binade) - level * spacing;
+      EXPECT_NEAR(values[code] + least, expected, 1e-6 * expected) << code;
     }
   }
+  // Below, factors of two have less than a level.
+  EXPECT_EQ(code, 3);
+  EXPECT_NEAR(values[1], 15 * least, 1e-6 * least);
 }
 
 TEST_P(QuantisationMapTest, GivesEveryCodeBackAtAnyScale) {
-  for (const float scale : {1.0F, 3.7F, 1.2e-38F, 3.4e38F, 1e-20F}) {
+  for (const float scale : {1.0F, 3.7F, 2.4e-38F, 3.4e38F, 1e-20F}) {
     const auto all = all_codes(scale);
     const auto again = quantised_block(sign(), values_of(sign(), all));
     EXPECT_EQ(again.scale, scale);
@@ -117,21 +138,47 @@ TEST_P(QuantisationMapTest, GivesEveryCodeBackAtAnyScale) {
   }
 }
 
-TEST_P(QuantisationMapTest, StaysWithinHalfABinOfEveryNumber) {
+TEST_P(QuantisationMapTest, TakesTheNearestLevelOfEveryNumber) {
   std::mt19937_64 random(1);
-  const double range = std::pow(10.0, 1 - decades() - 1);
+  const auto levels = values_of(sign(), all_codes(1));
   for (int trial = 0; trial < 200; ++trial) {
-    auto values = random_block(random);
-    const auto back = values_of(sign(), quantised_block(sign(), values));
-    const double scale = *std::max_element(back.begin(), back.end());
+    const auto values = random_block(random);
+    const auto codes = quantised_block(sign(), values).codes;
     for (size_t i = 0; i < values.size(); ++i) {
-      const double relative = std::abs(values[i]) / scale;
-      const double error = std::abs(back[i] - values[i]) / scale;
-      // Half of a bin of the number's own decade, or all of a number below all of them.
-      const double decade = std::floor(std::log10(relative + kLeastRelative) + decades() + 1e-3);
-      const double half_bin =
-          0.45 * std::pow(10.0, decade - decades() + 1) / std::pow(2.0, decade) * 1.02;
-      EXPECT_LE(error, decade < 0 ? range * 1.02 : half_bin) << values[i] << " " << back[i];
+      const size_t code = codes[i] & top();
+      const float magnitude = std::abs(values[i]);
+      EXPECT_EQ(is_signed() && std::signbit(values[i]), is_signed() && codes[i] > top());
+      // Where levels lie a factor of 4 or 16 apart, what is near in their scale counts, which is straight
+      // only within factors of two.
+      if (code < 4) continue;
+      const auto apart = [&](size_t other) { return std::abs(levels[other] - magnitude); };
+      const float tolerance = 2 * kTaken * magnitude;
+      EXPECT_LE(apart(code), apart(code - 1) + tolerance) << magnitude;
+      if (code == top()) continue;
+      EXPECT_LE(apart(code), apart(code + 1) + tolerance) << magnitude;
+    }
+  }
+}
+
+TEST_P(QuantisationMapTest, DiffersFromANumberByNoMoreThanItSays) {
+  std::mt19937_64 random(3);
+  for (int trial = 0; trial < 200; ++trial) {
+    const auto values = random_block(random);
+    const auto back = values_of(sign(), quantised_block(sign(), values));
+    const double of_itself = is_signed() ? 1.0 / 32 : 1.0 / 64;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const double magnitude = std::abs(values[i]);
+      const double error = std::abs(static_cast<double>(back[i]) - values[i]);
+      const int range = static_cast<int>(-std::log2(magnitude) / 4);
+      const double rounding = kTaken * magnitude;
+      EXPECT_LE(error, of_itself / 2 + rounding);
+      if (range < 5) {
+        EXPECT_LE(error, std::ldexp(of_itself, range) * magnitude + rounding) << magnitude;
+      }
+      const double least = std::ldexp(3.0, -4 * level_bits());
+      if (magnitude < 0.999 * least || magnitude > 1.001 * least) {
+        EXPECT_EQ(back[i] == 0, magnitude < least) << magnitude;
+      }
     }
   }
 }
@@ -146,8 +193,8 @@ TEST_P(QuantisationMapTest, KeepsTheLargestOfABlockForAnyNumberOfSteps) {
   EXPECT_NEAR(values[6], 0.3F, 0.3F / 64);
 }
 
-TEST_P(QuantisationMapTest, MakesZeroOfABlockOfZerosOrOfDenormals) {
-  for (const float value : {0.0F, 1e-39F}) {
+TEST_P(QuantisationMapTest, MakesZeroOfABlockOfZerosOrOfTheLeastNumbers) {
+  for (const float value : {0.0F, 1e-39F, 2.3e-38F}) {
     const auto block = quantised_block(sign(), std::vector<float>(100, value));
     EXPECT_EQ(block.scale, 0);
     EXPECT_TRUE(same_bits(values_of(sign(), block), std::vector<float>(100, 0.0F)));

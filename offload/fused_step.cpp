@@ -157,6 +157,8 @@ void step_all_packed(const UpdateRule& rule, int64_t step, std::span<const Stret
 std::vector<at::Tensor> make_states(const UpdateRule& rule, double initial,
                                     const at::Tensor& values, StateFormat format) {
   check_flat({"make_states", "values"}, values);
+  // Refuses instructions that are not there now, rather than in the first step.
+  if (values.is_cpu()) cpu::best_instructions();
   std::vector<at::Tensor> states;
   for (size_t i = 0; i < states_of(rule); ++i) {
     const double element = format != StateFormat::k8Bit ? initial

@@ -46,7 +46,8 @@ void fused_step(const UpdateRule& rule, int64_t step, std::span<const Stretch> s
 }  // namespace detail
 
 // State for that many values, in the order of state_names(options); state_bytes() each, of
-// the calling thread's memory kind.
+// the calling thread's memory kind. Throws std::invalid_argument, for values of the CPU, where
+// ZEROPAGE_CPU_CAPABILITY names instructions that the processor does not have.
 template <HasFusedStep Options>
 std::vector<at::Tensor> make_states(const Options& options, const at::Tensor& values,
                                     StateFormat format = StateFormat::kFp32) {

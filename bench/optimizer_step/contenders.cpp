@@ -1,12 +1,18 @@
 #include "bench/optimizer_step/contenders.h"
 
+#include <algorithm>
+
 #include <ATen/Parallel.h>
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
 #include "bench/optimizer_step/same_mix.h"
+#include "offload/cpu/fused_step.h"
+#include "offload/cpu/instructions.h"
+#include "offload/cpu/packed_step.h"
 #include "offload/cuda/current_stream.h"
 #include "offload/fused_step.h"
+#include "offload/packed_tensors.h"
 #include "offload/stretch_list.h"
 #include "zero/zeropage.h"
 
@@ -58,6 +64,8 @@ void libtorchs_step(const Lists& lists) {
                     options().eps(), /*amsgrad=*/false, /*maximize=*/false);
 }
 
+constexpr int64_t kNumelPerThread = 32768;  // at least
+
 void same_mix(const Stretch& s) {
   const SameMix mix{s.values.data_ptr<float>(),
                     s.gradient.data_ptr<float>(),
@@ -66,9 +74,38 @@ void same_mix(const Stretch& s) {
   if (!s.values.is_cpu()) {
     return touch_on_cuda(mix, zeropage::offload::cuda::current_stream(s.values.device()));
   }
-  constexpr int64_t kNumelPerThread = 32768;
   at::parallel_for(0, mix.numel, kNumelPerThread,
                    [&](int64_t begin, int64_t end) { touch_on_cpu(mix, begin, end); });
+}
+
+Stretch with_8_bit_states(const Stretch& plain) {
+  return {.values = plain.values,
+          .gradient = plain.gradient,
+          .states = zeropage::offload::make_states(options(), plain.values, StateFormat::k8Bit),
+          .scales = zeropage::offload::make_scales(options(), plain.values, /*first_in_block=*/0)};
+}
+
+// The loops themselves, by no more than those instructions.
+void step_with(zeropage::offload::cpu::Instructions instructions, const Stretch& s) {
+  using namespace zeropage::offload;
+  const UpdateRule rule = rule_of(options(), kStepNumber);
+  FlatStretch flat{.values = s.values.data_ptr<float>(),
+                   .gradient = s.gradient.const_data_ptr(),
+                   .numel = s.values.numel()};
+  if (is_packed(s)) {
+    const PackedStretch packed = packed_of(s, flat, kStepNumber);
+    const int64_t blocks = blocks_of(/*first_in_block=*/0, flat.numel);
+    at::parallel_for(0, blocks, kNumelPerThread / kStateBlockNumel,
+                     [&](int64_t begin, int64_t end) {
+                       cpu::packed_step(rule, packed, begin * kStateBlockNumel,
+                                        std::min(end * kStateBlockNumel, flat.numel), instructions);
+                     });
+    return;
+  }
+  for (size_t i = 0; i < s.states.size(); ++i) flat.states[i] = s.states[i].data_ptr<float>();
+  at::parallel_for(0, flat.numel, kNumelPerThread, [&](int64_t begin, int64_t end) {
+    cpu::fused_step(rule, flat, begin, end, instructions);
+  });
 }
 
 // Factors that change nothing, so that repeated steps find the gradient as it was.
@@ -164,11 +201,7 @@ Group flat_group(const c10::Device& device, int64_t numel) {
     fused_step(options(), kStepNumber, zeroed);
     at::Tensor(zeroed.gradient).zero_();
   });
-  const Stretch small{
-      .values = plain.values,
-      .gradient = plain.gradient,
-      .states = zeropage::offload::make_states(options(), plain.values, StateFormat::k8Bit),
-      .scales = zeropage::offload::make_scales(options(), plain.values, /*first_in_block=*/0)};
+  const Stretch small = with_8_bit_states(plain);
   const size_t in_8_bits = add("fused AdamW, 8-bit states", k8BitStepBytes,
                                [=] { fused_step(options(), kStepNumber, small); });
   group.ratios = {{"fused AdamW / copy bandwidth", mix, ours, 0.90},
@@ -210,6 +243,27 @@ Group list_group(const c10::Device& device, int64_t count) {
                      {"a list, prepared / one flat stretch", 0, 2},
                      {"a list of stretches / a call for each", 3, 1},
                      {"a list of stretches / at::_fused_adamw_ of lists", 4, 1}}};
+}
+
+Group instructions_group(int64_t numel) {
+  using zeropage::offload::cpu::Instructions;
+  const Stretch plain = stretch_of(at::kCPU, numel);
+  const Stretch small = with_8_bit_states(plain);
+  Group group{.name = "each set of instructions", .numel = numel};
+  for (const Instructions set :
+       {Instructions::kAnyProcessor, Instructions::kAvx2, Instructions::kAvx512}) {
+    if (set > zeropage::offload::cpu::best_instructions()) break;
+    const std::string name(zeropage::offload::cpu::name_of(set));
+    const size_t in_fp32 = group.contenders.size();
+    group.contenders.push_back({"fp32 states, " + name, [=] { step_with(set, plain); }});
+    group.contenders.push_back({"8-bit states, " + name, [=] { step_with(set, small); }});
+    group.bytes.insert(group.bytes.end(), {kStepBytes, k8BitStepBytes});
+    group.ratios.push_back({"8-bit states / fp32 states, " + name, in_fp32, in_fp32 + 1});
+    if (in_fp32 == 0) continue;
+    group.ratios.push_back({"fp32 states, " + name + " / default", 0, in_fp32});
+    group.ratios.push_back({"8-bit states, " + name + " / default", 1, in_fp32 + 1});
+  }
+  return group;
 }
 
 }  // namespace optimizer_step

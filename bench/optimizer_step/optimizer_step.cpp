@@ -1,5 +1,6 @@
 // Times the fused AdamW against at::_fused_adamw_ and against copying, interleaved.
 // optimizer_step --help.
+#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -14,6 +15,7 @@
 #include "bench/optimizer_step/contenders.h"
 #include "bench/spread.h"
 #include "memory/check.h"
+#include "offload/cpu/instructions.h"
 #include "offload/cuda/fused_step.h"
 
 namespace {
@@ -89,6 +91,12 @@ std::vector<int64_t> numels_of(const Flags& flags) {
   return flags.device == "cuda" ? std::vector{1024 * kMi} : std::vector{64 * kMi, 256 * kMi};
 }
 
+// Few elements: without any of the instructions a step takes so long that it would be most of the time.
+int64_t numel_of_each_set(const Flags& flags) {
+  constexpr int64_t kMost = int64_t{16} << 20;
+  return std::min(numels_of(flags).front(), kMost);
+}
+
 void run(const Flags& flags) {
   const bool on_cuda = flags.device == "cuda";
   ZP_CHECK(!on_cuda || zeropage::offload::cuda::is_built(),
@@ -98,9 +106,15 @@ void run(const Flags& flags) {
   const at::NoGradGuard no_grad;
   if (flags.threads > 0) at::set_num_threads(flags.threads);
   FILE* const text = text_of(flags);
-  std::fprintf(text, "AdamW in fp32 on %s, %d rounds, %d intra-op threads; median [least, most]\n",
-               device.str().c_str(), flags.rounds, at::get_num_threads());
-  nlohmann::json json = {{"device", device.str()}, {"threads", at::get_num_threads()}};
+  const std::string instructions(
+      zeropage::offload::cpu::name_of(zeropage::offload::cpu::best_instructions()));
+  std::fprintf(text,
+               "AdamW in fp32 on %s, %d rounds, %d intra-op threads, the CPU's loops with %s; "
+               "median [least, most]\n",
+               device.str().c_str(), flags.rounds, at::get_num_threads(), instructions.c_str());
+  nlohmann::json json = {{"device", device.str()},
+                         {"threads", at::get_num_threads()},
+                         {"cpu_capability", instructions}};
   const auto time_and_report = [&](const Group& group) {
     const auto seconds = bench::time_interleaved(group.contenders, device, flags.rounds);
     json["groups"].push_back(report(group, seconds, text));
@@ -110,6 +124,7 @@ void run(const Flags& flags) {
   for (const int64_t numel : numels_of(flags)) {
     time_and_report(optimizer_step::flat_group(device, numel));
   }
+  if (!on_cuda) time_and_report(optimizer_step::instructions_group(numel_of_each_set(flags)));
   time_and_report(optimizer_step::list_group(device, flags.tensors));
   if (flags.json == "-") write_json(json, flags.json);
 }

@@ -1,4 +1,7 @@
 // What scripts decide on each rank by itself, and all ranks must have alike.
+#include <cstring>
+
+#include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
 
 #include "tests/habits/scripts.h"
@@ -179,6 +182,187 @@ const int kSetsAndSaves =
               if (is_last(run)) optimizer.param_groups()[0].options().set_lr(0.05);
               save_state(std::filesystem::path(folder.path()) / "state", model, optimizer);
             });
+
+// ---- values ----
+
+template <typename Model>
+void add_noise(Model& model, uint64_t seed) {
+  const torch::NoGradGuard no_grad;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  for (torch::Tensor parameter : model.parameters()) {
+    parameter.add_(torch::randn(parameter.sizes(), generator), 0.01);
+  }
+}
+
+// Trains two steps, changes something, trains on.
+template <typename Run, typename Change>
+Values trained_around(Run& run, const Change& change, int steps = 2) {
+  auto model = run.wrap(make<Mlp>());
+  auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+  train_steps(run, model, *optimizer, 2);
+  change(model);
+  train_steps(run, model, *optimizer, steps, 2);
+  return run.values(model);
+}
+
+const int kOwnNoise = is_told(
+    "adds noise to parameters, by a seed of each rank",
+    {{"parameter \"first.bias\": rank 0 has ", "with random numbers of one seed"}},
+    "give all ranks one seed", [](auto& run) {
+      trained_around(run,
+                     [&](auto& model) { add_noise(model, 7 + static_cast<uint64_t>(run.rank())); });
+    });
+
+const int kOwnNoiseBetween = is_told("adds noise of each rank's own between backward and step()",
+                                     {{"step()", "parameter \"first.bias\": rank 0 has "}},
+                                     "give all ranks one seed", [](auto& run) {
+                                       auto model = run.wrap(make<Mlp>());
+                                       auto optimizer =
+                                           run.template optimizer<SGD>(model, SGDOptions(0.1));
+                                       backward_of_step(run, model, 0);
+                                       add_noise(model, 7 + static_cast<uint64_t>(run.rank()));
+                                       optimizer->step();
+                                     });
+
+const int kOneNoise = is_right(
+    kGroup, "adds noise to parameters, by one seed on all ranks",
+    [](auto& run) { return trained_around(run, [](auto& model) { add_noise(model, 7); }); },
+    {.over = Over::kFp32});
+
+const int kWritesAlone = is_told(
+    "copies pretrained values in on rank 0, without a guard",
+    {.words = {"values of parameter \"last.weight\": rank 0 has norm ", "Modified::on_rank(0)"},
+     .stages = {0, 1, 2},
+     .out_of_step = {3}},
+    "write under `GatheredParameters(model, Modified::on_rank(0))`", [](auto& run) {
+      trained_around(run, [&](auto& model) {
+        const torch::NoGradGuard no_grad;
+        if (run.rank() == 0) model->last->weight.fill_(0.125);
+      });
+    });
+
+const int kWritesAnElement =
+    is_told("writes to one element of a parameter on one rank",
+            {.words = {"values of parameter \"second.weight\": rank 0 has norm "},
+             .stages = {0, 1, 2},
+             .out_of_step = {3}},
+            "write on all ranks alike", [](auto& run) {
+              trained_around(run, [&](auto& model) {
+                const torch::NoGradGuard no_grad;
+                if (is_last(run)) model->second->weight.select(0, 1).narrow(0, 2, 1).zero_();
+              });
+            });
+
+const int kPrunesAlone =
+    is_told("prunes parameters through .data() on one rank",
+            {.words = {"values of parameter \"second.weight\": rank 0 has norm "},
+             .stages = {0, 1, 2},
+             .out_of_step = {3}},
+            "write on all ranks alike", [](auto& run) {
+              trained_around(run, [&](auto& model) {
+                if (is_last(run))
+                  model->second->weight.data().mul_(model->second->weight.data().gt(0));
+              });
+            });
+
+const int kRawAlone =
+    is_told("writes to memory itself on one rank, at stages 0 to 2",
+            {{"values of parameter \"second.bias\": rank 0 has norm "}, {0, 1, 2}},
+            "write under `GatheredParameters` with `Modified`", [](auto& run) {
+              trained_around(run, [&](auto& model) {
+                if (is_last(run))
+                  std::memset(model->second->bias.data_ptr(), 0, 40 * sizeof(float));
+              });
+            });
+
+const int kOwnValuesUnderGuard =
+    is_told("writes other values on each rank, under Modified::on_every_rank()",
+            {{"parameter \"first.weight\": rank 0 has "}},
+            "write the same, or use `Modified::on_rank(0)`", [](auto& run) {
+              trained_around(run, [&](auto& model) {
+                const torch::NoGradGuard no_grad;
+                const auto guard = run.gathered(model, Modified::on_every_rank());
+                model->first->weight.fill_(0.01 * (1 + run.rank()));
+              });
+            });
+
+const int kWritesAndSaves =
+    is_told("writes to a parameter on one rank after the last step, and saves",
+            {{"saving state", "values of parameter \"last.bias\": rank 0 has norm "}, {0, 1, 2}},
+            "write on all ranks alike", [](auto& run) {
+              const DiskFolder folder;
+              auto model = run.wrap(make<Mlp>());
+              auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+              train_step(run, model, *optimizer, 0);
+              {
+                const torch::NoGradGuard no_grad;
+                if (run.rank() == 0) model->last->bias.zero_();
+              }
+              save_weights(std::filesystem::path(folder.path()) / "weights", model);
+            });
+
+const int kForeignRate = is_told(
+    "steps a torch::optim class with another learning rate on one rank",
+    {{"parameter \"first.bias\": rank 0 has "}}, "set options on all ranks alike", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      SGD optimizer(distinct(model.parameters()), SGDOptions(is_last(run) ? 0.2 : 0.1));
+      train_steps(run, model, optimizer, 3);
+    });
+
+// Sharpness-aware minimization, by each rank's own gradient. At stage 3 ranks have no whole parameters of their own.
+const int kPerturbs = is_right(
+    kGroup,
+    "moves parameters by each rank's own gradient for one backward, and back, at stages 0 to 2",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer->zero_grad();
+        Values before;
+        {
+          const auto guard = run.no_sync(model);
+          backward_of_step(run, model, step);
+        }
+        {
+          const torch::NoGradGuard no_grad;
+          for (torch::Tensor parameter : model.parameters()) {
+            before.push_back(parameter.detach().clone());
+            parameter.add_(parameter.grad(), 0.05);
+          }
+        }
+        optimizer->zero_grad();
+        backward_of_step(run, model, step);
+        {
+          const torch::NoGradGuard no_grad;
+          const auto parameters = model.parameters();
+          for (size_t i = 0; i < before.size(); ++i) torch::Tensor(parameters[i]).copy_(before[i]);
+        }
+        optimizer->step();
+      }
+      return run.values(model);
+    },
+    {.over = Over::kFp32, .up_to_stage = 2});
+
+const int kSwapsAlone = is_right(
+    kGroup,
+    "evaluates on rank 0 alone with other weights that it copies in and back, at stages 0 to 2",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      for (int step = 0; step < 3; ++step) {
+        train_step(run, model, *optimizer, step);
+        if (run.rank() != 0) continue;
+        const torch::NoGradGuard no_grad;
+        for (torch::Tensor parameter : model.parameters()) {
+          const torch::Tensor trained = parameter.detach().clone();
+          parameter.zero_();
+          model(samples_of(0, step).inputs);
+          parameter.copy_(trained);
+        }
+      }
+      return run.values(model);
+    },
+    {.over = Over::kFp32, .up_to_stage = 2});
 
 }  // namespace
 }  // namespace zeropage::habits_of_agreement

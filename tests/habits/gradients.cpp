@@ -147,6 +147,61 @@ const int kReplaces = is_right(
     },
     kInFp32);
 
+// What ranks set by hand, other values on each, where the loss gives nothing: LibTorch's run gets their mean.
+torch::Tensor by_hand(auto& run, const torch::Tensor& parameter, int step) {
+  const auto of_rank = [&](int rank) {
+    return torch::full(parameter.sizes(), 0.25 * (rank + 1) + step, torch::kFloat);
+  };
+  if constexpr (std::remove_cvref_t<decltype(run)>::kOurs) {
+    return of_rank(run.rank()).to(parameter.scalar_type());
+  }
+  torch::Tensor sum = of_rank(0);
+  for (int rank = 1; rank < run.ranks(); ++rank) sum += of_rank(rank);
+  return sum / run.ranks();
+}
+
+template <typename Run, typename Model>
+void backward_of_first(Run& run, Model& model, int step) {
+  const Samples samples = samples_of(run.rank(), step);
+  run.backward(
+      run.forward([&] { return model->first(samples.inputs).to(torch::kFloat).square().mean(); }));
+}
+
+const int kByHandAlone = is_right(
+    kGroup, "sets p.grad() by hand where no backward runs in the step",
+    [](auto& run) {
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        for (const auto& parameter : model->last->parameters()) {
+          parameter.mutable_grad() = by_hand(run, parameter, step);
+        }
+      });
+    },
+    kNearly);
+
+const int kByHandBefore = is_right(
+    kGroup, "sets p.grad() by hand of a layer that the loss leaves out, before backward()",
+    [](auto& run) {
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        for (const auto& parameter : model->last->parameters()) {
+          parameter.mutable_grad() = by_hand(run, parameter, step);
+        }
+        backward_of_first(run, model, step);
+      });
+    },
+    kNearly);
+
+const int kByHandAfter = is_right(
+    kGroup, "sets p.grad() by hand of a layer that the loss leaves out, after backward()",
+    [](auto& run) {
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        backward_of_first(run, model, step);
+        for (const auto& parameter : model->last->parameters()) {
+          parameter.mutable_grad() = by_hand(run, parameter, step);
+        }
+      });
+    },
+    kNearly);
+
 const int kZeroesSome = is_right(kGroup, "zeroes the gradients of some parameters", [](auto& run) {
   return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3, [&](auto& model, int step) {
     backward_of_step(run, model, step);

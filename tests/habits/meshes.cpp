@@ -110,5 +110,112 @@ const int kSavesAPart = is_refused(
       save_weights("nowhere", model);
     });
 
+// ---- what ranks of a tensor-parallel group have alike ----
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({7})));
+    up = register_module("up", torch::nn::Linear(7, 40));
+    between = register_module("between", torch::nn::PReLU());
+    down = register_module("down", torch::nn::Linear(40, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor hidden = up(norm(x));
+    return down(with_parameter_between ? between(hidden) : torch::relu(hidden));
+  }
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+  torch::nn::PReLU between{nullptr};
+  bool with_parameter_between = false;
+};
+TORCH_MODULE(Net);
+
+Net cut_net(const Mesh& mesh) {
+  Net net = make<Net>();
+  tensor_parallel(net, mesh["tensor"], {{"up", Cut::column()}, {"down", Cut::row()}});
+  return net;
+}
+
+// Two ranks that share slices; change(net): between the cut and the wrapper; step(model, step): before its backward.
+template <typename Change, typename Before>
+void train_cut(OurRun& run, const Change& change, const Before& before, bool clips,
+               bool own_batch = false) {
+  const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+  Net net = cut_net(mesh);
+  change(net);
+  DistributedDataParallel<Net> model(net, mesh, run.options);
+  Optimizer<SGD> optimizer(model, SGDOptions(0.1));
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    before(model, step);
+    const Samples samples = samples_of(own_batch ? run.rank() : 0, step);
+    loss_against(model(samples.inputs), samples.targets).backward();
+    if (clips) clip_grad_norm_(model, 0.5);
+    optimizer.step();
+  }
+}
+
+constexpr auto kNothing = [](auto&&...) {};
+const RefusedOptions kFirstAndLast = {.stages = {0, 3}};
+
+const int kOwnBatches = is_refused(
+    kGroup, "gives ranks of a tensor-parallel group other batches, and clips",
+    "gradients of whole parameters", "give them the same batches",
+    [](auto& run) { train_cut(run, kNothing, kNothing, /*clips=*/true, /*own_batch=*/true); },
+    kFirstAndLast);
+
+const int kOwnBatchesUnclipped = is_refused(
+    kGroup, "gives ranks of a tensor-parallel group other batches, and does not clip",
+    "values of parameter \"norm.weight\"", "give them the same batches",
+    [](auto& run) { train_cut(run, kNothing, kNothing, /*clips=*/false, /*own_batch=*/true); },
+    {.stages = {0}});
+
+const int kBetween = is_refused(
+    kGroup, "has a parameter between a column and its row, as it is",
+    "gradients of whole parameters", "use it through `parallel::copy_to_ranks()`",
+    [](auto& run) {
+      train_cut(
+          run, [](Net& net) { net->with_parameter_between = true; }, kNothing, /*clips=*/true);
+    },
+    kFirstAndLast);
+
+const int kWritesByWorldRank = is_refused(
+    kGroup, "writes to a whole parameter under a guard on world rank 0 of a tensor-parallel group",
+    "parameter \"norm.weight\"", "write on all ranks along \"tensor\"",
+    [](auto& run) {
+      train_cut(
+          run, kNothing,
+          [&](auto& model, int step) {
+            const torch::NoGradGuard no_grad;
+            const GatheredParameters guard(model, Modified::on_rank(0));
+            if (step == 1 && run.rank() == 0) model->norm->weight.fill_(0.5);
+          },
+          /*clips=*/false);
+    },
+    {.stages = {0}});
+
+const int kInitialises = add_habit(
+    {kGroup, "initialises whole layers anew by a seed of each rank, after tensor_parallel()", "",
+     [] {
+       for (const int stage : {0, 3}) {
+         const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 2};
+         SCOPED_TRACE(::testing::Message() << setting);
+         std::vector<torch::Tensor> weights(2);
+         run_ranks(2, [&](World& world) {
+           OurRun run(world, setting);
+           const Mesh mesh(world, {{"data", 1}, {"tensor", 2}});
+           Net net = cut_net(mesh);
+           {
+             const torch::NoGradGuard no_grad;
+             net->norm->weight.fill_(1 + world.rank());
+           }
+           DistributedDataParallel<Net> model(net, mesh, run.options);
+           weights[static_cast<size_t>(world.rank())] = run.values(model).front();
+         });
+         EXPECT_TRUE(weights[0].equal(torch::ones({7})));
+         EXPECT_TRUE(weights[1].equal(torch::ones({7})));
+       }
+     }});
+
 }  // namespace
 }  // namespace zeropage::habits_of_meshes

@@ -254,5 +254,35 @@ const int kForeignParameter = is_refused(
       run.template optimizer_of<SGD>(model, torch::nn::Linear(2, 2)->parameters(), SGDOptions(0.1));
     });
 
+// A step, an edit of what LibTorch's optimizers let one edit, and another step.
+template <typename Edit>
+int edit_is_refused(std::string does, std::string words, std::string instead, const Edit& edit) {
+  return is_refused(kGroup, std::move(does), std::move(words), std::move(instead),
+                    [edit](auto& run) {
+                      auto model = run.wrap(make<Mlp>());
+                      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+                      train_step(run, model, *optimizer, 0);
+                      edit(*optimizer, model);
+                      train_step(run, model, *optimizer, 1);
+                    },
+                    {.stages = {0, 3}});
+}
+
+const int kPopsAParameter = edit_is_refused(
+    "takes a parameter out of a group after a step", "expected parameter group 0 with the 6",
+    "freeze it by `requires_grad_(false)`",
+    [](auto& optimizer, auto&) { optimizer.param_groups()[0].params().pop_back(); });
+
+const int kClearsGroups = edit_is_refused(
+    "clears param_groups()", "expected the optimizer's 1 parameter groups, got 0", "set `lr` to 0",
+    [](auto& optimizer, auto&) { optimizer.param_groups().clear(); });
+
+const int kWritesState = edit_is_refused(
+    "puts a state of its own into state()", "which nothing reads",
+    "set states by load_state(), or make the optimizer anew", [](auto& optimizer, auto& model) {
+      optimizer.state()[model.parameters().front().unsafeGetTensorImpl()] =
+          std::make_unique<torch::optim::AdamWParamState>();
+    });
+
 }  // namespace
 }  // namespace zeropage::habits_of_optimizers

@@ -147,5 +147,54 @@ const int kRepeated = is_refused(
     },
     kOnce);
 
+// ---- tied weights, and stages of other dtypes ----
+
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(11, 8));
+    hidden = register_module("hidden", torch::nn::Linear(8, 8));
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::Linear hidden{nullptr};
+};
+TORCH_MODULE(Tied);
+
+std::shared_ptr<PipelineStage> tied_stage_of(const World& ranks) {
+  return pipeline_stage<Tied>(
+      [] { return Tied(); },
+      [](Tied& tied) -> PipelineLayers {
+        return {{"embedding",
+                 {tied->embedding.ptr()},
+                 [tied](const torch::Tensor& x) mutable { return tied->embedding(x); }},
+                {"hidden",
+                 {tied->hidden.ptr()},
+                 [tied](const torch::Tensor& x) mutable { return tied->hidden(x); }},
+                {"head", {tied->embedding.ptr()}, [tied](const torch::Tensor& x) mutable {
+                   return torch::nn::functional::linear(x, tied->embedding->weight);
+                 }}};
+      },
+      ranks, {.first_layers = {0, 1}});
+}
+
+const int kTiedApart =
+    is_refused(kGroup, "puts the two ends of a tied weight into parameter groups of other numbers",
+               "the two stages that have a tied weight", "put it into the same group on both",
+               [](auto& run) {
+                 const Mesh mesh(run.world(), {{"pipeline", 2}, {"data", 1}});
+                 Pipeline::Model model(tied_stage_of(mesh["pipeline"]), mesh, run.options);
+                 std::vector<torch::Tensor> tied, others;
+                 for (const auto& item : model.named_parameters()) {
+                   const bool is_first = run.rank() == 0;
+                   (is_first == (item.key().find("embedding") != std::string::npos) ? tied : others)
+                       .push_back(item.value());
+                 }
+                 const Optimizer<SGD> optimizer(
+                     model,
+                     ShardedOptimizer::Groups{torch::optim::OptimizerParamGroup(tied),
+                                              torch::optim::OptimizerParamGroup(others)},
+                     SGDOptions(0.1));
+               },
+               {.stages = {0, 1}});
+
 }  // namespace
 }  // namespace zeropage::habits_of_pipelines

@@ -10,12 +10,27 @@
 namespace zeropage {
 namespace {
 
-// Sums of halves overflow where their mean does not.
+// Whether a rank may reduce a parameter of this dtype in halves.
+bool may_reduce_halves(const Options& options, c10::ScalarType dtype) {
+  const bool is_cast = dtype == c10::kFloat && options.compute_dtype;
+  return reduce_dtype_of(options, dtype) == c10::kHalf ||
+         (is_cast && reduce_dtype_of(options, *options.compute_dtype) == c10::kHalf);
+}
+
+// Sums of halves overflow where their mean does not. The stages of a pipeline add up what they have, so they do alike,
+// whatever this one's pages are.
 comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
-  const bool half =
-      std::any_of(pages.layouts().begin(), pages.layouts().end(), [&](const PageLayout& page) {
-        return page.requires_grad && reduce_dtype_of(options, page.dtype) == c10::kHalf;
-      });
+  bool half = false;
+  if (pipeline_world_of(pages) != nullptr) {
+    const std::vector<TensorOfModel>& of_model = pages.part()->parameters;
+    half = std::any_of(of_model.begin(), of_model.end(), [&](const TensorOfModel& parameter) {
+      return may_reduce_halves(options, parameter.dtype);
+    });
+  } else {
+    half = std::any_of(pages.layouts().begin(), pages.layouts().end(), [&](const auto& page) {
+      return page.requires_grad && reduce_dtype_of(options, page.dtype) == c10::kHalf;
+    });
+  }
   return half ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
 }
 

@@ -35,9 +35,10 @@ const char* advice(Kind kind) {
       return "set options on all ranks alike, from numbers that all have: give schedulers "
              "world.mean(loss)";
     case Kind::kValues:
-      return "write the same values on all ranks, or under GatheredParameters(model, "
-             "Modified::on_rank(0)), which "
-             "gives all ranks rank 0's";
+      return "write the same values on all ranks, with random numbers of one seed, or write under "
+             "GatheredParameters(model, Modified::on_rank(0)), which gives all ranks rank 0's. "
+             "Where no script "
+             "wrote, machines of other kinds round updates in other ways: use stage 1";
   }
   return "";
 }
@@ -116,8 +117,10 @@ HeardAlike exchanged(const comm::World& ranks, const Told& told, const char* wha
 
 }  // namespace
 
-RankAgreement::RankAgreement(std::shared_ptr<const ParameterPages> pages)
+RankAgreement::RankAgreement(std::shared_ptr<const ParameterPages> pages,
+                             std::shared_ptr<PageWrites> writes)
     : pages_(std::move(pages)),
+      writes_(std::move(writes)),
       is_alone_(std::none_of(kAxes.begin(), kAxes.end(),
                              [this](Axis axis) { return along(axis) != nullptr; })) {}
 
@@ -133,7 +136,14 @@ const comm::World* RankAgreement::along(Axis axis) const {
   return axis == Axis::kTensor ? pages_->tensor_world() : pipeline_world_of(*pages_);
 }
 
-Told RankAgreement::told() const {
+void RankAgreement::begin_backward(bool reduces) {
+  if (is_alone_) return;
+  writes_->write_back();
+  settle_what_differs("backward()");
+  if (reduces) values_ = writes_->user_writes().look(backwards_++);
+}
+
+Told RankAgreement::told(Axis axis) const {
   if (is_alone_) return {};
   Fingerprint steps, settings;
   for (const Part& part : parts_) {
@@ -141,15 +151,23 @@ Told RankAgreement::told() const {
     steps.add(of_part.steps);
     settings.add(of_part.settings);
   }
-  return {.steps = steps.value(), .settings = settings.value()};
+  Told told{.steps = steps.value(), .settings = settings.value()};
+  if (axis == Axis::kData) told.values = values_.all;
+  if (axis == Axis::kTensor) told.values = values_.whole;
+  return told;
+}
+
+Told RankAgreement::told_now() {
+  if (!is_alone_) values_ = writes_->user_writes().look(backwards_);
+  return told();
 }
 
 void RankAgreement::hear(Axis axis, const Told& told, const HeardAlike& heard,
                          const std::string& who) {
   const comm::World* const ranks = along(axis);
   if (ranks == nullptr) return;
-  agreed_ = told;
-  differs_[at(axis)] = !heard.settings || !heard.values;
+  agreed_settings_ = told.settings;
+  heard_[at(axis)].settings = heard.settings;
   if (!heard.steps) settle(*ranks, who);
 }
 
@@ -161,9 +179,16 @@ void RankAgreement::hear_in_backward(const Told& told, const HeardAlike& heard) 
     return;
   }
   if (is_alone_) return;
+  heard_[at(Axis::kData)].values = heard.values;
   hear(Axis::kData, told, heard, "backward()");
-  if (along(Axis::kTensor) == nullptr) return;
-  hear(Axis::kTensor, told, tell(Axis::kTensor, told, kAlikeAlongSlices), "backward()");
+  if (along(Axis::kTensor) != nullptr) {
+    const HeardAlike of_group = tell(Axis::kTensor, this->told(Axis::kTensor), kAlikeAlongSlices);
+    heard_[at(Axis::kTensor)].values = of_group.values;
+    hear(Axis::kTensor, told, of_group, "backward()");
+  }
+  const bool alike = std::all_of(heard_.begin(), heard_.end(),
+                                 [](const HeardAlike& of_axis) { return of_axis.values; });
+  if (alike) writes_->user_writes().forget();
 }
 
 HeardAlike RankAgreement::tell(Axis axis, const Told& told, const char* what) const {
@@ -171,34 +196,47 @@ HeardAlike RankAgreement::tell(Axis axis, const Told& told, const char* what) co
   return ranks == nullptr ? HeardAlike() : exchanged(*ranks, told, what);
 }
 
-void RankAgreement::begin_step(const std::string& who) {
-  if (is_alone_) return;
+void RankAgreement::settle_what_differs(const std::string& who) {
   for (const Axis axis : kAxes) {
-    if (const comm::World* const ranks = along(axis); ranks != nullptr && differs_[at(axis)]) {
-      settle(*ranks, who);
-      differs_[at(axis)] = false;
-      agreed_ = told();
-    }
+    if (heard_[at(axis)].all()) continue;
+    settle(*along(axis), who);
+    heard_[at(axis)] = {};
+    agreed_settings_ = settings();
   }
-  const Told now = told();
-  if (now.settings == agreed_.settings && now.values == agreed_.values) return;
-  for (const Axis axis : kAxes) {
-    const HeardAlike heard =
-        tell(axis, now, "what changed between backward() and step(): options, or parameters");
-    if (!heard.all()) settle(*along(axis), who);
-  }
-  agreed_ = now;
 }
 
-void RankAgreement::settle(const comm::World& ranks, const std::string& who) const {
+void RankAgreement::begin_step(const std::string& who) {
+  if (is_alone_) return;
+  writes_->write_back();
+  settle_what_differs(who);
+  UserWrites& writes = writes_->user_writes();
+  const bool were_written = writes.has_news();
+  if (settings() == agreed_settings_ && !were_written) return;
+  values_ = writes.look(/*sample_round=*/std::nullopt);
+  for (const Axis axis : kAxes) {
+    const HeardAlike heard = tell(
+        axis, told(axis), "what changed between backward() and step(): options, or parameters");
+    if (!heard.all()) settle(*along(axis), who);
+  }
+  agreed_settings_ = settings();
+  writes.forget();
+}
+
+void RankAgreement::settle(const comm::World& ranks, const std::string& who) {
   Lines lines;
   size_t index = 0;
   for (const Part& part : parts_) part.describe(index++, lines);
+  UserWrites& writes = writes_->user_writes();
+  writes.look(/*sample_round=*/std::nullopt);
+  writes.describe([&](const std::string& what, const std::string& has) {
+    lines.push_back({Kind::kValues, what, has});
+  });
   const std::string differs =
       ranks.settle(who, to_text(lines), [&](const std::vector<std::string>& texts) {
         return difference(texts, who, [&ranks](int rank) { return ranks.global_rank(rank); });
       });
   ZP_CHECK(differs.empty(), differs);
+  writes.forget();
 }
 
 }  // namespace zeropage

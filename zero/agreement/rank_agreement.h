@@ -1,5 +1,5 @@
 // What all ranks must have alike from step to step, and whether they have it: how many steps each optimizer has
-// made, and with which options.
+// made, with which options, and the values of parameters that several ranks have.
 //
 // Hashes of it are told in messages that a step sends anyway (zero/agreement/told.h), so ranks hear for nothing
 // whether all have the same:
@@ -9,9 +9,10 @@
 // * in the texts of a save.
 //
 // Where hashes differ, ranks tell each other in words, and all throw alike: which rank has what, and what to do.
-// Steps that differ are past and throw where they are heard of. The rest counts in the next step, so it throws there,
-// if it still differs then. What this rank changed between backward and step() the others hear in a message of its
-// own, before the step.
+// Steps that differ are past and throw where they are heard of. The rest counts in the next step: scripts may write
+// other values on each rank for the time of a backward, and put them back. So it throws in the step, if it still differs
+// then, or in the next backward, where no optimizer of ours steps. What this rank changed between backward and step()
+// the others hear in a message of its own, before the step.
 //
 // Lifetime: shares the pages. Threads: the training thread, or the one that runs backward.
 #pragma once
@@ -25,13 +26,14 @@
 #include <vector>
 
 #include "zero/agreement/told.h"
+#include "zero/pages/page_writes.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage {
 
 class RankAgreement {
  public:
-  explicit RankAgreement(std::shared_ptr<const ParameterPages> pages);
+  RankAgreement(std::shared_ptr<const ParameterPages> pages, std::shared_ptr<PageWrites> writes);
   RankAgreement(const RankAgreement&) = delete;
   RankAgreement& operator=(const RankAgreement&) = delete;
 
@@ -56,34 +58,44 @@ class RankAgreement {
   // The ranks of an axis hear of each other.
   enum class Axis : uint8_t { kData, kTensor, kPipeline };
 
-  // For a message along an axis.
-  Told told() const;
-  // What its ranks heard of that. who: "backward()", for errors. Throws where steps differ. Collective over the axis
-  // where any differ.
-  void hear(Axis axis, const Told& told, const HeardAlike& heard, const std::string& who);
-  // The same of the data axis, at the end of a backward. Ranks of a tensor-parallel group have no message there that
-  // could take it along, and send one.
+  // Before the first gradient of a backward. reduces: it ends with a message that takes told() along. Throws where
+  // what counted in a step that never came still differs. Collective where it differed.
+  void begin_backward(bool reduces);
+
+  // For a message along an axis: with values as they were when the backward began.
+  Told told(Axis axis = Axis::kData) const;
+  // For a state: with values as they are now.
+  Told told_now();
+  // What the ranks heard at the end of a backward, along the data axis. Throws where steps differ. Ranks of a
+  // tensor-parallel group have no message there that could take theirs along, and send one. Collective where any differ.
   void hear_in_backward(const Told& told, const HeardAlike& heard);
+  // The same of steps and settings, along an axis. who: for errors.
+  void hear(Axis axis, const Told& told, const HeardAlike& heard, const std::string& who);
 
   // Before a step. Throws where what counts in it differs. Collective where it differed when it was heard of last, or
   // has changed here since then.
   void begin_step(const std::string& who);
 
   // In words, over any ranks of the model; throws on all of them alike where they differ. Collective.
-  void settle(const comm::World& ranks, const std::string& who) const;
+  void settle(const comm::World& ranks, const std::string& who);
 
  private:
   const comm::World* along(Axis axis) const;
   HeardAlike tell(Axis axis, const Told& told, const char* what) const;
+  void settle_what_differs(const std::string& who);
+  uint64_t settings() const { return told().settings; }
 
   // Constant after construction.
   const std::shared_ptr<const ParameterPages> pages_;
+  const std::shared_ptr<PageWrites> writes_;
   const bool is_alone_;  // there are no other ranks, or none that say anything
 
   std::list<Part> parts_;
-  Told agreed_;  // when ranks heard last
-  std::array<bool, 3> differs_ =
-      {};  // by axis: what counts in the next step, when it was heard last
+  uint64_t backwards_ = 0;        // that reduced: the number of the sample
+  UserWrites::Hashes values_;     // when the last of them began
+  uint64_t agreed_settings_ = 0;  // when ranks heard last
+  // By axis, what was heard to differ last of what counts in the next step.
+  std::array<HeardAlike, 3> heard_ = {};
 };
 
 }  // namespace zeropage

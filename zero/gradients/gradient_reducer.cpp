@@ -78,6 +78,7 @@ void GradientReducer::enter_backward() {
       plan().part != StepPart::kNone && plan().part != StepPart::kOver,
       "backward() past the accumulator in the middle of a step, whose gradients it would change: "
       "call accumulator.backward(loss), or accumulator.abandon() first");
+  agreement_->begin_backward(reduces_in_backward());
   backward_ = task;
   torch::autograd::Engine::get_default_engine().queue_callback(
       [this, reduces = reduces_in_backward()] {
@@ -112,7 +113,15 @@ void GradientReducer::reduce() {
       backward_ == kNoBackward,
       "step() after a backward that ended by an exception: its gradients are incomplete; zero them "
       "and run backward again first");
-  if (!reduced_in_cycle_) end_reducing_backward();
+  if (reduced_in_cycle_) return;
+  const torch::NoGradGuard no_grad;
+  agreement_->begin_backward(/*reduces=*/true);
+  end_reducing_backward();
+}
+
+void GradientReducer::reduce_again() {
+  reduced_in_cycle_ = false;
+  reduce();
 }
 
 void GradientReducer::drop() {

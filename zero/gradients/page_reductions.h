@@ -48,6 +48,8 @@ class PageReductions {
 
   // Starts the reductions of pages that are complete, as far as it is their turn.
   void start_complete();
+  // Whether the last one had a gradient of the parameter, from any rank.
+  bool has(size_t parameter) const { return present_.has(parameter); }
   // Whether reductions of this backward have been started.
   bool have_begun() const { return next_ > 0; }
   // Ends a backward: reduces all pages that were not, and p.grad() is what was reduced. Returns what ranks heard of

@@ -30,14 +30,21 @@ void StepGradients::prepare() {
   reducer_->reduce();
   const torch::NoGradGuard no_grad;
   GradientBuckets& buckets = reducer_->buckets();
+  bool any_by_hand = false;
   for (const size_t index : reducer_->training().all()) {
     at::Tensor& gradient = reducer_->training().gradient(index);
     if (!gradient.defined() || buckets.reduced().is(index, gradient)) continue;
     ZP_CHECK(!reducer_->follower().on_reduced, "parameter \"", reducer_->training().name(index),
              "\": p.grad() was replaced after backward, which has made the step with it already "
              "(options.offload.step); use StepWhen::kInStep to change gradients");
-    gradient = buckets.reduced().replaced(index, gradient);
+    if (reducer_->has_averaged(index)) {
+      gradient = buckets.reduced().replaced(index, gradient);
+    } else {
+      any_by_hand = true;
+    }
   }
+  // Where backward gave none, what a script put there is this rank's own, whether it did so before backward or after.
+  if (any_by_hand) reducer_->reduce_again();
   buckets.reduced().release("step()");
   bool changed = false;
   for (const size_t page : reducer_->training().pages()) changed |= buckets.complete(page);

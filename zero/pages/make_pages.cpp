@@ -66,9 +66,12 @@ PageParts make_pages(PageWorlds worlds, std::vector<NamedParameter> parameters,
   made.masters = std::make_shared<MasterWeights>(made.pages, made.memory);
   PageFiller(*made.pages, *made.memory, *made.masters).fill(deferred);
   made.masters->begin_noticing();
-  made.paging = std::make_shared<PagedParameters>(made.pages, made.memory, options.paging);
+  const auto user_writes = std::make_shared<UserWrites>(made.pages, made.memory);
+  made.paging =
+      std::make_shared<PagedParameters>(made.pages, made.memory, user_writes, options.paging);
   made.in_place = std::make_shared<ParametersInPlace>(made.pages, made.memory);
-  made.writes = std::make_shared<PageWrites>(made.pages, made.masters, made.paging, made.in_place);
+  made.writes = std::make_shared<PageWrites>(made.pages, made.masters, made.paging, made.in_place,
+                                             user_writes);
   return made;
 }
 

@@ -83,10 +83,13 @@ void PageFiller::take_over(size_t storage, const at::Tensor& values) {
   }
   if (values.numel() > 0) {
     const NamedParameter& first = pages_.parameters()[placed.parameters.front()].parameter;
-    pages_.world()
-        .communicator()
-        .broadcast(values, /*root=*/0, "parameter \"" + first.name() + "\"")
-        .wait();
+    const std::string what = "parameter \"" + first.name() + "\"";
+    pages_.world().communicator().broadcast(values, /*root=*/0, what).wait();
+    // What no rank of a tensor-parallel group has a slice of, all have alike.
+    const comm::World* const slices = pages_.tensor_world();
+    if (slices != nullptr && !first.slice) {
+      slices->communicator().broadcast(values, /*root=*/0, what).wait();
+    }
   }
   keep_part(storage, values);
   live_in_page(storage);

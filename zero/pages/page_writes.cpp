@@ -9,15 +9,22 @@ namespace zeropage {
 PageWrites::PageWrites(std::shared_ptr<ParameterPages> pages,
                        std::shared_ptr<MasterWeights> masters,
                        std::shared_ptr<const PagedParameters> paging,
-                       std::shared_ptr<const ParametersInPlace> in_place)
+                       std::shared_ptr<const ParametersInPlace> in_place,
+                       std::shared_ptr<UserWrites> user_writes)
     : pages_(std::move(pages)),
       masters_(std::move(masters)),
       paging_(std::move(paging)),
       in_place_(std::move(in_place)),
+      user_writes_(std::move(user_writes)),
       versions_(pages_->parameters().size()) {}
 
-void PageWrites::bump_version(size_t parameter) const {
+void PageWrites::write_back() const {
+  for (size_t page = 0; page < pages_->layouts().size(); ++page) paging_->write_back(page);
+}
+
+void PageWrites::bump_version(size_t parameter, By by) const {
   pages_->parameters().impl(parameter).bump_version();
+  if (by == By::kUs) user_writes_->note_own(parameter);
 }
 
 void PageWrites::begin_update() {
@@ -36,7 +43,7 @@ void PageWrites::begin_update_in_backward(size_t page,
   for (const size_t index : pages_->parameters().of_page(page)) {
     if (!has_gradient(index)) continue;
     // A node of this backward that still needs the values from before is refused.
-    bump_version(index);
+    bump_version(index, By::kUs);
     versions_[index] = pages_->parameters()[index].parameter.tensor._version();
   }
 }
@@ -56,7 +63,7 @@ void PageWrites::check_unwritten_since_backward() const {
 void PageWrites::end_update(const std::vector<uint8_t>& updated) {
   paging_->end_step();
   for (size_t index = 0; index < versions_.size(); ++index) {
-    if (updated[index] != 0) bump_version(index);
+    if (updated[index] != 0) bump_version(index, By::kUs);
     versions_[index] = 0;
   }
   masters_->end_update();
@@ -79,13 +86,15 @@ void PageWrites::take_over(size_t page) {
 }
 
 void PageWrites::end_load() {
-  for (size_t index = 0; index < versions_.size(); ++index) bump_version(index);
+  for (size_t index = 0; index < versions_.size(); ++index) bump_version(index, By::kUs);
   masters_->end_load();
 }
 
 void PageWrites::note_written(const std::vector<size_t>& pages) {
   for (const size_t page : pages) {
-    for (const size_t index : pages_->parameters().of_page(page)) bump_version(index);
+    for (const size_t index : pages_->parameters().of_page(page)) {
+      bump_version(index, By::kScript);
+    }
   }
 }
 

@@ -15,6 +15,7 @@
 #include "zero/pages/paged_parameters.h"
 #include "zero/pages/parameter_pages.h"
 #include "zero/pages/parameters_in_place.h"
+#include "zero/pages/user_writes.h"
 
 namespace zeropage {
 
@@ -22,7 +23,13 @@ class PageWrites {
  public:
   PageWrites(std::shared_ptr<ParameterPages> pages, std::shared_ptr<MasterWeights> masters,
              std::shared_ptr<const PagedParameters> paging,
-             std::shared_ptr<const ParametersInPlace> in_place);
+             std::shared_ptr<const ParametersInPlace> in_place,
+             std::shared_ptr<UserWrites> user_writes);
+
+  // What scripts wrote. It has all of it after write_back(): until then something may be in a sharded page that is
+  // whole.
+  UserWrites& user_writes() const { return *user_writes_; }
+  void write_back() const;
 
   // From here on no sharded page is resident, and what was written to parameters is in a copy of them
   // in another tier; master weights beside them follow it in the update (OwnedPart::adopts_copy).
@@ -54,13 +61,15 @@ class PageWrites {
   void begin_training(size_t parameter);
 
  private:
-  void bump_version(size_t parameter) const;
+  enum class By : uint8_t { kUs, kScript };
+  void bump_version(size_t parameter, By by) const;
   void check_unwritten_since_backward() const;
 
   const std::shared_ptr<ParameterPages> pages_;
   const std::shared_ptr<MasterWeights> masters_;
   const std::shared_ptr<const PagedParameters> paging_;
   const std::shared_ptr<const ParametersInPlace> in_place_;
+  const std::shared_ptr<UserWrites> user_writes_;
   // By parameter: its tensor's when a backward made its step (StepWhen::kInBackward), or 0.
   std::vector<int64_t> versions_;
 };

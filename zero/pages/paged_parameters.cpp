@@ -9,6 +9,7 @@ namespace zeropage {
 
 PagedParameters::PagedParameters(std::shared_ptr<const ParameterPages> pages,
                                  std::shared_ptr<const PageMemory> memory,
+                                 std::shared_ptr<UserWrites> user_writes,
                                  const memory::PagerOptions& options)
     : pages_(std::move(pages)), memory_(std::move(memory)), pager_index_(pages_->layouts().size()) {
   if (!shards_parameters(pages_->options())) return;
@@ -18,11 +19,12 @@ PagedParameters::PagedParameters(std::shared_ptr<const ParameterPages> pages,
   ShardSource& source = *made;
   pager_ = memory::Pager::make(std::move(made), options);
   for (size_t page = 0; page < pager_index_.size(); ++page) {
-    if (pages_->is_sharded(page)) hand_over(page, source);
+    if (pages_->is_sharded(page)) hand_over(page, source, user_writes);
   }
 }
 
-void PagedParameters::hand_over(size_t page, ShardSource& source) {
+void PagedParameters::hand_over(size_t page, ShardSource& source,
+                                const std::shared_ptr<UserWrites>& user_writes) {
   const PageLayout& layout = pages_->layouts()[page];
   const auto element_bytes = static_cast<int64_t>(c10::elementSize(layout.dtype));
   const PlacedParameters& parameters = pages_->parameters();
@@ -37,7 +39,10 @@ void PagedParameters::hand_over(size_t page, ShardSource& source) {
   if (pages_->offloads_parameters(page)) {
     away = {&pages_->page_offload()->parameters(), page, pages_->page_offload()};
   }
-  const int64_t bytes = source.add_shard(layout, memory_->owned(page), away);
+  const int64_t bytes = source.add_shard(layout, memory_->owned(page), away,
+                                         [user_writes, page](const at::Tensor& whole) {
+                                           user_writes->note_written_back(page, whole);
+                                         });
   pager_index_[page] = pager_->add_page(layout.name, bytes, std::move(tenants));
 }
 

@@ -14,6 +14,7 @@
 #include "zero/pages/page_memory.h"
 #include "zero/pages/parameter_pages.h"
 #include "zero/pages/shard_source.h"
+#include "zero/pages/user_writes.h"
 
 namespace zeropage {
 
@@ -21,7 +22,8 @@ class PagedParameters {
  public:
   // Takes over the sharded pages, which have their values already.
   PagedParameters(std::shared_ptr<const ParameterPages> pages,
-                  std::shared_ptr<const PageMemory> memory, const memory::PagerOptions& options);
+                  std::shared_ptr<const PageMemory> memory, std::shared_ptr<UserWrites> user_writes,
+                  const memory::PagerOptions& options);
 
   // Null where pages are not sharded.
   const std::shared_ptr<memory::Pager>& pager() const { return pager_; }
@@ -43,7 +45,7 @@ class PagedParameters {
   void end_step() const;
 
  private:
-  void hand_over(size_t page, ShardSource& source);
+  void hand_over(size_t page, ShardSource& source, const std::shared_ptr<UserWrites>& user_writes);
 
   const std::shared_ptr<const ParameterPages> pages_;
   const std::shared_ptr<const PageMemory> memory_;

@@ -35,7 +35,8 @@ ShardSource::~ShardSource() {
   }
 }
 
-int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away) {
+int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const Away& away,
+                               OnWritten on_written) {
   at::Tensor secondary;
   if (secondary_) {
     const memory::KindScope of_kind(kind_);
@@ -49,7 +50,8 @@ int64_t ShardSource::add_shard(const PageLayout& layout, at::Tensor shard, const
                       away,
                       std::move(secondary),
                       false,
-                      {}});
+                      {},
+                      std::move(on_written)});
   return bytes_of_last(shard_bytes);
 }
 
@@ -62,6 +64,7 @@ int64_t ShardSource::add_shard(const PageLayout& layout, c10::ScalarType dtype,
                       {},
                       {},
                       false,
+                      {},
                       {}});
   return bytes_of_last(layout.shard_numel * static_cast<int64_t>(c10::elementSize(dtype)));
 }
@@ -145,6 +148,7 @@ void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
   if (entry.is_whole(world_)) return;
   const at::Tensor shard = entry.shard();
   if (!shard.defined()) return;
+  if (entry.on_written) entry.on_written(buffer);
   if (entry.away.storage != nullptr) entry.away.storage->fetch(entry.away.page);
   shard.copy_(buffer.narrow(0, entry.range.begin, entry.range.numel()));
   if (entry.away.storage != nullptr) {

@@ -53,9 +53,12 @@ class ShardSource final : public memory::PageSource {
     // (zero/update/offloaded_steps.h): the host waits for each copy up.
     bool changes_at_any_time = false;
   };
+  // Hears of a page that was written to, whole, before it goes back to its shards.
+  using OnWritten = std::function<void(const at::Tensor& whole)>;
   // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.
-  int64_t add_shard(const PageLayout& layout, at::Tensor shard, const Away& away);
+  int64_t add_shard(const PageLayout& layout, at::Tensor shard, const Away& away,
+                    OnWritten on_written = nullptr);
   // The same of a shard on the device that comes and goes. shard: undefined while it is not there; then nobody
   // fetches the page, and what was written to it is dropped.
   int64_t add_shard(const PageLayout& layout, c10::ScalarType dtype,
@@ -75,6 +78,7 @@ class ShardSource final : public memory::PageSource {
     at::Tensor secondary;  // [page's numel / ranks of the group]; undefined where there is no group
     bool has_secondary = false;  // of the shards as they are
     at::Tensor whole;            // while it is whole, of which the secondary shard is to be taken
+    OnWritten on_written;
 
     bool is_whole(const comm::World& world) const {
       return world.size() == 1 && away.storage == nullptr;

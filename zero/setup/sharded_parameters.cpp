@@ -147,7 +147,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
         "its pages; construct it without memory (zero/deferred_module.h), or raise the limit");
     throw;
   }
-  auto agreement = std::make_shared<RankAgreement>(parts.pages);
+  auto agreement = std::make_shared<RankAgreement>(parts.pages, parts.writes);
   auto reducer = std::make_shared<GradientReducer>(
       parts, make_gradient_buckets(options, parts.pages), agreement, when);
   auto gradients = std::make_shared<StepGradients>(reducer);

@@ -1,6 +1,7 @@
 #include "zero/update/parameter_groups.h"
 
 #include <algorithm>
+#include <map>
 #include <unordered_set>
 #include <utility>
 
@@ -42,6 +43,27 @@ void ParameterGroups::adopt(size_t first) {
       grouped_[index] = true;
       of_pages_[pages_->parameters()[index].page].push_back({group, index});
     }
+    std::vector<const c10::TensorImpl*>& impls = adopted_.emplace_back();
+    for (const at::Tensor& tensor : groups_[group].params()) {
+      impls.push_back(tensor.unsafeGetTensorImpl());
+    }
+  }
+}
+
+void ParameterGroups::check_unedited() const {
+  constexpr const char* kWhatToDo =
+      "; leave groups as they were made, freeze a parameter by requires_grad_(false), and set an "
+      "option such as lr to 0 to leave a group out; or make the optimizer anew";
+  ZP_CHECK(groups_.size() >= adopted_.size(), "step(): expected the optimizer's ", adopted_.size(),
+           " parameter groups, got ", groups_.size(), kWhatToDo);
+  for (size_t group = 0; group < adopted_.size(); ++group) {
+    const std::vector<at::Tensor>& now = groups_[group].params();
+    const bool is_same = std::equal(
+        now.begin(), now.end(), adopted_[group].begin(), adopted_[group].end(),
+        [](const at::Tensor& tensor, auto* impl) { return tensor.unsafeGetTensorImpl() == impl; });
+    ZP_CHECK(is_same, "step(): expected parameter group ", group, " with the ",
+             adopted_[group].size(), " parameters that it was made of, got ", now.size(),
+             now.size() == adopted_[group].size() ? ", others among them" : "", kWhatToDo);
   }
 }
 
@@ -85,6 +107,7 @@ void ParameterGroups::check_agreement(const std::string& class_name) const {
     }
   }
   check_stages_agree(*pages_, "the optimizer", lines);
+  check_ends_agree();
   for (size_t group = 0; group < groups_.size(); ++group) {
     const std::string prefix = c10::str("group ", group, " ");
     for (const size_t index : parameters_of(group)) {
@@ -92,6 +115,25 @@ void ParameterGroups::check_agreement(const std::string& class_name) const {
     }
   }
   zeropage::check_agreement(*pages_, "the optimizer", lines);
+}
+
+// A tied weight is updated on both stages that have it, and stays one weight if both do the same.
+void ParameterGroups::check_ends_agree() const {
+  const auto& part = pages_->part();
+  if (!part || !part->tied) return;
+  std::map<size_t, size_t> group_of;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (const size_t index : parameters_of(group)) group_of.emplace(index, group);
+  }
+  std::vector<std::string> lines;
+  for (size_t index = 0; index < pages_->parameters().size(); ++index) {
+    if (!pages_->parameters()[index].parameter.is_tied) continue;
+    const auto found = group_of.find(index);
+    lines.push_back(c10::str(
+        "tied parameter \"", name(index), "\": ",
+        found == group_of.end() ? "in none of its groups" : c10::str("in group ", found->second)));
+  }
+  part->tied->check_agreement("the optimizer, over the two stages that have a tied weight", lines);
 }
 
 }  // namespace zeropage

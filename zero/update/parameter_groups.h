@@ -34,6 +34,8 @@ class ParameterGroups {
   // Takes in the groups from `first` on, which are new. Throws where a parameter of theirs is in another
   // group already.
   void adopt(size_t first);
+  // Throws where a group that was adopted is gone, or has other parameters than it had.
+  void check_unedited() const;
   // Whether the parameter is in a group that was adopted.
   bool contain(size_t parameter) const { return grouped_[parameter]; }
 
@@ -50,6 +52,7 @@ class ParameterGroups {
   };
 
   ParameterShard shard_of(const PlacedParameter& placed, size_t parameter) const;
+  void check_ends_agree() const;
   const std::string& name(size_t parameter) const {
     return pages_->parameters()[parameter].parameter.name();
   }
@@ -58,6 +61,8 @@ class ParameterGroups {
   const Options options_;
   const Groups& groups_;
   std::vector<bool> grouped_;  // by parameter
+  // By group that was adopted.
+  std::vector<std::vector<const c10::TensorImpl*>> adopted_;
   // By page: group by group, each in the user's order.
   std::vector<std::vector<Member>> of_pages_;
 };

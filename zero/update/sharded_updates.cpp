@@ -115,6 +115,13 @@ void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const Visi
   }
 }
 
+void ShardedUpdates::check_state_is_ours() const {
+  ZP_CHECK(
+      optimizer_.state().empty(),
+      "step(): something was put into the optimizer's state(), which nothing reads: states lie "
+      "in shards; clear state(), and set them by load_state(), or make the optimizer anew");
+}
+
 void ShardedUpdates::step() {
   const memory::SpanScope span(memory::Span::What::kRange, "step");
   const torch::NoGradGuard no_grad;
@@ -123,6 +130,8 @@ void ShardedUpdates::step() {
   parameters_.memory->check_stream("step()");
   parameters_.in_place->check("step()");
   parameters_.reducer->training().check_all_train();
+  groups_.check_unedited();
+  check_state_is_ours();
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
   parameters_.gradients->prepare();

@@ -75,6 +75,7 @@ class ShardedUpdates {
  private:
   void check_class_takes_options() const;
   void check_memory_holds_states() const;
+  void check_state_is_ours() const;
   void check_whole(const char* who) const;
   void begin_visit();
   // updated: by parameter, whether it has a gradient.

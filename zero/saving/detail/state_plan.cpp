@@ -259,15 +259,28 @@ json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfStat
   return groups;
 }
 
-// What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options.
-json own_told(const RankAgreement& agreement, bool with_options) {
-  const Told told = agreement.told();
-  return {told.steps, with_options ? told.settings : 0};
+// What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options. Values are
+// those of other slices or layers on ranks of other parts.
+json own_told(const ShardedParameters& sharded, bool with_options) {
+  const Told told = sharded.agreement->told_now();
+  const comm::World* const slices = sharded.pages->tensor_world();
+  const comm::World* const stages = pipeline_world_of(*sharded.pages);
+  return {
+      {"steps", told.steps},
+      {"settings", with_options ? told.settings : 0},
+      {"values", told.values},
+      {"part", {stages == nullptr ? 0 : stages->rank(), slices == nullptr ? 0 : slices->rank()}}};
 }
 
 bool differ(const std::vector<json>& by_rank) {
-  return std::any_of(by_rank.begin(), by_rank.end(), [&](const json& told) {
-    return told.at("told") != by_rank.front().at("told");
+  std::map<json, json> values_of_part;
+  const json& first = by_rank.front().at("told");
+  return std::any_of(by_rank.begin(), by_rank.end(), [&](const json& of_rank) {
+    const json& told = of_rank.at("told");
+    const json& values =
+        values_of_part.try_emplace(told.at("part"), told.at("values")).first->second;
+    return told.at("steps") != first.at("steps") || told.at("settings") != first.at("settings") ||
+           told.at("values") != values;
   });
 }
 
@@ -391,7 +404,7 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
         {"random", random_state(model.world().device())},
         {"data_rank", model.world().rank()},
         {"parameters", own_parameters(sharded)},
-        {"told", own_told(*sharded.agreement, optimizer != nullptr)},
+        {"told", own_told(sharded, optimizer != nullptr)},
         {"states", optimizer == nullptr ? json::object() : own_states(*sharded.pages, *optimizer)},
         {"groups", optimizer == nullptr ? json::array() : own_groups(*optimizer, *sharded.pages)}};
   });

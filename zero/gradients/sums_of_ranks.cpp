@@ -1,0 +1,261 @@
+#include "zero/gradients/sums_of_ranks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <span>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "memory/check.h"
+#include "memory/exact.h"
+
+namespace zeropage {
+namespace {
+
+using offload::ExactSum;
+
+// For the wire: all groups, the weight, what is compared, which parameters are not finite.
+std::vector<int64_t> row_of(const SumsOfRank& sums) {
+  std::vector<int64_t> row;
+  const auto append = [&row](const ExactSum& sum) {
+    const ExactSum::Words words = sum.words();
+    row.insert(row.end(), words.begin(), words.end());
+  };
+  for (const ExactSum& squares : sums.squares_of_group) append(squares);
+  append(sums.weight);
+  for (const uint64_t number : {sums.told.steps, sums.told.settings, sums.told.values}) {
+    row.push_back(static_cast<int64_t>(number));
+  }
+  const size_t flags = row.size();
+  constexpr size_t kOfWord = offload::kFlagsPerWord;
+  row.resize(flags + memory::div_ceil(sums.not_finite.size(), kOfWord));
+  for (size_t index = 0; index < sums.not_finite.size(); ++index) {
+    if (sums.not_finite[index]) row[flags + index / kOfWord] |= int64_t{1} << index % kOfWord;
+  }
+  return row;
+}
+
+ExactSum sum_at(const int64_t* words) {
+  return ExactSum::from_words(std::span<const int64_t, ExactSum::kWords>(words, ExactSum::kWords));
+}
+
+SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
+  SumsOfRank sums = nothing_of(groups, parameters);
+  for (ExactSum& squares : sums.squares_of_group) {
+    squares = sum_at(row);
+    row += ExactSum::kWords;
+  }
+  sums.weight = sum_at(row);
+  row += ExactSum::kWords;
+  for (uint64_t* const number : {&sums.told.steps, &sums.told.settings, &sums.told.values}) {
+    *number = static_cast<uint64_t>(*row++);
+  }
+  constexpr size_t kOfWord = offload::kFlagsPerWord;
+  for (size_t index = 0; index < parameters; ++index) {
+    sums.not_finite[index] = (row[index / kOfWord] >> index % kOfWord & 1) != 0;
+  }
+  return sums;
+}
+
+// What each rank knows, by rank.
+std::vector<SumsOfRank> exchange(const comm::World& world, const SumsOfRank& own) {
+  const std::vector<int64_t> row = row_of(own);
+  const auto length = static_cast<int64_t>(row.size());
+  at::Tensor rows = at::zeros({world.size(), length}, at::kLong);
+  std::copy(row.begin(), row.end(), rows[world.rank()].mutable_data_ptr<int64_t>());
+  if (world.size() > 1) world.communicator().all_gather(rows.view({-1}), kExchangeOfSums).wait();
+  std::vector<SumsOfRank> by_rank;
+  by_rank.reserve(static_cast<size_t>(world.size()));
+  for (int rank = 0; rank < world.size(); ++rank) {
+    by_rank.push_back(sums_of_row(rows[rank].const_data_ptr<int64_t>(), own.squares_of_group.size(),
+                                  own.not_finite.size()));
+  }
+  return by_rank;
+}
+
+void add_flags(const SumsOfRank& of_rank, SumsOfRank& all) {
+  for (size_t index = 0; index < all.not_finite.size(); ++index) {
+    if (of_rank.not_finite[index]) all.not_finite[index] = true;
+  }
+}
+
+double rounding_of(c10::ScalarType dtype) {
+  switch (dtype) {
+    case c10::kDouble:
+      return std::numeric_limits<double>::epsilon();
+    case c10::kBFloat16:
+      return 1.0 / 128;
+    case c10::kHalf:
+      return 1.0 / 1024;
+    default:
+      return std::numeric_limits<float>::epsilon();
+  }
+}
+
+bool any_not_finite(const std::vector<SumsOfRank>& by_rank) {
+  return std::any_of(by_rank.begin(), by_rank.end(), [](const SumsOfRank& of_rank) {
+    const auto& flags = of_rank.not_finite;
+    return std::find(flags.begin(), flags.end(), true) != flags.end();
+  });
+}
+
+// Ranks with slices compute the same gradient of what is whole.
+void check_whole_gradients(const std::vector<SumsOfRank>& by_rank, size_t groups, double noise) {
+  if (any_not_finite(by_rank)) return;
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    for (size_t group = 0; group < groups; ++group) {
+      const double first = by_rank.front().squares_of_group[group].value();
+      const double other = by_rank[rank].squares_of_group[group].value();
+      ZP_CHECK(
+          std::abs(first - other) <= noise * std::max(first, other),
+          "the norm of the gradients: expected the same gradients of whole parameters on all "
+          "ranks of a tensor-parallel group, got those of parameter group ",
+          group, " with norm ", std::sqrt(first), " on rank 0 and ", std::sqrt(other), " on rank ",
+          rank,
+          "; give these ranks the same batches and seeds, cut all layers between a column and its "
+          "row alike (keys and values as the queries), and use other parameters there through "
+          "parallel::copy_to_ranks() (parallel/rank_functions.h)");
+    }
+  }
+}
+
+// What stages can tell each other, whose parameters are not the same ones: beside the sums, one flag for
+// whether any gradient is not finite.
+SumsOfRank without_flags(const SumsOfRank& all) {
+  SumsOfRank told = all;
+  const bool any =
+      std::find(all.not_finite.begin(), all.not_finite.end(), true) != all.not_finite.end();
+  told.not_finite.assign(1, any);
+  return told;
+}
+
+// Each parameter is counted by one stage. In a simulated world nobody else says anything, and the last stage is taken to
+// have given weights.
+SumsOfRank over_stages(const std::vector<SumsOfRank>& by_stage, const SumsOfRank& own) {
+  SumsOfRank all = nothing_of(own.squares_of_group.size(), own.not_finite.size());
+  all.not_finite = own.not_finite;
+  for (const SumsOfRank& of_stage : by_stage) {
+    for (size_t group = 0; group < all.squares_of_group.size(); ++group) {
+      all.squares_of_group[group].add(of_stage.squares_of_group[group]);
+    }
+    all.weight.add(of_stage.weight);
+    all.not_finite_anywhere = all.not_finite_anywhere || of_stage.not_finite.front();
+  }
+  return all;
+}
+
+// Throws where ranks made other numbers of steps.
+void compare(RankAgreement& agreement, RankAgreement::Axis axis,
+             const std::vector<SumsOfRank>& by_rank) {
+  HeardAlike heard;
+  const Told& first = by_rank.front().told;
+  for (const SumsOfRank& of_rank : by_rank) {
+    heard.steps = heard.steps && of_rank.told.steps == first.steps;
+    heard.settings = heard.settings && of_rank.told.settings == first.settings;
+    heard.values = heard.values && of_rank.told.values == first.values;
+  }
+  agreement.hear(axis, first, heard, "step()");
+}
+
+}  // namespace
+
+void add_words(const offload::NormSizes& sizes, const int64_t* words, SumsOfRank& sums) {
+  for (size_t group = 0; group < sums.squares_of_group.size(); ++group) {
+    sums.squares_of_group[group].add(sizes.sum(words, static_cast<int64_t>(group)));
+  }
+  for (size_t index = 0; index < sums.not_finite.size(); ++index) {
+    if (sizes.flag(words, static_cast<int64_t>(index))) sums.not_finite[index] = true;
+  }
+}
+
+SumsOfRank nothing_of(size_t groups, size_t parameters) {
+  return {.squares_of_group = std::vector<ExactSum>(groups),
+          .weight = {},
+          .not_finite = std::vector<bool>(parameters),
+          .not_finite_anywhere = false,
+          .told = {}};
+}
+
+RanksOfSquares ranks_of_squares(const ParameterPages& pages) {
+  // Who owns whole pages has the whole sum.
+  if (pages.plan().ownership() == Ownership::kWholePage) {
+    return {.first = static_cast<size_t>(pages.world().rank())};
+  }
+  return {.first = static_cast<size_t>(pages.worlds().first_rank()),
+          .count = static_cast<size_t>(pages.shards().size())};
+}
+
+SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares) {
+  const SumsOfRank& first = by_rank[squares.first];
+  SumsOfRank all = nothing_of(first.squares_of_group.size(), first.not_finite.size());
+  for (size_t rank = squares.first; rank < squares.first + squares.count; ++rank) {
+    for (size_t group = 0; group < all.squares_of_group.size(); ++group) {
+      all.squares_of_group[group].add(by_rank[rank].squares_of_group[group]);
+    }
+  }
+  for (const SumsOfRank& of_rank : by_rank) {
+    all.weight.add(of_rank.weight);
+    add_flags(of_rank, all);
+  }
+  return all;
+}
+
+double noise_of_whole_gradients(const ParameterPages& pages) {
+  double rounding = 0;
+  for (const PlacedParameter& placed : pages.parameters()) {
+    const PageLayout& page = pages.layouts()[placed.page];
+    if (!placed.parameter.slice && page.requires_grad) {
+      rounding = std::max(rounding, rounding_of(page.dtype));
+    }
+  }
+  return 16 * rounding;
+}
+
+SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise) {
+  SumsOfRank all = by_rank.front();
+  const size_t groups = all.squares_of_group.size() / 2;
+  check_whole_gradients(by_rank, groups, noise);
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    ZP_CHECK(by_rank[rank].weight.words() == all.weight.words(),
+             "accumulator.backward(): expected the same weights on all ranks of a tensor-parallel "
+             "group, which compute the same samples, got ",
+             all.weight.value(), " on rank 0 and ", by_rank[rank].weight.value(), " on rank ", rank,
+             "; give them the same batches and weights");
+    for (size_t group = 0; group < groups; ++group) {
+      all.squares_of_group[group].add(by_rank[rank].squares_of_group[groups + group]);
+    }
+    add_flags(by_rank[rank], all);
+  }
+  all.squares_of_group.resize(groups);
+  return all;
+}
+
+SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own) {
+  using Axis = RankAgreement::Axis;
+  // Values are compared by the backwards.
+  own.told = agreement.told(Axis::kPipeline);
+  const comm::World* const group = pages.tensor_world();
+  const std::vector<SumsOfRank> by_rank = exchange(pages.world(), own);
+  compare(agreement, Axis::kData, by_rank);
+  SumsOfRank all = over_ranks(by_rank, ranks_of_squares(pages));
+  all.told = own.told;
+  if (group != nullptr) {
+    std::vector<SumsOfRank> by_slice = exchange(*group, all);
+    // In a simulated world no other rank says anything; each would say the same.
+    if (group->device().is_meta()) by_slice.assign(by_slice.size(), all);
+    compare(agreement, Axis::kTensor, by_slice);
+    all = over_slices(by_slice, noise_of_whole_gradients(pages));
+  }
+  const comm::World* const stages = pipeline_world_of(pages);
+  if (stages == nullptr) return all;
+  all.told = own.told;
+  const std::vector<SumsOfRank> by_stage = exchange(*stages, without_flags(all));
+  compare(agreement, Axis::kPipeline, by_stage);
+  SumsOfRank of_model = over_stages(by_stage, all);
+  if (stages->device().is_meta() && of_model.weight.value() == 0) of_model.weight.add(1);
+  return of_model;
+}
+
+}  // namespace zeropage

@@ -1,0 +1,56 @@
+// What ranks tell each other of a step's gradients: sums of squares, weights, which are not finite, and what they
+// compare; added up over the ranks that have the parts of a model.
+//
+// Threads: any; each call for itself.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "offload/exact_sum.h"
+#include "offload/norm_table.h"
+#include "zero/agreement/rank_agreement.h"
+#include "zero/agreement/told.h"
+#include "zero/pages/parameter_pages.h"
+
+namespace zeropage {
+
+// For the wire: whose numbers a message has.
+inline constexpr const char* kExchangeOfSums = "the norm of the gradients";
+
+// What one rank knows.
+struct SumsOfRank {
+  std::vector<offload::ExactSum> squares_of_group;
+  offload::ExactSum weight;
+  std::vector<bool> not_finite;      // by parameter
+  bool not_finite_anywhere = false;  // in a stage of a pipeline
+  Told told;                         // to be compared
+};
+
+SumsOfRank nothing_of(size_t groups, size_t parameters);
+// Words as offload/norm_table.h has them, added to what is known.
+void add_words(const offload::NormSizes& sizes, const int64_t* words, SumsOfRank& sums);
+
+// The ranks that have the squares of all elements between them, each element once.
+struct RanksOfSquares {
+  size_t first = 0;
+  size_t count = 1;
+};
+RanksOfSquares ranks_of_squares(const ParameterPages& pages);
+
+// Of ranks with other samples. by_rank: over pages.world().
+SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares);
+
+// How far apart sums of squares may be, relative to the larger, whose gradients were computed of the same numbers in
+// another order, as by kernels with atomic additions. What is wrong is farther: a part of a gradient for the whole.
+double noise_of_whole_gradients(const ParameterPages& pages);
+// Of ranks that have slices of the same parameters, each over all ranks that have its slices: first the groups of
+// whole parameters, then those of slices. Throws on all of them alike where they gave other weights, or where gradients
+// of whole parameters differ by more than the noise.
+SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise);
+
+// Of the whole model. Throws where ranks made other numbers of steps. Collective.
+SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own);
+
+}  // namespace zeropage

@@ -1,0 +1,139 @@
+#include "zero/pages/user_writes.h"
+
+#include <array>
+#include <utility>
+
+#include <ATen/ATen.h>
+
+#include "zero/pages/value_hash.h"
+
+namespace zeropage {
+namespace {
+
+uint64_t chained(uint64_t hash, uint64_t part) {
+  const std::array<uint64_t, 2> both = {hash, part};
+  return hash_of_bytes(both.data(), sizeof(both));
+}
+
+// What is added in the same order has the same hashes.
+void add(UserWrites::Hashes& hashes, const NamedParameter& parameter, uint64_t part) {
+  hashes.all = chained(hashes.all, part);
+  if (!parameter.slice) hashes.whole = chained(hashes.whole, part);
+}
+
+std::string quoted(const NamedParameter& parameter) {
+  const std::string name = "parameter \"" + parameter.name() + "\"";
+  return parameter.slice ? c10::str("slice ", parameter.slice->ranks.rank(), " of ", name) : name;
+}
+
+}  // namespace
+
+UserWrites::UserWrites(std::shared_ptr<const ParameterPages> pages,
+                       std::shared_ptr<const PageMemory> memory)
+    : pages_(std::move(pages)),
+      memory_(std::move(memory)),
+      own_raises_(pages_->parameters().size()),
+      agreed_raises_(pages_->parameters().size()) {
+  see_all();
+  agreed_raises_ = seen_raises_;
+}
+
+int64_t UserWrites::raises(size_t parameter) const {
+  const auto version = pages_->parameters().impl(parameter).version_counter().current_version();
+  return static_cast<int64_t>(version) - own_raises_[parameter];
+}
+
+void UserWrites::see_all() {
+  seen_raises_.resize(agreed_raises_.size());
+  for (size_t index = 0; index < seen_raises_.size(); ++index) seen_raises_[index] = raises(index);
+}
+
+// Sharded pages are not whole here.
+bool UserWrites::is_compared(size_t parameter) const {
+  const PlacedParameter& placed = pages_->parameters()[parameter];
+  return !pages_->is_sharded(placed.page) && !placed.range.empty();
+}
+
+at::Tensor UserWrites::values(size_t parameter) const {
+  const PlacedParameter& placed = pages_->parameters()[parameter];
+  return memory_->whole(placed.page).narrow(0, placed.range.begin, placed.range.numel());
+}
+
+void UserWrites::note_written_back(size_t page, const at::Tensor& whole) {
+  std::vector<at::Tensor> flat;
+  const std::vector<Slot>& slots = pages_->layouts()[page].slots;
+  for (const Slot& slot : slots) {
+    flat.push_back(whole.narrow(0, slot.range.begin, slot.range.numel()));
+  }
+  const std::vector<uint64_t> hashes = hashes_of_values(flat);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    uint64_t& hash = written_back_[pages_->storages()[slots[i].storage].parameters.front()];
+    hash = chained(hash, hashes[i]);
+  }
+}
+
+uint64_t UserWrites::sample(size_t parameter, uint64_t round) const {
+  const at::Tensor flat = values(parameter);
+  return sampled_hash(flat.const_data_ptr(), flat.nbytes(), round);
+}
+
+UserWrites::Hashes UserWrites::look(std::optional<uint64_t> sample_round) {
+  see_all();
+  for (const auto& [parameter, hash] : std::exchange(written_back_, {})) {
+    uint64_t& seen = seen_back_[parameter];
+    seen = chained(seen, hash);
+  }
+  std::vector<size_t> written;
+  std::vector<at::Tensor> flat;
+  Hashes hashes;
+  for (size_t index = 0; index < seen_raises_.size(); ++index) {
+    if (!is_compared(index)) continue;
+    const NamedParameter& parameter = pages_->parameters()[index].parameter;
+    if (seen_raises_[index] != agreed_raises_[index]) {
+      written.push_back(index);
+      flat.push_back(values(index));
+    }
+    const bool is_on_host = memory_->whole(pages_->parameters()[index].page).is_cpu();
+    if (sample_round && is_on_host) add(hashes, parameter, sample(index, *sample_round));
+  }
+  const std::vector<uint64_t> of_written = hashes_of_values(flat);
+  for (size_t i = 0; i < written.size(); ++i) {
+    const NamedParameter& parameter = pages_->parameters()[written[i]].parameter;
+    add(hashes, parameter, written[i]);
+    add(hashes, parameter, of_written[i]);
+  }
+  for (const auto& [index, hash] : seen_back_) {
+    const NamedParameter& parameter = pages_->parameters()[index].parameter;
+    add(hashes, parameter, index);
+    add(hashes, parameter, hash);
+  }
+  return hashes;
+}
+
+bool UserWrites::has_news() const {
+  if (!written_back_.empty()) return true;
+  for (size_t index = 0; index < agreed_raises_.size(); ++index) {
+    if (is_compared(index) && raises(index) != agreed_raises_[index]) return true;
+  }
+  return false;
+}
+
+void UserWrites::forget() {
+  agreed_raises_ = seen_raises_;
+  seen_back_.clear();
+}
+
+void UserWrites::describe(
+    const std::function<void(const std::string& what, const std::string& has)>& tell) const {
+  for (size_t index = 0; index < agreed_raises_.size(); ++index) {
+    if (!is_compared(index)) continue;
+    tell("values of " + quoted(pages_->parameters()[index].parameter),
+         words_of_values(values(index)));
+  }
+  for (const auto& [index, hash] : seen_back_) {
+    tell("what was written to " + quoted(pages_->parameters()[index].parameter),
+         c10::str("hash ", hash));
+  }
+}
+
+}  // namespace zeropage

@@ -63,6 +63,10 @@ DeviceMemory device_memory(c10::Device device) {
           .cached_bytes = stats.reserved_bytes[kAll].current - stats.allocated_bytes[kAll].current};
 }
 
+void release_cached_memory(c10::Device device) {
+  if (has_streams(device.type())) c10::getDeviceAllocator(device.type())->emptyCache();
+}
+
 void set_current_device(c10::Device device) {
   if (has_streams(device.type())) c10::impl::VirtualGuardImpl(device.type()).setDevice(device);
 }

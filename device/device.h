@@ -39,6 +39,10 @@ struct DeviceMemory {
 };
 DeviceMemory device_memory(c10::Device device);
 
+// Gives back to the device what LibTorch's caching allocator of this process holds and nothing uses, as far as it is
+// whole segments. The host waits for the device. Does nothing on the host.
+void release_cached_memory(c10::Device device);
+
 // The calling thread's from here on: factories that are told "cuda" use it.
 void set_current_device(c10::Device device);
 

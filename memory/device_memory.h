@@ -39,8 +39,9 @@ std::string out_of_memory_report(const DeviceShortage& shortage);
 // message.
 [[noreturn]] void throw_out_of_memory(const DeviceShortage& shortage);
 
-// From here on LibTorch's CUDA allocator is observed, and throws throw_out_of_memory()'s error instead of its own. Once a process;
-// later calls do nothing. Throws in a build without CUDA.
+// From here on LibTorch's CUDA allocator is observed, and throws throw_out_of_memory()'s error instead of its own. Its segments grow
+// from here on, where nobody chose otherwise (memory/expandable_segments.h). Once a process; later calls do nothing. Throws in a build
+// without CUDA.
 void observe_cuda_memory();
 // The most that LibTorch's CUDA allocator takes from this device from here on, until the next call: an allocation
 // that would need more throws as where the device has no more. Of `total_bytes` that it has.

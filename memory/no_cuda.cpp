@@ -1,5 +1,6 @@
 #include "memory/check.h"
 #include "memory/device_memory.h"
+#include "memory/expandable_segments.h"
 
 namespace zeropage::memory {
 namespace {
@@ -13,6 +14,12 @@ namespace {
 }  // namespace
 
 void observe_cuda_memory() {
+  refuse();
+}
+void prefer_expandable_segments() {
+  refuse();
+}
+bool uses_expandable_segments() {
   refuse();
 }
 void limit_cuda_memory(c10::Device /*device*/, int64_t /*bytes*/, int64_t /*total_bytes*/) {

@@ -10,6 +10,7 @@
 #include <torch/csrc/cuda/memory_snapshot.h>
 
 #include "memory/check.h"
+#include "memory/expandable_segments.h"
 
 namespace zeropage::memory {
 namespace {
@@ -40,7 +41,7 @@ void refuse_for_want_of_memory(int64_t device, size_t asked_bytes, size_t total_
                        .asked_bytes = asked,
                        .free_bytes = std::min(left, static_cast<int64_t>(free_bytes)),
                        .cached_bytes = cached,
-                       .advice = cached < asked
+                       .advice = cached < asked || uses_expandable_segments()
                                      ? ""
                                      : "what is unused lies in pieces that are too small; with "
                                        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True in "
@@ -52,6 +53,7 @@ void refuse_for_want_of_memory(int64_t device, size_t asked_bytes, size_t total_
 void observe_cuda_memory() {
   static std::once_flag once;
   std::call_once(once, [] {
+    prefer_expandable_segments();
     // The allocator of a device takes observers only once it is there.
     at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
     allocator::attachAllocatorTraceTracker(&track);

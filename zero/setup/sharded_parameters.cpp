@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "device/device.h"
 #include "memory/check.h"
 #include "zero/gradients/accumulate_hooks.h"
 #include "zero/setup/choose_gradients.h"
@@ -147,6 +148,9 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
         "its pages; construct it without memory (zero/deferred_module.h), or raise the limit");
     throw;
   }
+  // A module that was on the device leaves the memory of its storages with LibTorch's allocator, in pieces that what
+  // comes next does not fit into.
+  if (held_bytes > 0) memory::release_cached_memory(world.device());
   auto agreement = std::make_shared<RankAgreement>(parts.pages, parts.writes);
   auto reducer = std::make_shared<GradientReducer>(
       parts, make_gradient_buckets(options, parts.pages), agreement, when);

@@ -2,6 +2,7 @@
 #include "device/detail/cuda_device.h"
 #include "device/detail/nvtx.h"
 #include "device/device.h"
+#include "device/product_workspaces.h"
 #include "memory/check.h"
 
 namespace zeropage::memory::cuda {
@@ -44,6 +45,10 @@ namespace zeropage::memory {
 
 bool has_cuda_driver() {
   return false;
+}
+
+ProductWorkspaces product_workspaces(c10::Device /*device*/) {
+  return {};
 }
 
 }  // namespace zeropage::memory

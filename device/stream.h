@@ -6,10 +6,12 @@
 // all the ordering there is; nothing synchronises a whole device, and no block of memory is marked as used by a
 // stream (`recordStream`), which would make the time of its release depend on timing.
 //
-// Written over LibTorch's device-generic streams, so it knows no CUDA.
+// Written over LibTorch's device-generic streams, so it knows no CUDA. In a simulated world (the meta device) a stream
+// is a number: nothing is enqueued, but whoever looks at memory is told for which stream it is.
 // Threads: any; a Stream and an Event are values.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -59,24 +61,34 @@ class Stream {
   void wait_for(const Stream& other) const { wait(other.record()); }
 
   friend bool operator==(const Stream& left, const Stream& right) {
-    return left.stream_ == right.stream_;
+    return left.stream_ == right.stream_ && left.simulated_ == right.simulated_;
   }
 
  private:
   friend class StreamScope;
   explicit Stream(c10::Stream stream) : stream_(stream) {}
+  explicit Stream(int64_t simulated) : simulated_(simulated) {}
 
   std::optional<c10::Stream> stream_;
+  int64_t simulated_ = 0;
 };
+
+// The number of the calling thread's current stream on the meta device; 0 outside of any StreamScope. Another stream
+// than that of compute has a number above 0.
+int64_t simulated_stream();
 
 // While it lives, the stream is the calling thread's current one: operators are enqueued to it, and
 // memory is allocated for it, to be reused in its order.
 class StreamScope {
  public:
-  explicit StreamScope(const Stream& stream) : guard_(stream.stream_) {}
+  explicit StreamScope(const Stream& stream);
+  ~StreamScope();
+  StreamScope(const StreamScope&) = delete;
+  StreamScope& operator=(const StreamScope&) = delete;
 
  private:
   c10::OptionalStreamGuard guard_;
+  const int64_t simulated_before_;
 };
 
 }  // namespace zeropage::memory

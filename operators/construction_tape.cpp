@@ -123,6 +123,10 @@ ConstructionTape::~ConstructionTape() = default;
 ConstructionTape::ConstructionTape(ConstructionTape&& other) noexcept = default;
 ConstructionTape& ConstructionTape::operator=(ConstructionTape&& other) noexcept = default;
 
+bool ConstructionTape::is_recording() {
+  return detail::OperatorRecorder::records();
+}
+
 bool ConstructionTape::holds(const at::Tensor& tensor) const {
   return tape_->find(tensor).has_value();
 }

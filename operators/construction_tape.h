@@ -53,6 +53,9 @@ class ConstructionTape {
   ConstructionTape(ConstructionTape&& other) noexcept;
   ConstructionTape& operator=(ConstructionTape&& other) noexcept;
 
+  // Whether the calling thread records a construction.
+  static bool is_recording();
+
   // Whether a replay can give this tensor values. A parameter that has real memory already is not
   // on the tape.
   bool holds(const at::Tensor& tensor) const;

@@ -5,8 +5,11 @@
 #include <sstream>
 #include <utility>
 
+#include "device/product_workspaces.h"
+#include "device/stream.h"
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "memory/expandable_segments.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
 
@@ -122,6 +125,15 @@ int64_t left_of(int64_t limit_bytes, int64_t held_bytes) {
   return std::max<int64_t>(1, limit_bytes - limit_bytes / kMarginPart - held_bytes);
 }
 
+DeviceAllocator allocator_of(const comm::World& world, const FitOptions& fit_options) {
+  if (fit_options.allocator) return *fit_options.allocator;
+  const c10::Device device = world.device();
+  if (!memory::has_streams(device.type())) return {.segments = AllocatorSegments::kNone};
+  const bool grow = device.is_cuda() && memory::uses_expandable_segments();
+  return {.segments = grow ? AllocatorSegments::kExpandable : AllocatorSegments::kFixed,
+          .workspaces = memory::product_workspaces(device)};
+}
+
 WorldDescription description_of(const comm::World& world, const Options& options,
                                 const FitOptions& fit_options) {
   const memory::Ledger& ledger = *memory::Ledger::current();
@@ -136,7 +148,8 @@ WorldDescription description_of(const comm::World& world, const Options& options
               options.host_memory_bytes,
               ranks * (ledger.now().total() + ledger.offloaded(Tier::kHost).total() + besides)),
           .nvme_bytes = nvme_bytes_of(fit_options),
-          .device_is_host = world.device().is_cpu()};
+          .device_is_host = world.device().is_cpu(),
+          .allocator = allocator_of(world, fit_options)};
 }
 
 std::string describe(const Forecast& choice, const WorldDescription& world) {
@@ -144,8 +157,10 @@ std::string describe(const Forecast& choice, const WorldDescription& world) {
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     const int64_t limit = world.bytes_of_rank(tier);
     if (limit == 0 || choice.used_bytes(world, tier) == 0) continue;
-    text += c10::str("; ", format_bytes(choice.used_bytes(world, tier)), " of ",
-                     format_bytes(limit), " on ", memory::name(tier));
+    const bool is_reserved = tier == Tier::kDevice && choice.reserved_bytes > 0;
+    text +=
+        c10::str("; ", format_bytes(choice.used_bytes(world, tier)), " of ", format_bytes(limit),
+                 is_reserved ? " reserved on " : " on ", memory::name(tier));
   }
   return text;
 }
@@ -190,8 +205,11 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
   if (world.rank() == 0) {
     try {
       const WorldDescription described = description_of(world, options, fit_options);
+      // A simulated rank is on no device, whose pages it would have.
+      Options training = options;
+      training.page_bytes = page_bytes_on(world.device(), options);
       const Plan plan = detail::plan(make, blocks, described,
-                                     {.training = options,
+                                     {.training = training,
                                       .micro_steps = fit_options.micro_steps,
                                       .tiers = tiers_to_try(world, options, fit_options),
                                       .stages = fit_options.stages,

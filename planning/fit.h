@@ -19,6 +19,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,9 @@ struct FitOptions {
   // Whether the step may be made in backward (StepWhen::kInBackward), which excludes what looks at all gradients
   // first, such as clipping. It keeps few gradients on the host.
   bool may_step_in_backward = false;
+  // What is taken of the device besides tensors. Unset: as LibTorch has it on the world's device. A simulated world has
+  // none, and an accelerator that is not CUDA's has fixed segments.
+  std::optional<DeviceAllocator> allocator;
   // Of a rank's host memory, to be left free for what no plan knows, such as the buffers of a save (13 MiB), and
   // the copy that a StateSaver writes from beside training.
   int64_t besides_bytes = 0;

@@ -102,13 +102,20 @@ struct Arrangement {
 
 Forecast forecast_of(const WorldDescription& world, const PlannedSetting& setting,
                      const TierBytes& held, const StepFigures& figures) {
-  Forecast forecast{
-      .setting = setting, .held = held, .at_peak = figures.at_peak, .sent = figures.sent};
+  Forecast forecast{.setting = setting,
+                    .held = held,
+                    .at_peak = figures.at_peak,
+                    .reserved_bytes = figures.reserved_bytes,
+                    .sent = figures.sent};
   for (const Tier tier : kTiers) {
     const int64_t limit = world.bytes_of_rank(tier);
     if (limit == 0) continue;
     forecast.missing_bytes[static_cast<size_t>(tier)] =
         std::max<int64_t>(0, forecast.used_bytes(world, tier) - limit);
+  }
+  if (figures.reserved_bytes > 0) {
+    // The allocator may give back what it has cached, so what is reserved can be the limit itself and not enough.
+    forecast.missing_bytes[static_cast<size_t>(Tier::kDevice)] = figures.missing_reserved_bytes;
   }
   return forecast;
 }
@@ -324,6 +331,7 @@ bool is_settled(const Plan& plan) {
 }  // namespace
 
 int64_t Forecast::used_bytes(const WorldDescription& described, Tier tier) const {
+  if (tier == Tier::kDevice && reserved_bytes > 0) return reserved_bytes;
   const bool holds_device = tier == Tier::kHost && described.device_is_host;
   return at_peak[tier].total() + (holds_device ? at_peak[Tier::kDevice].total() : 0);
 }

@@ -11,8 +11,11 @@
 // collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger
 // tells what they would hold (memory/meta_memory.h), the communicator what they would send.
 //
+// What LibTorch's CUDA allocator reserves for these tensors is told beside them: the same requests go to a model of it
+// (planning/caching_allocator.h). Below a limit of the device that is what counts.
+//
 // What is not in the figures: what the process has besides tensors, such as code and a driver's
-// context, what an allocator loses to fragments, and what kernels take while they compute.
+// context, and what kernels take while they compute.
 //
 // Cost: seconds and some 100 MB, whatever the size of the model and the number of ranks. It draws
 // nothing from the random generators.
@@ -71,6 +74,9 @@ struct Forecast {
   TierBytes held;
   // Each tier by kind, at the moment when its total is highest.
   TierBytes at_peak;
+  // The most that the device's allocator has from the device, below its limit where that is enough. 0: each tensor is
+  // allocated by itself, or no steps were run.
+  int64_t reserved_bytes = 0;
   // In one step, after the first.
   comm::LinkTraffic sent;
   // Of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
@@ -82,7 +88,7 @@ struct Forecast {
   std::array<int64_t, memory::kTierCount> missing_bytes{};
 
   bool fits() const;
-  // At the peak; of the host with what is on the device, where that is the host.
+  // At the peak; of the device what is reserved, of the host with what is on the device, where that is the host.
   int64_t used_bytes(const WorldDescription& described, memory::Tier tier) const;
 };
 

@@ -63,12 +63,18 @@ std::string shortage(const Forecast& forecast) {
   return format_bytes(*most) + " of " + std::string(memory::name(tier)) + " missing";
 }
 
-std::string row(const Forecast& forecast, bool is_choice) {
+bool tells_reserved(const Plan& plan) {
+  return std::any_of(plan.forecasts.begin(), plan.forecasts.end(),
+                     [](const Forecast& forecast) { return forecast.reserved_bytes > 0; });
+}
+
+std::string row(const Forecast& forecast, bool is_choice, bool tells_reserved) {
   const PlannedSetting& setting = forecast.setting;
   std::ostringstream out;
   out << (is_choice ? "* " : "  ") << std::left << std::setw(7) << text_of(setting.stage)
       << std::setw(17) << text_of_offload(setting) << std::setw(11) << name(setting.checkpointing)
       << bytes_cell(forecast.at_peak[Tier::kDevice].total(), 11)
+      << (tells_reserved ? bytes_cell(forecast.reserved_bytes, 11) : "")
       << bytes_cell(forecast.at_peak[Tier::kHost].total(), 11)
       << bytes_cell(forecast.at_peak[Tier::kNvme].total(), 11)
       << bytes_cell(forecast.sent.total().bytes, 12)
@@ -113,10 +119,14 @@ std::string limit_text(const WorldDescription& world, const Forecast& forecast) 
     }
   }
   const memory::Kind kind = largest_kind(bytes);
+  const int64_t used = forecast.used_bytes(world, fullest);
   std::ostringstream out;
-  out << "limited by " << memory::name(fullest) << " memory: " << format_bytes(bytes.total())
-      << " of " << format_bytes(world.bytes_of_rank(fullest)) << " a rank, of them "
-      << format_bytes(bytes[kind]) << " " << memory::name(kind) << '\n';
+  out << "limited by " << memory::name(fullest) << " memory: " << format_bytes(used) << " of "
+      << format_bytes(world.bytes_of_rank(fullest)) << " a rank";
+  if (used != bytes.total()) {
+    out << " are reserved for " << format_bytes(bytes.total()) << " of tensors";
+  }
+  out << ", of them " << format_bytes(bytes[kind]) << " " << memory::name(kind) << '\n';
   return out.str();
 }
 
@@ -146,17 +156,20 @@ std::string verdict_on_all(const Plan& plan) {
 
 std::string Plan::to_string() const {
   const bool has_seconds = !forecasts.empty() && forecasts.front().seconds > 0;
+  const bool has_reserved = tells_reserved(*this);
   std::ostringstream out;
   out << parameters << " parameters on " << world.ranks << (world.ranks == 1 ? " rank" : " ranks")
       << ", " << std::min(world.ranks, world.ranks_per_host) << " a host; "
       << (has_steps ? "bytes at the peak of a step, and what a rank sends in one"
                     : "bytes at the end of backward: activations and traffic are not known")
       << (has_seconds ? "; the fastest first\n\n" : "; the cheapest first\n\n")
-      << "  stage  offload          checkpoint      device       host       nvme        sent"
-         "       compute"
-      << (has_seconds ? "       step" : "") << "  fits\n";
+      << "  stage  offload          checkpoint      device" << (has_reserved ? "   reserved" : "")
+      << "       host       nvme        sent       compute" << (has_seconds ? "       step" : "")
+      << "  fits\n";
   const Forecast* const best = choice();
-  for (const Forecast& forecast : forecasts) out << row(forecast, &forecast == best);
+  for (const Forecast& forecast : forecasts) {
+    out << row(forecast, &forecast == best, has_reserved);
+  }
   out << '\n' << verdict_on_all(*this);
   return out.str();
 }

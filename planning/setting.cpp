@@ -26,6 +26,11 @@ int64_t WorldDescription::bytes_of_rank(memory::Tier tier) const {
   return share_of(nvme_bytes);
 }
 
+std::string_view name(AllocatorSegments segments) {
+  constexpr std::array<std::string_view, 3> kNames = {"expandable", "fixed", "none"};
+  return kNames[static_cast<size_t>(segments)];
+}
+
 std::string_view name(CheckpointPolicy policy) {
   constexpr std::array<std::string_view, 3> kNames = {"none", "selective", "blocks"};
   return kNames[static_cast<size_t>(policy)];

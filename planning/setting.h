@@ -5,23 +5,45 @@
 #include <string>
 #include <string_view>
 
+#include "device/product_workspaces.h"
 #include "memory/ledger.h"
 #include "zero/options.h"
 
 namespace zeropage {
 
+// In which segments the allocator of a device has its memory (memory/expandable_segments.h).
+enum class AllocatorSegments : uint8_t {
+  kExpandable,  // LibTorch's CUDA allocator, with expandable_segments:True
+  kFixed,       // and with expandable_segments:False
+  kNone,        // each tensor by itself, as on a host
+};
+// "expandable", "fixed", "none".
+std::string_view name(AllocatorSegments segments);
+
+// What is taken of a device besides what tensors ask for.
+struct DeviceAllocator {
+  AllocatorSegments segments = AllocatorSegments::kExpandable;
+  memory::ProductWorkspaces workspaces;  // unset: not known, and none are counted
+};
+
 // What a run gets. Bytes; 0: not known, and nothing is refused for it.
 struct WorldDescription {
   int ranks = 1;           // 1 to comm::kMostSimulatedRanks
   int ranks_per_host = 8;  // at most; the last host may have fewer
-  // Of a rank's device, as far as LibTorch may use it.
+  // Of a rank's device, as far as LibTorch's allocator may reserve it.
   int64_t device_memory_bytes = 0;
   // Of a host, for all of its ranks.
   int64_t host_memory_bytes = 0;
   int64_t nvme_bytes = 0;
   // Ranks train in the memory of their host: what is on the device counts there too.
   bool device_is_host = false;
+  // Of a device that is not the host.
+  DeviceAllocator allocator;
 
+  // Whether there is an allocator between tensors and the device's memory.
+  bool has_allocator() const {
+    return !device_is_host && allocator.segments != AllocatorSegments::kNone;
+  }
   // What a rank may have of the tier.
   int64_t bytes_of_rank(memory::Tier tier) const;
 };

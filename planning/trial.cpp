@@ -1,9 +1,11 @@
 #include "planning/trial.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
 #include "checkpointing/recompute.h"
+#include "planning/simulated_workspaces.h"
 #include "planning/touched_bytes.h"
 #include "zero/accumulator.h"
 #include "zero/recompute.h"
@@ -38,6 +40,7 @@ struct Trial::Parts {
       : world(simulated(description)),
         planned(make(world, options)),
         accumulator(planned->model(), {.micro_steps = micro_steps}),
+        workspaces(description.allocator.workspaces),
         micro_steps(micro_steps) {}
 
   // Over all worlds that the model sends in.
@@ -54,6 +57,7 @@ struct Trial::Parts {
   void step(Recompute* recompute, TouchedBytes* touched) {
     for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
       at::Tensor loss;
+      workspaces.before_forward();
       {
         std::optional<ActivationScope> scope;
         if (recompute != nullptr) scope.emplace(*recompute);
@@ -61,6 +65,7 @@ struct Trial::Parts {
         if (touched != nullptr) counted.emplace(touched);
         loss = planned->loss();
       }
+      workspaces.before_backward();
       accumulator.backward(loss);
     }
     accumulator.step(planned->optimizer());
@@ -69,17 +74,25 @@ struct Trial::Parts {
   const comm::World world;
   const std::unique_ptr<PlannedModel> planned;
   Accumulator accumulator;
+  SimulatedWorkspaces workspaces;
   const int64_t micro_steps;
 };
 
 Trial::Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
              int64_t micro_steps)
-    : ledger_(std::make_shared<memory::Ledger>("the plan")), parts_([&] {
+    : described_(world),
+      ledger_(std::make_shared<memory::Ledger>("the plan")),
+      allocations_(std::make_shared<AllocationRecord>()),
+      parts_([&] {
         const memory::LedgerScope scope(ledger_);
+        ledger_->sink().exchange(allocations_);
         return std::make_unique<Parts>(make, world, options, micro_steps);
-      }()) {}
+      }()),
+      held_(allocations_->take()) {}
 
-Trial::~Trial() = default;
+Trial::~Trial() {
+  ledger_->sink().exchange(nullptr);
+}
 
 int64_t Trial::parameters() const {
   int64_t numel = 0;
@@ -141,7 +154,31 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
     figures.at_peak[tier] = ledger_->offloaded_at_peak(tier);
   }
+  tell_reserved(figures);
   return figures;
+}
+
+// Of a process that takes what is held, and then makes these steps.
+void Trial::tell_reserved(StepFigures& figures) {
+  const std::vector<AllocationChange> steps = allocations_->take();
+  if (!described_.has_allocator()) return;
+  const int64_t limit = described_.device_memory_bytes;
+  const auto reserve = [&](int64_t limit_bytes) {
+    Reserving reserving(
+        {.expandable_segments = described_.allocator.segments == AllocatorSegments::kExpandable,
+         .limit_bytes = limit_bytes});
+    reserving.apply(held_);
+    // The second time as the steps that follow.
+    for (int times = 0; times < 2; ++times) reserving.apply(steps);
+    return reserving.so_far();
+  };
+  Reservation reserved = reserve(limit);
+  if (!reserved.fits()) {
+    reserved = reserve(/*limit_bytes=*/0);
+    figures.missing_reserved_bytes = std::max<int64_t>(1, reserved.peak_bytes - limit);
+  }
+  figures.reserved_bytes = reserved.peak_bytes;
+  hold_what_stays(held_, steps);
 }
 
 }  // namespace zeropage::detail

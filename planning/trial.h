@@ -5,8 +5,10 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "comm/simulated_communicator.h"
+#include "planning/allocation_record.h"
 #include "planning/planned_model.h"
 #include "planning/setting.h"
 #include "zero/plan/byte_plan.h"
@@ -16,6 +18,9 @@ namespace zeropage::detail {
 // Of rank 0, in a step after the first.
 struct StepFigures {
   TierBytes at_peak;
+  // As Forecast::reserved_bytes, and by how much that is more than there is.
+  int64_t reserved_bytes = 0;
+  int64_t missing_reserved_bytes = 0;
   comm::LinkTraffic sent;
   double forward_flops = 0;  // known to CheckpointPolicy::kSelective, which sees all operators
   double recomputed_flops = 0;
@@ -44,8 +49,14 @@ class Trial {
  private:
   struct Parts;
 
+  void tell_reserved(StepFigures& figures);
+
+  const WorldDescription described_;
   const std::shared_ptr<memory::Ledger> ledger_;
+  const std::shared_ptr<AllocationRecord> allocations_;
   const std::unique_ptr<Parts> parts_;
+  // What was allocated before the steps of a policy, and is still there.
+  std::vector<AllocationChange> held_;
   bool has_stepped_ = false;
 };
 

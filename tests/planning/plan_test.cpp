@@ -101,7 +101,9 @@ TEST(PlanTest, ChoosesTheCheapestThatFits) {
   // Each layer a page, so that buffers for NVMe are less than what they serve.
   PlanOptions options;
   options.training.page_bytes = 64_KiB;
-  const Plan all = plan_layers({.ranks = 4}, options);
+  // To the byte.
+  const DeviceAllocator tensors_alone{.segments = AllocatorSegments::kNone};
+  const Plan all = plan_layers({.ranks = 4, .allocator = tensors_alone}, options);
   const int64_t least_here = [&] {
     int64_t least = find(all, {.stage = 3}).at_peak[Tier::kDevice].total();
     for (const Forecast& forecast : all.forecasts) {
@@ -110,14 +112,16 @@ TEST(PlanTest, ChoosesTheCheapestThatFits) {
     }
     return least;
   }();
-  const Plan tight = plan_layers({.ranks = 4, .device_memory_bytes = least_here}, options);
+  const Plan tight = plan_layers(
+      {.ranks = 4, .device_memory_bytes = least_here, .allocator = tensors_alone}, options);
   ASSERT_NE(tight.choice(), nullptr);
   EXPECT_EQ(tight.choice()->setting.optimizer, Tier::kDevice);
   EXPECT_EQ(tight.choice()->at_peak[Tier::kDevice].total(), least_here);
   ASSERT_NE(tight.next_best(), nullptr);
   EXPECT_EQ(tight.next_best()->setting.optimizer, Tier::kHost);
 
-  const Plan tighter = plan_layers({.ranks = 4, .device_memory_bytes = least_here - 1}, options);
+  const Plan tighter = plan_layers(
+      {.ranks = 4, .device_memory_bytes = least_here - 1, .allocator = tensors_alone}, options);
   ASSERT_NE(tighter.choice(), nullptr);
   EXPECT_EQ(tighter.choice()->setting.optimizer, Tier::kHost);
   // A host is shared by its ranks.
@@ -125,10 +129,55 @@ TEST(PlanTest, ChoosesTheCheapestThatFits) {
   const Plan small_host = plan_layers({.ranks = 4,
                                        .ranks_per_host = 2,
                                        .device_memory_bytes = least_here - 1,
-                                       .host_memory_bytes = 2 * on_host - 2},
+                                       .host_memory_bytes = 2 * on_host - 2,
+                                       .allocator = tensors_alone},
                                       options);
   ASSERT_NE(small_host.choice(), nullptr);
   EXPECT_NE(small_host.choice()->setting.optimizer, Tier::kHost);
+}
+
+// The layers' tensors have a few MiB, and a device's allocator takes 2 and 20 at a time.
+TEST(PlanTest, TellsWhatTheDevicesAllocatorReserves) {
+  const Plan tensors_alone =
+      plan_layers({.ranks = 1, .allocator = {.segments = AllocatorSegments::kNone}});
+  EXPECT_EQ(find(tensors_alone, {.stage = 0}).reserved_bytes, 0);
+  EXPECT_EQ(find(plan_layers({.ranks = 1, .device_is_host = true}), {.stage = 0}).reserved_bytes,
+            0);
+  for (const AllocatorSegments segments :
+       {AllocatorSegments::kExpandable, AllocatorSegments::kFixed}) {
+    const Plan plan = plan_layers({.ranks = 1, .allocator = {.segments = segments}});
+    for (const Forecast& forecast : plan.forecasts) {
+      SCOPED_TRACE(to_string(forecast.setting));
+      EXPECT_GE(forecast.reserved_bytes, forecast.at_peak[Tier::kDevice].total());
+      EXPECT_EQ(forecast.reserved_bytes % 2_MiB, 0);
+      EXPECT_EQ(forecast.used_bytes(plan.world, Tier::kDevice), forecast.reserved_bytes);
+    }
+  }
+}
+
+TEST(PlanTest, CountsWhatIsReservedBelowALimit) {
+  const Forecast without = find(plan_layers({.ranks = 1}), {.stage = 0});
+  const auto below = [](int64_t limit_bytes) {
+    return find(plan_layers({.ranks = 1, .device_memory_bytes = limit_bytes}), {.stage = 0});
+  };
+  EXPECT_TRUE(below(without.reserved_bytes).fits());
+  const Forecast tight = below(without.at_peak[Tier::kDevice].total());
+  EXPECT_FALSE(tight.fits());
+  EXPECT_GT(tight.missing_bytes[0], 0);
+}
+
+TEST(PlanTest, CountsTheWorkspacesOfMatrixProducts) {
+  const auto with = [](const ProductWorkspaces& workspaces) {
+    return find(plan_layers({.ranks = 1, .allocator = {.workspaces = workspaces}}), {.stage = 0});
+  };
+  const Forecast without = with({});
+  const Forecast on_sm90 = with(kWorkspacesOfSm90);
+  // Of two threads.
+  EXPECT_EQ(on_sm90.at_peak[Tier::kDevice].total() - without.at_peak[Tier::kDevice].total(),
+            66_MiB);
+  // Up to what was free in the last 20 MiB that each of them grew by.
+  EXPECT_GE(on_sm90.reserved_bytes - without.reserved_bytes, 66_MiB - 20_MiB);
+  EXPECT_EQ(on_sm90.held[Tier::kDevice].total(), without.held[Tier::kDevice].total());
 }
 
 TEST(PlanTest, SaysByHowMuchNothingFits) {
@@ -148,7 +197,8 @@ TEST(PlanTest, SaysWhatLimitsTheChoice) {
   EXPECT_THAT(text, HasSubstr("263168 parameters on 2 ranks, 2 a host"));
   EXPECT_THAT(text, HasSubstr("\nchoice: stage "));
   EXPECT_THAT(text, HasSubstr("limited by device memory: "));
-  EXPECT_THAT(text, HasSubstr(" of 1.00 GiB a rank, of them "));
+  EXPECT_THAT(text, HasSubstr(" of 1.00 GiB a rank are reserved for "));
+  EXPECT_THAT(text, HasSubstr(" of tensors, of them "));
   EXPECT_THAT(text, HasSubstr("\nnext best: "));
 }
 

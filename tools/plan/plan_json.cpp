@@ -38,6 +38,7 @@ json of(const Forecast& forecast) {
           {"checkpoint", name(setting.checkpointing)},
           {"held", by_tier(forecast.held)},
           {"at_peak", by_tier(forecast.at_peak)},
+          {"reserved_bytes", forecast.reserved_bytes},
           {"sent",
            {{"within_host", of(forecast.sent.within_host)},
             {"between_hosts", of(forecast.sent.between_hosts)}}},
@@ -57,7 +58,9 @@ json to_json(const Plan& plan) {
                    {"ranks_per_host", plan.world.ranks_per_host},
                    {"device_memory_bytes", plan.world.device_memory_bytes},
                    {"host_memory_bytes", plan.world.host_memory_bytes},
-                   {"nvme_bytes", plan.world.nvme_bytes}}},
+                   {"nvme_bytes", plan.world.nvme_bytes},
+                   {"allocator", name(plan.world.allocator.segments)},
+                   {"workspace_bytes", plan.world.allocator.workspaces.of_products}}},
                  {"settings", json::array()}};
   for (const Forecast& forecast : plan.forecasts) object["settings"].push_back(of(forecast));
   const auto index_of = [&](const Forecast* forecast) {

@@ -115,6 +115,19 @@ void add_flags(CLI::App& app, Request& request) {
       ->capture_default_str();
   add_memory(app, "--device-memory", request.world.device_memory_bytes,
              "Of a rank's device, as far as LibTorch may use it: 80GiB or 80GB [no limit]");
+  app.add_option_function<std::string>(
+         "--allocator",
+         [&request](const std::string& word) {
+           request.world.allocator.segments =
+               word == "fixed" ? AllocatorSegments::kFixed : AllocatorSegments::kExpandable;
+         },
+         "Segments of LibTorch's CUDA allocator, as PYTORCH_ALLOC_CONF has them in the run "
+         "[expandable]")
+      ->check(CLI::IsMember({"expandable", "fixed"}))
+      ->type_name("SEGMENTS");
+  add_memory(
+      app, "--workspace", request.world.allocator.workspaces.of_products,
+      "What cuBLAS keeps for each of two threads: 32MiB on sm_90, 8320KiB on others [32MiB]");
   add_memory(app, "--host-memory", request.world.host_memory_bytes,
              "Of a host, for all of its ranks [no limit]");
   add_memory(app, "--nvme", request.world.nvme_bytes, "Of a host's disks [no limit]");
@@ -207,6 +220,7 @@ int usage_error(const std::string& message) {
 int run(int argc, char** argv) {
   Request request;
   request.options.training.page_bytes = int64_t{64} << 20;
+  request.world.allocator.workspaces = memory::kWorkspacesOfSm90;
   CLI::App app(
       "Tells for every stage, offload and checkpoint policy what a rank will hold, send and "
       "compute, "

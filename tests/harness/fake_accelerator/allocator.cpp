@@ -7,7 +7,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -22,6 +24,7 @@ namespace zeropage::testing {
 namespace {
 
 using c10::DeviceIndex;
+using detail::CachingAllocator;
 using DeviceStats = c10::CachingDeviceAllocator::DeviceStats;
 
 constexpr size_t kRounding = 512;
@@ -42,9 +45,28 @@ struct Recorded {
   std::vector<std::shared_ptr<FakeEvent>> events;
 };
 
+// What LibTorch's allocator would reserve for the blocks.
+struct Segments {
+  CachingAllocator allocator;
+  std::unordered_map<const Block*, CachingAllocator::Address> known;
+
+  bool take(const Block& block) {
+    const auto address = allocator.allocate(static_cast<int64_t>(block.bytes), block.stream.id());
+    if (address) known[&block] = *address;
+    return address.has_value();
+  }
+  void free(const Block& block) {
+    const auto at = known.find(&block);
+    if (at == known.end()) return;
+    allocator.free(at->second);
+    known.erase(at);
+  }
+};
+
 struct Account {
   FakeMemory memory;
   int64_t limit_bytes = 0;
+  std::optional<Segments> segments;
 };
 
 void fill_with_garbage(const Block& block) {
@@ -70,7 +92,12 @@ class FakeAllocator final : public c10::DeviceAllocator {
     });
   }
   bool initialized() override { return true; }
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override {
+    const std::lock_guard lock(mutex_);
+    for (Account& of_device : accounts_) {
+      if (of_device.segments) of_device.segments->allocator.release_cached();
+    }
+  }
   void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
     ++live_counters().record_stream;
     if (data.get_deleter() != &give_back) return;
@@ -85,12 +112,13 @@ class FakeAllocator final : public c10::DeviceAllocator {
     stats.allocated_bytes[0].current = held.current_bytes;
     stats.allocated_bytes[0].peak = held.peak_bytes;
     stats.reserved_bytes = stats.allocated_bytes;
+    if (held.reserved_bytes > 0) stats.reserved_bytes[0].current = held.reserved_bytes;
     return stats;
   }
   void resetAccumulatedStats(DeviceIndex) override {}
   std::pair<size_t, size_t> getMemoryInfo(DeviceIndex device) override {
     const std::lock_guard lock(mutex_);
-    const auto& [held, limit_bytes] = account(device);
+    const auto& [held, limit_bytes, segments] = account(device);
     const int64_t total = limit_bytes > 0 ? limit_bytes : kUnlimitedBytes;
     return {static_cast<size_t>(total - held.current_bytes), static_cast<size_t>(total)};
   }
@@ -98,11 +126,19 @@ class FakeAllocator final : public c10::DeviceAllocator {
     const std::lock_guard lock(mutex_);
     FakeMemory& held = account(device).memory;
     held.peak_bytes = held.current_bytes;
+    held.peak_reserved_bytes = reserved(account(device));
   }
 
   FakeMemory memory(DeviceIndex device) {
     const std::lock_guard lock(mutex_);
-    return account(device).memory;
+    FakeMemory held = account(device).memory;
+    held.reserved_bytes = reserved(account(device));
+    return held;
+  }
+  void set_segments(DeviceIndex device, const CachingAllocator::Options& options) {
+    const std::lock_guard lock(mutex_);
+    account(device).segments.emplace(Segments{CachingAllocator(options), {}});
+    account(device).memory.peak_reserved_bytes = 0;
   }
   void limit(DeviceIndex device, int64_t most_bytes) {
     const std::lock_guard lock(mutex_);
@@ -135,10 +171,27 @@ class FakeAllocator final : public c10::DeviceAllocator {
   static void give_back(void* context);
 
   Account& account(DeviceIndex device) { return accounts_.at(static_cast<size_t>(device)); }
+  static int64_t reserved(const Account& of_device) {
+    return of_device.segments ? of_device.segments->allocator.reserved_bytes() : 0;
+  }
+
+  // In a segment, where the device has them. Where there is no room the block stays for the next one.
+  Block* placed(std::unique_lock<std::mutex>& lock, Block* block) {
+    auto& [held, limit_bytes, segments] = account(block->stream.device_index());
+    if (!segments) return block;
+    if (!segments->take(*block)) {
+      held.current_bytes -= static_cast<int64_t>(block->bytes);
+      free_[place_of(block->bytes, block->stream)].push_back(block);
+      refuse(lock, block->bytes, block->stream);
+    }
+    held.peak_reserved_bytes =
+        std::max(held.peak_reserved_bytes, segments->allocator.reserved_bytes());
+    return block;
+  }
 
   Block* take(size_t bytes, c10::Stream stream) {
     std::unique_lock lock(mutex_);
-    auto& [held, limit_bytes] = account(stream.device_index());
+    auto& [held, limit_bytes, segments] = account(stream.device_index());
     const auto more = static_cast<int64_t>(bytes);
     if (limit_bytes != 0 && held.current_bytes + more > limit_bytes) refuse(lock, bytes, stream);
     held.current_bytes += more;
@@ -148,32 +201,39 @@ class FakeAllocator final : public c10::DeviceAllocator {
     if (!free.empty()) {
       Block* block = free.back();
       free.pop_back();
-      return block;
+      return placed(lock, block);
     }
     auto* block = new Block{std::aligned_alloc(kRounding, bytes), bytes, stream, {}};
     by_address_[block->data] = block;
-    return block;
+    return placed(lock, block);
   }
 
   [[noreturn]] void refuse(std::unique_lock<std::mutex>& lock, size_t bytes, c10::Stream stream) {
     const Account now = account(stream.device_index());
     const FakeShortageObserver observer = shortage_observer_;
     lock.unlock();
-    const auto limit = static_cast<size_t>(now.limit_bytes);
-    const auto current = static_cast<size_t>(now.memory.current_bytes);
-    if (observer) observer(stream.device_index(), bytes, limit, limit - current);
-    C10_THROW_ERROR(OutOfMemoryError,
-                    c10::str(stream.device(), " is out of memory: ",
-                             memory::format_bytes(static_cast<int64_t>(bytes)), " were asked for, ",
-                             memory::format_bytes(now.memory.current_bytes), " of ",
-                             memory::format_bytes(now.limit_bytes), " are held"));
+    const bool by_segments = now.limit_bytes == 0;
+    const int64_t limit_bytes = by_segments ? reserved(now) : now.limit_bytes;
+    const int64_t held_bytes =
+        by_segments ? now.segments->allocator.used_bytes() : now.memory.current_bytes;
+    const auto limit = static_cast<size_t>(limit_bytes);
+    const auto free = by_segments ? size_t{0} : limit - static_cast<size_t>(held_bytes);
+    if (observer) observer(stream.device_index(), bytes, limit, free);
+    C10_THROW_ERROR(
+        OutOfMemoryError,
+        c10::str(stream.device(),
+                 by_segments ? " is out of memory in segments: " : " is out of memory: ",
+                 memory::format_bytes(static_cast<int64_t>(bytes)), " were asked for, ",
+                 memory::format_bytes(held_bytes), " of ", memory::format_bytes(limit_bytes),
+                 " are held"));
   }
 
   void free(Block* block) {
     observe(false, *block);
     const std::lock_guard lock(mutex_);
-    account(block->stream.device_index()).memory.current_bytes -=
-        static_cast<int64_t>(block->bytes);
+    Account& of_device = account(block->stream.device_index());
+    of_device.memory.current_bytes -= static_cast<int64_t>(block->bytes);
+    if (of_device.segments) of_device.segments->free(*block);
     if (block->also_used_on.empty()) {
       fill_with_garbage(*block);
       free_[place_of(block->bytes, block->stream)].push_back(block);
@@ -250,6 +310,10 @@ void reset_fake_peak(DeviceIndex device) {
 
 void set_fake_memory_limit(DeviceIndex device, int64_t most_bytes) {
   allocator().limit(device, most_bytes);
+}
+
+void set_fake_segments(DeviceIndex device, const CachingAllocator::Options& options) {
+  allocator().set_segments(device, options);
 }
 
 void set_fake_memory_observer(FakeMemoryObserver observer) {

@@ -21,6 +21,9 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
+#include "device/product_workspaces.h"
+#include "planning/caching_allocator.h"
+
 namespace zeropage::testing {
 
 inline constexpr c10::DeviceIndex kFakeDevices = 8;
@@ -56,16 +59,27 @@ FakeCounters fake_counters();
 std::map<std::string, int64_t> fake_launches();
 void reset_fake_counters();
 
-// Bytes that tensors of one device hold, in blocks of 512.
+// Bytes that tensors of one device hold, in blocks of 512, and what LibTorch's allocator would have from the device
+// for them, since the last set_fake_segments().
 struct FakeMemory {
   int64_t current_bytes = 0;
   int64_t peak_bytes = 0;
+  int64_t reserved_bytes = 0;
+  int64_t peak_reserved_bytes = 0;
 };
 FakeMemory fake_memory(c10::DeviceIndex device);
 void reset_fake_peak(c10::DeviceIndex device);
 
 // Beyond it an allocation throws c10::OutOfMemoryError. Zero, the default: no limit.
 void set_fake_memory_limit(c10::DeviceIndex device, int64_t most_bytes);
+
+// From here on the device's allocator has its memory in segments, as LibTorch's CUDA allocator has, and keeps below
+// the limit on them: beyond it an allocation throws c10::OutOfMemoryError. What was allocated before is in none.
+void set_fake_segments(c10::DeviceIndex device, const detail::CachingAllocator::Options& options);
+
+// From here on the first matrix product of a thread on a stream takes a workspace that stays, as cuBLAS's does, and
+// the first one with an addend another. None, the default: those that there are go.
+void set_fake_workspaces(const memory::ProductWorkspaces& sizes);
 
 // Sees each block that is handed out (bytes: a multiple of 512) and given back, on the thread that
 // does it, outside of locks. Empty: nobody. REQUIRES: set while no thread allocates.

@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -44,6 +49,45 @@ class Quiet {
   c10::WarningUtils::WarningHandlerGuard guard_;
 };
 
+// What products keep, as cuBLAS does for each handle, which each thread has of its own, and stream.
+class Workspaces {
+ public:
+  static Workspaces& of_process() {
+    static auto* const instance = new Workspaces;
+    return *instance;
+  }
+  void set(const memory::ProductWorkspaces& sizes) {
+    std::map<Key, at::Tensor> let_go;
+    const std::lock_guard lock(mutex_);
+    sizes_ = sizes;
+    let_go.swap(kept_);
+  }
+  void before(const std::string& name, c10::Device device) {
+    const bool has_addend = name == "aten::addmm" || name == "aten::baddbmm";
+    if (!has_addend && name != "aten::mm" && name != "aten::bmm") return;
+    const std::lock_guard lock(mutex_);
+    keep(Of::kProducts, sizes_.of_products, device);
+    if (has_addend) keep(Of::kBiasedProducts, sizes_.of_biased_products, device);
+  }
+
+ private:
+  enum class Of : uint8_t { kProducts, kBiasedProducts };
+  using Key = std::tuple<Of, std::thread::id, c10::DeviceIndex, c10::StreamId>;
+
+  // REQUIRES: mutex_.
+  void keep(Of of, int64_t bytes, c10::Device device) {
+    if (bytes == 0) return;
+    const c10::StreamId stream = current_fake_stream(device.index()).id();
+    at::Tensor& tensor = kept_[{of, std::this_thread::get_id(), device.index(), stream}];
+    if (!tensor.defined()) tensor = at::empty({bytes}, at::device(device).dtype(at::kByte));
+  }
+
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  memory::ProductWorkspaces sizes_;
+  std::map<Key, at::Tensor> kept_;
+};
+
 class Call {
  public:
   // device: the current one.
@@ -51,6 +95,7 @@ class Call {
       : op_(op), arguments_(std::move(arguments)), device_(device) {}
 
   Stack run() {
+    Workspaces::of_process().before(op_.operator_name().name, device_);
     Manner manner = manner_of(op_, arguments_);
     if (manner == Manner::kAsync) {
       if (std::optional<Stack> results = make_results_by_meta()) {
@@ -231,6 +276,10 @@ class Call {
 };
 
 }  // namespace
+
+void set_fake_workspaces(const memory::ProductWorkspaces& sizes) {
+  Workspaces::of_process().set(sizes);
+}
 
 void run_on_fake_stream(const c10::OperatorHandle& op, Stack* stack) {
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());

@@ -59,6 +59,7 @@ zeropage::FitOptions fit_options_of(const Flags& flags) {
                         : flags.checkpointing.text == "selective" ? CheckpointPolicy::kSelective
                                                                   : CheckpointPolicy::kBlocks};
   }
+  if (flags.simulates_cuda()) options.allocator = allocator_of_simulated_cuda();
   if (flags.optimizer == "sgd" && flags.dtype() == torch::kFloat64) options.tiers = {Tier::kDevice};
   return options;
 }
@@ -82,6 +83,10 @@ std::string word_of(Tier tier, const std::string& folder) {
 }
 
 }  // namespace
+
+zeropage::DeviceAllocator allocator_of_simulated_cuda() {
+  return {.workspaces = zeropage::memory::kWorkspacesOfSm90};
+}
 
 std::string fit_to_limits(const zeropage::World& world, Flags& flags) {
   zeropage::Options& options = flags.options;

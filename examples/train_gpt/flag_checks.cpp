@@ -99,16 +99,14 @@ void check_values(const Flags& flags) {
       !flags.simulates() || !flags.checkpointing.sees_values(),
       "--communicator simulated: computes no values to measure or offload; use "
       "--checkpoint-activations none, selective, blocks or every:K, and no --offload-activations");
-  if (flags.device == "cuda" && !zeropage::memory::has_cuda_driver()) {
+  if (flags.device == "cuda" && !flags.simulates() && !zeropage::memory::has_cuda_driver()) {
     // Only here, where no rank will be forked, may CUDA be asked why.
     require(false, "--device cuda: " + zeropage::memory::obstacle_to({c10::kCUDA, 0}));
   }
-  const bool on_cuda = flags.device_type() == torch::kCUDA;
+  const bool on_cuda = flags.device_type() == torch::kCUDA && !flags.simulates();
   require(flags.communicator != "nccl" || on_cuda,
           "--communicator nccl: moves tensors between CUDA devices; use --device cuda, or auto, "
           "gloo or shared");
-  require(!flags.simulates() || flags.device != "cuda",
-          "--device cuda: a simulated run computes no values; leave it out");
   require(flags.memory_snapshot_path.empty() || on_cuda,
           "--memory-snapshot: is of CUDA's allocator; use --device cuda or leave it out");
   require(flags.peak_tflops >= 0,
@@ -207,7 +205,9 @@ void check_simulation(const CLI::App& app, const Flags& flags) {
   refuse("--sample", "writes text, but" + without_values);
   refuse("--dropout", "draws masks, but" + without_values);
   refuse("--deadline", "waits for ranks, but a simulated run has no others; leave it out");
-  if (flags.deferred == "off") refuse("--deferred", "off: fills the model, but" + without_values);
+  if (flags.deferred == "off" && !flags.simulates_cuda()) {
+    refuse("--deferred", "off: fills the model, but" + without_values);
+  }
   if (zeropage::comm::launched_by_environment()) {
     throw CLI::ValidationError(
         "--communicator simulated: runs all ranks in one process; start it without a launcher");

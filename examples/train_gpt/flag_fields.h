@@ -154,10 +154,10 @@ constexpr auto table_of(std::type_identity<Flags>) {
                                   .bounds = Bounds::not_negative()})),
       section(
           "Run",
-          field<&Flags::deferred>(
-              {.help = "Construct the model without memory for its parameters; auto: at stage 3",
-               .words = "auto,on,off",
-               .flag = {"deferred", "{}="}}),
+          field<&Flags::deferred>({.help = "Construct the model without memory for its parameters; "
+                                           "auto: at stage 3, and on cuda",
+                                   .words = "auto,on,off",
+                                   .flag = {"deferred", "{}="}}),
           field<&Flags::communicator>(own_form<&zeropage::comm::WorldOptions::transport>(
               "auto,gloo,shared,nccl,simulated")),
           field<&Flags::deadline_seconds>(own_form<&zeropage::comm::WorldOptions::deadline>()),

@@ -107,8 +107,9 @@ struct Flags {
   std::string json_path;
   std::string memory_snapshot_path;
 
-  // Where ranks train.
+  // Where ranks train, or what simulated ones stand for.
   torch::DeviceType device_type() const;
+  bool simulates_cuda() const { return simulates() && device == "cuda"; }
   // Of parameters and activations.
   torch::ScalarType dtype() const { return options.compute_dtype.value_or(torch::kFloat32); }
   // Ranks that have a model together.
@@ -127,9 +128,10 @@ struct Flags {
 
   bool simulates() const { return communicator == "simulated"; }
 
-  // Whether the model is constructed without memory for its parameters.
+  // Whether the model is constructed without memory for its parameters. On CUDA one that is moved there leaves holes.
   bool constructs_deferred() const {
-    const bool suits = simulates() || (tensor == 1 && shards_parameters(options));
+    const bool is_better = shards_parameters(options) || device_type() == torch::kCUDA;
+    const bool suits = simulates() || (tensor == 1 && is_better);
     return deferred == "on" || (deferred == "auto" && suits);
   }
 

@@ -60,7 +60,10 @@ zeropage::PipelineLayers layers_of_stages(Gpt& gpt, const Flags& flags) {
   return layers;
 }
 
-Gpt moved(Gpt gpt, torch::Device device) {
+Gpt construct_on(torch::Device device, const std::function<Gpt()>& construct) {
+  // Of a simulated one nobody needs the values, which take memory of the host.
+  if (device.is_meta()) return zeropage::DeferredModule<Gpt>(construct).module();
+  Gpt gpt = construct();
   gpt->to(device);
   return gpt;
 }
@@ -110,7 +113,7 @@ Model make_model(const Places& places, const Flags& flags) {
       const Gpt gpt = deferred.module();
       return wrapped(std::move(deferred), gpt);
     }
-    const Gpt gpt = moved(construct(), world.device());
+    const Gpt gpt = construct_on(world.device(), construct);
     return wrapped(gpt, gpt);
   };
   Model model = wrap();

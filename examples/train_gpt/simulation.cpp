@@ -15,12 +15,15 @@
 #include "examples/train_gpt/trained_gpt.h"
 #include "memory/bytes.h"
 #include "parallel/schedule/simulation.h"
+#include "planning/allocation_record.h"
+#include "planning/simulated_workspaces.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/sharded_updates.h"
 
 namespace train_gpt {
 namespace {
 
+using zeropage::AllocatorSegments;
 using zeropage::comm::kOperationCount;
 using zeropage::comm::Operation;
 using zeropage::comm::SimulatedCommunicator;
@@ -28,6 +31,9 @@ using zeropage::comm::SimulatedCost;
 using zeropage::comm::SimulationFigures;
 using zeropage::comm::SimulationOptions;
 using zeropage::comm::Traffic;
+using zeropage::detail::AllocationChange;
+using zeropage::detail::AllocationRecord;
+using zeropage::detail::Reserving;
 using zeropage::memory::Tier;
 
 // Ranks differ in what they broadcast and, with ragged slices, reduce; beyond this many, the ends
@@ -43,6 +49,9 @@ struct SimulatedRank {
   SimulationFigures wrapping;           // wrapping the model
   SimulationFigures all_steps;          // and all steps
   SentByAxis wire;
+  // With --device cuda: the most that LibTorch's allocator would have from the device.
+  int64_t reserved_bytes = 0;        // with segments that grow
+  int64_t reserved_fixed_bytes = 0;  // with fixed ones
 };
 
 zeropage::comm::Link link_of(const std::pair<double, double>& flag) {
@@ -80,15 +89,40 @@ zeropage::comm::World simulated_world(const Flags& flags, int rank) {
        .between_hosts = link_of(flags.simulation.between_hosts)});
 }
 
+// What a rank allocated, in order.
+struct Allocations {
+  bool is_deferred = true;
+  std::vector<AllocationChange> wrapping = {};
+  std::vector<AllocationChange> after = {};
+
+  int64_t reserved_in(AllocatorSegments segments) const {
+    Reserving reserving({.expandable_segments = segments == AllocatorSegments::kExpandable});
+    reserving.apply(wrapping);
+    // As wrapping does where the module was on the device.
+    if (!is_deferred) reserving.release_cached();
+    reserving.apply(after);
+    return reserving.so_far().peak_bytes;
+  }
+};
+
 SimulatedRank run_rank(const Flags& flags, int rank) {
   const auto ledger =
       std::make_shared<zeropage::memory::Ledger>(c10::str("rank ", rank, "/", flags.ranks));
   const zeropage::memory::LedgerScope scope(ledger);
+  const auto allocations = std::make_shared<AllocationRecord>(
+      flags.constructs_deferred() ? AllocationRecord::Construction::kHasNoMemory
+                                  : AllocationRecord::Construction::kIsOnTheDevice);
+  if (flags.simulates_cuda()) ledger->sink().exchange(allocations);
+  zeropage::detail::SimulatedWorkspaces workspaces(flags.simulates_cuda()
+                                                       ? allocator_of_simulated_cuda().workspaces
+                                                       : zeropage::memory::ProductWorkspaces());
   const auto world = simulated_world(flags, rank);
   SimulatedRank run{.rank = rank};
   const Places places = Places::of(world, flags);
   TrainedGpt trained(places, flags);
   zeropage::DistributedDataParallelBase& model = trained.model();
+  Allocations allocated{.is_deferred = flags.constructs_deferred(),
+                        .wrapping = allocations->take()};
   const auto optimizer = trained.make_optimizer();
   for (const auto& parameter : model.parameters()) run.parameters += parameter.numel();
   run.persistent_bytes = sharded_parameters_of(model)
@@ -100,8 +134,15 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
                                    batch_without_values(flags));
   KeptActivations kept(flags.checkpointing, places.all, model);
   trained.begin([&](const std::function<torch::Tensor()>& forward) {
-    const KeptActivations::Forward policy(kept);
-    return forward();
+    workspaces.before_forward();
+    torch::Tensor output;
+    {
+      const KeptActivations::Forward policy(kept);
+      output = forward();
+    }
+    // What follows a forward is a backward, or another forward.
+    workspaces.before_backward();
+    return output;
   });
   ledger->reset_peak();
   for (int64_t step = 0; step < flags.steps; ++step) {
@@ -112,6 +153,9 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
     mean_over_ranks(places.data, 0.0);
   }
   run.at_peak = ledger->at_peak(torch::kMeta);
+  allocated.after = allocations->take();
+  run.reserved_bytes = allocated.reserved_in(AllocatorSegments::kExpandable);
+  run.reserved_fixed_bytes = allocated.reserved_in(AllocatorSegments::kFixed);
   for (const Tier tier : {Tier::kHost, Tier::kNvme}) run.away[tier] = ledger->offloaded(tier);
   run.all_steps = figures_of(model, places);
   run.wire = sent_by_axis(trained, places);
@@ -201,10 +245,19 @@ nlohmann::json to_json(const SimulatedRank& run) {
   return json;
 }
 
+std::string reserved_text(const SimulatedRank& run) {
+  if (run.reserved_bytes == 0) return "";
+  using zeropage::memory::format_bytes;
+  return c10::str(", for which LibTorch's allocator reserves ", format_bytes(run.reserved_bytes),
+                  ", or ", format_bytes(run.reserved_fixed_bytes),
+                  " with expandable_segments:False");
+}
+
 }  // namespace
 
 void simulate(const Flags& given) {
   Flags flags = given;
+  flags.options.page_bytes = zeropage::page_bytes_on({flags.device_type(), 0}, flags.options);
   if (flags.threads > 0) torch::set_num_threads(flags.threads);
   flags.fit.description = fit_to_limits(simulated_world(flags, /*rank=*/0), flags);
   if (!flags.fit.description.empty()) std::cout << "fits: " << flags.fit.description << std::endl;
@@ -223,7 +276,7 @@ void simulate(const Flags& given) {
             << zeropage::memory::format_bytes(ranks.front().persistent_bytes) << " (formula "
             << zeropage::memory::format_bytes(formula_bytes(ranks.front())) << "), at the peak "
             << zeropage::memory::format_bytes(ranks.front().at_peak.total())
-            << "\n\nsent a step by " << table(flags, ranks.front());
+            << reserved_text(ranks.front()) << "\n\nsent a step by " << table(flags, ranks.front());
   if (ranks.size() > 1) std::cout << "\nsent a step by " << table(flags, ranks.back());
   if (flags.json_path.empty()) return;
   nlohmann::json simulated = nlohmann::json::array();
@@ -239,6 +292,10 @@ void simulate(const Flags& given) {
                               {"formula_bytes", formula_bytes(run)},
                               {"peak_bytes", run.at_peak.total()},
                               {"at_peak", kinds_json(run.at_peak)}});
+    if (run.reserved_bytes > 0) {
+      json["memory"].back()["reserved_bytes"] = run.reserved_bytes;
+      json["memory"].back()["reserved_fixed_bytes"] = run.reserved_fixed_bytes;
+    }
     if (flags.forms.offloads()) {
       json["memory"].back()["offloaded"] = {{"host_bytes", run.away[Tier::kHost].total()},
                                             {"host", kinds_json(run.away[Tier::kHost])},

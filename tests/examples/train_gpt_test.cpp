@@ -258,6 +258,27 @@ TEST_F(TrainGptTest, SimulatesTheEndsOfALargeWorld) {
   EXPECT_EQ(simulated[1]["all_gather"]["within_host"]["messages"], 2 * 3 * 7 * 128);
 }
 
+// Each buffer of a page is as large as a segment, and a bit; the parameters of a module that was there before leave
+// holes between them.
+TEST_F(TrainGptTest, SimulatesWhatAnAllocatorOfCudaReserves) {
+  const std::string model =
+      "--communicator simulated --device cuda --d-model 1024 --layers 4 --heads 16 --sequence 256 "
+      "--compute-dtype bf16 ";
+  const auto deferred = run(model);
+  const auto moved = run(model + "--deferred off");
+  for (const auto& json : {deferred, moved}) {
+    const auto& memory = json["memory"][0];
+    EXPECT_EQ(json["flags"]["page-bytes"], int64_t{64} << 20);
+    EXPECT_EQ(memory["peak_bytes"], deferred["memory"][0]["peak_bytes"]);
+    EXPECT_GE(memory["reserved_bytes"], memory["peak_bytes"]);
+    EXPECT_LE(memory["reserved_bytes"], memory["peak_bytes"].get<int64_t>() + (int64_t{40} << 20));
+    EXPECT_GT(memory["reserved_fixed_bytes"], memory["reserved_bytes"]);
+  }
+  EXPECT_GE(moved["memory"][0]["reserved_fixed_bytes"],
+            deferred["memory"][0]["reserved_fixed_bytes"]);
+  EXPECT_FALSE(run("--communicator simulated")["memory"][0].contains("reserved_bytes"));
+}
+
 TEST_F(TrainGptTest, RefusesToSimulateWhatNeedsValuesOrOtherRanks) {
   const std::string simulated = "--communicator simulated ";
   expect_refused(train_gpt(simulated + "--sample 10"), "--sample: writes text");

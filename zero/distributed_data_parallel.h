@@ -35,7 +35,6 @@
 #include <torch/nn/module.h>
 
 #include "comm/mesh.h"
-#include "comm/world.h"
 #include "memory/ledger.h"
 #include "paging/paging_statistics.h"
 #include "zero/deferred_module.h"

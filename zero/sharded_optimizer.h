@@ -45,8 +45,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // Steps made, those before a load included. On an accelerator it may wait for the last one.
   int64_t steps();
 
-  // States lie in shards, so there is no map of them to clear or to change. To begin with new ones, make the optimizer
-  // anew. Through a reference to the base the map is empty; step() throws where something was put there.
+  // States lie in shards, and no map has them: make the optimizer anew for new ones. step() throws where something was put
+  // into the base's.
   void state() = delete;
 
   // Sharded state is not one archive; both throw.

@@ -119,11 +119,6 @@ void GradientReducer::reduce() {
   end_reducing_backward();
 }
 
-void GradientReducer::reduce_again() {
-  reduced_in_cycle_ = false;
-  reduce();
-}
-
 void GradientReducer::drop() {
   reductions_.drop();
   begin_cycle();

@@ -66,11 +66,9 @@ class GradientReducer {
   // Reduces the gradients that no backward has reduced since the last step. Collective. Throws after a
   // backward that ended by an exception.
   void reduce();
-  // The same of what came after the last reduction: gradients that were averaged stay. Collective.
-  void reduce_again();
   // Whether the last reduction had a gradient of the parameter, from any rank.
   bool has_averaged(size_t parameter) const { return reductions_.has(parameter); }
-  // After a step: the next reduce() is about new gradients.
+  // The next reduce() is about new gradients: after a step, or of what came after the last reduction, whose mean stays.
   void begin_cycle() { reduced_in_cycle_ = false; }
   // Before a forward: gradients that were zeroed take no memory, also if somebody has read them.
   void release_zeroed() { reductions_.release_zeroed(); }

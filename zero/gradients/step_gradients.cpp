@@ -44,7 +44,10 @@ void StepGradients::prepare() {
     }
   }
   // Where backward gave none, what a script put there is this rank's own, whether it did so before backward or after.
-  if (any_by_hand) reducer_->reduce_again();
+  if (any_by_hand) {
+    reducer_->begin_cycle();
+    reducer_->reduce();
+  }
   buckets.reduced().release("step()");
   bool changed = false;
   for (const size_t page : reducer_->training().pages()) changed |= buckets.complete(page);

@@ -18,6 +18,9 @@ ALONE = re.compile(r"^offload/cpu/|/cuda/|/no_(?:cuda|nccl|cuda_devices)\.cpp$")
 TYPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:struct|class|enum class|enum)\s+(?:alignas\([^)]*\)\s*)?(\w+)")
 FUNCTION = re.compile(r"(\w+)\s*\((.*)\)[^()]*$", re.DOTALL)
 ALIAS = re.compile(r"using (\w+) = (.*)")
+DECLARED = re.compile(r"using ((?:\w+::)+(\w+))$")
+# Not the class of a type within one.
+NAMESPACE = re.compile(r"\b[a-z]\w*::")
 VALUE = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=|\{|$)")
 
 
@@ -119,7 +122,9 @@ def breaches():
                     where[scope, outer, declared].add(name)
                 elif alias := ALIAS.match(statement):
                     # Sources write the same type from different namespaces.
-                    aliases[scope, outer, alias[1]][name] = re.sub(r"\b\w+::", "", alias[2])
+                    aliases[scope, outer, alias[1]][name] = NAMESPACE.sub("", alias[2])
+                elif used := DECLARED.match(statement):
+                    aliases[scope, outer, used[2]][name] = NAMESPACE.sub("", used[1])
     for declaration, means in aliases.items():
         if len(set(means.values())) > 1 or declaration in where:
             where[declaration].update(means)

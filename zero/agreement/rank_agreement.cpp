@@ -11,30 +11,30 @@
 namespace zeropage {
 namespace {
 
-using Axis = RankAgreement::Axis;
-using Kind = RankAgreement::Kind;
-using Line = RankAgreement::Line;
+using AlongAxis = RankAgreement::Axis;
+using ToldKind = RankAgreement::Kind;
+using ToldLine = RankAgreement::Line;
 
-constexpr std::array kAxes = {Axis::kData, Axis::kTensor, Axis::kPipeline};
+constexpr std::array kAxes = {AlongAxis::kData, AlongAxis::kTensor, AlongAxis::kPipeline};
 constexpr char kBeforeHas = '\x1f';
 // Further ones are counted.
 constexpr size_t kMostDifferences = 3;
 
-size_t at(Axis axis) {
+size_t at(AlongAxis axis) {
   return static_cast<size_t>(axis);
 }
 
-const char* advice(Kind kind) {
+const char* advice(ToldKind kind) {
   switch (kind) {
-    case Kind::kSteps:
+    case ToldKind::kSteps:
       return "a rank left out step(), or called it alone, and its parameters are others now: call "
              "it on all ranks or "
              "on none, say where world.max() of what each wants is 0, and restart from the last "
              "saved state";
-    case Kind::kSettings:
+    case ToldKind::kSettings:
       return "set options on all ranks alike, from numbers that all have: give schedulers "
              "world.mean(loss)";
-    case Kind::kValues:
+    case ToldKind::kValues:
       return "write the same values on all ranks, with random numbers of one seed, or write under "
              "GatheredParameters(model, Modified::on_rank(0)), which gives all ranks rank 0's. "
              "Where no script "
@@ -45,7 +45,7 @@ const char* advice(Kind kind) {
 
 std::string to_text(const RankAgreement::Lines& lines) {
   std::string text;
-  for (const Line& line : lines) {
+  for (const ToldLine& line : lines) {
     text += static_cast<char>('0' + static_cast<int>(line.kind));
     text += line.what + kBeforeHas + line.has + '\n';
   }
@@ -85,7 +85,7 @@ std::string difference(const std::vector<std::string>& texts, const std::string&
                         here, ", rank ", name_of(static_cast<int>(rank)), " has ", there);
       ++more;
     };
-    const char values = static_cast<char>('0' + static_cast<int>(Kind::kValues));
+    const char values = static_cast<char>('0' + static_cast<int>(ToldKind::kValues));
     for (const auto& [key, has] : first) {
       const auto found = other.find(key);
       if (found != other.end()) {
@@ -101,7 +101,7 @@ std::string difference(const std::vector<std::string>& texts, const std::string&
     if (more > kMostDifferences)
       words += c10::str("; and ", more - kMostDifferences, " more differences");
     return c10::str(who, ": ranks must have this alike. ", words, ". ",
-                    advice(static_cast<Kind>(kind - '0')));
+                    advice(static_cast<ToldKind>(kind - '0')));
   }
   return "";
 }
@@ -210,7 +210,8 @@ void RankAgreement::begin_step(const std::string& who) {
   writes_->write_back();
   settle_what_differs(who);
   UserWrites& writes = writes_->user_writes();
-  const bool were_written = writes.has_news();
+  // What was written into a step that a backward has made is refused by the update.
+  const bool were_written = !writes_->is_any_in_update() && writes.has_news();
   if (settings() == agreed_settings_ && !were_written) return;
   values_ = writes.look(/*sample_round=*/std::nullopt);
   for (const Axis axis : kAxes) {

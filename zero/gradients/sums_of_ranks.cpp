@@ -216,7 +216,6 @@ double noise_of_whole_gradients(const ParameterPages& pages) {
 SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise) {
   SumsOfRank all = by_rank.front();
   const size_t groups = all.squares_of_group.size() / 2;
-  check_whole_gradients(by_rank, groups, noise);
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
     ZP_CHECK(by_rank[rank].weight.words() == all.weight.words(),
              "accumulator.backward(): expected the same weights on all ranks of a tensor-parallel "
@@ -228,6 +227,8 @@ SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise) {
     }
     add_flags(by_rank[rank], all);
   }
+  // Other weights say more.
+  check_whole_gradients(by_rank, groups, noise);
   all.squares_of_group.resize(groups);
   return all;
 }

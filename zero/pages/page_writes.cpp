@@ -59,6 +59,11 @@ void PageWrites::check_unwritten_since_backward() const {
   }
 }
 
+bool PageWrites::is_any_in_update() const {
+  return std::any_of(versions_.begin(), versions_.end(),
+                     [](int64_t version) { return version != 0; });
+}
+
 // The update went through the pages, behind autograd's back.
 void PageWrites::end_update(const std::vector<uint8_t>& updated) {
   paging_->end_step();

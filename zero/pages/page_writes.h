@@ -45,6 +45,9 @@ class PageWrites {
   // Whether a backward has begun the parameter's update, and no step has ended it.
   bool is_in_update(size_t parameter) const { return versions_[parameter] != 0; }
 
+  // The same of any parameter: ranks have new values of what they own alone, until the step.
+  bool is_any_in_update() const;
+
   // What was written to parameters is from here on in what this rank owns, master weights included; no
   // sharded page is resident. Throws if one is in use, or a parameter is not in place. who:
   // "save_state()".

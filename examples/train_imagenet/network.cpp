@@ -84,6 +84,8 @@ Network make_network(const Config& config, const image_models::ModelRegistry& mo
     set_batch_norm_momentum(*network.module, config.model.batch_norm_momentum);
   }
   network.module->to(world.device());
+  // LibTorch's norms take fp32 parameters and statistics beside inputs in a lower precision, not beside double.
+  if (config.zero.dtype == c10::kDouble) network.module->to(c10::kDouble);
   if (config.model.sync_batch_norm && world.size() > 1) {
     zeropage::sync_batch_norm(*network.module, world);
   }

@@ -383,6 +383,15 @@ TEST_F(TrainImagenetTest, TheMomentumOfBatchNormsChangesTheirStatisticsAlone) {
   EXPECT_NE(own.second, other.second);
 }
 
+TEST_F(TrainImagenetTest, TrainsInDoubleWithBatchNorms) {
+  const auto hash = [&](const std::string& out, const std::string& dtype) {
+    return train(config({"OUT_DIR", path(out), "ZERO.DTYPE", dtype, "TRAIN.STEPS", "2",
+                         "MODEL.SYNC_BATCH_NORM", "true"}),
+                 2);
+  };
+  EXPECT_NE(hash("double", "fp64"), hash("float", "fp32"));
+}
+
 TEST_F(TrainImagenetTest, DataThatCannotBeTrainedOnIsNamed) {
   EXPECT_THAT(refused({"DATA.TRAIN", path("none")}), HasSubstr("none: there is no such folder"));
   EXPECT_THAT(refused({"MODEL.CLASSES", "2"}),

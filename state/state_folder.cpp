@@ -309,6 +309,12 @@ std::vector<fs::path> states_in(const fs::path& folder) {
   return newest_first;
 }
 
+std::optional<int64_t> newest_step_in(const fs::path& folder) {
+  if (!fs::is_directory(status_behind_links(folder))) return std::nullopt;
+  const std::vector<fs::path> states = states_in(folder);
+  return states.empty() ? std::nullopt : step_of(states.front());
+}
+
 std::vector<std::string> remove_old_states(const fs::path& folder, const Keep& keep) {
   std::vector<std::string> notes;
   if (keep.last <= 0) return notes;
@@ -366,6 +372,14 @@ FoundState find_valid_state(const fs::path& path) {
   std::string reasons;
   for (const std::string& reason : refused) reasons += "\n  " + reason;
   throw StateError(path.string(), 0, "expected a state that is whole, got none:" + reasons);
+}
+
+std::optional<int64_t> newest_valid_step_in(const fs::path& folder) {
+  try {
+    return step_of(find_valid_state(folder).directory);
+  } catch (const StateError&) {
+    return std::nullopt;
+  }
 }
 
 }  // namespace zeropage::state

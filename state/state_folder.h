@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -98,6 +99,9 @@ std::vector<std::string> remove_old_states(const std::filesystem::path& folder, 
 // The folders step-N of a run's folder, the newest first.
 std::vector<std::filesystem::path> states_in(const std::filesystem::path& folder);
 
+// The step of the newest of them; none where there is no state, or no folder.
+std::optional<int64_t> newest_step_in(const std::filesystem::path& folder);
+
 // The state that `path` means: itself, what its `latest` names, or its newest step-N.
 std::filesystem::path find_state(const std::filesystem::path& path);
 
@@ -108,5 +112,7 @@ struct FoundState {
 // The same, but only one whose every block is as it was written; if it is not, the next older one of its
 // folder. Throws where there is none, with all reasons.
 FoundState find_valid_state(const std::filesystem::path& path);
+// The step of that state; none where there is none.
+std::optional<int64_t> newest_valid_step_in(const std::filesystem::path& folder);
 
 }  // namespace zeropage::state

@@ -2,6 +2,7 @@
 
 #include "memory/bytes.h"
 #include "memory/check.h"
+#include "state/state_folder.h"
 
 namespace train_gpt {
 namespace {
@@ -31,7 +32,13 @@ SavedRun::SavedRun(const Flags& flags, const TextData& data,
   if (!flags.state.resume.empty()) resume(data);
   run_.values.erase("fits");
   if (!flags.fit.description.empty()) run_.values["fits"] = flags.fit.description;
-  if (saver_) zeropage::check_can_save(flags.state.folder, model, optimizer);
+  if (!saver_) return;
+  // A run of its own would be refused its first save.
+  const auto newest = zeropage::state::newest_step_in(flags.state.folder);
+  ZP_CHECK(!newest || *newest <= run_.step || !flags.state.resume.empty(), "--save ",
+           flags.state.folder, ": has step-", newest.value_or(0), " of another run; give --resume ",
+           flags.state.folder, " to go on with it, or another folder");
+  zeropage::check_can_save(flags.state.folder, model, optimizer);
 }
 
 void SavedRun::resume(const TextData& data) {

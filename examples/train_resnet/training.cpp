@@ -129,7 +129,12 @@ class Run {
                      zeropage::StateSaverOptions{.keep_last = 2, .on_sigterm = true});
     }
     resume();
-    if (saver_) zeropage::check_can_save(flags.save, model_, optimizer_);
+    if (!saver_) return;
+    const auto newest = zeropage::state::newest_step_in(flags.save);
+    ZP_CHECK(!newest || *newest <= state_.step || !flags.resume.empty(), "--save ", flags.save,
+             ": has step-", newest.value_or(0),
+             " of another run; give --auto-resume to go on with it, or another folder");
+    zeropage::check_can_save(flags.save, model_, optimizer_);
   }
 
   // Returns false where SIGTERM ended it.

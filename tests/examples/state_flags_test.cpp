@@ -98,6 +98,14 @@ TEST_F(StateFlagsTest, RefusesAStateOfAnotherRunOrNoneAtAll) {
   expect_error("--steps 3", "weights.safetensors: byte 5000: expected");
 }
 
+TEST_F(StateFlagsTest, RefusesAFolderWithNewerStatesOfAnotherRunBeforeTheFirstStep) {
+  run("--steps 4 --save " + run_folder_);
+  const Outcome outcome = train_gpt(tiny("--steps 6 --save " + run_folder_));
+  EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+  EXPECT_THAT(outcome.output, HasSubstr("has step-4 of another run; give --resume " + run_folder_));
+  EXPECT_EQ(run("--steps 6 --resume " + run_folder_ + " --save " + run_folder_)["first_step"], 4);
+}
+
 TEST_F(StateFlagsTest, WritesWhatEverySaveTook) {
   const auto figures = run("--steps 4 --save-every 2 --save-async off --save " + run_folder_);
   ASSERT_EQ(figures["saves"].size(), 2U);

@@ -61,6 +61,7 @@ class StateSaver::Saves {
   struct InFlight;
 
   state::Keep keep() const;
+  void check_is_newest(int64_t step) const;
   void start(std::unique_ptr<InFlight> in_flight);
   // On the thread.
   void write(InFlight& save) const;
@@ -70,7 +71,9 @@ class StateSaver::Saves {
   const comm::World texts_;
   const StateSaverOptions options_;
   const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
-  std::unique_ptr<const state::RunToken> token_;   // rank 0's
+  // Rank 0's.
+  std::unique_ptr<const state::RunToken> token_;
+  int64_t step_before_ = 0;  // of the newest state that was there
   std::unique_ptr<detail::StateStaging> staging_;
   std::unique_ptr<InFlight> in_flight_;  // the thread's until it ended
   std::atomic<bool> writes_{false};      // the thread
@@ -121,6 +124,7 @@ StateSaver::Saves::Saves(std::filesystem::path folder, const comm::World& world,
       "StateSaverOptions: keep_every without keep_last: all states stay anyway; set keep_last");
   detail::settle(texts_, "taking " + folder_.string(), nullptr, nullptr, [&](auto&) {
     token_ = std::make_unique<const state::RunToken>(folder_);
+    step_before_ = state::newest_step_in(folder_).value_or(0);
     return nullptr;
   });
   if (!options.asynchronous) return;
@@ -153,6 +157,7 @@ double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimi
            "; give it DistributedDataParallel::all_ranks()");
   auto in_flight = std::make_unique<InFlight>(
       InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run, options_.save)});
+  check_is_newest(in_flight->plan.step);
   in_flight->shared = std::make_unique<detail::SharedSave>(
       texts_, folder_ / state::name_of_step(in_flight->plan.step), token_.get());
   if (staging_ == nullptr) {
@@ -172,6 +177,19 @@ double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimi
                       }));
   start(std::move(in_flight));
   return seconds_since(begin);
+}
+
+// `latest` would go back, and what keeps the newest states would remove this one.
+void StateSaver::Saves::check_is_newest(int64_t step) const {
+  detail::throw_alike(texts_, "saving state", detail::error_of([&] {
+                        if (step >= step_before_) return;
+                        // One that is broken is not what a run would go on from.
+                        const int64_t newer = state::newest_valid_step_in(folder_).value_or(0);
+                        ZP_CHECK(newer <= step, "StateSaver: expected that ", folder_.string(),
+                                 " has no newer state than step ", step, ", got step-", newer,
+                                 " of an earlier run; save into a folder of its own, resume from "
+                                 "that state, or move newer ones away");
+                      }));
 }
 
 state::Keep StateSaver::Saves::keep() const {

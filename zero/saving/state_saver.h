@@ -13,6 +13,9 @@
 // was started again while ranks of its former start live), the next save throws, and removes nothing; so make it
 // before load_state(). One saver a folder.
 //
+// A step that is older than the newest whole state from before the saver is refused: keep_last would remove it at once. So a
+// new run takes a folder of its own, and one that goes back to an older state moves the newer ones away.
+//
 // One save at a time: the next one waits for it. An error of a save is thrown by the next save() or
 // wait(), on all ranks alike; the states before are as they were, and training may go on.
 //

@@ -788,6 +788,23 @@ TEST_F(StateSaverTest, TakesAFolderThatHasStatesAndNoToken) {
   });
 }
 
+TEST_F(StateSaverTest, RefusesAStepThatIsOlderThanAWholeStateFromBefore) {
+  run_ranks(2, [&](comm::World& world) {
+    Trained<Oddball> run(world, 1, kAdamW);
+    save_state(path("run/step-5"), run.model, run.optimizer, {.step = 5});
+    StateSaver saver(path("run"), world, {.keep_last = 1, .asynchronous = false});
+    const auto save = [&] { saver.save(run.model, run.optimizer, {.step = 3}); };
+    EXPECT_THAT(zeropage::testing::error_of(save),
+                AllOf(HasSubstr("got step-5 of an earlier run"), HasSubstr("a folder of its own")));
+    EXPECT_EQ(load_state(path("run"), run.model, run.optimizer).step, 5);
+    world.communicator().barrier("it was loaded").wait();
+    if (world.rank() == 0) flip_a_bit(path("run/step-5/weights.safetensors"), 5000);
+    world.communicator().barrier("it is broken").wait();
+    save();
+    EXPECT_TRUE(std::filesystem::exists(path("run/step-3/manifest.json")));
+  });
+}
+
 // ---- before training ----
 
 TEST_F(ShardedStateTest, AFolderThatTakesNoStateIsRefusedOnAllRanksBeforeTheFirstStep) {

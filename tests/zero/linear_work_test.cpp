@@ -45,8 +45,8 @@ using torch::optim::OptimizerParamGroup;
 // Twice as many from one to the next.
 constexpr std::array<int64_t, 3> kTensors = {128, 256, 512};
 // What twice as many parameters may add, in what half of them added: 2 where work is linear, some more where
-// something is sorted, and 4 where it is quadratic.
-constexpr double kMostGrowth = 2.4;
+// something is sorted or a table grows, and 4 where it is quadratic.
+constexpr double kMostGrowth = 2.7;
 // Blocks a parameter below which a part does the same for any number of them.
 constexpr int64_t kFewBlocks = 4;
 constexpr int64_t kNumel = 4;

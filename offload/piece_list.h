@@ -25,7 +25,7 @@ struct ListedPiece {
 inline constexpr int64_t kTileNumel = 2048;
 inline constexpr int64_t kMostBeforePiece = 7;
 
-// Of a piece that lies anywhere.
+// How many tiles a piece takes at most, wherever it lies.
 constexpr int64_t tiles_of(int64_t numel) {
   return numel == 0 ? 0 : (numel + kMostBeforePiece + kTileNumel - 1) / kTileNumel;
 }
@@ -37,7 +37,7 @@ struct PieceList {
   int64_t tiles = 0;
 };
 
-// As many as the parameters of a launch, of 4 KiB, have room for: nothing of them is in the device's memory.
+// Pieces that travel as parameters of a launch, which have room for 4 KiB: none is in the device's memory.
 struct PieceChunk {
   static constexpr int kMostPieces = 56;
   ListedPiece pieces[kMostPieces];

@@ -25,7 +25,7 @@ class PieceTable {
 
   bool empty() const { return pieces_.empty(); }
   const std::vector<ListedPiece>& pieces() const { return pieces_; }
-  // Of each piece, in elements from the first one's beginning, as if they were one behind the other.
+  // Where each piece ends, in elements, as if they were one behind the other from 0 on.
   const std::vector<int64_t>& ends() const { return ends_; }
   int64_t numel() const { return ends_.empty() ? 0 : ends_.back(); }
   // None where no device has a copy.

@@ -56,7 +56,7 @@ inline constexpr uint32_t kBitsOfCode0 = bits_of_two_to(23 + kUnit<kSign>);
 // Makes level 1 of code 0.
 template <StateSign kSign>
 inline constexpr float kLevelOfCode0 = two_to(kUnit<kSign>) - two_to(23 + kUnit<kSign>);
-// Of level 1. All powers are twice what they stand for.
+// The power of level 1. All powers are twice what they stand for.
 template <StateSign kSign>
 inline constexpr float kLeastPower = two_to(1 - 4 * kLevelBits<kSign>);
 // Bits of powers, shifted to the right, are levels in units of 2^kUnitBack. Rounds them to whole ones,

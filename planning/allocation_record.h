@@ -20,7 +20,7 @@ struct AllocationChange {
   int64_t stream;  // memory::simulated_stream()
 };
 
-// Of the meta device.
+// What a simulated step allocates on the meta device.
 class AllocationRecord final : public memory::EventSink {
  public:
   // What a DeferredModule's constructor makes there has no memory in a real run; what is made in its stead for a module
@@ -51,7 +51,7 @@ void hold_what_stays(std::vector<AllocationChange>& held,
 // What an allocator makes of changes.
 struct Reservation {
   int64_t peak_bytes = 0;  // the most that it had from the device
-  // Of a request that did not fit below the limit, and what was reserved and used then. 0: all did.
+  // The request that did not fit below the limit, and what was reserved and used then. 0: all requests did.
   int64_t refused_bytes = 0;
   int64_t reserved_then_bytes = 0;
   int64_t used_then_bytes = 0;
@@ -67,7 +67,7 @@ class Reserving {
 
   // Ends with the first request that does not fit.
   void apply(const std::vector<AllocationChange>& changes);
-  // As wrapping does once a module that was on the device is in its pages.
+  // Gives back whole segments, which wrapping does once a module that was on the device is in its pages.
   void release_cached() { allocator_.release_cached(); }
   const Reservation& so_far() const { return so_far_; }
 

@@ -30,14 +30,14 @@ struct DeviceAllocator {
 struct WorldDescription {
   int ranks = 1;           // 1 to comm::kMostSimulatedRanks
   int ranks_per_host = 8;  // at most; the last host may have fewer
-  // Of a rank's device, as far as LibTorch's allocator may reserve it.
+  // The memory of a rank's device, as far as LibTorch's allocator may reserve it.
   int64_t device_memory_bytes = 0;
   // Of a host, for all of its ranks.
   int64_t host_memory_bytes = 0;
   int64_t nvme_bytes = 0;
   // Ranks train in the memory of their host: what is on the device counts there too.
   bool device_is_host = false;
-  // Of a device that is not the host.
+  // The allocator of a device that is not the host.
   DeviceAllocator allocator;
 
   // Whether there is an allocator between tensors and the device's memory.

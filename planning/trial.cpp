@@ -158,7 +158,7 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   return figures;
 }
 
-// Of a process that takes what is held, and then makes these steps.
+// Tells what a process reserves that takes what is held, and then makes these steps.
 void Trial::tell_reserved(StepFigures& figures) {
   const std::vector<AllocationChange> steps = allocations_->take();
   if (!described_.has_allocator()) return;

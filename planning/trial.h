@@ -18,7 +18,7 @@ namespace zeropage::detail {
 // Of rank 0, in a step after the first.
 struct StepFigures {
   TierBytes at_peak;
-  // As Forecast::reserved_bytes, and by how much that is more than there is.
+  // Forecast::reserved_bytes, and by how much that is more than there is.
   int64_t reserved_bytes = 0;
   int64_t missing_reserved_bytes = 0;
   comm::LinkTraffic sent;

@@ -36,7 +36,7 @@ class PageReader {
   void read(size_t page, const std::vector<size_t>& parameters, const VisitOwnedShard& visit) {
     sharded_.writes->take_over(page);
     sharded_.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
-      // Of each parameter, in pieces that follow each other where a class keeps them so.
+      // The states of each parameter, in pieces that follow each other where a class keeps them so.
       std::unordered_map<size_t, std::vector<OwnedState>> states;
       const auto visit_parameters = [&](size_t) {
         for (const size_t index : parameters) visit(shard_of(index, owned, states[index]));

@@ -61,7 +61,7 @@ zeropage::PipelineLayers layers_of_stages(Gpt& gpt, const Flags& flags) {
 }
 
 Gpt construct_on(torch::Device device, const std::function<Gpt()>& construct) {
-  // Of a simulated one nobody needs the values, which take memory of the host.
+  // The values of a simulated model are needed by nobody, and would take memory of the host.
   if (device.is_meta()) return zeropage::DeferredModule<Gpt>(construct).module();
   Gpt gpt = construct();
   gpt->to(device);

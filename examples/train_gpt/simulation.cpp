@@ -98,7 +98,7 @@ struct Allocations {
   int64_t reserved_in(AllocatorSegments segments) const {
     Reserving reserving({.expandable_segments = segments == AllocatorSegments::kExpandable});
     reserving.apply(wrapping);
-    // As wrapping does where the module was on the device.
+    // Wrapping gives this memory back where the module was on the device, so the simulation does.
     if (!is_deferred) reserving.release_cached();
     reserving.apply(after);
     return reserving.so_far().peak_bytes;

@@ -144,7 +144,7 @@ template <bool kFused, typename Element>
 ZEROPAGE_ELEMENT bool add_squares_of(const Element* elements, int64_t numel, ExactDigits& sum) {
   using Number = decltype(widened(Element{}));
   bool all_finite = true;
-  // Of the run before, whose magnitudes this one's are probably like. A run with numbers too small for a
+  // The window of the run before, whose magnitudes are probably like this run's. A run with numbers too small for a
   // window leaves none: the next one has such, too.
   SquareWindow window;
   for (int64_t begin = 0; begin < numel; begin += kWindowNumel) {

@@ -40,7 +40,7 @@ ZEROPAGE_SET_ELEMENT void dequantise_block(const uint8_t* codes, float scale, fl
   for (; i < numel; ++i) values[i] = dequantised<kSign>(codes[i], scale);
 }
 
-// Of magnitude_of() the values.
+// The largest magnitude_of() a value.
 ZEROPAGE_SET_ELEMENT uint32_t largest_magnitude(const float* values, int64_t numel) {
   uint32_t largest = 0;
   for (int64_t i = 0; i < numel; ++i) largest = std::max(largest, magnitude_of(values[i]));

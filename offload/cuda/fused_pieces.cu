@@ -30,7 +30,7 @@ __device__ __forceinline__ Lead lead_of(const FlatStretch& piece) {
   constexpr int kCount = kTogether<Gradient, Copy>;
   const auto* const gradient = static_cast<const Gradient*>(piece.gradient);
   const auto* const copies = static_cast<const Copy*>(piece.copy_out);
-  // Of the narrowest, which alone is aligned at one lead: others may be at several.
+  // The lead of the narrowest tensor, which alone is aligned at one lead: others may be at several.
   int lead = place_in_group<kCount>(piece.values);
   if constexpr (sizeof(Gradient) == 2) {
     lead = place_in_group<kCount>(gradient);
@@ -95,7 +95,7 @@ __device__ __forceinline__ const ListedPiece& piece_with(const PieceChunk& chunk
   return chunk.pieces[found];
 }
 
-// Of the list, or of the chunk where the list has none.
+// Steps the pieces of the chunk, or those of the list where the chunk is empty.
 template <typename Rule, typename Gradient, typename Copy>
 __global__ void __launch_bounds__(kThreads)
     update_pieces(const __grid_constant__ Rule rule, const __grid_constant__ FlatStretch stretch,

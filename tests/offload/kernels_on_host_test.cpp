@@ -172,7 +172,7 @@ class CudaFusedPiecesOnHostTest : public KernelsOnHost {
     }
   }
 
-  // Of numels that end within a group, a warp and a tile, or are none.
+  // Cases whose numels end within a group, a warp and a tile, or are none.
   static std::vector<StretchCase> of_many_numels(const StretchCase& alike) {
     std::vector<StretchCase> cases;
     for (const int64_t numel : {0, 1, 3, 7, 8, 9, 257, 1000, 2040, 2041, 2048, 2049, 5003}) {

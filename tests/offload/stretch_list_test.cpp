@@ -31,7 +31,7 @@ void step_pieces(const AnyOptions& options, const Stretch& whole, const StretchP
 
 class StretchListTest : public EveryStepCaseTest {
  protected:
-  // Of several numels, more than a thread's worth, and of all combinations of dtypes.
+  // Stretches with several numels, more than a thread's worth, and with all combinations of dtypes.
   std::vector<Stretch> many_stretches() const {
     std::vector<Stretch> stretches;
     for (const int64_t numel : {0, 1, 4, 100, 1000, 5003, 70000}) {
@@ -167,7 +167,7 @@ TEST(StretchListRefusesTest, WhatSingleCallsDo) {
 
 class StretchPiecesTest : public EveryStepCaseTest {
  protected:
-  // Of a stretch of 9000 elements, whose states lie one behind the other.
+  // Pieces of a stretch of 9000 elements, whose states lie one behind the other.
   static std::vector<StretchPiece> some_pieces() {
     return {{.begin = 16, .first_state = 0, .numel = 4},
             {.begin = 7000, .first_state = 8, .numel = 2000},

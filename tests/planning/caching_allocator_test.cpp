@@ -37,7 +37,7 @@ TEST(CachingAllocatorTest, TakesSegmentsBySizeOfTheRequest) {
   EXPECT_EQ(allocator.reserved_bytes(), 88_MiB) << "rounded up to 2 MiB";
 }
 
-// Of 64 MiB and a bit, as a page's buffer is.
+// Requests have 64 MiB and a bit, like a page's buffer.
 TEST(CachingAllocatorTest, LosesTheRestOfAFixedSegmentAndNotOfAnExpandableOne) {
   CachingAllocator fixed = with_fixed_segments();
   CachingAllocator expandable = with_expandable_segments();

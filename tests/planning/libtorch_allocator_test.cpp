@@ -158,7 +158,7 @@ TEST_P(LibtorchAllocatorTest, ReservesWhatTheModelSaysAfterEachOf4000Requests) {
     } else {
       free_one();
     }
-    // As at the end of a step.
+    // The end of a step frees nearly all.
     while (live.size() > kMostLive && random() % 200 != 0) free_one();
     ASSERT_TRUE(both.agree()) << "after request " << request;
   }

@@ -172,7 +172,7 @@ TEST(PlanTest, CountsTheWorkspacesOfMatrixProducts) {
   };
   const Forecast without = with({});
   const Forecast on_sm90 = with(kWorkspacesOfSm90);
-  // Of two threads.
+  // Two threads have a workspace each.
   EXPECT_EQ(on_sm90.at_peak[Tier::kDevice].total() - without.at_peak[Tier::kDevice].total(),
             66_MiB);
   // Up to what was free in the last 20 MiB that each of them grew by.

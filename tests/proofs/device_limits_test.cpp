@@ -41,7 +41,7 @@ class DeviceLimitsTest : public ::testing::TestWithParam<AllocatorSegments> {
  protected:
   static DeviceAllocator allocator() { return {.segments = GetParam(), .workspaces = kWorkspaces}; }
 
-  // Of stage 0 on one rank.
+  // The plan of stage 0 on one rank.
   static Plan plan_layers(const comm::World& world, const DeviceAllocator& with) {
     return plan(make_layers, sample(), {.ranks = 1, .allocator = with},
                 {.training = {.page_bytes = page_bytes_on(world.device())},

@@ -67,7 +67,7 @@ class PageReductions {
 
  private:
   void start(size_t page);
-  // Of those that are reduced, in the order in which they were started.
+  // Ends the page whose reduction was started first; or all, in that order.
   void end_first();
   void end_all();
 

@@ -39,18 +39,18 @@ struct RanksOfSquares {
 };
 RanksOfSquares ranks_of_squares(const ParameterPages& pages);
 
-// Of ranks with other samples. by_rank: over pages.world().
+// The sums of ranks with other samples. by_rank: over pages.world().
 SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquares& squares);
 
 // How far apart sums of squares may be, relative to the larger, whose gradients were computed of the same numbers in
 // another order, as by kernels with atomic additions. What is wrong is farther: a part of a gradient for the whole.
 double noise_of_whole_gradients(const ParameterPages& pages);
-// Of ranks that have slices of the same parameters, each over all ranks that have its slices: first the groups of
+// The sums of ranks that have slices of the same parameters, each over all ranks that have its slices: first the groups of
 // whole parameters, then those of slices. Throws on all of them alike where they gave other weights, or where gradients
 // of whole parameters differ by more than the noise.
 SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise);
 
-// Of the whole model. Throws where ranks made other numbers of steps. Collective.
+// The sums of the whole model. Throws where ranks made other numbers of steps. Collective.
 SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own);
 
 }  // namespace zeropage

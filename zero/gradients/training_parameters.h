@@ -38,7 +38,7 @@ class TrainingParameters {
   // After parameters of these pages were given other values by set_data().
   void restore_hooks(const std::vector<size_t>& pages) const;
 
-  // Of all parameters, those that do not train too.
+  // The number of all parameters, those that do not train too.
   size_t size() const { return hooks_.size(); }
   bool contains(size_t parameter) const { return hooks_[parameter] != nullptr; }
   // Those that train, ascending.

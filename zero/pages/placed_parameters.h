@@ -21,7 +21,7 @@ struct PlacedParameter {
   size_t page = 0;
   // Where the parameter's elements lie in the page, gaps of a strided parameter included.
   Range range;
-  // Of its first element.
+  // Where its first element lies in the page.
   int64_t offset = 0;
 };
 

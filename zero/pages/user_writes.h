@@ -40,8 +40,8 @@ class UserWrites {
     uint64_t all = 0;    // what ranks with the same parameters have alike
     uint64_t whole = 0;  // what ranks with other slices of them have alike
   };
-  // Of what was written since forget(), and of the sample of that round, where there is one and values are on the
-  // host. The same on all ranks: the rounds, and whether there is one.
+  // Hashes what was written since forget(), and the sample of that round, where there is one and values are on the
+  // host. Ranks give the same rounds, and all or none gives one.
   Hashes look(std::optional<uint64_t> sample_round);
   // Whether something was written since forget() that no look() has seen.
   bool has_news() const;

@@ -16,7 +16,7 @@ namespace zeropage {
 
 uint64_t hash_of_bytes(const void* bytes, size_t count);
 
-// Of one line of the cache in 64 of them, other ones in each round.
+// The hash of one line of the cache in 64, another one in each round.
 uint64_t sampled_hash(const void* bytes, size_t count, uint64_t round);
 
 // "norm 1.25 (hash 8f...)". flat: as below.

@@ -75,7 +75,7 @@ class FusedRuns {
   // One of its shards steps, or has states in a file.
   void unfreeze(size_t run) { runs_[run].frozen = false; }
 
-  // Of all runs that are not frozen, as many as the options want now.
+  // Makes the states of all runs that are not frozen, as many as the options want now.
   void make_states() {
     make_blocks(0, runs_.size(), /*frozen_too=*/false);
     for (size_t block = 0; block < blocks_.size(); ++block) {
@@ -97,7 +97,7 @@ class FusedRuns {
   int64_t first_state(const FusedRun& run, const Range& range) const {
     return run.first_state + range.begin - run.range.begin;
   }
-  // Of 8-bit states.
+  // The scales of a run's 8-bit states.
   at::Tensor scales_of(const FusedRun& run, size_t index) const {
     return states_.scales(*run.block)[index].narrow(
         0, run.first_scale, offload::blocks_of(run.place.first_in_block, run.range.numel()));
@@ -144,7 +144,7 @@ class FusedRuns {
             .frozen = shard.frozen};
   }
 
-  // Of runs [first, end) that have no states, by group and format.
+  // Makes the states of runs [first, end) that have none, by group and format.
   void make_blocks(size_t first, size_t end, bool frozen_too) {
     struct Sizes {
       int64_t numel = 0;

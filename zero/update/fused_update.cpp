@@ -100,7 +100,7 @@ class FusedUpdate final : public PageUpdate {
     calls_of_ = runs_.version();
   }
 
-  // Of all shards that are stepped.
+  // The parts of all shards that are stepped.
   std::vector<Part> parts() const {
     std::vector<Part> parts;
     const std::vector<FusedShard>& shards = runs_.shards();

@@ -109,7 +109,7 @@ void PageUpdates::adopt_groups() {
   known_groups_ = groups_.size();
 }
 
-// Of those that were adopted, from `first` on.
+// Adds the groups from `first` on, which were adopted.
 void PageUpdates::add_groups(OfPage& of_page, size_t first) const {
   std::vector<OwnedGroup> groups = groups_.owned(of_page.page, first);
   if (groups.empty()) return;

@@ -97,7 +97,7 @@ class SavedRuns {
     return at::empty({numel}, at::TensorOptions(at::kMeta).dtype(dtype));
   }
 
-  // Of a shard: its memory, or fp32 of what is in 8 bits; such a run has one shard.
+  // The states of a shard: their memory, or fp32 of what is in 8 bits; such a run has one shard.
   at::Tensor values(const FusedRun& run, const Range& range, size_t index) const {
     const at::Tensor states = runs_.states_of(run, range, index);
     if (run.format != offload::StateFormat::k8Bit) return states;

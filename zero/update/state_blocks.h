@@ -19,7 +19,7 @@ class StateBlocks {
  public:
   explicit StateBlocks(const OwnedPart& part) : part_(part) {}
 
-  // Of what one element and one scale of each state begins as: [1] each, on the host.
+  // The numbers that one element and one scale of each state begin as: [1] each, on the host.
   struct Beginning {
     std::vector<at::Tensor> states;
     std::vector<at::Tensor> scales = {};  // of 8-bit states

@@ -11,7 +11,7 @@
 
 namespace zeropage::testing {
 
-// As cudaMemGetInfo() and the device's properties tell it.
+// The device's memory, which cudaMemGetInfo() and the device's properties tell.
 inline constexpr size_t kBytesOfStandIn = size_t{80} << 30;
 
 // Whether the device can map memory by itself, as expandable segments need; it can by default.

@@ -175,7 +175,7 @@ class AlternatingGroups {
   }
   static torch::Tensor gradient() { return torch::linspace(2, -1, kParameters * kSlotNumel); }
 
-  // Of these parameters alone.
+  // Groups that have these parameters alone.
   static std::vector<OwnedGroup> groups(const std::vector<size_t>& parameters) {
     std::vector<OwnedGroup> groups;
     for (size_t number = 0; number < kGroups; ++number) {

@@ -20,6 +20,26 @@ struct ListedPiece {
   int64_t states[kMostStates] = {};
 };
 
+// Elements from one address to another, which may be of memory of its own.
+inline int64_t elements_between(const void* from, const void* to, size_t element_bytes) {
+  const auto bytes = reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from);
+  return bytes / static_cast<int64_t>(element_bytes);
+}
+
+// Another stretch with the same types as the first, as a piece behind its pointers.
+inline ListedPiece piece_behind(const FlatStretch& first, const FlatStretch& other) {
+  ListedPiece piece{.numel = other.numel,
+                    .values = elements_between(first.values, other.values, sizeof(float))};
+  visit_types(first, [&]<typename Gradient, typename Copy>() {
+    piece.gradient = elements_between(first.gradient, other.gradient, sizeof(Gradient));
+    piece.copy_out = elements_between(first.copy_out, other.copy_out, sizeof(Copy));
+  });
+  for (int state = 0; state < kMostStates; ++state) {
+    piece.states[state] = elements_between(first.states[state], other.states[state], sizeof(float));
+  }
+  return piece;
+}
+
 // What a block of a device's threads updates at once. Tiles begin at an aligned address, so the first one of a
 // piece may begin before it.
 inline constexpr int64_t kTileNumel = 2048;

@@ -17,25 +17,6 @@ bool are_alike(const FlatStretch& one, const FlatStretch& other) {
          (one.copy_precision == other.copy_precision && one.adopts_copy == other.adopts_copy);
 }
 
-// Elements from one address to another; of memory that may be anywhere.
-int64_t distance(const void* from, const void* to, size_t element_bytes) {
-  const auto bytes = reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from);
-  return bytes / static_cast<int64_t>(element_bytes);
-}
-
-ListedPiece piece_behind(const FlatStretch& first, const FlatStretch& flat) {
-  ListedPiece piece{.numel = flat.numel,
-                    .values = distance(first.values, flat.values, sizeof(float))};
-  visit_types(first, [&]<typename Gradient, typename Copy>() {
-    piece.gradient = distance(first.gradient, flat.gradient, sizeof(Gradient));
-    piece.copy_out = distance(first.copy_out, flat.copy_out, sizeof(Copy));
-  });
-  for (int state = 0; state < kMostStates; ++state) {
-    piece.states[state] = distance(first.states[state], flat.states[state], sizeof(float));
-  }
-  return piece;
-}
-
 void keep_storages(const Stretch& stretch, std::vector<c10::Storage>& storages) {
   storages.push_back(stretch.values.storage());
   storages.push_back(stretch.gradient.storage());

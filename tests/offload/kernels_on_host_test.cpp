@@ -115,24 +115,6 @@ TEST_F(CudaFusedStepOnHostTest, ZeroesTheGradientAndMakesNoStepAfterAnInfinity) 
 // Stretches with memory of their own, as a list.
 class CudaFusedPiecesOnHostTest : public KernelsOnHost {
  protected:
-  static int64_t distance(const void* from, const void* to, size_t element_bytes) {
-    return (reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) /
-           static_cast<int64_t>(element_bytes);
-  }
-
-  static ListedPiece piece_behind(const FlatStretch& first, const FlatStretch& flat) {
-    ListedPiece piece{.numel = flat.numel,
-                      .values = distance(first.values, flat.values, sizeof(float))};
-    visit_types(first, [&]<typename Gradient, typename Copy>() {
-      piece.gradient = distance(first.gradient, flat.gradient, sizeof(Gradient));
-      piece.copy_out = distance(first.copy_out, flat.copy_out, sizeof(Copy));
-    });
-    for (int state = 0; state < kMostStates; ++state) {
-      piece.states[state] = distance(first.states[state], flat.states[state], sizeof(float));
-    }
-    return piece;
-  }
-
   // With a table that was prepared, or with pieces that go along with launches.
   static void update_on_device(const UpdateRule& rule, std::vector<HostStretch>& stretches,
                                bool is_prepared) {

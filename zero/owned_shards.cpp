@@ -56,7 +56,8 @@ class PageReader {
     const PlacedParameter& placed = pages_.parameters()[index];
     const Range own = pages_.owned(placed.page);
     Range here = intersection(own, placed.range);
-    OwnedShard shard{.name = placed.parameter.name()};
+    OwnedShard shard{.name = placed.parameter.name(),
+                     .is_slice = placed.parameter.slice.has_value()};
     if (here.empty()) {
       here = {own.begin, own.begin};
     } else {

@@ -1,6 +1,8 @@
 // What is decided by the norm of all gradients, where ranks have slices of parameters: what one rank with
 // the whole module decides.
 #include <limits>
+#include <map>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,6 +12,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
+#include "tests/zero/documented_shards.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::norm_over_slices_test {
@@ -239,6 +242,31 @@ TYPED_TEST(NormOverSlicesTest, SkipsTheStepOnAllRanksWhereAGradientOfOneIsNotFin
       expect_trained_alike<How>(whole, grid, model);
     });
   }
+}
+
+TEST(DocumentedShardsOverSlicesTest, NormsAreThoseOfWholeParameters) {
+  std::map<std::string, double> norms;
+  for (const auto& item : untrained()->named_parameters()) {
+    norms[item.key()] = item.value().detach().norm().item<double>();
+  }
+  constexpr double kMost = 0.5;
+  on_grid([&](const Grid& grid) {
+    auto model = wrap<ByPlan>(grid, 1);
+    std::map<std::string, torch::Tensor> before;
+    int64_t slices = 0, capped = 0;
+    visit_owned_shards(model, [&](const OwnedShard& shard) {
+      before[shard.name] = shard.exact.clone();
+      slices += shard.is_slice ? 1 : 0;
+    });
+    documented::cap_norms(model, kMost, &grid.tensor);
+    visit_owned_shards(model, [&](const OwnedShard& shard) {
+      const double norm = norms.at(shard.name), factor = norm > kMost ? kMost / norm : 1;
+      capped += norm > kMost ? 1 : 0;
+      EXPECT_TRUE(torch::allclose(shard.exact, before.at(shard.name) * factor)) << shard.name;
+    });
+    EXPECT_GT(slices, 0);
+    EXPECT_GT(capped, slices / 2);
+  });
 }
 
 TEST(AgreementOverSlicesTest, OfWeightsRatesAndOptionsIsRequired) {

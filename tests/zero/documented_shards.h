@@ -12,15 +12,25 @@
 namespace zeropage::documented {
 
 // [documented]
-// Scales each parameter so that its norm is at most `most`. On all ranks, at stages 1 to 3.
-const auto cap_norms = [](zeropage::DistributedDataParallelBase& model, double most) {
-  std::map<std::string, double> squares;
+// Scales each parameter so that its norm is at most `most`. On all ranks, at stages 1 to 3. tensor: the mesh's axis of
+// that name; null where there is none.
+const auto cap_norms = [](zeropage::DistributedDataParallelBase& model, double most,
+                          const zeropage::World* tensor) {
+  struct Norm {
+    double square = 0;
+    bool is_slice = false;
+  };
+  std::map<std::string, Norm> norms;
   zeropage::visit_owned_shards(model, [&](const zeropage::OwnedShard& shard) {
-    squares[shard.name] = shard.exact.to(torch::kDouble).square().sum().item<double>();
+    const double square = shard.exact.to(torch::kDouble).square().sum().item<double>();
+    norms[shard.name] = {square, shard.is_slice};
   });
-  for (auto& [name, square] : squares) square = model.world().sum(square);
+  for (auto& [name, norm] : norms) {
+    norm.square = model.world().sum(norm.square);
+    if (tensor != nullptr && norm.is_slice) norm.square = tensor->sum(norm.square);
+  }
   zeropage::assign_owned_shards(model, [&](const zeropage::OwnedShard& shard) {
-    const double norm = std::sqrt(squares.at(shard.name));
+    const double norm = std::sqrt(norms.at(shard.name).square);
     return norm > most ? shard.exact * (most / norm) : torch::Tensor();
   });
 };

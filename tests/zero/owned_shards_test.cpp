@@ -492,7 +492,7 @@ TEST(DocumentedShardsTest, NormsAreCappedAtEveryStageAlike) {
       Trained run(world, ways()[static_cast<size_t>(stage)]);
       run.train(0, 1);
       const auto before = whole_parameters(run);
-      documented::cap_norms(run.model, 2.0);
+      documented::cap_norms(run.model, 2.0, nullptr);
       for (const auto& [name, after] : whole_parameters(run)) {
         const torch::Tensor& old = before.at(name);
         const double norm = old.to(torch::kDouble).norm().item<double>();

@@ -98,6 +98,19 @@ void cut_off(Node& node, const WayTo& way) {
   }
 }
 
+// Gives nodes the gradients that they begin with. The engine's own root takes defined ones alone, while a node that has
+// none for one of its outputs, or for all, is called in a backward as well: a torch::autograd::Function makes zeros of
+// them.
+struct GivenGradients final : Node {
+  GivenGradients(edge_list roots, variable_list of_roots, const at::Tensor& any)
+      : Node(std::move(roots)), gradients(std::move(of_roots)) {
+    add_input_metadata(any);
+  }
+  variable_list apply(variable_list&&) override { return std::move(gradients); }
+
+  variable_list gradients;
+};
+
 // x * w, which notes what it is asked for.
 struct Product : torch::autograd::Function<Product> {
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
@@ -193,10 +206,18 @@ void SplitBackward::finish() {
   ZP_CHECK(!std::exchange(is_finished_, true), "SplitBackward::finish(): was called before");
   const edge_list roots = std::exchange(roots_, {});
   const variable_list gradients = std::exchange(gradients_, {});
+  if (roots.empty()) return;
+  const auto run = [](const edge_list& from, const variable_list& with) {
+    Engine::get_default_engine().execute(from, with, /*keep_graph=*/false,
+                                         /*create_graph=*/false, /*accumulate_grad=*/true);
+  };
   const auto is_defined = [](const at::Tensor& gradient) { return gradient.defined(); };
-  if (std::none_of(gradients.begin(), gradients.end(), is_defined)) return;
-  Engine::get_default_engine().execute(roots, gradients, /*keep_graph=*/false,
-                                       /*create_graph=*/false, /*accumulate_grad=*/true);
+  if (std::all_of(gradients.begin(), gradients.end(), is_defined)) return run(roots, gradients);
+  // Its device says which of the engine's threads begins.
+  const auto defined = std::find_if(gradients.begin(), gradients.end(), is_defined);
+  const at::Tensor any = defined != gradients.end() ? *defined : at::zeros({});
+  const NodePointer begin = memory::make_node<GivenGradients>(roots, gradients, any);
+  run({Edge(begin, 0)}, {any});
 }
 
 }  // namespace zeropage::accumulate

@@ -35,6 +35,8 @@ class SplitBackward {
   // Does the first half. output: requires grad; gradient: of its sizes; input: a leaf that requires grad. If it is
   // undefined, or the output does not depend on it, the first half is empty and the second one is the whole backward.
   SplitBackward(const at::Tensor& output, const at::Tensor& gradient, const at::Tensor& input);
+  // Of an output that nothing which trains leads to: both halves are empty.
+  SplitBackward() = default;
   SplitBackward(SplitBackward&&) = default;
   SplitBackward& operator=(SplitBackward&&) = default;
 
@@ -46,7 +48,8 @@ class SplitBackward {
 
  private:
   at::Tensor input_gradient_;
-  // Where the second half begins, and with which gradients.
+  // Where the second half begins, and with which gradients; undefined ones among them, where a node has none for one of
+  // its outputs.
   std::vector<torch::autograd::Edge> roots_;
   std::vector<at::Tensor> gradients_;
   bool is_finished_ = false;

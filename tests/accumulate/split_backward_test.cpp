@@ -57,6 +57,36 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
+// x w, and another output. Computes what it is asked for.
+struct Twice : torch::autograd::Function<Twice> {
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                const torch::Tensor& x, const torch::Tensor& w) {
+    context->save_for_backward({x, w});
+    return {x.matmul(w), x + 1};
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    torch::autograd::variable_list results(2);
+    if (context->needs_input_grad(0)) {
+      results[0] = gradients[0].matmul(saved[1].t()) + gradients[1];
+    }
+    if (context->needs_input_grad(1)) results[1] = saved[0].t().matmul(gradients[0]);
+    return results;
+  }
+};
+
+// Its input has no gradient, although it requires one.
+struct Blocked : torch::autograd::Function<Blocked> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
+    return x * 2;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list&) {
+    return {torch::Tensor()};
+  }
+};
+
 const std::vector<Layers>& all_layers() {
   static const std::vector<Layers> all = {
       {"blocks with attention",
@@ -100,6 +130,36 @@ const std::vector<Layers>& all_layers() {
            const auto parts = layer(x).chunk(2, 1);
            return parts[0] * torch::sigmoid(parts[1]) + x.narrow(1, 0, 4);
          });
+       }},
+      {"group norms, whose operator has outputs that nobody uses",
+       {2, 4, 5},
+       [] {
+         return made(torch::nn::Sequential(torch::nn::GroupNorm(2, 4), torch::nn::Linear(5, 5),
+                                           torch::nn::GroupNorm(4, 4)),
+                     [](torch::nn::Sequential& layers, const torch::Tensor& x) {
+                       return layers->forward(x);
+                     });
+       }},
+      {"a function with an output that nobody uses",
+       {4, 8},
+       [] {
+         return made(torch::nn::Linear(8, 8), [](torch::nn::Linear& layer, const torch::Tensor& x) {
+           return Twice::apply(torch::tanh(x), layer->weight)[0] + layer(x);
+         });
+       }},
+      // The layer's gradient is undefined behind the one, and zeros behind the other.
+      {"functions that have no gradient for a fork",
+       {4, 8},
+       [] {
+         return made(torch::nn::Sequential(torch::nn::Linear(8, 8), torch::nn::Linear(8, 8)),
+                     [](torch::nn::Sequential& layers, const torch::Tensor& x) {
+                       const auto linear = [&](int64_t index, const torch::Tensor& of) {
+                         return layers->ptr(index)->as<torch::nn::Linear>()->forward(of);
+                       };
+                       return x + Blocked::apply(linear(0, x)) +
+                              Blocked::apply(Twice::apply(x, layers->parameters()[2])[0]) +
+                              linear(1, x);
+                     });
        }},
       {"no parameter",
        {4, 8},

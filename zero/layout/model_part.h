@@ -28,6 +28,8 @@ struct TensorOfModel {
   // The rank along "pipeline" that has it. A tied weight is there and on `copy_on` too.
   int rank = 0;
   std::optional<int> copy_on;
+  // A buffer that other ranks have too, and nobody writes.
+  bool is_on_several = false;
 
   const std::string& name() const { return names.front(); }
 };

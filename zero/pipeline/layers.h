@@ -5,6 +5,7 @@
 //     return block.as<Block>()->forward(x);
 //   });
 //   layers.insert(layers.begin(), {"embedding", {gpt->token_embedding.ptr()}, [gpt](const at::Tensor& tokens) {...}});
+//   layers.front().tensors = {gpt->position_embedding};   // a parameter that the model itself registers
 //
 // A layer takes what the one before it returns, one tensor. The first one takes the input of a micro-batch.
 #pragma once
@@ -26,6 +27,9 @@ struct PipelineLayer {
   // Those of the model whose parameters and buffers it uses, at any depth. What several layers name is a tied weight.
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   std::function<at::Tensor(const at::Tensor&)> forward;
+  // Parameters and buffers of the model that it uses beside: of a module that holds other layers' too, such as the
+  // model itself.
+  std::vector<at::Tensor> tensors = {};
 };
 
 using PipelineLayers = std::vector<PipelineLayer>;

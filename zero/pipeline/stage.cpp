@@ -1,7 +1,7 @@
 #include "zero/pipeline/stage.h"
 
 #include <algorithm>
-#include <set>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -11,6 +11,7 @@
 #include "memory/check.h"
 #include "memory/storage.h"
 #include "operators/construction_tape.h"
+#include "zero/pipeline/tensor_owners.h"
 
 namespace zeropage {
 namespace {
@@ -43,91 +44,65 @@ std::vector<int64_t> first_layers_of(int64_t layers, int ranks,
   return first;
 }
 
-// Which tensors of the model there are, and which ranks use each.
-class Owners {
+// Stands, in a stage, for a module of the model that has modules of other stages too. The mode is that module's, which
+// layers may ask.
+template <typename Base>
+class StandIn final : public Base {
  public:
-  Owners(const PipelineLayers& layers, const std::vector<int64_t>& first_layers, int ranks)
-      : ranks_(ranks) {
-    for (int stage = 0; stage + 1 < static_cast<int>(first_layers.size()); ++stage) {
-      bool has_parameter = false;
-      for (int64_t index = first_layers[static_cast<size_t>(stage)];
-           index < first_layers[static_cast<size_t>(stage) + 1]; ++index) {
-        const PipelineLayer& layer = layers[static_cast<size_t>(index)];
-        for (const auto& module : layer.modules) {
-          for (const at::Tensor& tensor : module->parameters()) add(tensor, stage % ranks_);
-          for (const at::Tensor& tensor : module->buffers()) add(tensor, stage % ranks_);
-          has_parameter = has_parameter || !module->parameters().empty();
-        }
-      }
-      ZP_CHECK(has_parameter, "pipeline_stage: stage ", stage, " of ", first_layers.size() - 1,
-               " would have no parameter; give it a layer that has some "
-               "(PipelineStageOptions::first_layers), or use fewer stages");
-    }
+  explicit StandIn(std::shared_ptr<Module> of) : of_(std::move(of)) {}
+  void train(bool on) override {
+    Base::train(on);
+    of_->train(on);
   }
-
-  // Each tensor once, with all its names.
-  std::vector<TensorOfModel> list(const torch::OrderedDict<std::string, at::Tensor>& named,
-                                  const char* kind, bool may_be_tied,
-                                  std::unordered_map<const at::TensorImpl*, size_t>& index) const {
-    std::vector<TensorOfModel> list;
-    for (const auto& item : named) {
-      const at::Tensor& tensor = item.value();
-      const auto [at, is_new] = index.try_emplace(tensor.unsafeGetTensorImpl(), list.size());
-      if (!is_new) {
-        list[at->second].names.push_back(item.key());
-        continue;
-      }
-      TensorOfModel& of = list.emplace_back();
-      of.names = {item.key()};
-      of.sizes = tensor.sizes().vec();
-      of.dtype = tensor.scalar_type();
-      place(of, tensor, kind, may_be_tied);
-    }
-    return list;
-  }
+  bool is_training() const noexcept override { return of_->is_training(); }
 
  private:
-  void add(const at::Tensor& tensor, int rank) {
-    ranks_of_[tensor.unsafeGetTensorImpl()].insert(rank);
-  }
-
-  void place(TensorOfModel& of, const at::Tensor& tensor, const char* kind,
-             bool may_be_tied) const {
-    const auto found = ranks_of_.find(tensor.unsafeGetTensorImpl());
-    ZP_CHECK(found != ranks_of_.end(), "pipeline_stage: ", kind, " \"", of.name(),
-             "\" is in no layer, so no stage would have it; add its module to "
-             "PipelineLayer::modules of the layer that uses it");
-    const std::set<int>& users = found->second;
-    of.rank = *users.begin();
-    if (users.size() == 1) return;
-    const bool of_both_ends = users.size() == 2 && of.rank == 0 && *users.rbegin() == ranks_ - 1;
-    ZP_CHECK(may_be_tied && of_both_ends, "pipeline_stage: ", kind, " \"", of.name(),
-             "\" is used by layers on ", users.size(), " ranks, ", *users.begin(), " to ",
-             *users.rbegin(), " of ", ranks_,
-             ": expected one rank, or for a parameter the first and the last; cut the model "
-             "elsewhere, or give each its own");
-    of.copy_on = ranks_ - 1;
-  }
-
-  const int ranks_;
-  std::unordered_map<const at::TensorImpl*, std::set<int>> ranks_of_;
+  const std::shared_ptr<Module> of_;
 };
 
-// Registers those of the modules below `whole` in another module, each by its path.
-bool register_own(const Module& whole, const std::unordered_set<const Module*>& own,
-                  Module& part_of_model) {
+std::shared_ptr<Module> stand_in_for(const std::shared_ptr<Module>& module) {
+  // Pages end where elements of these end (zero/layout/module_parameters.cpp).
+  const bool is_list = module->as<torch::nn::ModuleListImpl>() != nullptr ||
+                       module->as<torch::nn::SequentialImpl>() != nullptr;
+  if (is_list) return std::make_shared<StandIn<torch::nn::ModuleListImpl>>(module);
+  return std::make_shared<StandIn<Module>>(module);
+}
+
+// What the layers of a rank list.
+struct Listed {
+  std::unordered_set<const Module*> modules;
+  std::unordered_set<const at::TensorImpl*> tensors;
+
+  void add(const PipelineLayer& layer) {
+    for (const auto& module : layer.modules) modules.insert(module.get());
+    for (const at::Tensor& tensor : layer.tensors) tensors.insert(tensor.unsafeGetTensorImpl());
+  }
+};
+
+// Registers what is listed at or below `whole` in another module, each by its path.
+bool register_own(const Module& whole, const Listed& own, Module& part_of_model) {
   bool any = false;
+  const bool is_all_own = own.modules.contains(&whole);
+  const auto is_own = [&](const at::Tensor& tensor) {
+    return tensor.defined() && (is_all_own || own.tensors.contains(tensor.unsafeGetTensorImpl()));
+  };
+  for (const auto& item : whole.named_parameters(/*recurse=*/false)) {
+    if (!is_own(item.value())) continue;
+    part_of_model.register_parameter(item.key(), item.value(), item.value().requires_grad());
+    any = true;
+  }
+  for (const auto& item : whole.named_buffers(/*recurse=*/false)) {
+    if (!is_own(item.value())) continue;
+    part_of_model.register_buffer(item.key(), item.value());
+    any = true;
+  }
   for (const auto& child : whole.named_children()) {
-    if (own.contains(child.value().get())) {
+    if (is_all_own || own.modules.contains(child.value().get())) {
       part_of_model.register_module(child.key(), child.value());
       any = true;
       continue;
     }
-    // Pages end where elements of these end (zero/layout/module_parameters.cpp).
-    const bool is_list = child.value()->as<torch::nn::ModuleListImpl>() != nullptr ||
-                         child.value()->as<torch::nn::SequentialImpl>() != nullptr;
-    const std::shared_ptr<Module> path =
-        is_list ? std::make_shared<torch::nn::ModuleListImpl>() : std::make_shared<Module>();
+    const std::shared_ptr<Module> path = stand_in_for(child.value());
     if (!register_own(*child.value(), own, *path)) continue;
     part_of_model.register_module(child.key(), path);
     any = true;
@@ -186,13 +161,14 @@ void take_values_of_first(const ModelPart& part, const Module& part_of_model) {
 std::shared_ptr<ModelPart> make_part(const Module& whole, const PipelineLayers& layers,
                                      const std::vector<int64_t>& first_layers,
                                      const comm::World& ranks) {
-  const Owners owners(layers, first_layers, ranks.size());
+  const TensorOwners owners(whole, layers, first_layers, ranks.size());
   std::unordered_map<const at::TensorImpl*, size_t> parameters, buffers;
-  auto part = std::make_shared<ModelPart>(
-      ModelPart{.ranks = ranks,
-                .tied = {},
-                .parameters = owners.list(whole.named_parameters(), "parameter", true, parameters),
-                .buffers = owners.list(whole.named_buffers(), "buffer", false, buffers)});
+  auto part = std::make_shared<ModelPart>(ModelPart{
+      .ranks = ranks,
+      .tied = {},
+      .parameters =
+          owners.list(whole.named_parameters(), TensorOwners::Kind::kParameter, parameters),
+      .buffers = owners.list(whole.named_buffers(), TensorOwners::Kind::kBuffer, buffers)});
   bool is_tied = false;
   for (const auto& [tensor, index] : parameters) {
     const TensorOfModel& of = part->parameters[index];
@@ -213,35 +189,55 @@ std::shared_ptr<ModelPart> make_part(const Module& whole, const PipelineLayers& 
 
 }  // namespace
 
-PipelineStage::PipelineStage(const Module& whole, PipelineLayers layers, const comm::World& ranks,
-                             const PipelineStageOptions& options,
+PipelineStage::PipelineStage(std::shared_ptr<torch::nn::Module> whole, PipelineLayers layers,
+                             const comm::World& ranks, const PipelineStageOptions& options,
                              const memory::ConstructionTape* tape)
     : Module("PipelineStage"),
+      whole_(std::move(whole)),
       chunks_(options.chunks),
       layers_(std::move(layers)),
       first_layers_(first_layers_of(static_cast<int64_t>(layers_.size()), ranks.size(), options)),
-      part_(make_part(whole, layers_, first_layers_, ranks)) {
-  std::unordered_set<const Module*> own;
+      part_(make_part(*whole_, layers_, first_layers_, ranks)) {
+  Listed own;
   for (int chunk = 0; chunk < chunks_; ++chunk) {
     const auto stage = static_cast<size_t>(chunk * ranks.size() + ranks.rank());
     for (int64_t index = first_layers_[stage]; index < first_layers_[stage + 1]; ++index) {
-      for (const auto& module : layers_[static_cast<size_t>(index)].modules) {
-        own.insert(module.get());
-      }
+      own.add(layers_[static_cast<size_t>(index)]);
     }
   }
-  register_own(whole, own, *this);
+  register_own(*whole_, own, *this);
+  std::unordered_set<std::string> shared;
+  for (const TensorOfModel& of : part_->buffers) {
+    if (of.is_on_several) shared.insert(of.names.begin(), of.names.end());
+  }
+  for (const auto& item : named_buffers()) {
+    if (shared.contains(item.key())) shared_buffers_.emplace_back(item.key(), item.value());
+  }
   if (ranks.device().is_meta()) return;
-  if (tape != nullptr) fill(whole, *this, *tape);
+  if (tape != nullptr) fill(*whole_, *this, *tape);
   to(ranks.device());
   take_values_of_first(*part_, *this);
 }
 
+void PipelineStage::train(bool on) {
+  Module::train(on);
+  // Last: the model's own train() may leave parts of it as they are.
+  whole_->train(on);
+}
+
 at::Tensor PipelineStage::forward(int chunk, const at::Tensor& input) {
   const auto stage = static_cast<size_t>(chunk * part_->ranks.size() + part_->ranks.rank());
+  std::vector<uint32_t> versions;
+  for (const auto& [unused, buffer] : shared_buffers_) versions.push_back(buffer._version());
   at::Tensor x = input;
   for (int64_t index = first_layers_[stage]; index < first_layers_[stage + 1]; ++index) {
     x = layers_[static_cast<size_t>(index)].forward(x);
+  }
+  for (size_t index = 0; index < versions.size(); ++index) {
+    const auto& [name, buffer] = shared_buffers_[index];
+    ZP_CHECK(buffer._version() == versions[index], "buffer \"", name,
+             "\" was written to by a layer, but layers of several ranks use it, and each rank has "
+             "its own: expected that nobody writes it; give each layer a buffer of its own");
   }
   return x;
 }

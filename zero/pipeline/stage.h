@@ -13,13 +13,19 @@
 // others has no values; a layer that uses it is an error.
 //
 // A weight that layers of the first and of the last rank use is tied: both have it, and its gradients are added up
-// once a step. The first rank's counts in norms. Other ranks cannot share one.
+// once a step. The first rank's counts in norms. Other ranks cannot share one. A buffer may be used on any ranks, if
+// no layer writes it: each has it, and a state on disk has the first one's.
 //
-// Lifetime: a torch::nn::Module as others. Threads: the training thread. Collective over the pipeline.
+// The training mode is the model's: train() and eval() of the stage reach the model that layers have captured, and
+// all of its modules.
+//
+// Lifetime: a torch::nn::Module as others; shares the model. Threads: the training thread. Collective over the pipeline.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -45,11 +51,17 @@ class PipelineStage final : public torch::nn::Module, public HasModelPart {
   // whole: the model, with values or without; layers: of it. tape: of its construction; null where it has values, or
   // where it shall have none.
   // Collective over ranks. Throws on all ranks alike where the layers cannot be cut so, a stage would have no
-  // parameter, a parameter is in no layer, or more than the first and the last rank would share one.
-  PipelineStage(const torch::nn::Module& whole, PipelineLayers layers, const comm::World& ranks,
-                const PipelineStageOptions& options, const memory::ConstructionTape* tape);
+  // parameter, a parameter is in no layer, a layer lists what is not the model's or a module that holds another rank's,
+  // or more than the first and the last rank would share a parameter.
+  PipelineStage(std::shared_ptr<torch::nn::Module> whole, PipelineLayers layers,
+                const comm::World& ranks, const PipelineStageOptions& options,
+                const memory::ConstructionTape* tape);
 
+  // Throws where a layer wrote to a buffer that other ranks have too.
   at::Tensor forward(int chunk, const at::Tensor& input);
+
+  void train(bool on = true) override;
+  bool is_training() const noexcept override { return whole_->is_training(); }
 
   int chunks() const { return chunks_; }
   int stages() const { return chunks_ * part_->ranks.size(); }
@@ -57,10 +69,12 @@ class PipelineStage final : public torch::nn::Module, public HasModelPart {
   std::shared_ptr<const ModelPart> model_part() const override { return part_; }
 
  private:
+  const std::shared_ptr<torch::nn::Module> whole_;  // of other ranks it has no values
   const int chunks_;
   const PipelineLayers layers_;              // those of other ranks have no values
   const std::vector<int64_t> first_layers_;  // [stages + 1]
   const std::shared_ptr<const ModelPart> part_;
+  std::vector<std::pair<std::string, at::Tensor>> shared_buffers_;  // that other ranks have too
 };
 
 // construct: makes the model; layers: of a model. M: a module holder or a std::shared_ptr to a module.
@@ -70,8 +84,9 @@ std::shared_ptr<PipelineStage> pipeline_stage(const std::function<M()>& construc
                                               const comm::World& ranks,
                                               const PipelineStageOptions& options = {}) {
   DeferredModule<M> deferred(construct);
-  return std::make_shared<PipelineStage>(*deferred.module(), layers(deferred.module()), ranks,
-                                         options, &deferred.tape());
+  return std::make_shared<PipelineStage>(deferred.module()->shared_from_this(),
+                                         layers(deferred.module()), ranks, options,
+                                         &deferred.tape());
 }
 
 }  // namespace zeropage

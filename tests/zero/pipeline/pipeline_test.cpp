@@ -362,8 +362,8 @@ TEST(PipelineTest, RefusesModelsThatCannotBeCutSo) {
       error_of({.layers = [](auto& layers,
                              Model& model) { layers[3].modules.push_back(model->blocks->ptr(5)); },
                 .ranks = 3}),
-      HasSubstr("is used by layers on 2 ranks, 1 to 2 of 3: expected one rank, or for a "
-                "parameter the first and the last"));
+      HasSubstr("is used by layers on 2 ranks, 1 to 2 of 3: expected one rank, or the "
+                "first and the last"));
 }
 
 // The third layer has no parameter, so who has which is the same, but one rank would leave it to the other.

@@ -105,5 +105,57 @@ TEST(StateOverStagesTest, GoesOnWithTheBitsOfARunThatWasNotStopped) {
   }
 }
 
+// A table that layers of all ranks read, and parameters that the model itself registers.
+struct TurnedImpl : torch::nn::Module {
+  TurnedImpl() {
+    torch::manual_seed(3);
+    places = register_parameter("places", torch::randn({kWidth}));
+    turns = register_buffer("turns", torch::randn({kWidth}));
+    layers = register_module("layers", torch::nn::ModuleList());
+    for (int layer = 0; layer < 3; ++layer) layers->push_back(torch::nn::Linear(kWidth, kWidth));
+  }
+  torch::Tensor places, turns;
+  torch::nn::ModuleList layers{nullptr};
+};
+TORCH_MODULE(Turned);
+
+TEST(StateOverStagesTest, HasABufferOfSeveralRanksOnceAndGivesItToAllOfThem) {
+  const testing::DiskFolder folder;
+  const std::filesystem::path path = std::filesystem::path(folder.path()) / "weights";
+  const auto layers_of_turned = [](Turned& turned) {
+    PipelineLayers layers =
+        layers_of(turned->layers, [turned](torch::nn::Module& layer, const torch::Tensor& x) {
+          return layer.as<torch::nn::Linear>()->forward(x) * turned->turns;
+        });
+    for (PipelineLayer& layer : layers) layer.tensors = {turned->turns};
+    layers.front().tensors.push_back(turned->places);
+    return layers;
+  };
+  Turned whole;
+  run_ranks(3, [&](World& world) {
+    const Mesh mesh(world, {{"pipeline", 3}, {"data", 1}});
+    Pipeline::Model model(
+        pipeline_stage<Turned>([] { return Turned(); }, layers_of_turned, mesh["pipeline"]), mesh);
+    save_weights(path, model);
+    const auto buffers = model.named_buffers();
+    ASSERT_TRUE(buffers.contains("turns"));
+    const torch::NoGradGuard no_grad;
+    buffers["turns"].zero_();
+    load_weights(path, model);
+    EXPECT_TRUE(torch::equal(buffers["turns"], whole->turns));
+  });
+  Turned loaded;
+  {
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& tensor : loaded->parameters()) tensor.zero_();
+    loaded->turns.zero_();
+  }
+  load_weights(path, *loaded);
+  for (const auto& item : whole->named_parameters()) {
+    EXPECT_TRUE(torch::equal(loaded->named_parameters()[item.key()], item.value())) << item.key();
+  }
+  EXPECT_TRUE(torch::equal(loaded->turns, whole->turns));
+}
+
 }  // namespace
 }  // namespace zeropage::state_over_stages_test

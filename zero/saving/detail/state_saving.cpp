@@ -1,6 +1,7 @@
 #include "zero/saving/detail/state_saving.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include <ATen/ATen.h>
@@ -125,6 +126,17 @@ state::FileEntry entry_of(const PlannedFile& file, const std::vector<json>& by_r
           state::join_pieces(file.name(), file.bytes(), std::move(pieces))};
 }
 
+// Buffers that another stage of a pipeline writes, by any of their names.
+std::unordered_set<std::string> buffers_elsewhere(const ParameterPages& pages) {
+  std::unordered_set<std::string> names;
+  const auto& part = pages.part();
+  if (!part) return names;
+  for (const TensorOfModel& of : part->buffers) {
+    if (of.rank != part->ranks.rank()) names.insert(of.names.begin(), of.names.end());
+  }
+  return names;
+}
+
 }  // namespace
 
 void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink) {
@@ -133,10 +145,11 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
   if (model.all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());
-  // A stage of a pipeline has buffers of its own.
+  // A stage of a pipeline has buffers of its own, and some that the first stage with each writes.
+  const std::unordered_set<std::string> elsewhere = buffers_elsewhere(pages);
   if (model.world().rank() == 0 && is_first_of_slices(pages)) {
     for (const NamedParameter& buffer : buffers_of(model.named_buffers())) {
-      if (buffer.tensor.numel() == 0) continue;
+      if (buffer.tensor.numel() == 0 || elsewhere.contains(buffer.name())) continue;
       const at::ScalarType dtype = saved_dtype(buffer.tensor.scalar_type(), plan.weights_as);
       sink.put(plan.weights.offset(name_of(buffer)),
                buffer.tensor.to(dtype).contiguous().view({-1}));

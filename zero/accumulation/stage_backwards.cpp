@@ -22,6 +22,10 @@ void StageBackwards::through(const at::Tensor& output, const at::Tensor& gradien
   micro_steps_.run({}, [&] { output.backward(gradient); });
 }
 
+void StageBackwards::past_frozen() {
+  micro_steps_.run({}, [] {});
+}
+
 SplitMicroStep StageBackwards::begin(const at::Tensor& loss, const at::Tensor& input,
                                      double weight) const {
   const double scale = verdicts_.scaler().scale();

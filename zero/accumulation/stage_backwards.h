@@ -40,6 +40,8 @@ class StageBackwards {
   // Accumulator::backward() of a micro-batch whose loss other ranks compute from this output: gradient is that of their
   // sum, weighted and scaled as they have it. What counts for the mean is theirs.
   void through(const at::Tensor& output, const at::Tensor& gradient);
+  // The same where nothing trains that the output was computed of: no gradient.
+  void past_frozen();
 
   // The first half of Accumulator::backward(), and of through(): the gradient of `input`, which the loss or the output
   // was computed of. Undefined: the second half is the whole backward.

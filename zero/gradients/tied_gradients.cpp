@@ -11,19 +11,6 @@
 namespace zeropage {
 namespace {
 
-std::vector<size_t> tied_pages(const ParameterPages& pages, const StepGradients& gradients) {
-  std::vector<size_t> tied;
-  for (size_t index = 0; index < pages.parameters().size(); ++index) {
-    const PlacedParameter& placed = pages.parameters()[index];
-    if (!placed.parameter.is_tied || !pages.layouts()[placed.page].requires_grad) continue;
-    ZP_CHECK(gradients.has(index), "parameter \"", placed.parameter.name(),
-             "\" is tied between the first and the last stage of the pipeline, but this stage has "
-             "no gradient of it: expected that both use it in each step; use it, or untie it");
-    tied.push_back(placed.page);
-  }
-  return tied;
-}
-
 // What the other of two ranks has of it.
 at::Tensor exchanged(const ModelPart& part, const at::Tensor& own, const std::string& what) {
   const memory::KindScope kind(memory::Kind::kStaging);
@@ -39,14 +26,41 @@ at::Tensor exchanged(const ModelPart& part, const at::Tensor& own, const std::st
   return theirs;
 }
 
+// Those of which both ranks have a gradient. A script may freeze a tied weight between two steps, on both.
+std::vector<size_t> tied_pages(const ParameterPages& pages, const StepGradients& gradients) {
+  std::vector<size_t> tied, with_gradient;
+  std::vector<uint8_t> has;
+  for (size_t index = 0; index < pages.parameters().size(); ++index) {
+    if (!pages.parameters()[index].parameter.is_tied) continue;
+    tied.push_back(index);
+    has.push_back(gradients.has(index) ? 1 : 0);
+  }
+  const c10::Device device = pages.part()->ranks.communicator().device();
+  const at::Tensor own = at::tensor(has, at::kByte).to(device);
+  const at::Tensor theirs = exchanged(*pages.part(), own, "which tied weights have a gradient");
+  // In a simulated world the other says nothing.
+  const at::Tensor others = theirs.is_meta() ? at::tensor(has, at::kByte) : theirs.cpu();
+  for (size_t at = 0; at < tied.size(); ++at) {
+    const PlacedParameter& placed = pages.parameters()[tied[at]];
+    const bool other_has = others.const_data_ptr<uint8_t>()[at] != 0;
+    ZP_CHECK(other_has == (has[at] != 0), "step(): parameter \"", placed.parameter.name(),
+             "\" is tied between the first and the last stage of the pipeline, but ",
+             other_has ? "the other stage alone has" : "this stage alone has",
+             " a gradient of it: expected that both use it in each step, or that it is frozen on "
+             "both; use it in a layer of each, freeze it on both, or untie it");
+    if (other_has) with_gradient.push_back(placed.page);
+  }
+  return with_gradient;
+}
+
 }  // namespace
 
 void add_tied_gradients(const ParameterPages& pages, StepGradients& gradients) {
   const auto& part = pages.part();
   if (!part || !part->tied) return;
+  const at::NoGradGuard no_grad;
   const std::vector<size_t> tied = tied_pages(pages, gradients);
   if (tied.empty()) return;
-  const at::NoGradGuard no_grad;
   std::vector<at::Tensor> sums;
   for (const size_t page : tied) {
     gradients.arrival(page).synchronize();

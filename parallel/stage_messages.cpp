@@ -1,6 +1,7 @@
 #include "parallel/stage_messages.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include <ATen/ATen.h>
 
@@ -11,12 +12,51 @@ namespace {
 
 constexpr int64_t kMostDimensions = 9;
 constexpr int64_t kHeaderNumel = kMostDimensions + 2;  // dtype, dimensions, sizes
+constexpr int64_t kNothingFollows = -1;                // in place of the dtype
+// Of a boundary behind such a header.
+const StageMessages::Shape kClosed = {.sizes = {}, .dtype = at::ScalarType::Undefined};
 
 std::string describe(const Message& message) {
   const bool is_activation = message.what == Message::What::kActivation;
   return c10::str(is_activation ? "activations" : "gradients", " of micro-batch ",
                   message.micro_batch, " from stage ", message.sending_stage(), " to stage ",
                   message.receiving_stage());
+}
+
+// What no computation gives: a NaN with bits of its own, as an integer of its dtype's size.
+struct BitsOfNothing {
+  at::ScalarType integer;
+  int64_t bits;
+};
+
+std::optional<BitsOfNothing> bits_of_nothing(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kDouble:
+      return BitsOfNothing{at::kLong, 0x7FFC5A45524F5047};
+    case at::kFloat:
+      return BitsOfNothing{at::kInt, 0x7FE55A50};
+    case at::kBFloat16:
+      return BitsOfNothing{at::kShort, 0x7FE5};
+    case at::kHalf:
+      return BitsOfNothing{at::kShort, 0x7F5A};
+    default:
+      return std::nullopt;
+  }
+}
+
+at::Tensor nothing_like(const StageMessages::Shape& shape, c10::Device device) {
+  const at::Tensor nothing =
+      at::zeros(shape.sizes, at::TensorOptions().dtype(shape.dtype).device(device));
+  if (const auto bits = bits_of_nothing(shape.dtype)) nothing.view(bits->integer).fill_(bits->bits);
+  return nothing;
+}
+
+bool is_nothing(const at::Tensor& tensor) {
+  const auto bits = bits_of_nothing(tensor.scalar_type());
+  if (!tensor.is_cpu() || tensor.numel() == 0 || !bits) return false;
+  // Of values the first element says that they are some.
+  if (std::memcmp(tensor.const_data_ptr(), &bits->bits, tensor.element_size()) != 0) return false;
+  return tensor.view(bits->integer).eq(bits->bits).all().item<bool>();
 }
 
 }  // namespace
@@ -76,6 +116,10 @@ void StageMessages::learn_shape(const Message& message) {
   }
   const at::Tensor header = arriving.tensor.to(at::kCPU);
   const int64_t* numbers = header.const_data_ptr<int64_t>();
+  if (numbers[0] == kNothingFollows) {
+    shapes_[message.boundary] = kClosed;
+    return;
+  }
   shapes_[message.boundary] = {{numbers + 2, numbers + 2 + numbers[1]},
                                static_cast<at::ScalarType>(numbers[0])};
 }
@@ -93,6 +137,7 @@ void StageMessages::send(const Message& message, const at::Tensor& tensor) {
 void StageMessages::receive_ahead(const Message& message) {
   const auto shape = shapes_.find(message.boundary);
   if (links_.is_local(message) || shape == shapes_.end() || ahead_.contains(message)) return;
+  if (is_closed(message.boundary)) return;
   ahead_.emplace(message, links_.receive(message, shape->second.sizes, shape->second.dtype,
                                          describe(message)));
 }
@@ -104,10 +149,38 @@ at::Tensor StageMessages::receive(const Message& message) {
     return here.mapped();
   }
   if (!shapes_.contains(message.boundary)) learn_shape(message);
+  if (is_closed(message.boundary)) return {};
   receive_ahead(message);
   const StageLinks::Arriving arriving = std::move(ahead_.extract(message).mapped());
   arriving.pending.wait();
-  return arriving.tensor;
+  return is_nothing(arriving.tensor) ? at::Tensor() : arriving.tensor;
+}
+
+void StageMessages::send_nothing(const Message& message) {
+  if (links_.is_local(message) || is_closed(message.boundary)) return;
+  const auto shape = shapes_.find(message.boundary);
+  if (shape != shapes_.end()) {
+    links_.send(message, nothing_like(shape->second, links_.device()), describe(message));
+    return;
+  }
+  shapes_[message.boundary] = kClosed;
+  std::vector<int64_t> header(kHeaderNumel);
+  header.front() = kNothingFollows;
+  links_.send(message, at::tensor(header, at::kLong).to(links_.device()),
+              "the shape of " + describe(message));
+}
+
+void StageMessages::discard(const Message& message) {
+  if (links_.is_local(message)) {
+    stay_here_.erase(message);
+  } else {
+    receive(message);
+  }
+}
+
+bool StageMessages::is_closed(int boundary) const {
+  const auto shape = shapes_.find(boundary);
+  return shape != shapes_.end() && shape->second == kClosed;
 }
 
 void StageMessages::end_step() {

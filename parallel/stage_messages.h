@@ -3,6 +3,11 @@
 // The first activation over a boundary in a step goes behind a header with its sizes and dtype, 88 bytes. The others of
 // the step must be like it, and so are the gradients.
 //
+// A stage that fails sends nothing in place of all that it would have sent in the step, so that no other waits for it, and
+// messages still come in pairs: a header that says so, and where a header was sent before a tensor of numbers that no
+// computation gives. On an accelerator these are not looked at, since the host would wait for them: there they are
+// taken for values.
+//
 // Lifetime: shares the world. Threads: the training thread.
 // Throws for what cannot be sent, and names the stage and the micro-batch.
 #pragma once
@@ -37,7 +42,11 @@ class StageMessages {
 
   // Returns at once.
   void send(const Message& message, const at::Tensor& tensor);
+  // Undefined: the stage has failed, and sent nothing.
   at::Tensor receive(const Message& message);
+  // Of a stage that has failed, in the places of send() and receive().
+  void send_nothing(const Message& message);
+  void discard(const Message& message);
   // Begins to receive what receive() will be asked for next from there, if its shape is known.
   void receive_ahead(const Message& message);
   // Ends when all that was sent has arrived; the next step may have other shapes.
@@ -49,6 +58,8 @@ class StageMessages {
   void check_can_be_sent(const Message& message, const at::Tensor& tensor) const;
   void agree_on_shape(const Message& message, const at::Tensor& tensor);
   void learn_shape(const Message& message);
+  // Whether neither values nor gradients pass there any more in this step.
+  bool is_closed(int boundary) const;
 
   StageLinks links_;
   std::optional<Shape> expected_;

@@ -151,6 +151,11 @@ void PageReductions::release_zeroed() {
 }
 
 void PageReductions::drop() {
+  // Alone nothing was exchanged, so a backward that did not end leaves no rank out of step.
+  if (pages_->world().size() == 1 && !follower_.on_reduced) {
+    end_all();
+    next_ = 0;
+  }
   // Before any is dropped: it throws where somebody reads one.
   buckets_.reduced().release("dropping the gradients of a step");
   for (const size_t page : training_.pages()) gradients_[page].drop();

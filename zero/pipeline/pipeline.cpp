@@ -1,7 +1,6 @@
 #include "zero/pipeline/pipeline.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <map>
@@ -11,10 +10,9 @@
 
 #include "checkpointing/recompute_statistics.h"
 #include "memory/check.h"
-#include "parallel/schedule/message.h"
 #include "parallel/schedule/order.h"
-#include "parallel/stage_messages.h"
 #include "zero/accumulation/stage_backwards.h"
+#include "zero/pipeline/stage_walk.h"
 #include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
@@ -23,8 +21,6 @@ namespace {
 using parallel::Action;
 using parallel::ActionKind;
 using parallel::ActionLists;
-using parallel::Message;
-using Clock = std::chrono::steady_clock;
 
 ActionLists lists_of(const PipelineStage& stage, const PipelineOptions& options) {
   try {
@@ -53,15 +49,10 @@ AccumulatorOptions options_of(const Pipeline::Model& model, const PipelineOption
   return accumulator;
 }
 
-double now_s() {
-  return std::chrono::duration<double>(Clock::now().time_since_epoch()).count();
-}
-
-// Without what error messages of this rank begin with.
-std::string words_of(const std::exception& error) {
-  const std::string message = memory::message_of(error), prefix = memory::owner_prefix();
-  return message.starts_with(prefix) ? message.substr(prefix.size()) : message;
-}
+constexpr const char* kDependsOnNothing =
+    "the output of the stage does not depend on its input, so the stages before it would not "
+    "train; "
+    "use what the layer is given";
 
 }  // namespace
 
@@ -74,7 +65,7 @@ struct Pipeline::Parts {
         splits_backward(
             parallel::make_schedule(options.schedule, wrapped->chunks())->splits_backward()),
         rank(wrapped->ranks().rank()),
-        messages(wrapped->ranks(), wrapped->chunks()),
+        walk(wrapped->ranks(), lists),
         accumulator(wrapped, options_of(wrapped, options)) {}
 
   using Place = std::pair<int, int>;  // chunk and micro-batch
@@ -103,7 +94,7 @@ struct Pipeline::Parts {
     return lists.stage(rank, action.chunk) == lists.stages() - 1;
   }
 
-  void check(const std::vector<at::Tensor>& inputs, int64_t micro_batches) const {
+  void check_inputs(const std::vector<at::Tensor>& inputs, int64_t micro_batches) const {
     ZP_CHECK(rank != 0 || static_cast<int64_t>(inputs.size()) == micro_batches,
              "Pipeline: expected the inputs of ", micro_batches,
              " micro-batches on the first rank, got ", inputs.size());
@@ -111,14 +102,7 @@ struct Pipeline::Parts {
 
   at::Tensor input_of(const Action& action, const std::vector<at::Tensor>& inputs) {
     if (is_first(action)) return inputs[static_cast<size_t>(action.micro_batch)];
-    return received(action);
-  }
-
-  // What the action waits for. It begins when that is there.
-  at::Tensor received(const Action& action) {
-    at::Tensor tensor = messages.receive(*received_by(lists, rank, action));
-    begun_s = now_s();
-    return tensor;
+    return walk.received(action);
   }
 
   at::Tensor through_model(const std::function<at::Tensor()>& forward) const {
@@ -145,8 +129,15 @@ struct Pipeline::Parts {
       return is_last(action) ? given.loss(from_stage, action.micro_batch) : from_stage;
     });
     check_keeps_activations(before);
-    if (const auto message = sent_by(lists, rank, action)) messages.send(*message, output);
+    if (walk.sends(action)) walk.send(action, output);
     passes[place_of(action)] = {input, output};
+  }
+
+  // Not where nothing before the output trains, as in a first stage that is frozen. The input of the others does.
+  bool trains(const Action& action, const Pass& pass) const {
+    const bool trains = pass.output.requires_grad();
+    ZP_CHECK(trains || is_first(action), kDependsOnNothing);
+    return trains;
   }
 
   void backward(const Action& action, const Given& given) {
@@ -154,8 +145,12 @@ struct Pipeline::Parts {
     if (is_last(action)) {
       accumulator.backward(pass.output, given.weight_of(action));
     } else {
-      const at::Tensor gradient = received(action);
-      accumulator.stage_backwards().through(pass.output, gradient);
+      const at::Tensor gradient = walk.received(action);
+      if (trains(action, pass)) {
+        accumulator.stage_backwards().through(pass.output, gradient);
+      } else {
+        accumulator.stage_backwards().past_frozen();
+      }
     }
     send_gradient(action, is_first(action) ? at::Tensor() : pass.input.grad(), given);
   }
@@ -165,10 +160,15 @@ struct Pipeline::Parts {
     const Pass pass = passes.extract(place_of(action)).mapped();
     const at::Tensor input = is_first(action) ? at::Tensor() : pass.input;
     const auto before = checkpointing::recompute_statistics();
-    SplitMicroStep split =
-        is_last(action)
-            ? accumulator.stage_backwards().begin(pass.output, input, given.weight_of(action))
-            : accumulator.stage_backwards().begin_through(pass.output, received(action), input);
+    SplitMicroStep split;
+    if (is_last(action)) {
+      split = accumulator.stage_backwards().begin(pass.output, input, given.weight_of(action));
+    } else {
+      const at::Tensor gradient = walk.received(action);
+      if (trains(action, pass)) {
+        split = accumulator.stage_backwards().begin_through(pass.output, gradient, input);
+      }
+    }
     check_keeps_activations(before);
     send_gradient(action, split.input_gradient(), given);
     splits.emplace(place_of(action), std::move(split));
@@ -179,13 +179,10 @@ struct Pipeline::Parts {
   }
 
   void send_gradient(const Action& action, const at::Tensor& gradient, const Given& given) {
-    const auto message = sent_by(lists, rank, action);
-    if (!message) return;
-    ZP_CHECK(gradient.defined(),
-             "the output of the stage does not depend on its input, so the stages before it would "
-             "not train; use what the layer is given");
+    if (!walk.sends(action)) return;
+    ZP_CHECK(gradient.defined(), kDependsOnNothing);
     const bool discards = is_last(action) && given.weight_of(action) == 0;
-    messages.send(*message, discards ? at::zeros_like(gradient) : gradient);
+    walk.send(action, discards ? at::zeros_like(gradient) : gradient);
   }
 
   void perform(const Action& action, const Given& given) {
@@ -201,11 +198,25 @@ struct Pipeline::Parts {
     }
   }
 
-  // What an earlier run has sent when it failed may still arrive, and would be taken for this one's.
+  // What an earlier run has sent may still arrive, and would be taken for this one's.
   void check_whole(const char* what) const {
-    ZP_CHECK(!in_walk, what,
-             ": the run before ended with an error in the middle, and messages of it may still be "
-             "under way; call accumulator().abandon(), and make the Pipeline anew on all ranks");
+    ZP_CHECK(
+        !walk.is_broken(), what,
+        ": the run before ended with an error, and the stages could not tell each other: ranks "
+        "are lost or out of step; end all ranks, and restart from the last saved state");
+  }
+
+  void check(const Given& given) const {
+    check_inputs(given.inputs, lists.micro_batches);
+    const bool has_loss = rank == lists.ranks() - 1;
+    ZP_CHECK(!has_loss || given.loss, "Pipeline::run: expected a loss on the last rank, got none");
+    ZP_CHECK(!has_loss || given.weights.empty() ||
+                 static_cast<int>(given.weights.size()) == lists.micro_batches,
+             "Pipeline::run: expected a weight for each of ", lists.micro_batches,
+             " micro-batches, or none, got ", given.weights.size());
+    ZP_CHECK(c10::GradMode::is_enabled(),
+             "Pipeline::run: expected that gradients are computed, but a torch::NoGradGuard is "
+             "alive; end it before run(), or call evaluate()");
   }
 
   void check_stepped() const {
@@ -219,30 +230,20 @@ struct Pipeline::Parts {
              expected, ") has set others; make a Pipeline for as many micro-batches");
   }
 
-  // Calls `perform` for each action in order, and says which one failed.
-  void walk(const std::vector<Action>& actions, const std::function<void(const Action&)>& perform) {
-    in_walk = true;
-    for (size_t index = 0; index < actions.size(); ++index) {
-      const Action& action = actions[index];
-      try {
-        begun_s = now_s();
-        perform(action);
-      } catch (const std::exception& error) {
-        const auto stage = lists.stage(rank, action.chunk);
-        ZP_THROW("stage ", stage, " of ", lists.stages(), ", ", describe(action, lists.chunks),
-                 ": ", words_of(error));
-      }
+  // After a run that failed on all stages: what it left of its step.
+  void drop() {
+    passes.clear();
+    splits.clear();
+    try {
+      accumulator.abandon();
+    } catch (const std::exception&) {
+      // Somebody reads the gradients under a guard. The next run says that the step is still open.
     }
-    messages.end_step();
-    in_walk = false;
   }
 
   // So that it arrives beside the action before it.
   void receive_ahead_of(const std::vector<Action>& actions, size_t next) {
-    if (next >= actions.size()) return;
-    if (const auto message = received_by(lists, rank, actions[next])) {
-      messages.receive_ahead(*message);
-    }
+    if (next < actions.size()) walk.receive_ahead_of(actions[next]);
   }
 
   Model& model;
@@ -251,13 +252,11 @@ struct Pipeline::Parts {
   const std::string schedule;
   const bool splits_backward;
   const int rank;
-  parallel::StageMessages messages;
+  StageWalk walk;
   Accumulator accumulator;
   std::map<Place, Pass> passes;
   std::map<Place, SplitMicroStep> splits;  // whose weight gradient follows
   std::vector<parallel::TimedAction> timeline;
-  double begun_s = 0;    // when the action's message was there
-  bool in_walk = false;  // also of one that failed
 };
 
 Pipeline::Pipeline(Model& model, const PipelineOptions& options)
@@ -270,31 +269,33 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
   Parts& parts = *parts_;
   parts.check_whole("Pipeline::run");
   parts.check_stepped();
-  parts.check(inputs, micro_batches());
-  const bool has_loss = parts.rank == parts.lists.ranks() - 1;
-  ZP_CHECK(!has_loss || loss, "Pipeline::run: expected a loss on the last rank, got none");
-  ZP_CHECK(!has_loss || weights.empty() || static_cast<int64_t>(weights.size()) == micro_batches(),
-           "Pipeline::run: expected a weight for each of ", micro_batches(),
-           " micro-batches, or none, got ", weights.size());
-  parts.passes.clear();
-  parts.splits.clear();
   const Parts::Given given{inputs, loss, weights};
   const std::vector<Action>& actions = parts.own_actions();
   size_t next = 0;
   parts.timeline.clear();
-  parts.walk(actions, [&](const Action& action) {
-    parts.receive_ahead_of(actions, next++);
-    parts.receive_ahead_of(actions, next);
-    parts.perform(action, given);
-    parts.timeline.push_back({action, parts.begun_s, now_s()});
-  });
+  try {
+    parts.walk.run(
+        {.actions = actions,
+         .begin = [&] { parts.check(given); },
+         .perform =
+             [&](const Action& action) {
+               parts.receive_ahead_of(actions, next++);
+               parts.receive_ahead_of(actions, next);
+               parts.perform(action, given);
+               parts.timeline.push_back({action, parts.walk.begun_s(), StageWalk::now_s()});
+             },
+         .advice = "The step is dropped on all ranks of the pipeline, and the next run() "
+                   "may follow"});
+  } catch (...) {
+    if (!parts.walk.is_broken()) parts.drop();
+    throw;
+  }
 }
 
 void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_batches,
                         const Visit& visit) {
   Parts& parts = *parts_;
   parts.check_whole("Pipeline::evaluate");
-  parts.check(inputs, micro_batches);
   const at::NoGradGuard no_grad;
   std::vector<Action> actions;
   for (int micro_batch = 0; micro_batch < static_cast<int>(micro_batches); ++micro_batch) {
@@ -302,14 +303,19 @@ void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_bat
       actions.push_back({ActionKind::kForward, chunk, micro_batch});
     }
   }
-  parts.walk(actions, [&](const Action& action) {
-    const at::Tensor output = parts.model(action.chunk, parts.input_of(action, inputs));
-    if (const auto message = sent_by(parts.lists, parts.rank, action)) {
-      parts.messages.send(*message, output);
-    } else if (visit) {
-      visit(output, action.micro_batch);
-    }
-  });
+  parts.walk.run({.actions = actions,
+                  .begin = [&] { parts.check_inputs(inputs, micro_batches); },
+                  .perform =
+                      [&](const Action& action) {
+                        const at::Tensor output =
+                            parts.model(action.chunk, parts.input_of(action, inputs));
+                        if (parts.walk.sends(action)) {
+                          parts.walk.send(action, output);
+                        } else if (visit) {
+                          visit(output, action.micro_batch);
+                        }
+                      },
+                  .advice = "All ranks of the pipeline have ended the evaluation, and may go on"});
 }
 
 Accumulator& Pipeline::accumulator() {
@@ -333,10 +339,10 @@ at::Tensor Pipeline::loss() const {
 }
 
 void Pipeline::expect_activations(const std::vector<int64_t>& sizes, at::ScalarType dtype) {
-  ZP_CHECK(parts_->messages.are_counted_only(),
+  ZP_CHECK(parts_->walk.messages().are_counted_only(),
            "Pipeline::expect_activations: is for a simulated world; elsewhere the stages tell each "
            "other, so leave it out");
-  parts_->messages.expect({sizes, dtype});
+  parts_->walk.messages().expect({sizes, dtype});
 }
 
 parallel::TimedStep Pipeline::timed_step() const {
@@ -359,7 +365,7 @@ parallel::TimedStep Pipeline::timed_step() const {
 }
 
 comm::Traffic Pipeline::sent() const {
-  return parts_->messages.sent();
+  return parts_->walk.messages().sent();
 }
 
 int64_t Pipeline::micro_batches() const {

@@ -22,8 +22,10 @@
 // step instead: a gather a step, and all pages of the stage in memory.
 //
 // Lifetime: the model outlives it. Threads: the training thread. Collective: construction, run(), evaluate(), loss().
-// Throws on this rank what it meets, with the stage and the action in front; the other ranks end too. After an error in
-// the middle of a run the Pipeline refuses further ones: call accumulator().abandon() and make it anew, on all ranks.
+// Throws on this rank what it meets, with the stage and the action in front. The other ranks of the pipeline end too, and
+// say what this one has met. The step is dropped on all of them, so a script that catches the error may go on with the
+// next run(), on all of them. The pipelines of other ranks along "data" do not hear of it: with several, catch an
+// error that all of them meet alone.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
 // Training over the stages of a pipeline: what it computes, and what it refuses.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <thread>
@@ -244,33 +245,119 @@ TEST(PipelineTest, SaysOnAllRanksWhichRankFailedAndWhatTheyWereDoing) {
   }
 }
 
-// Both ranks run out of memory in the middle of a step, say, where the first waits for a gradient already. The next one
-// that comes is not that of this micro-batch.
-TEST(PipelineTest, RefusesToGoOnAfterAnErrorInTheMiddleUntilItIsMadeAnew) {
-  const Shape shape{.pipeline = 2};
-  const Outcome expected = train_whole(shape, 1);
-  run_ranks(2, [&](World& world) {
-    int forwards_with_room = 2 - world.rank();
+// Where ranks catch their errors, no rank waits for another, whose words say what failed. Of each rank; "": nothing.
+void expect_goes_on(const Shape& shape,
+                    const std::function<void(int rank, bool& fails, PipelineOptions&)>& change,
+                    const std::function<std::string(int rank)>& words_of_rank) {
+  static std::map<int, Outcome> by_micro_batches;
+  auto& expected = by_micro_batches[shape.micro_batches];
+  if (expected.losses.empty()) {
+    expected = train_whole({.micro_batches = shape.micro_batches}, 2);
+  }
+  run_ranks(shape.ranks(), [&](World& world) {
+    bool fails = false;
     PipelineOptions options;
-    options.run_forward = [&](const std::function<at::Tensor()>& forward) {
-      ZP_CHECK(forwards_with_room-- > 0, "out of memory");
-      return forward();
-    };
+    change(world.rank(), fails, options);
     PipelineRun run(world, shape, options);
-    EXPECT_THAT(
-        testing::error_of([&] { run.step(0); }),
-        HasSubstr(c10::str("forward of micro-batch ", 2 - world.rank(), ": out of memory")));
-    forwards_with_room = 100;
-    const auto refused = HasSubstr("the run before ended with an error in the middle");
-    EXPECT_THAT(testing::error_of([&] { run.step(0); }), refused);
+    for (int step = 0; step < 2; ++step) {
+      fails = true;
+      const std::string error = testing::error_of([&] { run.step(step); });
+      EXPECT_THAT(error, HasSubstr(words_of_rank(world.rank())));
+      EXPECT_THAT(error, HasSubstr("the next run() may follow"));
+      EXPECT_EQ(run.pipeline.accumulator().micro_step(), 0);
+      fails = false;
+      EXPECT_EQ(run.step(step).norm, expected.norms[static_cast<size_t>(step)]);
+      EXPECT_EQ(run.loss(), expected.losses[static_cast<size_t>(step)]);
+    }
+  });
+}
+
+// Before the first message over a boundary, after some, and in every stage.
+TEST(PipelineTest, GoesOnAfterAnErrorOfAnyStageAndAllRanksSayWhich) {
+  int forwards = 0;  // that the failing rank ends before it
+  for (const auto& [schedule, chunks] : kSchedules) {
+    const Shape shape{.pipeline = 3, .schedule = schedule, .chunks = chunks, .micro_batches = 6};
+    for (const int failing : {0, 1, 2}) {
+      forwards = 3 - forwards;
+      SCOPED_TRACE(::testing::Message() << shape << ", rank " << failing << ", " << forwards);
+      int left = forwards;  // of the failing rank alone
+      expect_goes_on(
+          shape,
+          [&](int rank, bool& fails, PipelineOptions& options) {
+            if (rank != failing) return;
+            options.run_forward = [&](const std::function<at::Tensor()>& forward) {
+              left = fails ? left - 1 : forwards;
+              ZP_CHECK(!fails || left >= 0, "out of memory");
+              return forward();
+            };
+          },
+          [&](int rank) {
+            return rank == failing ? std::string(": out of memory")
+                                   : c10::str("rank ", failing, " failed in stage ");
+          });
+    }
+    forwards = 3 - forwards;
+  }
+}
+
+// Both ranks run out of memory in the middle of a step, say, where the first waits for a gradient already.
+TEST(PipelineTest, GoesOnAfterErrorsOfSeveralRanksAtOnce) {
+  for (const int stage : {0, 3}) {
+    std::array<int, 2> left = {2, 1};
+    expect_goes_on(
+        {.pipeline = 2, .stage = stage},
+        [&](int rank, bool& fails, PipelineOptions& options) {
+          options.run_forward = [&left, &fails, rank](const std::function<at::Tensor()>& forward) {
+            int& of_rank = left[static_cast<size_t>(rank)];
+            of_rank = fails ? of_rank - 1 : 2 - rank;
+            ZP_CHECK(!fails || of_rank >= 0, "out of memory");
+            return forward();
+          };
+        },
+        [](int rank) { return c10::str("forward of micro-batch ", 2 - rank, ": out of memory"); });
+  }
+}
+
+TEST(PipelineTest, GoesOnAfterAnErrorInTheMiddleOfABackward) {
+  for (const ScheduleKind schedule :
+       {ScheduleKind::kOneForwardOneBackward, ScheduleKind::kZeroBubble}) {
+    const Shape shape{.pipeline = 2, .schedule = schedule};
+    const Outcome expected = train_whole({}, 1);
+    run_ranks(2, [&](World& world) {
+      PipelineRun run(world, shape);
+      int calls = 0;
+      if (world.rank() == 0) {
+        // The last micro-batch's, whose other gradients have been reduced.
+        run.model.named_parameters()["embedding.weight"].register_hook(
+            [&](const torch::Tensor&) { ZP_CHECK(++calls != 4, "no luck"); });
+      }
+      EXPECT_THAT(testing::error_of([&] { run.step(0); }), HasSubstr("no luck"));
+      EXPECT_EQ(run.step(0).norm, expected.norms[0]);
+    });
+  }
+}
+
+TEST(PipelineTest, AnErrorBeforeTheFirstMessageOrInAnEvaluationIsToldToo) {
+  const Shape shape{.pipeline = 2};
+  run_ranks(2, [&](World& world) {
+    PipelineRun run(world, shape);
+    const std::vector<torch::Tensor> few(3, tokens_of(0)), all(4, tokens_of(0));
+    const auto loss = [](const torch::Tensor& output, int64_t) { return loss_of(output, 0); };
+    EXPECT_THAT(testing::error_of([&] { run.pipeline.run(few, loss); }),
+                HasSubstr("expected the inputs of 4 micro-batches on the first rank, got 3"));
     EXPECT_THAT(testing::error_of([&] {
-                  run.pipeline.evaluate({4, tokens_of(0)}, 4, {});
+                  run.pipeline.run(all, loss, {1, 1});
                 }),
-                refused);
-    run.pipeline.accumulator().abandon();
-    Pipeline anew(run.model, run.with(options));
-    EXPECT_EQ(run.step(0, anew).norm, expected.norms[0]);
-    EXPECT_EQ(anew.loss().item<double>(), expected.losses[0]);
+                HasSubstr("expected a weight for each of 4 micro-batches"));
+    const auto stops = [](const torch::Tensor&, int64_t micro_batch) {
+      ZP_CHECK(micro_batch != 1, "no label");
+    };
+    EXPECT_THAT(testing::error_of([&] { run.pipeline.evaluate(all, 4, stops); }),
+                AllOf(HasSubstr("forward of micro-batch 1: no label"), HasSubstr("may go on")));
+    int64_t seen = 0;
+    run.pipeline.evaluate(all, 4, [&](const torch::Tensor&, int64_t) { ++seen; });
+    EXPECT_EQ(seen, world.rank() == 1 ? 4 : 0);
+    run.step(0);
   });
 }
 

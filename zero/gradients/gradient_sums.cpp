@@ -37,7 +37,8 @@ GradientSummer::GradientSummer(std::shared_ptr<ParameterPages> pages,
                                std::shared_ptr<RankAgreement> agreement)
     : pages_(std::move(pages)),
       gradients_(std::move(gradients)),
-      agreement_(std::move(agreement)) {}
+      agreement_(std::move(agreement)),
+      scale_(pages_, gradients_) {}
 
 std::vector<int> GradientSummer::slices_apart(std::vector<int> group_of, size_t groups) const {
   if (pages_->tensor_world() == nullptr) return group_of;
@@ -158,6 +159,7 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
   const c10::Device device = pages_->world().communicator().device();
   SumsOfRank own = nothing_of(sums_of(groups), group_of.size());
   own.weight = weight;
+  own.multiplied_by = scale_.take();
   // Without values there is nothing to add.
   if (!device.is_meta()) {
     if (!passed_.empty()) check_one_group(group_of);

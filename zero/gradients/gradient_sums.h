@@ -4,7 +4,8 @@
 // Squares of slices add up over the group. What all its ranks have counts once, as its rank 0 has it.
 //
 // Then the stages of a pipeline are asked. What is not finite elsewhere is a flag, since parameters there are
-// others. A tied weight counts where it is used first.
+// others. A tied weight counts where it is used first. Stages whose gradients a script has clipped one by one are
+// refused (zero/gradients/gradient_scale.h).
 //
 // They are made where the gradients are: on an accelerator a launch a page adds to words of about a
 // kilobyte there (offload/norm_table), which come to page-locked host memory with one copy. What of the
@@ -26,6 +27,7 @@
 #include "offload/exact_sum.h"
 #include "offload/norm_table.h"
 #include "zero/agreement/rank_agreement.h"
+#include "zero/gradients/gradient_scale.h"
 #include "zero/gradients/step_gradients.h"
 #include "zero/pages/parameter_pages.h"
 
@@ -48,6 +50,10 @@ class GradientSummer {
   // gradients. REQUIRES: gradients that are ready for a step.
   GradientSums sum(const std::vector<int>& group_of, size_t groups,
                    const offload::ExactSum& weight = {});
+
+  // After the backwards of a step of a pipeline: sum() then says whether a script has multiplied the gradients of its
+  // stages by other factors since, as clip_grad_norm_ does that sees one stage.
+  void watch_scale() { scale_.note(); }
 
   // For a page whose gradient goes as soon as it is updated: what it returns is called where the gradient is
   // still there, on any thread, and sum() over one group of all parameters waits for that. Until the next
@@ -99,6 +105,7 @@ class GradientSummer {
   void check_one_group(const std::vector<int>& group_of) const;
 
   Tables tables_;  // that were asked for last
+  GradientScale scale_;
 
   struct Passed {
     std::shared_ptr<const offload::NormTable> table;

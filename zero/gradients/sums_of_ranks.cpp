@@ -1,6 +1,7 @@
 #include "zero/gradients/sums_of_ranks.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -28,6 +29,7 @@ std::vector<int64_t> row_of(const SumsOfRank& sums) {
   for (const uint64_t number : {sums.told.steps, sums.told.settings, sums.told.values}) {
     row.push_back(static_cast<int64_t>(number));
   }
+  row.push_back(std::bit_cast<int64_t>(sums.multiplied_by));
   const size_t flags = row.size();
   constexpr size_t kOfWord = offload::kFlagsPerWord;
   row.resize(flags + memory::div_ceil(sums.not_finite.size(), kOfWord));
@@ -52,6 +54,7 @@ SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
   for (uint64_t* const number : {&sums.told.steps, &sums.told.settings, &sums.told.values}) {
     *number = static_cast<uint64_t>(*row++);
   }
+  sums.multiplied_by = std::bit_cast<double>(*row++);
   constexpr size_t kOfWord = offload::kFlagsPerWord;
   for (size_t index = 0; index < parameters; ++index) {
     sums.not_finite[index] = (row[index / kOfWord] >> index % kOfWord & 1) != 0;
@@ -146,6 +149,46 @@ SumsOfRank over_stages(const std::vector<SumsOfRank>& by_stage, const SumsOfRank
   return all;
 }
 
+double norm_of_stage(const SumsOfRank& of_stage) {
+  double squares = 0;
+  for (const ExactSum& of_group : of_stage.squares_of_group) squares += of_group.value();
+  return std::sqrt(squares);
+}
+
+// A script that clips by this stage's own norm brings that down to its bound, where it is above. So stages are clipped
+// that were multiplied by numbers below 1, have one norm now, and are the only ones with as large a norm. Whatever else
+// was multiplied is what the script wants.
+void check_clipped_together(const ParameterPages& pages, const std::vector<SumsOfRank>& by_stage) {
+  constexpr double kNoise = 0.02;
+  double bound = 0, least = 1, most = 0;
+  for (const SumsOfRank& of_stage : by_stage) {
+    const double by = of_stage.multiplied_by;
+    least = std::min(least, by);
+    most = std::max(most, by);
+    if (by < 1) bound = std::max(bound, norm_of_stage(of_stage));
+  }
+  if (most - least <= 1e-3 * most || least <= 0 || most > 1) return;
+  // A tied weight's gradient is the sum of two stages' now, and was not when they were clipped.
+  const auto& of_model = pages.part()->parameters;
+  const bool has_tied = std::any_of(of_model.begin(), of_model.end(),
+                                    [](const TensorOfModel& of) { return of.copy_on.has_value(); });
+  for (const SumsOfRank& of_stage : by_stage) {
+    const double norm = norm_of_stage(of_stage);
+    const bool is_at_bound = std::abs(norm - bound) <= kNoise * bound;
+    if (has_tied) continue;
+    if (of_stage.multiplied_by < 1 ? !is_at_bound : norm > (1 + kNoise) * bound) return;
+  }
+  std::string words;
+  for (size_t rank = 0; rank < by_stage.size(); ++rank) {
+    words += c10::str(rank == 0 ? "" : ", ", by_stage[rank].multiplied_by, " on rank ",
+                      pages.part()->ranks.global_rank(static_cast<int>(rank)));
+  }
+  ZP_CHECK(false, "step(): the gradients of a pipeline's stages have been multiplied by ", words,
+           " since run(), and a stage cannot clip by the norm of all: expected one factor for all "
+           "of them; leave torch::nn::utils::clip_grad_norm_ out, and set "
+           "AccumulatorOptions::clip_norm (PipelineOptions::accumulator)");
+}
+
 // Throws where ranks made other numbers of steps.
 void compare(RankAgreement& agreement, RankAgreement::Axis axis,
              const std::vector<SumsOfRank>& by_rank) {
@@ -175,7 +218,8 @@ SumsOfRank nothing_of(size_t groups, size_t parameters) {
           .weight = {},
           .not_finite = std::vector<bool>(parameters),
           .not_finite_anywhere = false,
-          .told = {}};
+          .told = {},
+          .multiplied_by = 1};
 }
 
 RanksOfSquares ranks_of_squares(const ParameterPages& pages) {
@@ -198,6 +242,8 @@ SumsOfRank over_ranks(const std::vector<SumsOfRank>& by_rank, const RanksOfSquar
   for (const SumsOfRank& of_rank : by_rank) {
     all.weight.add(of_rank.weight);
     add_flags(of_rank, all);
+    // A rank that owns little may have nothing to tell it by.
+    if (all.multiplied_by == 1) all.multiplied_by = of_rank.multiplied_by;
   }
   return all;
 }
@@ -254,6 +300,7 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement,
   all.told = own.told;
   const std::vector<SumsOfRank> by_stage = exchange(*stages, without_flags(all));
   compare(agreement, Axis::kPipeline, by_stage);
+  check_clipped_together(pages, by_stage);
   SumsOfRank of_model = over_stages(by_stage, all);
   if (stages->device().is_meta() && of_model.weight.value() == 0) of_model.weight.add(1);
   return of_model;

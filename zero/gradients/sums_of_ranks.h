@@ -26,6 +26,7 @@ struct SumsOfRank {
   std::vector<bool> not_finite;      // by parameter
   bool not_finite_anywhere = false;  // in a stage of a pipeline
   Told told;                         // to be compared
+  double multiplied_by = 1;  // what a script has multiplied the gradients by (gradient_scale.h)
 };
 
 SumsOfRank nothing_of(size_t groups, size_t parameters);
@@ -50,7 +51,8 @@ double noise_of_whole_gradients(const ParameterPages& pages);
 // of whole parameters differ by more than the noise.
 SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise);
 
-// The sums of the whole model. Throws where ranks made other numbers of steps. Collective.
+// The sums of the whole model. Throws where ranks made other numbers of steps, and where the gradients of a pipeline's
+// stages were clipped each by its own norm. Collective.
 SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own);
 
 }  // namespace zeropage

@@ -12,6 +12,7 @@
 #include "memory/check.h"
 #include "parallel/schedule/order.h"
 #include "zero/accumulation/stage_backwards.h"
+#include "zero/gradients/gradient_sums.h"
 #include "zero/pipeline/stage_walk.h"
 #include "zero/setup/sharded_parameters.h"
 
@@ -290,6 +291,7 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
     if (!parts.walk.is_broken()) parts.drop();
     throw;
   }
+  sharded_parameters_of(parts.model).sums->watch_scale();
 }
 
 void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_batches,

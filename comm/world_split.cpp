@@ -7,6 +7,7 @@
 #include "comm/detail/world_state.h"
 #include "comm/simulated_communicator.h"
 #include "comm/solo_communicator.h"
+#include "comm/world.h"
 #include "memory/check.h"
 
 namespace zeropage::comm {

@@ -66,7 +66,7 @@ struct Pipeline::Parts {
         splits_backward(
             parallel::make_schedule(options.schedule, wrapped->chunks())->splits_backward()),
         rank(wrapped->ranks().rank()),
-        walk(wrapped->ranks(), lists),
+        walk(wrapped->ranks(), wrapped.all_ranks(), lists),
         accumulator(wrapped, options_of(wrapped, options)) {}
 
   using Place = std::pair<int, int>;  // chunk and micro-batch

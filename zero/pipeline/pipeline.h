@@ -24,8 +24,8 @@
 // Lifetime: the model outlives it. Threads: the training thread. Collective: construction, run(), evaluate(), loss().
 // Throws on this rank what it meets, with the stage and the action in front. The other ranks of the pipeline end too, and
 // say what this one has met. The step is dropped on all of them, so a script that catches the error may go on with the
-// next run(), on all of them. The pipelines of other ranks along "data" do not hear of it: with several, catch an
-// error that all of them meet alone.
+// next run(), on all of them. Over a mesh with several ranks along "data" or "tensor" all ranks of the mesh end so, and
+// none can go on.
 #pragma once
 
 #include <cstdint>

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 
+#include "comm/failure.h"
 #include "memory/check.h"
 
 namespace zeropage {
@@ -23,8 +24,9 @@ std::string words_of(const std::exception& error) {
 
 }  // namespace
 
-StageWalk::StageWalk(const comm::World& ranks, const parallel::ActionLists& lists)
-    : ranks_(ranks), lists_(lists), messages_(ranks, lists.chunks) {}
+StageWalk::StageWalk(const comm::World& ranks, const comm::World& all_ranks,
+                     const parallel::ActionLists& lists)
+    : ranks_(ranks), all_ranks_(all_ranks), lists_(lists), messages_(ranks, lists.chunks) {}
 
 double StageWalk::now_s() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -79,6 +81,11 @@ void StageWalk::run(const Pass& pass) {
     has_failed = true;
     own = words_of(failed);
     error = std::current_exception();
+  }
+  if (has_failed && all_ranks_.size() > ranks_.size()) {
+    comm::fail(all_ranks_, own);
+    ZP_THROW(own,
+             ". All ranks of the mesh end, and cannot go on: restart from the last saved state");
   }
   std::vector<std::string> by_rank;
   try {

@@ -6,6 +6,10 @@
 // message from there, and no message is under way when the pass has ended. The ranks may go on, if their script does.
 // Where ranks are lost, or out of step, that cannot be, and the error is the communicator's.
 //
+// Where the mesh has more ranks than the pipeline, they wait for the rank that fails in other places, and ranks of the
+// pipeline may wait for them. So the rank waits for nobody: it fails in all of its worlds (comm/failure.h), all ranks of
+// the mesh end with its words, and none can go on.
+//
 // Cost: a message of a byte between all ranks of the pipeline at the end of each pass, which the host waits for.
 // Lifetime: shares the ranks; the lists outlive it. Threads: the training thread. Collective: construction, run().
 #pragma once
@@ -26,7 +30,9 @@ namespace zeropage {
 
 class StageWalk {
  public:
-  StageWalk(const comm::World& ranks, const parallel::ActionLists& lists);
+  // all_ranks: of the mesh.
+  StageWalk(const comm::World& ranks, const comm::World& all_ranks,
+            const parallel::ActionLists& lists);
 
   struct Pass {
     const std::vector<parallel::Action>& actions;
@@ -63,6 +69,7 @@ class StageWalk {
 
   // Constant after construction.
   const comm::World ranks_;
+  const comm::World all_ranks_;
   const parallel::ActionLists& lists_;
 
   parallel::StageMessages messages_;

@@ -20,6 +20,7 @@ using parallel::ScheduleKind;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::message_of;
+using ::testing::Not;
 using testing::run_ranks;
 using testing::try_ranks;
 
@@ -337,9 +338,36 @@ TEST(PipelineTest, GoesOnAfterAnErrorInTheMiddleOfABackward) {
   }
 }
 
+// The ranks catch their errors, so none hears of another by its end.
+TEST(PipelineTest, AnErrorEndsAllRanksOfAMeshWithOtherAxesInItsWords) {
+  for (const Shape& shape : {Shape{.pipeline = 2, .data = 2, .stage = 3},
+                             Shape{.pipeline = 2, .data = 2}, Shape{.pipeline = 2, .tensor = 2}}) {
+    SCOPED_TRACE(::testing::Message() << shape);
+    std::atomic<int> caught = 0;
+    const auto errors = errors_of(shape, [&](World& world) {
+      PipelineRun run(world, shape);
+      const std::vector<torch::Tensor> inputs(4, tokens_of(0));
+      const auto run_step = [&] {
+        run.pipeline.run(inputs, [&](const torch::Tensor& output, int64_t micro_batch) {
+          ZP_CHECK(world.rank() != 3 || micro_batch < 2, "out of text");
+          return loss_of(output, 0);
+        });
+        run.pipeline.accumulator().step(run.optimizer);
+      };
+      EXPECT_THAT(testing::error_of(run_step), HasSubstr("out of text")) << world.rank();
+      // Nobody's world goes before all have ended.
+      ++caught;
+      while (caught < shape.ranks()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      EXPECT_THAT(testing::error_of(run_step), Not(HasSubstr("may follow")));
+    });
+    // They cannot meet at their end either.
+    EXPECT_THAT(errors, ::testing::Each(HasSubstr("out of text")));
+  }
+}
+
 TEST(PipelineTest, AnErrorBeforeTheFirstMessageOrInAnEvaluationIsToldToo) {
   const Shape shape{.pipeline = 2};
-  run_ranks(2, [&](World& world) {
+  const auto run_all = [&](World& world) {
     PipelineRun run(world, shape);
     const std::vector<torch::Tensor> few(3, tokens_of(0)), all(4, tokens_of(0));
     const auto loss = [](const torch::Tensor& output, int64_t) { return loss_of(output, 0); };
@@ -358,7 +386,9 @@ TEST(PipelineTest, AnErrorBeforeTheFirstMessageOrInAnEvaluationIsToldToo) {
     run.pipeline.evaluate(all, 4, [&](const torch::Tensor&, int64_t) { ++seen; });
     EXPECT_EQ(seen, world.rank() == 1 ? 4 : 0);
     run.step(0);
-  });
+  };
+  run_ranks(2, run_all);
+  run_ranks(2, run_all, {.hosts = testing::host_labels({0, 1})});
 }
 
 TEST(PipelineTest, RefusesARunBeforeTheOneBeforeWasSteppedAndAsManyMicroStepsAsItWasNotMadeFor) {

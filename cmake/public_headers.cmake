@@ -24,6 +24,7 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/saving/run_extra.h
     zero/saving/sharded_state.h
     zero/saving/state_saver.h
+    zero/slice_values.h
     zero/sync_batch_norm.h
     zero/tensor_parallel.h
     zero/pipeline/layers.h

@@ -44,6 +44,9 @@ ColumnParallelLinearImpl::ColumnParallelLinearImpl(const LinearOptions& options,
       " parts cannot be gathered, as each part is cut for itself; leave it cut, or use 1 part");
   ZP_CHECK(!options.splits_input, column_name(options),
            ": splits_input is an option of RowParallelLinear; this layer's input is whole");
+  if (!options.uneven && !options.gathers_output) {
+    check_is_even(slices(), column_name(options), "LinearOptions::uneven");
+  }
   reset();
 }
 
@@ -87,6 +90,9 @@ RowParallelLinearImpl::RowParallelLinearImpl(const LinearOptions& options, const
   ZP_CHECK(options.parts == 1 && !options.gathers_output, row_name(options),
            ": parts and gathers_output are options of ColumnParallelLinear; this layer's output is "
            "whole");
+  if (!options.uneven && !options.splits_input) {
+    check_is_even(slices(), row_name(options), "LinearOptions::uneven");
+  }
   reset();
 }
 

@@ -32,6 +32,18 @@ at::Tensor Slices::take(const at::Tensor& whole, int64_t dim, int64_t parts, int
   return at::cat(slices, dim);
 }
 
+void check_is_even(const Slices& slices, const std::string& who, const std::string& option) {
+  ZP_CHECK(slices.are_even(), who, ": expected units that ", slices.ranks(), " ranks divide, got ",
+           slices.total() / slices.unit(), " of ", slices.unit(), " elements, so ranks would have ",
+           slices.sizes(),
+           ", and layers that are used together, such as queries and keys, might be cut at other "
+           "places; use a number "
+           "of ranks that divides the units, or say ",
+           option,
+           " of all these layers, with as many units each: a unit of queries is all heads that "
+           "share a key");
+}
+
 std::vector<int64_t> SlicedDimension::whole_sizes(at::IntArrayRef sizes) const {
   std::vector<int64_t> whole = sizes.vec();
   whole.at(static_cast<size_t>(dim)) = parts * slices.total();

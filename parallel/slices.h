@@ -18,9 +18,11 @@ class Slices {
   Slices(int64_t total, int64_t unit, int ranks, const std::string& who);
 
   int64_t total() const { return total_; }
+  int64_t unit() const { return unit_; }
   int ranks() const { return ranks_; }
   int64_t begin(int rank) const { return total_ / unit_ * rank / ranks_ * unit_; }
   int64_t end(int rank) const { return begin(rank + 1); }
+  bool are_even() const { return total_ / unit_ % ranks_ == 0; }
   int64_t size(int rank) const { return end(rank) - begin(rank); }
   std::vector<int64_t> sizes() const;
 
@@ -33,6 +35,9 @@ class Slices {
   int64_t unit_;
   int ranks_;
 };
+
+// Throws where ranks would get other numbers of units. option: by which a script says that they may. who: for the error.
+void check_is_even(const Slices& slices, const std::string& who, const std::string& option);
 
 // How a tensor was cut: dimension `dim` of the whole is `parts` equal stretches, and each is cut for itself.
 struct SlicedDimension {

@@ -1,6 +1,7 @@
 #include "zero/tensor_parallel.h"
 
 #include <algorithm>
+#include <array>
 #include <fnmatch.h>
 #include <memory>
 #include <optional>
@@ -13,12 +14,25 @@
 #include "memory/check.h"
 #include "operators/tensor_mark.h"
 #include "paging/trap.h"
+#include "parallel/between_mark.h"
 #include "parallel/rank_functions.h"
 #include "parallel/slice_mark.h"
 #include "parallel/vocabulary.h"
 #include "parallel/whole_values.h"
+#include "zero/slice_values.h"
 
 namespace zeropage {
+
+// What a plan says of a layer.
+struct CutForm {
+  explicit CutForm(const Cut& cut)
+      : kind(cut.kind_), parts(cut.parts_), unit(cut.unit_), may_be_uneven(cut.may_be_uneven_) {}
+  Cut::Kind kind;
+  int64_t parts;
+  int64_t unit;
+  bool may_be_uneven;
+};
+
 namespace {
 
 using parallel::RanksPointer;
@@ -26,9 +40,12 @@ using parallel::SlicedDimension;
 
 struct PlannedLayer {
   std::string name;
-  Cut cut;
+  CutForm cut;
   at::Tensor weight;
   at::Tensor bias;  // may be undefined
+  bool is_linear = true;
+
+  bool is_cut() const { return cut.kind != Cut::Kind::kBetween; }
 };
 
 // What the marks of a cut weight share.
@@ -38,14 +55,7 @@ struct CutWeight {
   Cut::Kind kind;
   SlicedDimension cut;
   RanksPointer ranks;
-  const c10::TensorImpl* tensor;  // to compare with
 };
-
-// Operators that give no values of the tensor to a forward.
-bool passes(std::string_view name) {
-  return name == "aten::detach" || name == "aten::_has_compatible_shallow_copy_type" ||
-         name.ends_with("_like") || name.starts_with("aten::new_");
-}
 
 // On a cut weight, and on what weight.t() gives: torch::nn::functional::linear() is no operator, but a product
 // with that.
@@ -57,18 +67,16 @@ class CutMark final : public parallel::SliceMark {
       : SliceMark(cut->who, cut->ranks, cut->cut), cut_(std::move(cut)), of_(of) {}
 
   bool replaces(const c10::OperatorHandle& handle) const override {
-    if (bare) return false;
-    const std::string_view name = handle.operator_name().name;
-    if (of_ == Of::kTransposed) return name == "aten::matmul" || name == "aten::addmm";
-    return name == "aten::t" || name == "aten::linear" || name == "aten::embedding";
+    return is_layer(handle) || (of_ == Of::kWeight && SliceMark::replaces(handle));
   }
 
   bool run(const c10::OperatorHandle& handle, const at::Tensor& marked,
            torch::jit::Stack& stack) override {
-    if (bare) return false;
-    if (!replaces(handle)) {
-      refuse(handle, marked);
-      return false;
+    if (!is_layer(handle)) {
+      if (of_ == Of::kWeight || !parallel::slices_are_seen())
+        return SliceMark::run(handle, marked, stack);
+      if (parallel::slice_use_of(handle) == parallel::SliceUse::kSizes) return false;
+      refuse(handle, at::GradMode::is_enabled());
     }
     const size_t arguments = handle.schema().arguments().size();
     at::Tensor result =
@@ -78,26 +86,27 @@ class CutMark final : public parallel::SliceMark {
     return true;
   }
 
- private:
-  // While it lives, marks of this thread see nothing: views are made of marked tensors that have no mark.
-  struct Bare {
-    Bare() { bare = true; }
-    ~Bare() { bare = false; }
-  };
+ protected:
+  c10::intrusive_ptr<parallel::SliceMark> of_result() const override {
+    return c10::make_intrusive<CutMark>(cut_, Of::kWeight);
+  }
+  bool takes_slice(const c10::OperatorHandle& /*handle*/,
+                   at::ArrayRef<c10::IValue> /*arguments*/) const override {
+    return false;
+  }
+  bool may_be_spread() const override { return false; }
 
-  static at::Tensor transposed(const at::Tensor& marked) {
-    const Bare scope;
-    return marked.t();
+ private:
+  bool is_layer(const c10::OperatorHandle& handle) const {
+    if (!parallel::slices_are_seen()) return false;
+    const std::string_view name = handle.operator_name().name;
+    if (of_ == Of::kTransposed) return name == "aten::matmul" || name == "aten::addmm";
+    return name == "aten::t" || name == "aten::linear" || name == "aten::embedding";
   }
 
-  void refuse(const c10::OperatorHandle& handle, const at::Tensor& marked) const {
-    // What detach() made of the weight goes into averages and logs.
-    const bool is_used = of_ == Of::kTransposed || marked.unsafeGetTensorImpl() == cut_->tensor;
-    ZP_CHECK(
-        !is_used || !at::GradMode::is_enabled() || passes(handle.operator_name().name), who(),
-        ": expected a linear layer or an embedding, got ", handle.operator_name().name,
-        ", which would see this rank's slice alone; call the layer's forward(), or leave it out of "
-        "the plan, and convert the module before");
+  static at::Tensor transposed(const at::Tensor& marked) {
+    const parallel::SlicesAsTheyAre scope;
+    return marked.t();
   }
 
   at::Tensor in_place_of(std::string_view name, at::ArrayRef<c10::IValue> given) const {
@@ -134,7 +143,7 @@ class CutMark final : public parallel::SliceMark {
   // weight: without a mark.
   at::Tensor linear(const at::Tensor& input, const at::Tensor& weight,
                     const at::Tensor& bias) const {
-    const auto& [name, who, kind, cut, ranks, impl] = *cut_;
+    const auto& [name, who, kind, cut, ranks] = *cut_;
     if (kind == Cut::Kind::kRow) {
       ZP_CHECK(
           input.size(-1) == weight.size(1), who, ": expected this rank's ", weight.size(1), " of ",
@@ -143,7 +152,11 @@ class CutMark final : public parallel::SliceMark {
       const at::Tensor sum = parallel::reduce_from_ranks(at::linear(input, weight), ranks, name);
       return bias.defined() ? sum + bias : sum;
     }
-    at::Tensor slice = at::linear(parallel::copy_to_ranks(input, ranks, name), weight, bias);
+    const at::Tensor copied = parallel::copy_to_ranks(input, ranks, name);
+    const at::Tensor slice = [&] {
+      const parallel::SlicesAsTheyAre scope;  // the bias is one
+      return at::linear(copied, weight, bias);
+    }();
     if (kind == Cut::Kind::kColumn) return slice;
     return parallel::gather_from_ranks(slice, cut.slices, ranks, name);
   }
@@ -160,63 +173,81 @@ class CutMark final : public parallel::SliceMark {
                                           cut_->name);
   }
 
-  static thread_local bool bare;
-
   const std::shared_ptr<const CutWeight> cut_;
   const Of of_;
 };
-
-thread_local bool CutMark::bare = false;
 
 c10::intrusive_ptr<CutMark> mark_for(const PlannedLayer& layer, const SlicedDimension& cut_of,
                                      const RanksPointer& ranks) {
   const std::string quoted = "\"" + layer.name + "\"";
   auto cut = std::make_shared<const CutWeight>(
-      CutWeight{quoted, "the weight of " + quoted + ", which tensor_parallel() cut",
-                layer.cut.kind(), cut_of, ranks, layer.weight.unsafeGetTensorImpl()});
+      CutWeight{quoted, "the weight of " + quoted + ", which tensor_parallel() cut", layer.cut.kind,
+                cut_of, ranks});
   return c10::make_intrusive<CutMark>(std::move(cut), CutMark::Of::kWeight);
 }
 
+// A parameter that stays whole is a layer with a weight of its own, but for those of a Linear.
+std::vector<PlannedLayer> parameters_between(const std::string& name,
+                                             const torch::nn::Module& module, const CutForm& cut) {
+  std::vector<PlannedLayer> layers;
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    layers.push_back(
+        {name.empty() ? item.key() : name + "." + item.key(), cut, item.value(), {}, false});
+  }
+  return layers;
+}
+
 std::optional<PlannedLayer> layer_of(const std::string& name, const torch::nn::Module& module,
-                                     const Cut& cut) {
-  if (cut.kind() == Cut::Kind::kVocabulary) {
+                                     const CutForm& cut) {
+  if (cut.kind == Cut::Kind::kVocabulary) {
     const auto* embedding = dynamic_cast<const torch::nn::EmbeddingImpl*>(&module);
     if (embedding == nullptr) return std::nullopt;
-    return PlannedLayer{name, cut, embedding->weight, {}};
+    return PlannedLayer{name, cut, embedding->weight, {}, false};
   }
   const auto* linear = dynamic_cast<const torch::nn::LinearImpl*>(&module);
   if (linear == nullptr) return std::nullopt;
   return PlannedLayer{name, cut, linear->weight, linear->bias};
 }
 
+// By kind.
+constexpr std::array kNamesOfKind = {"column", "row", "vocabulary", "between"};
+constexpr std::array kLayersOfKind = {"torch::nn::Linear", "torch::nn::Linear",
+                                      "torch::nn::Embedding",
+                                      "layer that has parameters of its own"};
+
 std::vector<PlannedLayer> layers_of(const torch::nn::Module& module,
                                     const TensorParallelPlan& plan) {
   std::vector<PlannedLayer> layers;
-  for (const auto& [pattern, cut] : plan) {
+  for (const auto& [pattern, planned] : plan) {
+    const CutForm cut(planned);
     const size_t before = layers.size();
     for (const auto& item : module.named_modules()) {
       if (::fnmatch(pattern.c_str(), item.key().c_str(), 0) != 0) continue;
       auto layer = layer_of(item.key(), *item.value(), cut);
-      if (layer) layers.push_back(std::move(*layer));
+      if (layer) {
+        layers.push_back(std::move(*layer));
+      } else if (cut.kind == Cut::Kind::kBetween) {
+        const auto own = parameters_between(item.key(), *item.value(), cut);
+        layers.insert(layers.end(), own.begin(), own.end());
+      }
     }
-    ZP_CHECK(
-        layers.size() > before, "tensor_parallel: the name \"", pattern,
-        "\" fits no torch::nn::", cut.kind() == Cut::Kind::kVocabulary ? "Embedding" : "Linear",
-        "; Module::named_modules() has the names");
+    ZP_CHECK(layers.size() > before, "tensor_parallel: the name \"", pattern, "\" fits no ",
+             kLayersOfKind[static_cast<size_t>(cut.kind)],
+             "; Module::named_modules() has the names");
   }
   return layers;
 }
 
 SlicedDimension cut_of(const PlannedLayer& layer, int ranks) {
-  const int64_t dim = layer.cut.kind() == Cut::Kind::kRow ? 1 : 0;
-  const int64_t parts = layer.cut.parts();
+  const int64_t dim = layer.cut.kind == Cut::Kind::kRow ? 1 : 0;
+  const int64_t parts = layer.cut.parts;
   ZP_CHECK(layer.weight.size(dim) % parts == 0, "tensor_parallel: \"", layer.name,
            "\": expected a number of outputs that ", parts, " parts divide, got ",
            layer.weight.size(dim), "; change Cut::parts()");
-  return {{layer.weight.size(dim) / parts, layer.cut.unit(), ranks,
-           "tensor_parallel: \"" + layer.name + "\""},
-          dim,
-          parts};
+  const std::string who = "tensor_parallel: \"" + layer.name + "\"";
+  const parallel::Slices slices(layer.weight.size(dim) / parts, layer.cut.unit, ranks, who);
+  if (!layer.cut.may_be_uneven) parallel::check_is_even(slices, who, "Cut::uneven()");
+  return {slices, dim, parts};
 }
 
 void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>& all,
@@ -240,14 +271,38 @@ void cut_tensor(const at::Tensor& tensor, const SlicedDimension& cut, int rank) 
   tensor.set_data(cut.take(tensor, rank));
 }
 
+void cut_layer(const PlannedLayer& layer, const SlicedDimension& cut, const RanksPointer& ranks) {
+  const int rank = ranks->world.rank();
+  cut_tensor(layer.weight, cut, rank);
+  memory::set_mark(layer.weight, mark_for(layer, cut, ranks));
+  if (layer.cut.kind == Cut::Kind::kRow || !layer.bias.defined()) return;
+  cut_tensor(layer.bias, cut, rank);
+  memory::set_mark(
+      layer.bias,
+      c10::make_intrusive<parallel::SliceMark>(
+          "the bias of \"" + layer.name + "\", which tensor_parallel() cut", ranks, cut));
+}
+
+void mark_between(const PlannedLayer& layer, const RanksPointer& ranks) {
+  using parallel::BetweenMark;
+  const std::string quoted = "\"" + layer.name + "\"";
+  const auto of_layer = std::make_shared<const BetweenMark::Layer>(BetweenMark::Layer{
+      quoted, quoted + ", which the plan of tensor_parallel() has between a column and its row",
+      ranks});
+  const auto of_weight = layer.is_linear ? BetweenMark::Of::kWeight : BetweenMark::Of::kParameter;
+  memory::set_mark(layer.weight, c10::make_intrusive<BetweenMark>(of_layer, of_weight));
+  if (!layer.bias.defined()) return;
+  memory::set_mark(layer.bias, c10::make_intrusive<BetweenMark>(of_layer, BetweenMark::Of::kBias));
+}
+
 std::vector<std::string> lines_of(const std::vector<PlannedLayer>& layers) {
-  constexpr const char* kKinds[] = {"column", "row", "vocabulary"};
   std::vector<std::string> lines;
   for (const PlannedLayer& layer : layers) {
     const bool is_marked = memory::mark_of(layer.weight) != nullptr;
-    lines.push_back(c10::str(layer.name, ": ", kKinds[static_cast<int>(layer.cut.kind())],
-                             ", parts ", layer.cut.parts(), ", unit ", layer.cut.unit(),
-                             ", weight ", is_marked ? "marked" : c10::str(layer.weight.sizes())));
+    lines.push_back(c10::str(layer.name, ": ", kNamesOfKind[static_cast<size_t>(layer.cut.kind)],
+                             ", parts ", layer.cut.parts, ", unit ", layer.cut.unit,
+                             layer.cut.may_be_uneven ? ", uneven" : "", ", weight ",
+                             is_marked ? "marked" : c10::str(layer.weight.sizes())));
   }
   return lines;
 }
@@ -271,29 +326,41 @@ Cut Cut::unit(int64_t elements) const {
   return cut;
 }
 
+Cut Cut::uneven() const {
+  Cut cut = *this;
+  cut.may_be_uneven_ = true;
+  return cut;
+}
+
+at::Tensor whole_of(const at::Tensor& parameter) {
+  const auto* const mark = parallel::slice_mark_of(parameter);
+  return mark == nullptr ? own_slice(parameter) : mark->whole_of(parameter);
+}
+
+at::Tensor own_slice(const at::Tensor& parameter) {
+  const parallel::SlicesAsTheyAre scope;
+  const at::NoGradGuard no_grad;
+  return parameter.detach().clone();
+}
+
 void tensor_parallel(torch::nn::Module& module, const comm::World& world,
                      const TensorParallelPlan& plan) {
   memory::check_dispatcher();
   const std::vector<PlannedLayer> layers = layers_of(module, plan);
   world.check_agreement("tensor_parallel", lines_of(layers));
-  std::vector<SlicedDimension> cuts;
+  std::vector<std::optional<SlicedDimension>> cuts;
   for (const PlannedLayer& layer : layers) {
     check_can_be_cut(layer, layers, world);
-    cuts.push_back(cut_of(layer, world.size()));
+    cuts.push_back(layer.is_cut() ? std::optional(cut_of(layer, world.size())) : std::nullopt);
   }
   parallel::take_values_of_rank_zero(module, world, "tensor_parallel");
   const RanksPointer ranks = parallel::ranks_of(world);
   for (size_t index = 0; index < layers.size(); ++index) {
-    const PlannedLayer& layer = layers[index];
-    const bool is_row = layer.cut.kind() == Cut::Kind::kRow;
-    cut_tensor(layer.weight, cuts[index], world.rank());
-    memory::set_mark(layer.weight, mark_for(layer, cuts[index], ranks));
-    if (is_row || !layer.bias.defined()) continue;
-    cut_tensor(layer.bias, cuts[index], world.rank());
-    memory::set_mark(
-        layer.bias,
-        c10::make_intrusive<parallel::SliceMark>(
-            "the bias of \"" + layer.name + "\", which tensor_parallel() cut", ranks, cuts[index]));
+    if (cuts[index]) {
+      cut_layer(layers[index], *cuts[index], ranks);
+    } else {
+      mark_between(layers[index], ranks);
+    }
   }
 }
 

@@ -16,11 +16,13 @@
 //
 // What the module must do for it:
 // * It uses planned weights by torch::nn::Linear and Embedding, by torch::nn::functional::linear and
-//   embedding, or by what these are made of: matmul or addmm with weight.t(). With gradients on, any other
-//   operator on one is refused in words, because it would see a slice.
+//   embedding, or by what these are made of: matmul or addmm with weight.t(). Any other operator on one is refused in
+//   words, but for what an optimizer or a log does without gradients (parallel/slice_mark.h).
+// * It draws its first values before. An init function afterwards would draw for a slice, and is refused.
 // * It counts heads by -1: view({batch, length, -1, head}) sees the heads that this rank has.
 // * A column is followed by a row in the same units. Nothing between them mixes the slices: a norm over the
-//   features there would be wrong, and nobody could notice.
+//   features there would be wrong, and nobody could notice. Layers with parameters between them are in the plan too, as
+//   Cut::between().
 //
 // Dropout between a column and its row may draw alike on all ranks; outside it must, so give all ranks of a
 // tensor-parallel group the same seed. Where units are cut unevenly, dropout between the two needs a
@@ -42,7 +44,7 @@ namespace zeropage {
 // How a planned layer is cut.
 class Cut {
  public:
-  enum class Kind : uint8_t { kColumn, kRow, kVocabulary };
+  enum class Kind : uint8_t { kColumn, kRow, kVocabulary, kBetween };
 
   // A Linear whose outputs are cut: rows of its weight, elements of its bias.
   static Cut column() { return Cut(Kind::kColumn); }
@@ -52,20 +54,26 @@ class Cut {
   // head's too, the logits are gathered.
   static Cut vocabulary() { return Cut(Kind::kVocabulary); }
 
+  // Any layer that is used between a column and its row, and whose own parameters stay whole: a PReLU, a norm of each
+  // head, or the Linear of keys that are too few to be cut. Each rank has a part of their gradients, which are added up
+  // in backward: a message of a parameter's size, or, of a Linear, of its output's.
+  static Cut between() { return Cut(Kind::kBetween); }
+
   // Of a column: equal stretches of the outputs, each cut for itself; 3 for queries, keys and values.
   Cut parts(int64_t count) const;
   // Elements that stay on one rank, such as those of a head. Default: 1.
   Cut unit(int64_t elements) const;
-
-  Kind kind() const { return kind_; }
-  int64_t parts() const { return parts_; }
-  int64_t unit() const { return unit_; }
+  // Some ranks may get a unit more than others. For all layers between which slices pass, and only where units of
+  // the same number belong together: with fewer heads of keys than of queries, a unit of the queries is all heads that
+  // share a key. A vocabulary may always be cut so.
+  Cut uneven() const;
 
  private:
-  explicit Cut(Kind kind) : kind_(kind) {}
+  friend struct CutForm;
+  explicit Cut(Kind kind) : kind_(kind), may_be_uneven_(kind == Kind::kVocabulary) {}
   Kind kind_;
-  int64_t parts_ = 1;
-  int64_t unit_ = 1;
+  int64_t parts_ = 1, unit_ = 1;
+  bool may_be_uneven_;
 };
 
 // Layers by name, and how they are cut. In a name * is any characters, ? is one.
@@ -73,8 +81,8 @@ using TensorParallelPlan = std::vector<std::pair<std::string, Cut>>;
 
 // Call it before wrapping and before making optimizers, on all ranks of the group. The module gets rank 0's
 // values first. It holds the world from then on. Collective; so are the module's forward and backward.
-// Throws on all ranks alike where a name fits no Linear or Embedding of its kind, fits one twice, or where a
-// dimension cannot be cut.
+// Throws on all ranks alike where a name fits no layer of its kind, fits one twice, or where a dimension cannot be
+// cut, or not evenly.
 void tensor_parallel(torch::nn::Module& module, const comm::World& world,
                      const TensorParallelPlan& plan);
 template <typename Contained>

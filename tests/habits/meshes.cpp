@@ -1,5 +1,8 @@
 // How scripts put ranks on a grid, and train along its axes.
+#include <sstream>
+
 #include "tests/habits/scripts.h"
+#include "zero/slice_values.h"
 
 namespace zeropage::habits_of_meshes {
 namespace {
@@ -171,8 +174,8 @@ const int kOwnBatchesUnclipped = is_refused(
     {.stages = {0}});
 
 const int kBetween = is_refused(
-    kGroup, "has a parameter between a column and its row, as it is",
-    "gradients of whole parameters", "use it through `parallel::copy_to_ranks()`",
+    kGroup, "has a parameter between a column and its row, and leaves it out of the plan",
+    "gradients of whole parameters", "name its layer in the plan, as `Cut::between()`",
     [](auto& run) {
       train_cut(
           run, [](Net& net) { net->with_parameter_between = true; }, kNothing, /*clips=*/true);
@@ -216,6 +219,269 @@ const int kInitialises = add_habit(
          EXPECT_TRUE(weights[1].equal(torch::ones({7})));
        }
      }});
+
+// ---- what operators do with a layer that was cut ----
+
+template <typename Use>
+auto with_cut_net(const Use& use) {
+  return [use](auto& run) {
+    const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+    Net net = cut_net(mesh);
+    DistributedDataParallel<Net> model(net, mesh, run.options);
+    use(model);
+  };
+}
+
+const int kInitialisesCut = is_refused(
+    kGroup, "initialises a cut layer by `torch::nn::init`, after tensor_parallel()",
+    "the weight of \"up\", which tensor_parallel() cut: expected no random numbers",
+    "initialise the module before tensor_parallel()",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      Net net = cut_net(mesh);
+      torch::nn::init::xavier_uniform_(net->up->weight);
+    },
+    kFirstAndLast);
+
+const int kEinsum =
+    is_refused(kGroup, "evaluates with `torch::einsum` of the weight of a cut layer",
+               "got aten::einsum, which would see this rank's slice alone",
+               "call the layer's forward()", with_cut_net([](auto& model) {
+                 const torch::NoGradGuard no_grad;
+                 torch::einsum("bi,oi->bo", {torch::ones({3, 7}), model->up->weight});
+               }),
+               kFirstAndLast);
+
+struct ProductByHand : torch::autograd::Function<ProductByHand> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
+                               const torch::Tensor& weight) {
+    context->save_for_backward({x, weight});
+    return x.mm(weight.t());
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0].mm(saved[1]), gradients[0].t().mm(saved[0])};
+  }
+};
+
+const int kFunctionOfOnesOwn = is_refused(
+    kGroup, "gives the weight of a cut layer to a `torch::autograd::Function` of its own",
+    "got aten::mm, which would see this rank's slice alone", "call the layer's forward()",
+    with_cut_net([](auto& model) {
+      ProductByHand::apply(torch::ones({3, 7}), model->up->weight).sum().backward();
+    }),
+    kFirstAndLast);
+
+const int kSavesByTorch = is_refused(
+    kGroup, "saves a cut module by `torch::save`", "expected a whole tensor, got this rank's slice",
+    "`save_weights()` or `save_state()`", with_cut_net([](auto& model) {
+      const GatheredParameters guard(model);
+      std::ostringstream file;
+      torch::save(model.module(), file);
+    }),
+    kFirstAndLast);
+
+const int kNormOfCut = add_habit(
+    {kGroup, "logs norms of all parameters, of which some are cut, and loads values of the whole",
+     "", [] {
+       const Net whole = make<Net>();
+       for (const int stage : {0, 1, 2, 3}) {
+         const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 2};
+         SCOPED_TRACE(::testing::Message() << setting);
+         run_ranks(2, [&](World& world) {
+           OurRun run(world, setting);
+           with_cut_net([&](auto& model) {
+             const torch::NoGradGuard no_grad;
+             const auto expected = whole->parameters();
+             const auto parameters = model.parameters();
+             for (size_t index = 0; index < expected.size(); ++index) {
+               EXPECT_EQ(expected[index].norm().template item<float>(),
+                         parameters[index].norm().template item<float>());
+             }
+             model->up->weight.copy_(2 * whole->up->weight);
+             EXPECT_TRUE(torch::equal(2 * whole->up->weight, whole_of(model->up->weight)));
+           })(run);
+         });
+       }
+     }});
+
+// ---- layers between a column and its row ----
+
+// What two ranks that share slices train to, and one rank with the whole.
+template <typename M, typename Change>
+void expect_trains_as_whole(const TensorParallelPlan& plan, const Change& change,
+                            const std::vector<int64_t>& sizes) {
+  constexpr int kSteps = 3;
+  constexpr double kRate = 0.02;
+  const auto train = [&](auto& model, auto& optimizer) {
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      const torch::Tensor x = samples_of(0, step).inputs.repeat({4, 1}).view(sizes);
+      model(x).square().sum().backward();
+      optimizer.step();
+    }
+  };
+  M whole = make<M>();
+  change(whole);
+  SGD plainly(whole->parameters(), SGDOptions(kRate));
+  train(whole, plainly);
+  for (const int stage : {0, 3}) {
+    SCOPED_TRACE(::testing::Message() << "stage " << stage);
+    const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 2};
+    run_ranks(2, [&](World& world) {
+      OurRun run(world, setting);
+      const Mesh mesh(world, {{"data", 1}, {"tensor", 2}});
+      M cut = make<M>();
+      change(cut);
+      tensor_parallel(cut, mesh["tensor"], plan);
+      DistributedDataParallel<M> model(cut, mesh, run.options);
+      Optimizer<SGD> optimizer(model, SGDOptions(kRate));
+      train(model, optimizer);
+      const GatheredParameters guard(model);
+      const auto parameters = cut->named_parameters();
+      for (const auto& item : whole->named_parameters()) {
+        const torch::Tensor actual = whole_of(parameters[item.key()]);
+        EXPECT_LE((item.value().detach() - actual).abs().max().template item<float>(), 1e-5)
+            << item.key();
+      }
+    });
+  }
+}
+
+const int kPlannedBetween =
+    add_habit({kGroup, "has a parameter between a column and its row, as `Cut::between()`", "", [] {
+                 expect_trains_as_whole<Net>(
+                     {{"up", Cut::column()}, {"between", Cut::between()}, {"down", Cut::row()}},
+                     [](Net& net) { net->with_parameter_between = true; }, {12, 7});
+               }});
+
+const int kPlannedOutside = is_refused(
+    kGroup, "plans a layer as `Cut::between()` that is not",
+    "which the plan of tensor_parallel() has between a column and its row: "
+    "expected each of 2 ranks",
+    "leave it out of the plan",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      Net net = make<Net>();
+      tensor_parallel(net, mesh["tensor"],
+                      {{"up", Cut::column()}, {"norm", Cut::between()}, {"down", Cut::row()}});
+      DistributedDataParallel<Net> model(net, mesh, run.options);
+      const Samples samples = samples_of(0, 0);
+      loss_against(model(samples.inputs), samples.targets).backward();
+    },
+    kFirstAndLast);
+
+// ---- fewer heads of keys than of queries ----
+
+constexpr int64_t kWidthOfHead = 4;
+constexpr int64_t kQueryHeads = 12;
+constexpr int64_t kKeyHeads = 3;
+
+struct GroupedQueriesImpl : torch::nn::Module {
+  GroupedQueriesImpl() {
+    const int64_t width = 7;
+    const auto plain = [&](const char* name, int64_t inputs, int64_t outputs) {
+      return register_module(
+          name, torch::nn::Linear(torch::nn::LinearOptions(inputs, outputs).bias(false)));
+    };
+    queries = plain("queries", width, kQueryHeads * kWidthOfHead);
+    keys = plain("keys", width, kKeyHeads * kWidthOfHead);
+    values = plain("values", width, kKeyHeads * kWidthOfHead);
+    out = plain("out", kQueryHeads * kWidthOfHead, width);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {  // [batch, tokens, width]
+    const auto by_head = [&](torch::nn::Linear& layer) {
+      return layer(x).view({x.size(0), x.size(1), -1, kWidthOfHead}).transpose(1, 2);
+    };
+    const torch::Tensor query = by_head(queries), key = by_head(keys), value = by_head(values);
+    // As scaled_dot_product_attention() pairs them where it is told to: as many queries a key as there are.
+    const auto repeated = [&](const torch::Tensor& heads) {
+      const int64_t times = (query.size(1) + heads.size(1) - 1) / heads.size(1);
+      return heads.repeat_interleave(times, 1).slice(1, 0, query.size(1));
+    };
+    const torch::Tensor mixed =
+        at::scaled_dot_product_attention(query, repeated(key), repeated(value));
+    return out(mixed.transpose(1, 2).flatten(2));
+  }
+  torch::nn::Linear queries{nullptr}, keys{nullptr}, values{nullptr}, out{nullptr};
+};
+TORCH_MODULE(GroupedQueries);
+
+const int kUnevenKeys = is_refused(
+    kGroup, "cuts queries of 12 heads and keys of 3 by 2 ranks",
+    "\"keys\": expected units that 2 ranks divide, got 3 of 4 elements",
+    "ranks that divide the heads of keys, or `uneven()` with a unit of all heads that share a key",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      tensor_parallel(make<GroupedQueries>(), mesh["tensor"],
+                      {{"queries", Cut::column().unit(kWidthOfHead)},
+                       {"keys", Cut::column().unit(kWidthOfHead)},
+                       {"values", Cut::column().unit(kWidthOfHead)},
+                       {"out", Cut::row().unit(kWidthOfHead)}});
+    },
+    {.stages = {0}});
+
+// One head of keys for all queries.
+struct OneKeyImpl : torch::nn::Module {
+  OneKeyImpl() {
+    first = register_module("first", torch::nn::Linear(7, 7));
+    queries = register_module("queries", torch::nn::Linear(7, kQueryHeads * kWidthOfHead));
+    keys = register_module("keys", torch::nn::Linear(7, kWidthOfHead));
+    values = register_module("values", torch::nn::Linear(7, kWidthOfHead));
+    norm =
+        register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidthOfHead})));
+    out = register_module("out", torch::nn::Linear(kQueryHeads * kWidthOfHead, 7));
+    slope = register_parameter("slope", torch::ones({1}));
+  }
+  torch::Tensor forward(const torch::Tensor& input) {  // [batch, tokens, width]
+    const torch::Tensor x = torch::tanh(first(input));
+    const auto by_head = [&](torch::nn::Linear& layer) {
+      return layer(x).view({x.size(0), x.size(1), -1, kWidthOfHead}).transpose(1, 2);
+    };
+    const torch::Tensor query = norm(by_head(queries)) * slope;
+    const torch::Tensor mixed = at::scaled_dot_product_attention(
+        query, by_head(keys).expand_as(query), by_head(values).expand_as(query));
+    return out(mixed.transpose(1, 2).flatten(2));
+  }
+  torch::nn::Linear first{nullptr}, queries{nullptr}, keys{nullptr}, values{nullptr}, out{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::Tensor slope;
+};
+TORCH_MODULE(OneKey);
+
+const int kWholeKeys = add_habit(
+    {kGroup,
+     "keeps one head of keys and values whole, and norms each head of queries, as `Cut::between()`",
+     "", [] {
+       expect_trains_as_whole<OneKey>({{"queries", Cut::column().unit(kWidthOfHead)},
+                                       {"keys", Cut::between()},
+                                       {"values", Cut::between()},
+                                       {"norm", Cut::between()},
+                                       {"", Cut::between()},
+                                       {"out", Cut::row().unit(kWidthOfHead)}},
+                                      [](OneKey&) {}, {4, 3, 7});
+     }});
+
+const int kGroupsOfQueries =
+    add_habit({kGroup,
+               "cuts 12 heads of queries and 3 of keys by 2 ranks, `uneven()`, with units of heads "
+               "that share a key",
+               "", [] {
+                 GroupedQueries whole = make<GroupedQueries>();
+                 const torch::Tensor x = torch::linspace(-1, 1, 2 * 5 * 7).view({2, 5, 7});
+                 const torch::Tensor expected = whole(x);
+                 run_ranks(2, [&](World& world) {
+                   GroupedQueries cut = make<GroupedQueries>();
+                   const auto of_keys = kQueryHeads / kKeyHeads * kWidthOfHead;
+                   tensor_parallel(cut, world,
+                                   {{"queries", Cut::column().unit(of_keys).uneven()},
+                                    {"keys", Cut::column().unit(kWidthOfHead).uneven()},
+                                    {"values", Cut::column().unit(kWidthOfHead).uneven()},
+                                    {"out", Cut::row().unit(of_keys).uneven()}});
+                   EXPECT_LE((cut(x) - expected).abs().max().item<float>(), 1e-6);
+                 });
+               }});
 
 }  // namespace
 }  // namespace zeropage::habits_of_meshes

@@ -75,6 +75,7 @@ struct SlicedImpl : torch::nn::Module {
     const auto options = [](int64_t inputs, int64_t outputs) {
       parallel::LinearOptions of_layer(inputs, outputs);
       if (kCutsSequence) of_layer.sequence_dim = 1;
+      of_layer.uneven = true;
       return of_layer;
     };
     parallel::LinearOptions attention = options(kWidth, 3 * kWidth);
@@ -115,10 +116,10 @@ using SequenceImpl = SlicedImpl<parallel::SequenceParallelLayerNorm>;
 TORCH_MODULE(Sequence);
 
 inline const TensorParallelPlan& plan() {
-  static const TensorParallelPlan whole = {{"q*", Cut::column().parts(3).unit(kHead)},
-                                           {"out", Cut::row().unit(kHead)},
-                                           {"up", Cut::column()},
-                                           {"down", Cut::row()},
+  static const TensorParallelPlan whole = {{"q*", Cut::column().parts(3).unit(kHead).uneven()},
+                                           {"out", Cut::row().unit(kHead).uneven()},
+                                           {"up", Cut::column().uneven()},
+                                           {"down", Cut::row().uneven()},
                                            {"tokens", Cut::vocabulary()}};
   return whole;
 }

@@ -270,6 +270,17 @@ TEST_F(LateStepTest, KeepsItsReportBeyondTheAccumulatorAndTheModel) {
 
 // ---- with slices of a parameter: ranks 0 and 1 have one each, 2 and 3 the same with other samples ----
 
+// It counts as a slice, but operators take it as it is.
+class MarkOfWhole final : public parallel::SliceMark {
+ public:
+  using SliceMark::SliceMark;
+  bool replaces(const c10::OperatorHandle& /*handle*/) const override { return false; }
+  bool run(const c10::OperatorHandle& /*handle*/, const at::Tensor& /*marked*/,
+           torch::jit::Stack& /*stack*/) override {
+    return false;
+  }
+};
+
 // The first weight counts as a slice; nothing is sent for it in forward.
 std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slices(
     const comm::World& all, const c10::intrusive_ptr<c10d::HashStore>& store) {
@@ -288,7 +299,7 @@ std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slic
   const int64_t rows = module->first->weight.size(0);
   memory::set_mark(
       module->first->weight,
-      c10::make_intrusive<parallel::SliceMark>(
+      c10::make_intrusive<MarkOfWhole>(
           "a slice", parallel::ranks_of(group),
           parallel::SlicedDimension{{rows * group.size(), rows, group.size(), "a weight"}}));
   DistributedDataParallel<Oddball> model(module, data, options_of(1));

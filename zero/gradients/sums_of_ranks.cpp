@@ -118,8 +118,9 @@ void check_whole_gradients(const std::vector<SumsOfRank>& by_rank, size_t groups
           group, " with norm ", std::sqrt(first), " on rank 0 and ", std::sqrt(other), " on rank ",
           rank,
           "; give these ranks the same batches and seeds, cut all layers between a column and its "
-          "row alike (keys and values as the queries), and use other parameters there through "
-          "parallel::copy_to_ranks() (parallel/rank_functions.h)");
+          "row alike (keys and values as the queries), and name other layers with parameters there "
+          "in "
+          "the plan, as Cut::between()");
     }
   }
 }

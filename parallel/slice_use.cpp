@@ -1,0 +1,67 @@
+#include "parallel/slice_use.h"
+
+#include <string_view>
+#include <unordered_set>
+
+#include <ATen/core/enum_tag.h>
+
+#include "operators/operator_schema.h"
+
+namespace zeropage::parallel {
+namespace {
+
+using Names = std::unordered_set<std::string_view>;
+
+bool reads_sizes_alone(std::string_view name) {
+  static const Names kNames = {"aten::detach",
+                               "aten::detach_",
+                               "aten::alias",
+                               "aten::requires_grad_",
+                               "aten::retain_grad",
+                               "aten::is_same_size",
+                               "aten::size",
+                               "aten::stride",
+                               "aten::is_floating_point",
+                               "aten::is_complex",
+                               "aten::is_pinned",
+                               "aten::result_type",
+                               "aten::record_stream",
+                               "aten::_has_compatible_shallow_copy_type",
+                               "aten::_has_same_storage_numel"};
+  return name.ends_with("_like") || name.starts_with("aten::new_") || kNames.contains(name);
+}
+
+// LibTorch tags norms and sums as reductions, but not these.
+bool tells_figures(std::string_view name) {
+  static const Names kNames = {"aten::equal",        "aten::allclose",        "aten::dist",
+                               "aten::linalg_norm",  "aten::frobenius_norm",  "aten::_foreach_norm",
+                               "aten::_foreach_max", "aten::_foreach_powsum", "aten::max",
+                               "aten::min",          "aten::histc",           "aten::median",
+                               "aten::nanmean",      "aten::quantile"};
+  return kNames.contains(name);
+}
+
+// LibTorch tags most of them as pointwise, but not these.
+bool treats_elements_alike(std::string_view name) {
+  static const Names kNames = {"aten::copy_",        "aten::zero_",   "aten::fill_",
+                               "aten::fill",         "aten::to",      "aten::_to_copy",
+                               "aten::contiguous",   "aten::where",   "aten::rsub",
+                               "aten::masked_fill_", "aten::isclose", "aten::set_"};
+  return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_adam") ||
+         name.starts_with("aten::_fused_sgd") || name.starts_with("aten::_fused_adagrad") ||
+         kNames.contains(name);
+}
+
+}  // namespace
+
+SliceUse slice_use_of(const c10::OperatorHandle& op) {
+  const std::string_view name = op.operator_name().name;
+  if (memory::draws(op)) return name.ends_with("_like") ? SliceUse::kDrawsLike : SliceUse::kDraws;
+  if (reads_sizes_alone(name)) return SliceUse::kSizes;
+  // aten::max is of all elements, along a dimension, or of two tensors: of whole ones all three are right.
+  if (op.hasTag(at::Tag::reduction) || tells_figures(name)) return SliceUse::kFigures;
+  if (op.hasTag(at::Tag::pointwise) || treats_elements_alike(name)) return SliceUse::kElements;
+  return SliceUse::kOther;
+}
+
+}  // namespace zeropage::parallel

@@ -1,7 +1,9 @@
 // What operators do with a parameter that tensor_parallel() cut: what they would do with the whole one, or they throw.
 #include "parallel/slice_mark.h"
 
+#include <optional>
 #include <sstream>
+#include <string_view>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -384,19 +386,28 @@ WithNorm cut_with_norm(const World& world) {
 
 TEST(BetweenMarkTest, GradientsOfLayersAndOfTheirInputsAreThoseOfTheWholeModule) {
   WithNorm whole = make_with_norm();
-  const auto gradient_of_input = [](WithNorm& module) {
-    Tensor x = rows_of(6).requires_grad_();
-    module(x).square().sum().backward();
-    return x.grad();
-  };
-  const Tensor expected = gradient_of_input(whole);
+  Tensor input = rows_of(6).requires_grad_();
+  whole(input).square().sum().backward();
+  const auto expected = whole->named_parameters();
   run_ranks(2, [&](World& world) {
-    WithNorm cut = cut_with_norm(world);
-    EXPECT_LE(distance(expected, gradient_of_input(cut)), 1e-8);
-    const auto parameters = cut->named_parameters();
-    for (const char* name : {"gate.weight", "gate.bias", "norm.weight", "norm.bias", "down.bias"}) {
-      EXPECT_LE(distance(whole->named_parameters()[name].grad(), parameters[name].grad()), 1e-8)
-          << name;
+    checkpointing::Recompute recompute(RecomputeOptions::selective());
+    for (const char* way : {"plainly", "in a region", "recomputed"}) {
+      SCOPED_TRACE(way);
+      WithNorm cut = cut_with_norm(world);
+      Tensor x = rows_of(6).requires_grad_();
+      std::optional<ActivationScope> scope;
+      if (std::string_view(way) == "recomputed") scope.emplace(recompute);
+      const Tensor output = std::string_view(way) == "in a region"
+                                ? checkpoint([&](const Tensor& rows) { return cut(rows); }, x)
+                                : cut(x);
+      scope.reset();
+      output.square().sum().backward();
+      EXPECT_LE(distance(input.grad(), x.grad()), 1e-8);
+      const auto parameters = cut->named_parameters();
+      for (const char* name :
+           {"gate.weight", "gate.bias", "norm.weight", "norm.bias", "down.bias"}) {
+        EXPECT_LE(distance(expected[name].grad(), parameters[name].grad()), 1e-8) << name;
+      }
     }
   });
 }

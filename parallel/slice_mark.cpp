@@ -6,9 +6,11 @@
 #include <vector>
 
 #include <ATen/ATen.h>
+#include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 
 #include "memory/check.h"
+#include "memory/self_check.h"
 #include "operators/operator_schema.h"
 #include "parallel/rank_operators.h"
 
@@ -16,6 +18,7 @@ namespace zeropage::parallel {
 namespace {
 
 thread_local bool slices_are_unseen = false;
+thread_local bool saving_was_seen = false;
 
 bool needs_gradient(at::ArrayRef<c10::IValue> arguments) {
   return at::GradMode::is_enabled() &&
@@ -81,6 +84,7 @@ void watch_saving() {
       auto& known = torch::jit::GetBackendMetaSerialization()[static_cast<size_t>(device)];
       const auto others = known;
       known = {[others](const at::Tensor& tensor, std::unordered_map<std::string, bool>& metadata) {
+                 saving_was_seen = true;
                  refuse_to_save(tensor);
                  if (others) others->first(tensor, metadata);
                },
@@ -89,6 +93,19 @@ void watch_saving() {
                }};
     }
   });
+}
+
+void probe_saving() {
+  saving_was_seen = false;
+  torch::jit::pickle_save(at::zeros({1}, at::kFloat));
+  memory::expect_of_libtorch("the pickler asks about the metadata of a host tensor",
+                             saving_was_seen);
+}
+
+void check_saving() {
+  static memory::SelfCheck check("tensor_parallel()", "layers of parallel/linear.h", &probe_saving);
+  watch_saving();
+  check.require();
 }
 
 }  // namespace
@@ -109,7 +126,7 @@ const SliceMark* slice_mark_of(const at::Tensor& tensor) {
 
 SliceMark::SliceMark(std::string who, RanksPointer ranks, SlicedDimension cut)
     : TensorMark(std::move(who), On::kParameter), ranks_(std::move(ranks)), cut_(std::move(cut)) {
-  watch_saving();
+  check_saving();
 }
 
 // With a collective, or with draws for other sizes: nobody may replay one of them.

@@ -125,6 +125,23 @@ TEST(SliceMarkTest, ACopyOfASliceIsASlice) {
   });
 }
 
+TEST(SliceMarkTest, InferenceModeIsAsWithoutGradients) {
+  Plain whole = make_plain();
+  const Tensor x = rows_of(kWidth);
+  run_ranks(2, [&](World& world) {
+    Plain cut = cut_plain(world);
+    const c10::InferenceMode inference;
+    EXPECT_LE(distance(mlp_of(whole, x), mlp_of(cut, x)), 1e-12);
+    const Tensor half = cut->up->weight * 0.5;
+    EXPECT_LE(distance(whole->up->weight * 0.5, whole_of(half)), 1e-12);
+    EXPECT_EQ(whole->up->weight.norm().item<double>(), cut->up->weight.norm().item<double>());
+    EXPECT_THAT(error_of([&] {
+                  torch::einsum("bi,oi->bo", {x, half});
+                }),
+                HasSubstr("got aten::einsum"));
+  });
+}
+
 TEST(SliceMarkTest, AnAverageOfTheScriptsOwnIsOfSlices) {
   Plain whole = make_plain();
   const auto averaged = [](Plain& module) {

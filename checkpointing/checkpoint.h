@@ -5,7 +5,9 @@
 //
 // Nothing that autograd saves inside such a *region* is kept, but its inputs. When backward first
 // needs one of those tensors, the function runs again, up to the last tensor that is needed, with
-// the random state, grad mode and autocast of its first run. Gradients have the same bits.
+// the grad mode, autocast and random numbers of its first run: those of the default generators, and those
+// of a generator that an operator is given, as in torch::rand(sizes, generator). Numbers that the function
+// draws without an operator, as from <random>, are not put back. Gradients have the same bits.
 //
 // The function is any callable; arguments and results are any values. Tensors among the arguments,
 // also inside containers (operators/tensor_structure.h), are kept as autograd keeps saved tensors: by
@@ -50,7 +52,7 @@ enum class RecomputeCheck {
 
 struct CheckpointOptions {
   std::string name = "checkpoint";  // the region's, in errors
-  // Repeats with the same random numbers; costs a copy of the generators' states, 5 KB.
+  // Repeats with the same random numbers; costs a copy of each generator's state, 5 KB.
   bool preserve_random_state = true;
   // Ends a repetition when the last tensor is there that backward still needs. The function is left
   // by an exception that is not a std::exception.

@@ -63,15 +63,19 @@ std::shared_ptr<Operation> ForwardLog::begin_operator(const c10::OperatorHandle&
       recorded.written = is_written;
       return recorded;
     });
-    // A generator's state is nobody's here to put back. What an object does, such as talk to other
-    // ranks, need not happen on them again.
-    if (given.isGenerator() || given.isCustomClass()) operation->replayable = false;
+    // What an object does, such as talk to other ranks, need not happen on them again.
+    if (given.isCustomClass()) operation->replayable = false;
     if (contains(facts.statistics, index)) {
       for (auto& tensor : argument.tensors()) tensor = as_scratch(tensor, given);
     }
   }
   make_room_for_writes(facts, arguments, operation);
-  if (memory::draws(handle)) operation->random = RandomState::take(place_of_arguments(arguments));
+  if (memory::draws(handle)) {
+    operation->random = RandomState::take(place_of_arguments(arguments));
+    for (const c10::IValue& given : arguments) {
+      if (given.isGenerator()) operation->random->add(given.toGenerator());
+    }
+  }
   if (meter_ != nullptr) meter_->add_operator(*operation);
   ++operators_;
   current_ = operation;

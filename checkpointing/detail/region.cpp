@@ -201,6 +201,9 @@ class RegionForward::Observer final : public OperatorObserver {
 
   void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) override {
     if (around_ != nullptr) around_->before(facts, arguments);
+    for (const c10::IValue& argument : arguments) {
+      if (argument.isGenerator() && region_.random_) region_.random_->add(argument.toGenerator());
+    }
     if (!facts.only_views) {
       for_each_tensor(arguments, [&](const at::Tensor& tensor) {
         if (tensor.defined() && !region_.writes_.has_made(tensor)) region_.captured_.note(tensor);

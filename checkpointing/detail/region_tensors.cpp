@@ -51,7 +51,7 @@ void RegionTensors::drop_recomputed() {
 bool RegionTensors::compare_and_keep(size_t index, const at::Tensor& tensor) {
   const auto other_forward =
       "; a repetition must run the same operators on the same values: give the region what its "
-      "function depends on as arguments, and let it draw from the default generators";
+      "function depends on as arguments, and let operators draw its random numbers";
   ZP_CHECK(index < tensors_.size(), who_,
            ": the repetition saves more tensors than the first run, ", tensors_.size(),
            ": the next is ", describe(tensor.scalar_type(), tensor.sizes(), tensor.device()),

@@ -26,6 +26,12 @@ RandomState RandomState::take(c10::Device device) {
   return taken.of_now();
 }
 
+void RandomState::add(const at::Generator& generator) {
+  const bool known = std::any_of(states_.begin(), states_.end(),
+                                 [&](const auto& state) { return state.first == generator; });
+  if (!known) states_.emplace_back(generator, memory::copy_of(generator));
+}
+
 RandomState RandomState::of_now() const {
   RandomState now;
   for (const auto& [known, copy] : states_) {

@@ -1,5 +1,6 @@
-// What of a thread's state decides which values a forward computes: the default generators, grad
-// mode, autocast. Taken when a forward begins, and put back while it is repeated.
+// What decides, besides its tensors, which values a forward computes: the default generators, those
+// that its operators are given, grad mode, autocast. Taken when a forward begins, and put back while it
+// is repeated.
 //
 // Lifetime: values. Threads: any; generators belong to the process, so where threads draw at the
 // same time no order is kept, here as in LibTorch.
@@ -16,11 +17,14 @@
 
 namespace zeropage::checkpointing::detail {
 
-// The states of the default generators of the host and of a CUDA device.
+// The states of the default generators of the host and of a CUDA device, and of others that were added.
 class RandomState {
  public:
   // Of now; device: where the forward computes.
   static RandomState take(c10::Device device);
+  // A generator that an operator is given, before its first draw: its state of now. Nothing happens where
+  // it is among these already.
+  void add(const at::Generator& generator);
   void put_back() const;
   // Those of the same generators now.
   RandomState of_now() const;

@@ -82,6 +82,42 @@ TEST(CheckpointTest, DropoutIsRepeatedWithTheSameMasks) {
                                  [&](const torch::Tensor& x) { return module->forward(x); });
 }
 
+// A mask from a generator of the script's own, made anew for each gradients_of().
+class OwnMask {
+ public:
+  void begin() { generator_ = at::detail::createCPUGenerator(3); }
+  torch::Tensor of(const torch::Tensor& x) {
+    return x * (torch::rand(x.sizes(), generator_) > 0.5);
+  }
+  // Once the run is over.
+  int64_t next() { return torch::randint(1 << 30, {1}, generator_).item<int64_t>(); }
+
+ private:
+  at::Generator generator_;
+};
+
+TEST(CheckpointTest, AGeneratorOfTheScriptsOwnDrawsTheSameMaskAgainAndGoesOnFromWhereItWas) {
+  torch::nn::Linear a(8, 16), b(16, 4);
+  torch::nn::Sequential module(a, b);
+  OwnMask mask;
+  const auto forward = [&](const torch::Tensor& x) { return b(mask.of(torch::gelu(a(x)))); };
+  const torch::Tensor input = torch::randn({5, 8});
+  mask.begin();
+  const Gradients plain = gradients_of(*module, input, forward);
+  const int64_t next = mask.next();
+  mask.begin();
+  expect_same_bits(plain, gradients_of(*module, input, [&](const torch::Tensor& x) {
+                     return checkpoint({.check = RecomputeCheck::kValues}, forward, x);
+                   }));
+  EXPECT_EQ(mask.next(), next) << "one region";
+  mask.begin();
+  expect_same_bits(plain, gradients_of(*module, input, [&](const torch::Tensor& x) {
+                     return checkpoint(
+                         [&](const torch::Tensor& x) { return checkpoint(forward, x); }, x);
+                   }));
+  EXPECT_EQ(mask.next(), next) << "a region in a region";
+}
+
 TEST(CheckpointTest, BatchNormStatisticsAreUpdatedOnceByAResidualNet) {
   struct Net : torch::nn::Module {
     torch::nn::Conv2d a{register_module(

@@ -104,6 +104,47 @@ TEST(RecomputeTest, DropoutNormsAndActivationsComeBackBitForBit) {
                                   [&](const torch::Tensor& x) { return module->forward(x); });
 }
 
+// What a step keeps from forward to backward if all that can be made again is dropped.
+int64_t least_kept_by(const Forward& forward) {
+  torch::nn::Linear first(64, 64);
+  Recompute recompute(everything_small({}));
+  const torch::Tensor x = torch::randn({256, 64});
+  const int64_t base = Ledger::current()->now().activations();
+  torch::Tensor loss;
+  {
+    const ActivationScope scope(recompute);
+    loss = forward(first(x)).square().sum();
+  }
+  const int64_t kept = Ledger::current()->now().activations() - base;
+  loss.backward();
+  return kept;
+}
+
+TEST(RecomputeTest, WhatAGeneratorOfTheScriptsOwnDrewIsDroppedAndDrawnAgain) {
+  torch::nn::Sequential module(torch::nn::Linear(16, 64), torch::nn::Linear(64, 4));
+  at::Generator generator;
+  const auto mask = [&](const torch::Tensor& x) {
+    return x * (torch::rand(x.sizes(), generator) > 0.5);
+  };
+  expect_recompute_changes_no_bit(*module, torch::randn({32, 16}), [&](const torch::Tensor& x) {
+    generator = at::detail::createCPUGenerator(3);
+    return module[1]->as<torch::nn::Linear>()->forward(
+        mask(torch::gelu(module[0]->as<torch::nn::Linear>()->forward(x))));
+  });
+  generator = at::detail::createCPUGenerator(3);
+  const auto deep = [](const auto& draw) {
+    return [&draw](torch::Tensor x) {
+      x = draw(x);
+      for (int layer = 0; layer < 6; ++layer) x = torch::tanh(x) * 2;
+      return x;
+    };
+  };
+  const auto from_default = [&](const torch::Tensor& x) {
+    return x * (torch::rand(x.sizes()) > 0.5);
+  };
+  EXPECT_EQ(least_kept_by(deep(mask)), least_kept_by(deep(from_default)));
+}
+
 TEST(RecomputeTest, AConvolutionalNetWithBatchNormAndInPlaceReluComesBackBitForBit) {
   struct Net : torch::nn::Module {
     torch::nn::Conv2d a{register_module(

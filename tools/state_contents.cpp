@@ -89,8 +89,8 @@ void print_content(const json& content) {
   for (const auto& [name, value] : content.items()) {
     if (name == "optimizer") {
       print_optimizer(value);
-    } else if (name == "random" && value.is_array()) {
-      std::printf("random: %zu generator states\n", value.size());
+    } else if (name == "random" && value.contains("states") && value["states"].is_array()) {
+      std::printf("random: %zu generator states\n", value["states"].size());
     } else if (value.is_object()) {
       for (const auto& [key, part] : value.items()) {
         std::printf("%s.%s: %s\n", printable(name).c_str(), printable(key).c_str(),

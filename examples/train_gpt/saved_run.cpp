@@ -54,9 +54,8 @@ void SavedRun::resume(const TextData& data) {
            report.directory.string(), " has made ", run_.step, " of them; raise --steps");
   description_ = c10::str("resumed ", report.directory.string(), ", step ", run_.step);
   for (const std::string& note : report.notes) description_ += "\n  " + note;
-  // Masks that were drawn by as many ranks go on; others are drawn anew, unlike those before.
-  const auto ranks = static_cast<int>(model_.world().size());
-  if (flags_.model.dropout == 0 || report.random_states == ranks) return;
+  // Masks are drawn anew where the state's generators are of other ranks.
+  if (flags_.model.dropout == 0 || report.random_goes_on) return;
   const auto seed = splitmix64(flags_.seed) + static_cast<uint64_t>(run_.step);
   torch::manual_seed(splitmix64(splitmix64(seed) + static_cast<uint64_t>(model_.world().rank())));
 }

@@ -118,12 +118,13 @@ class Run {
       if (!config_.eval_only) out_.rewind_metrics(-1);
       return;
     }
+    seed_rank(0);
     const auto report =
         zeropage::load_state(out_.states(), trained_.model(), trained_.optimizer(), state_,
                              {.fall_back = true, .optimizer_options = false});
     for (const std::string& note : report.notes) out_.tell(note);
-    // Masks that were drawn by as many ranks go on; others are drawn anew.
-    if (report.random_states != world_.size()) seed_rank(state_.step);
+    // Masks are drawn anew where the state's generators are of other ranks.
+    if (!report.random_goes_on) seed_rank(state_.step);
     if (!config_.eval_only) out_.rewind_metrics(state_.step);
     out_.tell(c10::str("goes on from ", report.directory.string(), ": step ", state_.step,
                        ", epoch ", loader_.epoch() + 1, ", sample ", loader_.position()));

@@ -158,7 +158,7 @@ inline SmallState trained_state(int64_t step = 20, float offset = 0) {
          {{{"options", {{"lr", 1e-3}, {"betas", {0.9, 0.999}}}}, {"parameters", parameters}}}},
         {"updates", step}}},
       {"progress", {{"samples", 32 * step}, {"values", {{"epoch", "1"}}}}},
-      {"random", {"AAECAw=="}}};
+      {"random", {{"axes", nlohmann::json::object()}, {"states", {"AAECAw=="}}}}};
   return small;
 }
 

@@ -1,3 +1,4 @@
+#include <functional>
 #include <set>
 #include <utility>
 
@@ -9,6 +10,7 @@
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/run_json.h"
+#include "zero/saving/detail/saved_generators.h"
 #include "zero/saving/detail/state_loading.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/sharded_state.h"
@@ -70,38 +72,24 @@ void merge_names(const comm::World& texts, LoadReport& report) {
   report.unexpected = all.at("unexpected").get<std::vector<std::string>>();
 }
 
-// This rank's entry of a list by rank; a list of one is for all. Null if it is of another number of ranks.
-const json* entry_of(const json& list, int rank, int size) {
-  if (list.size() == 1) return &list[0];
-  return list.size() == static_cast<size_t>(size) ? &list[static_cast<size_t>(rank)] : nullptr;
-}
-
-void load_random(const json& states, const DistributedDataParallelBase& model, LoadReport& report) {
-  report.random_states = static_cast<int>(states.size());
-  const comm::World& world = model.world();
-  const json* state = entry_of(states, world.rank(), world.size());
-  // Where ranks that compute the same samples draw other numbers.
-  if (state != nullptr && state->is_array()) {
-    const ParameterPages& pages = *sharded_parameters_of(model).pages;
-    const comm::World* const stages = pipeline_world_of(pages);
-    const comm::World* const slices = pages.tensor_world();
-    const int of_a_stage = slices == nullptr ? 1 : slices->size();
-    state = entry_of(*state,
-                     (stages == nullptr ? 0 : stages->rank()) * of_a_stage +
-                         (slices == nullptr ? 0 : slices->rank()),
-                     (stages == nullptr ? 1 : stages->size()) * of_a_stage);
-  }
-  if (state != nullptr) return detail::set_random_state(*state, world.device());
-  report.notes.push_back(c10::str("the state has generators of random numbers of other ranks, of ",
-                                  states.size(), " with samples of their own; those of these ",
-                                  world.size(), " stay as they are"));
+// Whether the state's generators are for these ranks, which all ranks settle alike.
+void settle_random(const comm::World& texts, const json& saved,
+                   const DistributedDataParallelBase& model, LoadReport& report) {
+  json own = detail::own_generators(model);
+  // As they are only compared.
+  own["states"] = std::hash<std::string>()(own["states"].dump());
+  const std::string reason =
+      detail::settle(texts, "loading state", own, nullptr,
+                     [&](const auto& by_rank) { return detail::reason_to_stay(saved, by_rank); });
+  report.random_goes_on = reason.empty();
+  if (!reason.empty()) report.notes.push_back(reason);
 }
 
 // What cannot be taken back once it has begun. Gathers nothing, so that a rank whose disk fails keeps
 // none waiting.
 void load_all(const SavedState& saved, DistributedDataParallelBase& model,
-              ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options,
-              detail::StateLoading& loading, LoadReport& report) {
+              ShardedOptimizer* optimizer, RunState* run, detail::StateLoading& loading,
+              LoadReport& report) {
   const json& content = saved.manifest().content;
   loading.load_weights();
   if (optimizer == nullptr) return;
@@ -112,7 +100,9 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
     run->step = saved.manifest().step;
     detail::take_over(content.at("progress"), *run);
   }
-  if (options.random) load_random(content.at("random"), model, report);
+  if (report.random_goes_on) {
+    detail::set_generators(content.at("random"), detail::own_generators(model), model);
+  }
 }
 
 LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
@@ -146,6 +136,9 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
   report.step = saved->manifest().step;
   merge_names(texts, report);
   if (options.strict) check_strict(*saved, report);
+  if (options.random && optimizer != nullptr) {
+    settle_random(texts, saved->manifest().content.at("random"), model, report);
+  }
   if (options.verify_first && !options.fall_back) {
     throw_alike(texts, "loading state", error_of([&] {
                   saved->verify(static_cast<uint64_t>(texts.rank()),
@@ -154,9 +147,8 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
   }
   sharded.writes->take_over("load_state()");
   try {
-    throw_alike(texts, "loading state", error_of([&] {
-                  load_all(*saved, model, optimizer, run, options, *loading, report);
-                }));
+    throw_alike(texts, "loading state",
+                error_of([&] { load_all(*saved, model, optimizer, run, *loading, report); }));
   } catch (const StateError& error) {
     throw StateError::as_said(std::string(error.what()) +
                                   "; the model is half loaded, load a whole state before training",

@@ -121,7 +121,10 @@ struct LoadOptions {
   // Learning rates and other options of the optimizer's groups are the state's too: a group gets those
   // that its parameters had. Without, LoadReport::notes says which of the state's were others.
   bool optimizer_options = true;
-  // This rank's generators of random numbers go on where they were, if the state has as many ranks.
+  // This rank's generators of random numbers, LibTorch's defaults of the host and the device, go on where
+  // those at its place on the mesh were: its axes' names count, not their order. Where an axis has another
+  // size, they do so if the state's were alike along it and so are those of now; otherwise all ranks' stay
+  // as they are, and LoadReport::notes says why.
   bool random = true;
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
   // What the state has in front of every name of the model, those in `names` included: "model.". Names
@@ -134,8 +137,8 @@ struct LoadReport {
   int64_t step = 0;
   std::vector<std::string> missing;     // of the model, the optimizer or the run, not in the state
   std::vector<std::string> unexpected;  // in the state, and of neither
-  // Ranks whose generators of random numbers the state has; 1: or alike on all.
-  int random_states = 0;
+  // The generators of random numbers are the state's.
+  bool random_goes_on = false;
   std::vector<std::string> notes;  // such as newer states that were refused, and why
 };
 

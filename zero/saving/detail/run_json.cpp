@@ -1,13 +1,5 @@
 #include "zero/saving/detail/run_json.h"
 
-#include <charconv>
-#include <mutex>
-
-#include <ATen/CPUGeneratorImpl.h>
-#include <ATen/Context.h>
-#include <ATen/ops/empty.h>
-
-#include "device/device.h"
 #include "memory/check.h"
 #include "zero/accumulator.h"
 #include "zero/update/archive_values.h"
@@ -23,53 +15,6 @@ struct OpenScheduler : torch::optim::LRScheduler {
     return scheduler.*(&OpenScheduler::step_count_);
   }
 };
-
-std::string hex(const at::Tensor& bytes) {
-  static constexpr const char* kDigits = "0123456789abcdef";
-  const auto* const begin = bytes.const_data_ptr<uint8_t>();
-  std::string text;
-  for (int64_t i = 0; i < bytes.numel(); ++i) {
-    text += kDigits[begin[i] >> 4];
-    text += kDigits[begin[i] & 15];
-  }
-  return text;
-}
-
-at::Tensor bytes_of_hex(const std::string& text) {
-  const at::Tensor bytes = at::empty({static_cast<int64_t>(text.size() / 2)}, at::kByte);
-  auto* const to = bytes.mutable_data_ptr<uint8_t>();
-  for (size_t i = 0; i + 1 < text.size(); i += 2) {
-    std::from_chars(text.data() + i, text.data() + i + 2, to[i / 2], 16);
-  }
-  return bytes;
-}
-
-// LibTorch's state of the host's generator has 4 and 3 bytes between its fields that it never writes.
-void zero_padding(const at::Tensor& state) {
-  constexpr int64_t kBytes = 5056;
-  if (state.numel() != kBytes) return;
-  at::Tensor(state).narrow(0, 5044, 4).zero_();
-  at::Tensor(state).narrow(0, 5053, 3).zero_();
-}
-
-at::Generator generator_of(c10::Device device) {
-  return device.is_cpu() ? at::detail::getDefaultCPUGenerator()
-                         : at::globalContext().defaultGenerator(device);
-}
-
-std::string state_of(c10::Device device) {
-  at::Generator generator = generator_of(device);
-  const std::lock_guard lock(generator.mutex());
-  const at::Tensor state = generator.get_state().clone();
-  if (device.is_cpu()) zero_padding(state);
-  return hex(state);
-}
-
-void set_state(c10::Device device, const std::string& state) {
-  at::Generator generator = generator_of(device);
-  const std::lock_guard lock(generator.mutex());
-  generator.set_state(bytes_of_hex(state));
-}
 
 std::string said_by(const std::string& name) {
   return "RunState::extras[\"" + name + "\"]";
@@ -139,19 +84,6 @@ void match_extras(const json& progress, const RunState& run, LoadReport& report)
   for (const auto& [name, text] : saved.items()) {
     if (!run.extras.contains(name)) report.unexpected.push_back(said_by(name));
   }
-}
-
-json random_state(c10::Device device) {
-  if (device.is_meta()) return json::object();
-  json states = {{"cpu", state_of(at::kCPU)}};
-  // Where an accelerator has no generator, as a device of tests, there is nothing to keep.
-  if (device.is_cuda()) states["device"] = state_of(device);
-  return states;
-}
-
-void set_random_state(const json& states, c10::Device device) {
-  set_state(at::kCPU, states.at("cpu"));
-  if (device.is_cuda() && states.contains("device")) set_state(device, states["device"]);
 }
 
 }  // namespace zeropage::detail

@@ -3,7 +3,6 @@
 
 #include <string>
 
-#include <c10/core/Device.h>
 #include <nlohmann/json.hpp>
 
 #include "zero/saving/sharded_state.h"
@@ -16,9 +15,5 @@ nlohmann::json progress_json(const RunState& run);
 void match_extras(const nlohmann::json& progress, const RunState& run, LoadReport& report);
 // Gives it back. What the run has no place for stays where it is.
 void take_over(const nlohmann::json& progress, RunState& run);
-
-// The generators of this rank: the host's, and the device's if that is an accelerator.
-nlohmann::json random_state(c10::Device device);
-void set_random_state(const nlohmann::json& state, c10::Device device);
 
 }  // namespace zeropage::detail

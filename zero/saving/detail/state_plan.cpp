@@ -12,6 +12,7 @@
 #include "zero/averaged_pages.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
+#include "zero/saving/detail/saved_generators.h"
 #include "zero/update/archive_values.h"
 #include "zero/weight_average.h"
 
@@ -284,13 +285,6 @@ bool differ(const std::vector<json>& by_rank) {
   });
 }
 
-// The element, where all elements of the list are the same.
-json one_if_alike(const json& list) {
-  const bool alike = std::all_of(list.begin(), list.end(),
-                                 [&](const json& element) { return element == list.front(); });
-  return alike ? list.front() : list;
-}
-
 }  // namespace
 
 std::string state_name(const std::string& parameter, const std::string& state) {
@@ -401,15 +395,14 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
         {"progress", progress_json(run)},
         {"average", run.average != nullptr},
         {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
-        {"random", random_state(model.world().device())},
-        {"data_rank", model.world().rank()},
+        {"random", own_generators(model)},
         {"parameters", own_parameters(sharded)},
         {"told", own_told(sharded, optimizer != nullptr)},
         {"states", optimizer == nullptr ? json::object() : own_states(*sharded.pages, *optimizer)},
         {"groups", optimizer == nullptr ? json::array() : own_groups(*optimizer, *sharded.pages)}};
   });
   const json all = settle(texts, "saving state", own, error, [](const auto& by_rank) -> json {
-    std::map<int, json> generators;  // by rank among those that get other samples
+    std::vector<json> generators;
     for (size_t rank = 0; rank < by_rank.size(); ++rank) {
       const json& told = by_rank[rank];
       for (const char* key : {"step", "progress", "average"}) {
@@ -417,17 +410,12 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
                  by_rank.front().at(key).dump(), ", of rank ", rank, " ", told.at(key).dump(),
                  "; give the same RunState on all ranks");
       }
-      generators[told.at("data_rank")].push_back(told.at("random"));
+      generators.push_back(told.at("random"));
     }
-    json random = json::array();
-    for (const auto& [rank, of_slices] : generators) random.push_back(one_if_alike(of_slices));
-    // Alike on all ranks, as where nothing is drawn: the same state for any number of them.
-    const json one = one_if_alike(random);
-    if (!one.is_array()) random = json::array({one});
     return {{"states", merged(by_rank)},
             {"parameters", merged_parameters(by_rank)},
             {"groups", merged_groups(by_rank)},
-            {"random", std::move(random)},
+            {"random", merged_generators(generators)},
             {"differ", differ(by_rank)}};
   });
   if (all.at("differ")) sharded.agreement->settle(texts, "saving state");

@@ -50,9 +50,4 @@ struct ActivationOffloadStatistics {
 // One line. Says that it is lossy if it is.
 std::string to_string(const ActivationOffloadStatistics& statistics);
 
-using OffloadOptions [[deprecated("the name is ActivationOffloadOptions")]] =
-    ActivationOffloadOptions;
-using OffloadStatistics [[deprecated("the name is ActivationOffloadStatistics")]] =
-    ActivationOffloadStatistics;
-
 }  // namespace zeropage::checkpointing

@@ -109,12 +109,4 @@ class Recompute : public ActivationPolicy {
   std::string plan_table_;
 };
 
-// The scope of release 0.1.
-class RecomputeScopeOfOld : public ActivationScope {
- public:
-  explicit RecomputeScopeOfOld(Recompute& recompute) : ActivationScope(recompute) {}
-  static bool decides_alone() { return Recompute::decides_alone(); }
-};
-using RecomputeScope [[deprecated("write checkpointing::ActivationScope")]] = RecomputeScopeOfOld;
-
 }  // namespace zeropage::checkpointing

@@ -93,7 +93,6 @@ Options options_of(const Options& training, const PlannedSetting& setting) {
   options.prefetch_bytes = defaults.prefetch_bytes;
   options.reshard = defaults.reshard;
   options.minimum_sharded_bytes = defaults.minimum_sharded_bytes;
-  options.whole_below_bytes = defaults.whole_below_bytes;
   options.secondary_shard_within = defaults.secondary_shard_within;
   return options;
 }

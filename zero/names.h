@@ -53,8 +53,6 @@ using checkpointing::PartitionedCheckpoints;
 using checkpointing::Recompute;
 using checkpointing::RecomputeOptions;
 using checkpointing::SavedTensorScope;
-using RecomputeScope [[deprecated("write zeropage::ActivationScope")]] =
-    checkpointing::RecomputeScopeOfOld;
 
 // Bytes.
 using memory::format_bytes;

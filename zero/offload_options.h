@@ -60,6 +60,4 @@ struct OffloadOptions {
   }
 };
 
-using Offload [[deprecated("the name is zeropage::OffloadOptions")]] = OffloadOptions;
-
 }  // namespace zeropage

@@ -134,9 +134,7 @@ constexpr auto table_of(std::type_identity<Options>) {
                .flag = {"reshard", "{}="}}),
           field<&Options::minimum_sharded_bytes>(
               {.help = "At stage 3 the parameters of smaller pages stay whole on every rank",
-               .unit = kBytes}),
-          field<&Options::whole_below_bytes>(
-              {.help = "The name of minimum_sharded_bytes in release 0.1"})),
+               .unit = kBytes})),
       section("What is computed",
               field<&Options::world_invariant>(
                   {.help = "The same bits for any power-of-two split of the micro-batches over "

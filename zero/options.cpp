@@ -31,10 +31,6 @@ std::string text_of(const Stage& stage) {
                   stage.gradients ? "gradients," : "", stage.parameters ? "parameters," : "", "}");
 }
 
-int64_t minimum_sharded_bytes(const Options& options) {
-  return std::max(options.minimum_sharded_bytes, options.whole_below_bytes.bytes());
-}
-
 int64_t page_bytes_on(c10::Device device, const Options& options) {
   if (options.page_bytes != Options::kPageBytesOfDevice) return options.page_bytes;
   return memory::has_streams(device.type()) ? 64_MiB : 16_MiB;
@@ -248,7 +244,7 @@ void validate(const Options& options) {
                (options.parameter_budget_bytes == defaults.parameter_budget_bytes &&
                 options.prefetch_bytes == defaults.prefetch_bytes &&
                 options.reshard == defaults.reshard &&
-                minimum_sharded_bytes(options) == defaults.minimum_sharded_bytes),
+                options.minimum_sharded_bytes == defaults.minimum_sharded_bytes),
            "options.parameter_budget_bytes, prefetch_bytes, reshard and minimum_sharded_bytes are "
            "about sharded parameters, and stage ",
            text_of(options.stage), " keeps parameters whole; use stage 3 or leave them out");

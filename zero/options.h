@@ -84,20 +84,6 @@ enum class LowPrecisionUpdate : uint8_t {
   kNearest,
 };
 
-// An option under its name of release 0.1. The compiler says what its name is now.
-class OldMinimumShardedBytes {
- public:
-  OldMinimumShardedBytes() = default;
-  // Implicit, as the option was a number.
-  [[deprecated("the option is minimum_sharded_bytes")]] OldMinimumShardedBytes(int64_t bytes)
-      : bytes_(bytes) {}
-  [[deprecated("the option is minimum_sharded_bytes")]] operator int64_t() const { return bytes_; }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t bytes_ = 0;
-};
-
 struct Options {
   // ---- what is computed where ----
 
@@ -206,11 +192,7 @@ struct Options {
 
   // The minimum size of a page that is sharded: parameters of smaller ones stay whole on every rank.
   int64_t minimum_sharded_bytes = 0;
-  OldMinimumShardedBytes whole_below_bytes;  // its name in release 0.1
 };
-
-// options.minimum_sharded_bytes, by its old name too.
-int64_t minimum_sharded_bytes(const Options& options);
 
 // options.page_bytes, or the device's.
 int64_t page_bytes_on(c10::Device device, const Options& options = {});

@@ -149,7 +149,7 @@ class Planner {
     const Manner manner{
         .dtype = layout.dtype,
         .trains = layout.requires_grad,
-        .is_sharded = options_.stage.parameters && whole_bytes >= minimum_sharded_bytes(options_),
+        .is_sharded = options_.stage.parameters && whole_bytes >= options_.minimum_sharded_bytes,
         .optimizer_leaves = optimizer_leaves};
     PagePlan page = plan_of(options_, manner);
     page.owned =

@@ -136,6 +136,25 @@ at::Tensor DistributedDataParallelBase::cast_input(const at::Tensor& tensor) con
   return dtype && tensor.defined() && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
 }
 
+void DistributedDataParallelBase::explain(c10::Error& error) const {
+  const auto& dtype = wrapped_->options().compute_dtype;
+  // "expected m1 and m2 to have the same dtype", "Input type (float) and bias type (c10::BFloat16)".
+  if (!dtype || error.msg().find("type") == std::string::npos) return;
+  std::string kept;
+  for (const auto& buffer : base_->named_buffers()) {
+    if (!buffer.value().is_floating_point() || buffer.value().scalar_type() == *dtype) continue;
+    kept += c10::str(kept.empty() ? "buffers (" : ", ", '"', buffer.key(), "\" ",
+                     buffer.value().scalar_type());
+  }
+  error.add_context(c10::str(
+      "rank ", world().rank(), ": forward with options.compute_dtype ", *dtype,
+      ": parameters and the floating-point inputs of forward() are ", *dtype, "; ",
+      kept.empty() ? "" : kept + ") and ",
+      "tensors that forward() makes itself keep their own dtype. If this error is about dtypes, "
+      "cast "
+      "those where they are used, as x + table.to(x.scalar_type()), or make them by x.options()"));
+}
+
 memory::PagingStatistics DistributedDataParallelBase::paging() const {
   const auto& pager = wrapped_->sharded().paging->pager();
   return pager ? pager->statistics() : memory::PagingStatistics();

@@ -114,6 +114,8 @@ class DistributedDataParallelBase {
     }
   }
   at::Tensor cast_input(const at::Tensor& tensor) const;
+  // Where LibTorch refuses tensors of two dtypes in a forward under compute_dtype: what keeps its own.
+  void explain(c10::Error& error) const;
 
  private:
   friend const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
@@ -159,7 +161,12 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
     before_forward();
     const memory::KindScope kind(kind_of_forward());
     const auto range = range_of_forward();
-    return module_->forward(input(std::forward<Arguments>(arguments))...);
+    try {
+      return module_->forward(input(std::forward<Arguments>(arguments))...);
+    } catch (c10::Error& error) {
+      explain(error);
+      throw;
+    }
   }
 
   M& module() { return module_; }
@@ -189,12 +196,5 @@ template <typename M>
 DistributedDataParallel(DeferredModule<M>, comm::World, Options = {}) -> DistributedDataParallel<M>;
 template <typename M>
 DistributedDataParallel(DeferredModule<M>, comm::Mesh, Options = {}) -> DistributedDataParallel<M>;
-
-// The names of release 0.1, which is the single-process class's in LibTorch. They go with the next release.
-template <typename M>
-using DataParallel [[deprecated("write zeropage::DistributedDataParallel")]] =
-    DistributedDataParallel<M>;
-using DataParallelBase [[deprecated("write zeropage::DistributedDataParallelBase")]] =
-    DistributedDataParallelBase;
 
 }  // namespace zeropage

@@ -96,6 +96,51 @@ const int kRecomputesNorm = is_right(
     },
     kInFp32);
 
+struct WithPositionsImpl : torch::nn::Module {
+  WithPositionsImpl() {
+    first = register_module("first", torch::nn::Linear(7, 7));
+    last = register_module("last", torch::nn::Linear(7, 7));
+    positions = register_buffer("positions", torch::arange(7).to(torch::kFloat));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(first(x) + positions); }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  torch::Tensor positions;
+};
+TORCH_MODULE(WithPositions);
+
+const int kPositions = is_refused(
+    kGroup, "adds an fp32 buffer to activations under compute_dtype",
+    "parameters and the floating-point inputs of forward() are BFloat16; buffers (\"positions\" "
+    "Float) and tensors that forward() makes itself keep their own dtype",
+    "write `x + positions.to(x.scalar_type())`",
+    [](auto& run) { return trained<WithPositions>(run); }, {.mode = Mode::kBf16});
+
+// x with a mask from a generator of the script's own, as a region or as it is.
+template <typename Run, typename Model>
+torch::Tensor masked_outputs(Run&, Model& model, const torch::Tensor& x, at::Generator generator) {
+  const auto forward = [&model, generator](const torch::Tensor& x) {
+    const torch::Tensor mask = torch::rand(x.sizes(), generator) > 0.5;
+    return model(torch::tanh(x * mask) * mask);
+  };
+  if constexpr (Run::kOurs) {
+    return checkpoint(forward, x);
+  } else {
+    return forward(x);
+  }
+}
+
+const int kOwnGenerator = is_right(
+    kGroup, "draws from a generator of its own within a checkpointed region", [](auto& run) {
+      auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(7 + run.rank()));
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        const Samples samples = samples_of(run.rank(), step);
+        run.backward(run.forward([&] {
+          return loss_against(masked_outputs(run, model, samples.inputs, generator),
+                              samples.targets);
+        }));
+      });
+    });
+
 const int kEvaluates =
     is_right(kGroup, "evaluates between micro-steps, in eval mode and without gradients",
              [](auto& run) {

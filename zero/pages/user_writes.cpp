@@ -130,9 +130,13 @@ void UserWrites::describe(
     tell("values of " + quoted(pages_->parameters()[index].parameter),
          words_of_values(values(index)));
   }
-  for (const auto& [index, hash] : seen_back_) {
-    tell("what was written to " + quoted(pages_->parameters()[index].parameter),
-         c10::str("hash ", hash));
+  // Ranks that wrote nothing say so: they have the parameter too.
+  for (const auto& storage : pages_->storages()) {
+    const PlacedParameter& placed = pages_->parameters()[storage.parameters.front()];
+    if (!pages_->is_sharded(placed.page)) continue;
+    const auto seen = seen_back_.find(storage.parameters.front());
+    tell("what was written to " + quoted(placed.parameter),
+         seen == seen_back_.end() ? "nothing" : c10::str("hash ", seen->second));
   }
 }
 

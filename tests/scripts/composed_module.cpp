@@ -1,0 +1,297 @@
+#include "tests/scripts/composed_module.h"
+
+#include <stdexcept>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+
+namespace zeropage::scripts {
+namespace {
+
+namespace nn = torch::nn;
+
+at::Generator generator_of(uint64_t seed) {
+  return at::detail::createCPUGenerator(seed);
+}
+
+struct Scale : torch::autograd::Function<Scale> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x,
+                               const torch::Tensor& scale) {
+    context->save_for_backward({x, scale});
+    return x * scale;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto saved = context->get_saved_variables();
+    return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(0)};
+  }
+};
+
+torch::Tensor flat(const torch::Tensor& x) {
+  return x.reshape({x.size(0), kWidth});
+}
+
+}  // namespace
+
+Sample sample_of(uint64_t seed, int pass, int rank) {
+  auto generator = generator_of(seed * 1000003 + static_cast<uint64_t>(pass) * 101 +
+                                static_cast<uint64_t>(rank));
+  Sample sample;
+  sample.x = torch::randn({kBatch, kWidth}, generator, torch::kDouble);
+  sample.words = torch::randint(kWords, {kBatch}, generator, torch::kLong);
+  sample.target = torch::randn({kBatch, kWidth}, generator, torch::kDouble);
+  return sample;
+}
+
+ComposedModule::Masks ComposedModule::masks_of(uint64_t seed, int ranks) {
+  Masks masks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    masks.push_back(generator_of(seed + 7 + static_cast<uint64_t>(rank)));
+  }
+  return masks;
+}
+
+ComposedModule::ComposedModule(const std::vector<Unit>& units, uint64_t seed, Masks masks)
+    : masks_(std::move(masks)) {
+  for (size_t index = 0; index < units.size(); ++index) {
+    linears_.emplace_back(nullptr);
+    units_.push_back(made(units[index], "u" + std::to_string(index)));
+  }
+  auto generator = generator_of(seed + 1);
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : named_parameters()) {
+    torch::Tensor parameter = item.value();
+    // Of a norm's weight, whose values are about 1, as of any.
+    parameter.copy_(torch::randn(parameter.sizes(), generator) * 0.3 + 0.1);
+  }
+}
+
+torch::Tensor ComposedModule::forward(const torch::Tensor& x, const torch::Tensor& words, int last,
+                                      int pass, int rank) {
+  const Given given{words, pass, rank};
+  torch::Tensor y = x;
+  for (int index = 0; index < last; ++index) {
+    const auto unit = [this, index, given](const torch::Tensor& x) {
+      return x + 0.5 * torch::tanh(units_[static_cast<size_t>(index)](x, given));
+    };
+    y = wrap_ ? wrap_(unit, y) : unit(y);
+    if (index == throws_behind_) {
+      throws_behind_ = -1;
+      throw std::runtime_error("thrown on purpose");
+    }
+  }
+  return y;
+}
+
+torch::Tensor ComposedModule::own(const std::string& name, torch::Tensor values) {
+  return register_parameter(name, std::move(values));
+}
+
+ComposedModule::Function ComposedModule::made(const Unit& unit, const std::string& name) {
+  if (unit.kind >= Kind::kShared) return made_by_hand(unit, name);
+  return made_of_layers(unit.kind, name);
+}
+
+ComposedModule::Function ComposedModule::made_of_layers(Kind kind, const std::string& name) {
+  const auto as_it_is = [](auto layer) -> Function {
+    return [layer](const torch::Tensor& x, const Given&) mutable { return layer->forward(x); };
+  };
+  // [batch, 2, 8]
+  const auto by_channels = [](auto layer) -> Function {
+    return [layer](const torch::Tensor& x, const Given&) mutable {
+      return flat(layer->forward(x.view({-1, 2, 8})));
+    };
+  };
+  const auto recurrent = [](auto layer) -> Function {
+    return [layer](const torch::Tensor& x, const Given&) mutable {
+      return flat(std::get<0>(layer->forward(x.view({-1, 2, 8}))));
+    };
+  };
+  const auto add = [&](auto layer) { return register_module(name, layer); };
+  switch (kind) {
+    case Kind::kLinear:
+      linears_.back() = add(nn::Linear(kWidth, kWidth));
+      return as_it_is(linears_.back());
+    case Kind::kMlp: {
+      auto up = register_module(name + "_up", nn::Linear(kWidth, 24));
+      auto down = register_module(name + "_down", nn::Linear(24, kWidth));
+      return [up, down](const torch::Tensor& x, const Given&) mutable {
+        return down->forward(torch::tanh(up->forward(x)));
+      };
+    }
+    case Kind::kBilinear: {
+      auto layer = add(nn::Bilinear(kWidth, kWidth, kWidth));
+      return [layer](const torch::Tensor& x, const Given&) mutable { return layer->forward(x, x); };
+    }
+    case Kind::kEmbedding: {
+      auto layer = add(nn::Embedding(kWords, kWidth));
+      return [layer](const torch::Tensor& x, const Given& given) mutable {
+        return x * layer->forward(given.words);
+      };
+    }
+    case Kind::kEmbeddingBag: {
+      auto layer = add(nn::EmbeddingBag(nn::EmbeddingBagOptions(kWords, kWidth).mode(torch::kSum)));
+      return [layer](const torch::Tensor& x, const Given& given) mutable {
+        return x + layer->forward(given.words.view({-1, 1}));
+      };
+    }
+    case Kind::kConv1d:
+      return by_channels(add(nn::Conv1d(nn::Conv1dOptions(2, 2, 3).padding(1))));
+    case Kind::kConv2d: {
+      auto layer = add(nn::Conv2d(nn::Conv2dOptions(2, 2, 3).padding(1)));
+      return [layer](const torch::Tensor& x, const Given&) mutable {
+        return flat(layer->forward(x.view({-1, 2, 2, 4})));
+      };
+    }
+    case Kind::kConvTranspose1d:
+      return by_channels(add(nn::ConvTranspose1d(nn::ConvTranspose1dOptions(2, 2, 3).padding(1))));
+    case Kind::kBatchNorm:
+      return as_it_is(add(nn::BatchNorm1d(kWidth)));
+    case Kind::kLayerNorm:
+      return as_it_is(add(nn::LayerNorm(nn::LayerNormOptions({kWidth}))));
+    case Kind::kGroupNorm:
+      return as_it_is(add(nn::GroupNorm(2, kWidth)));
+    case Kind::kInstanceNorm:
+      return by_channels(add(nn::InstanceNorm1d(nn::InstanceNorm1dOptions(2).affine(true))));
+    case Kind::kPReLU:
+      return as_it_is(add(nn::PReLU(nn::PReLUOptions().num_parameters(kWidth))));
+    case Kind::kLstm:
+      return recurrent(add(nn::LSTM(nn::LSTMOptions(8, 8).batch_first(true))));
+    case Kind::kGru:
+      return recurrent(add(nn::GRU(nn::GRUOptions(8, 8).batch_first(true))));
+    case Kind::kRnn:
+      return recurrent(add(nn::RNN(nn::RNNOptions(8, 8).batch_first(true))));
+    case Kind::kLstmCell: {
+      auto layer = add(nn::LSTMCell(kWidth, kWidth));
+      return [layer](const torch::Tensor& x, const Given&) mutable {
+        return std::get<0>(layer->forward(x));
+      };
+    }
+    case Kind::kAttention: {
+      auto layer = add(nn::MultiheadAttention(8, 2));
+      return [layer](const torch::Tensor& x, const Given&) mutable {
+        const torch::Tensor steps = x.view({-1, 2, 8}).transpose(0, 1);
+        return flat(std::get<0>(layer->forward(steps, steps, steps)).transpose(0, 1));
+      };
+    }
+    case Kind::kEncoder:
+      return by_channels(add(nn::TransformerEncoderLayer(
+          nn::TransformerEncoderLayerOptions(8, 2).dim_feedforward(6).dropout(0))));
+    default:
+      throw std::logic_error("no layer of LibTorch");
+  }
+}
+
+ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const std::string& name) {
+  const auto vector = [&] { return own(name, torch::zeros({kWidth})); };
+  const auto matrix = [&] { return own(name, torch::zeros({kWidth, kWidth})); };
+  const auto linear = [&](const char* suffix = "") {
+    return register_module(name + suffix, nn::Linear(kWidth, kWidth));
+  };
+  switch (unit.kind) {
+    case Kind::kShared:
+      return units_.at(static_cast<size_t>(unit.of));
+    case Kind::kTied: {
+      // One tensor under two names.
+      const auto weight = own(name, linears_.at(static_cast<size_t>(unit.of))->weight);
+      return [weight](const torch::Tensor& x, const Given&) { return torch::matmul(x, weight); };
+    }
+    case Kind::kFrozen: {
+      auto layer = linear();
+      for (torch::Tensor parameter : layer->parameters()) parameter.requires_grad_(false);
+      return [layer](const torch::Tensor& x, const Given&) mutable { return layer->forward(x); };
+    }
+    case Kind::kBuffer: {
+      auto weight = vector();
+      auto table = register_buffer(name + "_table", torch::arange(kWidth).to(torch::kFloat) * 0.1);
+      auto count = register_buffer(name + "_count", torch::zeros({1}));
+      // By name, as Module::to() gives buffers other tensors.
+      return [this, weight, name](const torch::Tensor& x, const Given&) {
+        auto buffers = named_buffers(/*recurse=*/false);
+        if (is_training()) buffers[name + "_count"].add_(1);
+        return x * weight + buffers[name + "_table"];
+      };
+    }
+    case Kind::kFunction: {
+      auto weight = vector();
+      return [weight](const torch::Tensor& x, const Given&) { return Scale::apply(x, weight); };
+    }
+    case Kind::kView: {
+      auto weight = own(name, torch::zeros({3, kWidth}));
+      return [weight](const torch::Tensor& x, const Given&) {
+        return x * weight.narrow(0, 1, 1) + weight.select(0, 2) * weight[0];
+      };
+    }
+    case Kind::kInPlace: {
+      auto weight = vector();
+      return [weight](const torch::Tensor& x, const Given&) {
+        torch::Tensor y = x + weight;
+        y.tanh_();
+        torch::Tensor z = y * 0.5;
+        return z.add_(x);
+      };
+    }
+    case Kind::kScalar: {
+      auto weight = own(name, torch::zeros({}));
+      return [weight](const torch::Tensor& x, const Given&) { return x * weight; };
+    }
+    case Kind::kUnused: {
+      register_module(name, nn::Linear(3, 2));
+      return [](const torch::Tensor& x, const Given&) { return x; };
+    }
+    case Kind::kEmpty: {
+      auto weight = own(name, torch::zeros({0, 3}));
+      return [weight](const torch::Tensor& x, const Given&) { return x + weight.sum(); };
+    }
+    case Kind::kDetached: {
+      auto weight = vector();
+      auto layer = linear("_layer");
+      return [weight, layer](const torch::Tensor& x, const Given&) mutable {
+        return layer->forward(x).detach() * weight;
+      };
+    }
+    case Kind::kNoGrad: {
+      auto layer = linear();
+      return [layer](const torch::Tensor& x, const Given&) mutable {
+        torch::Tensor mean;
+        {
+          const torch::NoGradGuard no_grad;
+          mean = layer->forward(x).mean();
+        }
+        return layer->forward(x) - mean;
+      };
+    }
+    case Kind::kBranch: {
+      auto even = linear("_even");
+      auto odd = linear("_odd");
+      return [even, odd](const torch::Tensor& x, const Given& given) mutable {
+        return given.pass % 2 == 0 ? even->forward(x) : odd->forward(x);
+      };
+    }
+    case Kind::kWeightNorm: {
+      auto direction = matrix();
+      auto length = own(name + "_length", torch::zeros({kWidth, 1}));
+      return [direction, length](const torch::Tensor& x, const Given&) {
+        const torch::Tensor norm = direction.norm(2, /*dim=*/{1}, /*keepdim=*/true) + 0.1;
+        return nn::functional::linear(x, direction * (length / norm));
+      };
+    }
+    case Kind::kStrided: {
+      auto weight = own(name, torch::zeros({kWidth, kWidth}).t());
+      return [weight](const torch::Tensor& x, const Given&) { return torch::matmul(x, weight); };
+    }
+    case Kind::kMasked: {
+      auto weight = vector();
+      return [this, weight](const torch::Tensor& x, const Given& given) {
+        if (!is_training()) return x * weight;
+        const torch::Tensor drawn =
+            torch::rand(x.sizes(), masks_.at(static_cast<size_t>(given.rank)));
+        return x * weight * (drawn > 0.3);
+      };
+    }
+    default:
+      throw std::logic_error("no unit made by hand");
+  }
+}
+
+}  // namespace zeropage::scripts

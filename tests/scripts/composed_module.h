@@ -1,0 +1,67 @@
+// The module of a script: its units one after the other, each x + 0.5 tanh(unit(x)), so that values and
+// gradients stay near 1 whatever is composed.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "tests/scripts/script.h"
+
+namespace zeropage::scripts {
+
+constexpr int64_t kWidth = 16;
+constexpr int64_t kWords = 5;  // of embeddings
+constexpr int64_t kBatch = 4;
+
+struct Sample {
+  torch::Tensor x;       // [kBatch, kWidth]
+  torch::Tensor words;   // [kBatch], below kWords
+  torch::Tensor target;  // [kBatch, kWidth]
+};
+// Of a rank of `data`, in double.
+Sample sample_of(uint64_t seed, int pass, int rank);
+
+class ComposedModule : public torch::nn::Module {
+ public:
+  // By rank of `data`: what it draws masks from. Of a tensor-parallel group all draw alike.
+  using Masks = std::vector<at::Generator>;
+  static Masks masks_of(uint64_t seed, int ranks);
+
+  // Values come from the seed, whatever LibTorch's generator is at.
+  ComposedModule(const std::vector<Unit>& units, uint64_t seed, Masks masks);
+
+  // last: units that are used. pass: which of the forwards, alike on all ranks. rank: whose masks are drawn.
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& words, int last, int pass,
+                        int rank);
+
+  // Behind that unit forward throws std::runtime_error("thrown on purpose"), once.
+  void throw_behind(int unit) { throws_behind_ = unit; }
+  // How each unit is run; by default as it is.
+  using Wrap = std::function<torch::Tensor(
+      const std::function<torch::Tensor(const torch::Tensor&)>& unit, const torch::Tensor& x)>;
+  void set_wrap(Wrap wrap) { wrap_ = std::move(wrap); }
+
+ private:
+  struct Given {
+    torch::Tensor words;
+    int pass;
+    int rank;
+  };
+  using Function = std::function<torch::Tensor(const torch::Tensor& x, const Given& given)>;
+
+  Function made(const Unit& unit, const std::string& name);
+  Function made_of_layers(Kind kind, const std::string& name);
+  Function made_by_hand(const Unit& unit, const std::string& name);
+  torch::Tensor own(const std::string& name, torch::Tensor values);
+
+  std::vector<Function> units_;
+  std::vector<torch::nn::Linear> linears_;  // by unit; null where it is none
+  const Masks masks_;
+  int throws_behind_ = -1;
+  Wrap wrap_;
+};
+
+}  // namespace zeropage::scripts

@@ -1,0 +1,133 @@
+#include "tests/scripts/plain_side.h"
+
+namespace zeropage::scripts {
+namespace {
+
+int most_ranks(const Script& script) {
+  int most = 1;
+  for (const Setting& setting : script.settings) most = std::max(most, setting.data);
+  return most;
+}
+
+}  // namespace
+
+PlainSide::PlainSide(const Script& script) : Side(script, script.settings.front()) {
+  module_ = std::make_shared<ComposedModule>(
+      script.units, script.seed, ComposedModule::masks_of(script.seed, most_ranks(script)));
+  module_->to(torch::kDouble);
+  const auto all = parameters();
+  for (const torch::Tensor& parameter : all) average_.push_back(parameter.detach().clone());
+  for (int index = 0; index < script.optimizers; ++index) {
+    std::vector<torch::Tensor> of_this;
+    for (size_t i = static_cast<size_t>(index); i < all.size();
+         i += static_cast<size_t>(script.optimizers)) {
+      of_this.push_back(all[i]);
+    }
+    optimizers_.push_back(with_rule(script.rule, [&]<typename A>(A*, const auto& options) {
+      return std::unique_ptr<torch::optim::Optimizer>(
+          std::make_unique<A>(groups_of(script, of_this), options));
+    }));
+  }
+}
+
+Observations PlainSide::see_all() {
+  size_t at = 0;
+  while ((at = run(at)) < script_.actions.size()) {
+    const auto which = static_cast<size_t>(script_.actions[at].which);
+    setting_ = script_.settings[which % script_.settings.size()];
+    // The average is not saved with the state.
+    const auto all = parameters();
+    for (size_t index = 0; index < all.size(); ++index) average_[index].copy_(all[index].detach());
+    // A saved state has no gradients.
+    module_->zero_grad();
+    ++at;
+  }
+  return std::move(seen_);
+}
+
+template <typename Forward>
+void PlainSide::on_each_rank(const Forward& forward) {
+  std::vector<torch::Tensor> before, of_rank_0;
+  for (const torch::Tensor& buffer : module_->buffers()) before.push_back(buffer.clone());
+  const auto give = [&](const std::vector<torch::Tensor>& values) {
+    const auto buffers = module_->buffers();
+    for (size_t index = 0; index < buffers.size(); ++index) {
+      buffers[index].variable_data().copy_(values[index]);
+    }
+  };
+  for (int rank = 0; rank < setting_.data; ++rank) {
+    if (rank > 0) give(before);
+    forward(rank, sample_of(script_.seed, pass_, rank));
+    if (rank > 0) continue;
+    for (const torch::Tensor& buffer : module_->buffers()) of_rank_0.push_back(buffer.clone());
+  }
+  give(of_rank_0);
+}
+
+void PlainSide::backward(const Action& action, bool /*syncs*/) {
+  on_each_rank([&](int rank, const Sample& sample) {
+    const torch::Tensor outputs =
+        module_->forward(sample.x, sample.words, units_of(action), pass_, rank);
+    const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * action.value;
+    if (loss.requires_grad()) (loss / setting_.data).backward();
+  });
+}
+
+void PlainSide::throw_in_forward(int unit) {
+  on_each_rank([&](int rank, const Sample& sample) {
+    module_->throw_behind(unit);
+    try {
+      module_->forward(sample.x, sample.words, static_cast<int>(script_.units.size()), pass_, rank);
+    } catch (const std::runtime_error&) {
+    }
+  });
+}
+
+torch::Tensor PlainSide::evaluate() {
+  const torch::NoGradGuard no_grad;
+  module_->eval();
+  const Sample sample = sample_of(script_.seed + 1, pass_, 0);
+  const torch::Tensor outputs = module_->forward(
+      sample.x, sample.words, static_cast<int>(script_.units.size()), pass_, /*rank=*/0);
+  module_->train();
+  return outputs;
+}
+
+double PlainSide::clip(double most, bool /*by_torch*/) {
+  return torch::nn::utils::clip_grad_norm_(parameters(), most);
+}
+
+void PlainSide::write_guarded(torch::Tensor parameter, double factor) {
+  const torch::NoGradGuard no_grad;
+  parameter.mul_(factor);
+}
+
+void PlainSide::average() {
+  const torch::NoGradGuard no_grad;
+  const auto all = parameters();
+  for (size_t index = 0; index < all.size(); ++index) {
+    average_[index].mul_(kDecay).add_(all[index], 1 - kDecay);
+  }
+}
+
+torch::Tensor PlainSide::evaluate_average() {
+  const torch::NoGradGuard no_grad;
+  const auto all = parameters();
+  std::vector<torch::Tensor> own;
+  for (size_t index = 0; index < all.size(); ++index) {
+    own.push_back(all[index].clone());
+    all[index].variable_data().copy_(average_[index]);
+  }
+  const torch::Tensor outputs = evaluate();
+  for (size_t index = 0; index < all.size(); ++index) {
+    all[index].variable_data().copy_(own[index]);
+  }
+  return outputs;
+}
+
+void PlainSide::see_values() {
+  for (const auto& item : module_->named_parameters()) see(item.key(), item.value());
+  for (const auto& item : module_->named_buffers()) see(item.key(), item.value());
+}
+
+}  // namespace zeropage::scripts

@@ -1,0 +1,35 @@
+// A script by LibTorch alone: one copy of the module, in double, on one rank. What the ranks of `data` do with
+// their samples is done one after the other, and gradients are the mean.
+#pragma once
+
+#include "tests/scripts/side.h"
+
+namespace zeropage::scripts {
+
+class PlainSide final : public Side {
+ public:
+  explicit PlainSide(const Script& script);
+
+  // All actions.
+  Observations see_all();
+
+ private:
+  void backward(const Action& action, bool syncs) override;
+  void throw_in_forward(int unit) override;
+  torch::Tensor evaluate() override;
+  double clip(double most, bool by_torch) override;
+  void write_guarded(torch::Tensor parameter, double factor) override;
+  void see_values() override;
+  void average() override;
+  torch::Tensor evaluate_average() override;
+  double own_value(double value) const override { return value * 0.5 * (1 + setting_.data); }
+  bool is_odd_one() const override { return false; }
+
+  // Of each rank of `data`. The buffers are rank 0's in the end, as DistributedDataParallel promises.
+  template <typename Forward>
+  void on_each_rank(const Forward& forward);
+
+  std::vector<torch::Tensor> average_;  // by parameter
+};
+
+}  // namespace zeropage::scripts

@@ -1,0 +1,159 @@
+#include "tests/scripts/side.h"
+
+#include <algorithm>
+
+namespace zeropage::scripts {
+
+std::vector<torch::Tensor> distinct(const std::vector<torch::Tensor>& tensors) {
+  std::vector<torch::Tensor> once;
+  for (const torch::Tensor& tensor : tensors) {
+    const bool known = std::any_of(once.begin(), once.end(),
+                                   [&](const auto& other) { return other.is_same(tensor); });
+    if (!known) once.push_back(tensor);
+  }
+  return once;
+}
+
+std::vector<torch::optim::OptimizerParamGroup> groups_of(
+    const Script& script, const std::vector<torch::Tensor>& parameters) {
+  std::vector<std::vector<torch::Tensor>> members(static_cast<size_t>(script.groups));
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    members[index % members.size()].push_back(parameters[index]);
+  }
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  for (size_t index = 0; index < members.size(); ++index) {
+    if (members[index].empty()) continue;
+    auto options = with_rule(script.rule, [&](auto*, auto options) {
+      options.weight_decay(0.1 * static_cast<double>(index));
+      options.lr(options.lr() / static_cast<double>(1 + index));
+      return std::unique_ptr<torch::optim::OptimizerOptions>(
+          std::make_unique<decltype(options)>(options));
+    });
+    groups.emplace_back(members[index], std::move(options));
+  }
+  return groups;
+}
+
+void Side::see(const std::string& what, const torch::Tensor& value) {
+  seen_.push_back({"action " + std::to_string(at_) + ", " + what,
+                   value.detach().to(torch::kCPU, torch::kDouble).clone()});
+}
+
+int Side::units_of(const Action& action) const {
+  const auto all = static_cast<int>(script_.units.size());
+  return action.which == 1 ? (all + 1) / 2 : all;
+}
+
+torch::Tensor Side::parameter(int which) const {
+  const auto all = parameters();
+  return all[static_cast<size_t>(which) % all.size()];
+}
+
+size_t Side::run(size_t first) {
+  for (at_ = first; at_ < script_.actions.size(); ++at_) {
+    if (script_.actions[at_].does == Does::kResume) break;
+    act(script_.actions[at_]);
+  }
+  see_values();
+  return at_;
+}
+
+void Side::act(const Action& action) {
+  const auto with_gradient = [&](const auto& change) {
+    const torch::NoGradGuard no_grad;
+    torch::Tensor of = parameter(action.which);
+    if (of.grad().defined()) change(of);
+  };
+  switch (action.does) {
+    case Does::kBackward:
+    case Does::kBackwardNoSync:
+      backward(action, action.does == Does::kBackward);
+      ++pass_;
+      return;
+    case Does::kOwnLeftStep:
+      if (is_odd_one()) return;
+      [[fallthrough]];
+    case Does::kStep:
+      for (auto& optimizer : optimizers_) optimizer->step();
+      return see_values();
+    case Does::kZeroGrad:
+      has_dropped_ = has_own_ = false;
+      if (action.which < 2) {
+        for (auto& optimizer : optimizers_) optimizer->zero_grad(action.which == 0);
+      } else {
+        module_->zero_grad(action.which == 2);
+      }
+      return;
+    case Does::kClip:
+      // LibTorch's would take the norm of what is this rank's own.
+      return see(
+          "norm before it was clipped",
+          torch::full({}, clip(action.value, action.which == 1 && !has_own_), torch::kDouble));
+    case Does::kReadNorm: {
+      // Where ranks have slices, a script sees the norm of its own.
+      if (setting_.tensor > 1 || has_own_) return;
+      torch::Tensor sum = torch::zeros({}, torch::kDouble);
+      for (const torch::Tensor& of : parameters()) {
+        if (of.grad().defined()) sum += of.grad().to(torch::kDouble).square().sum();
+      }
+      return see("norm", sum.sqrt());
+    }
+    case Does::kScaleGrad:
+      return with_gradient([&](torch::Tensor& of) { of.mutable_grad().mul_(action.value); });
+    case Does::kZeroOneGrad:
+      return with_gradient([&](torch::Tensor& of) { of.mutable_grad().zero_(); });
+    case Does::kDropGrad:
+      has_dropped_ = true;
+      return with_gradient([&](torch::Tensor& of) { of.mutable_grad() = torch::Tensor(); });
+    case Does::kSetGrad: {
+      torch::Tensor of = parameter(action.which);
+      if (!of.requires_grad()) return;
+      // One that no backward gave is each rank's own, and averaged; another was averaged before.
+      const bool is_own = !of.grad().defined() && !has_dropped_;
+      const double value = is_own ? own_value(action.value) : action.value;
+      has_own_ = has_own_ || is_own;
+      of.mutable_grad() = torch::full_like(of, value).detach();
+      return;
+    }
+    case Does::kOwnLearningRate:
+      if (!is_odd_one()) return;
+      [[fallthrough]];
+    case Does::kLearningRate:
+      for (auto& optimizer : optimizers_) {
+        auto& groups = optimizer->param_groups();
+        auto& options = groups[static_cast<size_t>(action.which) % groups.size()].options();
+        options.set_lr(options.get_lr() * action.value);
+      }
+      return;
+    case Does::kFreeze:
+      parameter(action.which).requires_grad_(false);
+      return;
+    case Does::kUnfreeze:
+      parameter(action.which).requires_grad_(true);
+      return;
+    case Does::kEvaluate:
+      return see("outputs in evaluation", evaluate());
+    case Does::kThrow:
+      throw_in_forward(action.which % static_cast<int>(script_.units.size()));
+      ++pass_;
+      return;
+    case Does::kWriteGuarded:
+      return write_guarded(parameter(action.which), action.value);
+    case Does::kOwnWrite:
+      if (!is_odd_one()) return;
+      [[fallthrough]];
+    case Does::kWriteAlike: {
+      const torch::NoGradGuard no_grad;
+      parameter(action.which).mul_(action.value);
+      return;
+    }
+    case Does::kAverage:
+      return average();
+    case Does::kSeeAverage:
+      return see("outputs of the average", evaluate_average());
+    case Does::kResume:
+      return;
+  }
+}
+
+}  // namespace zeropage::scripts

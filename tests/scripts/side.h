@@ -1,0 +1,94 @@
+// What runs a script: LibTorch alone in double, or this library. Both do what the script says by the calls that a
+// user would write; they differ where a user writes something else.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <torch/torch.h>
+
+#include "tests/scripts/composed_module.h"
+#include "tests/scripts/script.h"
+
+namespace zeropage::scripts {
+
+constexpr double kDecay = 0.75;  // of the average
+
+// What is compared between the sides: copies on the host, in double.
+struct Observation {
+  std::string what;  // "action 7, step: u3.weight"
+  torch::Tensor value;
+};
+using Observations = std::vector<Observation>;
+
+// Options of the script's rule for a group of its parameters.
+std::vector<torch::optim::OptimizerParamGroup> groups_of(
+    const Script& script, const std::vector<torch::Tensor>& parameters);
+
+// Each tensor once, in the order of their first names.
+std::vector<torch::Tensor> distinct(const std::vector<torch::Tensor>& tensors);
+
+// Calls make with a null pointer to the class of the rule, and its options.
+template <typename Make>
+auto with_rule(Rule rule, const Make& make) {
+  using namespace torch::optim;
+  switch (rule) {
+    case Rule::kSgd:
+      return make(static_cast<SGD*>(nullptr), SGDOptions(0.05).momentum(0.9));
+    // A large eps, as where a gradient is noise, so would be the update.
+    case Rule::kAdam:
+      return make(static_cast<Adam*>(nullptr), AdamOptions(0.02).eps(0.05));
+    case Rule::kAdamW:
+      return make(static_cast<AdamW*>(nullptr), AdamWOptions(0.02).eps(0.05));
+    case Rule::kAdagrad:
+      return make(static_cast<Adagrad*>(nullptr), AdagradOptions(0.05).eps(0.05));
+  }
+  throw std::logic_error("no such rule");
+}
+
+class Side {
+ public:
+  virtual ~Side() = default;
+  // Does the actions up to, and without, the next kResume from `first` on. Returns where it ended.
+  size_t run(size_t first);
+
+ protected:
+  Side(const Script& script, const Setting& setting) : script_(script), setting_(setting) {}
+
+  virtual void backward(const Action& action, bool syncs) = 0;
+  virtual void throw_in_forward(int unit) = 0;
+  virtual torch::Tensor evaluate() = 0;
+  virtual double clip(double most, bool by_torch) = 0;
+  virtual void write_guarded(torch::Tensor parameter, double factor) = 0;
+  virtual void see_values() = 0;
+  virtual void average() = 0;
+  // What an evaluation with the average gives.
+  virtual torch::Tensor evaluate_average() = 0;
+  // value (1 + rank of `data`), or its mean over the ranks.
+  virtual double own_value(double value) const = 0;
+  // Whether this is the rank that does what it should not do alone.
+  virtual bool is_odd_one() const = 0;
+
+  void see(const std::string& what, const torch::Tensor& value);
+  int units_of(const Action& action) const;
+  torch::Tensor parameter(int which) const;
+  // In the script's module of this side, each once.
+  std::vector<torch::Tensor> parameters() const { return distinct(module_->parameters()); }
+
+  const Script& script_;
+  Setting setting_;  // of now
+  std::shared_ptr<ComposedModule> module_;
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
+  int pass_ = 0;
+  Observations seen_;
+
+ private:
+  void act(const Action& action);
+  size_t at_ = 0;
+  // Since gradients were zeroed last: one was dropped; one is each rank's own until the step averages it.
+  bool has_dropped_ = false;
+  bool has_own_ = false;
+};
+
+}  // namespace zeropage::scripts

@@ -278,10 +278,32 @@ const int kClearsGroups = edit_is_refused(
     [](auto& optimizer, auto&) { optimizer.param_groups().clear(); });
 
 const int kWritesState = edit_is_refused(
-    "puts a state of its own into state()", "which nothing reads",
+    "puts a state of its own into state()",
+    "something was put into the optimizer's state(), or taken out of it",
     "set states by load_state(), or make the optimizer anew", [](auto& optimizer, auto& model) {
       optimizer.state()[model.parameters().front().unsafeGetTensorImpl()] =
           std::make_unique<torch::optim::AdamWParamState>();
+    });
+
+const int kClearsState = edit_is_refused(
+    "clears state(), to begin without momentum",
+    "something was put into the optimizer's state(), or taken out of it", "make the optimizer anew",
+    [](auto& optimizer, auto&) { optimizer.state().clear(); });
+
+const int kZeroesMoments =
+    edit_is_refused("zeroes exp_avg in a loop over state()",
+                    "state() of the sharded torch::optim::AdamW: aten::zero_ would see no values",
+                    "make the optimizer anew", [](auto& optimizer, auto&) {
+                      for (auto& [parameter, state] : optimizer.state()) {
+                        static_cast<torch::optim::AdamWParamState&>(*state).exp_avg().zero_();
+                      }
+                    });
+
+const int kReadsMoments = edit_is_refused(
+    "reads a moment's norm from state()", "would see no values",
+    "read states by `visit_owned_shards()`", [](auto& optimizer, auto& model) {
+      const auto& state = *optimizer.state().at(model.parameters().front().unsafeGetTensorImpl());
+      static_cast<const torch::optim::AdamWParamState&>(state).exp_avg_sq().norm();
     });
 
 }  // namespace

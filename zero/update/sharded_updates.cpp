@@ -15,12 +15,12 @@ using torch::optim::OptimizerParamGroup;
 
 ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
                                UpdateAlgorithm algorithm)
-    : optimizer_(optimizer),
-      parameters_(std::move(parameters)),
+    : parameters_(std::move(parameters)),
       factory_(parameters_, std::move(algorithm)),
+      witness_(optimizer, class_name()),
       groups_(parameters_.pages, parameters_.options, optimizer.param_groups()),
       agreement_(parameters_.agreement, groups_, class_name(), factory_.algorithm().options) {
-  check_class_takes_options();
+  check_class_takes_options(optimizer);
   check_memory_holds_states();
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
   groups_.check_agreement(class_name());
@@ -32,8 +32,8 @@ ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optim
 ShardedUpdates::~ShardedUpdates() = default;
 
 // A checks its options when it is made, also on a rank that owns nothing.
-void ShardedUpdates::check_class_takes_options() const {
-  for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
+void ShardedUpdates::check_class_takes_options(const torch::optim::Optimizer& optimizer) const {
+  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     std::vector<OptimizerParamGroup> empty;
     empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
     factory_.algorithm().make_class_optimizer(std::move(empty));
@@ -80,6 +80,7 @@ void ShardedUpdates::set_steps(int64_t steps) {
   hear();
   made_ = steps;
   updates_->set_updates(steps);
+  if (steps > 0) witness_.enter();
 }
 
 void ShardedUpdates::begin_visit() {
@@ -115,13 +116,6 @@ void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const Visi
   }
 }
 
-void ShardedUpdates::check_state_is_ours() const {
-  ZP_CHECK(
-      optimizer_.state().empty(),
-      "step(): something was put into the optimizer's state(), which nothing reads: states lie "
-      "in shards; clear state(), and set them by load_state(), or make the optimizer anew");
-}
-
 void ShardedUpdates::step() {
   const memory::SpanScope span(memory::Span::What::kRange, "step");
   const torch::NoGradGuard no_grad;
@@ -131,7 +125,7 @@ void ShardedUpdates::step() {
   parameters_.in_place->check("step()");
   parameters_.reducer->training().check_all_train();
   groups_.check_unedited();
-  check_state_is_ours();
+  witness_.check("step()");
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
   parameters_.gradients->prepare();
@@ -161,6 +155,7 @@ void ShardedUpdates::end_step(std::vector<uint8_t> updated) {
     if (!groups_.contain(index)) updated[index] = 0;
   }
   ++made_;
+  witness_.enter();
   parameters_.writes->end_update(updated);
   parameters_.gradients->end_step();
   last_step_.synchronize();

@@ -20,6 +20,7 @@
 #include "zero/update/page_update.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
+#include "zero/update/state_witness.h"
 #include "zero/update/step_pipeline.h"
 #include "zero/update/update_factory.h"
 
@@ -73,18 +74,17 @@ class ShardedUpdates {
   }
 
  private:
-  void check_class_takes_options() const;
+  void check_class_takes_options(const torch::optim::Optimizer& optimizer) const;
   void check_memory_holds_states() const;
-  void check_state_is_ours() const;
   void check_whole(const char* who) const;
   void begin_visit();
   // updated: by parameter, whether it has a gradient.
   void end_step(std::vector<uint8_t> updated);
   void hear();
 
-  const torch::optim::Optimizer& optimizer_;
   const ShardedParameters parameters_;
   const UpdateFactory factory_;
+  StateWitness witness_;
   ParameterGroups groups_;
   OptimizerAgreement agreement_;
   std::unique_ptr<PageUpdates> updates_;

@@ -8,6 +8,7 @@
 #include "memory/check.h"
 #include "paging/pins.h"
 #include "zero/setup/sharded_parameters.h"
+#include "zero/slice_values.h"
 
 namespace zeropage {
 namespace {
@@ -139,7 +140,7 @@ torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataPara
   visit_parameters(model, [&](const std::string& name, const at::Tensor& values) {
     if (model.world().rank() != rank) return;
     at::Tensor& copy = copies[parameters[name].unsafeGetTensorImpl()];
-    if (!copy.defined()) copy = values.clone();
+    if (!copy.defined()) copy = whole_of(values);
     state.insert(name, copy);
   });
   for (const auto& buffer : model.named_buffers()) {

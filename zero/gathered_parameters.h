@@ -100,8 +100,8 @@ class GatheredGradients {
 void visit_parameters(const DistributedDataParallelBase& model,
                       const std::function<void(const std::string&, const at::Tensor&)>& visit);
 
-// Copies of all whole parameters, and of the buffers, on that rank; empty on the others. A tied
-// parameter is one tensor under each of its names. Collective.
+// Copies of all whole parameters, those that tensor_parallel() cut too, and of the buffers, on that rank;
+// empty on the others. A tied parameter is one tensor under each of its names. Collective.
 torch::OrderedDict<std::string, at::Tensor> full_state(const DistributedDataParallelBase& model,
                                                        int rank = 0);
 

@@ -153,7 +153,7 @@ class OurSide final : public Side {
     if (rank() == 0) parameter.mul_(factor);
   }
   void see_values() override {
-    for (const auto& item : full_state(*model_)) see(item.key(), whole(item.key(), item.value()));
+    for (const auto& item : full_state(*model_)) see(item.key(), item.value());
   }
   void average() override { average_->update(); }
   torch::Tensor evaluate_average() override {
@@ -164,21 +164,6 @@ class OurSide final : public Side {
   }
   double own_value(double value) const override { return value * (1 + rank()); }
   bool is_odd_one() const override { return setting_.data > 1 && rank() + 1 == setting_.data; }
-  // What the ranks of `tensor` have slices of.
-  torch::Tensor whole(const std::string& name, const torch::Tensor& values) {
-    const bool is_of_up = name.find("_up.") != std::string::npos;
-    const bool is_of_down = name.find("_down.weight") != std::string::npos;
-    if (setting_.tensor == 1 || !(is_of_up || is_of_down)) return values;
-    const World& tensor = mesh_["tensor"];
-    const torch::Tensor all = torch::empty({values.numel() * tensor.size()}, values.options());
-    all.chunk(tensor.size())[static_cast<size_t>(tensor.rank())].copy_(values.reshape({-1}));
-    tensor.communicator().all_gather(all, "a whole parameter").wait();
-    std::vector<torch::Tensor> slices;
-    for (const torch::Tensor& slice : all.chunk(tensor.size())) {
-      slices.push_back(slice.view(values.sizes()));
-    }
-    return torch::cat(slices, is_of_up ? 0 : 1);
-  }
 
   const Mesh mesh_;
   ComposedModule::Masks masks_;

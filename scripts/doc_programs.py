@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\S*)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OTHER_NAMES = ("c++", "C++", "cc", "cxx")
 MAIN = "int main() try {"
+COUNTS = re.compile(r"\b(?:int64_t|int|auto) (?:step|samples)\b")
 INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 
 
@@ -30,6 +32,9 @@ def write_page(page, folder):
     files, functions = 0, []
     for block in BLOCK.finditer(text):
         language, file, code = block.groups()
+        if language in OTHER_NAMES:
+            line = text.count("\n", 0, block.start()) + 1
+            sys.exit(f"{name}:{line}: a block of {language}, which nothing compiles; write cpp")
         if file:
             write(folder / stem / file, code)
             files += 1
@@ -38,7 +43,9 @@ def write_page(page, folder):
             within = INCLUDE.sub("", code)  # the header above has them, and a function may not
             if MAIN in within:
                 within = within.replace(MAIN, "const auto program = [&]() -> int { try {") + "return 0; };\nprogram();\n"
-            functions.append(f'ZEROPAGE_SNIPPET({stem}_{line}) {{{{\n#line {line} "{name}"\n{within}}}}}\n')
+            # One that counts steps itself is given none, which would hide that it uses its own where there is none.
+            head = "ZEROPAGE_SNIPPET_THAT_COUNTS" if COUNTS.search(code) else "ZEROPAGE_SNIPPET"
+            functions.append(f'{head}({stem}_{line}) {{{{\n#line {line} "{name}"\n{within}}}}}\n')
     if functions:
         write(folder / "snippets" / f"{stem}.cpp", '#include "doc_snippets.h"\n\n' + "\n".join(functions))
     return files, len(functions)

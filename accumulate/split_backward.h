@@ -35,7 +35,7 @@ class SplitBackward {
   // Does the first half. output: requires grad; gradient: of its sizes; input: a leaf that requires grad. If it is
   // undefined, or the output does not depend on it, the first half is empty and the second one is the whole backward.
   SplitBackward(const at::Tensor& output, const at::Tensor& gradient, const at::Tensor& input);
-  // Of an output that nothing which trains leads to: both halves are empty.
+  // Both halves are empty for an output that nothing which trains leads to.
   SplitBackward() = default;
   SplitBackward(SplitBackward&&) = default;
   SplitBackward& operator=(SplitBackward&&) = default;

@@ -39,7 +39,7 @@ class SliceMark : public memory::TensorMark {
 
   const comm::World& ranks() const { return ranks_->world; }
   const SlicedDimension& cut() const { return cut_; }
-  // Of what the mark is on. Collective; without a mark and without gradients.
+  // The whole of what the mark is on. Collective; without a mark and without gradients.
   at::Tensor whole_of(const at::Tensor& slice) const;
 
  protected:

@@ -13,7 +13,7 @@ namespace {
 constexpr int64_t kMostDimensions = 9;
 constexpr int64_t kHeaderNumel = kMostDimensions + 2;  // dtype, dimensions, sizes
 constexpr int64_t kNothingFollows = -1;                // in place of the dtype
-// Of a boundary behind such a header.
+// The shape that a boundary has behind such a header.
 const StageMessages::Shape kClosed = {.sizes = {}, .dtype = at::ScalarType::Undefined};
 
 std::string describe(const Message& message) {
@@ -54,7 +54,7 @@ at::Tensor nothing_like(const StageMessages::Shape& shape, c10::Device device) {
 bool is_nothing(const at::Tensor& tensor) {
   const auto bits = bits_of_nothing(tensor.scalar_type());
   if (!tensor.is_cpu() || tensor.numel() == 0 || !bits) return false;
-  // Of values the first element says that they are some.
+  // The first element of values says that they are some.
   if (std::memcmp(tensor.const_data_ptr(), &bits->bits, tensor.element_size()) != 0) return false;
   return tensor.view(bits->integer).eq(bits->bits).all().item<bool>();
 }

@@ -44,7 +44,7 @@ class StageMessages {
   void send(const Message& message, const at::Tensor& tensor);
   // Undefined: the stage has failed, and sent nothing.
   at::Tensor receive(const Message& message);
-  // Of a stage that has failed, in the places of send() and receive().
+  // What a stage that has failed does in the places of send() and receive().
   void send_nothing(const Message& message);
   void discard(const Message& message);
   // Begins to receive what receive() will be asked for next from there, if its shape is known.

@@ -198,8 +198,8 @@ TEST_F(TrainGptTest, SendsTheFormulasBytes) {
     // small page.
     EXPECT_NEAR(rank["reduce_scatter"].get<double>(), 3 * gradient_bytes / 2,
                 0.005 * 3 * gradient_bytes / 2);
-    // The norm, the weight, three numbers that ranks compare and a word of flags go along.
-    constexpr int64_t kAgreementBytes = 8 * (2 * 69 + 3 + 1);
+    // The norm, the weight, three numbers that ranks compare, what gradients were multiplied by, and a word of flags go along.
+    constexpr int64_t kAgreementBytes = 8 * (2 * 69 + 3 + 1 + 1);
     EXPECT_EQ(rank["all_gather"].get<int64_t>(),
               rank["reduce_scatter"].get<int64_t>() + 3 * kAgreementBytes);
   }

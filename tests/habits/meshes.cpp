@@ -395,7 +395,7 @@ struct GroupedQueriesImpl : torch::nn::Module {
       return layer(x).view({x.size(0), x.size(1), -1, kWidthOfHead}).transpose(1, 2);
     };
     const torch::Tensor query = by_head(queries), key = by_head(keys), value = by_head(values);
-    // As scaled_dot_product_attention() pairs them where it is told to: as many queries a key as there are.
+    // Pairs them by as many queries a key as there are, like scaled_dot_product_attention() where it is told to.
     const auto repeated = [&](const torch::Tensor& heads) {
       const int64_t times = (query.size(1) + heads.size(1) - 1) / heads.size(1);
       return heads.repeat_interleave(times, 1).slice(1, 0, query.size(1));

@@ -61,7 +61,7 @@ ComposedModule::ComposedModule(const std::vector<Unit>& units, uint64_t seed, Ma
   const torch::NoGradGuard no_grad;
   for (const auto& item : named_parameters()) {
     torch::Tensor parameter = item.value();
-    // Of a norm's weight, whose values are about 1, as of any.
+    // A norm's weight too, whose values are about 1 otherwise.
     parameter.copy_(torch::randn(parameter.sizes(), generator) * 0.3 + 0.1);
   }
 }

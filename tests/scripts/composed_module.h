@@ -21,7 +21,7 @@ struct Sample {
   torch::Tensor words;   // [kBatch], below kWords
   torch::Tensor target;  // [kBatch, kWidth]
 };
-// Of a rank of `data`, in double.
+// What a rank of `data` is given, in double.
 Sample sample_of(uint64_t seed, int pass, int rank);
 
 class ComposedModule : public torch::nn::Module {

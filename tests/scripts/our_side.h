@@ -8,7 +8,7 @@
 namespace zeropage::scripts {
 
 struct OurRun {
-  // Of rank 0.
+  // What rank 0 saw.
   Observations seen;
   // The first rank's that threw, and empty where none did.
   std::string error;

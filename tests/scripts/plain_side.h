@@ -25,7 +25,7 @@ class PlainSide final : public Side {
   double own_value(double value) const override { return value * 0.5 * (1 + setting_.data); }
   bool is_odd_one() const override { return false; }
 
-  // Of each rank of `data`. The buffers are rank 0's in the end, as DistributedDataParallel promises.
+  // Calls it for each rank of `data`. The buffers are rank 0's in the end, which DistributedDataParallel promises.
   template <typename Forward>
   void on_each_rank(const Forward& forward);
 

@@ -91,7 +91,7 @@ TEST(ScriptsTest, AreMadeAsSmallAsTheFaultAllows) {
   Script script = random_script(3);
   script.units.push_back({Kind::kGru, 0});
   script.actions.push_back({Does::kEvaluate, 0, 1});
-  // As if each evaluation of a GRU at two ranks or more were wrong.
+  // The fault: each evaluation of a GRU at two ranks or more.
   const auto is_still = [](const Script& of) {
     const auto has_gru = std::any_of(of.units.begin(), of.units.end(),
                                      [](const Unit& unit) { return unit.kind == Kind::kGru; });

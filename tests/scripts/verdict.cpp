@@ -23,7 +23,7 @@ bool unfreezes(const Script& script) {
   return has_any(script, [](Does does) { return does == Does::kUnfreeze; });
 }
 
-// Of an error that the script is to be told; null for others.
+// The one that the script is to be told by this error; null for other errors.
 const Refusal* refusal_of(const Script& script, const std::string& error) {
   for (const Refusal& refusal : refusals()) {
     if (refusal.is_due(script) && error.find(refusal.words) != std::string::npos) return &refusal;

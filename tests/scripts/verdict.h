@@ -35,7 +35,7 @@ struct Verdict {
 };
 
 Verdict verdict_of(const Script& script);
-// Of what the two sides saw.
+// Compares what the two sides saw.
 Verdict compared(const Script& script, const Observations& expected, const Observations& got);
 
 // A script without what the fault does not need. is_still: whether a smaller script has the fault.

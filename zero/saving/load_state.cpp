@@ -76,7 +76,7 @@ void merge_names(const comm::World& texts, LoadReport& report) {
 void settle_random(const comm::World& texts, const json& saved,
                    const DistributedDataParallelBase& model, LoadReport& report) {
   json own = detail::own_generators(model);
-  // As they are only compared.
+  // They are only compared.
   own["states"] = std::hash<std::string>()(own["states"].dump());
   const std::string reason =
       detail::settle(texts, "loading state", own, nullptr,

@@ -30,7 +30,7 @@ class StateWitness {
   torch::optim::Optimizer& optimizer_;
   const std::string class_name_;
   at::Tensor refusing_;
-  // Of the entries' addresses, so that another entry for the same parameter is seen too.
+  // The sum of the entries' addresses, so that another entry for the same parameter is seen too.
   uint64_t sum_ = 0;
   size_t groups_ = 0;  // that were entered
 };

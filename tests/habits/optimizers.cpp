@@ -279,7 +279,7 @@ const int kClearsGroups = edit_is_refused(
 
 const int kWritesState = edit_is_refused(
     "puts a state of its own into state()",
-    "something was put into the optimizer's state(), or taken out of it",
+    "something was put into the optimizer's state(), changed in it or taken out of it",
     "set states by load_state(), or make the optimizer anew", [](auto& optimizer, auto& model) {
       optimizer.state()[model.parameters().front().unsafeGetTensorImpl()] =
           std::make_unique<torch::optim::AdamWParamState>();
@@ -287,8 +287,8 @@ const int kWritesState = edit_is_refused(
 
 const int kClearsState = edit_is_refused(
     "clears state(), to begin without momentum",
-    "something was put into the optimizer's state(), or taken out of it", "make the optimizer anew",
-    [](auto& optimizer, auto&) { optimizer.state().clear(); });
+    "something was put into the optimizer's state(), changed in it or taken out of it",
+    "make the optimizer anew", [](auto& optimizer, auto&) { optimizer.state().clear(); });
 
 const int kZeroesMoments =
     edit_is_refused("zeroes exp_avg in a loop over state()",
@@ -296,6 +296,14 @@ const int kZeroesMoments =
                     "make the optimizer anew", [](auto& optimizer, auto&) {
                       for (auto& [parameter, state] : optimizer.state()) {
                         static_cast<torch::optim::AdamWParamState&>(*state).exp_avg().zero_();
+                      }
+                    });
+
+const int kSetsSteps =
+    edit_is_refused("sets a state's count of steps in a loop over state()", "changed in it",
+                    "make the optimizer anew", [](auto& optimizer, auto&) {
+                      for (auto& [parameter, state] : optimizer.state()) {
+                        static_cast<torch::optim::AdamWParamState&>(*state).step(0);
                       }
                     });
 

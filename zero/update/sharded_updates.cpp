@@ -85,6 +85,7 @@ void ShardedUpdates::set_steps(int64_t steps) {
 
 void ShardedUpdates::begin_visit() {
   check_whole("reading or writing the optimizer's state");
+  witness_.check("reading or writing the optimizer's state");
   hear();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
            "options.offload.step: with StepWhen::kOneStepLate a step is always under way, and its "

@@ -1,5 +1,7 @@
 #include "zero/update/state_witness.h"
 
+#include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
 
@@ -34,43 +36,63 @@ class RefusesAll final : public memory::TensorMark {
   }
 };
 
-std::unique_ptr<OptimizerParamState> entry_of(const std::string& class_name,
-                                              const at::Tensor& refusing) {
-  const auto with_moments = [&]<typename State>(std::unique_ptr<State> state) {
-    state->exp_avg(refusing);
-    state->exp_avg_sq(refusing);
-    state->max_exp_avg_sq(refusing);
-    return state;
-  };
-  if (class_name == "torch::optim::AdamW") {
-    return with_moments(std::make_unique<torch::optim::AdamWParamState>());
+// What reads as no count of steps.
+constexpr int64_t kNoSteps = -1;
+
+// The entries of one class. visit: calls its argument with each tensor of an entry; steps: whether it counts them.
+template <typename State>
+struct Entries {
+  template <typename Visit>
+  static void visit(State& state, const Visit& visit) {
+    if constexpr (requires { state.exp_avg(); }) visit(state.exp_avg());
+    if constexpr (requires { state.exp_avg_sq(); }) visit(state.exp_avg_sq());
+    if constexpr (requires { state.max_exp_avg_sq(); }) visit(state.max_exp_avg_sq());
+    if constexpr (requires { state.momentum_buffer(); }) visit(state.momentum_buffer());
+    if constexpr (requires { state.sum(); }) visit(state.sum());
+    if constexpr (requires { state.square_avg(); }) visit(state.square_avg());
+    if constexpr (requires { state.grad_avg(); }) visit(state.grad_avg());
   }
-  if (class_name == "torch::optim::Adam") {
-    return with_moments(std::make_unique<torch::optim::AdamParamState>());
-  }
-  if (class_name == "torch::optim::SGD") {
-    auto state = std::make_unique<torch::optim::SGDParamState>();
-    state->momentum_buffer(refusing);
-    return state;
-  }
-  if (class_name == "torch::optim::Adagrad") {
-    auto state = std::make_unique<torch::optim::AdagradParamState>();
-    state->sum(refusing);
+  static std::unique_ptr<OptimizerParamState> make(const at::Tensor& refusing) {
+    auto state = std::make_unique<State>();
+    visit(*state, [&](at::Tensor& tensor) { tensor = refusing; });
+    if constexpr (requires { state->step(); }) state->step(kNoSteps);
     return state;
   }
-  if (class_name == "torch::optim::RMSprop") {
-    auto state = std::make_unique<torch::optim::RMSpropParamState>();
-    state->square_avg(refusing);
-    state->momentum_buffer(refusing);
-    state->grad_avg(refusing);
-    return state;
+  static bool is_untouched(OptimizerParamState& entry, const at::Tensor& refusing) {
+    auto* const state = dynamic_cast<State*>(&entry);
+    if (state == nullptr) return false;
+    bool is_same = true;
+    visit(*state, [&](at::Tensor& tensor) { is_same = is_same && tensor.is_same(refusing); });
+    if constexpr (requires { state->step(); }) is_same = is_same && state->step() == kNoSteps;
+    return is_same;
   }
-  if (class_name == "zeropage::Lion") {
-    auto state = std::make_unique<LionParamState>();
-    state->exp_avg(refusing);
-    return state;
-  }
-  return nullptr;
+};
+
+struct Class {
+  const char* name;
+  std::unique_ptr<OptimizerParamState> (*make)(const at::Tensor& refusing);
+  bool (*is_untouched)(OptimizerParamState& entry, const at::Tensor& refusing);
+};
+
+template <typename State>
+constexpr Class class_of(const char* name) {
+  return {name, &Entries<State>::make, &Entries<State>::is_untouched};
+}
+
+constexpr std::array kClasses = {
+    class_of<torch::optim::AdamWParamState>("torch::optim::AdamW"),
+    class_of<torch::optim::AdamParamState>("torch::optim::Adam"),
+    class_of<torch::optim::SGDParamState>("torch::optim::SGD"),
+    class_of<torch::optim::AdagradParamState>("torch::optim::Adagrad"),
+    class_of<torch::optim::RMSpropParamState>("torch::optim::RMSprop"),
+    class_of<LionParamState>("zeropage::Lion"),
+};
+
+// Null for a class that is not among them.
+const Class* find_class(const std::string& name) {
+  const auto found = std::find_if(kClasses.begin(), kClasses.end(),
+                                  [&](const Class& known) { return known.name == name; });
+  return found == kClasses.end() ? nullptr : &*found;
 }
 
 }  // namespace
@@ -82,28 +104,32 @@ StateWitness::StateWitness(torch::optim::Optimizer& optimizer, std::string class
 }
 
 void StateWitness::enter() {
+  const Class* const known = find_class(class_name_);
+  if (known == nullptr) return;
   const auto& groups = optimizer_.param_groups();
   for (; groups_ < groups.size(); ++groups_) {
     for (const at::Tensor& parameter : groups[groups_].params()) {
-      auto entry = entry_of(class_name_, refusing_);
-      if (!entry) return;
       auto& place = optimizer_.state()[parameter.unsafeGetTensorImpl()];
       if (place) continue;
-      sum_ += reinterpret_cast<uintptr_t>(entry.get());
-      place = std::move(entry);
+      place = known->make(refusing_);
+      sum_ += reinterpret_cast<uintptr_t>(place.get());
     }
   }
 }
 
 void StateWitness::check(const char* who) const {
+  const Class* const known = find_class(class_name_);
   uint64_t sum = 0;
-  for (const auto& [parameter, entry] : std::as_const(optimizer_).state()) {
+  bool is_untouched = true;
+  for (const auto& [parameter, entry] : optimizer_.state()) {
     sum += reinterpret_cast<uintptr_t>(entry.get());
+    if (known != nullptr && entry && !known->is_untouched(*entry, refusing_)) is_untouched = false;
   }
-  ZP_CHECK(sum == sum_, who,
-           ": something was put into the optimizer's state(), or taken out of it, which changes "
-           "nothing: ",
-           kWhatToDo);
+  ZP_CHECK(
+      sum == sum_ && is_untouched, who,
+      ": something was put into the optimizer's state(), changed in it or taken out of it, which "
+      "changes nothing: ",
+      kWhatToDo);
 }
 
 }  // namespace zeropage

@@ -2,8 +2,8 @@
 //
 // torch::optim::Optimizer gives its map to everybody, so scripts clear it, and zero moments in a loop over it. On an empty
 // map both would do nothing, without a word. After the first step the map has an entry for each parameter, of the class's
-// own type. Its tensors throw whatever an operator does with them, and an entry that is taken away or put in is seen at the
-// next step. A class that is not LibTorch's or ours has no entries, and there only what is put in is seen.
+// own type. Its tensors throw whatever an operator does with them, its count of steps is -1, and an entry that is taken away,
+// put in or changed is seen at the next step, and when states are saved or read. A class that is not LibTorch's or ours has no entries, and there only what is put in is seen.
 //
 // Lifetime: within the optimizer's. Threads: the training thread. Cost: 100 bytes a parameter, and at each step a pass over
 // the map's entries.

@@ -169,9 +169,8 @@ const int kOwnBatches = is_refused(
 
 const int kOwnBatchesUnclipped = is_refused(
     kGroup, "gives ranks of a tensor-parallel group other batches, and does not clip",
-    "values of parameter \"norm.weight\"", "give them the same batches",
-    [](auto& run) { train_cut(run, kNothing, kNothing, /*clips=*/false, /*own_batch=*/true); },
-    {.stages = {0}});
+    "parameter \"norm.weight\": rank 0 has ", "give them the same batches",
+    [](auto& run) { train_cut(run, kNothing, kNothing, /*clips=*/false, /*own_batch=*/true); });
 
 const int kBetween = is_refused(
     kGroup, "has a parameter between a column and its row, and leaves it out of the plan",
@@ -181,6 +180,29 @@ const int kBetween = is_refused(
           run, [](Net& net) { net->with_parameter_between = true; }, kNothing, /*clips=*/true);
     },
     kFirstAndLast);
+
+const int kBetweenUnclipped = is_refused(
+    kGroup, "has a parameter between a column and its row, and neither plans it nor clips",
+    "column and its row in the plan, as Cut::between()",
+    "name its layer in the plan, as `Cut::between()`", [](auto& run) {
+      train_cut(
+          run, [](Net& net) { net->with_parameter_between = true; }, kNothing, /*clips=*/false);
+    });
+
+const int kClipsSlices = is_refused(
+    kGroup, "clips what tensor_parallel() cut by torch::nn::utils::clip_grad_norm_",
+    "clip by zeropage::clip_grad_norm_", "clip by `zeropage::clip_grad_norm_`", [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      DistributedDataParallel<Net> model(cut_net(mesh), mesh, run.options);
+      Optimizer<SGD> optimizer(model, SGDOptions(0.1));
+      for (int step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        const Samples samples = samples_of(0, step);
+        loss_against(model(samples.inputs), samples.targets).backward();
+        torch::nn::utils::clip_grad_norm_(model.parameters(), 0.1);
+        optimizer.step();
+      }
+    });
 
 const int kWritesByWorldRank = is_refused(
     kGroup, "writes to a whole parameter under a guard on world rank 0 of a tensor-parallel group",

@@ -43,6 +43,15 @@ const char* advice(ToldKind kind) {
   return "";
 }
 
+// Along "tensor", where ranks drift by other mistakes.
+constexpr const char* kAdviceOfSlices =
+    "The ranks of a tensor-parallel group trained on with other values: clip by "
+    "zeropage::clip_grad_norm_, as torch::nn::utils' takes the norm of slices; name parameters "
+    "between a "
+    "column and its row in the plan, as Cut::between(); give these ranks the same batches and "
+    "seeds; write "
+    "the same values on all of them";
+
 std::string to_text(const RankAgreement::Lines& lines) {
   std::string text;
   for (const ToldLine& line : lines) {
@@ -66,7 +75,7 @@ std::map<std::string, std::string> from_text(const std::string& text) {
 
 // "" where they are alike. Values that a rank does not have are those of other slices or stages.
 std::string difference(const std::vector<std::string>& texts, const std::string& who,
-                       const std::function<int(int)>& name_of) {
+                       bool have_slices, const std::function<int(int)>& name_of) {
   const auto first = from_text(texts.front());
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     const auto other = from_text(texts[rank]);
@@ -101,7 +110,8 @@ std::string difference(const std::vector<std::string>& texts, const std::string&
     if (more > kMostDifferences)
       words += c10::str("; and ", more - kMostDifferences, " more differences");
     return c10::str(who, ": ranks must have this alike. ", words, ". ",
-                    advice(static_cast<ToldKind>(kind - '0')));
+                    have_slices && kind == values ? kAdviceOfSlices
+                                                  : advice(static_cast<ToldKind>(kind - '0')));
   }
   return "";
 }
@@ -234,7 +244,8 @@ void RankAgreement::settle(const comm::World& ranks, const std::string& who) {
   });
   const std::string differs =
       ranks.settle(who, to_text(lines), [&](const std::vector<std::string>& texts) {
-        return difference(texts, who, [&ranks](int rank) { return ranks.global_rank(rank); });
+        return difference(texts, who, &ranks == pages_->tensor_world(),
+                          [&ranks](int rank) { return ranks.global_rank(rank); });
       });
   ZP_CHECK(differs.empty(), differs);
   writes.forget();

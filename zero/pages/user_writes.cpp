@@ -21,6 +21,19 @@ void add(UserWrites::Hashes& hashes, const NamedParameter& parameter, uint64_t p
   if (!parameter.slice) hashes.whole = chained(hashes.whole, part);
 }
 
+// This rank's shard of a parameter in a sharded page, which the ranks of a tensor-parallel group have alike; undefined
+// where it is none, or not on the host.
+at::Tensor shard_alike(const ParameterPages& pages, const PageMemory& memory, size_t parameter) {
+  const PlacedParameter& placed = pages.parameters()[parameter];
+  if (pages.tensor_world() == nullptr || placed.parameter.slice) return {};
+  if (!pages.is_sharded(placed.page) || pages.offloads_parameters(placed.page)) return {};
+  const Range owned = pages.owned(placed.page);
+  const Range range = intersection(owned, placed.range);
+  const at::Tensor& shard = memory.owned(placed.page);
+  if (range.empty() || !shard.defined() || !shard.is_cpu()) return {};
+  return shard.narrow(0, range.begin - owned.begin, range.numel());
+}
+
 std::string quoted(const NamedParameter& parameter) {
   const std::string name = "parameter \"" + parameter.name() + "\"";
   return parameter.slice ? c10::str("slice ", parameter.slice->ranks.rank(), " of ", name) : name;
@@ -102,6 +115,13 @@ UserWrites::Hashes UserWrites::look(std::optional<uint64_t> sample_round) {
     add(hashes, parameter, written[i]);
     add(hashes, parameter, of_written[i]);
   }
+  // Ranks of `data` have other shards, so these are compared along `tensor` alone.
+  for (size_t index = 0; sample_round && index < seen_raises_.size(); ++index) {
+    const at::Tensor shard = shard_alike(*pages_, *memory_, index);
+    if (!shard.defined()) continue;
+    hashes.whole =
+        chained(hashes.whole, sampled_hash(shard.const_data_ptr(), shard.nbytes(), *sample_round));
+  }
   for (const auto& [index, hash] : seen_back_) {
     const NamedParameter& parameter = pages_->parameters()[index].parameter;
     add(hashes, parameter, index);
@@ -129,6 +149,13 @@ void UserWrites::describe(
     if (!is_compared(index)) continue;
     tell("values of " + quoted(pages_->parameters()[index].parameter),
          words_of_values(values(index)));
+  }
+  for (size_t index = 0; index < agreed_raises_.size(); ++index) {
+    const at::Tensor shard = shard_alike(*pages_, *memory_, index);
+    if (!shard.defined()) continue;
+    tell(c10::str("values of shard ", pages_->world().rank(), " of ",
+                  quoted(pages_->parameters()[index].parameter)),
+         words_of_values(shard));
   }
   // Ranks that wrote nothing say so: they have the parameter too.
   for (const auto& storage : pages_->storages()) {

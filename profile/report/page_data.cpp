@@ -58,7 +58,8 @@ Json peak_json(const Profile& profile, const RankProfile& rank, const StepProfil
           {"total", peak.total},
           {"kinds", peak.by_kind},
           {"phase", name(peak.phase)},
-          {"holders", std::move(holders)}};
+          {"holders", std::move(holders)},
+          {"all_holders", all.size()}};
 }
 
 Json accounts_json(const Profile& profile, const RankProfile& rank, const StepProfile& step,
@@ -78,9 +79,9 @@ Json accounts_json(const Profile& profile, const RankProfile& rank, const StepPr
   return accounts;
 }
 
-Json lanes_json(const RankProfile& rank, const StepProfile& step, size_t most) {
+Json lanes_json(const std::vector<PageLane>& all, size_t most) {
   Json lanes = Json::array();
-  for (const PageLane& lane : page_lanes(rank, step)) {
+  for (const PageLane& lane : all) {
     if (lanes.size() == most) break;
     Json stretches = Json::array();
     for (const PageStretch& stretch : lane.stretches) {
@@ -95,7 +96,7 @@ Json lanes_json(const RankProfile& rank, const StepProfile& step, size_t most) {
 }
 
 // Phases, collectives, copies and waits; of the code's other ranges there are too many to see.
-Json spans_json(const RankProfile& rank, const StepProfile& step, size_t most) {
+std::vector<SpanRecord> shown_spans(const RankProfile& rank, const StepProfile& step) {
   std::vector<SpanRecord> spans;
   for (const SpanRecord& span : step.spans) {
     const std::string& title = rank.names[span.name];
@@ -104,6 +105,11 @@ Json spans_json(const RankProfile& rank, const StepProfile& step, size_t most) {
     if (span.what == SpanRecord::What::kWait && !span.on_training_thread) continue;
     spans.push_back(span);
   }
+  return spans;
+}
+
+// The longest of them.
+Json spans_json(const RankProfile& rank, std::vector<SpanRecord> spans, size_t most) {
   if (spans.size() > most) {
     std::nth_element(spans.begin(), spans.begin() + static_cast<int64_t>(most), spans.end(),
                      [](const SpanRecord& a, const SpanRecord& b) {
@@ -122,12 +128,16 @@ Json spans_json(const RankProfile& rank, const StepProfile& step, size_t most) {
 
 Json step_json(const Profile& profile, const RankProfile& rank, const StepProfile& step,
                const std::vector<size_t>& kinds, const PageDetail& detail) {
+  const std::vector<PageLane> lanes = page_lanes(rank, step);
+  const std::vector<SpanRecord> spans = shown_spans(rank, step);
   return {{"step", step.step},
           {"label", step.label},
           {"duration", microseconds(step.duration_ns)},
           {"accounts", accounts_json(profile, rank, step, kinds, detail.moments)},
-          {"lanes", lanes_json(rank, step, detail.lanes)},
-          {"spans", spans_json(rank, step, detail.spans)},
+          {"lanes", lanes_json(lanes, detail.lanes)},
+          {"all_lanes", lanes.size()},
+          {"spans", spans_json(rank, spans, detail.spans)},
+          {"all_spans", spans.size()},
           {"sentences", wait_sentences(rank, step)}};
 }
 
@@ -157,7 +167,10 @@ Json ranks_json(const Profile& profile, const std::vector<size_t>& kinds,
     for (size_t index = first; index < rank->steps.size(); ++index) {
       steps.push_back(step_json(profile, *rank, rank->steps[index], kinds, detail));
     }
-    ranks.push_back({{"rank", rank->rank}, {"steps", std::move(steps)}});
+    ranks.push_back({{"rank", rank->rank},
+                     {"recorded", rank->steps.size()},
+                     {"first", rank->steps.front().step},
+                     {"steps", std::move(steps)}});
   }
   return ranks;
 }
@@ -209,6 +222,7 @@ Json run_json(const Profile& profile, const PageDetail& detail) {
           {"peak_step", highest == nullptr ? 0 : step_of_peak(*highest, profile.device)->step},
           {"formula", profile.ranks.front().formula},
           {"table", table_json(profile, detail)},
+          {"step_count", highest == nullptr ? 0 : highest->steps.size()},
           {"by_step", highest == nullptr ? Json::array() : by_step_json(profile, *highest)},
           {"ranks", ranks_json(profile, kinds, detail)}};
 }
@@ -232,18 +246,22 @@ bool PageDetail::halve() {
 std::string page_data(const Profile& profile, const Profile* other, const PageDetail& detail) {
   Json data = {{"run", run_json(profile, detail)}};
   Json growths = Json::array();
-  for (const Growth& growth : growth_of(profile)) {
+  const std::vector<Growth> all_growths = growth_of(profile);
+  for (const Growth& growth : all_growths) {
     if (growths.size() < kMostGrowths) growths.push_back(growth.to_string());
   }
   data["growth"] = std::move(growths);
+  data["all_growths"] = all_growths.size();
   if (other != nullptr) {
     data["other"] = run_json(*other, detail);
     Json rows = Json::array();
-    for (const HolderDifference& row : difference(profile, *other)) {
+    const std::vector<HolderDifference> all = difference(profile, *other);
+    for (const HolderDifference& row : all) {
       if (rows.size() == kHoldersOfTable) break;
       rows.push_back({row.kind, row.owner, row.page, row.bytes, row.other_bytes});
     }
     data["difference"] = std::move(rows);
+    data["all_differences"] = all.size();
   }
   return data.dump(-1, ' ', false, Json::error_handler_t::replace);
 }

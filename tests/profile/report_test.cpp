@@ -1,4 +1,6 @@
 // What reports say of a profile whose figures are known.
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +14,7 @@
 #include "profile/report/chrome_trace.h"
 #include "profile/report/growth.h"
 #include "profile/report/html_page.h"
+#include "profile/report/page_data.h"
 #include "profile/report/page_lanes.h"
 #include "profile/report/profile_file.h"
 #include "profile/report/table.h"
@@ -386,6 +389,58 @@ TEST_F(HtmlPageTest, StaysBelowTwoMegabytesWhateverWasRecorded) {
   EXPECT_GT(page.size(), kMostPageBytes / 8);
 }
 
+// The first colour of that name in the page from `at` on, as its relative luminance (WCAG 2.2).
+double luminance(const std::string& page, size_t at, const std::string& name) {
+  const size_t found = page.find("--" + name + ": #", at);
+  const auto colour = std::stoul(page.substr(found + name.size() + 5, 6), nullptr, 16);
+  const auto linear = [&](int shift) {
+    const double part = static_cast<double>((colour >> shift) & 0xff) / 255;
+    return part <= 0.04045 ? part / 12.92 : std::pow((part + 0.055) / 1.055, 2.4);
+  };
+  return 0.2126 * linear(16) + 0.7152 * linear(8) + 0.0722 * linear(0);
+}
+
+// By their lightness, which everybody sees.
+TEST_F(HtmlPageTest, ReducingAndWaitingHaveColoursThatAreToldApart) {
+  const std::string page = html_page(profile_of({usual().step()}));
+  for (const size_t at : {page.find(":root"), page.find("prefers-color-scheme: dark")}) {
+    ASSERT_NE(at, std::string::npos);
+    const double reducing = luminance(page, at, "reducing"), wait = luminance(page, at, "wait");
+    EXPECT_GE((std::max(reducing, wait) + 0.05) / (std::min(reducing, wait) + 0.05), 2);
+  }
+}
+
+Profile profile_of_81_steps() {
+  std::vector<StepProfile> steps;
+  for (int64_t step = 119; step < 200; ++step) {
+    steps.push_back(usual().step());
+    steps.back().step = step;
+  }
+  return profile_of(steps);
+}
+
+TEST_F(HtmlPageTest, KnowsHowMuchIsLeftOut) {
+  const auto run =
+      nlohmann::json::parse(page_data(profile_of_81_steps(), nullptr, {.steps = 10})).at("run");
+  EXPECT_EQ(run.at("step_count"), 81);
+  EXPECT_EQ(run.at("by_step").size(), 64U);
+  const auto& rank = run.at("ranks").at(0);
+  EXPECT_EQ(rank.at("recorded"), 81);
+  EXPECT_EQ(rank.at("first"), 119);
+  EXPECT_EQ(rank.at("steps").size(), 10U);
+  EXPECT_EQ(rank.at("steps").at(0).at("all_lanes"), 1);
+  EXPECT_EQ(rank.at("steps").at(0).at("accounts").at(0).at("peak").at("all_holders"), 2);
+}
+
+TEST_F(HtmlPageTest, ChromiumSaysWhatIsLeftOut) {
+  if (!has_chromium()) GTEST_SKIP() << "there is no chromium on PATH; apt-get install chromium";
+  const std::string page = drawn(html_page(profile_of_81_steps()));
+  EXPECT_THAT(
+      page,
+      HasSubstr("Of 81 recorded steps of rank 0 (119 to 199) it draws the last 32, from 168 on."));
+  EXPECT_THAT(page, HasSubstr("The first 64 of 81 recorded steps"));
+}
+
 TEST_F(HtmlPageTest, ChromiumDrawsItWithTablesLanesAndAMomentForTheKeyboard) {
   if (!has_chromium()) GTEST_SKIP() << "there is no chromium on PATH; apt-get install chromium";
   Building step = usual();
@@ -395,6 +450,10 @@ TEST_F(HtmlPageTest, ChromiumDrawsItWithTablesLanesAndAMomentForTheKeyboard) {
   EXPECT_THAT(page, HasSubstr("data-drawn=\"yes\"")) << "the script ended before its end";
   EXPECT_THAT(page, HasSubstr("The peak, 5.8 KiB, is at 30 ms in its forward (dashed line)"));
   EXPECT_THAT(page, HasSubstr("aria-valuetext=\"30 ms of 100 ms, forward: 5.8 KiB, the peak\""));
+  // The slider is one of time, in microseconds.
+  EXPECT_THAT(page, HasSubstr("max=\"100000\""));
+  // The later one is above.
+  EXPECT_LT(page.find("id=\"area-cursor\""), page.find("class=\"peak-line\""));
   EXPECT_THAT(page, HasSubstr("blocks.7"));
   EXPECT_THAT(page, HasSubstr("42 ms of 100 ms waiting for page \"blocks.7\""));
   EXPECT_THAT(page, HasSubstr("“Another run”"));

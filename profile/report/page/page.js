@@ -24,6 +24,7 @@
   }
   const change = (from, to) => (to < from ? "−" : "+") + bytes(Math.abs(to - from));
   const words = (kind) => kind.replaceAll("_", " ");
+  const few_of = (few, all, which) => few < all ? `The ${few} ${which} of ${all}` : "";
 
   // ---- elements ----
 
@@ -125,8 +126,9 @@
       area.append(svg("path", { class: "other-line", d: "M" + line.slice(1) }));
     }
     const peak = shown.account.peak;
-    area.append(svg("line", { class: "peak-line", x1: x(peak.time), x2: x(peak.time), y1: 0, y2: HEIGHT }));
     area.append(svg("line", { class: "cursor", id: "area-cursor", x1: 0, x2: 0, y1: 0, y2: HEIGHT }));
+    // Above the cursor, which begins at the peak: it shows between the dashes.
+    area.append(svg("line", { class: "peak-line", x1: x(peak.time), x2: x(peak.time), y1: 0, y2: HEIGHT }));
     $("area-words").textContent = `Bytes on the ${shown.account.name} of rank ${shown.rank.rank} over step ${shown.step.step}${shown.step.label ? " (" + shown.step.label + ")" : ""}, stacked by kind. ` +
       `The peak, ${bytes(peak.total)}, is at ${time(peak.time)} in its ${peak.phase === "other" ? "time between phases" : peak.phase} (dashed line).` +
       (theirs ? " The solid line is the other run's total, over its own step." : "");
@@ -225,7 +227,7 @@
     }
     lane_rows.forEach((lane) => { lane.now.textContent = lane.state(moment.at); });
     const slider = $("moment");
-    slider.value = shown.index;
+    slider.value = moment.at;
     const text = `${time(moment.at)} of ${time(shown.step.duration)}, ${moment.phase}: ${bytes(moment.total)}` +
       (moment.total === peak.total ? ", the peak" : `, ${bytes(peak.total - moment.total)} below the peak`);
     slider.setAttribute("aria-valuetext", text);
@@ -252,6 +254,17 @@
     const account = step.accounts.find((one) => one.name === shown.account.name) || null;
     return account && { account, duration: step.duration };
   }
+  // What was recorded and is not on the page.
+  function left_out() {
+    const rank = shown.rank, step = shown.step, said = [];
+    const part = (shown_count, all, what) => { if (shown_count < all) said.push(what(shown_count, all)); };
+    part(run.ranks.length, run.rank_count, (few, all) => `Of ${all} ranks it draws the ${few} with the highest peaks.`);
+    part(rank.steps.length, rank.recorded, (few, all) => `Of ${all} recorded steps of rank ${rank.rank} (${rank.first} to ${rank.steps[rank.steps.length - 1].step}) ` +
+      `it draws the last ${few}, from ${rank.steps[0].step} on.`);
+    part(step.lanes.length, step.all_lanes, (few, all) => `Of ${all} pages of this step it has the first ${few}.`);
+    part(step.spans.length, step.all_spans, (few, all) => `Of ${all} messages, copies and waits of this step it has the ${few} longest.`);
+    return said.length === 0 ? "" : "This page is kept small. " + said.join(" ") + " zp report FILE.json -o NAME.trace.json has all of it, for Perfetto.";
+  }
   function choose(rank, step, account) {
     shown.rank = run.ranks.find((one) => one.rank === rank) || run.ranks[0];
     const steps = shown.rank.steps;
@@ -265,13 +278,15 @@
     $("step").value = shown.step.step;
     $("account").value = shown.account.name;
     shown.list = moments(shown.account, run.kinds);
-    $("moment").max = shown.list.length - 1;
+    $("moment").max = Math.max(1, shown.step.duration);
     draw_area();
     draw_lanes();
+    $("left-out").textContent = left_out();
     $("sentences").replaceChildren(...shown.step.sentences.map((sentence) => html("li", sentence)));
     table($("holders"), ["bytes", { text: "kind" }, { text: "allocated by" }, { text: "for page" }, "blocks"],
       shown.account.peak.holders.map(([kind, owner, page, count, blocks]) =>
-        [bytes(count), { text: words(kind) }, { text: owner || "outside of operators" }, { text: page || "–" }, blocks]), "");
+        [bytes(count), { text: words(kind) }, { text: owner || "outside of operators" }, { text: page || "–" }, blocks]),
+      few_of(shown.account.peak.holders.length, shown.account.peak.all_holders, "largest"));
     go_to_time(shown.account.peak.time);
   }
 
@@ -319,10 +334,13 @@
     const isLabelled = run.by_step.some((row) => row.label);
     table($("by-step"), ["step", ...(isLabelled ? [{ text: "what" }] : []), "peak", ...run.kinds.map((kind) => words(run.kind_names[kind])), { text: "the peak is in its" }, "time", "waiting"],
       run.by_step.map((row) => [row.step, ...(isLabelled ? [{ text: row.label }] : []), bytes(row.total), ...run.kinds.map((kind) => bytes(row.kinds[kind])),
-        { text: row.phase }, time(row.time), time(row.wait)]), `Bytes on the ${run.device} of rank ${run.peak_rank} at the peak of each step`);
+        { text: row.phase }, time(row.time), time(row.wait)]), `Bytes on the ${run.device} of rank ${run.peak_rank} at the peak of each step` +
+      (run.by_step.length < run.step_count ? `. The first ${run.by_step.length} of ${run.step_count} recorded steps` : ""));
   }
   function draw_growth() {
     $("growth").replaceChildren(...data.growth.map((sentence) => html("p", "Growth: " + sentence, { class: "warn" })));
+    const few = few_of(data.growth.length, data.all_growths, "first");
+    if (few) $("growth").append(html("p", few, { class: "words" }));
   }
   function draw_other() {
     if (!other || other.ranks.length === 0) return;
@@ -337,7 +355,8 @@
         bytes(at(run, mine.held, kind)), bytes(at(other, theirs.held, kind)), change(at(run, mine.held, kind), at(other, theirs.held, kind))]), "Bytes on the device that trains");
     table($("difference"), ["change", { text: "kind" }, { text: "allocated by" }, { text: "for page" }, "here", "other run"],
       data.difference.map(([kind, owner, page, here, there]) =>
-        [change(here, there), { text: words(kind) }, { text: owner || "outside of operators" }, { text: page || "–" }, bytes(here), bytes(there)]), "");
+        [change(here, there), { text: words(kind) }, { text: owner || "outside of operators" }, { text: page || "–" }, bytes(here), bytes(there)]),
+      few_of(data.difference.length, data.all_differences, "largest"));
   }
 
   // ---- hands ----
@@ -361,7 +380,7 @@
     $("step").addEventListener("change", (event) => choose(shown.rank.rank, +event.target.value, shown.account.name));
     $("account").addEventListener("change", (event) => choose(shown.rank.rank, shown.step.step, event.target.value));
     $("to-peak").addEventListener("click", () => go_to_time(shown.account.peak.time));
-    $("moment").addEventListener("input", (event) => show_moment(+event.target.value));
+    $("moment").addEventListener("input", (event) => go_to_time(+event.target.value));
     $("moment").addEventListener("keydown", key);
     $("lanes").addEventListener("keydown", key);
     $("area").addEventListener("pointermove", point);

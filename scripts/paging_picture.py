@@ -124,6 +124,7 @@ def shards():
 
 PAGES = 4
 FORWARD, BACKWARD, TRANSFER, STEP = 56, 94, 40, 62  # how long each takes, in points
+COUNTS = {1: "one", 2: "two", 3: "three", 4: "four"}
 FIRST_GRADIENT = 0.5  # of a page's backward, when its bucket opens
 
 
@@ -152,9 +153,9 @@ class Schedule:
         self.fetch(0, 0)
         touched = 0
         for page in range(PAGES):  # forward
-            if page > 1:
-                self.evict(page - 2, touched)
             if page < last:
+                if page > 0:  # for room
+                    self.evict(page - 1, touched)
                 self.fetch(page + 1, touched)
             begin = max(touched, self.came[page][1])
             touched = begin + FORWARD
@@ -179,6 +180,9 @@ class Schedule:
         self.evict(0, self.step_begins)
         self.step_ends = self.step_begins + STEP
         return self
+
+    def most_resident(self):
+        return max(sum(begin <= at < end for _, begin, _, end in self.resident) for _, at, _, _ in self.resident)
 
 
 def step():
@@ -225,7 +229,7 @@ def step():
     for page, begin, end in schedule.buckets:
         yield bar(bucket, begin, end, ORANGE_LIGHT, str(page), ORANGE)
 
-    yield text(at(0) + 5, pages + 3 * 26 + 14, "two pages at most", "blue")
+    yield text(at(0) + 5, pages + 3 * 26 + 14, f"{COUNTS[schedule.most_resident()]} pages at most", "blue")
     yield text(at(0) + 5, bucket + 14, "one bucket at a time", "orange")
     key = bottom + 26
     for x, fill, stroke, words in ((30, BLUE, BLUE, "all_gather of a page"),

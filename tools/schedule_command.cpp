@@ -29,6 +29,7 @@ constexpr int kMostMicroBatches = 1 << 16;
 constexpr int kMostChunks = 1024;
 constexpr int64_t kMostActions = 8'000'000;  // about 1 GB while they are simulated
 constexpr int64_t kMostBoxes = 20'000;
+constexpr size_t kColumns = 79;
 
 std::vector<std::string> schedule_words() {
   std::vector<std::string> words;
@@ -129,6 +130,29 @@ json json_of_means(const Timeline& timeline) {
   return ranks;
 }
 
+// Lines of 79 characters at most: "..., in micro-batches: rank 0 4, rank 1 3". Ranks that follow each other and hold as much are
+// told together.
+std::string activations_in_words(const std::vector<double>& peaks) {
+  std::string text = "most activations held, in micro-batches:";
+  size_t column = text.size();
+  for (size_t rank = 0; rank < peaks.size();) {
+    size_t next = rank + 1;
+    while (next < peaks.size() && peaks[next] == peaks[rank]) ++next;
+    std::string part = next - rank == 1
+                           ? " rank " + std::to_string(rank)
+                           : " ranks " + std::to_string(rank) + "-" + std::to_string(next - 1);
+    part += " " + number(peaks[rank]) + (next < peaks.size() ? "," : "");
+    if (column + part.size() > kColumns) {
+      text += "\n ";
+      column = 1;
+    }
+    text += part;
+    column += part.size();
+    rank = next;
+  }
+  return text;
+}
+
 void print_words(const Summary& summary, const std::optional<Measured>& measured) {
   std::printf("%s\n", summary.title.c_str());
   if (measured) {
@@ -140,11 +164,7 @@ void print_words(const Summary& summary, const std::optional<Measured>& measured
     std::printf("step: %s s simulated\n", number(summary.makespan_s).c_str());
   }
   std::printf("bubble: %s %% of the ranks' time\n", number(100 * summary.bubble, "%.1f").c_str());
-  std::printf("most activations held, in micro-batches:");
-  for (size_t rank = 0; rank < summary.peaks.size(); ++rank) {
-    std::printf("%s rank %zu %s", rank == 0 ? "" : ",", rank, number(summary.peaks[rank]).c_str());
-  }
-  std::printf("\n");
+  std::printf("%s\n", activations_in_words(summary.peaks).c_str());
   if (measured) print_means(measured->step.timeline);
 }
 

@@ -12,7 +12,8 @@ namespace {
 
 using namespace parallel;
 
-constexpr double kChartWidth = 860;
+constexpr double kLeastChart = 860;
+constexpr double kWidestChart = 8000;
 constexpr double kLeft = 64;   // of the chart, beside the ranks' names
 constexpr double kRight = 96;  // for what a rank holds
 constexpr double kTop = 64;
@@ -76,10 +77,12 @@ std::string short_number(double value) {
 class Drawing {
  public:
   explicit Drawing(const SchedulePicture& picture)
-      : picture_(picture), whole_s_(std::max(makespan_s(picture.timeline), 1e-9)) {}
+      : picture_(picture),
+        whole_s_(std::max(makespan_s(picture.timeline), 1e-9)),
+        chart_width_(width_for(picture, whole_s_)) {}
 
   std::string text() {
-    const double width = kLeft + kChartWidth + kRight;
+    const double width = kLeft + chart_width_ + kRight;
     const double bottom = row_top(picture_.timeline.size());
     out_ << R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 )" << tenth(width) << ' '
          << tenth(bottom + 44) << "\" width=\"" << tenth(width) << "\" height=\""
@@ -88,14 +91,33 @@ class Drawing {
     words(kLeft, 22, picture_.title, "title");
     draw_legend();
     draw_axis(bottom);
-    words(kLeft + kChartWidth + 10, kTop - 6, "holds at most", "muted");
+    words(kLeft + chart_width_ + 10, kTop - 6, "holds at most", "muted");
     for (size_t rank = 0; rank < picture_.timeline.size(); ++rank) draw_rank(rank);
     out_ << "</svg>\n";
     return out_.str();
   }
 
  private:
-  double x(double seconds) const { return kLeft + kChartWidth * seconds / whole_s_; }
+  // Three of four boxes have room for their numbers.
+  static double width_for(const SchedulePicture& picture, double whole_s) {
+    std::vector<double> seconds;
+    int last = 0;
+    for (const auto& actions : picture.timeline) {
+      for (const TimedAction& timed : actions) {
+        seconds.push_back(timed.end_s - timed.begin_s);
+        last = std::max(last, timed.action.micro_batch);
+      }
+    }
+    if (seconds.empty()) return kLeastChart;
+    const auto quarter = seconds.begin() + static_cast<int64_t>(seconds.size() / 4);
+    std::nth_element(seconds.begin(), quarter, seconds.end());
+    const size_t letters = std::to_string(last).size() + (picture.chunks > 1 ? 2 : 0);
+    const double box = kLetter * static_cast<double>(letters) + 5;
+    if (*quarter <= 0) return kWidestChart;
+    return std::clamp(box * whole_s / *quarter, kLeastChart, kWidestChart);
+  }
+
+  double x(double seconds) const { return kLeft + chart_width_ * seconds / whole_s_; }
   static double row_top(size_t rank) {
     return kTop + static_cast<double>(rank) * (kRowHeight + kRowGap);
   }
@@ -143,7 +165,7 @@ class Drawing {
            << tenth(bottom) << "\"/>\n";
       words(at, bottom + 14, short_number(tick * step * unit.per_second), "muted", "middle");
     }
-    words(kLeft + kChartWidth / 2, bottom + 34, "time, " + std::string(unit.name), "muted",
+    words(kLeft + chart_width_ / 2, bottom + 34, "time, " + std::string(unit.name), "muted",
           "middle");
   }
 
@@ -152,7 +174,7 @@ class Drawing {
     const double base = top + kRowHeight / 2 + 4;
     words(kLeft - 10, base, "rank " + std::to_string(rank), "", "end");
     for (const TimedAction& timed : picture_.timeline[rank]) draw_action(timed, top, base);
-    words(kLeft + kChartWidth + 10, base, short_number(picture_.peak_activations[rank]), "muted");
+    words(kLeft + chart_width_ + 10, base, short_number(picture_.peak_activations[rank]), "muted");
   }
 
   void draw_action(const TimedAction& timed, double top, double base) {
@@ -180,6 +202,7 @@ class Drawing {
 
   const SchedulePicture& picture_;
   double whole_s_;
+  double chart_width_;  // points, without what is beside it
   std::ostringstream out_;
 };
 

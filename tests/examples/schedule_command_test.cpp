@@ -1,5 +1,6 @@
 // `zp schedule` as users type it.
 #include <fstream>
+#include <sstream>
 
 #include "tests/examples/train_gpt_run.h"
 #include "tests/harness/disk_folder.h"
@@ -86,6 +87,29 @@ TEST(ScheduleCommandTest, ThePictureHasABoxForEachActionAndKindsOfItsOwn) {
   }
   EXPECT_EQ(boxes("--schedule interleaved --chunks 2", "class=\"box B later\""), 32U);
   EXPECT_EQ(boxes("--schedule interleaved --chunks 2", "prefers-color-scheme:dark"), 1U);
+}
+
+TEST(ScheduleCommandTest, ManyRanksAreReadableInATerminalAndInThePicture) {
+  const DiskFolder folder;
+  const std::string file = folder.path() + "/picture.svg";
+  const Outcome outcome =
+      shell(ZP " schedule --pipeline 16 --micro-batches 32 --schedule interleaved -o " + file);
+  EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+  std::istringstream lines(outcome.output);
+  for (std::string line; std::getline(lines, line);) EXPECT_LT(line.size(), 80U) << line;
+  EXPECT_THAT(outcome.output, HasSubstr("rank 15 8.5\n"));
+  // Each of its 2048 actions has a box that tells which one it is.
+  const std::string picture = text_in(file);
+  for (const char* label : {">F0.0</text>", ">31.0</text>", ">31.1</text>"}) {
+    size_t found = 0;
+    for (size_t at = picture.find(label); at != std::string::npos;
+         at = picture.find(label, at + 1)) {
+      ++found;
+    }
+    EXPECT_GE(found, 16U) << label;
+  }
+  EXPECT_THAT(shell(ZP " schedule --pipeline 64 --micro-batches 8 --schedule gpipe").output,
+              HasSubstr("in micro-batches: ranks 0-63 8\n"));
 }
 
 TEST(ScheduleCommandTest, AMeasuredStepIsComparedWithItsActionsWithoutDelay) {

@@ -3,12 +3,13 @@
 // gradients over the ranks.
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 
 #include <torch/torch.h>
 
 #include "zero/zeropage.h"
 
-int main() {
+void train() {
   const char* rank_variable = std::getenv("RANK");  // set by launchers
   const int rank = rank_variable == nullptr ? 0 : std::atoi(rank_variable);
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(),
@@ -29,5 +30,14 @@ int main() {
     optimizer.step();
     if (rank == 0 && step % 50 == 49)
       std::printf("step %3d  loss %.4f\n", step + 1, loss.item<double>());
+  }
+}
+
+int main() {
+  try {
+    train();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", zeropage::message_of(error).c_str());
+    return 1;
   }
 }

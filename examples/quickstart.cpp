@@ -1,6 +1,7 @@
 // A script of plain data parallelism, trained on two local ranks: `quickstart`, or `zp run -n 4 --
 // quickstart`.
 #include <cstdio>
+#include <exception>
 
 #include <torch/torch.h>
 
@@ -39,9 +40,14 @@ int train(zeropage::World& world) {
 }
 
 int main() {
-  if (zeropage::launched_by_environment()) {
-    auto world = zeropage::World::from_environment();
-    return train(world);
+  try {
+    if (zeropage::launched_by_environment()) {
+      auto world = zeropage::World::from_environment();
+      return train(world);
+    }
+    return zeropage::World::launch(/*ranks=*/2, train);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", zeropage::message_of(error).c_str());
+    return 1;
   }
-  return zeropage::World::launch(/*ranks=*/2, train);
 }

@@ -359,6 +359,16 @@ TEST(ExamplesTest, RunAloneAndUnderALauncher) {
   }
 }
 
+TEST(ExamplesTest, TellAMistakeInALineAndNotWithAStack) {
+  for (const std::string program : {QUICKSTART, DROP_IN}) {
+    const Outcome outcome =
+        shell("RANK=5 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=1 " + program);
+    EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
+    EXPECT_EQ(outcome.output,
+              "environment: RANK=5 and WORLD_SIZE=2 contradict each other; ranks go from 0 to 1\n");
+  }
+}
+
 // The program itself checks that each shape gives the sum.
 TEST(ExamplesTest, ShapesOfAllReducePutOnTheBusiestLinkWhatTheirFormulasSay) {
   const std::string picture = ::testing::TempDir() + "shapes.svg";

@@ -1,8 +1,10 @@
 // zp: Zeropage's command line (tools/subcommand.h). Exit codes: those of the subcommand; 2 for a
 // command line that makes no sense.
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -124,11 +126,20 @@ int run_zp(int argc, char** argv) {
   return kUsageError;
 }
 
+// A full disk is noticed when the last of the output is written.
+int with_output_written(int exit_code) {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  std::fprintf(stderr, "zp: the output cannot be written: %s\n",
+               errno != 0 ? std::strerror(errno) : "a write failed");
+  return exit_code != 0 ? exit_code : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    return run_zp(argc, argv);
+    return with_output_written(run_zp(argc, argv));
   } catch (const std::invalid_argument& error) {
     return usage_error(error.what());
   } catch (const std::exception& error) {

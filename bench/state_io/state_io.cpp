@@ -194,7 +194,11 @@ void measure(const Flags& flags) {
     json["work_beside"] = spread_json(slower);
   }
   fs::remove_all(folder);
-  if (!flags.json.empty()) std::ofstream(flags.json) << json.dump(1) << '\n';
+  if (flags.json.empty()) return;
+  std::ofstream file(flags.json);
+  file << json.dump(1) << '\n';
+  ZP_CHECK(file.flush(), "--json ", flags.json,
+           ": could not be written; name a file in a folder that is there");
 }
 
 }  // namespace

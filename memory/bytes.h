@@ -27,12 +27,9 @@ int64_t system_page_bytes();
 // "512 B", "1.5 KiB", "97.2 MiB", "1.20 GiB".
 std::string format_bytes(int64_t bytes);
 
-// Reads a whole number of bytes with an optional unit: "4096", "64KiB", "16 MiB", "1.5GiB". Units
-// are powers of 1024; K, M, G and kB, MB, GB mean the same. Throws on anything else.
+// Reads a size: "4096" bytes, or a number with a unit, "64KiB", "1.5 GiB", "80GB", rounded to a whole byte. A unit is as
+// makers of memory write it: "80GB" is 80 x 10^9 bytes, and "80GiB", 80 x 2^30, is 7 % more. Throws on anything else;
+// on "80G" with both of them in words.
 int64_t parse_bytes(std::string_view text);
-
-// Reads the size of a memory as makers of memory write it: "80GB" is 80 x 10^9 bytes, and "80GiB",
-// 80 x 2^30, is 7 % more. Throws on anything else; on "80G" with both of them in words.
-int64_t parse_memory_size(std::string_view text);
 
 }  // namespace zeropage::memory

@@ -190,7 +190,11 @@ int main(int argc, char** argv) {
   app.add_option("--device", flags.device)->check(CLI::IsMember({"cpu", "cuda"}));
   app.add_option("--compute-dtype", flags.compute_dtype)->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--json", flags.json_path)->required();
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   try {
     train(flags);
   } catch (const c10::Error& error) {

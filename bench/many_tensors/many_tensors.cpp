@@ -215,12 +215,12 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--tensors", flags.tensors, "Numbers of parameters")->delimiter(',');
   app.add_option("--stages", flags.stages, "Stages")->delimiter(',')->check(CLI::Range(0, 3));
-  app.add_option("--numel", flags.numel, "Elements of a parameter")->check(CLI::PositiveNumber);
-  app.add_option("--ranks", flags.ranks, "Ranks, which are threads")->check(CLI::PositiveNumber);
+  app.add_option("--numel", flags.numel, "Elements of a parameter")->check(CLI::Range(1, 1 << 30));
+  app.add_option("--ranks", flags.ranks, "Ranks, which are threads")->check(CLI::Range(1, 1 << 30));
   app.add_option("--groups", flags.groups, "Parameter groups, whose parameters alternate")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 30));
   app.add_option("--steps", flags.steps, "Steps, of whose times the median is printed")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, 1 << 30));
   app.add_option("--dtype", flags.dtype, "Of the parameters")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--states", flags.state_bits, "Of the optimizer's states")

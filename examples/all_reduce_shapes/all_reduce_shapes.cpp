@@ -3,11 +3,13 @@
 //
 //   all_reduce_shapes --bytes 4MiB --svg shapes.svg
 #include <iostream>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
 #include "examples/all_reduce_shapes/chart.h"
 #include "examples/all_reduce_shapes/figures.h"
+#include "examples/command_line/command_line.h"
 #include "examples/output_files/output_files.h"
 
 int main(int argc, char** argv) {
@@ -23,7 +25,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--svg", picture, "a file for the chart");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {
     options.bytes = zeropage::memory::parse_bytes(bytes);
     // A slice of 1024 ranks has an element or more.

@@ -7,12 +7,14 @@
 #include <exception>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "examples/collectives_tour/operations.h"
+#include "examples/command_line/command_line.h"
 
 namespace collectives_tour {
 namespace {
@@ -115,7 +117,7 @@ int main(int argc, char** argv) {
   app.add_option("--ranks", ranks, "threads of this process")
       ->check(CLI::Range(2, 16))
       ->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {
     zeropage::World::threads(ranks, collectives_tour::show);
     return collectives_tour::try_transports(ranks) == 0 ? 0 : 1;

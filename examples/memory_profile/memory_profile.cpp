@@ -2,12 +2,14 @@
 // recomputed, in one table and one page. memory_profile --help.
 #include <cstdio>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "comm/launcher/launcher.h"
+#include "examples/command_line/command_line.h"
 #include "examples/memory_profile/cases.h"
 #include "examples/memory_profile/table.h"
 #include "examples/output_files/output_files.h"
@@ -18,8 +20,6 @@
 #include "zero/zeropage.h"
 
 namespace {
-
-constexpr int kUsageError = 2;
 
 struct Flags {
   int ranks = 2;
@@ -65,12 +65,12 @@ int main(int argc, char** argv) {
   app.add_option("--page", flags.page, "Write NAME.html")->type_name("NAME.html");
   app.add_option("--profile", flags.profile, "Write NAME.json, for zp report")
       ->type_name("NAME.json");
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   const std::string error =
       zeropage::profile::check_names({.page = flags.page, .profile = flags.profile, .trace = {}});
   if (!error.empty()) {
     std::fprintf(stderr, "memory_profile: %s\n", error.c_str());
-    return kUsageError;
+    return examples::kUsageError;
   }
   const auto run_rank = [&](zeropage::World& world) { return run(world, flags); };
   try {

@@ -3,11 +3,14 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
 #include "data/data_partitioner.h"
 #include "data/distributed_sampler.h"
+#include "examples/command_line/command_line.h"
+#include "examples/progress/words.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
 
@@ -55,8 +58,8 @@ double accuracy(const Digits& digits, const zeropage::World& world,
 void print_epoch(const zeropage::World& world, const Flags& flags, int64_t epoch, double loss) {
   const double of_all = world.mean(loss);
   if (world.rank() != 0) return;
-  std::printf("epoch [%2ld/%ld] loss %.6f\n", static_cast<long>(epoch + 1),
-              static_cast<long>(flags.epochs), of_all);
+  std::printf("epoch [%2ld/%ld] loss %s\n", static_cast<long>(epoch + 1),
+              static_cast<long>(flags.epochs), examples::fixed(of_all, 6).c_str());
 }
 
 void print_result(const zeropage::World& world, double accuracy,
@@ -75,17 +78,17 @@ int run(int argc, char** argv, const std::function<void(const Flags&, zeropage::
   app.add_option("--ranks", flags.ranks, "local ranks to start, unless a launcher did")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
-  app.add_option("--epochs", flags.epochs)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--epochs", flags.epochs)->check(examples::positive())->capture_default_str();
   app.add_option("--batch", flags.batch, "of all ranks together")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive())
       ->capture_default_str();
   app.add_option("--held-out", flags.held_out, "digits that are not trained on")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive())
       ->capture_default_str();
-  app.add_option("--lr", flags.learning_rate)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--lr", flags.learning_rate)->check(examples::positive())->capture_default_str();
   app.add_option("--momentum", flags.momentum)->check(CLI::Range(0.0, 1.0))->capture_default_str();
   app.add_option("--seed", flags.seed)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   const auto on_rank = [&](zeropage::World& world) {
     ZP_CHECK(flags.batch % world.size() == 0, "--batch ", flags.batch, " cannot be shared by ",
              world.size(), " ranks; give a multiple of ", world.size());

@@ -3,9 +3,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 
+#include "examples/command_line/command_line.h"
 #include "parallel/schedule/schedule_fields.h"
 
 namespace model_parallel {
@@ -56,15 +58,15 @@ Flags read_flags(int argc, char** argv) {
   app.add_option("--batch", flags.batch, "images of a step")->check(CLI::Range(2, 1 << 16));
   app.add_option("--split-sizes", flags.split_sizes, "images of a micro-batch, divisors of --batch")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check(examples::positive());
   app.add_option("--image-side", flags.image_side, "pixels")->check(CLI::Range(32, 1024));
   app.add_option("--width", flags.width, "channels of the first stage; 64 is ResNet-50")
       ->check(CLI::Range(1, 4096));
-  app.add_option("--classes", flags.classes)->check(CLI::PositiveNumber);
+  app.add_option("--classes", flags.classes)->check(examples::positive());
   app.add_option("--steps", flags.steps, "that are measured, behind one that is not")
-      ->check(CLI::PositiveNumber);
+      ->check(examples::positive());
   app.add_option("--rounds", flags.rounds, "each measures every way once")
-      ->check(CLI::PositiveNumber);
+      ->check(examples::positive());
   app.add_option("--seed", flags.seed, "of weights and images");
   app.add_option("--json", flags.json, "a file for the figures");
   app.add_option("--svg", flags.svg, "a file for the chart");
@@ -72,18 +74,14 @@ Flags read_flags(int argc, char** argv) {
                  "files of --json, or of bench/peers/model_parallel.py: shown beside each other, "
                  "and nothing is measured")
       ->delimiter(',');
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    std::exit(app.exit(error) == 0 ? 0 : 2);
-  }
+  if (const std::optional<int> ended = examples::parse(app, argc, argv)) std::exit(*ended);
   for (const auto& known : words_of(std::type_identity<ScheduleKind>())) {
     if (known.word == schedule) flags.schedule = known.value;
   }
   const std::string words = refusal(flags);
   if (!words.empty()) {
     std::fprintf(stderr, "model_parallel: %s\n", words.c_str());
-    std::exit(2);
+    std::exit(examples::kUsageError);
   }
   return flags;
 }

@@ -62,10 +62,10 @@ void check_bounds(CLI::Option& option, const Bounds& bounds) {
     case Bounds::Kind::kNone:
       return;
     case Bounds::Kind::kPositive:
-      option.check(positive());
+      option.check(examples::positive());
       return;
     case Bounds::Kind::kNotNegative:
-      option.check(non_negative());
+      option.check(examples::non_negative());
       return;
     case Bounds::Kind::kRange:
       option.check(CLI::Range(static_cast<int>(bounds.least), static_cast<int>(bounds.most)));

@@ -11,7 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "examples/train_gpt/value_options.h"
+#include "examples/command_line/command_line.h"
 #include "memory/check.h"
 #include "memory/fields.h"
 #include "zero/option_fields.h"
@@ -134,7 +134,7 @@ template <typename T>
 void add(CLI::App& app, const Text& text, const std::string& help, T& value) {
   if constexpr (std::is_same_v<T, int64_t>) {
     if (text.unit == zeropage::memory::kBytes) {
-      CLI::Option* option = add_bytes(app, dashed(text), value, text.bounds.least, help);
+      CLI::Option* option = examples::add_bytes(app, dashed(text), value, text.bounds.least, help);
       show_values(*option, text.flag.values, {}, std::string(text.default_word));
       return;
     }

@@ -8,6 +8,7 @@
 #include "accumulate/batch_arithmetic.h"
 #include "comm/rendezvous.h"
 #include "device/device.h"
+#include "examples/command_line/command_line.h"
 #include "examples/train_gpt/field_flags.h"
 #include "examples/train_gpt/flag_checks.h"
 #include "examples/train_gpt/flag_fields.h"
@@ -19,8 +20,6 @@
 
 namespace train_gpt {
 namespace {
-
-constexpr int kUsageError = 2;
 
 // Adds the flags of tables in the order of help.
 class CommandLine {
@@ -70,12 +69,8 @@ void add_nvme(CLI::App& app, FitFlags& fit) {
                  "A folder on a local disk to which state may go where it does not fit "
                  "--device-memory and --host-memory")
       ->option_text("DIR");
-  app.add_option_function<std::string>(
-         "--nvme-size",
-         [&fit](const std::string& text) {
-           fit.nvme_bytes = zeropage::memory::parse_memory_size(text);
-         },
-         "The most bytes of it, for all ranks of a host (unset: what the disk has)")
+  examples::add_bytes(app, "--nvme-size", fit.nvme_bytes, 1,
+                      "The most bytes of it, for all ranks of a host (unset: what the disk has)")
       ->option_text("SIZE");
 }
 
@@ -90,7 +85,7 @@ void add_injection(CLI::App& app, Flags& flags) {
          "(0), all from 0")
       ->expected(3, 4)
       ->delimiter(',')
-      ->check(non_negative())
+      ->check(examples::non_negative())
       ->option_text("RANK,LAYER,MICRO_STEP[,STEP]")
       ->group("For tests");
 }
@@ -225,10 +220,10 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
     return 0;
   } catch (const CLI::ParseError& error) {
     std::cerr << "train_gpt: " << error.what() << " (train_gpt --help lists the flags)\n";
-    return kUsageError;
+    return examples::kUsageError;
   } catch (const std::exception& error) {
     std::cerr << "train_gpt: " << zeropage::memory::message_of(error) << '\n';
-    return kUsageError;
+    return examples::kUsageError;
   }
   return std::nullopt;
 }

@@ -75,7 +75,7 @@ Tier tier_of(const std::string& value) {
 int64_t memory_size(const std::string& flag, const std::string& text) {
   if (text.empty()) return zeropage::Options::kNoLimit;
   try {
-    const int64_t bytes = zeropage::memory::parse_memory_size(text);
+    const int64_t bytes = zeropage::memory::parse_bytes(text);
     require(bytes > 0, flag + " " + text + ": expected a size above 0");
     return bytes;
   } catch (const c10::Error& error) {

@@ -6,11 +6,13 @@
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <optional>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "data/image_file.h"
+#include "examples/command_line/command_line.h"
 #include "examples/image_models/model_registry.h"
 #include "examples/train_imagenet/config_file.h"
 #include "examples/train_imagenet/image_data.h"
@@ -88,17 +90,13 @@ int main(int argc, char** argv) {
   app.add_option("--weights", line.weights, "safetensors or a state; default: its LOAD_WEIGHTS");
   app.add_option("--names", line.names, "a list of class names in JSON; default: numbers");
   app.add_option("images", line.images, "PNG or JPEG files")->required();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {
     train_imagenet::classify(line);
     return 0;
   } catch (const train_imagenet::ConfigError& error) {
     std::cerr << "classify_images: " << error.what() << '\n';
-    return 2;
+    return examples::kUsageError;
   } catch (const std::exception& error) {
     std::cerr << "classify_images: " << zeropage::memory::message_of(error) << '\n';
     return 1;

@@ -157,7 +157,7 @@ TEST_F(CheckpointingFlagsTest, AreRefusedInWords) {
   refused("every:0", "expected how many blocks are one region, 1 or more");
   refused("every:3x", "expected how many blocks are one region, 1 or more");
   refused("every:7", "expected at most the model's 6 layers a region");
-  refused("budget:much", "expected a number of bytes such as 4096");
+  refused("budget:much", "expected a size such as 4096");
   refused("budget:0", "expected 1 byte or more");
   refused("budget:1MiB --communicator simulated", "computes no values to measure or offload");
   expect_refused(train_gpt("--offload-activations disk"), "expected none, host or nvme:DIR");

@@ -72,7 +72,11 @@ TEST_F(LimitsFlagsTest, AreRefusedInOneLineWhereTheyMakeNoSense) {
     expect_refused(train_gpt(tiny(flags)), words);
   };
   refused("--device-memory 80G", "80GB, which is 80000000000 bytes, or 80GiB, which is");
-  refused("--host-memory much", "expected a size of memory such as 80GiB or 80GB");
+  for (const char* flag : {"--page-bytes 64M", "--checkpoint-activations budget:64M",
+                           "--host-memory 8GiB --nvme /tmp --nvme-size 64M"}) {
+    refused(flag, "64MB, which is 64000000 bytes, or 64MiB, which is");
+  }
+  refused("--host-memory much", "expected a size such as 4096, 64KiB, 80GiB or 80GB");
   refused("--nvme /tmp", "is what may be used below --device-memory or --host-memory");
   refused("--host-memory 8GiB --nvme-size 1GB", "of no folder; use --nvme DIR");
   refused("--host-memory 8GiB --offload-optimizer host", "is chosen below --device-memory");

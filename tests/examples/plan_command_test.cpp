@@ -94,6 +94,19 @@ TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
   }
 }
 
+TEST_F(PlanCommandTest, NoticesThatItsOutputCannotBeWritten) {
+  for (const std::string& command :
+       {std::string(ZP) + " plan --parameters 7B > /dev/full",
+        std::string(ZP) + " plan --parameters 7B --json > /dev/full",
+        std::string(ZP) + " schedule --pipeline 2 --micro-batches 2 > /dev/full",
+        std::string(ZP) + " topology > /dev/full", std::string(ZP) + " --help > /dev/full"}) {
+    const Outcome outcome = shell(command);
+    EXPECT_NE(outcome.exit_code, 0) << command;
+    EXPECT_THAT(outcome.output, HasSubstr("the output cannot be written: No space left on device"))
+        << command;
+  }
+}
+
 TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
   const auto refused = [](const std::string& flags, const std::string& words) {
     expect_refused(warm_plan(flags), words);
@@ -101,7 +114,8 @@ TEST_F(PlanCommandTest, RefusesBadCommandLinesInOneLine) {
   refused("", "--model");
   refused("--model gpt:d=64,layers=2,heads=2", "--sequence is required");
   refused(kTiny + "--device-memory 80G", "80GB, which is 80000000000 bytes, or 80GiB, which is");
-  refused(kTiny + "--device-memory much", "expected a size of memory such as 80GiB or 80GB");
+  refused(kTiny + "--page-bytes 64M", "64MB, which is 64000000 bytes, or 64MiB, which is");
+  refused(kTiny + "--device-memory much", "expected a size such as 4096, 64KiB, 80GiB or 80GB");
   refused(kTiny + "--world 5000", "--world");
   refused(kTiny + "--parameters 7B", "--parameters");
   refused(kTiny + "--accumulate-dtype fp16 --compute-dtype bf16", "options.accumulate_dtype");

@@ -128,6 +128,10 @@ int main(int argc, char** argv) {
   app.add_flag("--shrink,!--no-shrink", flags.shrinks, "Looks for a smaller script with the fault");
   app.add_flag("--keep-going", flags.goes_on, "Does not end at a fault");
   app.add_flag("--refusals", flags.shows_refusals, "Lists what was refused, and how often");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
   return zeropage::scripts::Search(flags).run();
 }

@@ -1,7 +1,10 @@
 // zp-plan: what `zp plan` runs. A program of its own, because LibTorch takes longer to load than zp to run.
-// Exit codes: 0; 1 where no setting fits; 2 for a command line or a config.json that makes no sense.
+// Exit codes: 0; 1 where no setting fits; 2 for a command line or a config.json that makes no sense; 3 where the plan
+// cannot be written.
+#include <cerrno>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <iostream>
 #include <map>
 #include <stdexcept>
@@ -24,6 +27,7 @@ namespace {
 
 constexpr int kNothingFits = 1;
 constexpr int kUsageError = 2;
+constexpr int kNotWritten = 3;
 
 struct Request {
   std::string model;
@@ -40,13 +44,13 @@ struct Request {
 
 using Words = std::map<std::string, std::optional<c10::ScalarType>>;
 
-CLI::Option* add_memory(CLI::App& app, const char* flag, int64_t& bytes, const char* help) {
+CLI::Option* add_bytes(CLI::App& app, const char* flag, int64_t& bytes, const char* help) {
   return app
       .add_option_function<std::string>(
           flag,
           [&bytes, flag](const std::string& text) {
             try {
-              bytes = memory::parse_memory_size(text);
+              bytes = memory::parse_bytes(text);
             } catch (const c10::Error& error) {
               throw CLI::ValidationError(flag + (": " + memory::message_of(error)));
             }
@@ -113,8 +117,8 @@ void add_flags(CLI::App& app, Request& request) {
   app.add_option("--ranks-per-host", request.world.ranks_per_host, "The most ranks of a host")
       ->check(CLI::Range(1, comm::kMostSimulatedRanks))
       ->capture_default_str();
-  add_memory(app, "--device-memory", request.world.device_memory_bytes,
-             "Of a rank's device, as far as LibTorch may use it: 80GiB or 80GB [no limit]");
+  add_bytes(app, "--device-memory", request.world.device_memory_bytes,
+            "Of a rank's device, as far as LibTorch may use it: 80GiB or 80GB [no limit]");
   app.add_option_function<std::string>(
          "--allocator",
          [&request](const std::string& word) {
@@ -125,12 +129,11 @@ void add_flags(CLI::App& app, Request& request) {
          "[expandable]")
       ->check(CLI::IsMember({"expandable", "fixed"}))
       ->type_name("SEGMENTS");
-  add_memory(
-      app, "--workspace", request.world.allocator.workspaces.of_products,
-      "What cuBLAS keeps for each of two threads: 32MiB on sm_90, 8320KiB on others [32MiB]");
-  add_memory(app, "--host-memory", request.world.host_memory_bytes,
-             "Of a host, for all of its ranks [no limit]");
-  add_memory(app, "--nvme", request.world.nvme_bytes, "Of a host's disks [no limit]");
+  add_bytes(app, "--workspace", request.world.allocator.workspaces.of_products,
+            "What cuBLAS keeps for each of two threads: 32MiB on sm_90, 8320KiB on others [32MiB]");
+  add_bytes(app, "--host-memory", request.world.host_memory_bytes,
+            "Of a host, for all of its ranks [no limit]");
+  add_bytes(app, "--nvme", request.world.nvme_bytes, "Of a host's disks [no limit]");
   app.add_option("--optimizer", request.optimizer, "LibTorch's class, ours for lion")
       ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
       ->capture_default_str();
@@ -141,17 +144,8 @@ void add_flags(CLI::App& app, Request& request) {
             "In what gradients are kept and added up [fp32]");
   add_dtype(app, "--reduce-dtype", training.reduce_dtype,
             "In what gradients travel [that of --compute-dtype]");
-  app.add_option_function<std::string>(
-         "--page-bytes",
-         [&training](const std::string& text) {
-           try {
-             training.page_bytes = memory::parse_bytes(text);
-           } catch (const c10::Error& error) {
-             throw CLI::ValidationError("--page-bytes: " + memory::message_of(error));
-           }
-         },
-         "Size of a page, the unit of communication [64MiB]")
-      ->type_name("BYTES");
+  add_bytes(app, "--page-bytes", training.page_bytes,
+            "Size of a page, the unit of communication [64MiB]");
   app.add_flag("--seconds", request.predicts_seconds,
                "Predict the seconds of a step from the speeds of this machine, which takes some "
                "seconds and is then cached; the fastest setting comes first");
@@ -247,10 +241,16 @@ int run(int argc, char** argv) {
   // There is nothing to compute.
   torch::set_num_threads(1);
   const Plan plan = plan_of(request);
+  errno = 0;  // so that the cause of a write that fails can be told
   if (request.json) {
     std::cout << to_json(plan).dump(1) << '\n';
   } else {
     std::cout << plan;
+  }
+  if (!std::cout.flush()) {
+    std::cerr << "zp plan: the output cannot be written: "
+              << (errno != 0 ? std::strerror(errno) : "a write failed") << '\n';
+    return kNotWritten;
   }
   return plan.choice() == nullptr ? kNothingFits : 0;
 }

@@ -1,4 +1,4 @@
-#include "examples/train_gpt/value_options.h"
+#include "examples/command_line/command_line.h"
 
 #include <charconv>
 
@@ -7,7 +7,7 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 
-namespace train_gpt {
+namespace examples {
 namespace {
 
 // holds: of the number.
@@ -24,6 +24,15 @@ CLI::Validator number_that(Holds holds, const std::string& expected, const std::
 }
 
 }  // namespace
+
+std::optional<int> parse(CLI::App& app, int argc, char** argv) {
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageError;
+  }
+  return std::nullopt;
+}
 
 CLI::Validator positive() {
   return number_that([](double number) { return number > 0; }, "a number above 0", "POSITIVE");
@@ -50,4 +59,4 @@ CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, i
       help);
 }
 
-}  // namespace train_gpt
+}  // namespace examples

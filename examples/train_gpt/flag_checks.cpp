@@ -14,9 +14,9 @@ namespace {
 void check_state(const StateFlags& state) {
   const zeropage::StateSaverOptions& saver = state.saver;
   const bool has_details = state.every > 0 || saver.keep_last > 0 || saver.keep_every > 0 ||
-                           !saver.asynchronous || saver.on_sigterm;
+                           !saver.asynchronous || saver.on_signal;
   ZP_CHECK(state.saves() || !has_details,
-           "--save-every, --keep-last, --keep-every, --save-async and --save-on-sigterm are about "
+           "--save-every, --keep-last, --keep-every, --save-async and --save-on-signal are about "
            "what is saved; use --save DIR, or leave them out");
   ZP_CHECK(saver.keep_every == 0 || saver.keep_last > 0, "--keep-every ", saver.keep_every,
            ": all states stay unless --keep-last says how many; use it, or leave this out");

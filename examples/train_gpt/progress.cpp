@@ -6,19 +6,14 @@
 #include <string>
 #include <unistd.h>
 
+#include "examples/progress/words.h"
+
 namespace train_gpt {
 namespace {
 
 constexpr int64_t kPlainLines = 20;
 constexpr auto kPlainSilence = std::chrono::seconds(30);  // no longer than that without a line
 constexpr double kSmoothing = 0.1;
-
-std::string duration(double seconds) {
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
-  if (whole < 60) return std::to_string(whole) + "s";
-  if (whole < 3600) return std::to_string(whole / 60) + "m " + std::to_string(whole % 60) + "s";
-  return std::to_string(whole / 3600) + "h " + std::to_string(whole / 60 % 60) + "m";
-}
 
 }  // namespace
 
@@ -43,10 +38,11 @@ void Progress::show(int64_t step, double loss, double seconds) {
                   100 * rate * *options_.utilisation_per_token_rate);
   }
   const double left = smoothed_seconds_ * static_cast<double>(options_.steps - step - 1);
-  std::printf("%sstep %*lld/%lld  loss %.4f  %.0f tokens/s  %s%s left%s", moving_ ? "\r" : "",
+  std::printf("%sstep %*lld/%lld  loss %s  %.0f tokens/s  %s%s left%s", moving_ ? "\r" : "",
               static_cast<int>(std::to_string(options_.steps).size()),
-              static_cast<long long>(step + 1), static_cast<long long>(options_.steps), loss, rate,
-              utilisation.data(), duration(left).c_str(), moving_ && !last ? "\033[K" : "\n");
+              static_cast<long long>(step + 1), static_cast<long long>(options_.steps),
+              examples::fixed(loss, 4).c_str(), rate, utilisation.data(),
+              examples::duration(left).c_str(), moving_ && !last ? "\033[K" : "\n");
   std::fflush(stdout);
 }
 

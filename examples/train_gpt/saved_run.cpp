@@ -60,13 +60,14 @@ void SavedRun::resume(const TextData& data) {
   torch::manual_seed(splitmix64(splitmix64(seed) + static_cast<uint64_t>(model_.world().rank())));
 }
 
-bool SavedRun::end_step(const Progress& progress) {
+int SavedRun::end_step(const Progress& progress) {
   ++run_.step;
   run_.samples += flags_.samples_per_step(model_.world().size());
-  if (saver_ == nullptr) return false;
-  const bool stops = flags_.state.saver.on_sigterm && saver_->stop_requested();
-  if (stops || (flags_.state.every > 0 && run_.step % flags_.state.every == 0)) save(progress);
-  return stops;
+  if (saver_ == nullptr) return 0;
+  const int signal = flags_.state.saver.on_signal ? saver_->stop_signal() : 0;
+  if (signal != 0 || (flags_.state.every > 0 && run_.step % flags_.state.every == 0))
+    save(progress);
+  return signal;
 }
 
 void SavedRun::finish(const Progress& progress) {

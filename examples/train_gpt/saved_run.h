@@ -26,8 +26,8 @@ class SavedRun {
   // What loading said, in a line; "" where nothing was resumed.
   const std::string& description() const { return description_; }
 
-  // After each step. Returns whether SIGTERM asks for the end; all is saved then. Collective.
-  bool end_step(const Progress& progress);
+  // After each step. Returns the signal that asks for the end, 0 for none; all is saved then. Collective.
+  int end_step(const Progress& progress);
   // After the last one. Collective.
   void finish(const Progress& progress);
 

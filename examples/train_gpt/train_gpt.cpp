@@ -3,6 +3,7 @@
 #include <iostream>
 #include <optional>
 
+#include "examples/command_line/command_line.h"
 #include "examples/train_gpt/flags.h"
 #include "examples/train_gpt/simulation.h"
 #include "examples/train_gpt/text_data.h"
@@ -12,9 +13,8 @@
 
 namespace {
 
-constexpr int kUsageError = 2;
 constexpr int kRuntimeError = 1;
-// What ranks get after SIGTERM to end their step and save.
+// What ranks get after SIGTERM or SIGINT to end their step and save.
 constexpr auto kGraceOfSave = std::chrono::minutes(10);
 
 // Calls `action`; an exception becomes one line and the exit code.
@@ -43,7 +43,8 @@ int main(int argc, char** argv) {
   train_gpt::Flags flags;
   if (const auto exit_code = train_gpt::parse_flags(argc, argv, flags)) return *exit_code;
 
-  if (const int failed = reporting(kUsageError, [&] { train_gpt::check_outputs(flags); })) {
+  if (const int failed =
+          reporting(examples::kUsageError, [&] { train_gpt::check_outputs(flags); })) {
     return failed;
   }
   if (flags.simulates()) {
@@ -51,8 +52,8 @@ int main(int argc, char** argv) {
   }
   // Before there are ranks: a bad path is said once, and local ranks share the text's memory.
   std::optional<train_gpt::TextData> data;
-  if (const int failed =
-          reporting(kUsageError, [&] { data.emplace(flags.data, flags.model.sequence); })) {
+  if (const int failed = reporting(examples::kUsageError,
+                                   [&] { data.emplace(flags.data, flags.model.sequence); })) {
     return failed;
   }
   const zeropage::comm::WorldOptions options{
@@ -76,8 +77,8 @@ int main(int argc, char** argv) {
       exit_code = zeropage::comm::World::launch(
           flags.ranks, run_rank, options,
           {.output = zeropage::comm::LaunchOptions::Output::kRankZeroBare,
-           .grace = flags.state.saver.on_sigterm ? kGraceOfSave
-                                                 : zeropage::comm::LaunchOptions().grace});
+           .grace =
+               flags.state.saver.on_signal ? kGraceOfSave : zeropage::comm::LaunchOptions().grace});
     }
   });
   return failed != 0 ? failed : exit_code;

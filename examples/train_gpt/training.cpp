@@ -11,6 +11,8 @@
 
 #include "device/device.h"
 #include "device/stream.h"
+#include "examples/command_line/stop_signal.h"
+#include "examples/progress/words.h"
 #include "examples/train_gpt/fitting.h"
 #include "examples/train_gpt/kept_activations.h"
 #include "examples/train_gpt/profiled_steps.h"
@@ -129,9 +131,9 @@ int64_t steps_in_time(const zeropage::comm::World& world, const Flags& flags,
   return static_cast<int64_t>(std::ceil(flags.seconds / of_a_step.item<double>()));
 }
 
-// Returns false where SIGTERM ended it.
-bool run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
-               zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
+// Returns the signal that ended it after a save, 0 for none.
+int run_steps(const Places& places, const Flags& flags, const TextData& data, TrainedGpt& trained,
+              zeropage::ShardedOptimizer& optimizer, ProfiledSteps& profiled, RunFigures& run) {
   const zeropage::World& world = places.data;
   zeropage::DistributedDataParallelBase& model = trained.model();
   KeptActivations kept(flags.checkpointing, places.all, model);
@@ -176,9 +178,9 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
   };
   const torch::Device device = world.device();
   std::optional<Enqueued> before;
-  bool stopped = false;
+  int stopped_by = 0;
   int64_t steps = flags.steps;
-  for (int64_t step = run.first_step; step < steps && !stopped; ++step) {
+  for (int64_t step = run.first_step; step < steps && stopped_by == 0; ++step) {
     for (auto& group : optimizer.param_groups()) group.options().set_lr(flags.learning_rate(step));
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
     const auto recorded = profiled.step(step);
@@ -200,7 +202,7 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
     } else {
       finish(enqueued);
     }
-    stopped = saved.end_step(progress);
+    stopped_by = saved.end_step(progress);
     if (flags.seconds > 0 && run.step_seconds.size() == kTimedSteps && steps == flags.steps) {
       const int64_t in_time = run.first_step + steps_in_time(places.all, flags, run.step_seconds);
       steps = std::min(steps, std::max(in_time, step + 1));
@@ -213,7 +215,7 @@ bool run_steps(const Places& places, const Flags& flags, const TextData& data, T
   run.forecast_activation_peak_bytes = kept.forecast_peak_bytes();
   run.offloaded_peak_bytes = kept.offloaded_peak_bytes();
   run.kept_activations = kept.table();
-  return !stopped;
+  return stopped_by;
 }
 
 // As many windows as a minute has room for, which all ranks take from the slowest one's steps. A forward is a
@@ -289,10 +291,10 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   }
   const PeaksOfSteps peaks(ledger, device.type());
   ProfiledSteps profiled(world, flags, {.of_model = run.parameters, .of_rank = own.parameters});
-  if (!run_steps(places, flags, data, trained, *optimizer, profiled, run)) {
+  if (const int signal = run_steps(places, flags, data, trained, *optimizer, profiled, run)) {
     if (world.rank() == 0) {
-      std::cout << "SIGTERM: ended after a save; --resume " << flags.state.folder << " goes on"
-                << std::endl;
+      std::cout << examples::name_of(signal) << ": ended after a save; --resume "
+                << flags.state.folder << " goes on" << std::endl;
     }
     return;
   }
@@ -331,9 +333,10 @@ void train(zeropage::comm::World& world, const Flags& given, const TextData& dat
   if (!flags.memory_snapshot_path.empty()) {
     zeropage::memory::write_cuda_memory_snapshot(flags.memory_snapshot_path);
   }
-  std::printf("held-out loss %.4f over %lld windows (first training loss %.4f)\n\n%s",
-              run.held_out_loss, static_cast<long long>(run.held_out_windows), run.loss.front(),
-              table(flags, run, ranks).c_str());
+  std::printf("held-out loss %s over %lld windows (first training loss %s)\n\n%s",
+              examples::fixed(run.held_out_loss, 4).c_str(),
+              static_cast<long long>(run.held_out_windows),
+              examples::fixed(run.loss.front(), 4).c_str(), table(flags, run, ranks).c_str());
   if (!text.empty()) std::printf("\nsample, after the |:\n%s\n", text.c_str());
   if (!flags.json_path.empty()) write_json(flags, run, ranks);
 }

@@ -2,6 +2,8 @@
 
 #include <cstdio>
 
+#include "examples/progress/words.h"
+
 namespace train_imagenet {
 namespace {
 
@@ -26,13 +28,15 @@ void Reports::training(const zeropage::World& world, const Place& place, double 
   const Score score = since_last_.over_ranks(world);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - began_;
   const double speed = static_cast<double>(score.samples()) / seconds.count();
-  char line[200];
-  std::snprintf(line, sizeof(line),
-                "epoch [%ld/%ld] step [%ld/%ld] loss %.6f top-1 %.2f %% rate %.4g, %.1f images/s",
-                static_cast<long>(place.epoch + 1), static_cast<long>(place.epochs),
-                static_cast<long>(place.in_epoch), static_cast<long>(place.of_epoch), score.loss(),
-                100 * score.top1(), learning_rate, speed);
-  out_.tell_progress(line);
+  const std::chrono::duration<double> here = std::chrono::steady_clock::now() - started_;
+  const double left =
+      here.count() / static_cast<double>(place.steps_here) * static_cast<double>(place.steps_left);
+  out_.tell_progress(examples::line_of(
+      {c10::str("epoch ", place.epoch + 1, "/", place.epochs, " step ", place.in_epoch, "/",
+                place.of_epoch),
+       "loss " + examples::fixed(score.loss(), 4),
+       "top-1 " + examples::fixed(100 * score.top1(), 2) + " %", examples::duration(left) + " left",
+       examples::fixed(speed, 1) + " images/s", c10::str("rate ", learning_rate)}));
   nlohmann::json metrics = metrics_of("training", place, score);
   metrics["learning_rate"] = learning_rate;
   metrics["images_per_second"] = speed;

@@ -12,11 +12,13 @@ namespace train_imagenet {
 
 // Where a run is.
 struct Place {
-  int64_t step = 0;      // steps made
-  int64_t epoch = 0;     // from 0
-  int64_t epochs = 0;    // of the whole run
-  int64_t in_epoch = 0;  // steps of the epoch
-  int64_t of_epoch = 0;  // all its steps
+  int64_t step = 0;        // steps made
+  int64_t epoch = 0;       // from 0
+  int64_t epochs = 0;      // of the whole run
+  int64_t in_epoch = 0;    // steps of the epoch
+  int64_t of_epoch = 0;    // all its steps
+  int64_t steps_here = 0;  // steps that this process made
+  int64_t steps_left = 0;  // of the whole run
   double epochs_made() const {
     return static_cast<double>(epoch) +
            static_cast<double>(in_epoch) / static_cast<double>(of_epoch);
@@ -40,6 +42,8 @@ class Reports {
   OutFolder& out_;
   Score since_last_;
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+  // Pauses count for the time that is left, since there will be others.
+  const std::chrono::steady_clock::time_point started_ = began_;
 };
 
 }  // namespace train_imagenet

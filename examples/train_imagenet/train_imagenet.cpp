@@ -3,13 +3,13 @@
 //   train_imagenet --config resnet18.yaml --ranks 2 OUT_DIR /tmp/run TRAIN.EPOCHS 2
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <exception>
 #include <iostream>
 #include <thread>
 
 #include <CLI/CLI.hpp>
 
+#include "examples/command_line/stop_signal.h"
 #include "examples/train_imagenet/config_file.h"
 #include "examples/train_imagenet/training.h"
 #include "memory/check.h"
@@ -23,9 +23,7 @@ struct CommandLine {
   std::vector<std::string> overrides;
 };
 
-// As if SIGTERM had ended the process. Whoever started it may start it again (examples/cluster/train.sbatch).
-constexpr int kEndedBySigterm = 128 + SIGTERM;
-// What local ranks get after SIGTERM to end their step and save.
+// What local ranks get after SIGTERM or SIGINT to end their step and save.
 constexpr std::chrono::minutes kGraceOfSave{5};
 
 int run_rank(const Config& config, zeropage::World& world) {
@@ -34,8 +32,8 @@ int run_rank(const Config& config, zeropage::World& world) {
                                                 : std::max(1, cores / world.local_size()));
   // A network of yours: models.add("name", ...).
   const auto models = image_models::ModelRegistry::standard();
-  const std::string hash = run(config, models, world);
-  if (hash.empty()) return kEndedBySigterm;
+  const auto [hash, signal] = run(config, models, world);
+  if (signal != 0) return examples::exit_code_of(signal);
   if (world.rank() == 0) std::cout << "weights_sha256 " << hash << std::endl;
   return 0;
 }

@@ -5,6 +5,8 @@
 #include <optional>
 #include <thread>
 
+#include "examples/command_line/stop_signal.h"
+#include "examples/progress/told_if_slow.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "examples/train_imagenet/config_keys.h"
 #include "examples/train_imagenet/image_data.h"
@@ -29,7 +31,7 @@ class Run {
       : config_(config),
         world_(world),
         out_(config, world),
-        images_(config, reading_threads(world)),
+        images_(read_images(config, world, out_)),
         trained_(config, make_network(config, models, images_.classes(), world), world),
         loader_(data::DistributedSampler(
                     images_.training().size(),
@@ -52,7 +54,7 @@ class Run {
       // Before a state is looked for: from here on no former start of this run saves any more.
       saver_.emplace(
           out_.states(), world_,
-          zeropage::StateSaverOptions{.keep_last = config.run.keep_states, .on_sigterm = true});
+          zeropage::StateSaverOptions{.keep_last = config.run.keep_states, .on_signal = true});
     }
     resume();
   }
@@ -69,9 +71,9 @@ class Run {
       if (ends_) break;
     }
     saver_->wait();
-    if (was_stopped_) {
-      out_.tell("stopped by SIGTERM at step " + std::to_string(state_.step) +
-                "; the same command goes on");
+    if (stopped_by_ != 0) {
+      out_.tell(c10::str("stopped by ", examples::name_of(stopped_by_), " at step ", state_.step,
+                         "; the same command goes on"));
       return;
     }
     // They are no states of the run.
@@ -82,7 +84,8 @@ class Run {
     zeropage::save_weights(out_.file("average"), trained_.model(), state_, options);
   }
 
-  bool was_stopped() const { return was_stopped_; }
+  // The signal that ended it after a save, 0 for none.
+  int stopped_by() const { return stopped_by_; }
 
   std::string weights_sha256() {
     const zeropage::GatheredParameters whole(trained_.model());
@@ -96,6 +99,15 @@ class Run {
  private:
   static int reading_threads(const zeropage::World& world) {
     return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / world.local_size());
+  }
+
+  static ImageData read_images(const Config& config, const zeropage::World& world, OutFolder& out) {
+    // Nothing else tells until the images are read.
+    const examples::ToldIfSlow telling(std::chrono::seconds(1), [&] {
+      out.tell((config.data.in_memory ? "reading the images of " : "listing the images of ") +
+               config.data.train + " ...");
+    });
+    return {config, reading_threads(world)};
   }
 
   void introduce() {
@@ -128,7 +140,7 @@ class Run {
     if (!config_.eval_only) out_.rewind_metrics(state_.step);
     out_.tell(c10::str("goes on from ", report.directory.string(), ": step ", state_.step,
                        ", epoch ", loader_.epoch() + 1, ", sample ", loader_.position()));
-    saved_step_ = state_.step;
+    saved_step_ = first_step_ = state_.step;
     ends_ = is_over();
   }
 
@@ -144,12 +156,20 @@ class Run {
     return has_all_steps || (is_last_epoch() && place().in_epoch >= loader_.batches());
   }
   bool is_last_epoch() const { return loader_.epoch() + 1 >= config_.train.epochs; }
+  int64_t steps_left() const {
+    const int64_t of_epochs = (config_.train.epochs - loader_.epoch()) * loader_.batches() -
+                              loader_.position() / config_.train.batch;
+    return config_.train.steps > 0 ? std::min(of_epochs, config_.train.steps - state_.step)
+                                   : of_epochs;
+  }
   Place place() const {
     return {.step = state_.step,
             .epoch = loader_.epoch(),
             .epochs = config_.train.epochs,
             .in_epoch = loader_.position() / config_.train.batch,
-            .of_epoch = loader_.batches()};
+            .of_epoch = loader_.batches(),
+            .steps_here = state_.step - first_step_,
+            .steps_left = steps_left()};
   }
 
   void train_epoch() {
@@ -164,19 +184,20 @@ class Run {
         break;
       }
       step({*batch, rate_at(config_, before.epochs_made()), random});
-      was_stopped_ = saver_->stop_requested();
-      ends_ = was_stopped_ || is_over();
+      stopped_by_ = saver_->stop_signal();
+      ends_ = stopped_by_ != 0 || is_over();
       const bool is_time = config_.run.save_every > 0 && state_.step % config_.run.save_every == 0;
-      if (is_time || was_stopped_) save();
+      if (is_time || stopped_by_ != 0) save();
     }
-    if (was_stopped_) return;
+    if (stopped_by_ != 0) return;
     // First, so that what ends a validation loses no epoch: whoever goes on validates it again.
     if (config_.run.save_every == 0 || ends_) save();
     validate_all();
     tell_broken_files();
-    if (ends_ || !saver_->stop_requested()) return;
-    was_stopped_ = ends_ = true;
-    save();
+    if (ends_) return;
+    stopped_by_ = saver_->stop_signal();
+    ends_ = stopped_by_ != 0;
+    if (ends_) save();
   }
 
   void tell_broken_files() {
@@ -241,19 +262,20 @@ class Run {
   std::optional<zeropage::StateSaver> saver_;  // unless EVAL_ONLY
   Reports reports_{out_};
   int64_t saved_step_ = -1;
-  int64_t skipped_ = 0;  // steps, one after the other
+  int64_t first_step_ = 0;  // after which this process began
+  int64_t skipped_ = 0;     // steps, one after the other
   bool ends_ = false;
-  bool was_stopped_ = false;
+  int stopped_by_ = 0;
 };
 
 }  // namespace
 
-std::string run(const Config& config, const image_models::ModelRegistry& models,
-                zeropage::World& world) {
+Ended run(const Config& config, const image_models::ModelRegistry& models, zeropage::World& world) {
   check(config, world.size());
   Run run(config, models, world);
   run.train();
-  return run.was_stopped() ? "" : run.weights_sha256();
+  if (run.stopped_by() != 0) return {.weights_sha256 = "", .signal = run.stopped_by()};
+  return {.weights_sha256 = run.weights_sha256()};
 }
 
 }  // namespace train_imagenet

@@ -9,8 +9,12 @@
 
 namespace train_imagenet {
 
-// Collective. Returns the SHA-256 of the weights as they are in the end; "" where SIGTERM ended the run after a save.
-std::string run(const Config& config, const image_models::ModelRegistry& models,
-                zeropage::World& world);
+struct Ended {
+  std::string weights_sha256;  // as they are in the end
+  int signal = 0;              // that ended the run after a save; then there is no hash
+};
+
+// Collective.
+Ended run(const Config& config, const image_models::ModelRegistry& models, zeropage::World& world);
 
 }  // namespace train_imagenet

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
 #include <exception>
 #include <iostream>
 #include <optional>
 #include <thread>
 
+#include "examples/command_line/stop_signal.h"
 #include "examples/output_files/output_files.h"
 #include "examples/train_resnet/figures.h"
 #include "examples/train_resnet/flags.h"
@@ -27,9 +27,7 @@ int threads_of(const Flags& flags, int local_ranks) {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
 }
 
-// As if SIGTERM had ended the process. Whoever started it may start it again.
-constexpr int kEndedBySigterm = 128 + SIGTERM;
-// What local ranks get after SIGTERM to end their step and save.
+// What local ranks get after SIGTERM or SIGINT to end their step and save.
 constexpr std::chrono::minutes kGraceOfSave{5};
 
 zeropage::WorldOptions world_options(const Flags& flags) {
@@ -49,8 +47,8 @@ std::string way_of(const zeropage::World& world, const std::string& launcher, co
 
 int run(const Flags& flags, zeropage::World& world, const std::string& way) {
   if (!flags.as_threads) torch::set_num_threads(threads_of(flags, world.local_size()));
-  const std::optional<Figures> figures = train(flags, world, way);
-  if (!figures) return kEndedBySigterm;
+  const auto [figures, signal] = train(flags, world, way);
+  if (!figures) return examples::exit_code_of(signal);
   if (world.rank() != 0) return 0;
   if (!flags.json.empty()) write_json(flags.json, *figures);
   if (!flags.table.empty()) std::cout << added_to_table(flags.table, *figures);

@@ -1,7 +1,6 @@
 #include "examples/train_resnet/training.h"
 
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -15,7 +14,9 @@
 #include "data/labelled_images.h"
 #include "data/prefetching_loader.h"
 #include "data/transforms.h"
+#include "examples/command_line/stop_signal.h"
 #include "examples/image_models/resnet.h"
+#include "examples/progress/words.h"
 #include "examples/train_gpt/weights_hash.h"
 #include "memory/check.h"
 #include "state/state_folder.h"
@@ -89,10 +90,8 @@ struct Score {
     seen += static_cast<double>(labels.size(0));
   }
   std::string words() const {
-    std::array<char, 64> text{};
-    std::snprintf(text.data(), text.size(), "loss %.6f acc %.2f %%", loss / seen,
-                  100 * right / seen);
-    return text.data();
+    return "loss " + examples::fixed(loss / seen, 6) + " acc " +
+           examples::fixed(100 * right / seen, 2) + " %";
   }
   Score over_ranks(const zeropage::World& world) const {
     return {world.sum(loss), world.sum(right), world.sum(seen)};
@@ -126,7 +125,7 @@ class Run {
     if (!flags.save.empty()) {
       // Before a state is looked for: from here on no former start of this run saves any more.
       saver_.emplace(flags.save, world_,
-                     zeropage::StateSaverOptions{.keep_last = 2, .on_sigterm = true});
+                     zeropage::StateSaverOptions{.keep_last = 2, .on_signal = true});
     }
     resume();
     if (!saver_) return;
@@ -137,8 +136,8 @@ class Run {
     zeropage::check_can_save(flags.save, model_, optimizer_);
   }
 
-  // Returns false where SIGTERM ended it.
-  bool train() {
+  // Returns the signal that ended it after a save, 0 for none.
+  int train() {
     for (int64_t epoch = loader_.epoch(); epoch < flags_.epochs && !is_over(); ++epoch) {
       loader_.set_epoch(epoch);
       while (!is_over()) {
@@ -151,13 +150,13 @@ class Run {
           trained_ += batch->target.size(0) * world_.size();
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(flags_.pause_ms));
-        if (ends_after_save()) return false;
+        if (const int signal = ends_after_save()) return signal;
       }
       check_finite();
       report("epoch", test_ = evaluate());
     }
     if (saver_) saver_->wait();
-    return true;
+    return 0;
   }
 
   // Over all test images, each once.
@@ -246,23 +245,23 @@ class Run {
         "is saved; lower --lr, and go on from the last state");
   }
 
-  // Saves where it is time to. Returns whether the run ends here though its training is not over.
-  bool ends_after_save() {
-    if (!saver_) return false;
-    const bool stops = saver_->stop_requested();
+  // Saves where it is time to. Returns the signal by which the run ends here though its training is not over; 0 for none.
+  int ends_after_save() {
+    if (!saver_) return 0;
+    const int signal = saver_->stop_signal();
     const bool is_time = flags_.save_every > 0 && state_.step % flags_.save_every == 0;
-    if (stops || is_time || is_over()) {
+    if (signal != 0 || is_time || is_over()) {
       check_finite();
       saver_->save(model_, optimizer_, state_);
     }
-    if (!stops || is_over()) return false;
+    if (signal == 0 || is_over()) return 0;
     saver_->wait();
     if (world_.rank() == 0) {
-      std::printf("SIGTERM: ended after the save of step %ld; --auto-resume goes on\n",
-                  static_cast<long>(state_.step));
+      std::printf("%s: ended after the save of step %ld; --auto-resume goes on\n",
+                  examples::name_of(signal), static_cast<long>(state_.step));
       std::fflush(stdout);
     }
-    return true;
+    return signal;
   }
 
   static zeropage::Options options_of(const Flags& flags) {
@@ -341,12 +340,12 @@ class Run {
 
 }  // namespace
 
-std::optional<Figures> train(const Flags& flags, zeropage::World& world, const std::string& way) {
+Ended train(const Flags& flags, zeropage::World& world, const std::string& way) {
   ZP_CHECK(flags.batch % world.size() == 0, "--batch ", flags.batch, " cannot be shared by ",
            world.size(), " ranks; give a multiple of ", world.size());
   Run run(flags, world);
-  if (!run.train()) return std::nullopt;
-  return run.figures(way);
+  if (const int signal = run.train()) return {.figures = std::nullopt, .signal = signal};
+  return {.figures = run.figures(way)};
 }
 
 }  // namespace train_resnet

@@ -9,8 +9,12 @@
 
 namespace train_resnet {
 
-// way: what the ranks are, for the table. Nothing where SIGTERM ended the run after a save. Collective; the figures are the same on all
-// ranks but those of time.
-std::optional<Figures> train(const Flags& flags, zeropage::World& world, const std::string& way);
+struct Ended {
+  std::optional<Figures> figures;  // the same on all ranks but those of time
+  int signal = 0;                  // that ended the run after a save; then there are no figures
+};
+
+// way: what the ranks are, for the table. Collective.
+Ended train(const Flags& flags, zeropage::World& world, const std::string& way);
 
 }  // namespace train_resnet

@@ -17,7 +17,7 @@ class StateFlagsTest : public TrainGptTest {
 
 TEST_F(StateFlagsTest, RefusesWhatIsNothingWithoutAnotherFlag) {
   expect_refused(train_gpt("--save-every 5"), "use --save DIR");
-  expect_refused(train_gpt("--save-on-sigterm on"), "use --save DIR");
+  expect_refused(train_gpt("--save-on-signal on"), "use --save DIR");
   expect_refused(train_gpt("--save x --keep-every 10"), "--keep-last");
   expect_refused(train_gpt("--resume-fall-back on"), "--resume DIR");
   expect_refused(train_gpt("--save x --save-every 0"), "--save-every");
@@ -69,17 +69,21 @@ TEST_F(StateFlagsTest, GoesOnAfterKillMinus9WithTheSameBits) {
             expected);
 }
 
-TEST_F(StateFlagsTest, SavesAndEndsOnSigterm) {
-  const Outcome ended =
-      shell(std::string(TRAIN_GPT) +
-            " --d-model 32 --layers 2 --heads 2 --sequence 32 --batch 2 --threads 1 --ranks 2 "
-            "--steps 100000 --save-every 10 --keep-last 2 --save-on-sigterm on --save " +
-            run_folder_ + " & pid=$!; while [ ! -e " + run_folder_ +
-            "/latest ]; do sleep 0.05; done; kill -TERM $pid; wait $pid");
-  EXPECT_THAT(ended.output, HasSubstr("SIGTERM: ended after a save"));
-  const Outcome found = shell(ZP " state inspect --json " + run_folder_);
-  const auto state = nlohmann::json::parse(found.output);
-  EXPECT_GE(state["step"], 10);
+TEST_F(StateFlagsTest, SavesAndEndsOnSigtermAndOnCtrlC) {
+  for (const std::string signal : {"TERM", "INT"}) {
+    std::filesystem::remove_all(run_folder_);
+    // A shell's jobs in the background ignore SIGINT.
+    const Outcome ended =
+        shell("env --default-signal=INT " + std::string(TRAIN_GPT) +
+              " --d-model 32 --layers 2 --heads 2 --sequence 32 --batch 2 --threads 1 --ranks 2 "
+              "--steps 100000 --save-every 10 --keep-last 2 --save-on-signal on --save " +
+              run_folder_ + " & pid=$!; while [ ! -e " + run_folder_ +
+              "/latest ]; do sleep 0.05; done; kill -" + signal + " $pid; wait $pid");
+    EXPECT_THAT(ended.output, HasSubstr("SIG" + signal + ": ended after a save"));
+    const Outcome found = shell(ZP " state inspect --json " + run_folder_);
+    const auto state = nlohmann::json::parse(found.output);
+    EXPECT_GE(state["step"], 10);
+  }
 }
 
 TEST_F(StateFlagsTest, RefusesAStateOfAnotherRunOrNoneAtAll) {

@@ -36,9 +36,9 @@ constexpr auto table_of(std::type_identity<StateSaverOptions>) {
           {.help = "Write beside training, from a copy in host memory",
            .words = "on,off",
            .flag = {"save-async", "{}="}}),
-      field<&StateSaverOptions::on_sigterm>({.help = "Save and end when SIGTERM comes",
-                                             .words = "on,off",
-                                             .flag = {"save-on-sigterm", "{}="}}),
+      field<&StateSaverOptions::on_signal>({.help = "Save and end when SIGTERM or SIGINT comes",
+                                            .words = "on,off",
+                                            .flag = {"save-on-signal", "{}="}}),
       field<&StateSaverOptions::save>({.help = "Each save"})));
 }
 static_assert(memory::tells_all_fields<StateSaverOptions>());

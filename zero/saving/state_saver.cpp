@@ -3,6 +3,7 @@
 #include <atomic>
 #include <csignal>
 #include <cstdio>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -24,12 +25,54 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::atomic<bool> sigterm_came{false};
-static_assert(std::atomic<bool>::is_always_lock_free);
+std::atomic<int> signal_came{0};
+static_assert(std::atomic<int>::is_always_lock_free);
 
-void note_sigterm(int /*signal*/) {
-  sigterm_came.store(true);
+void note_signal(int signal) {
+  // Whoever sends SIGTERM starts the run again, whatever else came.
+  int none = 0;
+  if (signal == SIGTERM) {
+    signal_came.store(signal);
+  } else {
+    signal_came.compare_exchange_strong(none, signal);
+  }
 }
+
+// The handlers of a process, for all of its savers: ranks that are threads have one each, which end in any order.
+class SignalHandlers {
+ public:
+  void use() {
+    const std::lock_guard lock(mutex_);
+    if (users_++ > 0) return;
+    take(SIGTERM, 0, terminate_before_);
+    // So that the second one does what it did before there was a saver.
+    take(SIGINT, SA_RESETHAND, interrupt_before_);
+  }
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    if (--users_ > 0) return;
+    ::sigaction(SIGTERM, &terminate_before_, nullptr);
+    ::sigaction(SIGINT, &interrupt_before_, nullptr);
+  }
+
+ private:
+  static void take(int signal, int flags, struct sigaction& before) {
+    ::sigaction(signal, nullptr, &before);
+    if (before.sa_handler == SIG_IGN) return;
+    struct sigaction action {};
+    action.sa_handler = note_signal;
+    action.sa_flags = SA_RESTART | flags;
+    sigfillset(&action.sa_mask);
+    ::sigaction(signal, &action, nullptr);
+  }
+
+  std::mutex mutex_;
+  int users_ = 0;
+  struct sigaction terminate_before_ {};
+  struct sigaction interrupt_before_ {};
+};
+
+SignalHandlers signal_handlers;
 
 // Memory that the device copies to at its full speed.
 at::Tensor host_memory(c10::Device device, int64_t bytes) {
@@ -54,10 +97,10 @@ class StateSaver::Saves {
   void wait();
   bool is_saving() const { return writes_; }
   const std::optional<SavedReport>& last() const { return last_; }
-  bool stop_requested() const;
+  int stop_signal() const;
 
  private:
-  class SigtermHandler;
+  class HandledSignals;
   struct InFlight;
 
   state::Keep keep() const;
@@ -70,7 +113,7 @@ class StateSaver::Saves {
   const comm::World world_;
   const comm::World texts_;
   const StateSaverOptions options_;
-  const std::unique_ptr<SigtermHandler> sigterm_;  // null unless on_sigterm
+  const std::unique_ptr<HandledSignals> signals_;  // null unless on_signal
   // Rank 0's.
   std::unique_ptr<const state::RunToken> token_;
   int64_t step_before_ = 0;  // of the newest state that was there
@@ -81,21 +124,12 @@ class StateSaver::Saves {
   std::thread thread_;  // last: it uses the others
 };
 
-class StateSaver::Saves::SigtermHandler {
+class StateSaver::Saves::HandledSignals {
  public:
-  SigtermHandler() {
-    struct sigaction action {};
-    action.sa_handler = note_sigterm;
-    action.sa_flags = SA_RESTART;
-    sigfillset(&action.sa_mask);
-    ::sigaction(SIGTERM, &action, &before_);
-  }
-  ~SigtermHandler() { ::sigaction(SIGTERM, &before_, nullptr); }
-  SigtermHandler(const SigtermHandler&) = delete;
-  SigtermHandler& operator=(const SigtermHandler&) = delete;
-
- private:
-  struct sigaction before_ {};
+  HandledSignals() { signal_handlers.use(); }
+  ~HandledSignals() { signal_handlers.leave(); }
+  HandledSignals(const HandledSignals&) = delete;
+  HandledSignals& operator=(const HandledSignals&) = delete;
 };
 
 // A save from its copy to its end.
@@ -115,7 +149,7 @@ StateSaver::Saves::Saves(std::filesystem::path folder, const comm::World& world,
       world_(world),
       texts_(world.beside("saver", options.save.deadline)),
       options_(options),
-      sigterm_(options.on_sigterm ? std::make_unique<SigtermHandler>() : nullptr) {
+      signals_(options.on_signal ? std::make_unique<HandledSignals>() : nullptr) {
   ZP_CHECK(options.keep_last >= 0 && options.keep_every >= 0,
            "StateSaverOptions: keep_last and keep_every: expected 0 or more, got ",
            options.keep_last, " and ", options.keep_every);
@@ -140,12 +174,13 @@ StateSaver::Saves::~Saves() {
   }
 }
 
-bool StateSaver::Saves::stop_requested() const {
-  ZP_CHECK(sigterm_ != nullptr, "stop_requested() without StateSaverOptions::on_sigterm");
+int StateSaver::Saves::stop_signal() const {
+  static_assert(SIGTERM > SIGINT);
+  ZP_CHECK(signals_ != nullptr, "stop_requested() without StateSaverOptions::on_signal");
   const at::Tensor came = world_.communicator().buffer(1, at::kFloat);
-  came.fill_(sigterm_came.load() ? 1.0 : 0.0);
+  came.fill_(static_cast<double>(signal_came.load()));
   world_.communicator().all_reduce(came, comm::ReduceOp::kMax, "whether to stop").wait();
-  return came.item<float>() != 0;
+  return static_cast<int>(came.item<float>());
 }
 
 double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
@@ -251,8 +286,8 @@ const std::optional<SavedReport>& StateSaver::last() const {
   return saves_->last();
 }
 
-bool StateSaver::stop_requested() const {
-  return saves_->stop_requested();
+int StateSaver::stop_signal() const {
+  return saves_->stop_signal();
 }
 
 }  // namespace zeropage

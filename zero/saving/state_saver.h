@@ -41,8 +41,9 @@ struct StateSaverOptions {
   int64_t keep_every = 0;
   // Without, save() returns when the state is on the disk, and needs no memory for a copy.
   bool asynchronous = true;
-  // SIGTERM no longer ends the process, but makes stop_requested() true.
-  bool on_sigterm = false;
+  // SIGTERM and SIGINT (Ctrl-C) no longer end the process, but make stop_requested() true. A second SIGINT ends it at
+  // once. A signal that the process ignored when the saver was made is ignored still.
+  bool on_signal = false;
   SaveOptions save = {};
 };
 
@@ -67,8 +68,10 @@ class StateSaver {
   // The report of the last save that ended.
   const std::optional<SavedReport>& last() const;
 
-  // Whether any rank got SIGTERM: save, and end. Costs a reduction of one number.
-  bool stop_requested() const;
+  // Whether any rank got SIGTERM or SIGINT: save, and end. Costs a reduction of one number.
+  bool stop_requested() const { return stop_signal() != 0; }
+  // Which of them: SIGTERM, SIGINT, or 0 for neither. The same on all ranks, SIGTERM where ranks got both. Costs the same.
+  int stop_signal() const;
 
  private:
   class Saves;

@@ -706,19 +706,33 @@ TEST_F(StateSaverTest, TellsAnErrorAtTheNextCallOnAllRanksAndTrainingGoesOn) {
   });
 }
 
-TEST_F(StateSaverTest, AsksForTheEndOnAllRanksWhenSigtermCameToOne) {
+TEST_F(StateSaverTest, AsksForTheEndOnAllRanksWhenASignalCameToOne) {
   run_ranks(2, [&](comm::World& world) {
-    StateSaver saver(path("run"), world, {.on_sigterm = world.rank() == 0});
+    StateSaver saver(path("run"), world, {.on_signal = world.rank() == 0});
     if (world.rank() == 1) {
       EXPECT_THAT(zeropage::testing::error_of([&] { (void)saver.stop_requested(); }),
-                  HasSubstr("on_sigterm"));
+                  HasSubstr("on_signal"));
     }
   });
   run_ranks(1, [&](comm::World& world) {
-    StateSaver saver(path("run"), world, {.on_sigterm = true});
+    const auto is_handled = [](int signal) {
+      struct sigaction now {};
+      ::sigaction(signal, nullptr, &now);
+      return now.sa_handler != SIG_DFL;
+    };
+    auto first =
+        std::make_unique<StateSaver>(path("run"), world, StateSaverOptions{.on_signal = true});
+    StateSaver saver(path("other"), world, {.on_signal = true});
+    EXPECT_EQ(saver.stop_signal(), 0);
     EXPECT_FALSE(saver.stop_requested());
+    ::raise(SIGINT);
+    EXPECT_EQ(saver.stop_signal(), SIGINT);
+    EXPECT_FALSE(is_handled(SIGINT)) << "a second one ends the process";
     ::raise(SIGTERM);
+    EXPECT_EQ(saver.stop_signal(), SIGTERM);
     EXPECT_TRUE(saver.stop_requested());
+    first.reset();
+    EXPECT_TRUE(is_handled(SIGTERM)) << "there is another saver";
   });
 }
 

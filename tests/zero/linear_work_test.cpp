@@ -42,12 +42,11 @@ using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 using torch::optim::OptimizerParamGroup;
 
-// Twice as many from one to the next. Between them hash tables grow once each time: libstdc++'s at 257 and 541, those of powers
-// of two at 256 and 512.
-constexpr std::array<int64_t, 3> kTensors = {160, 320, 640};
+// Twice as many from one to the next.
+constexpr std::array<int64_t, 3> kTensors = {128, 256, 512};
 // What twice as many parameters may add, in what half of them added: 2 where work is linear, some more where
 // something is sorted or a table grows, and 4 where it is quadratic.
-constexpr double kMostGrowth = 2.4;
+constexpr double kMostGrowth = 2.7;
 // Blocks a parameter below which a part does the same for any number of them.
 constexpr int64_t kFewBlocks = 4;
 constexpr int64_t kNumel = 4;

@@ -15,7 +15,7 @@ struct SchedulePicture {
   parallel::Timeline timeline;
 };
 
-// As wide as the numbers in the boxes need, up to 8000 points; the same picture gives the same bytes.
+// Its width is what the numbers in the boxes need, up to 8000 points; the same picture gives the same bytes.
 std::string svg(const SchedulePicture& picture);
 
 }  // namespace zeropage::tools

@@ -152,7 +152,7 @@ void StateCommand::add_import() {
             import_weights(file_, state_, {map, NameMap::Direction::kToOurs, unmapped()}, step_),
             state_);
       });
-  verb->add_option("FILE", file_, "Of safetensors")->required();
+  verb->add_option("FILE", file_, "A file of safetensors")->required();
   verb->add_option("DIR", state_, "The state's folder, such as run/step-0; must not be there")
       ->required();
   verb->add_option("--step", step_, "The step that the state says it is of [0]")

@@ -174,7 +174,7 @@ TopologyCommand::TopologyCommand(CLI::App& zp) {
       ->add_option("-n,--ranks", ranks_, "Ranks that share this machine [LOCAL_WORLD_SIZE, or 1]")
       ->check(CLI::Range(1, kMostRanks))
       ->type_name("N");
-  parser_->add_option("--buffer", buffer_mebibytes_, "Of each rank, in MiB [64]")
+  parser_->add_option("--buffer", buffer_mebibytes_, "The buffer of each rank, in MiB [64]")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->type_name("MIB");
   parser_->add_flag("--json", json_, "One JSON object, sizes in bytes");

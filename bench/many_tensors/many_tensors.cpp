@@ -221,9 +221,9 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1 << 30));
   app.add_option("--steps", flags.steps, "Steps, of whose times the median is printed")
       ->check(CLI::Range(1, 1 << 30));
-  app.add_option("--dtype", flags.dtype, "Of the parameters")
+  app.add_option("--dtype", flags.dtype, "The dtype of the parameters")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  app.add_option("--states", flags.state_bits, "Of the optimizer's states")
+  app.add_option("--states", flags.state_bits, "The format of the optimizer's states")
       ->check(CLI::IsMember({"fp32", "bf16"}));
   app.add_option("--offload", flags.offload, "Where the optimizer's states are")
       ->check(CLI::IsMember({"none", "host"}));

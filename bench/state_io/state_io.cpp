@@ -209,10 +209,10 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--folder", flags.folder, "On the disk to measure");
   app.add_option("--mebibytes", flags.mebibytes,
-                 "Of fp32 parameters; the state is three times that")
+                 "Bytes of fp32 parameters; the state is three times that")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--rounds", flags.rounds, "Of each, in turns")->check(CLI::Range(1, 1000));
-  app.add_option("--work-seconds", flags.work_seconds, "Of work alone, in each round")
+  app.add_option("--rounds", flags.rounds, "Rounds of each, in turns")->check(CLI::Range(1, 1000));
+  app.add_option("--work-seconds", flags.work_seconds, "Seconds of work alone, in each round")
       ->check(CLI::Range(0, 600));
   app.add_option("--dcp-python", flags.dcp_python,
                  "An interpreter with torch and numpy, to time torch.distributed.checkpoint too");

@@ -10,7 +10,7 @@ inline const char* name_of(int signal) {
   return signal == SIGINT ? "SIGINT" : "SIGTERM";
 }
 
-// As if the signal had ended the process. Whoever started it may start it again.
+// The exit code of a process that the signal ends. Whoever started it may start it again.
 inline int exit_code_of(int signal) {
   return 128 + signal;
 }

@@ -118,7 +118,7 @@ void add_flags(CLI::App& app, Request& request) {
       ->check(CLI::Range(1, comm::kMostSimulatedRanks))
       ->capture_default_str();
   add_bytes(app, "--device-memory", request.world.device_memory_bytes,
-            "Of a rank's device, as far as LibTorch may use it: 80GiB or 80GB [no limit]");
+            "Memory of a rank's device that LibTorch may use: 80GiB or 80GB [no limit]");
   app.add_option_function<std::string>(
          "--allocator",
          [&request](const std::string& word) {
@@ -132,25 +132,25 @@ void add_flags(CLI::App& app, Request& request) {
   add_bytes(app, "--workspace", request.world.allocator.workspaces.of_products,
             "What cuBLAS keeps for each of two threads: 32MiB on sm_90, 8320KiB on others [32MiB]");
   add_bytes(app, "--host-memory", request.world.host_memory_bytes,
-            "Of a host, for all of its ranks [no limit]");
-  add_bytes(app, "--nvme", request.world.nvme_bytes, "Of a host's disks [no limit]");
+            "Memory of a host, for all of its ranks [no limit]");
+  add_bytes(app, "--nvme", request.world.nvme_bytes, "Bytes of a host's disks [no limit]");
   app.add_option("--optimizer", request.optimizer, "LibTorch's class, ours for lion")
       ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
       ->capture_default_str();
   Options& training = request.options.training;
   add_dtype(app, "--compute-dtype", training.compute_dtype,
-            "Of parameters, gradients and activations [fp32]");
+            "The dtype of parameters, gradients and activations [fp32]");
   add_dtype(app, "--accumulate-dtype", training.accumulate_dtype,
-            "In what gradients are kept and added up [fp32]");
+            "The dtype in which gradients are kept and added up [fp32]");
   add_dtype(app, "--reduce-dtype", training.reduce_dtype,
-            "In what gradients travel [that of --compute-dtype]");
+            "The dtype in which gradients travel [that of --compute-dtype]");
   add_bytes(app, "--page-bytes", training.page_bytes,
             "Size of a page, the unit of communication [64MiB]");
   app.add_flag("--seconds", request.predicts_seconds,
                "Predict the seconds of a step from the speeds of this machine, which takes some "
                "seconds and is then cached; the fastest setting comes first");
   app.add_option("--threads", request.options.threads,
-                 "Of a rank, for --seconds; 0: its part of the host's cores")
+                 "Threads of a rank, for --seconds; 0: its part of the host's cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_flag("--json", request.json, "One JSON object, sizes in bytes");

@@ -209,7 +209,7 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--folder", flags.folder, "On the disk to measure");
   app.add_option("--mebibytes", flags.mebibytes,
-                 "Bytes of fp32 parameters; the state is three times that")
+                 "MiB of fp32 parameters; the state is three times that")
       ->check(CLI::Range(1, 1 << 20));
   app.add_option("--rounds", flags.rounds, "Rounds of each, in turns")->check(CLI::Range(1, 1000));
   app.add_option("--work-seconds", flags.work_seconds, "Seconds of work alone, in each round")

@@ -31,13 +31,42 @@ bool reads_sizes_alone(std::string_view name) {
   return name.ends_with("_like") || name.starts_with("aten::new_") || kNames.contains(name);
 }
 
-// LibTorch tags norms and sums as reductions, but not these.
+// LibTorch 2.11 tags most of them as reductions, and 2.9 has no such tag.
 bool tells_figures(std::string_view name) {
-  static const Names kNames = {"aten::equal",        "aten::allclose",        "aten::dist",
-                               "aten::linalg_norm",  "aten::frobenius_norm",  "aten::_foreach_norm",
-                               "aten::_foreach_max", "aten::_foreach_powsum", "aten::max",
-                               "aten::min",          "aten::histc",           "aten::median",
-                               "aten::nanmean",      "aten::quantile"};
+  static const Names kNames = {"aten::all",
+                               "aten::allclose",
+                               "aten::amax",
+                               "aten::amin",
+                               "aten::aminmax",
+                               "aten::any",
+                               "aten::argmax",
+                               "aten::argmin",
+                               "aten::count_nonzero",
+                               "aten::dist",
+                               "aten::equal",
+                               "aten::_foreach_max",
+                               "aten::_foreach_norm",
+                               "aten::_foreach_powsum",
+                               "aten::frobenius_norm",
+                               "aten::histc",
+                               "aten::linalg__powsum",
+                               "aten::linalg_norm",
+                               "aten::linalg_vector_norm",
+                               "aten::logsumexp",
+                               "aten::max",
+                               "aten::mean",
+                               "aten::median",
+                               "aten::min",
+                               "aten::nanmean",
+                               "aten::nansum",
+                               "aten::norm",
+                               "aten::prod",
+                               "aten::quantile",
+                               "aten::std",
+                               "aten::std_mean",
+                               "aten::sum",
+                               "aten::var",
+                               "aten::var_mean"};
   return kNames.contains(name);
 }
 
@@ -59,7 +88,7 @@ SliceUse slice_use_of(const c10::OperatorHandle& op) {
   if (memory::draws(op)) return name.ends_with("_like") ? SliceUse::kDrawsLike : SliceUse::kDraws;
   if (reads_sizes_alone(name)) return SliceUse::kSizes;
   // aten::max is of all elements, along a dimension, or of two tensors: of whole ones all three are right.
-  if (op.hasTag(at::Tag::reduction) || tells_figures(name)) return SliceUse::kFigures;
+  if (tells_figures(name)) return SliceUse::kFigures;
   if (op.hasTag(at::Tag::pointwise) || treats_elements_alike(name)) return SliceUse::kElements;
   return SliceUse::kOther;
 }

@@ -66,6 +66,8 @@ const std::vector<Refusal>& refusals() {
   static const std::vector<Refusal> all = {
       {"ranks must have this alike", "docs/troubleshooting.md", &does_wrong},
       {"is out of step", "docs/troubleshooting.md", &does_wrong},
+      // Ranks pair the n-th step of each, so what one left out is missed at the end where nothing tells steps apart.
+      {"it let its world go", "docs/troubleshooting.md", &does_wrong},
       {"did not answer within", "docs/troubleshooting.md", &does_wrong},
       {"was changed while the model had the average", "docs/troubleshooting.md", &does_wrong},
       // A step that follows no forward.

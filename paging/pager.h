@@ -53,6 +53,11 @@ class Pager : public std::enable_shared_from_this<Pager> {
   // Throws if the page alone exceeds the budget.
   size_t add_page(std::string name, int64_t bytes, std::vector<Page::Tenant> tenants);
 
+  // PagerOptions::before_use.
+  void announce(std::string_view operation) const {
+    if (options_.before_use) options_.before_use(operation);
+  }
+
   // Makes the pages resident until the same uses are unpinned. who: for errors, such as an operator.
   void pin(std::span<const PageUse> uses, std::string_view who, Pass pass);
   void unpin(std::span<const PageUse> uses, Pass pass);

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
+#include <string_view>
 
 namespace zeropage::memory {
 
@@ -26,6 +28,10 @@ struct PagerOptions {
   int64_t prefetch_bytes = kTwoLargestPages;
 
   Retention retention = Retention::kUntilUnused;
+
+  // Called before an operator that is not part of another reads or writes pages, with the operator's name, on its thread.
+  // Empty: nobody.
+  std::function<void(std::string_view operation)> before_use;
 
   // Whether passes repeat, so that their traces are worth recording.
   bool traced = true;

@@ -65,6 +65,10 @@ void Pins::OfPager::add(const PageUse& use) {
   }
 }
 
+void Pins::announce(std::string_view operation) const {
+  for (const OfPager& of_pager : of_pagers_) of_pager.pager->announce(operation);
+}
+
 void Pins::take(std::string_view who) {
   take(who, current_pass());
 }

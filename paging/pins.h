@@ -25,6 +25,8 @@ class Pins {
   Pins& operator=(const Pins&) = delete;
 
   void add(const PageAddress& address, bool writes);
+  // Tells those who follow the use of these pages (PagerOptions::before_use).
+  void announce(std::string_view operation) const;
   // Waits until all that were added are resident. who: for errors, such as an operator.
   void take(std::string_view who);
   // The same, without a place in a trace.

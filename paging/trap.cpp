@@ -190,6 +190,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (!pins.empty()) {
     // What brings a page is no part of the forward that somebody may be recording.
     const InterceptorScope unseen(nullptr);
+    if (!is_within_operator()) pins.announce(schema.name());
     pins.take(schema.name());
   }
   redispatch(op, below, stack);
@@ -201,6 +202,10 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
 }
 
 }  // namespace
+
+bool is_within_operator() {
+  return operators_under_way > 0;
+}
 
 void set_trap(const at::Tensor& tensor) {
   if (tensor.key_set().has(kTrapKey)) return;

@@ -23,7 +23,11 @@
 // Otherwise the device leaves out an update with gradients that are not finite. step() then waits
 // for its report with the update enqueued already, and enqueue_step() does not wait at all.
 //
-// Between the first backward() and step(), p.grad() is a sum so far; optimizer.step() is refused.
+// Before the last backward() of a step p.grad() is a sum so far. Behind it, a script that looks at gradients sees their mean
+// over micro-batches and ranks, without the scale of the loss, and may change it: all of p.grad() becomes the mean at the
+// first operator on one that does more than to multiply or to zero, at gradient_norm(), or at clip_grad_norm_(). That is
+// collective, at stage 0 too. Gradients that are kept in half, and scaled, are not looked at: it throws.
+// optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
 // gradients of an accumulation that is open.
 // Collective: construction, backward(), step(). Threads: the training thread.

@@ -26,7 +26,7 @@ double norm_of(const ExactSum& squares) {
 GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
                             const std::vector<int>& group_of, size_t groups) {
   const ShardedParameters& sharded = sharded_parameters_of(model);
-  sharded.gradients->prepare();
+  sharded.gradients->prepare_to_look();
   const GradientSums sums = sharded.sums->sum(group_of, groups);
   GradientNorm norm;
   ExactSum total;
@@ -94,7 +94,7 @@ ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max
 void clip_grad_value_(const DistributedDataParallelBase& model, double clip_value) {
   ZP_CHECK(clip_value > 0, "clip_grad_value_: expected a value above 0, got ", clip_value);
   StepGradients& gradients = *sharded_parameters_of(model).gradients;
-  gradients.prepare();
+  gradients.prepare_to_look();
   gradients.change(
       [clip_value](const at::Tensor& owned) { owned.clamp_(-clip_value, clip_value); });
 }

@@ -81,6 +81,59 @@ const int kClipsByTorch = is_right(
     },
     {.over = Over::kFp32, .tolerance = 1e-6});
 
+// change: between the last backward of an accumulation and its step; what it returns is compared, too.
+template <typename Change>
+int is_right_in_accumulation(const char* does, const Change& change) {
+  return is_right(
+      kGroup, does,
+      [change](auto& run) {
+        auto model = run.wrap(make<Mlp>());
+        auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+        Values seen;
+        for (int step = 0; step < 3; ++step) {
+          run.accumulate(
+              model, *optimizer, 3,
+              [&](int micro) { return loss_of_step(run, model, 10 * step + micro); },
+              [&] {
+                const torch::NoGradGuard no_grad;
+                seen.push_back(torch::tensor(change(run, model)));
+              });
+        }
+        Values all = everything(run, model);
+        all.insert(all.end(), seen.begin(), seen.end());
+        return all;
+      },
+      kNearly);
+}
+
+const int kAccumulatesAndClips = is_right_in_accumulation(
+    "clips by torch::nn::utils::clip_grad_norm_ between an Accumulator's backward() and step()",
+    [](auto&, auto& model) {
+      return torch::nn::utils::clip_grad_norm_(distinct(model.parameters()), 0.05);
+    });
+
+const int kAccumulatesAndClipsByUs = is_right_in_accumulation(
+    "clips by zeropage::clip_grad_norm_ between an Accumulator's backward() and step()",
+    [](auto& run, auto& model) { return run.clip(model, 0.05); });
+
+const int kAccumulatesAndBounds = is_right_in_accumulation(
+    "reads, adds to, replaces and bounds p.grad() between an Accumulator's backward() and step()",
+    [](auto&, auto& model) {
+      const double norm = model->second->weight.grad().norm().template item<double>();
+      model->first->bias.mutable_grad() = torch::full({40}, 0.01);
+      model->last->weight.mutable_grad().add_(model->last->weight, 0.01);
+      torch::nn::utils::clip_grad_value_(distinct(model.parameters()), 0.008);
+      return norm;
+    });
+
+const int kAccumulatesAndReplaces = is_right_in_accumulation(
+    "scales and replaces p.grad() between an Accumulator's backward() and step()",
+    [](auto&, auto& model) {
+      model->last->weight.mutable_grad().mul_(0.5);
+      model->first->bias.mutable_grad() = torch::full({40}, 0.01);
+      return 0.0;
+    });
+
 const int kClips = is_right(kGroup, "clips by zeropage::clip_grad_norm_",
                             [](auto& run) {
                               return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3,

@@ -436,6 +436,14 @@ const int kZeroes = is_right_over_stages<Plain>(
       }
     }});
 
+const int kDecaysAndBounds = is_right_over_stages<Plain>(
+    "adds to all gradients and bounds them between run() and step()", &layers_of_plain,
+    {.after_backward = [](int, const Named& parameters) {
+      const torch::NoGradGuard no_grad;
+      for (torch::Tensor value : values_of(parameters)) value.mutable_grad().add_(0.01);
+      torch::nn::utils::clip_grad_value_(values_of(parameters), 0.02);
+    }});
+
 const int kFrozenFirst =
     is_right_over_stages<Plain>("trains with a frozen first stage", &layers_of_plain,
                                 {.before_step = [](int step, const Named& parameters) {

@@ -205,6 +205,18 @@ class PlainRun {
     loss.backward(gradient, keep_graph);
     end_backward();
   }
+  // Runs so many backwards, and what is done with their mean before the step.
+  template <typename Model, typename Loss, typename Change>
+  void accumulate(Model& model, torch::optim::Optimizer& optimizer, int count, const Loss& loss,
+                  const Change& change) {
+    for (int micro = 0; micro < count; ++micro) {
+      averages_ = micro + 1 == count;
+      backward(loss(micro) / count);
+    }
+    change();
+    optimizer.step();
+    model.zero_grad();
+  }
   // What DistributedDataParallel promises: the mean of what ranks have, zeros for those that have
   // nothing, and rank 0's buffers.
   void end_backward() {
@@ -313,6 +325,14 @@ class OurRun {
     loss.backward(gradient, keep_graph);
   }
   void end_backward() {}
+  template <typename Model, typename Loss, typename Change>
+  void accumulate(Model& model, torch::optim::Optimizer& optimizer, int count, const Loss& loss,
+                  const Change& change) {
+    Accumulator accumulator(model, {.micro_steps = count});
+    for (int micro = 0; micro < count; ++micro) accumulator.backward(loss(micro));
+    change();
+    accumulator.step(optimizer);
+  }
 
   template <typename Model>
   auto gathered(Model& model, const Modified& modified) {

@@ -113,6 +113,7 @@ bool MicroSteps::step_in_backward() const {
 
 void MicroSteps::begin() {
   accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
+  is_mean_ = false;
   weight_ = {};
   loss_sum_.reset();
   loss_weight_ = 0;
@@ -136,9 +137,38 @@ void MicroSteps::begin_micro_step() {
 void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& backward) {
   begin_micro_step();
   if (share.loss.defined()) weight_.add(share.weight);
-  const GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share.weight, share.scale));
-  if (share.loss.defined()) add_loss(share.loss, share.weight);
-  backward();
+  {
+    const GradientAccumulation::MicroStep micro_step(*accumulation_,
+                                                     plan(share.weight, share.scale));
+    if (share.loss.defined()) add_loss(share.loss, share.weight);
+    backward();
+  }
+  if (made_ < count_ || step_in_backward()) return;
+  accumulation_->offer_mean([this, scale = share.scale] { make_mean(scale); });
+}
+
+void MicroSteps::make_mean(double scale) {
+  const std::vector<PageLayout>& pages = sharded_.pages->layouts();
+  const auto in_half = std::find_if(pages.begin(), pages.end(), [&](const PageLayout& page) {
+    return page.requires_grad &&
+           sharded_.pages->plan()[static_cast<size_t>(&page - pages.data())].gradient_dtype ==
+               c10::kHalf;
+  });
+  ZP_CHECK(in_half == pages.end() || scale == 1, "p.grad() of page \"", in_half->name,
+           "\" is looked at between the last backward() of an accumulation and its step(): it is "
+           "in half, and "
+           "multiplied by the loss scale ",
+           scale,
+           ", without which half cannot hold small values; expected nobody to look; clip by "
+           "AccumulatorOptions::clip_norm or clip_value, and read the norm in the StepReport");
+  const double weight = sharded_.sums->sum_weight(weight_).value();
+  if (weight > 0) {
+    const double factor = mean_factor(weight, scale);
+    sharded_.gradients->change([factor](const at::Tensor& owned) { owned.mul_(factor); });
+  }
+  is_mean_ = true;
+  // What the script multiplies them by counts from here on.
+  if (pipeline_world_of(*sharded_.pages) != nullptr) sharded_.sums->watch_scale();
 }
 
 BackwardPlan MicroSteps::plan(double weight, double scale) const {
@@ -179,6 +209,7 @@ void MicroSteps::check_complete() const {
 }
 
 double MicroSteps::mean_factor(double weight, double scale) const {
+  if (is_mean_) return 1;
   const double ranks = op_ == comm::ReduceOp::kMean ? sharded_.pages->world().size() : 1;
   return ranks / (weight * scale);
 }

@@ -22,7 +22,7 @@ namespace zeropage {
 struct MicroStepShare {
   at::Tensor loss;  // its value; undefined where other ranks compute it
   double weight = 1;
-  double scale = 1;  // of the loss
+  double scale = 1;  // of the loss, also where other ranks compute it
 };
 
 // What the backward of the loss begins with. Throws where the loss is not one element that requires grad, or cannot carry
@@ -57,10 +57,12 @@ class MicroSteps {
   // Of this rank's micro-batches since the last step, or of that step.
   const offload::ExactSum& weight() const { return weight_; }
   at::Tensor loss() const;  // fp64 []; undefined where none had weight
-  // What makes the mean of the sums, for the weight of all ranks' micro-batches.
+  // What makes the mean of the gradients, for the weight of all ranks' micro-batches: 1 where a script has looked at
+  // them since the last backward, for which they were made the mean.
   double mean_factor(double weight, double scale) const;
 
  private:
+  void make_mean(double scale);
   bool chooses_each(const AccumulatorOptions& options) const;
   bool nothing_travels() const;
   void begin();
@@ -77,6 +79,7 @@ class MicroSteps {
   int64_t count_;
   std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
   int64_t made_ = 0;
+  bool is_mean_ = false;
   offload::ExactSum weight_;
   at::Tensor loss_sum_;  // fp64 []
   double loss_weight_ = 0;

@@ -17,13 +17,17 @@ void check_output(const at::Tensor& output, const at::Tensor& gradient) {
 
 }  // namespace
 
+MicroStepShare StageBackwards::share_elsewhere() const {
+  return {.loss = {}, .weight = 1, .scale = verdicts_.scaler().scale()};
+}
+
 void StageBackwards::through(const at::Tensor& output, const at::Tensor& gradient) {
   check_output(output, gradient);
-  micro_steps_.run({}, [&] { output.backward(gradient); });
+  micro_steps_.run(share_elsewhere(), [&] { output.backward(gradient); });
 }
 
 void StageBackwards::past_frozen() {
-  micro_steps_.run({}, [] {});
+  micro_steps_.run(share_elsewhere(), [] {});
 }
 
 SplitMicroStep StageBackwards::begin(const at::Tensor& loss, const at::Tensor& input,
@@ -36,7 +40,7 @@ SplitMicroStep StageBackwards::begin(const at::Tensor& loss, const at::Tensor& i
 SplitMicroStep StageBackwards::begin_through(const at::Tensor& output, const at::Tensor& gradient,
                                              const at::Tensor& input) const {
   check_output(output, gradient);
-  return {accumulate::SplitBackward(output, gradient, input), {}};
+  return {accumulate::SplitBackward(output, gradient, input), share_elsewhere()};
 }
 
 void StageBackwards::finish(SplitMicroStep split) {

@@ -52,6 +52,9 @@ class StageBackwards {
   void finish(SplitMicroStep split);
 
  private:
+  // Where other ranks compute the loss.
+  MicroStepShare share_elsewhere() const;
+
   MicroSteps& micro_steps_;
   const StepVerdicts& verdicts_;
 };

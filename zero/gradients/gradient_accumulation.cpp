@@ -34,6 +34,7 @@ GradientAccumulation::~GradientAccumulation() {
 
 void GradientAccumulation::end() {
   if (std::exchange(has_ended_, true)) return;
+  gradients_->mean().end();
   BackwardPlan plan = reducer_->plan();
   plan.op = comm::ReduceOp::kMean;
   plan.part = StepPart::kAll;
@@ -56,6 +57,7 @@ GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, B
 
 void GradientAccumulation::finish() {
   TORCH_INTERNAL_ASSERT(reducer_->plan().part == StepPart::kNone);
+  gradients_->mean().settle();
   set_part(StepPart::kLastMicroStep);
   try {
     gradients_->prepare();

@@ -10,7 +10,9 @@
 // Lifetime: shares the reducer; ends when it goes. Threads: the training thread.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/step_gradients.h"
@@ -41,6 +43,11 @@ class GradientAccumulation {
     const BackwardPlan between_;
   };
 
+  // After the last micro-step: make_mean() is called first where somebody looks at gradients from here on
+  // (zero/gradients/offered_mean.h).
+  void offer_mean(std::function<void()> make_mean) {
+    gradients_->mean().offer(std::move(make_mean));
+  }
   // Makes the gradients ready for the step. Collective. After it no backward may run.
   void finish();
   // Drops all gradients; backwards are averaged again. Throws where one is in use.

@@ -124,4 +124,12 @@ void GradientReducer::drop() {
   begin_cycle();
 }
 
+void take_over_writes(GradientReducer& reducer) {
+  GradientBuckets& buckets = reducer.buckets();
+  buckets.reduced().release("step()");
+  bool changed = false;
+  for (const size_t page : reducer.training().pages()) changed |= buckets.complete(page);
+  if (changed) buckets.note_reduced();
+}
+
 }  // namespace zeropage

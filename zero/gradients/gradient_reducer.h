@@ -107,4 +107,7 @@ class GradientReducer {
   std::function<void()> after_reduction_;
 };
 
+// Writes to gathered gradients, and what waits to be added, are in the reduced ones then. Throws where one is in use.
+void take_over_writes(GradientReducer& reducer);
+
 }  // namespace zeropage

@@ -184,7 +184,9 @@ GradientSums GradientSummer::sum(const std::vector<int>& group_of, size_t groups
 ExactSum GradientSummer::sum_weight(const ExactSum& weight) const {
   SumsOfRank own;
   own.weight = weight;
-  return over_all_ranks(*pages_, *agreement_, std::move(own)).weight;
+  return over_all_ranks(*pages_, *agreement_, std::move(own),
+                        "the weight of a step's micro-batches")
+      .weight;
 }
 
 bool GradientSummer::can_start() const {

@@ -20,10 +20,16 @@ at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype
   return sharded;
 }
 
-std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> source) {
+std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> source,
+                                          const ReducedGradients::BeforeUse& before_use) {
   memory::check_dispatcher();
-  return memory::Pager::make(std::move(source),
-                             {.what = "gradient", .prefetch_bytes = 0, .traced = false});
+  // A call may set another.
+  const auto call = [&before_use](std::string_view operation) {
+    if (const ReducedGradients::BeforeUse set = before_use) set(operation);
+  };
+  return memory::Pager::make(
+      std::move(source),
+      {.what = "gradient", .prefetch_bytes = 0, .before_use = call, .traced = false});
 }
 
 }  // namespace
@@ -62,7 +68,7 @@ PagedGradients::PagedGradients(std::shared_ptr<ParameterPages> pages,
     : pages_(std::move(pages)),
       memory_(memory),
       source_(new CheckedSource(std::move(source), *pages_, memory)),
-      pager_(make_pager(std::unique_ptr<memory::PageSource>(source_))),
+      pager_(make_pager(std::unique_ptr<memory::PageSource>(source_), before_use_)),
       gradients_(pages_->parameters().size()),
       pager_index_(pages_->layouts().size()) {}
 
@@ -123,6 +129,7 @@ at::Tensor PagedGradients::replaced(size_t parameter, const at::Tensor& gradient
 }
 
 void PagedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
+  pager_->announce("GatheredGradients");
   for (const size_t index : parameters) {
     pins.add({pager_, *pager_index_[pages_->parameters()[index].page]}, /*writes=*/false);
   }

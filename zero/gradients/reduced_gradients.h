@@ -5,6 +5,8 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
+#include <string_view>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
@@ -26,6 +28,11 @@ class ReducedGradients {
   // The same with the values of `gradient`, another tensor by which the user replaced p.grad() after the
   // reduction. Throws where that cannot be honoured.
   virtual at::Tensor replaced(size_t parameter, const at::Tensor& gradient) = 0;
+
+  // Called with an operator's name before it takes what is p.grad() now, and before those are gathered, until it is
+  // another call; empty: nobody. A call may change the gradients.
+  using BeforeUse = std::function<void(std::string_view operation)>;
+  virtual void set_before_use(BeforeUse call) = 0;
 
   // Makes p.grad() of these parameters whole for as long as `pins` lives. Collective.
   virtual void gather(const std::vector<size_t>& /*parameters*/, memory::Pins& /*pins*/) {}

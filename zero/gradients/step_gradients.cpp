@@ -1,5 +1,7 @@
 #include "zero/gradients/step_gradients.h"
 
+#include <torch/csrc/autograd/grad_mode.h>
+
 #include "memory/check.h"
 
 namespace zeropage {
@@ -48,10 +50,27 @@ void StepGradients::prepare() {
     reducer_->begin_cycle();
     reducer_->reduce();
   }
-  buckets.reduced().release("step()");
-  bool changed = false;
-  for (const size_t page : reducer_->training().pages()) changed |= buckets.complete(page);
-  if (changed) buckets.note_reduced();
+  take_over_writes(*reducer_);
+}
+
+void StepGradients::prepare_mean() {
+  BackwardPlan plan = reducer_->plan();
+  plan.part = StepPart::kLastMicroStep;
+  reducer_->set_plan(plan);
+  plan.part = StepPart::kNone;
+  try {
+    prepare();
+  } catch (...) {
+    reducer_->set_plan(plan);
+    throw;
+  }
+  reducer_->set_plan(plan);
+}
+
+void StepGradients::prepare_to_look() {
+  if (!mean_.is_offered()) return prepare();
+  mean_.make();
+  prepare_mean();
 }
 
 void StepGradients::change(const std::function<void(const at::Tensor& owned)>& change) {

@@ -13,16 +13,21 @@
 #include "device/pending.h"
 #include "paging/pins.h"
 #include "zero/gradients/gradient_reducer.h"
+#include "zero/gradients/offered_mean.h"
 
 namespace zeropage {
 
 class StepGradients {
  public:
-  explicit StepGradients(std::shared_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
+  explicit StepGradients(std::shared_ptr<GradientReducer> reducer)
+      : reducer_(std::move(reducer)), mean_(reducer_) {}
 
   // Makes the gradients ready for a step: reduces them if no backward since the last step did, and takes
   // over what was written to p.grad() since. Collective. Throws in the middle of an accumulation.
   void prepare();
+  // The same for who looks at gradients between backward and step, also in an accumulation that offers its mean.
+  void prepare_to_look();
+  OfferedMean& mean() { return mean_; }
   // After a step: the next prepare() is about new gradients.
   void end_step() { reducer_->begin_cycle(); }
 
@@ -63,7 +68,10 @@ class StepGradients {
   void note_optimizer() { have_optimizer_ = true; }
 
  private:
+  void prepare_mean();
+
   const std::shared_ptr<GradientReducer> reducer_;
+  OfferedMean mean_;
   bool have_optimizer_ = false;
 };
 

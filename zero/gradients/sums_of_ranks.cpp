@@ -63,12 +63,13 @@ SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
 }
 
 // What each rank knows, by rank.
-std::vector<SumsOfRank> exchange(const comm::World& world, const SumsOfRank& own) {
+std::vector<SumsOfRank> exchange(const comm::World& world, const SumsOfRank& own,
+                                 const char* what) {
   const std::vector<int64_t> row = row_of(own);
   const auto length = static_cast<int64_t>(row.size());
   at::Tensor rows = at::zeros({world.size(), length}, at::kLong);
   std::copy(row.begin(), row.end(), rows[world.rank()].mutable_data_ptr<int64_t>());
-  if (world.size() > 1) world.communicator().all_gather(rows.view({-1}), kExchangeOfSums).wait();
+  if (world.size() > 1) world.communicator().all_gather(rows.view({-1}), what).wait();
   std::vector<SumsOfRank> by_rank;
   by_rank.reserve(static_cast<size_t>(world.size()));
   for (int rank = 0; rank < world.size(); ++rank) {
@@ -280,17 +281,18 @@ SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise) {
   return all;
 }
 
-SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own) {
+SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own,
+                          const char* what) {
   using Axis = RankAgreement::Axis;
   // Values are compared by the backwards.
   own.told = agreement.told(Axis::kPipeline);
   const comm::World* const group = pages.tensor_world();
-  const std::vector<SumsOfRank> by_rank = exchange(pages.world(), own);
+  const std::vector<SumsOfRank> by_rank = exchange(pages.world(), own, what);
   compare(agreement, Axis::kData, by_rank);
   SumsOfRank all = over_ranks(by_rank, ranks_of_squares(pages));
   all.told = own.told;
   if (group != nullptr) {
-    std::vector<SumsOfRank> by_slice = exchange(*group, all);
+    std::vector<SumsOfRank> by_slice = exchange(*group, all, what);
     // In a simulated world no other rank says anything; each would say the same.
     if (group->device().is_meta()) by_slice.assign(by_slice.size(), all);
     compare(agreement, Axis::kTensor, by_slice);
@@ -299,7 +301,7 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement,
   const comm::World* const stages = pipeline_world_of(pages);
   if (stages == nullptr) return all;
   all.told = own.told;
-  const std::vector<SumsOfRank> by_stage = exchange(*stages, without_flags(all));
+  const std::vector<SumsOfRank> by_stage = exchange(*stages, without_flags(all), what);
   compare(agreement, Axis::kPipeline, by_stage);
   check_clipped_together(pages, by_stage);
   SumsOfRank of_model = over_stages(by_stage, all);

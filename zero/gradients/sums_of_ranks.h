@@ -52,7 +52,8 @@ double noise_of_whole_gradients(const ParameterPages& pages);
 SumsOfRank over_slices(const std::vector<SumsOfRank>& by_rank, double noise);
 
 // The sums of the whole model. Throws where ranks made other numbers of steps, and where the gradients of a pipeline's
-// stages were clipped each by its own norm. Collective.
-SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own);
+// stages were clipped each by its own norm. what: is exchanged, for errors. Collective.
+SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement, SumsOfRank own,
+                          const char* what = kExchangeOfSums);
 
 }  // namespace zeropage

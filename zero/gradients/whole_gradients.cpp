@@ -4,10 +4,35 @@
 
 #include "memory/event_sink.h"
 #include "memory/ledger.h"
+#include "operators/tensor_mark.h"
+#include "paging/trap.h"
 #include "zero/gradients/bucket_gaps.h"
 #include "zero/gradients/sum_order.h"
 
 namespace zeropage {
+namespace {
+
+// Tells of operators on gradients, and lets them run.
+class UseMark final : public memory::TensorMark {
+ public:
+  explicit UseMark(std::shared_ptr<const ReducedGradients::BeforeUse> before)
+      : memory::TensorMark("p.grad() in an accumulation", On::kBuffer),
+        before_(std::move(before)) {}
+
+  bool replaces(const c10::OperatorHandle& /*handle*/) const override { return false; }
+  bool run(const c10::OperatorHandle& handle, const at::Tensor& /*marked*/,
+           torch::jit::Stack& /*stack*/) override {
+    // It may set another.
+    const ReducedGradients::BeforeUse call = *before_;
+    if (call && !memory::is_within_operator()) call(handle.schema().name());
+    return false;
+  }
+
+ private:
+  const std::shared_ptr<const ReducedGradients::BeforeUse> before_;
+};
+
+}  // namespace
 
 WholeGradients::WholeGradients(std::shared_ptr<ParameterPages> pages, const Options& options)
     : pages_(std::move(pages)),
@@ -124,6 +149,20 @@ bool ReplicatedGradients::Slots::is(size_t parameter, const at::Tensor& gradient
 
 at::Tensor ReplicatedGradients::Slots::of(size_t parameter) {
   return slot_in(gradients_.bucket(placed(parameter).page).get(), placed(parameter));
+}
+
+void ReplicatedGradients::Slots::set_before_use(BeforeUse call) {
+  if (before_use_ != nullptr) *before_use_ = nullptr;
+  before_use_ = call ? std::make_shared<BeforeUse>(std::move(call)) : nullptr;
+  if (before_use_ == nullptr) return;
+  memory::check_dispatcher();
+  const auto mark = c10::make_intrusive<UseMark>(before_use_);
+  for (const PlacedParameter& placed : gradients_.pages().parameters()) {
+    const at::Tensor& gradient = placed.parameter.tensor.grad();
+    if (gradient.defined() && memory::mark_of(gradient) == nullptr) {
+      memory::set_mark(gradient, mark);
+    }
+  }
 }
 
 at::Tensor ReplicatedGradients::Slots::replaced(size_t parameter, const at::Tensor& gradient) {

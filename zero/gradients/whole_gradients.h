@@ -68,11 +68,14 @@ class ReplicatedGradients final : public WholeGradients {
     bool is(size_t parameter, const at::Tensor& gradient) const override;
     at::Tensor of(size_t parameter) override;
     at::Tensor replaced(size_t parameter, const at::Tensor& gradient) override;
+    void set_before_use(BeforeUse call) override;
 
    private:
     const PlacedParameter& placed(size_t parameter) const;
 
     ReplicatedGradients& gradients_;
+    // Marks of gradients, which a script may keep longer, have it too.
+    std::shared_ptr<BeforeUse> before_use_;
   };
 
   Slots slots_;

@@ -17,13 +17,14 @@ namespace {
 constexpr int64_t kLeastUnlimitedBytes = int64_t{1} << 60;
 
 // How the two versions of cgroups call the same things.
-struct Names {
+struct CgroupFiles {
   const char* limit;
   const char* used;
   const char* inactive_file;  // a key of memory.stat, with what is below the group
 };
-constexpr Names kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
-constexpr Names kVersion2{"memory.max", "memory.current", "inactive_file"};
+constexpr CgroupFiles kVersion1{"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                "total_inactive_file"};
+constexpr CgroupFiles kVersion2{"memory.max", "memory.current", "inactive_file"};
 
 std::optional<std::string> contents(const std::string& path) {
   std::ifstream file(path);
@@ -61,24 +62,24 @@ bool lists(std::string_view controllers, std::string_view controller) {
 }
 
 // One group; none: it has no limit, or is not visible here.
-std::optional<CgroupMemory> group_at(const std::string& folder, const Names& names) {
-  const auto limit_text = contents(folder + "/" + names.limit);
-  const auto used_text = contents(folder + "/" + names.used);
+std::optional<CgroupMemory> group_at(const std::string& folder, const CgroupFiles& files) {
+  const auto limit_text = contents(folder + "/" + files.limit);
+  const auto used_text = contents(folder + "/" + files.used);
   if (!limit_text || !used_text) return std::nullopt;
   const std::optional<int64_t> limit = cgroup_limit(*limit_text);
   const std::optional<int64_t> used = leading_number(*used_text);
   if (!limit || !used) return std::nullopt;
   const std::string stat = contents(folder + "/memory.stat").value_or("");
-  const int64_t inactive = number_after(stat, std::string(names.inactive_file) + " ").value_or(0);
+  const int64_t inactive = number_after(stat, std::string(files.inactive_file) + " ").value_or(0);
   return CgroupMemory{.limit_bytes = *limit, .used_bytes = std::max<int64_t>(*used - inactive, 0)};
 }
 
 // Of the group and all above it, up to the root of the mount, the one that leaves the least. A
 // container sees its own group as the root, under a path that may not be there.
-void look_upwards(const std::string& mount, std::string group, const Names& names,
+void look_upwards(const std::string& mount, std::string group, const CgroupFiles& files,
                   std::optional<CgroupMemory>& least) {
   while (true) {
-    const auto found = group_at(mount + group, names);
+    const auto found = group_at(mount + group, files);
     if (found && (!least || found->left_bytes() < least->left_bytes())) least = found;
     if (group.empty()) return;
     group.erase(group.rfind('/') == std::string::npos ? 0 : group.rfind('/'));

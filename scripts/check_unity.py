@@ -34,7 +34,8 @@ def plain(text):
     """Without comments, literals and the preprocessor's lines."""
     text = re.sub(r'R"(\w*)\(.*?\)\1"', '""', text, flags=re.DOTALL)
     text = re.sub(r"^\s*#(?:.*\\\n)*.*", "", text, flags=re.MULTILINE)
-    return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|(?<!\w)\'(?:\\.|[^\'\\])\'', '""', text)
+    literal_or_comment = r'"(?:\\.|[^"\\\n])*"|//[^\n]*|(?<!\w)\'(?:\\.|[^\'\\])\''
+    return re.sub(literal_or_comment, lambda found: "" if found[0].startswith("//") else '""', text)
 
 
 def statements(text, begin):

@@ -56,7 +56,7 @@ Slices ColumnParallelLinearImpl::slices() const {
 }
 
 SlicedDimension ColumnParallelLinearImpl::cut() const {
-  return {slices(), /*dim=*/0, options_.parts};
+  return SlicedDimension(slices(), /*dim=*/0, options_.parts);
 }
 
 void ColumnParallelLinearImpl::reset() {
@@ -101,7 +101,7 @@ Slices RowParallelLinearImpl::slices() const {
 }
 
 SlicedDimension RowParallelLinearImpl::cut() const {
-  return {slices(), /*dim=*/1};
+  return SlicedDimension(slices(), /*dim=*/1);
 }
 
 void RowParallelLinearImpl::reset() {

@@ -57,9 +57,7 @@ bool has_other_mark(at::ArrayRef<c10::IValue> arguments, const SliceMark& own) {
 }
 
 bool are_cut_alike(const SliceMark& a, const SliceMark& b) {
-  return &a.ranks().communicator() == &b.ranks().communicator() && a.cut().dim == b.cut().dim &&
-         a.cut().parts == b.cut().parts && a.cut().slices.total() == b.cut().slices.total() &&
-         a.cut().slices.sizes() == b.cut().slices.sizes();
+  return &a.ranks().communicator() == &b.ranks().communicator() && a.cut().is_cut_as(b.cut());
 }
 
 void refuse_to_save(const at::Tensor& tensor) {
@@ -281,13 +279,15 @@ at::Tensor SliceMark::whole_of(const at::Tensor& slice) const {
   const bool is_bool = slice.scalar_type() == c10::kBool;
   const at::Tensor values = slice.detach().to(is_bool ? c10::kByte : slice.scalar_type(),
                                               /*non_blocking=*/false, /*copy=*/true);
-  const int64_t of_part = cut_.slices.size(ranks().rank());
   std::vector<at::Tensor> parts;
-  for (int64_t part = 0; part < cut_.parts; ++part) {
-    const at::Tensor own = values.narrow(cut_.dim, part * of_part, of_part).contiguous();
-    parts.push_back(all_gather(own, cut_.slices.sizes(), cut_.dim, ranks_, who()));
+  int64_t begin = 0;
+  for (const Slices& part : cut_.parts()) {
+    const int64_t numel = part.size(ranks().rank());
+    const at::Tensor own = values.narrow(cut_.dim(), begin, numel).contiguous();
+    parts.push_back(all_gather(own, part.sizes(), cut_.dim(), ranks_, who()));
+    begin += numel;
   }
-  const at::Tensor whole = at::cat(parts, cut_.dim);
+  const at::Tensor whole = at::cat(parts, cut_.dim());
   return is_bool ? whole.to(c10::kBool) : whole;
 }
 

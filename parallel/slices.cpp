@@ -1,5 +1,7 @@
 #include "parallel/slices.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -22,16 +24,6 @@ std::vector<int64_t> Slices::sizes() const {
   return sizes;
 }
 
-at::Tensor Slices::take(const at::Tensor& whole, int64_t dim, int64_t parts, int rank) const {
-  const at::NoGradGuard no_grad;
-  TORCH_INTERNAL_ASSERT(whole.size(dim) == parts * total_);
-  std::vector<at::Tensor> slices;
-  for (int64_t part = 0; part < parts; ++part) {
-    slices.push_back(whole.narrow(dim, part * total_ + begin(rank), size(rank)));
-  }
-  return at::cat(slices, dim);
-}
-
 void check_is_even(const Slices& slices, const std::string& who, const std::string& option) {
   ZP_CHECK(slices.are_even(), who, ": expected units that ", slices.ranks(), " ranks divide, got ",
            slices.total() / slices.unit(), " of ", slices.unit(), " elements, so ranks would have ",
@@ -44,9 +36,41 @@ void check_is_even(const Slices& slices, const std::string& who, const std::stri
            "share a key");
 }
 
+int64_t SlicedDimension::total() const {
+  int64_t total = 0;
+  for (const Slices& part : parts_) total += part.total();
+  return total;
+}
+
+int64_t SlicedDimension::size(int rank) const {
+  int64_t size = 0;
+  for (const Slices& part : parts_) size += part.size(rank);
+  return size;
+}
+
+bool SlicedDimension::is_cut_as(const SlicedDimension& other) const {
+  const auto alike = [](const Slices& a, const Slices& b) {
+    return a.total() == b.total() && a.sizes() == b.sizes();
+  };
+  return dim_ == other.dim_ && parts_.size() == other.parts_.size() &&
+         std::equal(parts_.begin(), parts_.end(), other.parts_.begin(), alike);
+}
+
+at::Tensor SlicedDimension::take(const at::Tensor& whole, int64_t dim, int rank) const {
+  const at::NoGradGuard no_grad;
+  TORCH_INTERNAL_ASSERT(whole.size(dim) == total());
+  std::vector<at::Tensor> slices;
+  int64_t begin = 0;
+  for (const Slices& part : parts_) {
+    slices.push_back(whole.narrow(dim, begin + part.begin(rank), part.size(rank)));
+    begin += part.total();
+  }
+  return at::cat(slices, dim);
+}
+
 std::vector<int64_t> SlicedDimension::whole_sizes(at::IntArrayRef sizes) const {
   std::vector<int64_t> whole = sizes.vec();
-  whole.at(static_cast<size_t>(dim)) = parts * slices.total();
+  whole.at(static_cast<size_t>(dim_)) = total();
   return whole;
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
@@ -26,10 +27,6 @@ class Slices {
   int64_t size(int rank) const { return end(rank) - begin(rank); }
   std::vector<int64_t> sizes() const;
 
-  // A copy of this rank's elements of dimension `dim`. parts: equal stretches of the dimension, such as the
-  // rows of queries, keys and values, of which each is cut for itself; total() is that of one part.
-  at::Tensor take(const at::Tensor& whole, int64_t dim, int64_t parts, int rank) const;
-
  private:
   int64_t total_;
   int64_t unit_;
@@ -39,17 +36,33 @@ class Slices {
 // Throws where ranks would get other numbers of units. option: by which a script says that they may. who: for the error.
 void check_is_even(const Slices& slices, const std::string& who, const std::string& option);
 
-// How a tensor was cut: dimension `dim` of the whole is `parts` equal stretches, and each is cut for itself.
-struct SlicedDimension {
-  Slices slices;
-  int64_t dim = 0;
-  int64_t parts = 1;
+// How a tensor was cut: dimension `dim` of the whole is stretches one behind the other, such as the rows of queries, keys
+// and values, and each is cut for itself.
+class SlicedDimension {
+ public:
+  // parts: one for each stretch, over the same ranks.
+  SlicedDimension(std::vector<Slices> parts, int64_t dim) : parts_(std::move(parts)), dim_(dim) {}
+  // parts: how many stretches there are that are cut as `slices`.
+  explicit SlicedDimension(const Slices& slices, int64_t dim = 0, int64_t parts = 1)
+      : SlicedDimension(std::vector<Slices>(static_cast<size_t>(parts), slices), dim) {}
 
-  at::Tensor take(const at::Tensor& whole, int rank) const {
-    return slices.take(whole, dim, parts, rank);
-  }
+  const std::vector<Slices>& parts() const { return parts_; }
+  int64_t dim() const { return dim_; }
+  // Elements of the dimension, of all ranks and of one.
+  int64_t total() const;
+  int64_t size(int rank) const;
+  bool is_cut_as(const SlicedDimension& other) const;
+
+  // A copy of a rank's elements.
+  at::Tensor take(const at::Tensor& whole, int rank) const { return take(whole, dim_, rank); }
+  // The same where dimension `dim` of a tensor stands for the one that is cut, as in what is broadcast against it.
+  at::Tensor take(const at::Tensor& whole, int64_t dim, int rank) const;
   // Of the whole tensor, of which one slice has these sizes.
   std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
+
+ private:
+  std::vector<Slices> parts_;
+  int64_t dim_;
 };
 
 }  // namespace zeropage::parallel

@@ -99,7 +99,8 @@ Slices VocabularyParallelEmbeddingImpl::slices() const {
 void VocabularyParallelEmbeddingImpl::reset() {
   const torch::nn::Embedding whole(num_embeddings_, embedding_dim_);
   take_values_of_rank_zero(*whole, ranks_->world, name());
-  weight = register_parameter("weight", slices().take(whole->weight, 0, 1, ranks_->world.rank()));
+  weight = register_parameter("weight",
+                              SlicedDimension(slices()).take(whole->weight, ranks_->world.rank()));
 }
 
 torch::Tensor VocabularyParallelEmbeddingImpl::forward(const torch::Tensor& ids) {

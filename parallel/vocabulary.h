@@ -47,7 +47,9 @@ class VocabularyParallelEmbeddingImpl
   void reset() override;
   torch::Tensor forward(const torch::Tensor& ids);
   void pretty_print(std::ostream& stream) const override;
-  std::vector<SlicedParameter> sliced_parameters() const override { return {{weight, {slices()}}}; }
+  std::vector<SlicedParameter> sliced_parameters() const override {
+    return {{weight, SlicedDimension(slices())}};
+  }
   const comm::World& ranks_of_slices() const override { return ranks_->world; }
 
   torch::Tensor weight;  // [this rank's slice of num_embeddings, embedding_dim]

@@ -4,6 +4,7 @@
 #include <array>
 #include <fnmatch.h>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string_view>
 
@@ -28,7 +29,7 @@ struct CutForm {
   explicit CutForm(const Cut& cut)
       : kind(cut.kind_), parts(cut.parts_), unit(cut.unit_), may_be_uneven(cut.may_be_uneven_) {}
   Cut::Kind kind;
-  int64_t parts;
+  std::vector<int64_t> parts;
   int64_t unit;
   bool may_be_uneven;
 };
@@ -147,7 +148,7 @@ class CutMark final : public parallel::SliceMark {
     if (kind == Cut::Kind::kRow) {
       ZP_CHECK(
           input.size(-1) == weight.size(1), who, ": expected this rank's ", weight.size(1), " of ",
-          cut.slices.total(), " features, got an input of sizes ", input.sizes(),
+          cut.total(), " features, got an input of sizes ", input.sizes(),
           "; plan the layer before it as a column in the same units, or this one not as a row");
       const at::Tensor sum = parallel::reduce_from_ranks(at::linear(input, weight), ranks, name);
       return bias.defined() ? sum + bias : sum;
@@ -158,7 +159,7 @@ class CutMark final : public parallel::SliceMark {
       return at::linear(copied, weight, bias);
     }();
     if (kind == Cut::Kind::kColumn) return slice;
-    return parallel::gather_from_ranks(slice, cut.slices, ranks, name);
+    return parallel::gather_from_ranks(slice, cut.parts().front(), ranks, name);
   }
 
   at::Tensor embedding(at::ArrayRef<c10::IValue> given) const {
@@ -169,8 +170,8 @@ class CutMark final : public parallel::SliceMark {
         ": expected an Embedding without padding_idx, scale_grad_by_freq and sparse, got one of "
         "them; leave the layer out of the plan");
     return parallel::embedding_over_ranks(transposed(transposed(given[0].toTensor())),
-                                          given[1].toTensor(), cut_->cut.slices, cut_->ranks,
-                                          cut_->name);
+                                          given[1].toTensor(), cut_->cut.parts().front(),
+                                          cut_->ranks, cut_->name);
   }
 
   const std::shared_ptr<const CutWeight> cut_;
@@ -238,16 +239,36 @@ std::vector<PlannedLayer> layers_of(const torch::nn::Module& module,
   return layers;
 }
 
+std::string words_of(const std::vector<int64_t>& parts) {
+  return parts.size() == 1 ? c10::str(parts.front()) : c10::str(at::IntArrayRef(parts));
+}
+
 SlicedDimension cut_of(const PlannedLayer& layer, int ranks) {
   const int64_t dim = layer.cut.kind == Cut::Kind::kRow ? 1 : 0;
-  const int64_t parts = layer.cut.parts;
-  ZP_CHECK(layer.weight.size(dim) % parts == 0, "tensor_parallel: \"", layer.name,
-           "\": expected a number of outputs that ", parts, " parts divide, got ",
-           layer.weight.size(dim), "; change Cut::parts()");
+  const int64_t total = layer.weight.size(dim), unit = layer.cut.unit;
+  const std::vector<int64_t>& parts = layer.cut.parts;
   const std::string who = "tensor_parallel: \"" + layer.name + "\"";
-  const parallel::Slices slices(layer.weight.size(dim) / parts, layer.cut.unit, ranks, who);
-  if (!layer.cut.may_be_uneven) parallel::check_is_even(slices, who, "Cut::uneven()");
-  return {slices, dim, parts};
+  std::vector<parallel::Slices> slices;
+  if (parts.size() == 1) {
+    ZP_CHECK(total % parts.front() == 0, who, ": expected a number of outputs that ", parts.front(),
+             " parts divide, got ", total,
+             "; change Cut::parts(), which takes a list of the parts' sizes, too");
+    slices.assign(static_cast<size_t>(parts.front()),
+                  parallel::Slices(total / parts.front(), unit, ranks, who));
+  } else {
+    const int64_t units = std::accumulate(parts.begin(), parts.end(), int64_t{0});
+    ZP_CHECK(units * unit == total, who, ": expected parts that add up to ", total,
+             " outputs, got ", at::IntArrayRef(parts), " units of ", unit, ", which are ",
+             units * unit, "; change Cut::parts() or Cut::unit()");
+    // What one rank has of a part goes with what it has of the others: a key with the queries that share it.
+    int64_t together = 0;
+    for (const int64_t part : parts) together = std::gcd(together, part);
+    for (const int64_t part : parts) {
+      slices.emplace_back(part * unit, part / together * unit, ranks, who);
+    }
+  }
+  if (!layer.cut.may_be_uneven) parallel::check_is_even(slices.front(), who, "Cut::uneven()");
+  return {std::move(slices), dim};
 }
 
 void check_can_be_cut(const PlannedLayer& layer, const std::vector<PlannedLayer>& all,
@@ -300,7 +321,7 @@ std::vector<std::string> lines_of(const std::vector<PlannedLayer>& layers) {
   for (const PlannedLayer& layer : layers) {
     const bool is_marked = memory::mark_of(layer.weight) != nullptr;
     lines.push_back(c10::str(layer.name, ": ", kNamesOfKind[static_cast<size_t>(layer.cut.kind)],
-                             ", parts ", layer.cut.parts, ", unit ", layer.cut.unit,
+                             ", parts ", words_of(layer.cut.parts), ", unit ", layer.cut.unit,
                              layer.cut.may_be_uneven ? ", uneven" : "", ", weight ",
                              is_marked ? "marked" : c10::str(layer.weight.sizes())));
   }
@@ -314,7 +335,20 @@ Cut Cut::parts(int64_t count) const {
            "Cut::parts: expected 1 or more parts of a column, got ", count,
            " of another cut or below 1; leave it out");
   Cut cut = *this;
-  cut.parts_ = count;
+  cut.parts_ = {count};
+  return cut;
+}
+
+Cut Cut::parts(std::vector<int64_t> sizes) const {
+  const bool are_sizes =
+      std::all_of(sizes.begin(), sizes.end(), [](int64_t size) { return size >= 1; });
+  ZP_CHECK(kind_ == Kind::kColumn && sizes.size() >= 2 && are_sizes,
+           "Cut::parts: expected the sizes of 2 or more parts of a column, each of 1 or more "
+           "units, got ",
+           at::IntArrayRef(sizes), kind_ == Kind::kColumn ? "" : " of another cut",
+           "; leave it out where there is one part, and give a number for parts of one size");
+  Cut cut = *this;
+  cut.parts_ = std::move(sizes);
   return cut;
 }
 

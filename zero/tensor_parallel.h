@@ -30,6 +30,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,13 @@ class Cut {
 
   // Of a column: equal stretches of the outputs, each cut for itself; 3 for queries, keys and values.
   Cut parts(int64_t count) const;
+  // The same with stretches of other lengths, in units: {8, 2, 2} for 8 heads of queries and 2 of keys and values. They
+  // are cut at the same places of each: the greatest number that divides all sizes is what ranks share, 2 here, so
+  // each of two ranks has 4 heads of queries and the key and the value that these share.
+  Cut parts(std::vector<int64_t> sizes) const;
+  Cut parts(std::initializer_list<int64_t> sizes) const {
+    return parts(std::vector<int64_t>(sizes));
+  }
   // Elements that stay on one rank, such as those of a head. Default: 1.
   Cut unit(int64_t elements) const;
   // Some ranks may get a unit more than others. For all layers between which slices pass, and only where units of
@@ -72,7 +80,8 @@ class Cut {
   friend struct CutForm;
   explicit Cut(Kind kind) : kind_(kind), may_be_uneven_(kind == Kind::kVocabulary) {}
   Kind kind_;
-  int64_t parts_ = 1, unit_ = 1;
+  std::vector<int64_t> parts_ = {1};  // one: how many; else their sizes
+  int64_t unit_ = 1;
   bool may_be_uneven_;
 };
 

@@ -505,5 +505,43 @@ const int kGroupsOfQueries =
                  });
                }});
 
+// The same in one layer: the rows of queries, then of keys, then of values.
+struct FusedQueriesImpl : torch::nn::Module {
+  static constexpr int64_t kQueriesOfKey = 4;
+
+  FusedQueriesImpl() {
+    qkv = register_module("qkv",
+                          torch::nn::Linear(7, (kQueriesOfKey + 2) * kKeyHeads * kWidthOfHead));
+    out = register_module("out", torch::nn::Linear(kQueriesOfKey * kKeyHeads * kWidthOfHead, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {  // [batch, tokens, width]
+    const torch::Tensor all = qkv(x);
+    const int64_t of_keys = all.size(-1) / (kQueriesOfKey + 2);  // those that this rank has
+    const auto parts = all.split_with_sizes({kQueriesOfKey * of_keys, of_keys, of_keys}, -1);
+    const auto by_head = [&](const torch::Tensor& part) {
+      return part.view({x.size(0), x.size(1), -1, kWidthOfHead}).transpose(1, 2);
+    };
+    const auto repeated = [&](const torch::Tensor& part) {
+      return by_head(part).repeat_interleave(kQueriesOfKey, 1);
+    };
+    const torch::Tensor mixed =
+        at::scaled_dot_product_attention(by_head(parts[0]), repeated(parts[1]), repeated(parts[2]));
+    return out(mixed.transpose(1, 2).flatten(2));
+  }
+  torch::nn::Linear qkv{nullptr}, out{nullptr};
+};
+TORCH_MODULE(FusedQueries);
+
+const int kFusedQueries = add_habit(
+    {kGroup,
+     "cuts one layer of 12 heads of queries and 3 of keys and values by 2 ranks, `uneven()`, as "
+     "`parts({12, 3, 3})`",
+     "", [] {
+       expect_trains_as_whole<FusedQueries>(
+           {{"qkv", Cut::column().parts({12, 3, 3}).unit(kWidthOfHead).uneven()},
+            {"out", Cut::row().unit(FusedQueriesImpl::kQueriesOfKey * kWidthOfHead).uneven()}},
+           [](FusedQueries&) {}, {4, 3, 7});
+     }});
+
 }  // namespace
 }  // namespace zeropage::habits_of_meshes

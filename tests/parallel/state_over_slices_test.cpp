@@ -10,6 +10,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/state_files.h"
 #include "tests/parallel/tensor_modules.h"
+#include "zero/slice_values.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::state_over_slices_test {
@@ -229,6 +230,64 @@ TEST_F(WholeStateTest, OfAnotherNumberOfOutputsIsRefusedByTheWholeShape) {
     EXPECT_THAT(error_of([&] { load_weights(path("six"), eight); }),
                 AllOf(HasSubstr("\"0.weight\" of [8, 4]"), HasSubstr("[6, 4]")));
   });
+}
+
+// A layer of 8 heads of queries and 2 of keys and values, of 3 numbers each.
+TEST_F(WholeStateTest, OfPartsOfOtherSizesIsTheSameFilesAtEveryMesh) {
+  static constexpr int64_t kOfHead = 3, kWide = 12 * kOfHead;
+  const auto make = [] {
+    torch::nn::Sequential net(torch::nn::Linear(5, kWide), torch::nn::Linear(kWide, 4));
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : net->parameters()) {
+      parameter.copy_(torch::arange(parameter.numel()).view(parameter.sizes()));
+    }
+    return net;
+  };
+  const torch::nn::Sequential whole = make();
+  const auto in_order = torch::arange(kWide);
+  const auto run = [&](const Shape& shape, const auto& use) {
+    run_ranks(shape.ranks(), [&](World& all) {
+      const Mesh mesh(all, {{"data", shape.data}, {"tensor", shape.tensor}});
+      torch::nn::Sequential net = make();
+      tensor_parallel(net, mesh["tensor"], {{"0", Cut::column().parts({8, 2, 2}).unit(kOfHead)}});
+      const torch::Tensor slice = own_slice(net[0]->as<torch::nn::Linear>()->bias);
+      if (shape.tensor == 2) {
+        const int64_t own = mesh["tensor"].rank();
+        const auto rows = [&](int64_t begin, int64_t end) {
+          return in_order.slice(0, begin * kOfHead, end * kOfHead);
+        };
+        EXPECT_TRUE(slice.equal(torch::cat({rows(4 * own, 4 * own + 4), rows(8 + own, 9 + own),
+                                            rows(10 + own, 11 + own)})
+                                    .to(torch::kFloat)));
+      }
+      DistributedDataParallel<torch::nn::Sequential> model(net, mesh,
+                                                           options_of(shape, In::kDouble));
+      Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+      use(net, model, optimizer);
+      const torch::NoGradGuard no_grad;
+      const GatheredParameters guard(model);
+      const auto parameters = net->named_parameters();
+      for (const auto& item : whole->named_parameters()) {
+        EXPECT_TRUE(item.value().detach().equal(whole_of(parameters[item.key()]))) << item.key();
+      }
+    });
+  };
+  const Shape plain{.data = 1, .tensor = 1, .stage = 0};
+  run(plain,
+      [&](auto&, auto& model, auto& optimizer) { save_state(path("whole"), model, optimizer); });
+  for (const Shape& shape :
+       {Shape{.data = 1, .tensor = 2, .stage = 0}, {.data = 2, .tensor = 2, .stage = 3}}) {
+    const auto to = path(c10::str("of-", shape.ranks()));
+    run(shape, [&](auto& net, auto& model, auto& optimizer) {
+      {
+        const torch::NoGradGuard no_grad;
+        for (torch::Tensor& parameter : net->parameters()) parameter.zero_();
+      }
+      load_state(path("whole"), model, optimizer);
+      save_state(to, model, optimizer);
+    });
+    expect_same_files(path("whole"), to);
+  }
 }
 
 TEST(MeshOfAWrapperTest, HasAnAxisOfDataAndTheOneOfTheSlices) {

@@ -138,7 +138,7 @@ inline torch::Tensor slice_of(const std::string& name, const torch::Tensor& whol
   if (cut == kCuts.end() || (name == "head.weight" && !cuts_head)) return whole;
   const auto [dim, parts, unit] = cut->second;
   const parallel::Slices slices(whole.size(dim) / parts, unit, world.size(), name);
-  return slices.take(whole, dim, parts, world.rank());
+  return parallel::SlicedDimension(slices, dim, parts).take(whole, world.rank());
 }
 
 inline Plain make_plain() {

@@ -318,6 +318,13 @@ TEST(TensorParallelRefusalTest, OfOperatorsOnAPlannedParameter) {
   });
 }
 
+TEST(TensorParallelRefusalTest, OfPartsThatAreNone) {
+  const auto error = [](const auto& make) { return error_of([&] { make(); }); };
+  EXPECT_THAT(error([] { Cut::column().parts({3}); }), HasSubstr("2 or more parts of a column"));
+  EXPECT_THAT(error([] { Cut::column().parts({3, 0}); }), HasSubstr("got [3, 0]"));
+  EXPECT_THAT(error([] { Cut::row().parts({3, 1}); }), HasSubstr("got [3, 1] of another cut"));
+}
+
 TEST(TensorParallelRefusalTest, OfPlansThatDoNotFit) {
   run_ranks(2, [](World& world) {
     const auto error = [&](const TensorParallelPlan& wrong) {
@@ -329,6 +336,14 @@ TEST(TensorParallelRefusalTest, OfPlansThatDoNotFit) {
     EXPECT_THAT(error({{"up", Cut::column()}, {"u*", Cut::column()}}), HasSubstr("2 layers"));
     EXPECT_THAT(error({{"up", Cut::column().unit(4)}}), HasSubstr("a multiple of 4"));
     EXPECT_THAT(error({{"up", Cut::column().parts(2)}}), HasSubstr("that 2 parts divide"));
+    EXPECT_THAT(error({{"qkv", Cut::column().parts({8, 2, 2}).unit(kHead)}}),
+                HasSubstr("expected parts that add up to 36 outputs, got [8, 2, 2] units of 4, "
+                          "which are 48"));
+    EXPECT_THAT(error({{"qkv", Cut::column().parts({6, 3}).unit(kHead)}}),
+                AllOf(HasSubstr("expected units that 2 ranks divide, got 3 of 8 elements"),
+                      HasSubstr("Cut::uneven()")));
+    EXPECT_THAT(error({{"qkv", Cut::column().parts({7, 2}).unit(kHead).uneven()}}),
+                HasSubstr("expected at least one slice of 28 elements for each of 2 ranks"));
     EXPECT_THAT(error({{"up", world.rank() == 0 ? Cut::column() : Cut::row()}}),
                 HasSubstr("up: row"));
     Plain module = make_plain();

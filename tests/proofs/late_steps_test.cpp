@@ -299,9 +299,9 @@ std::pair<std::vector<double>, std::vector<std::vector<std::string>>> train_slic
   const int64_t rows = module->first->weight.size(0);
   memory::set_mark(
       module->first->weight,
-      c10::make_intrusive<MarkOfWhole>(
-          "a slice", parallel::ranks_of(group),
-          parallel::SlicedDimension{{rows * group.size(), rows, group.size(), "a weight"}}));
+      c10::make_intrusive<MarkOfWhole>("a slice", parallel::ranks_of(group),
+                                       parallel::SlicedDimension(parallel::Slices(
+                                           rows * group.size(), rows, group.size(), "a weight"))));
   DistributedDataParallel<Oddball> model(module, data, options_of(1));
   FlaggedOptimizer optimizer(model);
   Accumulator accumulator(model, {.micro_steps = kMicroSteps});

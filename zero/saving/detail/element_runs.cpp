@@ -10,30 +10,41 @@ namespace {
 class SliceBlocks {
  public:
   SliceBlocks(const ParameterSlice& slice, at::IntArrayRef sizes) {
-    const parallel::Slices& slices = slice.cut.slices;
     int64_t inner = 1;
-    for (size_t dim = sizes.size(); dim-- > static_cast<size_t>(slice.cut.dim) + 1;) {
+    for (size_t dim = sizes.size(); dim-- > static_cast<size_t>(slice.cut.dim()) + 1;) {
       inner *= sizes[dim];
     }
-    begin_ = slices.begin(slice.ranks.rank()) * inner;
-    numel_ = slices.size(slice.ranks.rank()) * inner;
-    whole_ = slices.total() * inner;
+    const int rank = slice.ranks.rank();
+    for (const parallel::Slices& part : slice.cut.parts()) {
+      blocks_.push_back({in_slice_, in_whole_ + part.begin(rank) * inner, part.size(rank) * inner});
+      in_slice_ += part.size(rank) * inner;
+      in_whole_ += part.total() * inner;
+    }
   }
 
   // run: by the order of the slice.
   void visit(ElementRun run, const std::function<void(const ElementRun&)>& visit) const {
     while (run.numel > 0) {
-      const int64_t past = run.in_whole % numel_;
-      const int64_t here = std::min(run.numel, numel_ - past);
-      visit({run.in_whole / numel_ * whole_ + begin_ + past, run.in_page, here});
+      const int64_t index = run.in_whole / in_slice_, past = run.in_whole % in_slice_;
+      const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const Block& candidate) {
+        return past < candidate.in_slice + candidate.numel;
+      });
+      const int64_t here = std::min(run.numel, block->in_slice + block->numel - past);
+      visit({index * in_whole_ + block->in_whole + past - block->in_slice, run.in_page, here});
       run = {run.in_whole + here, run.in_page + here, run.numel - here};
     }
   }
 
  private:
-  int64_t begin_ = 0;  // of this rank's elements in a block of the whole
-  int64_t numel_ = 0;  // of them
-  int64_t whole_ = 0;  // elements of a block of the whole
+  struct Block {
+    int64_t in_slice;  // where it begins, in elements
+    int64_t in_whole;
+    int64_t numel;
+  };
+
+  std::vector<Block> blocks_;  // of one index, by part
+  int64_t in_slice_ = 0;       // elements of them, and of the whole
+  int64_t in_whole_ = 0;
 };
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -122,6 +123,9 @@ bool BetweenMark::run(const c10::OperatorHandle& handle, const at::Tensor& marke
                       torch::jit::Stack& stack) {
   const std::string_view name = handle.operator_name().name;
   const bool is_read = slice_use_of(handle) != SliceUse::kSizes;
+  if (of_ == Of::kParameter) {
+    check_features(handle, marked, torch::jit::last(stack, handle.schema().arguments().size()));
+  }
   // Without a gradient the values are those of the whole, and a frozen parameter needs none.
   if (!slices_are_seen() || !at::GradMode::is_enabled() || !is_read) return false;
   const size_t count = handle.schema().arguments().size();
@@ -141,6 +145,27 @@ bool BetweenMark::run(const c10::OperatorHandle& handle, const at::Tensor& marke
   add_up_gradient_of(handle, marked, stack);
   handle.callBoxed(&stack);
   return true;
+}
+
+void BetweenMark::check_features(const c10::OperatorHandle& handle, const at::Tensor& marked,
+                                 at::ArrayRef<c10::IValue> arguments) const {
+  static const std::unordered_set<std::string_view> kOfChannels = {
+      "aten::prelu", "aten::group_norm", "aten::batch_norm", "aten::instance_norm"};
+  static const std::unordered_set<std::string_view> kOfLast = {"aten::layer_norm",
+                                                               "aten::rms_norm"};
+  const std::string_view name = handle.operator_name().name;
+  const bool of_channels = kOfChannels.contains(name);
+  if (!of_channels && !kOfLast.contains(name)) return;
+  const at::Tensor& input = arguments[0].toTensor();
+  if (input.is_same(marked) || input.dim() == 0) return;
+  // One number is for all channels.
+  if (of_channels && (marked.numel() == 1 || input.dim() == 1)) return;
+  const int64_t features = of_channels ? input.size(1) : input.size(-1);
+  const int64_t expected = of_channels ? marked.numel() : marked.size(-1);
+  ZP_CHECK(features == expected, who(), ": expected an input of ", expected,
+           " features, as it has a number for each, got this rank's ", features, " to ", name,
+           "; give it a number for all features, or for those of one head, which are then viewed "
+           "by view({.., -1, head}), or use it before the column or behind the row");
 }
 
 void BetweenMark::add_up_gradient_of(const c10::OperatorHandle& handle, const at::Tensor& marked,

@@ -4,6 +4,9 @@
 // A parameter of any layer goes through a function that adds up its gradient. What a linear layer gives goes through
 // it instead, since the gradient of its input, which is whole, is a part as well.
 //
+// A layer that has a parameter for each feature, such as PReLU(n), and gets this rank's features throws, also without
+// gradients.
+//
 // Ranks throw where their parts are the same from the first backward on: then the layer saw whole tensors, and the
 // sum would be as many times too large. The device is waited for until parts have differed once.
 //
@@ -47,6 +50,9 @@ class BetweenMark final : public memory::TensorMark {
  private:
   bool is_product(const c10::OperatorHandle& handle) const;
   at::Tensor product(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> given) const;
+  // A layer that LibTorch would refuse because of its sizes.
+  void check_features(const c10::OperatorHandle& handle, const at::Tensor& marked,
+                      at::ArrayRef<c10::IValue> arguments) const;
   void add_up_gradient_of(const c10::OperatorHandle& handle, const at::Tensor& marked,
                           torch::jit::Stack& stack) const;
 

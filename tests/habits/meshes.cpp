@@ -378,6 +378,23 @@ const int kPlannedBetween =
                      [](Net& net) { net->with_parameter_between = true; }, {12, 7});
                }});
 
+const int kSlopes = is_refused(
+    kGroup, "plans a PReLU with a slope for each feature as `Cut::between()`",
+    "\"1.weight\", which the plan of tensor_parallel() has between a column and its row: expected "
+    "an input of 8 features",
+    "one slope, or a layer before the column or behind the row",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      torch::nn::Sequential net(torch::nn::Linear(7, 8),
+                                torch::nn::PReLU(torch::nn::PReLUOptions().num_parameters(8)),
+                                torch::nn::Linear(8, 7));
+      tensor_parallel(net, mesh["tensor"],
+                      {{"0", Cut::column()}, {"1", Cut::between()}, {"2", Cut::row()}});
+      DistributedDataParallel<torch::nn::Sequential> model(net, mesh, run.options);
+      model(samples_of(0, 0).inputs);
+    },
+    kFirstAndLast);
+
 const int kPlannedOutside = is_refused(
     kGroup, "plans a layer as `Cut::between()` that is not",
     "which the plan of tensor_parallel() has between a column and its row: "

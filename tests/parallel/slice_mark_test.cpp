@@ -429,6 +429,34 @@ TEST(BetweenMarkTest, GradientsOfLayersAndOfTheirInputsAreThoseOfTheWholeModule)
   });
 }
 
+TEST(BetweenMarkTest, ALayerWithANumberForEachFeatureThrows) {
+  using namespace torch::nn;
+  run_ranks(2, [](World& world) {
+    const auto error = [&](const AnyModule& between) {
+      Sequential net(Linear(4, 8));
+      net->push_back(between);
+      net->push_back(Linear(8, 4));
+      tensor_parallel(net, world, {{"0", Cut::column()}, {"1", Cut::between()}, {"2", Cut::row()}});
+      const std::string trained = error_of([&] { net->forward(torch::ones({3, 4})); });
+      const torch::NoGradGuard no_grad;
+      EXPECT_EQ(trained, error_of([&] { net->forward(torch::ones({3, 4})); }));
+      return trained;
+    };
+    const auto words = [](const char* name) {
+      return AllOf(HasSubstr("\"1.weight\", which the plan of tensor_parallel() has between"),
+                   HasSubstr(c10::str("expected an input of 8 features, as it has a number for "
+                                      "each, got this rank's 4 to aten::",
+                                      name)),
+                   HasSubstr("use it before the column or behind the row"));
+    };
+    EXPECT_THAT(error(AnyModule(PReLU(PReLUOptions().num_parameters(8)))), words("prelu"));
+    EXPECT_THAT(error(AnyModule(GroupNorm(GroupNormOptions(2, 8)))), words("group_norm"));
+    EXPECT_THAT(error(AnyModule(LayerNorm(LayerNormOptions({8})))), words("layer_norm"));
+    EXPECT_THAT(error(AnyModule(BatchNorm1d(8))), words("batch_norm"));
+    EXPECT_EQ(error(AnyModule(PReLU())), "");
+  });
+}
+
 TEST(BetweenMarkTest, AUseOnWhatIsWholeThrows) {
   run_ranks(2, [](World& world) {
     WithNorm cut = cut_with_norm(world);

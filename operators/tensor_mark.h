@@ -12,7 +12,10 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
@@ -42,9 +45,25 @@ class TensorMark : public c10::BackendMeta {
   const std::string& who() const { return who_; }
   On on() const { return on_; }
 
+  // The call is told of each operator on the tensor that is not part of another, by its name, before it runs; empty: it is
+  // told of none.
+  using BeforeUse = std::function<void(std::string_view operation)>;
+  void follow(std::shared_ptr<const BeforeUse> call) { before_use_ = std::move(call); }
+  void announce(std::string_view operation) const {
+    if (before_use_ == nullptr) return;
+    // It may set another.
+    if (const BeforeUse call = *before_use_) call(operation);
+  }
+
+  // A TensorImpl has one place for a mark and for what else its tensors are to keep alive.
+  void keep(c10::intrusive_ptr<c10::BackendMeta> other) { kept_ = std::move(other); }
+  const c10::BackendMeta* kept() const { return kept_.get(); }
+
  private:
   const std::string who_;
   const On on_;
+  c10::intrusive_ptr<c10::BackendMeta> kept_;
+  std::shared_ptr<const BeforeUse> before_use_;
 };
 
 // Throws, in words, if the tensor has another mark already.

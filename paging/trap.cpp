@@ -150,6 +150,7 @@ bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
     if (mark_of(argument) == nullptr) return false;
     // The stack may hold the last reference, and what runs takes the arguments from it.
     const at::Tensor marked(argument.getIntrusivePtr());
+    if (operators_under_way == 0) mark_of(marked)->announce(op.schema().name());
     return mark_of(marked)->run(op, marked, stack);
   };
   return std::any_of(arguments.begin(), arguments.end(), [&](const IValue& argument) {
@@ -190,7 +191,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (!pins.empty()) {
     // What brings a page is no part of the forward that somebody may be recording.
     const InterceptorScope unseen(nullptr);
-    if (!is_within_operator()) pins.announce(schema.name());
+    if (operators_under_way == 0) pins.announce(schema.name());
     pins.take(schema.name());
   }
   redispatch(op, below, stack);
@@ -202,10 +203,6 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericWrapper, library) {
 }
 
 }  // namespace
-
-bool is_within_operator() {
-  return operators_under_way > 0;
-}
 
 void set_trap(const at::Tensor& tensor) {
   if (tensor.key_set().has(kTrapKey)) return;

@@ -26,9 +26,6 @@ namespace zeropage::memory {
 // REQUIRES: its storage is not paged yet. As long as it is not, the trap lets everything pass.
 void set_trap(const at::Tensor& tensor);
 
-// Whether the trap has let an operator of this thread through that has not ended: what runs is a part of it.
-bool is_within_operator();
-
 // Throws, in words, unless this LibTorch's dispatcher treats the trap as the above says. Cheap
 // after the first call.
 void check_dispatcher();

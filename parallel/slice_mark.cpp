@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,8 @@
 #include "memory/self_check.h"
 #include "operators/operator_schema.h"
 #include "parallel/rank_operators.h"
+#include "parallel/slice_arguments.h"
+#include "parallel/slice_gradient.h"
 
 namespace zeropage::parallel {
 namespace {
@@ -30,20 +33,21 @@ bool needs_gradient(at::ArrayRef<c10::IValue> arguments) {
          });
 }
 
-// What the operator gives, one by one. sources: the tensors that results came from, where they are a list.
+// What the operator gives that is no argument, one by one. sources: the tensors that results came from, where they are
+// a list.
 template <typename Visit>
-void for_each_result(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
-                     const std::vector<at::Tensor>& sources, const Visit& visit) {
+void for_each_new_result(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+                         const std::vector<at::Tensor>& sources, const Visit& visit) {
   const auto& returns = op.schema().returns();
   const auto results = torch::jit::last(stack, returns.size());
   for (size_t index = 0; index < returns.size(); ++index) {
-    const bool is_argument = memory::is_written(returns[index]);
+    if (memory::is_written(returns[index])) continue;
     if (results[index].isTensor()) {
-      visit(results[index].toTensor(), nullptr, is_argument);
+      visit(results[index].toTensor(), nullptr);
     } else if (results[index].isTensorList()) {
       const std::vector<at::Tensor> list = results[index].toTensorVector();
       for (size_t at = 0; at < list.size() && at < sources.size(); ++at) {
-        visit(list[at], &sources[at], is_argument);
+        visit(list[at], &sources[at]);
       }
     }
   }
@@ -56,21 +60,25 @@ bool has_other_mark(at::ArrayRef<c10::IValue> arguments, const SliceMark& own) {
   });
 }
 
-bool are_cut_alike(const SliceMark& a, const SliceMark& b) {
-  return &a.ranks().communicator() == &b.ranks().communicator() && a.cut().is_cut_as(b.cut());
+// Another tensor's conversion to what a slice is of.
+bool reads_type_alone(const c10::OperatorHandle& op, at::ArrayRef<c10::IValue> arguments) {
+  const std::string_view name = op.operator_name().name;
+  const bool converts = name == "aten::to" || name == "aten::type_as";
+  return converts && arguments[0].isTensor() && slice_mark_of(arguments[0].toTensor()) == nullptr;
 }
 
 void refuse_to_save(const at::Tensor& tensor) {
   const SliceMark* const mark = slice_mark_of(tensor);
   ZP_CHECK(mark == nullptr || mark->ranks().size() == 1, "torch::save() of ",
            mark == nullptr ? "" : mark->who(),
-           ": expected a whole tensor, got this rank's slice of ", tensor.sizes(), " of ",
+           ", or of a tensor that was made of it, as an optimizer's states are: expected a whole "
+           "tensor, got this rank's slice of ",
+           tensor.sizes(), " of ",
            mark == nullptr ? at::IntArrayRef() : mark->cut().whole_sizes(tensor.sizes()),
            "; zeropage::save_weights() and save_state() of a model that is wrapped over the whole "
-           "mesh write whole "
-           "parameters, zeropage::whole_of(parameter) returns one, and "
-           "zeropage::own_slice(parameter) this rank's "
-           "slice as a tensor that may be saved");
+           "mesh, with a zeropage::Optimizer, write whole parameters and states, "
+           "zeropage::whole_of(tensor) returns the whole one, and zeropage::own_slice(tensor) this "
+           "rank's slice as a tensor that may be saved");
 }
 
 // LibTorch's pickler calls no operator on a host tensor, but asks for what it does not know of tensors of a device.
@@ -106,6 +114,29 @@ void check_saving() {
   check.require();
 }
 
+// No layer takes it.
+class GradientMark final : public SliceMark {
+ public:
+  GradientMark(std::string who, const SliceMark& like)
+      : SliceMark(std::move(who), like.group(), like.cut()) {}
+
+  c10::intrusive_ptr<KnownSlice> of_result() const override {
+    return c10::make_intrusive<GradientMark>(who(), *this);
+  }
+
+ protected:
+  bool takes_slice(const c10::OperatorHandle& /*handle*/,
+                   at::ArrayRef<c10::IValue> /*arguments*/) const override {
+    return false;
+  }
+  bool may_be_spread() const override { return false; }
+  const char* way_out() const override {
+    return "; take all slices by zeropage::whole_of(parameter.grad()), this rank's as it is by "
+           "zeropage::own_slice(parameter.grad()) (zero/slice_values.h), or the norm of all "
+           "gradients by zeropage::gradient_norm(model)";
+  }
+};
+
 }  // namespace
 
 SlicesAsTheyAre::SlicesAsTheyAre() : before_(std::exchange(slices_are_unseen, true)) {}
@@ -123,7 +154,7 @@ const SliceMark* slice_mark_of(const at::Tensor& tensor) {
 }
 
 SliceMark::SliceMark(std::string who, RanksPointer ranks, SlicedDimension cut)
-    : TensorMark(std::move(who), On::kParameter), ranks_(std::move(ranks)), cut_(std::move(cut)) {
+    : KnownSlice(std::move(who), std::move(ranks), std::move(cut)) {
   check_saving();
 }
 
@@ -137,16 +168,24 @@ bool SliceMark::replaces(const c10::OperatorHandle& handle) const {
 bool SliceMark::run(const c10::OperatorHandle& handle, const at::Tensor& marked,
                     torch::jit::Stack& stack) {
   if (slices_are_unseen) return false;
+  watch_gradient(marked);
   const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
   if (takes_slice(handle, arguments)) return run_on_slice(handle, arguments, stack);
+  if (reads_type_alone(handle, arguments)) return false;
   const SliceUse use = slice_use_of(handle);
-  if (use == SliceUse::kSizes) return false;
+  if (use == SliceUse::kSizes) {
+    const bool imitates = std::string_view(handle.operator_name().name).ends_with("_like");
+    if (imitates) run_like(handle, marked, stack);
+    return imitates;
+  }
   if (use == SliceUse::kDrawsLike) {
     draw_whole(handle, marked, stack);
     return true;
   }
   const bool gradients = needs_gradient(arguments);
-  if (gradients && use == SliceUse::kElements && meets_no_slice(arguments)) {
+  // A copy of a bias would be no activation.
+  const bool copies = std::string_view(handle.operator_name().name) == "aten::copy_";
+  if (gradients && use == SliceUse::kElements && !copies && meets_no_slice(arguments)) {
     return run_on_slice(handle, arguments, stack);
   }
   if (gradients || use == SliceUse::kDraws || use == SliceUse::kOther) refuse(handle, gradients);
@@ -167,8 +206,12 @@ bool SliceMark::run_on_slice(const c10::OperatorHandle& handle, at::ArrayRef<c10
   return true;
 }
 
-c10::intrusive_ptr<SliceMark> SliceMark::of_result() const {
-  return c10::make_intrusive<SliceMark>(who(), ranks_, cut_);
+c10::intrusive_ptr<KnownSlice> SliceMark::of_result() const {
+  return c10::make_intrusive<SliceMark>(who(), group(), cut());
+}
+
+c10::intrusive_ptr<KnownSlice> SliceMark::of_gradient() const {
+  return c10::make_intrusive<GradientMark>("the gradient of " + who(), *this);
 }
 
 // A bias goes with the weight, whose mark is asked too; without one sizes must fit, or LibTorch throws. And it may be
@@ -205,72 +248,68 @@ void SliceMark::refuse(const c10::OperatorHandle& handle, bool gradients) const 
   ZP_CHECK(
       false, who(),
       ": expected the layer's forward(), or an operator that does the same to each element, got ",
-      name,
-      ", which would see this rank's slice alone; call the layer's forward(), or take all "
-      "slices by zeropage::whole_of(parameter), or this rank's as it is by "
-      "zeropage::own_slice(parameter) (zero/slice_values.h)");
+      name, ", which would see this rank's slice alone", way_out());
 }
 
-void SliceMark::check_is_cut_alike(const c10::OperatorHandle& handle, const at::Tensor& marked,
-                                   at::ArrayRef<c10::IValue> arguments) const {
-  for (const c10::IValue& argument : arguments) {
-    if (!argument.isTensor()) continue;
-    const SliceMark* const other = slice_mark_of(argument.toTensor());
-    ZP_CHECK(other == nullptr || argument.toTensor().dim() != marked.dim() ||
-                 are_cut_alike(*this, *other),
-             who(), ": expected tensors that are cut alike, got ", handle.operator_name().name,
-             " of it and of ", other == nullptr ? "" : other->who(),
-             ", which are slices of other dimensions; take the whole ones by "
-             "zeropage::whole_of(parameter)");
-  }
+const char* SliceMark::way_out() const {
+  return "; call the layer's forward(), or take all slices by zeropage::whole_of(parameter), or "
+         "this rank's as it is by zeropage::own_slice(parameter) (zero/slice_values.h)";
 }
 
 void SliceMark::take_slice_of_source(const c10::OperatorHandle& handle, const at::Tensor& marked,
                                      torch::jit::Stack& stack) const {
-  const std::string_view name = handle.operator_name().name;
-  if (name != "aten::copy_" && name != "aten::set_") return;
+  if (std::string_view(handle.operator_name().name) != "aten::set_") return;
   const size_t count = handle.schema().arguments().size();
   const auto arguments = torch::jit::last(stack, count);
   if (!arguments[0].isTensor() || !arguments[0].toTensor().is_same(marked)) return;
-  if (count > 1 && arguments[1].isTensor()) {
-    const at::Tensor& source = arguments[1].toTensor();
-    const std::vector<int64_t> whole = cut_.whole_sizes(marked.sizes());
-    if (source.sizes() == whole && slice_mark_of(source) == nullptr) {
-      torch::jit::peek(stack, 1, count) = cut_.take(source, ranks().rank());
-      return;
-    }
-    if (name == "aten::copy_" || source.sizes() == marked.sizes()) return;
-    ZP_CHECK(false, who(), ": expected values of sizes ", at::IntArrayRef(whole),
-             ", or this rank's of ", marked.sizes(), ", got ", source.sizes(),
-             "; load the file of the same module");
+  ZP_CHECK(count > 1 && arguments[1].isTensor(), who(),
+           ": expected a tensor with values, got set_() without one; use copy_()");
+  const at::Tensor& source = arguments[1].toTensor();
+  const std::vector<int64_t> whole = cut().whole_sizes(marked.sizes());
+  if (source.sizes() == whole && slice_mark_of(source) == nullptr) {
+    torch::jit::peek(stack, 1, count) = cut().take(source, ranks().rank());
+    return;
   }
-  ZP_CHECK(false, who(), ": expected a tensor with values, got set_() without one; use copy_()");
+  ZP_CHECK(source.sizes() == marked.sizes(), who(), ": expected values of sizes ",
+           at::IntArrayRef(whole), ", or this rank's of ", marked.sizes(), ", got ", source.sizes(),
+           "; load the file of the same module");
 }
 
 void SliceMark::run_on_elements(const c10::OperatorHandle& handle, const at::Tensor& marked,
                                 torch::jit::Stack& stack) const {
   const size_t count = handle.schema().arguments().size();
-  check_is_cut_alike(handle, marked, torch::jit::last(stack, count));
+  check_are_cut_alike(handle, marked, torch::jit::last(stack, count));
   take_slice_of_source(handle, marked, stack);
+  const bool is_conversion = std::string_view(handle.operator_name().name) == "aten::to";
+  if (!is_conversion) take_slices_beside(handle, marked, stack);
+  const BecomingSlices written(handle, marked, torch::jit::last(stack, count));
   // What _foreach_mul() gives comes from its first list.
   std::vector<at::Tensor> sources;
   const c10::IValue& first = torch::jit::peek(stack, 0, count);
   if (first.isTensorList()) sources = first.toTensorVector();
   const SlicesAsTheyAre scope;
   handle.callBoxed(&stack);
-  for_each_result(handle, stack, sources,
-                  [&](const at::Tensor& result, const at::Tensor* source, bool is_argument) {
-                    const at::Tensor& from = source == nullptr ? marked : *source;
-                    const SliceMark* const mark = slice_mark_of(from);
-                    if (!result.defined() || mark == nullptr) return;
-                    ZP_CHECK(mark->may_be_spread() || result.sizes() == from.sizes(), mark->who(),
-                             ": expected an operator that does the same to each element, got ",
-                             handle.operator_name().name, " that gives ", result.sizes(), " of ",
-                             from.sizes(), "; call the layer's forward()");
-                    const bool is_new = !is_argument && memory::mark_of(result) == nullptr;
-                    if (!is_new || result.requires_grad() || result.sizes() != from.sizes()) return;
-                    memory::set_mark(result, mark->of_result());
-                  });
+  written.mark();
+  for_each_new_result(handle, stack, sources,
+                      [&](const at::Tensor& result, const at::Tensor* source) {
+                        const at::Tensor& from = source == nullptr ? marked : *source;
+                        const SliceMark* const mark = slice_mark_of(from);
+                        if (!result.defined() || mark == nullptr) return;
+                        const bool is_alike = result.sizes() == from.sizes();
+                        ZP_CHECK(mark->may_be_spread() || is_alike, mark->who(),
+                                 ": expected an operator that does the same to each element, got ",
+                                 handle.operator_name().name, " that gives ", result.sizes(),
+                                 " of ", from.sizes(), "; call the layer's forward()");
+                        if (is_alike && !result.requires_grad()) mark_as_slice(result, *mark);
+                      });
+}
+
+void SliceMark::run_like(const c10::OperatorHandle& handle, const at::Tensor& marked,
+                         torch::jit::Stack& stack) const {
+  const SlicesAsTheyAre scope;
+  handle.callBoxed(&stack);
+  const at::Tensor result = torch::jit::peek(stack, 0, 1).toTensor();
+  if (result.sizes() == marked.sizes()) mark_as_slice(result, *this);
 }
 
 at::Tensor SliceMark::whole_of(const at::Tensor& slice) const {
@@ -281,20 +320,20 @@ at::Tensor SliceMark::whole_of(const at::Tensor& slice) const {
                                               /*non_blocking=*/false, /*copy=*/true);
   std::vector<at::Tensor> parts;
   int64_t begin = 0;
-  for (const Slices& part : cut_.parts()) {
+  for (const Slices& part : cut().parts()) {
     const int64_t numel = part.size(ranks().rank());
-    const at::Tensor own = values.narrow(cut_.dim(), begin, numel).contiguous();
-    parts.push_back(all_gather(own, part.sizes(), cut_.dim(), ranks_, who()));
+    const at::Tensor own = values.narrow(cut().dim(), begin, numel).contiguous();
+    parts.push_back(all_gather(own, part.sizes(), cut().dim(), group(), who()));
     begin += numel;
   }
-  const at::Tensor whole = at::cat(parts, cut_.dim());
+  const at::Tensor whole = at::cat(parts, cut().dim());
   return is_bool ? whole.to(c10::kBool) : whole;
 }
 
 void SliceMark::run_on_whole(const c10::OperatorHandle& handle, const at::Tensor& marked,
                              torch::jit::Stack& stack) const {
   const size_t count = handle.schema().arguments().size();
-  const std::vector<int64_t> whole_sizes = cut_.whole_sizes(marked.sizes());
+  const std::vector<int64_t> whole_sizes = cut().whole_sizes(marked.sizes());
   const auto whole = [&](const at::Tensor& tensor) {
     const SliceMark* const mark = slice_mark_of(tensor);
     if (mark != nullptr) return mark->whole_of(tensor);
@@ -306,6 +345,12 @@ void SliceMark::run_on_whole(const c10::OperatorHandle& handle, const at::Tensor
   };
   for (size_t index = 0; index < count; ++index) {
     c10::IValue& argument = torch::jit::peek(stack, index, count);
+    if (memory::is_written(handle.schema().arguments()[index])) {
+      ZP_CHECK(!argument.isTensor() || slice_mark_of(argument.toTensor()) == nullptr, who(),
+               ": expected a tensor that is no slice for what ", handle.operator_name().name,
+               " writes, which are figures of the whole; write to torch::empty({0})");
+      continue;
+    }
     if (argument.isTensor()) {
       argument = whole(argument.toTensor());
     } else if (argument.isTensorList()) {
@@ -322,10 +367,11 @@ void SliceMark::draw_whole(const c10::OperatorHandle& handle, const at::Tensor& 
                            torch::jit::Stack& stack) const {
   const size_t count = handle.schema().arguments().size();
   torch::jit::peek(stack, 0, count) =
-      at::empty(cut_.whole_sizes(marked.sizes()), marked.options().requires_grad(false));
+      at::empty(cut().whole_sizes(marked.sizes()), marked.options().requires_grad(false));
   handle.callBoxed(&stack);
-  torch::jit::peek(stack, 0, 1) =
-      cut_.take(torch::jit::peek(stack, 0, 1).toTensor(), ranks().rank());
+  at::Tensor own = cut().take(torch::jit::peek(stack, 0, 1).toTensor(), ranks().rank());
+  mark_as_slice(own, *this);
+  torch::jit::peek(stack, 0, 1) = std::move(own);
 }
 
 }  // namespace zeropage::parallel

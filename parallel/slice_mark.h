@@ -4,31 +4,29 @@
 // No operator takes the slice for the whole. What an operator may do with it (parallel/slice_use.h):
 //
 // * What does the same to each element, such as an optimizer's operators, does it to the slice. Where gradients are not
-//   needed, a new tensor of the same sizes is a slice too, and gets a mark: a copy, a product with a mask.
+//   needed, a new tensor of the same sizes is a slice too, and gets a mark: a copy, a product with a mask, zeros_like().
+//   So does a tensor of the script's that the operator writes to (parallel/slice_arguments.h), or it throws.
+// * What is given beside a slice, such as a mask or the norms of rows, may be of the whole one; it is cut for the
+//   operator. So copy_() and set_(), which is what torch::load() calls, take whole values.
 // * Norms, sums and comparisons are those of the whole, which is gathered for a moment. They are collective then.
 // * randn_like() draws for the whole, and keeps the slice. Other draws throw: the fans that an init function
 //   takes are sizes, and those are the slice's.
-// * copy_() and set_(), which is what torch::load() calls, take whole values too, and keep the slice of them.
 // * torch::save() throws, as it would write a slice under the name of the whole.
 // * The rest throws.
 //
-// What it cannot see: data_ptr(), and the memory of a tensor that the script filled by an operator in place, such as
-// zeros_like(p).add_(p).
+// The gradient of a slice has such a mark too (parallel/slice_gradient.h). What no mark can see: data_ptr().
 //
 // Lifetime, threads: those of operators/tensor_mark.h.
 #pragma once
 
 #include <string>
 
-#include "comm/world.h"
-#include "operators/tensor_mark.h"
-#include "parallel/ranks.h"
+#include "parallel/known_slice.h"
 #include "parallel/slice_use.h"
-#include "parallel/slices.h"
 
 namespace zeropage::parallel {
 
-class SliceMark : public memory::TensorMark {
+class SliceMark : public KnownSlice {
  public:
   // ranks: those of the group. cut: how the whole was cut.
   SliceMark(std::string who, RanksPointer ranks, SlicedDimension cut);
@@ -37,19 +35,19 @@ class SliceMark : public memory::TensorMark {
   bool run(const c10::OperatorHandle& handle, const at::Tensor& marked,
            torch::jit::Stack& stack) override;
 
-  const comm::World& ranks() const { return ranks_->world; }
-  const SlicedDimension& cut() const { return cut_; }
+  c10::intrusive_ptr<KnownSlice> of_result() const override;
+  c10::intrusive_ptr<KnownSlice> of_gradient() const override;
   // The whole of what the mark is on. Collective; without a mark and without gradients.
   at::Tensor whole_of(const at::Tensor& slice) const;
 
  protected:
-  // For a tensor whose elements came from those of the slice.
-  virtual c10::intrusive_ptr<SliceMark> of_result() const;
   // Whether the operator may take the slice for what it is, beside those that take elements.
   virtual bool takes_slice(const c10::OperatorHandle& handle,
                            at::ArrayRef<c10::IValue> arguments) const;
   // Whether it may be spread over a larger tensor: a bias over rows, but no weight, whose product it would be.
   virtual bool may_be_spread() const { return true; }
+  // What a refusal says to do about an operator that is none of those.
+  virtual const char* way_out() const;
   // gradients: whether they are needed.
   [[noreturn]] void refuse(const c10::OperatorHandle& handle, bool gradients) const;
 
@@ -63,15 +61,13 @@ class SliceMark : public memory::TensorMark {
                     torch::jit::Stack& stack) const;
   void draw_whole(const c10::OperatorHandle& handle, const at::Tensor& marked,
                   torch::jit::Stack& stack) const;
+  void run_like(const c10::OperatorHandle& handle, const at::Tensor& marked,
+                torch::jit::Stack& stack) const;
+  // set_() alone, which takes memory as it is.
   void take_slice_of_source(const c10::OperatorHandle& handle, const at::Tensor& marked,
                             torch::jit::Stack& stack) const;
   // Whether an argument is a tensor that is not known to be a slice, such as the activation that a bias is added to.
   bool meets_no_slice(at::ArrayRef<c10::IValue> arguments) const;
-  void check_is_cut_alike(const c10::OperatorHandle& handle, const at::Tensor& marked,
-                          at::ArrayRef<c10::IValue> arguments) const;
-
-  const RanksPointer ranks_;
-  const SlicedDimension cut_;
 };
 
 // Null for a tensor that was not cut.

@@ -81,13 +81,19 @@ bool treats_elements_alike(std::string_view name) {
          kNames.contains(name);
 }
 
+// aten::max and aten::min are of all elements, along a dimension, or of two tensors.
+bool is_of_two(const c10::OperatorName& name) {
+  const bool may_be = name.name == "aten::max" || name.name == "aten::min";
+  return may_be && (name.overload_name == "other" || name.overload_name == "out");
+}
+
 }  // namespace
 
 SliceUse slice_use_of(const c10::OperatorHandle& op) {
   const std::string_view name = op.operator_name().name;
   if (memory::draws(op)) return name.ends_with("_like") ? SliceUse::kDrawsLike : SliceUse::kDraws;
   if (reads_sizes_alone(name)) return SliceUse::kSizes;
-  // aten::max is of all elements, along a dimension, or of two tensors: of whole ones all three are right.
+  if (is_of_two(op.operator_name())) return SliceUse::kElements;
   if (tells_figures(name)) return SliceUse::kFigures;
   if (op.hasTag(at::Tag::pointwise) || treats_elements_alike(name)) return SliceUse::kElements;
   return SliceUse::kOther;

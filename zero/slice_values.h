@@ -8,7 +8,8 @@
 namespace zeropage {
 
 // The whole parameter, of all ranks of the group, without gradients. Collective for a parameter that was cut; of
-// another it is a copy. So may be what detach() or an elementwise operator made of one.
+// another it is a copy. It may also be the gradient of one, p.grad(), and what detach() or an elementwise operator made
+// of either. Both functions throw for an undefined tensor.
 at::Tensor whole_of(const at::Tensor& parameter);
 
 // A copy of what this rank has of it.

@@ -17,6 +17,7 @@
 #include "paging/trap.h"
 #include "parallel/between_mark.h"
 #include "parallel/rank_functions.h"
+#include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
 #include "parallel/vocabulary.h"
 #include "parallel/whole_values.h"
@@ -79,6 +80,7 @@ class CutMark final : public parallel::SliceMark {
       if (parallel::slice_use_of(handle) == parallel::SliceUse::kSizes) return false;
       refuse(handle, at::GradMode::is_enabled());
     }
+    parallel::watch_gradient(marked);
     const size_t arguments = handle.schema().arguments().size();
     at::Tensor result =
         in_place_of(handle.operator_name().name, torch::jit::last(stack, arguments));
@@ -87,10 +89,11 @@ class CutMark final : public parallel::SliceMark {
     return true;
   }
 
- protected:
-  c10::intrusive_ptr<parallel::SliceMark> of_result() const override {
+  c10::intrusive_ptr<parallel::KnownSlice> of_result() const override {
     return c10::make_intrusive<CutMark>(cut_, Of::kWeight);
   }
+
+ protected:
   bool takes_slice(const c10::OperatorHandle& /*handle*/,
                    at::ArrayRef<c10::IValue> /*arguments*/) const override {
     return false;
@@ -154,6 +157,7 @@ class CutMark final : public parallel::SliceMark {
       return bias.defined() ? sum + bias : sum;
     }
     const at::Tensor copied = parallel::copy_to_ranks(input, ranks, name);
+    if (bias.defined()) parallel::watch_gradient(bias);
     const at::Tensor slice = [&] {
       const parallel::SlicesAsTheyAre scope;  // the bias is one
       return at::linear(copied, weight, bias);
@@ -316,6 +320,12 @@ void mark_between(const PlannedLayer& layer, const RanksPointer& ranks) {
   memory::set_mark(layer.bias, c10::make_intrusive<BetweenMark>(of_layer, BetweenMark::Of::kBias));
 }
 
+void check_is_defined(const at::Tensor& tensor, const char* who) {
+  ZP_CHECK(tensor.defined(), who,
+           ": expected a tensor, got an undefined one, as p.grad() is before a backward; ask "
+           "defined() first");
+}
+
 std::vector<std::string> lines_of(const std::vector<PlannedLayer>& layers) {
   std::vector<std::string> lines;
   for (const PlannedLayer& layer : layers) {
@@ -367,11 +377,13 @@ Cut Cut::uneven() const {
 }
 
 at::Tensor whole_of(const at::Tensor& parameter) {
+  check_is_defined(parameter, "whole_of");
   const auto* const mark = parallel::slice_mark_of(parameter);
   return mark == nullptr ? own_slice(parameter) : mark->whole_of(parameter);
 }
 
 at::Tensor own_slice(const at::Tensor& parameter) {
+  check_is_defined(parameter, "own_slice");
   const parallel::SlicesAsTheyAre scope;
   const at::NoGradGuard no_grad;
   return parameter.detach().clone();

@@ -189,21 +189,6 @@ const int kBetweenUnclipped = is_refused(
           run, [](Net& net) { net->with_parameter_between = true; }, kNothing, /*clips=*/false);
     });
 
-const int kClipsSlices = is_refused(
-    kGroup, "clips what tensor_parallel() cut by torch::nn::utils::clip_grad_norm_",
-    "clip by zeropage::clip_grad_norm_", "clip by `zeropage::clip_grad_norm_`", [](auto& run) {
-      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
-      DistributedDataParallel<Net> model(cut_net(mesh), mesh, run.options);
-      Optimizer<SGD> optimizer(model, SGDOptions(0.1));
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        const Samples samples = samples_of(0, step);
-        loss_against(model(samples.inputs), samples.targets).backward();
-        torch::nn::utils::clip_grad_norm_(model.parameters(), 0.1);
-        optimizer.step();
-      }
-    });
-
 const int kWritesByWorldRank = is_refused(
     kGroup, "writes to a whole parameter under a guard on world rank 0 of a tensor-parallel group",
     "parameter \"norm.weight\"", "write on all ranks along \"tensor\"",
@@ -330,24 +315,26 @@ const int kNormOfCut = add_habit(
 
 // ---- layers between a column and its row ----
 
-// What two ranks that share slices train to, and one rank with the whole.
-template <typename M, typename Change>
+// What two ranks that share slices train to, and one rank with the whole. before_step(parameters): before each.
+template <typename M, typename Change, typename BeforeStep = decltype(kNothing)>
 void expect_trains_as_whole(const TensorParallelPlan& plan, const Change& change,
-                            const std::vector<int64_t>& sizes) {
+                            const std::vector<int64_t>& sizes,
+                            const BeforeStep& before_step = kNothing) {
   constexpr int kSteps = 3;
   constexpr double kRate = 0.02;
-  const auto train = [&](auto& model, auto& optimizer) {
+  const auto train = [&](auto& model, auto& optimizer, const auto& parameters) {
     for (int step = 0; step < kSteps; ++step) {
       optimizer.zero_grad();
       const torch::Tensor x = samples_of(0, step).inputs.repeat({4, 1}).view(sizes);
       model(x).square().sum().backward();
+      before_step(parameters);
       optimizer.step();
     }
   };
   M whole = make<M>();
   change(whole);
   SGD plainly(whole->parameters(), SGDOptions(kRate));
-  train(whole, plainly);
+  train(whole, plainly, whole->parameters());
   for (const int stage : {0, 3}) {
     SCOPED_TRACE(::testing::Message() << "stage " << stage);
     const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 2};
@@ -359,7 +346,7 @@ void expect_trains_as_whole(const TensorParallelPlan& plan, const Change& change
       tensor_parallel(cut, mesh["tensor"], plan);
       DistributedDataParallel<M> model(cut, mesh, run.options);
       Optimizer<SGD> optimizer(model, SGDOptions(kRate));
-      train(model, optimizer);
+      train(model, optimizer, model.parameters());
       const GatheredParameters guard(model);
       const auto parameters = cut->named_parameters();
       for (const auto& item : whole->named_parameters()) {
@@ -410,6 +397,122 @@ const int kPlannedOutside = is_refused(
       loss_against(model(samples.inputs), samples.targets).backward();
     },
     kFirstAndLast);
+
+// ---- gradients of layers that were cut, and tensors that are made of them ----
+
+const TensorParallelPlan& plan_of_net() {
+  static const TensorParallelPlan plan = {{"up", Cut::column()}, {"down", Cut::row()}};
+  return plan;
+}
+
+const int kClipsSlices = add_habit(
+    {kGroup, "clips what tensor_parallel() cut by `torch::nn::utils::clip_grad_norm_`", "", [] {
+       expect_trains_as_whole<Net>(plan_of_net(), kNothing, {12, 7}, [](const auto& parameters) {
+         torch::nn::utils::clip_grad_norm_(parameters, 0.1);
+       });
+     }});
+
+const int kScalesGradients = add_habit(
+    {kGroup, "scales the gradient of each layer by its norm and mean, of which some are cut", "",
+     [] {
+       expect_trains_as_whole<Net>(plan_of_net(), kNothing, {12, 7}, [](const auto& parameters) {
+         const torch::NoGradGuard no_grad;
+         for (const torch::Tensor& parameter : parameters) {
+           torch::Tensor gradient = parameter.grad();
+           if (!gradient.defined()) continue;
+           gradient.div_(gradient.norm() + 1).sub_(gradient.mean(0, /*keepdim=*/true));
+         }
+       });
+     }});
+
+const int kFlattensGradients = is_refused(
+    kGroup, "concatenates the gradients of all layers, of which some are cut",
+    "the gradient of the weight of \"up\", which tensor_parallel() cut: expected the layer's "
+    "forward(), or an operator that does the same to each element, got aten::flatten",
+    "`whole_of(p.grad())`, or `own_slice(p.grad())`", with_cut_net([](auto& model) {
+      loss_against(model(samples_of(0, 0).inputs), samples_of(0, 0).targets).backward();
+      std::vector<torch::Tensor> all;
+      for (const torch::Tensor& parameter : model.parameters()) {
+        if (parameter.grad().defined()) all.push_back(parameter.grad().flatten());
+      }
+    }));
+
+const int kOwnAverage = add_habit(
+    {kGroup, "averages weights into tensors of its own, of which some are cut", "", [] {
+       expect_trains_as_whole<Net>(plan_of_net(), kNothing, {12, 7}, [](const auto& parameters) {
+         const torch::NoGradGuard no_grad;
+         for (torch::Tensor parameter : parameters) {
+           torch::Tensor average = torch::zeros_like(parameter);
+           average.lerp_(parameter, 0.5).div_(1 + average.norm());
+           parameter.lerp_(average, 0.1);
+         }
+       });
+     }});
+
+const int kNormsOfRows = add_habit(
+    {kGroup, "divides weights by the norms of their rows, of which some are cut", "", [] {
+       expect_trains_as_whole<Net>(plan_of_net(), kNothing, {12, 7}, [](const auto& parameters) {
+         const torch::NoGradGuard no_grad;
+         for (torch::Tensor parameter : parameters) {
+           if (parameter.dim() > 1) parameter.div_(parameter.norm(2, 1, /*keepdim=*/true));
+         }
+       });
+     }});
+
+const int kSavesACopy = is_refused(
+    kGroup, "saves a tensor of its own that it filled from the weight of a cut layer",
+    "the weight of \"up\", which tensor_parallel() cut, or of a tensor that was made of it",
+    "`save_weights()`, or `whole_of()`", with_cut_net([](auto& model) {
+      const torch::NoGradGuard no_grad;
+      const torch::Tensor weight = model->up->weight;
+      std::ostringstream file;
+      torch::save(torch::empty(weight.sizes()).copy_(weight), file);
+    }));
+
+const int kCopiesIntoABuffer =
+    is_refused(kGroup, "copies the weight of a cut layer into a part of a buffer of its own",
+               "which becomes this rank's slice too, got one that shares its memory with another",
+               "copy `whole_of()`, or `own_slice()`", with_cut_net([](auto& model) {
+                 const torch::NoGradGuard no_grad;
+                 const torch::Tensor weight = model->up->weight;
+                 torch::empty({weight.numel()}).view(weight.sizes()).copy_(weight);
+               }));
+
+const int kSavesAdamW = is_refused(
+    kGroup, "updates a cut module by a `torch::optim::AdamW`, and saves that by `torch::save`",
+    "which tensor_parallel() cut, or of a tensor that was made of it, as an optimizer's states are",
+    "`zeropage::Optimizer`, and `save_state()`",
+    [](auto& run) {
+      const Mesh mesh(run.world(), {{"data", 1}, {"tensor", 2}});
+      Net net = cut_net(mesh);
+      AdamW optimizer(net->parameters(), AdamWOptions(0.01));
+      loss_against(net(samples_of(0, 0).inputs), samples_of(0, 0).targets).backward();
+      optimizer.step();
+      std::ostringstream file;
+      torch::save(optimizer, file);
+    },
+    {.stages = {0}});
+
+const int kInference =
+    add_habit({kGroup, "evaluates a cut module in inference mode", "", [] {
+                 Net whole = make<Net>();
+                 const torch::Tensor x = samples_of(0, 0).inputs;
+                 const torch::Tensor expected = whole(x).detach();
+                 for (const int stage : {0, 3}) {
+                   const Setting setting{.stage = stage, .mode = Mode::kFp32, .ranks = 4};
+                   SCOPED_TRACE(::testing::Message() << setting);
+                   run_ranks(4, [&](World& world) {
+                     OurRun run(world, setting);
+                     const Mesh mesh(world, {{"data", 2}, {"tensor", 2}});
+                     DistributedDataParallel<Net> model(cut_net(mesh), mesh, run.options);
+                     model.eval();
+                     const c10::InferenceMode inference;
+                     EXPECT_LE((model(x) - expected).abs().max().template item<float>(), 1e-6);
+                     EXPECT_EQ(whole->up->weight.norm().template item<float>(),
+                               model->up->weight.norm().template item<float>());
+                   });
+                 }
+               }});
 
 // ---- fewer heads of keys than of queries ----
 
@@ -557,7 +660,7 @@ const int kFusedQueries = add_habit(
        expect_trains_as_whole<FusedQueries>(
            {{"qkv", Cut::column().parts({12, 3, 3}).unit(kWidthOfHead).uneven()},
             {"out", Cut::row().unit(FusedQueriesImpl::kQueriesOfKey * kWidthOfHead).uneven()}},
-           [](FusedQueries&) {}, {4, 3, 7});
+           kNothing, {4, 3, 7});
      }});
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
 #include "tests/zero/documented_shards.h"
+#include "zero/slice_values.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::norm_over_slices_test {
@@ -218,8 +219,8 @@ TYPED_TEST(NormOverSlicesTest, SkipsTheStepOnAllRanksWhereAGradientOfOneIsNotFin
       bool spoils = false;
       model.module()->up->weight.register_hook([&spoils](const torch::Tensor& gradient) {
         if (!spoils) return gradient;
-        return gradient.index_fill(0, torch::zeros({1}, torch::kLong),
-                                   std::numeric_limits<double>::infinity());
+        return own_slice(gradient).index_fill(0, torch::zeros({1}, torch::kLong),
+                                              std::numeric_limits<double>::infinity());
       });
       const auto make_step = [&](int step) {
         accumulator.backward(loss_on<How>(grid, model, step));

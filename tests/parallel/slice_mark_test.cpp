@@ -203,7 +203,7 @@ TEST(SliceMarkTest, RandomNumbersOfItsSizesAreSlicesOfThoseOfTheWhole) {
     };
     const auto [expected, after] = drawn(whole->qkv->weight.detach());
     const auto [actual, actual_after] = drawn(cut->qkv->weight);
-    EXPECT_TRUE(actual.equal(slice_of("qkv.weight", expected, world, false)));
+    EXPECT_TRUE(own_slice(actual).equal(slice_of("qkv.weight", expected, world, false)));
     EXPECT_TRUE(actual_after.equal(after));
   });
 }
@@ -356,7 +356,7 @@ TEST(SliceMarkTest, LbfgsWhichMixesParametersThrows) {
                     return loss;
                   });
                 }),
-                HasSubstr("got aten::view_as"));
+                HasSubstr("got aten::view, "));
   });
 }
 

@@ -45,12 +45,10 @@ const char* advice(ToldKind kind) {
 
 // Along "tensor", where ranks drift by other mistakes.
 constexpr const char* kAdviceOfSlices =
-    "The ranks of a tensor-parallel group trained on with other values: clip by "
-    "zeropage::clip_grad_norm_, as torch::nn::utils' takes the norm of slices; name parameters "
-    "between a "
+    "The ranks of a tensor-parallel group trained on with other values: name parameters between a "
     "column and its row in the plan, as Cut::between(); give these ranks the same batches and "
-    "seeds; write "
-    "the same values on all of them";
+    "seeds; write the same values on all of them; where layers of parallel/linear.h are clipped, "
+    "do so by zeropage::clip_grad_norm_, as torch::nn::utils' takes the norm of slices";
 
 std::string to_text(const RankAgreement::Lines& lines) {
   std::string text;

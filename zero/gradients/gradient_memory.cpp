@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "memory/storage.h"
+#include "operators/tensor_mark.h"
 
 namespace zeropage {
 
@@ -56,8 +57,11 @@ c10::intrusive_ptr<c10::BackendMeta> GradientMemory::keeper() {
 }
 
 bool GradientMemory::is_kept_by(const at::Tensor& tensor) const {
-  return tensor.defined() && !keeper_.expired() &&
-         tensor.unsafeGetTensorImpl()->get_backend_meta() == keeper_._unsafe_get_target();
+  if (!tensor.defined() || keeper_.expired()) return false;
+  const memory::TensorMark* const mark = memory::mark_of(tensor);
+  const c10::BackendMeta* const kept =
+      mark != nullptr ? mark->kept() : tensor.unsafeGetTensorImpl()->get_backend_meta();
+  return kept == keeper_._unsafe_get_target();
 }
 
 }  // namespace zeropage

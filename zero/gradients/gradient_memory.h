@@ -31,8 +31,8 @@ class GradientMemory {
 
   // Whether the tensor lies in it.
   bool has(const at::Tensor& tensor) const;
-  // What keeps it as long as a tensor has it (TensorImpl::set_backend_meta); detach() hands it on. REQUIRES:
-  // get() is defined.
+  // What keeps it as long as a tensor has it (TensorImpl::set_backend_meta), or a tensor's mark; detach() hands it on.
+  // REQUIRES: get() is defined.
   c10::intrusive_ptr<c10::BackendMeta> keeper();
   // Whether the tensor has the keeper.
   bool is_kept_by(const at::Tensor& tensor) const;

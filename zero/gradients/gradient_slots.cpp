@@ -7,6 +7,8 @@
 #include <ATen/ops/_foreach_zero.h>
 
 #include "memory/check.h"
+#include "parallel/slice_gradient.h"
+#include "parallel/slice_mark.h"
 
 namespace zeropage {
 
@@ -40,6 +42,7 @@ void GradientSlots::place(const at::Tensor& bucket) {
     const bool is_there =
         gradient.defined() && gradient.is_alias_of(bucket) && is_slot(gradient, placed);
     slot.view = is_there ? gradient : slot_in(bucket, placed);
+    if (!is_there) parallel::mark_as_gradient(slot.view, placed.parameter.tensor);
   }
 }
 
@@ -107,6 +110,7 @@ void GradientSlots::collect(const std::vector<size_t>& parameters) {
     gradients.push_back(training_.gradient(index));
     views.push_back(of(index).view);
   }
+  const parallel::SlicesAsTheyAre scope;
   at::_foreach_copy_(views, gradients);
   for (const size_t index : parameters) training_.gradient(index) = of(index).view;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "memory/check.h"
+#include "parallel/slice_mark.h"
 
 namespace zeropage {
 
@@ -52,6 +53,7 @@ void PageGradient::heed_changes(Slot& slot) {
   const at::Tensor& gradient = training_.gradient(slot.parameter);
   const bool is_ours = gradient.defined() && same_elements(gradient, slot.view);
   if (is_ours && gradient._version() == slot.seen_version) return;
+  const parallel::SlicesAsTheyAre scope;
   ZP_CHECK(
       !is_ours || !gradient.any().item<bool>(), "parameter \"", training_.name(slot.parameter),
       "\": p.grad() was changed in place after a backward under no_sync(), but a mean from a "

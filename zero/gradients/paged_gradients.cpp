@@ -5,6 +5,8 @@
 #include "memory/check.h"
 #include "memory/storage.h"
 #include "paging/trap.h"
+#include "parallel/slice_gradient.h"
+#include "parallel/slice_mark.h"
 
 namespace zeropage {
 namespace {
@@ -102,13 +104,21 @@ bool PagedGradients::is(size_t parameter, const at::Tensor& gradient) const {
 
 at::Tensor PagedGradients::of(size_t parameter) {
   const at::Tensor& sharded = gradients_[parameter];
-  GradientMemory* const memory = memory_.memory(pages_->parameters()[parameter].page);
-  if (memory == nullptr) return sharded;
+  const PlacedParameter& placed = pages_->parameters()[parameter];
+  GradientMemory* const memory = memory_.memory(placed.page);
+  if (memory == nullptr) {
+    parallel::mark_as_gradient(sharded, placed.parameter.tensor);
+    return sharded;
+  }
   // Past the dispatcher, which would ask the trap.
   auto keeping = sharded.unsafeGetTensorImpl()->shallow_copy_and_detach(
       /*version_counter=*/0, /*allow_tensor_metadata_change=*/true);
-  keeping->set_backend_meta(memory->keeper());
-  return at::Tensor(std::move(keeping));
+  at::Tensor gradient(std::move(keeping));
+  auto keeper = memory->keeper();
+  if (!parallel::mark_as_gradient(gradient, placed.parameter.tensor, keeper)) {
+    gradient.unsafeGetTensorImpl()->set_backend_meta(std::move(keeper));
+  }
+  return gradient;
 }
 
 at::Tensor PagedGradients::replaced(size_t parameter, const at::Tensor& gradient) {
@@ -124,6 +134,7 @@ at::Tensor PagedGradients::replaced(size_t parameter, const at::Tensor& gradient
   }
   const at::Tensor own = of(parameter);
   if (memory != nullptr) memory->let_go();
+  const parallel::SlicesAsTheyAre scope;
   if (!is_view_of_it) at::Tensor(gradients_[parameter]).copy_(gradient);
   return own;
 }

@@ -5,12 +5,11 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
-#include <string_view>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
 
+#include "operators/tensor_mark.h"
 #include "paging/pins.h"
 
 namespace zeropage {
@@ -31,7 +30,7 @@ class ReducedGradients {
 
   // Called with an operator's name before it takes what is p.grad() now, and before those are gathered, until it is
   // another call; empty: nobody. A call may change the gradients.
-  using BeforeUse = std::function<void(std::string_view operation)>;
+  using BeforeUse = memory::TensorMark::BeforeUse;
   virtual void set_before_use(BeforeUse call) = 0;
 
   // Makes p.grad() of these parameters whole for as long as `pins` lives. Collective.

@@ -6,30 +6,24 @@
 #include "memory/ledger.h"
 #include "operators/tensor_mark.h"
 #include "paging/trap.h"
+#include "parallel/slice_gradient.h"
+#include "parallel/slice_mark.h"
 #include "zero/gradients/bucket_gaps.h"
 #include "zero/gradients/sum_order.h"
 
 namespace zeropage {
 namespace {
 
-// Tells of operators on gradients, and lets them run.
+// Lets operators on a gradient run.
 class UseMark final : public memory::TensorMark {
  public:
-  explicit UseMark(std::shared_ptr<const ReducedGradients::BeforeUse> before)
-      : memory::TensorMark("p.grad() in an accumulation", On::kBuffer),
-        before_(std::move(before)) {}
+  UseMark() : memory::TensorMark("p.grad() in an accumulation", On::kBuffer) {}
 
   bool replaces(const c10::OperatorHandle& /*handle*/) const override { return false; }
-  bool run(const c10::OperatorHandle& handle, const at::Tensor& /*marked*/,
+  bool run(const c10::OperatorHandle& /*handle*/, const at::Tensor& /*marked*/,
            torch::jit::Stack& /*stack*/) override {
-    // It may set another.
-    const ReducedGradients::BeforeUse call = *before_;
-    if (call && !memory::is_within_operator()) call(handle.schema().name());
     return false;
   }
-
- private:
-  const std::shared_ptr<const ReducedGradients::BeforeUse> before_;
 };
 
 }  // namespace
@@ -148,7 +142,10 @@ bool ReplicatedGradients::Slots::is(size_t parameter, const at::Tensor& gradient
 }
 
 at::Tensor ReplicatedGradients::Slots::of(size_t parameter) {
-  return slot_in(gradients_.bucket(placed(parameter).page).get(), placed(parameter));
+  const PlacedParameter& of = placed(parameter);
+  at::Tensor slot = slot_in(gradients_.bucket(of.page).get(), of);
+  parallel::mark_as_gradient(slot, of.parameter.tensor);
+  return slot;
 }
 
 void ReplicatedGradients::Slots::set_before_use(BeforeUse call) {
@@ -156,10 +153,14 @@ void ReplicatedGradients::Slots::set_before_use(BeforeUse call) {
   before_use_ = call ? std::make_shared<BeforeUse>(std::move(call)) : nullptr;
   if (before_use_ == nullptr) return;
   memory::check_dispatcher();
-  const auto mark = c10::make_intrusive<UseMark>(before_use_);
+  const auto mark = c10::make_intrusive<UseMark>();
+  mark->follow(before_use_);
   for (const PlacedParameter& placed : gradients_.pages().parameters()) {
     const at::Tensor& gradient = placed.parameter.tensor.grad();
-    if (gradient.defined() && memory::mark_of(gradient) == nullptr) {
+    if (!gradient.defined()) continue;
+    if (memory::TensorMark* const other = memory::mark_of(gradient)) {
+      other->follow(before_use_);
+    } else {
       memory::set_mark(gradient, mark);
     }
   }
@@ -170,6 +171,7 @@ at::Tensor ReplicatedGradients::Slots::replaced(size_t parameter, const at::Tens
   if (!bucket.get().defined()) gradients_.renew(placed(parameter).page);
   at::Tensor slot = of(parameter);
   bucket.let_go();
+  const parallel::SlicesAsTheyAre scope;
   slot.copy_(gradient);
   return slot;
 }

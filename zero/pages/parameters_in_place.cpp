@@ -6,6 +6,7 @@
 
 #include "memory/check.h"
 #include "memory/storage.h"
+#include "parallel/slice_mark.h"
 
 namespace zeropage {
 namespace {
@@ -58,6 +59,7 @@ void ParametersInPlace::check(const char* who) const {
 
 std::string ParametersInPlace::put_back(const std::vector<size_t>& pages) const {
   const at::NoGradGuard no_grad;
+  const parallel::SlicesAsTheyAre scope;
   std::string wrong;
   for (const size_t page : pages) {
     for (const size_t index : pages_->parameters().of_page(page)) {

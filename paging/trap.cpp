@@ -82,13 +82,23 @@ class Views {
 // they need: it is not for the user to change.
 thread_local int operators_under_way = 0;
 
+// Those of them that read or write, and were announced as a whole. One that only views may call some that read.
+thread_local int uses_under_way = 0;
+
+class CountScope {
+ public:
+  explicit CountScope(int& count) : count_(count) { ++count_; }
+  ~CountScope() { --count_; }
+  CountScope(const CountScope&) = delete;
+  CountScope& operator=(const CountScope&) = delete;
+
+ private:
+  int& count_;
+};
+
 void redispatch(const c10::OperatorHandle& op, c10::DispatchKeySet below,
                 torch::jit::Stack* stack) {
-  struct UnderWay {
-    UnderWay() { ++operators_under_way; }
-    ~UnderWay() { --operators_under_way; }
-  };
-  const UnderWay under_way;
+  const CountScope under_way(operators_under_way);
   op.redispatchBoxed(below, stack);
 }
 
@@ -150,7 +160,7 @@ bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
     if (mark_of(argument) == nullptr) return false;
     // The stack may hold the last reference, and what runs takes the arguments from it.
     const at::Tensor marked(argument.getIntrusivePtr());
-    if (operators_under_way == 0) mark_of(marked)->announce(op.schema().name());
+    if (uses_under_way == 0) mark_of(marked)->announce(op.schema().name());
     return mark_of(marked)->run(op, marked, stack);
   };
   return std::any_of(arguments.begin(), arguments.end(), [&](const IValue& argument) {
@@ -191,9 +201,10 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (!pins.empty()) {
     // What brings a page is no part of the forward that somebody may be recording.
     const InterceptorScope unseen(nullptr);
-    if (operators_under_way == 0) pins.announce(schema.name());
+    if (uses_under_way == 0) pins.announce(schema.name());
     pins.take(schema.name());
   }
+  const CountScope use(uses_under_way);
   redispatch(op, below, stack);
 }
 

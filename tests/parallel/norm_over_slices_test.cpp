@@ -270,6 +270,27 @@ TEST(DocumentedShardsOverSlicesTest, NormsAreThoseOfWholeParameters) {
   });
 }
 
+TEST(AccumulatedSlicesTest, AreClippedByLibTorchByTheNormOfTheWholesMean) {
+  const Trained whole = train_whole<ByPlan>();
+  for (const int stage : {0, 1, 3}) {
+    SCOPED_TRACE(c10::str("stage ", stage));
+    on_grid([&](const Grid& grid) {
+      auto model = wrap<ByPlan>(grid, stage);
+      Optimizer<SGD> optimizer(model, momentum());
+      Accumulator accumulator(model, {.micro_steps = 2});
+      for (int step = 0; step < kTrained; ++step) {
+        for (int twice = 0; twice < 2; ++twice) {
+          accumulator.backward(loss_on<ByPlan>(grid, model, step));
+        }
+        const double norm = torch::nn::utils::clip_grad_norm_(model.parameters(), kMostNorm);
+        EXPECT_NEAR(norm, whole.norms[static_cast<size_t>(step)], kTolerance);
+        accumulator.step(optimizer);
+      }
+      expect_trained_alike<ByPlan>(whole, grid, model);
+    });
+  }
+}
+
 TEST(AgreementOverSlicesTest, OfWeightsRatesAndOptionsIsRequired) {
   on_grid([](const Grid& grid) {
     const auto of_two = [&](auto first, auto second) {

@@ -112,6 +112,34 @@ TEST_P(AccumulatedGradientsTest, AreTheMeanForWhoReadsThem) {
   });
 }
 
+TEST_P(AccumulatedGradientsTest, AreTheMeanForWhoeverReadsThemFirst) {
+  using Read = std::function<torch::Tensor(const torch::Tensor& gradient)>;
+  const std::vector<Read> reads = {
+      [](const auto& gradient) { return gradient.contiguous(); },
+      [](const auto& gradient) { return gradient.clone(); },
+      [](const auto& gradient) { return gradient.detach().reshape({-1}); },
+      [](const auto& gradient) { return gradient.t().reshape({-1}); },
+      [](const auto& gradient) { return gradient.to(torch::kDouble); },
+      [](const auto& gradient) { return gradient.flatten().slice(0, 3, 5); },
+      [](const auto& gradient) { return gradient * 1; },
+      [](const auto& gradient) { return gradient.data().mean(); },
+      [](const auto& gradient) {
+        return torch::stack({gradient, gradient});
+      },
+      [](const auto& gradient) {
+        return torch::zeros({7, 7}).copy_(gradient);
+      }};
+  for (const Read& read : reads) {
+    run([&](const World& world) {
+      OneStep one(GetParam(), world);
+      one.backwards();
+      const torch::NoGradGuard no_grad;
+      EXPECT_NEAR(read(one.model()->weight.grad()).mean().item<double>(), 2.5, 1e-5)
+          << &read - reads.data();
+    });
+  }
+}
+
 TEST_P(AccumulatedGradientsTest, AreTheMeanUnderAGuard) {
   run([](const World& world) {
     OneStep one(GetParam(), world);

@@ -1,6 +1,7 @@
 #include "checkpointing/detail/saved_storage.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -15,6 +16,14 @@ constexpr int64_t kLeastPart = 8;
 
 bool is_parameter(const at::Tensor& tensor) {
   return tensor.is_leaf() && tensor.requires_grad();
+}
+
+// Whether a write that one of them counts is counted by the other. LibTorch compares no counters, but a counter is a
+// pointer to one.
+bool is_same_counter(const c10::VariableVersion& left, const c10::VariableVersion& right) {
+  static_assert(sizeof(c10::VariableVersion) == sizeof(void*));
+  return std::memcmp(static_cast<const void*>(&left), static_cast<const void*>(&right),
+                     sizeof(void*)) == 0;
 }
 
 }  // namespace
@@ -45,7 +54,8 @@ SavedStorage::SavedStorage(const at::Tensor& tensor, const Span& span)
     : span_(span),
       options_(at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device())),
       stream_(memory::Stream::current(tensor.device())),
-      version_(tensor.unsafeGetTensorImpl()->version_counter().current_version()) {}
+      counter_(tensor.unsafeGetTensorImpl()->version_counter()),
+      version_(counter_.current_version()) {}
 
 int64_t SavedStorage::bytes() const {
   return span_.numel * static_cast<int64_t>(options_.dtype().itemsize());
@@ -155,7 +165,10 @@ void SavedSpans::stay_here(const at::Tensor& tensor) {
 
 std::shared_ptr<SavedStorage> SavedSpans::find(const at::Tensor& tensor, const Span& span) {
   const auto stream = memory::Stream::current(tensor.device());
-  const auto version = tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  // Tensors may share a storage and count writes apart, as those of unsafe_chunk() in LSTM and GRU do: what has left for
+  // one of them may be older than the values of another with the same version.
+  const c10::VariableVersion& counter = tensor.unsafeGetTensorImpl()->version_counter();
+  const auto version = counter.current_version();
   // What is looked at may be the last to hold its storage, whose end is not for this lock.
   std::vector<std::shared_ptr<SavedStorage>> candidates;
   const std::lock_guard lock(mutex_);
@@ -164,7 +177,8 @@ std::shared_ptr<SavedStorage> SavedSpans::find(const at::Tensor& tensor, const S
   for (const auto& left : found->second.left) {
     auto candidate = left.lock();
     if (!candidate) continue;
-    const bool fits = candidate->version_ == version && candidate->stream_ == stream &&
+    const bool fits = is_same_counter(candidate->counter_, counter) &&
+                      candidate->version_ == version && candidate->stream_ == stream &&
                       candidate->options_.dtype() == tensor.dtype() &&
                       candidate->span_.contains(span);
     if (fits) return candidate;

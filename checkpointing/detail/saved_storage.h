@@ -78,6 +78,7 @@ class SavedStorage {
   const Span span_;
   const at::TensorOptions options_;
   const memory::Stream stream_;
+  const c10::VariableVersion counter_;
   const uint32_t version_;
 
   // Guarded by mutex_.

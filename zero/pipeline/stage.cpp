@@ -1,6 +1,7 @@
 #include "zero/pipeline/stage.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
@@ -146,13 +147,18 @@ std::optional<comm::World> join_ends(const comm::World& ranks) {
 void take_values_of_first(const ModelPart& part, const Module& part_of_model) {
   if (!part.tied || part.tied->device().is_meta()) return;
   const at::NoGradGuard no_grad;
-  for (at::Tensor& tensor : part_of_model.parameters()) {
+  // Each once, in the model's order: one end may list it by one of its names, the other by several.
+  std::map<size_t, at::Tensor> tied;
+  for (const at::Tensor& tensor : part_of_model.parameters()) {
     const auto known = part.own.find(tensor.unsafeGetTensorImpl());
     if (known == part.own.end() || !part.parameters[known->second].copy_on) continue;
+    tied.emplace(known->second, tensor);
+  }
+  for (const auto& [index, tensor] : tied) {
     const at::Tensor values = tensor.contiguous().clone();
     part.tied->communicator()
         .broadcast(values.view({-1}), /*root=*/0,
-                   "tied parameter \"" + part.parameters[known->second].name() + "\"")
+                   "tied parameter \"" + part.parameters[index].name() + "\"")
         .wait();
     tensor.copy_(values);
   }

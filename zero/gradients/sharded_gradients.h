@@ -29,10 +29,14 @@ class ShardedGradients final : public GradientBuckets {
   void close(size_t page, Backwards backwards) override;
   void wait_closed(size_t page) override { replicas_.wait(page); }
   bool complete(size_t page) override;
-  at::Tensor owned(size_t page) const override { return pages_of_gradients_[page].owned->values(); }
+  at::Tensor owned(size_t page) const override {
+    const auto& owned = pages_of_gradients_[page].owned;
+    return owned ? owned->values() : at::Tensor();
+  }
   bool is_offloaded(size_t page) const override { return pages_->offloads_optimizer(page); }
   memory::Pending arrival(size_t page) const override {
-    return pages_of_gradients_[page].owned->arrival();
+    const auto& owned = pages_of_gradients_[page].owned;
+    return owned ? owned->arrival() : memory::Pending();
   }
   ReducedGradients& reduced() override { return paged_; }
   void keep(size_t page, const std::vector<Range>& forgotten) override;

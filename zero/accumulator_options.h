@@ -13,7 +13,8 @@ namespace zeropage {
 enum class ReduceMicroSteps : uint8_t {
   // kOnce if whole gradients in accumulate_dtype fit gradient_budget_bytes; otherwise, and without
   // a budget, kEach. The stage does not matter, so bits do not depend on it. On a rank that shares the
-  // model with no other and keeps its gradients on the device kOnce, which has the same bits there.
+  // model with no other and keeps its gradients on the device kOnce, which has the same bits there. All stages of
+  // a pipeline do kEach where one of them would.
   kAuto,
   // The gradients of each micro-step are reduced into what this rank owns: k reductions of G.
   // Memory as without accumulation; at stages 0 and 1 what a rank owns once more.

@@ -80,7 +80,7 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
 MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
-      reduces_each_(chooses_each(checked(options))),
+      reduces_each_(on_any_stage(chooses_each(checked(options)))),
       incomplete_(options.incomplete),
       count_(options.micro_steps) {}
 
@@ -97,6 +97,13 @@ bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
     whole_bytes += page.own_gradient_bytes;
   }
   return whole_bytes > asked.gradient_budget_bytes;
+}
+
+// What the stages of a pipeline choose by their own pages: all of them do what one needs.
+bool MicroSteps::on_any_stage(bool chooses_each) const {
+  const comm::World* const stages = pipeline_world_of(*sharded_.pages);
+  if (stages == nullptr || stages->size() == 1) return chooses_each;
+  return stages->max(chooses_each ? 1.0 : 0.0) > 0;
 }
 
 // Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.

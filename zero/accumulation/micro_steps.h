@@ -64,6 +64,7 @@ class MicroSteps {
  private:
   void make_mean(double scale);
   bool chooses_each(const AccumulatorOptions& options) const;
+  bool on_any_stage(bool chooses_each) const;
   bool nothing_travels() const;
   void begin();
   void begin_micro_step();

@@ -1,6 +1,8 @@
 #include "zero/owned_shards.h"
 
+#include <algorithm>
 #include <exception>
+#include <functional>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -201,13 +203,14 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
   const ShardedParameters& sharded = sharded_parameters_of(model);
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
-  std::string message;
+  std::string message, values;
   try {
     read_all(
         model, nullptr,
         [&](const OwnedShard& shard) { given[shard.name] = checked(shard, new_values(shard)); },
         kWho);
     sharded.writes->take_over(kWho);
+    values = std::to_string(sharded.agreement->told_now().values);
   } catch (const std::exception& caught) {
     error = std::current_exception();
     message = memory::message_of(caught);
@@ -217,6 +220,11 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
              " said: ", messages[rank]);
+  }
+  // What one rank wrote alone: from here on nobody compares it any more.
+  const std::vector<std::string> written = model.world().gather_text(kWho, values);
+  if (std::adjacent_find(written.begin(), written.end(), std::not_equal_to<>()) != written.end()) {
+    sharded.agreement->settle(model.world(), kWho);
   }
   const size_t count = sharded.pages->layouts().size();
   for (size_t page = 0; page < count; ++page) write_page(sharded, page, given);

@@ -52,7 +52,7 @@ ComposedModule::Masks ComposedModule::masks_of(uint64_t seed, int ranks) {
 }
 
 ComposedModule::ComposedModule(const std::vector<Unit>& units, uint64_t seed, Masks masks)
-    : masks_(std::move(masks)) {
+    : kinds_(units), masks_(std::move(masks)) {
   for (size_t index = 0; index < units.size(); ++index) {
     linears_.emplace_back(nullptr);
     units_.push_back(made(units[index], "u" + std::to_string(index)));
@@ -69,18 +69,66 @@ ComposedModule::ComposedModule(const std::vector<Unit>& units, uint64_t seed, Ma
 torch::Tensor ComposedModule::forward(const torch::Tensor& x, const torch::Tensor& words, int last,
                                       int pass, int rank) {
   const Given given{words, pass, rank};
-  torch::Tensor y = x;
+  torch::Tensor y = packs_ ? packed(x, words, pass) : x;
   for (int index = 0; index < last; ++index) {
-    const auto unit = [this, index, given](const torch::Tensor& x) {
-      return x + 0.5 * torch::tanh(units_[static_cast<size_t>(index)](x, given));
-    };
-    y = wrap_ ? wrap_(unit, y) : unit(y);
+    y = packs_ ? forward_packed(index, y) : forward_unit(index, y, given);
     if (index == throws_behind_) {
       throws_behind_ = -1;
       throw std::runtime_error("thrown on purpose");
     }
   }
-  return y;
+  return packs_ ? activations_of(y) : y;
+}
+
+torch::Tensor ComposedModule::forward_unit(int unit, const torch::Tensor& x, const Given& given) {
+  const auto function = [this, unit, given](const torch::Tensor& x) {
+    return x + 0.5 * torch::tanh(units_[static_cast<size_t>(unit)](x, given));
+  };
+  return wrap_ ? wrap_(function, x) : function(x);
+}
+
+torch::Tensor ComposedModule::packed(const torch::Tensor& x, const torch::Tensor& words, int pass) {
+  const torch::Tensor odd = torch::full({x.size(0), 1}, pass % 2, x.options());
+  return torch::cat({x, words.view({-1, 1}).to(x.scalar_type()), odd}, 1);
+}
+
+torch::Tensor ComposedModule::activations_of(const torch::Tensor& packed) {
+  return packed.narrow(1, 0, kWidth).contiguous();
+}
+
+// Norms that stay fp32 give fp32.
+torch::Tensor ComposedModule::forward_packed(int unit, const torch::Tensor& packed) {
+  const torch::Tensor passed_on = packed.detach().narrow(1, kWidth, 2);
+  const Given given{passed_on.select(1, 0).to(torch::kLong),
+                    static_cast<int>(passed_on[0][1].item<double>()), /*rank=*/0};
+  const torch::Tensor y = forward_unit(unit, activations_of(packed), given);
+  return torch::cat({y.to(packed.scalar_type()), passed_on}, 1);
+}
+
+// "u3", "u3_up", but not "u31".
+bool ComposedModule::is_of(const std::string& name, int unit) const {
+  const std::string own = "u" + std::to_string(unit);
+  if (name == own || name.rfind(own + "_", 0) == 0) return true;
+  const Unit& kind = kinds_[static_cast<size_t>(unit)];
+  return kind.kind == Kind::kShared && is_of(name, kind.of);
+}
+
+std::vector<std::shared_ptr<nn::Module>> ComposedModule::modules_of(int unit) const {
+  std::vector<std::shared_ptr<nn::Module>> modules;
+  for (const auto& item : named_children()) {
+    if (is_of(item.key(), unit)) modules.push_back(item.value());
+  }
+  return modules;
+}
+
+std::vector<torch::Tensor> ComposedModule::tensors_of(int unit) const {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& named : {named_parameters(/*recurse=*/false), named_buffers(false)}) {
+    for (const auto& item : named) {
+      if (is_of(item.key(), unit)) tensors.push_back(item.value());
+    }
+  }
+  return tensors;
 }
 
 torch::Tensor ComposedModule::own(const std::string& name, torch::Tensor values) {
@@ -209,7 +257,7 @@ ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const st
       return [this, weight, name](const torch::Tensor& x, const Given&) {
         auto buffers = named_buffers(/*recurse=*/false);
         if (is_training()) buffers[name + "_count"].add_(1);
-        return x * weight + buffers[name + "_table"];
+        return x * weight + buffers[name + "_table"].to(x.scalar_type());
       };
     }
     case Kind::kFunction: {

@@ -37,6 +37,17 @@ class ComposedModule : public torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& words, int last, int pass,
                         int rank);
 
+  // What passes from unit to unit of a pipeline: [kBatch, kWidth + 2], the activations, and columns that no unit changes,
+  // of words and of whether the pass is odd.
+  static torch::Tensor packed(const torch::Tensor& x, const torch::Tensor& words, int pass);
+  static torch::Tensor activations_of(const torch::Tensor& packed);
+  torch::Tensor forward_packed(int unit, const torch::Tensor& packed);
+  // forward() runs the units so, too: other strides have other bits.
+  void set_packs() { packs_ = true; }
+  // What the unit registered, with the parts of the one that it is of.
+  std::vector<std::shared_ptr<torch::nn::Module>> modules_of(int unit) const;
+  std::vector<torch::Tensor> tensors_of(int unit) const;  // beside its modules'
+
   // Behind that unit forward throws std::runtime_error("thrown on purpose"), once.
   void throw_behind(int unit) { throws_behind_ = unit; }
   // How each unit is run; by default as it is.
@@ -52,14 +63,19 @@ class ComposedModule : public torch::nn::Module {
   };
   using Function = std::function<torch::Tensor(const torch::Tensor& x, const Given& given)>;
 
+  torch::Tensor forward_unit(int unit, const torch::Tensor& x, const Given& given);
   Function made(const Unit& unit, const std::string& name);
   Function made_of_layers(Kind kind, const std::string& name);
   Function made_by_hand(const Unit& unit, const std::string& name);
   torch::Tensor own(const std::string& name, torch::Tensor values);
 
+  bool is_of(const std::string& name, int unit) const;
+
+  const std::vector<Unit> kinds_;
   std::vector<Function> units_;
   std::vector<torch::nn::Linear> linears_;  // by unit; null where it is none
   const Masks masks_;
+  bool packs_ = false;
   int throws_behind_ = -1;
   Wrap wrap_;
 };

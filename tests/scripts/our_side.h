@@ -2,19 +2,23 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "tests/scripts/side.h"
 
 namespace zeropage::scripts {
 
 struct OurRun {
-  // What rank 0 saw.
+  // What the first rank saw; where ranks have stages, the first of each.
   Observations seen;
-  // The first rank's that threw, and empty where none did.
-  std::string error;
+  // Of the ranks that threw, the one whose words tell most first; empty where none did.
+  std::vector<std::string> errors;
 };
 
-// folder: an empty one, for states.
+// folder: an empty one on a disk, for states and what is on NVMe.
 OurRun run_ours(const Script& script, const std::string& folder);
+
+// Whether the error says no more than that another rank has ended.
+bool is_a_consequence(const std::string& error);
 
 }  // namespace zeropage::scripts

@@ -1,5 +1,7 @@
 #include "tests/scripts/plain_side.h"
 
+#include <limits>
+
 namespace zeropage::scripts {
 namespace {
 
@@ -15,6 +17,7 @@ PlainSide::PlainSide(const Script& script) : Side(script, script.settings.front(
   module_ = std::make_shared<ComposedModule>(
       script.units, script.seed, ComposedModule::masks_of(script.seed, most_ranks(script)));
   module_->to(torch::kDouble);
+  if (script.has_pipelines) module_->set_packs();
   const auto all = parameters();
   for (const torch::Tensor& parameter : all) average_.push_back(parameter.detach().clone());
   for (int index = 0; index < script.optimizers; ++index) {
@@ -39,7 +42,7 @@ Observations PlainSide::see_all() {
     const auto all = parameters();
     for (size_t index = 0; index < all.size(); ++index) average_[index].copy_(all[index].detach());
     // A saved state has no gradients.
-    module_->zero_grad();
+    abandon();
     ++at;
   }
   return std::move(seen_);
@@ -71,6 +74,58 @@ void PlainSide::backward(const Action& action, bool /*syncs*/) {
     const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * action.value;
     if (loss.requires_grad()) (loss / setting_.data).backward();
   });
+}
+
+void PlainSide::micro_batches(int count, int units) {
+  for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
+    on_each_rank([&](int rank, const Sample& sample) {
+      const torch::Tensor outputs = module_->forward(sample.x, sample.words, units, pass_, rank);
+      const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * factor_of(pass_, rank);
+      const double weight = weight_of(pass_, rank);
+      if (weight == 0) return;
+      weight_ += weight;
+      if (rank == 0) weight_of_0_ += weight;
+      if (rank == 0) loss_of_0_ += weight * loss.item<double>();
+      if (loss.requires_grad()) (loss * weight).backward();
+    });
+  }
+}
+
+bool PlainSide::make_mean() {
+  bool is_finite = weight_ > 0;
+  for (const torch::Tensor& parameter : parameters()) {
+    if (!is_finite) break;
+    torch::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    gradient.div_(weight_);
+    is_finite = gradient.isfinite().all().item<bool>();
+  }
+  return is_finite;
+}
+
+void PlainSide::accumulated_step() {
+  const torch::NoGradGuard no_grad;
+  const bool is_made = make_mean();
+  if (is_made) {
+    const double most = script_.accumulation.clip_norm;
+    const double unclipped = std::numeric_limits<double>::infinity();
+    const double norm =
+        torch::nn::utils::clip_grad_norm_(parameters(), most > 0 ? most : unclipped);
+    if (script_.accumulation.clip_value > 0) {
+      torch::nn::utils::clip_grad_value_(parameters(), script_.accumulation.clip_value);
+    }
+    see_step(is_made, norm);
+    if (weight_of_0_ > 0) see("loss", torch::full({}, loss_of_0_ / weight_of_0_, torch::kDouble));
+    for (auto& optimizer : optimizers_) optimizer->step();
+  } else {
+    see_step(is_made, 0);
+  }
+  abandon();
+}
+
+void PlainSide::abandon() {
+  module_->zero_grad();
+  weight_ = weight_of_0_ = loss_of_0_ = 0;
 }
 
 void PlainSide::throw_in_forward(int unit) {

@@ -15,10 +15,16 @@ class PlainSide final : public Side {
 
  private:
   void backward(const Action& action, bool syncs) override;
+  void micro_batches(int count, int units) override;
+  void accumulated_step() override;
+  void abandon() override;
   void throw_in_forward(int unit) override;
   torch::Tensor evaluate() override;
   double clip(double most, bool by_torch) override;
   void write_guarded(torch::Tensor parameter, double factor) override;
+  void write_alike(torch::Tensor parameter, double factor) override {
+    write_guarded(std::move(parameter), factor);
+  }
   void see_values() override;
   void average() override;
   torch::Tensor evaluate_average() override;
@@ -29,7 +35,12 @@ class PlainSide final : public Side {
   template <typename Forward>
   void on_each_rank(const Forward& forward);
 
+  // Divides the sums by their weight, and says whether that is a gradient.
+  bool make_mean();
+
   std::vector<torch::Tensor> average_;  // by parameter
+  // Of the step that is open: of all ranks' micro-batches, and of the first rank's.
+  double weight_ = 0, weight_of_0_ = 0, loss_of_0_ = 0;
 };
 
 }  // namespace zeropage::scripts

@@ -21,16 +21,29 @@ class Dice {
   std::mt19937_64 engine_;
 };
 
-std::vector<Unit> random_units(Dice& dice) {
+// What LibTorch computes in bf16, and in fp16, on the host.
+bool is_in(Values values, Kind kind) {
+  if (values != Values::kHalf) return true;
+  return kind == Kind::kLinear || kind == Kind::kMlp || kind == Kind::kEmbedding ||
+         kind == Kind::kLayerNorm || kind == Kind::kShared || kind == Kind::kTied ||
+         kind == Kind::kFrozen || kind == Kind::kFunction || kind == Kind::kView ||
+         kind == Kind::kScalar || kind == Kind::kUnused || kind == Kind::kNoGrad ||
+         kind == Kind::kBranch || kind == Kind::kStrided;
+}
+
+// pipelines: whether some settings have one, in which nobody says in which order masks are drawn.
+std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines) {
   constexpr int kKinds = static_cast<int>(Kind::kMasked) + 1;
   std::vector<Unit> units;
   std::vector<int> linears;
-  const int count = 2 + dice.below(5);
+  const int count = pipelines ? 4 + dice.below(4) : 2 + dice.below(5);
   for (int index = 0; index < count; ++index) {
     Unit unit{static_cast<Kind>(dice.below(kKinds)), 0};
     if (dice.one_in(5)) unit.kind = Kind::kMlp;
+    if (!is_in(values, unit.kind)) unit.kind = Kind::kLayerNorm;
+    if (pipelines && unit.kind == Kind::kMasked) unit.kind = Kind::kTied;
     if (unit.kind == Kind::kTied && linears.empty()) unit.kind = Kind::kLinear;
-    if (unit.kind == Kind::kShared && index == 0) unit.kind = Kind::kBatchNorm;
+    if (unit.kind == Kind::kShared && index == 0) unit.kind = Kind::kLayerNorm;
     if (unit.kind == Kind::kTied) {
       unit.of = linears[static_cast<size_t>(dice.below(static_cast<int>(linears.size())))];
     }
@@ -48,16 +61,52 @@ bool has(const std::vector<Unit>& units, Kind kind) {
   return false;
 }
 
-Setting random_setting(Dice& dice, const std::vector<Unit>& units) {
+void leave_the_device(Dice& dice, Setting& setting) {
+  if (!dice.one_in(2)) return;
+  setting.optimizer = dice.any_of({Left::kHost, Left::kHost, Left::kNvme});
+  if (setting.stage == 3 && dice.one_in(2)) {
+    setting.parameters = dice.any_of({Left::kHost, Left::kNvme});
+  }
+}
+
+// As a pipeline, if the units can be cut so.
+void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
+  Setting cut = setting;
+  cut.pipeline = 2 + dice.below(2);
+  cut.data = cut.pipeline == 2 ? 1 + dice.below(2) : 1;
+  cut.tensor = cut.data == 1 && cut.pipeline == 2 ? cut.tensor : 1;
+  cut.shard_within = 0;
+  cut.order = dice.any_of(
+      {Order::kOneForwardOneBackward, Order::kGPipe, Order::kInterleaved, Order::kZeroBubble});
+  if (cut.order == Order::kInterleaved) cut.chunks = 2;
+  if (cut.order == Order::kZeroBubble &&
+      (cut.kept == Kept::kRegions || cut.kept == Kept::kRecompute)) {
+    cut.kept = Kept::kOnHost;
+  }
+  cut.is_deferred = script.values != Values::kDouble && dice.one_in(2);
+  if (!can_be_cut(script, cut)) return;
+  // The others are refused.
+  if (!has_slices_everywhere(script, cut)) cut.tensor = 1;
+  setting = cut;
+}
+
+Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
   Setting setting;
   setting.stage = dice.below(4);
   setting.data = 1 + dice.below(4);
-  if (has(units, Kind::kMlp) && setting.data < 3 && dice.one_in(2)) setting.tensor = 2;
+  if (has(script.units, Kind::kMlp) && setting.data < 3 && dice.one_in(2)) setting.tensor = 2;
   if (setting.data == 4 && setting.stage > 0 && dice.one_in(2)) setting.shard_within = 2;
-  setting.is_double = !dice.one_in(4);
-  setting.is_offloaded = !setting.is_double && dice.one_in(2);
-  setting.kept = dice.any_of({Kept::kAll, Kept::kAll, Kept::kRegions, Kept::kRecompute});
+  // A double has no fused update, which alone leaves the device. Groups of ranks add up in their order.
+  if (script.values != Values::kDouble) leave_the_device(dice, setting);
+  if (script.beside == Beside::kTwin) setting.shard_within = 0;
+  setting.kept = dice.any_of({Kept::kAll, Kept::kAll, Kept::kAll, Kept::kRegions, Kept::kRecompute,
+                              Kept::kRecompute, Kept::kOnHost});
+  if (setting.kept == Kept::kOnHost && dice.one_in(3)) setting.kept = Kept::kOnNvme;
   setting.page_bytes = dice.any_of<int64_t>({4096, 8192, 1 << 20});
+  if (script.accumulation.is_on) {
+    setting.reduced = dice.any_of({Reduced::kAuto, Reduced::kEach, Reduced::kOnce});
+  }
+  if (pipelines) cut_into_stages(dice, script, setting);
   return setting;
 }
 
@@ -70,6 +119,26 @@ void add_backwards(Dice& dice, std::vector<Action>& actions) {
     actions.push_back({syncs ? Does::kBackward : Does::kBackwardNoSync, half,
                        dice.one_in(3) ? dice.between(0.3, 2) : 1});
   }
+}
+
+// So many as all schedules take: three ranks of a pipeline need three, and groups are of two or three.
+void add_micro_batches(Dice& dice, std::vector<Action>& actions, bool pipelines) {
+  if (dice.one_in(12)) actions.push_back({Does::kInfinite, 0, 1});
+  const int count = pipelines ? dice.any_of({6, 6, 6, 12}) : 1 + dice.below(3);
+  if (pipelines || dice.one_in(3)) return actions.push_back({Does::kMicroBatches, count, 1});
+  for (int micro_batch = 0; micro_batch < count; ++micro_batch) {
+    if (dice.one_in(12)) actions.push_back({Does::kEvaluate, 0, 1});
+    actions.push_back({Does::kBackward, dice.one_in(6) ? 1 : 0, 1});
+  }
+}
+
+// Between an accumulator's last backward and its step. No clip: LibTorch's takes sums for means.
+void add_changes_of_sums(Dice& dice, std::vector<Action>& actions, bool pipelines) {
+  const int which = dice.below(64);
+  if (dice.one_in(8)) actions.push_back({Does::kScaleGrad, which, dice.between(0.3, 1.5)});
+  if (dice.one_in(12)) actions.push_back({Does::kZeroOneGrad, which, 1});
+  // A rank of a pipeline sees the norm of its stages.
+  if (!pipelines && dice.one_in(8)) actions.push_back({Does::kReadNorm, 0, 1});
 }
 
 // Between the last backward and the step.
@@ -89,13 +158,13 @@ void add_changes_of_gradients(Dice& dice, std::vector<Action>& actions, bool has
 
 // Between steps.
 void add_changes_of_the_run(Dice& dice, std::vector<Action>& actions, bool may_resume,
-                            int settings) {
+                            bool may_throw, int settings) {
   const int which = dice.below(64);
   if (dice.one_in(8)) actions.push_back({Does::kLearningRate, which, dice.between(0.3, 1.2)});
   if (dice.one_in(12)) actions.push_back({Does::kFreeze, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kUnfreeze, which, 1});
   if (dice.one_in(6)) actions.push_back({Does::kEvaluate, 0, 1});
-  if (dice.one_in(12)) actions.push_back({Does::kThrow, which, 1});
+  if (may_throw && dice.one_in(12)) actions.push_back({Does::kThrow, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kWriteGuarded, which, dice.between(0.5, 1.5)});
   if (dice.one_in(12)) actions.push_back({Does::kWriteAlike, which, dice.between(0.5, 1.5)});
   if (dice.one_in(4)) actions.push_back({Does::kAverage, 0, 1});
@@ -104,15 +173,63 @@ void add_changes_of_the_run(Dice& dice, std::vector<Action>& actions, bool may_r
 }
 
 // Somewhere, and two steps after it, in which it must be noticed.
-void add_a_wrong_one(Dice& dice, std::vector<Action>& actions) {
-  const auto does = dice.any_of({Does::kOwnLearningRate, Does::kOwnWrite, Does::kOwnLeftStep});
+void add_a_wrong_one(Dice& dice, Script& script, bool pipelines) {
+  const bool accumulates = script.accumulation.is_on;
+  auto does = dice.any_of({Does::kOwnLearningRate, Does::kOwnWrite, Does::kOwnLeftStep});
+  if (accumulates && does == Does::kOwnLeftStep) does = Does::kOwnWrite;
+  std::vector<Action>& actions = script.actions;
   const auto place = dice.below(static_cast<int>(actions.size()) + 1);
   actions.insert(actions.begin() + place, {does, dice.below(64), dice.between(0.3, 0.8)});
   for (int step = 0; step < 2; ++step) {
-    actions.push_back({Does::kZeroGrad, 0, 1});
-    actions.push_back({Does::kBackward, 0, 1});
+    if (!accumulates) actions.push_back({Does::kZeroGrad, 0, 1});
+    if (accumulates) actions.push_back({Does::kMicroBatches, pipelines ? 6 : 1, 1});
+    if (!accumulates) actions.push_back({Does::kBackward, 0, 1});
     actions.push_back({Does::kStep, 0, 1});
   }
+}
+
+void add_settings(Dice& dice, Script& script, bool pipelines) {
+  script.settings.push_back(random_setting(dice, script, pipelines));
+  if (!dice.one_in(2)) return;
+  const bool again = pipelines && !dice.one_in(2);
+  script.settings.push_back(random_setting(dice, script, again));
+}
+
+// What a run is compared with, in which values: fp32 is not far from half of bf16, so that has its own bits beside.
+void choose_values(Dice& dice, Script& script) {
+  script.values = dice.any_of({Values::kDouble, Values::kDouble, Values::kDouble, Values::kDouble,
+                               Values::kFloat, Values::kFloat, Values::kBFloat16, Values::kHalf});
+  const bool is_low = script.values == Values::kBFloat16 || script.values == Values::kHalf;
+  if (is_low || dice.one_in(4)) script.beside = Beside::kTwin;
+}
+
+void choose_accumulation(Dice& dice, Accumulation& of) {
+  of.is_on = true;
+  of.weighs = dice.one_in(3);
+  if (dice.one_in(3)) of.clip_norm = dice.between(0.05, 1.5);
+  if (of.clip_norm == 0 && dice.one_in(4)) of.clip_value = dice.between(0.005, 0.2);
+}
+
+void add_a_step(Dice& dice, Script& script, int step, bool pipelines, bool has_slices) {
+  std::vector<Action>& actions = script.actions;
+  const auto settings = static_cast<int>(script.settings.size());
+  const bool is_single = script.optimizers == 1;
+  if (script.accumulation.is_on) {
+    add_micro_batches(dice, actions, pipelines);
+    // Where neither a step nor an end comes, the next micro-batches are the open step's, and gradients are no sum yet.
+    const int what = pipelines ? 1 + dice.below(11) : dice.below(12);
+    if (what == 0) return;
+    add_changes_of_sums(dice, actions, pipelines);
+    actions.push_back({what == 1 ? Does::kAbandon : Does::kStep, 0, 1});
+    add_changes_of_the_run(dice, actions, is_single, /*may_throw=*/!pipelines, settings);
+    return;
+  }
+  if (step > 0 && !dice.one_in(10)) actions.push_back({Does::kZeroGrad, dice.below(4), 1});
+  add_backwards(dice, actions);
+  add_changes_of_gradients(dice, actions, has_slices);
+  const bool steps_now = !dice.one_in(12);
+  if (steps_now) actions.push_back({Does::kStep, 0, 1});
+  add_changes_of_the_run(dice, actions, steps_now && is_single, /*may_throw=*/true, settings);
 }
 
 }  // namespace
@@ -121,33 +238,19 @@ Script random_script(uint64_t seed) {
   Dice dice(seed);
   Script script;
   script.seed = seed;
-  script.units = random_units(dice);
+  choose_values(dice, script);
+  const bool pipelines = script.has_pipelines = dice.one_in(4);
+  if (pipelines || dice.one_in(3)) choose_accumulation(dice, script.accumulation);
+  script.units = random_units(dice, script.values, pipelines);
   script.rule = dice.any_of({Rule::kSgd, Rule::kAdam, Rule::kAdamW, Rule::kAdagrad});
   script.groups = 1 + (dice.one_in(3) ? 1 : 0);
-  script.optimizers = 1 + (dice.one_in(6) ? 1 : 0);
-  script.settings.push_back(random_setting(dice, script.units));
-  if (dice.one_in(2)) {
-    // A state in double does not go on in fp32, and the other way round the sides would differ.
-    Setting other = random_setting(dice, script.units);
-    other.is_double = script.settings.front().is_double;
-    other.is_offloaded = other.is_offloaded && !other.is_double;
-    script.settings.push_back(other);
-  }
+  script.optimizers = 1 + (!pipelines && dice.one_in(6) ? 1 : 0);
+  add_settings(dice, script, pipelines);
   bool has_slices = false;
   for (const Setting& setting : script.settings) has_slices = has_slices || setting.tensor > 1;
   const int steps = 1 + dice.below(4);
-  for (int step = 0; step < steps; ++step) {
-    if (step > 0 && !dice.one_in(10)) {
-      script.actions.push_back({Does::kZeroGrad, dice.below(4), 1});
-    }
-    add_backwards(dice, script.actions);
-    add_changes_of_gradients(dice, script.actions, has_slices);
-    const bool steps_now = !dice.one_in(12);
-    if (steps_now) script.actions.push_back({Does::kStep, 0, 1});
-    add_changes_of_the_run(dice, script.actions, steps_now && script.optimizers == 1,
-                           static_cast<int>(script.settings.size()));
-  }
-  if (dice.one_in(10)) add_a_wrong_one(dice, script.actions);
+  for (int step = 0; step < steps; ++step) add_a_step(dice, script, step, pipelines, has_slices);
+  if (dice.one_in(10)) add_a_wrong_one(dice, script, pipelines);
   return script;
 }
 

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "tests/scripts/random_script.h"
+#include "tests/scripts/shrink.h"
 #include "tests/scripts/verdict.h"
 
 namespace zeropage::scripts {
@@ -75,6 +76,7 @@ class Search {
     std::fflush(stdout);
     if (!flags_.shrinks) return;
     const auto is_still = [&](const Script& smaller) {
+      if (can_be_noticed(script) && !can_be_noticed(smaller)) return false;
       const Verdict of_it = verdict_of(smaller);
       return of_it.is == verdict.is && (of_it.is == Verdict::Is::kDifferent ||
                                         of_it.words.substr(0, 30) == verdict.words.substr(0, 30));

@@ -1,5 +1,9 @@
 #include "tests/scripts/script.h"
 
+#include <algorithm>
+#include <map>
+#include <set>
+
 namespace zeropage::scripts {
 
 NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
@@ -57,21 +61,108 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kAverage, "average"},
                                     {Does::kSeeAverage, "see_average"},
                                     {Does::kResume, "resume"},
+                                    {Does::kMicroBatches, "micro_batches"},
+                                    {Does::kAbandon, "abandon"},
+                                    {Does::kInfinite, "infinite"},
                                     {Does::kOwnLearningRate, "own_learning_rate"},
                                     {Does::kOwnWrite, "own_write"},
                                     {Does::kOwnLeftStep, "own_left_step"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Kept, {{Kept::kAll, "all"},
                                     {Kept::kRegions, "regions"},
-                                    {Kept::kRecompute, "recompute"}})
+                                    {Kept::kRecompute, "recompute"},
+                                    {Kept::kOnHost, "on_host"},
+                                    {Kept::kOnNvme, "on_nvme"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Values, {{Values::kDouble, "fp64"},
+                                      {Values::kFloat, "fp32"},
+                                      {Values::kBFloat16, "bf16"},
+                                      {Values::kHalf, "fp16"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Left, {{Left::kDevice, "device"},
+                                    {Left::kHost, "host"},
+                                    {Left::kNvme, "nvme"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Reduced, {{Reduced::kAuto, "auto"},
+                                       {Reduced::kEach, "each"},
+                                       {Reduced::kOnce, "once"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Order, {{Order::kOneForwardOneBackward, "1f1b"},
+                                     {Order::kGPipe, "gpipe"},
+                                     {Order::kInterleaved, "interleaved"},
+                                     {Order::kZeroBubble, "zero-bubble"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Beside, {{Beside::kLibTorch, "libtorch"}, {Beside::kTwin, "twin"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kAdam, "adam"},
                                     {Rule::kAdamW, "adamw"},
                                     {Rule::kAdagrad, "adagrad"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Unit, kind, of)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setting, stage, data, tensor, shard_within, is_double,
-                                   is_offloaded, kept, page_bytes)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Script, seed, units, rule, groups, optimizers, settings, actions)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setting, stage, data, tensor, pipeline, chunks, order,
+                                   is_deferred, shard_within, optimizer, parameters, kept, reduced,
+                                   page_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Script, seed, units, rule, values, beside, accumulation,
+                                   has_pipelines, groups, optimizers, settings, actions)
+
+namespace {
+
+bool is_of_another(Kind kind) {
+  return kind == Kind::kShared || kind == Kind::kTied;
+}
+
+// Of whose parameters the unit's are.
+size_t origin_of(const Script& script, size_t unit) {
+  while (is_of_another(script.units[unit].kind)) {
+    unit = static_cast<size_t>(script.units[unit].of);
+  }
+  return unit;
+}
+
+int rank_of_unit(const Script& script, const Setting& setting, size_t unit) {
+  const auto first = first_units_of(script, setting);
+  int stage = 0;
+  while (first[static_cast<size_t>(stage) + 1] <= static_cast<int64_t>(unit)) ++stage;
+  return stage % setting.pipeline;
+}
+
+bool writes_buffers(Kind kind) {
+  return kind == Kind::kBuffer || kind == Kind::kBatchNorm;
+}
+
+}  // namespace
+
+std::vector<int64_t> first_units_of(const Script& script, const Setting& setting) {
+  const int stages = setting.pipeline * setting.chunks;
+  std::vector<int64_t> first;
+  for (int stage = 0; stage <= stages; ++stage) {
+    first.push_back(static_cast<int64_t>(script.units.size()) * stage / stages);
+  }
+  return first;
+}
+
+bool can_be_cut(const Script& script, const Setting& setting) {
+  if (static_cast<int>(script.units.size()) < setting.pipeline * setting.chunks) return false;
+  std::map<size_t, std::set<int>> ranks_of;  // by origin
+  for (size_t unit = 0; unit < script.units.size(); ++unit) {
+    ranks_of[origin_of(script, unit)].insert(rank_of_unit(script, setting, unit));
+  }
+  return std::all_of(ranks_of.begin(), ranks_of.end(), [&](const auto& item) {
+    const auto& [unit, ranks] = item;
+    if (ranks.size() == 1) return true;
+    return ranks == std::set<int>{0, setting.pipeline - 1} &&
+           !writes_buffers(script.units[unit].kind);
+  });
+}
+
+bool has_slices_everywhere(const Script& script, const Setting& setting) {
+  std::set<int> ranks;
+  for (size_t unit = 0; unit < script.units.size(); ++unit) {
+    if (script.units[origin_of(script, unit)].kind != Kind::kMlp) continue;
+    ranks.insert(rank_of_unit(script, setting, unit));
+  }
+  return static_cast<int>(ranks.size()) == setting.pipeline;
+}
+
+bool has_ties(const Script& script) {
+  return std::any_of(script.units.begin(), script.units.end(),
+                     [](const Unit& unit) { return is_of_another(unit.kind); });
+}
 
 std::string to_text(const Script& script) {
   return nlohmann::json(script).dump();

@@ -76,6 +76,10 @@ enum class Does : uint8_t {
   kAverage,       // updates a moving average of the weights
   kSeeAverage,    // evaluates with it
   kResume,        // saves, and loads under setting `which`
+  // Where the script has an accumulator, whose micro-batches kBackward gives it too.
+  kMicroBatches,  // which: how many; a pipeline's step has one of these
+  kAbandon,       // drops the gradients of the step that is open
+  kInfinite,      // the next micro-batch's loss, of the first rank
   // What the last rank of `data` does alone. It must be refused, where there are others.
   kOwnLearningRate,  // which: group; value: factor
   kOwnWrite,         // which: parameter; value: factor
@@ -93,32 +97,68 @@ struct Action {
   double value = 1;
 };
 
-enum class Kept : uint8_t { kAll, kRegions, kRecompute };  // activations
+enum class Values : uint8_t { kDouble, kFloat, kBFloat16, kHalf };
+enum class Kept : uint8_t { kAll, kRegions, kRecompute, kOnHost, kOnNvme };  // activations
+enum class Left : uint8_t { kDevice, kHost, kNvme };                         // the tier
+enum class Reduced : uint8_t { kAuto, kEach, kOnce };                        // micro-steps
+enum class Order : uint8_t { kOneForwardOneBackward, kGPipe, kInterleaved, kZeroBubble };
 enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad };
 
 // What shall make no difference.
 struct Setting {
   int stage = 0;
-  int data = 1;    // ranks
-  int tensor = 1;  // ranks that have slices of each kMlp
+  int data = 1;      // ranks
+  int tensor = 1;    // ranks that have slices of each kMlp
+  int pipeline = 1;  // ranks that have the units one after the other
+  int chunks = 1;    // of the units, on each of them
+  Order order = Order::kOneForwardOneBackward;
+  bool is_deferred = false;  // a pipeline's module is constructed without memory
   int shard_within = 0;
-  bool is_double = true;
-  bool is_offloaded = false;  // the optimizer's state, to the host
+  Left optimizer = Left::kDevice;
+  Left parameters = Left::kDevice;
   Kept kept = Kept::kAll;
+  Reduced reduced = Reduced::kAuto;
   int64_t page_bytes = 4096;
 
-  int ranks() const { return data * tensor; }
+  int ranks() const { return pipeline * data * tensor; }
+};
+
+// How the script's steps are made of micro-batches.
+struct Accumulation {
+  bool is_on = false;
+  bool weighs = false;    // micro-batches count differently, some not at all
+  double clip_norm = 0;   // 0: none
+  double clip_value = 0;  // 0: none
+};
+
+// What a run is compared with.
+enum class Beside : uint8_t {
+  kLibTorch,
+  kTwin,  // this library's run under plainer settings that promise the same bits (twin.h)
 };
 
 struct Script {
   uint64_t seed = 0;  // of its values
   std::vector<Unit> units;
   Rule rule = Rule::kSgd;
+  Values values = Values::kDouble;
+  Beside beside = Beside::kLibTorch;
+  Accumulation accumulation;
+  bool has_pipelines = false;  // some settings may have one
   int groups = 1;
   int optimizers = 1;
   std::vector<Setting> settings;  // the first one is that of the beginning
   std::vector<Action> actions;
 };
+
+// The first unit of each stage of a pipeline, and where the last one ends.
+std::vector<int64_t> first_units_of(const Script& script, const Setting& setting);
+// Whether the first and the last rank alone share what units have in common, which none writes.
+bool can_be_cut(const Script& script, const Setting& setting);
+// Whether each rank of a pipeline has one of the units that are cut over "tensor".
+bool has_slices_everywhere(const Script& script, const Setting& setting);
+// Whether units have parameters in common.
+bool has_ties(const Script& script);
 
 // One line of JSON, and back. Throws nlohmann::json::exception for text that is none.
 std::string to_text(const Script& script);

@@ -1,11 +1,15 @@
 // The machine that searches for faults, and scripts that had one.
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/scripts/our_side.h"
 #include "tests/scripts/random_script.h"
+#include "tests/scripts/shrink.h"
+#include "tests/scripts/twin.h"
 #include "tests/scripts/verdict.h"
 
 namespace zeropage::scripts::scripts_test {
@@ -28,16 +32,82 @@ TEST(ScriptsTest, OfASeedAreTheSameAndSurviveAsText) {
   }
 }
 
-TEST(ScriptsTest, SayEachKindOfUnitAndEachActionWithinAThousandSeeds) {
-  std::map<Kind, int> kinds;
-  std::map<Does, int> actions;
-  for (uint64_t seed = 0; seed < 1000; ++seed) {
-    const Script script = random_script(seed);
-    for (const Unit& unit : script.units) ++kinds[unit.kind];
-    for (const Action& action : script.actions) ++actions[action.does];
+// What a thousand seeds say, by number.
+struct Said {
+  std::set<Kind> kinds;
+  std::set<Does> actions;
+  std::set<Values> values;
+  std::set<Beside> beside;
+  std::set<Kept> kept;
+  std::set<Left> optimizers, parameters;
+  std::set<Reduced> reduced;
+  std::set<Order> orders;  // of pipelines
+  std::set<int> pipelines;
+
+  void add(const Script& script) {
+    for (const Unit& unit : script.units) kinds.insert(unit.kind);
+    for (const Action& action : script.actions) actions.insert(action.does);
+    values.insert(script.values);
+    beside.insert(script.beside);
+    for (const Setting& setting : script.settings) {
+      kept.insert(setting.kept);
+      optimizers.insert(setting.optimizer);
+      parameters.insert(setting.parameters);
+      reduced.insert(setting.reduced);
+      pipelines.insert(setting.pipeline);
+      if (setting.pipeline > 1) orders.insert(setting.order);
+    }
   }
-  EXPECT_EQ(kinds.size(), static_cast<size_t>(Kind::kMasked) + 1);
-  EXPECT_EQ(actions.size(), static_cast<size_t>(Does::kOwnLeftStep) + 1);
+};
+
+TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
+  Said said;
+  for (uint64_t seed = 0; seed < 1000; ++seed) said.add(random_script(seed));
+  EXPECT_EQ(said.kinds.size(), static_cast<size_t>(Kind::kMasked) + 1);
+  EXPECT_EQ(said.actions.size(), static_cast<size_t>(Does::kOwnLeftStep) + 1);
+  EXPECT_EQ(said.values.size(), static_cast<size_t>(Values::kHalf) + 1);
+  EXPECT_EQ(said.beside.size(), static_cast<size_t>(Beside::kTwin) + 1);
+  EXPECT_EQ(said.kept.size(), static_cast<size_t>(Kept::kOnNvme) + 1);
+  EXPECT_EQ(said.optimizers.size(), static_cast<size_t>(Left::kNvme) + 1);
+  EXPECT_EQ(said.parameters.size(), static_cast<size_t>(Left::kNvme) + 1);
+  EXPECT_EQ(said.reduced.size(), static_cast<size_t>(Reduced::kOnce) + 1);
+  EXPECT_EQ(said.orders.size(), static_cast<size_t>(Order::kZeroBubble) + 1);
+  EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));
+}
+
+TEST(ScriptsTest, CutPipelinesOnlyWhereTheEndsShareWhatNoneWrites) {
+  Script script;
+  script.units = {{Kind::kLinear, 0}, {Kind::kBatchNorm, 0}, {Kind::kLinear, 0}, {Kind::kTied, 0}};
+  const Setting two{.pipeline = 2}, three{.pipeline = 3};
+  EXPECT_TRUE(can_be_cut(script, two));
+  EXPECT_TRUE(can_be_cut(script, three));
+  EXPECT_EQ(first_units_of(script, three), (std::vector<int64_t>{0, 1, 2, 4}));
+  script.units[2] = {Kind::kShared, 0};
+  EXPECT_TRUE(can_be_cut(script, two));
+  script.units[2] = {Kind::kShared, 1};
+  EXPECT_FALSE(can_be_cut(script, two));  // whose statistics both ends would write
+  script.units = {{Kind::kLinear, 0}, {Kind::kTied, 0}, {Kind::kLinear, 0}};
+  EXPECT_FALSE(can_be_cut(script, three));  // the rank in the middle
+  EXPECT_FALSE(can_be_cut(script, {.pipeline = 2, .chunks = 2}));
+}
+
+TEST(ScriptsTest, HaveATwinWithTheSameRanksAlongDataAndNoMoreThanThat) {
+  Script script;
+  script.units = {{Kind::kLinear, 0}, {Kind::kLinear, 0}};
+  script.settings = {{.stage = 3,
+                      .data = 2,
+                      .pipeline = 2,
+                      .order = Order::kZeroBubble,
+                      .optimizer = Left::kNvme,
+                      .kept = Kept::kOnHost}};
+  Setting twin = twin_of(script).settings.front();
+  EXPECT_EQ(twin.stage, 0);
+  EXPECT_EQ(twin.ranks(), 2);
+  EXPECT_EQ(twin.data, 2);
+  EXPECT_EQ(twin.optimizer, Left::kDevice);
+  EXPECT_EQ(twin.kept, Kept::kAll);
+  script.units[1] = {Kind::kTied, 0};
+  EXPECT_EQ(twin_of(script).settings.front().pipeline, 2);
 }
 
 // More of them run in CI, from a seed of the day.
@@ -84,7 +154,34 @@ TEST(ScriptsTest, AreDifferentWhereOneValueIs) {
   EXPECT_THAT(compared(script, expected, {{"action 0, norm", other}}).words,
               HasSubstr("action 0, norm: expected 1, 1, 1, 1, ..., got 1, 1, 1, 1"));
   EXPECT_TRUE(compared(script, expected, {{"action 0, norm", value.t()}}).is_fault());
-  EXPECT_THAT(compared(script, expected, {}).words, HasSubstr("only LibTorch's run has it"));
+  EXPECT_THAT(compared(script, expected, {}).words, HasSubstr("only the other run has it"));
+}
+
+TEST(ScriptsTest, WithATwinAreDifferentWhereOneBitIs) {
+  Script script = random_script(1);
+  const torch::Tensor value = torch::ones({2}, torch::kDouble);
+  const Observations expected = {{"action 0, norm", value}};
+  const Observations got = {{"action 0, norm", value + 1e-15}};
+  script.beside = Beside::kLibTorch;
+  EXPECT_FALSE(compared(script, expected, got).is_fault());
+  script.beside = Beside::kTwin;
+  EXPECT_TRUE(compared(script, expected, got).is_fault());
+  EXPECT_FALSE(compared(script, expected, expected).is_fault());
+}
+
+TEST(ScriptsTest, AreDifferentWhereOneOfTwoRanksIs) {
+  const Script script = random_script(1);
+  const torch::Tensor value = torch::ones({2}, torch::kDouble);
+  const Observations expected = {{"action 0, u0.weight", value}};
+  const Observations got = {{"action 0, u0.weight", value}, {"action 0, u0.weight", value * 2}};
+  EXPECT_TRUE(compared(script, expected, got).is_fault());
+  EXPECT_THAT(compared(script, {}, expected).words, HasSubstr("the other run does not have it"));
+}
+
+TEST(ScriptsTest, TellApartARankThatFailsAndThoseThatLoseIt) {
+  EXPECT_TRUE(
+      is_a_consequence("[rank 0/2] all_reduce #3: lost rank 1: it has ended or was killed"));
+  EXPECT_FALSE(is_a_consequence("[rank 1/2] page 0: expected 16 elements, got 8"));
 }
 
 TEST(ScriptsTest, AreMadeAsSmallAsTheFaultAllows) {
@@ -107,6 +204,52 @@ TEST(ScriptsTest, AreMadeAsSmallAsTheFaultAllows) {
   EXPECT_EQ(least.settings.size(), 1U);
   EXPECT_EQ(least.settings.front().data, 2);
   EXPECT_EQ(least.settings.front().stage, 0);
+}
+
+TEST(ScriptsTest, KeepTheStepThatHasToNoticeWhatOneRankDidAlone) {
+  Script script;
+  script.actions = {{Does::kOwnWrite, 0, 0.5}, {Does::kBackward, 0, 1}, {Does::kStep, 0, 1}};
+  EXPECT_TRUE(can_be_noticed(script));
+  script.actions.pop_back();
+  EXPECT_FALSE(can_be_noticed(script));
+  script.actions = {{Does::kBackward, 0, 1}};
+  EXPECT_TRUE(can_be_noticed(script));
+}
+
+TEST(ScriptsTest, WithAPipelineAreMadeAsSmallAsTheFaultAllows) {
+  Script script = random_script(3);
+  script.values = Values::kFloat;
+  script.accumulation = {.is_on = true, .weighs = true, .clip_norm = 1};
+  script.settings = {{.stage = 3,
+                      .data = 2,
+                      .pipeline = 3,
+                      .chunks = 2,
+                      .order = Order::kInterleaved,
+                      .is_deferred = true,
+                      .optimizer = Left::kNvme,
+                      .parameters = Left::kNvme,
+                      .reduced = Reduced::kEach}};
+  script.actions = {{Does::kMicroBatches, 6, 1}, {Does::kStep, 0, 1}};
+  // The fault: two micro-batches through a pipeline.
+  const auto is_still = [](const Script& of) {
+    return of.settings.front().pipeline > 1 && !of.actions.empty() &&
+           of.actions.front().does == Does::kMicroBatches && of.actions.front().which > 1;
+  };
+  const Script least = shrunk(script, is_still);
+  const Setting& setting = least.settings.front();
+  EXPECT_EQ(least.actions.size(), 1U);
+  EXPECT_EQ(least.actions.front().which, 2);
+  EXPECT_EQ(least.values, Values::kDouble);
+  EXPECT_FALSE(least.accumulation.weighs);
+  EXPECT_EQ(least.accumulation.clip_norm, 0);
+  EXPECT_EQ(setting.pipeline, 2);
+  EXPECT_EQ(setting.chunks, 1);
+  EXPECT_EQ(setting.order, Order::kGPipe);
+  EXPECT_EQ(setting.data, 1);
+  EXPECT_EQ(setting.optimizer, Left::kDevice);
+  EXPECT_EQ(setting.parameters, Left::kDevice);
+  EXPECT_EQ(setting.reduced, Reduced::kAuto);
+  EXPECT_FALSE(setting.is_deferred);
 }
 
 }  // namespace

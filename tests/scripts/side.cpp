@@ -1,6 +1,7 @@
 #include "tests/scripts/side.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace zeropage::scripts {
 
@@ -35,6 +36,7 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(
 }
 
 void Side::see(const std::string& what, const torch::Tensor& value) {
+  if (!value.defined()) return;
   seen_.push_back({"action " + std::to_string(at_) + ", " + what,
                    value.detach().to(torch::kCPU, torch::kDouble).clone()});
 }
@@ -47,6 +49,43 @@ int Side::units_of(const Action& action) const {
 torch::Tensor Side::parameter(int which) const {
   const auto all = parameters();
   return all[static_cast<size_t>(which) % all.size()];
+}
+
+int Side::micro_batches_ahead() const {
+  int count = 0;
+  for (size_t at = at_; at < script_.actions.size(); ++at) {
+    const Action& action = script_.actions[at];
+    if (action.does == Does::kBackward) ++count;
+    if (action.does == Does::kMicroBatches) count += action.which;
+    if (action.does == Does::kStep || action.does == Does::kAbandon ||
+        action.does == Does::kResume) {
+      break;
+    }
+  }
+  return count;
+}
+
+double Side::weight_of(int pass, int rank) const {
+  return script_.accumulation.weighs ? 0.5 * ((pass * 3 + rank * 5 + 2) % 4) : 1;
+}
+
+double Side::factor_of(int pass, int rank) const {
+  return pass == infinite_pass_ && rank == 0 ? std::numeric_limits<double>::infinity() : 1;
+}
+
+void Side::see_step(bool is_made, double norm) {
+  see("whether the step was made", torch::full({}, is_made ? 1 : 0, torch::kDouble));
+  if (is_made) see("norm of the mean", torch::full({}, norm, torch::kDouble));
+}
+
+void Side::step() {
+  if (!script_.accumulation.is_on) {
+    for (auto& optimizer : optimizers_) optimizer->step();
+  } else if (made_ > 0) {
+    accumulated_step();
+    made_ = 0;
+  }
+  see_values();
 }
 
 size_t Side::run(size_t first) {
@@ -67,6 +106,11 @@ void Side::act(const Action& action) {
   switch (action.does) {
     case Does::kBackward:
     case Does::kBackwardNoSync:
+      if (script_.accumulation.is_on) {
+        micro_batches(1, units_of(action));
+        ++made_;
+        return;
+      }
       backward(action, action.does == Does::kBackward);
       ++pass_;
       return;
@@ -74,8 +118,18 @@ void Side::act(const Action& action) {
       if (is_odd_one()) return;
       [[fallthrough]];
     case Does::kStep:
-      for (auto& optimizer : optimizers_) optimizer->step();
-      return see_values();
+      return step();
+    case Does::kMicroBatches:
+      micro_batches(action.which, static_cast<int>(script_.units.size()));
+      made_ += action.which;
+      return;
+    case Does::kAbandon:
+      abandon();
+      made_ = 0;
+      return;
+    case Does::kInfinite:
+      infinite_pass_ = pass_;
+      return;
     case Does::kZeroGrad:
       has_dropped_ = has_own_ = false;
       if (action.which < 2) {
@@ -90,8 +144,8 @@ void Side::act(const Action& action) {
           "norm before it was clipped",
           torch::full({}, clip(action.value, action.which == 1 && !has_own_), torch::kDouble));
     case Does::kReadNorm: {
-      // Where ranks have slices, a script sees the norm of its own.
-      if (setting_.tensor > 1 || has_own_) return;
+      // Where ranks have slices or stages, a script sees the norm of its own.
+      if (setting_.tensor > 1 || setting_.pipeline > 1 || has_own_) return;
       torch::Tensor sum = torch::zeros({}, torch::kDouble);
       for (const torch::Tensor& of : parameters()) {
         if (of.grad().defined()) sum += of.grad().to(torch::kDouble).square().sum();
@@ -142,11 +196,8 @@ void Side::act(const Action& action) {
     case Does::kOwnWrite:
       if (!is_odd_one()) return;
       [[fallthrough]];
-    case Does::kWriteAlike: {
-      const torch::NoGradGuard no_grad;
-      parameter(action.which).mul_(action.value);
-      return;
-    }
+    case Does::kWriteAlike:
+      return write_alike(parameter(action.which), action.value);
     case Does::kAverage:
       return average();
     case Does::kSeeAverage:

@@ -57,10 +57,16 @@ class Side {
   Side(const Script& script, const Setting& setting) : script_(script), setting_(setting) {}
 
   virtual void backward(const Action& action, bool syncs) = 0;
+  // One of the accumulator's, or several. units: that are used.
+  virtual void micro_batches(int count, int units) = 0;
+  virtual void accumulated_step() = 0;
+  virtual void abandon() = 0;
   virtual void throw_in_forward(int unit) = 0;
+  // Undefined where other ranks have the outputs.
   virtual torch::Tensor evaluate() = 0;
   virtual double clip(double most, bool by_torch) = 0;
   virtual void write_guarded(torch::Tensor parameter, double factor) = 0;
+  virtual void write_alike(torch::Tensor parameter, double factor) = 0;
   virtual void see_values() = 0;
   virtual void average() = 0;
   // What an evaluation with the average gives.
@@ -73,6 +79,13 @@ class Side {
   void see(const std::string& what, const torch::Tensor& value);
   int units_of(const Action& action) const;
   torch::Tensor parameter(int which) const;
+  // Of the step that is open, until it is made or dropped.
+  int micro_batches_ahead() const;
+  double weight_of(int pass, int rank) const;
+  // Of the loss.
+  double factor_of(int pass, int rank) const;
+  // What an accumulator's step told.
+  void see_step(bool is_made, double norm);
   // In the script's module of this side, each once.
   std::vector<torch::Tensor> parameters() const { return distinct(module_->parameters()); }
 
@@ -85,7 +98,10 @@ class Side {
 
  private:
   void act(const Action& action);
+  void step();
   size_t at_ = 0;
+  int made_ = 0;            // micro-batches of the step that is open
+  int infinite_pass_ = -1;  // whose loss is infinite
   // Since gradients were zeroed last: one was dropped; one is each rank's own until the step averages it.
   bool has_dropped_ = false;
   bool has_own_ = false;

@@ -1,11 +1,14 @@
 #include "tests/scripts/verdict.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <sstream>
 
 #include "tests/harness/disk_folder.h"
 #include "tests/scripts/our_side.h"
 #include "tests/scripts/plain_side.h"
+#include "tests/scripts/twin.h"
 
 namespace zeropage::scripts {
 namespace {
@@ -31,14 +34,11 @@ const Refusal* refusal_of(const Script& script, const std::string& error) {
   return nullptr;
 }
 
-bool is_in_fp32(const Script& script) {
-  return !script.settings.front().is_double;
-}
-
 // Values near 1, of which a few steps are made: fp32 is far from half of this, a wrong factor is not. A moving
 // average is kept in fp32.
 double tolerance_of(const Script& script, const Observation& seen) {
-  if (is_in_fp32(script)) return 2e-3;
+  if (script.beside == Beside::kTwin) return 0;
+  if (script.values != Values::kDouble) return 2e-3;
   return seen.what.find("average") == std::string::npos ? 1e-7 : 1e-5;
 }
 
@@ -51,6 +51,13 @@ std::string words_of(const torch::Tensor& values) {
   return out.str() + (flat.numel() > 4 ? ", ..." : "");
 }
 
+bool are_alike(const torch::Tensor& expected, const torch::Tensor& got, double tolerance) {
+  if (expected.sizes() != got.sizes()) return false;
+  if (expected.numel() == 0) return true;
+  const double scale = 1 + expected.abs().max().item<double>();
+  return (expected - got).abs().max().item<double>() <= tolerance * scale;
+}
+
 bool diverged(const Observations& seen) {
   for (const Observation& observation : seen) {
     if (observation.value.numel() == 0) continue;
@@ -58,6 +65,19 @@ bool diverged(const Observations& seen) {
     if (!(most < 1e3)) return true;
   }
   return false;
+}
+
+// Each that tells more than that another rank has ended must be due.
+Verdict of_errors(const Script& script, const std::vector<std::string>& errors) {
+  const Refusal* known = nullptr;
+  for (const std::string& error : errors) {
+    const Refusal* const refusal = refusal_of(script, error);
+    if (refusal == nullptr && (!is_a_consequence(error) || &error == &errors.front())) {
+      return {Verdict::Is::kError, error, 0};
+    }
+    if (known == nullptr) known = refusal;
+  }
+  return {Verdict::Is::kRefused, known->words, 0};
 }
 
 }  // namespace
@@ -78,106 +98,46 @@ const std::vector<Refusal>& refusals() {
 
 Verdict compared(const Script& script, const Observations& expected, const Observations& got) {
   Verdict verdict;
-  std::map<std::string, torch::Tensor> by_name;
-  for (const Observation& seen : got) by_name[seen.what] = seen.value;
+  // Both ends of a pipeline have what is tied.
+  std::multimap<std::string, torch::Tensor> by_name;
+  for (const Observation& seen : got) by_name.emplace(seen.what, seen.value);
   for (const Observation& seen : expected) {
-    const auto other = by_name.find(seen.what);
-    if (other == by_name.end()) {
-      return {Verdict::Is::kDifferent, seen.what + ": only LibTorch's run has it", verdict.steps};
+    const auto [first, last] = by_name.equal_range(seen.what);
+    if (first == last) {
+      return {Verdict::Is::kDifferent, seen.what + ": only the other run has it", verdict.steps};
     }
-    const double scale = 1 + (seen.value.numel() == 0 ? 0 : seen.value.abs().max().item<double>());
-    const bool alike =
-        seen.value.sizes() == other->second.sizes() &&
-        (seen.value.numel() == 0 || (seen.value - other->second).abs().max().item<double>() <=
-                                        tolerance_of(script, seen) * scale);
-    if (alike) continue;
-    return {Verdict::Is::kDifferent,
-            seen.what + ": expected " + words_of(seen.value) + ", got " + words_of(other->second),
-            verdict.steps};
+    for (auto other = first; other != last; ++other) {
+      if (are_alike(seen.value, other->second, tolerance_of(script, seen))) continue;
+      return {Verdict::Is::kDifferent,
+              seen.what + ": expected " + words_of(seen.value) + ", got " + words_of(other->second),
+              verdict.steps};
+    }
+  }
+  std::set<std::string> known;
+  for (const Observation& seen : expected) known.insert(seen.what);
+  for (const Observation& seen : got) {
+    if (known.contains(seen.what)) continue;
+    return {Verdict::Is::kDifferent, seen.what + ": the other run does not have it", verdict.steps};
   }
   for (const Action& action : script.actions) verdict.steps += action.does == Does::kStep ? 1 : 0;
   return verdict;
 }
 
 Verdict verdict_of(const Script& script) {
-  const Observations expected = PlainSide(script).see_all();
-  if (diverged(expected)) return {Verdict::Is::kDiverged, "", 0};
   const testing::DiskFolder folder;
-  const OurRun ours = run_ours(script, folder.path());
-  if (!ours.error.empty()) {
-    const Refusal* const refusal = refusal_of(script, ours.error);
-    if (refusal != nullptr) return {Verdict::Is::kRefused, refusal->words, 0};
-    return {Verdict::Is::kError, ours.error, 0};
+  Observations expected;
+  if (script.beside == Beside::kTwin) {
+    OurRun plainer = run_ours(twin_of(script), folder.path());
+    if (!plainer.errors.empty()) return of_errors(script, plainer.errors);
+    expected = std::move(plainer.seen);
+  } else {
+    expected = PlainSide(script).see_all();
   }
+  if (diverged(expected)) return {Verdict::Is::kDiverged, "", 0};
+  const testing::DiskFolder other_folder;
+  const OurRun ours = run_ours(script, other_folder.path());
+  if (!ours.errors.empty()) return of_errors(script, ours.errors);
   return compared(script, expected, ours.seen);
-}
-
-Script shrunk(Script script, const std::function<bool(const Script&)>& is_still) {
-  const auto try_it = [&](Script smaller) {
-    if (!is_still(smaller)) return false;
-    script = std::move(smaller);
-    return true;
-  };
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (size_t many = std::max<size_t>(script.actions.size() / 2, 1); many > 0; many /= 2) {
-      for (size_t index = script.actions.size(); index-- > 0;) {
-        if (index + many > script.actions.size()) continue;
-        Script smaller = script;
-        const auto first = smaller.actions.begin() + static_cast<std::ptrdiff_t>(index);
-        smaller.actions.erase(first, first + static_cast<std::ptrdiff_t>(many));
-        progress = try_it(std::move(smaller)) || progress;
-      }
-    }
-    // From behind, so that what others are of keeps its place.
-    for (size_t index = script.units.size(); script.units.size() > 1 && index-- > 0;) {
-      Script smaller = script;
-      smaller.units.erase(smaller.units.begin() + static_cast<std::ptrdiff_t>(index));
-      bool is_used = false;
-      for (Unit& unit : smaller.units) {
-        if (unit.kind != Kind::kShared && unit.kind != Kind::kTied) continue;
-        is_used = is_used || unit.of == static_cast<int>(index);
-        if (unit.of > static_cast<int>(index)) --unit.of;
-      }
-      if (!is_used) progress = try_it(std::move(smaller)) || progress;
-    }
-    const auto simplify = [&](const auto& change) {
-      Script smaller = script;
-      change(smaller);
-      if (to_text(smaller) != to_text(script)) progress = try_it(std::move(smaller)) || progress;
-    };
-    simplify([](Script& of) { of.groups = 1; });
-    simplify([](Script& of) { of.optimizers = 1; });
-    simplify([](Script& of) { of.rule = Rule::kSgd; });
-    simplify([](Script& of) { of.settings.resize(1); });
-    for (size_t index = 0; index < script.settings.size(); ++index) {
-      const auto in_setting = [&](const auto& change) {
-        simplify([&](Script& of) {
-          if (index < of.settings.size()) change(of.settings[index]);
-        });
-      };
-      in_setting([](Setting& of) { of.kept = Kept::kAll; });
-      in_setting([](Setting& of) { of.shard_within = 0; });
-      in_setting([](Setting& of) { of.tensor = 1; });
-      in_setting([](Setting& of) { of.data = 1; });
-      in_setting([](Setting& of) {
-        of.data = 2;
-        of.shard_within = 0;
-      });
-      in_setting([](Setting& of) { of.is_offloaded = false; });
-      in_setting([](Setting& of) {
-        of.stage = 0;
-        of.shard_within = 0;
-      });
-      in_setting([](Setting& of) { of.page_bytes = 1 << 20; });
-    }
-    for (size_t index = 0; index < script.actions.size(); ++index) {
-      simplify([&](Script& of) {
-        if (index < of.actions.size()) of.actions[index].value = 1;
-      });
-    }
-  }
-  return script;
 }
 
 }  // namespace zeropage::scripts

@@ -1,8 +1,7 @@
-// Whether this library does with a script what LibTorch does.
+// Whether this library does with a script what LibTorch does, or what it does itself under plainer settings.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -23,7 +22,7 @@ struct Verdict {
   enum class Is : uint8_t {
     kAlike,
     kRefused,    // as it had to be
-    kDiverged,   // LibTorch's own values are too large or no numbers, so nothing is compared
+    kDiverged,   // the values beside are too large or no numbers, so nothing is compared
     kDifferent,  // values
     kError,      // one that nobody knows
   };
@@ -37,8 +36,5 @@ struct Verdict {
 Verdict verdict_of(const Script& script);
 // Compares what the two sides saw.
 Verdict compared(const Script& script, const Observations& expected, const Observations& got);
-
-// A script without what the fault does not need. is_still: whether a smaller script has the fault.
-Script shrunk(Script script, const std::function<bool(const Script&)>& is_still);
 
 }  // namespace zeropage::scripts

@@ -1,0 +1,213 @@
+#include "tests/scripts/our_rank.h"
+
+#include "zero/tiers/nvme_activations.h"
+
+namespace zeropage::scripts {
+namespace {
+
+memory::Tier tier_of(Left left) {
+  switch (left) {
+    case Left::kDevice:
+      return memory::Tier::kDevice;
+    case Left::kHost:
+      return memory::Tier::kHost;
+    case Left::kNvme:
+      return memory::Tier::kNvme;
+  }
+  throw std::logic_error("no such tier");
+}
+
+std::optional<torch::ScalarType> compute_dtype_of(Values values) {
+  switch (values) {
+    case Values::kDouble:
+      return torch::kDouble;
+    case Values::kFloat:
+      return std::nullopt;
+    case Values::kBFloat16:
+      return torch::kBFloat16;
+    case Values::kHalf:
+      return torch::kHalf;
+  }
+  throw std::logic_error("no such dtype");
+}
+
+ReduceMicroSteps reduce_of(Reduced reduced) {
+  switch (reduced) {
+    case Reduced::kAuto:
+      return ReduceMicroSteps::kAuto;
+    case Reduced::kEach:
+      return ReduceMicroSteps::kEach;
+    case Reduced::kOnce:
+      return ReduceMicroSteps::kOnce;
+  }
+  throw std::logic_error("no such way to reduce");
+}
+
+std::vector<std::string> frozen_of(const ComposedModule& module) {
+  std::vector<std::string> names;
+  for (const auto& item : module.named_parameters()) {
+    if (!item.value().requires_grad()) names.push_back(item.key());
+  }
+  return names;
+}
+
+}  // namespace
+
+OurRank::OurRank(const Script& script, const Setting& setting, const Mesh& mesh)
+    : Side(script, setting), mesh_(mesh) {}
+
+void OurRank::begin(const Begin& begin, const ComposedModule::Masks& masks) {
+  const auto place = static_cast<size_t>(rank());
+  masks_.resize(masks.size());
+  masks_[place] = at::Generator(masks[place]).clone();
+  pass_ = begin.pass;
+  wrap(begin.folder, begin);
+  if (setting_.kept == Kept::kRegions) {
+    module_->set_wrap([](const auto& unit, const torch::Tensor& x) { return checkpoint(unit, x); });
+  }
+  make_policy(begin.folder);
+  if (!begin.state.empty()) load_state(begin.state, wrapped(), sharded());
+  average_.emplace(wrapped(), WeightAverageOptions{.decay = kDecay});
+}
+
+Begin OurRank::end(size_t action) const {
+  return {
+      .action = action, .pass = pass_, .frozen = frozen_of(*module_), .state = {}, .folder = {}};
+}
+
+void OurRank::leave_masks(ComposedModule::Masks& masks) const {
+  const auto place = static_cast<size_t>(rank());
+  if (mesh_["tensor"].rank() == 0 && mesh_["pipeline"].rank() == 0) masks[place] = masks_[place];
+}
+
+std::shared_ptr<ComposedModule> OurRank::made(const Begin& begin) const {
+  auto module = std::make_shared<ComposedModule>(script_.units, script_.seed, masks_);
+  if (begin.frozen) {
+    auto named = module->named_parameters();
+    for (auto& item : named) item.value().requires_grad_(true);
+    for (const std::string& name : *begin.frozen) named[name].requires_grad_(false);
+  }
+  if (script_.values == Values::kDouble) module->to(torch::kDouble);
+  if (script_.has_pipelines) module->set_packs();
+  return module;
+}
+
+Options OurRank::options_of(const std::string& folder) const {
+  Options options;
+  options.stage = stage_of(setting_.stage);
+  options.page_bytes = setting_.page_bytes;
+  options.shard_within = setting_.shard_within;
+  options.compute_dtype = compute_dtype_of(script_.values);
+  options.offload.optimizer = tier_of(setting_.optimizer);
+  options.offload.parameters = tier_of(setting_.parameters);
+  if (options.offload.any()) options.offload.worker_threads = 1;
+  if (setting_.optimizer == Left::kNvme || setting_.parameters == Left::kNvme) {
+    options.offload.nvme_directory = folder;
+  }
+  return options;
+}
+
+AccumulatorOptions OurRank::accumulator_options() const {
+  const Accumulation& of_script = script_.accumulation;
+  AccumulatorOptions options;
+  options.reduce = reduce_of(setting_.reduced);
+  if (of_script.clip_norm > 0) options.clip_norm = of_script.clip_norm;
+  if (of_script.clip_value > 0) options.clip_value = of_script.clip_value;
+  return options;
+}
+
+TensorParallelPlan OurRank::slices() const {
+  TensorParallelPlan plan;
+  for (size_t index = 0; index < script_.units.size(); ++index) {
+    if (script_.units[index].kind != Kind::kMlp) continue;
+    plan.emplace_back("u" + std::to_string(index) + "_up", Cut::column());
+    plan.emplace_back("u" + std::to_string(index) + "_down", Cut::row());
+  }
+  return plan;
+}
+
+void OurRank::make_policy(const std::string& folder) {
+  if (setting_.kept == Kept::kRecompute) {
+    RecomputeOptions options = RecomputeOptions::selective();
+    options.least_bytes = 0;
+    policy_ = std::make_unique<Recompute>(options);
+  }
+  if (setting_.kept == Kept::kOnHost || setting_.kept == Kept::kOnNvme) {
+    checkpointing::ActivationOffloadOptions options{.least_bytes = 64};
+    if (setting_.kept == Kept::kOnNvme) {
+      options.store = std::make_shared<NvmeActivations>(
+          NvmeActivationsOptions{.directory = folder, .rank = wrapped().all_ranks().rank()});
+    }
+    policy_ = std::make_unique<checkpointing::ActivationOffload>(options);
+  }
+}
+
+// A stage of a pipeline has the groups of all, of which some may be empty.
+std::vector<ShardedOptimizer::Groups> OurRank::groups_of_optimizers() const {
+  const auto all = parameters();
+  std::vector<ShardedOptimizer::Groups> of_optimizers;
+  for (int index = 0; index < script_.optimizers; ++index) {
+    std::vector<torch::Tensor> of_this;
+    for (size_t i = static_cast<size_t>(index); i < all.size();
+         i += static_cast<size_t>(script_.optimizers)) {
+      of_this.push_back(all[i]);
+    }
+    auto groups = groups_of(script_, of_this);
+    for (auto& group : groups) {
+      std::erase_if(group.params(), [&](const auto& parameter) { return !has(parameter); });
+    }
+    of_optimizers.push_back(std::move(groups));
+  }
+  return of_optimizers;
+}
+
+torch::Tensor OurRank::forward_under(const std::function<torch::Tensor()>& forward) {
+  std::optional<ActivationScope> scope;
+  if (policy_) scope.emplace(*policy_);
+  return forward();
+}
+
+// The parameters' dtype is cast to by the wrapper.
+torch::Tensor OurRank::of_dtype(const torch::Tensor& values) const {
+  return script_.values == Values::kDouble ? values : values.to(torch::kFloat);
+}
+
+torch::Tensor OurRank::loss_of(const torch::Tensor& outputs, const Sample& sample) const {
+  return torch::mse_loss(of_dtype(outputs), of_dtype(sample.target));
+}
+
+void OurRank::accumulated_step() {
+  const torch::Tensor of_this = loss();
+  const StepReport report = step_all();
+  see_step(report.stepped(), report.norm);
+  if (report.stepped() && of_this.defined()) see("loss", of_this);
+}
+
+double OurRank::clip(double most, bool by_torch) {
+  if (by_torch) return torch::nn::utils::clip_grad_norm_(parameters(), most);
+  return clip_grad_norm_(wrapped(), most).before;
+}
+
+void OurRank::write_guarded(torch::Tensor parameter, double factor) {
+  const GatheredParameters guard(wrapped(), Modified::on_rank(0));
+  const torch::NoGradGuard no_grad;
+  if (rank() == 0 && has(parameter)) parameter.mul_(factor);
+}
+
+void OurRank::write_alike(torch::Tensor parameter, double factor) {
+  const torch::NoGradGuard no_grad;
+  if (has(parameter)) parameter.mul_(factor);
+}
+
+void OurRank::see_values() {
+  for (const auto& item : full_state(wrapped())) see(item.key(), item.value());
+}
+
+torch::Tensor OurRank::evaluate_average() {
+  average_->swap_in();
+  const torch::Tensor outputs = evaluate();
+  average_->swap_out();
+  return outputs;
+}
+
+}  // namespace zeropage::scripts

@@ -1,0 +1,91 @@
+#include <optional>
+
+#include "tests/scripts/our_rank.h"
+
+namespace zeropage::scripts {
+namespace {
+
+class WholeRank final : public OurRank {
+ public:
+  WholeRank(const Script& script, const Setting& setting, const Mesh& mesh)
+      : OurRank(script, setting, mesh) {}
+
+ private:
+  void wrap(const std::string& folder, const Begin& begin) override {
+    module_ = made(begin);
+    const Options options = options_of(folder);
+    if (setting_.tensor > 1) {
+      tensor_parallel(*module_, mesh_["tensor"], slices());
+      model_.emplace(module_, mesh_, options);
+    } else {
+      model_.emplace(module_, mesh_["data"], options);
+    }
+    make_optimizers(*model_);
+    if (script_.accumulation.is_on) accumulator_.emplace(*model_, accumulator_options());
+  }
+  DistributedDataParallelBase& wrapped() override { return *model_; }
+  const DistributedDataParallelBase& wrapped() const override { return *model_; }
+  bool has(const torch::Tensor& /*parameter*/) const override { return true; }
+
+  torch::Tensor forward(const Sample& sample, int units) {
+    return forward_under(
+        [&] { return (*model_)(of_dtype(sample.x), sample.words, units, pass_, rank()); });
+  }
+
+  void backward(const Action& action, bool syncs) override {
+    if (!syncs) {
+      const NoSync no_sync = model_->no_sync();
+      return backward(action, /*syncs=*/true);
+    }
+    const Sample sample = sample_of(script_.seed, pass_, rank());
+    const torch::Tensor loss = loss_of(forward(sample, units_of(action)), sample) * action.value;
+    if (loss.requires_grad()) loss.backward();
+  }
+
+  void micro_batches(int count, int units) override {
+    if (accumulator_->micro_step() == 0) accumulator_->set_micro_steps(micro_batches_ahead());
+    for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
+      const Sample sample = sample_of(script_.seed, pass_, rank());
+      torch::Tensor loss = loss_of(forward(sample, units), sample) * factor_of(pass_, rank());
+      // Where all is frozen; one that nothing trains is refused.
+      if (!loss.requires_grad()) loss = loss.detach().requires_grad_(true);
+      accumulator_->backward(loss, weight_of(pass_, rank()));
+    }
+  }
+  StepReport step_all() override {
+    if (optimizers_.size() == 1) return accumulator_->step(*optimizers_[0]);
+    return accumulator_->step(*optimizers_[0], *optimizers_[1]);
+  }
+  torch::Tensor loss() const override { return accumulator_->loss(); }
+  void abandon() override { accumulator_->abandon(); }
+
+  void throw_in_forward(int unit) override {
+    module_->throw_behind(unit);
+    try {
+      forward(sample_of(script_.seed, pass_, rank()), static_cast<int>(script_.units.size()));
+    } catch (const std::runtime_error& error) {
+      if (std::string(error.what()) != "thrown on purpose") throw;
+    }
+  }
+
+  torch::Tensor evaluate() override {
+    const torch::NoGradGuard no_grad;
+    model_->eval();
+    const torch::Tensor outputs =
+        forward(sample_of(script_.seed + 1, pass_, 0), static_cast<int>(script_.units.size()));
+    model_->train();
+    return outputs;
+  }
+
+  std::optional<DistributedDataParallel<std::shared_ptr<ComposedModule>>> model_;
+  std::optional<Accumulator> accumulator_;
+};
+
+}  // namespace
+
+std::unique_ptr<OurRank> make_whole_rank(const Script& script, const Setting& setting,
+                                         const Mesh& mesh) {
+  return std::make_unique<WholeRank>(script, setting, mesh);
+}
+
+}  // namespace zeropage::scripts

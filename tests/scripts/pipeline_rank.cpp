@@ -91,12 +91,16 @@ class PipelineRank final : public OurRank {
     if (pipeline_ && pipeline_->micro_batches() == count) return *pipeline_;
     AccumulatorOptions accumulator = accumulator_options();
     accumulator.micro_steps = count;
+    std::optional<accumulate::LossScaler> scaler;
+    if (pipeline_) scaler = pipeline_->accumulator().loss_scaler();
     pipeline_.reset();
     pipeline_.emplace(*model_, PipelineOptions{.schedule = schedule_of(setting_.order),
                                                .accumulator = accumulator,
                                                .run_forward = [this](const auto& forward) {
                                                  return forward_under(forward);
                                                }});
+    // It is the run's, which goes on.
+    if (scaler) pipeline_->accumulator().loss_scaler() = *scaler;
     return *pipeline_;
   }
 

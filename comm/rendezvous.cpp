@@ -35,9 +35,9 @@ namespace {
 constexpr const char* kNoLauncher = "none";
 constexpr std::string_view kFileScheme = "file://";
 // Job ids become ports in this range when the launcher names none, so that jobs on one host rarely
-// collide.
+// collide. It ends where Linux's ephemeral ports begin, any of which may be somebody's, such as srun's.
 constexpr int kFirstDerivedPort = 20000;
-constexpr int kDerivedPorts = 20000;
+constexpr int kDerivedPorts = 12768;
 
 class Reader {
  public:

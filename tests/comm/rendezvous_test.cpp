@@ -92,6 +92,14 @@ TEST(RendezvousTest, ReadsSlurmsVariables) {
   EXPECT_EQ(read_place(srun_task_but({{"SLURM_STEP_NODELIST", ""}})).master_address, "gpu01");
 }
 
+TEST(RendezvousTest, DerivesPortsThatLinuxGivesToNobody) {
+  for (int job = 1; job <= 1000; ++job) {
+    const int port = read_place(srun_task_but({{"SLURM_JOB_ID", std::to_string(job)}})).master_port;
+    EXPECT_GE(port, 20000);
+    EXPECT_LT(port, 32768);
+  }
+}
+
 TEST(RendezvousTest, DerivesThePortFromJobStepAndRestartOnEveryRankAlike) {
   const auto port = [](const std::map<std::string, std::string>& other) {
     return read_place(srun_task_but(other)).master_port;

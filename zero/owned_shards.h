@@ -66,7 +66,8 @@ void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimiz
 // of one, or an undefined tensor for one that stays as it is. Master weights take them as they are, parameters
 // rounded to their dtype; the optimizer's states stay. At stage 0 all ranks return the same.
 // Collective: whole pages take over the other ranks' shards. Where new_values throws on a rank, or returns
-// something else, or has written to a parameter that the others have not, all ranks throw and nothing is changed. A backward over a graph from before is refused.
+// something else, or one rank alone has written to a parameter, all ranks throw and nothing is changed. A
+// backward over a graph from before is refused.
 using NewShardValues = std::function<at::Tensor(const OwnedShard& shard)>;
 void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values);
 

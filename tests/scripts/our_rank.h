@@ -72,6 +72,7 @@ class OurRank : public Side {
   ShardedOptimizer& sharded() { return dynamic_cast<ShardedOptimizer&>(*optimizers_.front()); }
 
   void accumulated_step() override;
+  void look_at_mean() override {}
   double clip(double most, bool by_torch) override;
   void write_guarded(torch::Tensor parameter, double factor) override;
   void write_alike(torch::Tensor parameter, double factor) override;

@@ -1,6 +1,8 @@
 #include "tests/scripts/plain_side.h"
 
+#include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace zeropage::scripts {
 namespace {
@@ -91,21 +93,22 @@ void PlainSide::micro_batches(int count, int units) {
   }
 }
 
-bool PlainSide::make_mean() {
-  bool is_finite = weight_ > 0;
+void PlainSide::look_at_mean() {
+  if (std::exchange(is_mean_, true) || weight_ == 0) return;
+  const torch::NoGradGuard no_grad;
   for (const torch::Tensor& parameter : parameters()) {
-    if (!is_finite) break;
-    torch::Tensor gradient = parameter.grad();
-    if (!gradient.defined()) continue;
-    gradient.div_(weight_);
-    is_finite = gradient.isfinite().all().item<bool>();
+    if (parameter.grad().defined()) parameter.mutable_grad().div_(weight_);
   }
-  return is_finite;
 }
 
 void PlainSide::accumulated_step() {
   const torch::NoGradGuard no_grad;
-  const bool is_made = make_mean();
+  look_at_mean();
+  const auto all = parameters();
+  const bool is_made =
+      weight_ > 0 && std::all_of(all.begin(), all.end(), [](const auto& of) {
+        return !of.grad().defined() || of.grad().isfinite().all().template item<bool>();
+      });
   if (is_made) {
     const double most = script_.accumulation.clip_norm;
     const double unclipped = std::numeric_limits<double>::infinity();
@@ -126,6 +129,7 @@ void PlainSide::accumulated_step() {
 void PlainSide::abandon() {
   module_->zero_grad();
   weight_ = weight_of_0_ = loss_of_0_ = 0;
+  is_mean_ = false;
 }
 
 void PlainSide::throw_in_forward(int unit) {

@@ -18,6 +18,7 @@ class PlainSide final : public Side {
   void micro_batches(int count, int units) override;
   void accumulated_step() override;
   void abandon() override;
+  void look_at_mean() override;
   void throw_in_forward(int unit) override;
   torch::Tensor evaluate() override;
   double clip(double most, bool by_torch) override;
@@ -35,12 +36,10 @@ class PlainSide final : public Side {
   template <typename Forward>
   void on_each_rank(const Forward& forward);
 
-  // Divides the sums by their weight, and says whether that is a gradient.
-  bool make_mean();
-
   std::vector<torch::Tensor> average_;  // by parameter
   // Of the step that is open: of all ranks' micro-batches, and of the first rank's.
   double weight_ = 0, weight_of_0_ = 0, loss_of_0_ = 0;
+  bool is_mean_ = false;  // its gradients are divided by their weight
 };
 
 }  // namespace zeropage::scripts

@@ -1,5 +1,6 @@
 #include "tests/scripts/random_script.h"
 
+#include <algorithm>
 #include <random>
 
 namespace zeropage::scripts {
@@ -132,13 +133,26 @@ void add_micro_batches(Dice& dice, std::vector<Action>& actions, bool pipelines)
   }
 }
 
-// Between an accumulator's last backward and its step. No clip: LibTorch's takes sums for means.
-void add_changes_of_sums(Dice& dice, std::vector<Action>& actions, bool pipelines) {
+// Between an accumulator's last backward and its step.
+void add_changes_of_sums(Dice& dice, std::vector<Action>& actions, bool pipelines, bool has_slices,
+                         bool may_overflow) {
   const int which = dice.below(64);
   if (dice.one_in(8)) actions.push_back({Does::kScaleGrad, which, dice.between(0.3, 1.5)});
   if (dice.one_in(12)) actions.push_back({Does::kZeroOneGrad, which, 1});
   // A rank of a pipeline sees the norm of its stages.
   if (!pipelines && dice.one_in(8)) actions.push_back({Does::kReadNorm, 0, 1});
+  if (!pipelines && dice.one_in(12)) actions.push_back({Does::kDropGrad, which, 1});
+  if (!pipelines && dice.one_in(12)) {
+    actions.push_back({Does::kSetGrad, which, dice.between(-0.5, 0.5)});
+  }
+  // A norm that is not finite is refused.
+  const bool is_infinite = std::any_of(actions.begin(), actions.end(), [](const Action& action) {
+    return action.does == Does::kInfinite;
+  });
+  if (!is_infinite && !may_overflow && dice.one_in(4)) {
+    const int by_torch = pipelines || has_slices ? 0 : dice.below(2);
+    actions.push_back({Does::kClip, by_torch, dice.between(0.05, 1.5)});
+  }
 }
 
 // Between the last backward and the step.
@@ -219,7 +233,7 @@ void add_a_step(Dice& dice, Script& script, int step, bool pipelines, bool has_s
     // Where neither a step nor an end comes, the next micro-batches are the open step's, and gradients are no sum yet.
     const int what = pipelines ? 1 + dice.below(11) : dice.below(12);
     if (what == 0) return;
-    add_changes_of_sums(dice, actions, pipelines);
+    add_changes_of_sums(dice, actions, pipelines, has_slices, script.values == Values::kHalf);
     actions.push_back({what == 1 ? Does::kAbandon : Does::kStep, 0, 1});
     add_changes_of_the_run(dice, actions, is_single, /*may_throw=*/!pipelines, settings);
     return;

@@ -83,9 +83,14 @@ void Side::step() {
     for (auto& optimizer : optimizers_) optimizer->step();
   } else if (made_ > 0) {
     accumulated_step();
-    made_ = 0;
+    end_accumulation();
   }
   see_values();
+}
+
+void Side::end_accumulation() {
+  made_ = 0;
+  has_dropped_ = has_own_ = false;
 }
 
 size_t Side::run(size_t first) {
@@ -125,8 +130,7 @@ void Side::act(const Action& action) {
       return;
     case Does::kAbandon:
       abandon();
-      made_ = 0;
-      return;
+      return end_accumulation();
     case Does::kInfinite:
       infinite_pass_ = pass_;
       return;
@@ -139,6 +143,7 @@ void Side::act(const Action& action) {
       }
       return;
     case Does::kClip:
+      if (made_ > 0) look_at_mean();
       // LibTorch's would take the norm of what is this rank's own.
       return see(
           "norm before it was clipped",
@@ -146,6 +151,7 @@ void Side::act(const Action& action) {
     case Does::kReadNorm: {
       // Where ranks have slices or stages, a script sees the norm of its own.
       if (setting_.tensor > 1 || setting_.pipeline > 1 || has_own_) return;
+      if (made_ > 0) look_at_mean();
       torch::Tensor sum = torch::zeros({}, torch::kDouble);
       for (const torch::Tensor& of : parameters()) {
         if (of.grad().defined()) sum += of.grad().to(torch::kDouble).square().sum();
@@ -162,6 +168,7 @@ void Side::act(const Action& action) {
     case Does::kSetGrad: {
       torch::Tensor of = parameter(action.which);
       if (!of.requires_grad()) return;
+      if (made_ > 0) look_at_mean();
       // One that no backward gave is each rank's own, and averaged; another was averaged before.
       const bool is_own = !of.grad().defined() && !has_dropped_;
       const double value = is_own ? own_value(action.value) : action.value;

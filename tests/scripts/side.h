@@ -61,6 +61,8 @@ class Side {
   virtual void micro_batches(int count, int units) = 0;
   virtual void accumulated_step() = 0;
   virtual void abandon() = 0;
+  // Before the script looks at gradients between an accumulation's last backward and its step: they are the mean then.
+  virtual void look_at_mean() = 0;
   virtual void throw_in_forward(int unit) = 0;
   // Undefined where other ranks have the outputs.
   virtual torch::Tensor evaluate() = 0;
@@ -99,6 +101,7 @@ class Side {
  private:
   void act(const Action& action);
   void step();
+  void end_accumulation();
   size_t at_ = 0;
   int made_ = 0;            // micro-batches of the step that is open
   int infinite_pass_ = -1;  // whose loss is infinite

@@ -22,6 +22,11 @@ bool does_wrong(const Script& script) {
   return has_any(script, &is_wrong);
 }
 
+bool scales_in_a_pipeline(const Script& script) {
+  return script.has_pipelines &&
+         has_any(script, [](Does does) { return does == Does::kScaleGrad; });
+}
+
 bool unfreezes(const Script& script) {
   return has_any(script, [](Does does) { return does == Does::kUnfreeze; });
 }
@@ -90,6 +95,9 @@ const std::vector<Refusal>& refusals() {
       {"it let its world go", "docs/troubleshooting.md", &does_wrong},
       {"did not answer within", "docs/troubleshooting.md", &does_wrong},
       {"was changed while the model had the average", "docs/troubleshooting.md", &does_wrong},
+      // A gradient of a stage with few parameters was multiplied, and all stages have norms as if it had been clipped.
+      {"the gradients of a pipeline's stages have been multiplied by", "docs/troubleshooting.md",
+       &scales_in_a_pipeline},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

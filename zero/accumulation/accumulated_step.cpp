@@ -8,7 +8,6 @@
 #include "memory/event_sink.h"
 #include "zero/gradient_norm.h"
 #include "zero/gradients/not_finite.h"
-#include "zero/gradients/tied_gradients.h"
 #include "zero/sharded_optimizer.h"
 
 namespace zeropage {
@@ -159,7 +158,6 @@ EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*
   micro_steps_.check_complete();
   verdicts_.hear();
   micro_steps_.finish();
-  add_tied_gradients(*sharded_.pages, *sharded_.gradients);
   if (may_be_told_late(updates)) return enqueue_told_late(updates);
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !micro_steps_.step_in_backward(),

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "memory/check.h"
+#include "zero/gradients/tied_gradients.h"
 
 namespace zeropage {
 namespace {
@@ -32,6 +33,13 @@ comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
     });
   }
   return half ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
+}
+
+// What the stages of a pipeline choose by their own pages: all of them do what one needs.
+bool on_any_stage(const ParameterPages& pages, bool chooses_each) {
+  const comm::World* const stages = pipeline_world_of(pages);
+  if (stages == nullptr || stages->size() == 1) return chooses_each;
+  return stages->max(chooses_each ? 1.0 : 0.0) > 0;
 }
 
 const AccumulatorOptions& checked(const AccumulatorOptions& options) {
@@ -80,7 +88,7 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
 MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
-      reduces_each_(on_any_stage(chooses_each(checked(options)))),
+      reduces_each_(on_any_stage(*sharded.pages, chooses_each(checked(options)))),
       incomplete_(options.incomplete),
       count_(options.micro_steps) {}
 
@@ -97,13 +105,6 @@ bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
     whole_bytes += page.own_gradient_bytes;
   }
   return whole_bytes > asked.gradient_budget_bytes;
-}
-
-// What the stages of a pipeline choose by their own pages: all of them do what one needs.
-bool MicroSteps::on_any_stage(bool chooses_each) const {
-  const comm::World* const stages = pipeline_world_of(*sharded_.pages);
-  if (stages == nullptr || stages->size() == 1) return chooses_each;
-  return stages->max(chooses_each ? 1.0 : 0.0) > 0;
 }
 
 // Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
@@ -154,6 +155,11 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
   accumulation_->offer_mean([this, scale = share.scale] { make_mean(scale); });
 }
 
+void MicroSteps::finish() {
+  accumulation_->finish();
+  if (!is_mean_) add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+}
+
 void MicroSteps::make_mean(double scale) {
   const std::vector<PageLayout>& pages = sharded_.pages->layouts();
   const auto in_half = std::find_if(pages.begin(), pages.end(), [&](const PageLayout& page) {
@@ -168,6 +174,7 @@ void MicroSteps::make_mean(double scale) {
            scale,
            ", without which half cannot hold small values; expected nobody to look; clip by "
            "AccumulatorOptions::clip_norm or clip_value, and read the norm in the StepReport");
+  add_tied_gradients(*sharded_.pages, *sharded_.gradients);
   const double weight = sharded_.sums->sum_weight(weight_).value();
   if (weight > 0) {
     const double factor = mean_factor(weight, scale);

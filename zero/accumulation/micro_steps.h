@@ -40,8 +40,8 @@ class MicroSteps {
   void run(const MicroStepShare& share, const std::function<void()>& backward);
   // Throws where there are fewer than a step has, or warns.
   void check_complete() const;
-  // Makes the gradients ready for the step. Collective.
-  void finish() { accumulation_->finish(); }
+  // Makes the gradients ready for the step, those of tied weights from both ends of a pipeline. Collective.
+  void finish();
   // Drops the gradients; the next backward is a step's first.
   void end();
 
@@ -64,7 +64,6 @@ class MicroSteps {
  private:
   void make_mean(double scale);
   bool chooses_each(const AccumulatorOptions& options) const;
-  bool on_any_stage(bool chooses_each) const;
   bool nothing_travels() const;
   void begin();
   void begin_micro_step();

@@ -27,7 +27,7 @@ class OurRank : public Side {
   void save(const std::string& path) { save_state(path, wrapped(), sharded()); }
   Begin end(size_t action) const;
   void leave_masks(ComposedModule::Masks& masks) const;
-  // Of the ranks that are the first along the other axes each has its stages' part.
+  // What this rank saw. Ranks that are the first along the other axes have the parts of their stages.
   Observations take() { return std::move(seen_); }
 
  protected:
@@ -39,7 +39,7 @@ class OurRank : public Side {
   virtual const DistributedDataParallelBase& wrapped() const = 0;
   virtual bool has(const torch::Tensor& parameter) const = 0;
   virtual StepReport step_all() = 0;
-  // Of the step that is open; undefined where no micro-batch had weight.
+  // The mean loss of the open step's micro-batches; undefined where none had weight.
   virtual torch::Tensor loss() const = 0;
 
   // For wrap().

@@ -11,7 +11,7 @@ namespace zeropage::scripts {
 struct OurRun {
   // What the first rank saw; where ranks have stages, the first of each.
   Observations seen;
-  // Of the ranks that threw, the one whose words tell most first; empty where none did.
+  // The words of ranks that threw, those that tell most first; empty where none did.
   std::vector<std::string> errors;
 };
 

@@ -86,7 +86,7 @@ class PipelineRank final : public OurRank {
     return own_.contains(parameter.unsafeGetTensorImpl());
   }
 
-  // Of so many micro-batches.
+  // The pipeline for so many micro-batches; another one where the count is another.
   Pipeline& pipeline(int count) {
     if (pipeline_ && pipeline_->micro_batches() == count) return *pipeline_;
     AccumulatorOptions accumulator = accumulator_options();

@@ -37,7 +37,7 @@ class PlainSide final : public Side {
   void on_each_rank(const Forward& forward);
 
   std::vector<torch::Tensor> average_;  // by parameter
-  // Of the step that is open: of all ranks' micro-batches, and of the first rank's.
+  // Sums over the open step's micro-batches: those of all ranks, and those of the first rank.
   double weight_ = 0, weight_of_0_ = 0, loss_of_0_ = 0;
   bool is_mean_ = false;  // its gradients are divided by their weight
 };

@@ -70,7 +70,7 @@ void leave_the_device(Dice& dice, Setting& setting) {
   }
 }
 
-// As a pipeline, if the units can be cut so.
+// Makes the setting a pipeline, if the units can be cut so.
 void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
   Setting cut = setting;
   cut.pipeline = 2 + dice.below(2);

@@ -106,7 +106,7 @@ bool is_of_another(Kind kind) {
   return kind == Kind::kShared || kind == Kind::kTied;
 }
 
-// Of whose parameters the unit's are.
+// The unit whose parameters this one has.
 size_t origin_of(const Script& script, size_t unit) {
   while (is_of_another(script.units[unit].kind)) {
     unit = static_cast<size_t>(script.units[unit].of);

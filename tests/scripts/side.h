@@ -81,10 +81,10 @@ class Side {
   void see(const std::string& what, const torch::Tensor& value);
   int units_of(const Action& action) const;
   torch::Tensor parameter(int which) const;
-  // Of the step that is open, until it is made or dropped.
+  // The open step's micro-batches from here on, until it is made or dropped.
   int micro_batches_ahead() const;
   double weight_of(int pass, int rank) const;
-  // Of the loss.
+  // What the loss is multiplied by.
   double factor_of(int pass, int rank) const;
   // What an accumulator's step told.
   void see_step(bool is_made, double norm);

@@ -15,7 +15,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include <ATen/core/TensorBody.h>
@@ -45,14 +44,14 @@ class TensorMark : public c10::BackendMeta {
   const std::string& who() const { return who_; }
   On on() const { return on_; }
 
-  // The call is told of each operator on the tensor that is not part of another, by its name, before it runs; empty: it is
-  // told of none.
-  using BeforeUse = std::function<void(std::string_view operation)>;
+  // The call is told of each operator on the tensor that is not part of another, before it runs. reads: it takes a tensor
+  // of these, or of a page, for more than to write to it. Empty: it is told of none.
+  using BeforeUse = std::function<void(const c10::OperatorName& operation, bool reads)>;
   void follow(std::shared_ptr<const BeforeUse> call) { before_use_ = std::move(call); }
-  void announce(std::string_view operation) const {
+  void announce(const c10::OperatorName& operation, bool reads) const {
     if (before_use_ == nullptr) return;
     // It may set another.
-    if (const BeforeUse call = *before_use_) call(operation);
+    if (const BeforeUse call = *before_use_) call(operation, reads);
   }
 
   // A TensorImpl has one place for a mark and for what else its tensors are to keep alive.

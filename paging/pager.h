@@ -54,8 +54,8 @@ class Pager : public std::enable_shared_from_this<Pager> {
   size_t add_page(std::string name, int64_t bytes, std::vector<Page::Tenant> tenants);
 
   // PagerOptions::before_use.
-  void announce(std::string_view operation) const {
-    if (options_.before_use) options_.before_use(operation);
+  void announce(const c10::OperatorName& operation, bool reads) const {
+    if (options_.before_use) options_.before_use(operation, reads);
   }
 
   // Makes the pages resident until the same uses are unpinned. who: for errors, such as an operator.

@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <string_view>
+
+#include <ATen/core/operator_name.h>
 
 namespace zeropage::memory {
 
@@ -29,9 +30,9 @@ struct PagerOptions {
 
   Retention retention = Retention::kUntilUnused;
 
-  // Called before an operator that is not part of another reads or writes pages, with the operator's name, on its thread.
-  // Empty: nobody.
-  std::function<void(std::string_view operation)> before_use;
+  // Called before an operator that is not part of another uses pages, on its thread. reads: it takes a tensor of one for
+  // more than to write to it. Empty: nobody.
+  std::function<void(const c10::OperatorName& operation, bool reads)> before_use;
 
   // Whether passes repeat, so that their traces are worth recording.
   bool traced = true;

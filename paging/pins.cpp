@@ -65,8 +65,8 @@ void Pins::OfPager::add(const PageUse& use) {
   }
 }
 
-void Pins::announce(std::string_view operation) const {
-  for (const OfPager& of_pager : of_pagers_) of_pager.pager->announce(operation);
+void Pins::announce(const c10::OperatorName& operation, bool reads) const {
+  for (const OfPager& of_pager : of_pagers_) of_pager.pager->announce(operation, reads);
 }
 
 void Pins::take(std::string_view who) {

@@ -26,7 +26,7 @@ class Pins {
 
   void add(const PageAddress& address, bool writes);
   // Tells those who follow the use of these pages (PagerOptions::before_use).
-  void announce(std::string_view operation) const;
+  void announce(const c10::OperatorName& operation, bool reads) const;
   // Waits until all that were added are resident. who: for errors, such as an operator.
   void take(std::string_view who);
   // The same, without a place in a trace.

@@ -152,6 +152,20 @@ void refuse_what_drops_marks(const FunctionSchema& schema, at::ArrayRef<IValue> 
            ": the tensor would lose its mark; call ->to() on the module before it is marked");
 }
 
+// Whether the operator takes a tensor of a page, or one that is marked, for more than to view it or to write to it.
+bool reads_any(const FunctionSchema& schema, at::ArrayRef<IValue> arguments) {
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    const at::AliasInfo* const alias = schema.arguments()[index].alias_info();
+    if (alias != nullptr) continue;
+    const std::vector<at::Tensor> tensors = tensors_in(arguments[index]);
+    const bool any = std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+      return is_paged(tensor) || mark_of(tensor) != nullptr;
+    });
+    if (any) return true;
+  }
+  return false;
+}
+
 // Whether the mark of an argument has run something in the operator's place. Every marked argument is
 // asked until one has.
 bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
@@ -160,7 +174,8 @@ bool run_by_mark(const c10::OperatorHandle& op, at::ArrayRef<IValue> arguments,
     if (mark_of(argument) == nullptr) return false;
     // The stack may hold the last reference, and what runs takes the arguments from it.
     const at::Tensor marked(argument.getIntrusivePtr());
-    if (uses_under_way == 0) mark_of(marked)->announce(op.schema().name());
+    if (uses_under_way == 0)
+      mark_of(marked)->announce(op.operator_name(), reads_any(op.schema(), arguments));
     return mark_of(marked)->run(op, marked, stack);
   };
   return std::any_of(arguments.begin(), arguments.end(), [&](const IValue& argument) {
@@ -201,7 +216,7 @@ void trap(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::S
   if (!pins.empty()) {
     // What brings a page is no part of the forward that somebody may be recording.
     const InterceptorScope unseen(nullptr);
-    if (uses_under_way == 0) pins.announce(schema.name());
+    if (uses_under_way == 0) pins.announce(op.operator_name(), reads_any(schema, arguments));
     pins.take(schema.name());
   }
   const CountScope use(uses_under_way);

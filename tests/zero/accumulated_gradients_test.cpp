@@ -127,6 +127,13 @@ TEST_P(AccumulatedGradientsTest, AreTheMeanForWhoeverReadsThemFirst) {
         return torch::stack({gradient, gradient});
       },
       [](const auto& gradient) {
+        return torch::ones({7, 7}).mul_(gradient);
+      },
+      [](const auto& gradient) {
+        return torch::full({7, 7}, 6.25).div_(gradient);
+      },
+      [](const auto& gradient) { return torch::Tensor(gradient).div_(1, "trunc") + 0.5; },
+      [](const auto& gradient) {
         return torch::zeros({7, 7}).copy_(gradient);
       }};
   for (const Read& read : reads) {

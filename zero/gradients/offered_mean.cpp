@@ -10,13 +10,14 @@
 namespace zeropage {
 namespace {
 
-// What does to a sum what it does to the mean: multiplying, and zeroing.
-bool commutes_with_mean(std::string_view operation) {
+// What does to a sum what it does to the mean: multiplying, and zeroing. A quotient that is rounded does not.
+bool commutes_with_mean(const c10::OperatorName& operation) {
   constexpr std::array<std::string_view, 10> kNames = {
       "aten::zero_",          "aten::mul_",          "aten::div_",          "aten::neg_",
       "aten::_foreach_zero_", "aten::_foreach_mul_", "aten::_foreach_div_", "aten::_foreach_neg_",
       "aten::detach",         "aten::detach_"};
-  return std::find(kNames.begin(), kNames.end(), operation) != kNames.end();
+  return std::find(kNames.begin(), kNames.end(), operation.name) != kNames.end() &&
+         !operation.overload_name.ends_with("_mode");
 }
 
 }  // namespace
@@ -24,9 +25,10 @@ bool commutes_with_mean(std::string_view operation) {
 void OfferedMean::offer(std::function<void()> make) {
   is_offered_ = true;
   make_ = std::move(make);
-  reducer_->buckets().reduced().set_before_use([this](std::string_view operation) {
-    if (!commutes_with_mean(operation)) this->make();
-  });
+  reducer_->buckets().reduced().set_before_use(
+      [this](const c10::OperatorName& operation, bool reads) {
+        if (reads || !commutes_with_mean(operation)) this->make();
+      });
 }
 
 // What it does itself with gradients is no use of them.

@@ -26,8 +26,8 @@ std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> so
                                           const ReducedGradients::BeforeUse& before_use) {
   memory::check_dispatcher();
   // A call may set another.
-  const auto call = [&before_use](std::string_view operation) {
-    if (const ReducedGradients::BeforeUse set = before_use) set(operation);
+  const auto call = [&before_use](const c10::OperatorName& operation, bool reads) {
+    if (const ReducedGradients::BeforeUse set = before_use) set(operation, reads);
   };
   return memory::Pager::make(
       std::move(source),
@@ -140,7 +140,7 @@ at::Tensor PagedGradients::replaced(size_t parameter, const at::Tensor& gradient
 }
 
 void PagedGradients::gather(const std::vector<size_t>& parameters, memory::Pins& pins) {
-  pager_->announce("GatheredGradients");
+  pager_->announce({"GatheredGradients", ""}, /*reads=*/true);
   for (const size_t index : parameters) {
     pins.add({pager_, *pager_index_[pages_->parameters()[index].page]}, /*writes=*/false);
   }

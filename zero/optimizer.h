@@ -5,11 +5,12 @@
 // or, for a script with nothing else of ours, ZeRO-1 in one line:
 //
 //   zeropage::Optimizer<torch::optim::AdamW> optimizer(
-//       model->parameters(), zeropage::comm::World::from_environment(),
-//       torch::optim::AdamWOptions(3e-4));
+//       net->parameters(), zeropage::World::from_environment(), torch::optim::AdamWOptions(3e-4));
 //
-// step() then also averages the gradients over the ranks, and at construction every rank takes rank
-// 0's parameters.
+// At construction every rank then takes rank 0's parameters, and each backward averages the gradients over the ranks, as it does
+// for a wrapped model: p.grad() is the mean for who clips or reads it. What takes a wrapped model elsewhere takes this
+// optimizer, or the plain module and this optimizer (zero/model_ref.h). It does not know the module: buffers, such as running
+// statistics, stay each rank's own, and a saved state has rank 0's.
 #pragma once
 
 #include <utility>
@@ -45,7 +46,7 @@ class Optimizer final : public ShardedOptimizer {
   Optimizer(DistributedDataParallel<M>& model, const Groups& groups, AlgorithmOptions defaults = {})
       : ShardedOptimizer(model, groups, algorithm(defaults)) {}
 
-  // Without a wrapped module.
+  // Without a wrapped module: stages 0 and 1. Parameters may be frozen and unfrozen between two steps, on all ranks alike.
   Optimizer(const std::vector<at::Tensor>& parameters, const comm::World& world,
             AlgorithmOptions defaults = {}, const Options& options = {})
       : Optimizer(Groups{{parameters}}, world, std::move(defaults), options) {}

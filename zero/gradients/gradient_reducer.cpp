@@ -10,18 +10,20 @@
 namespace zeropage {
 
 GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
-                                 std::shared_ptr<RankAgreement> agreement, ReduceWhen when)
-    : paging_(parts.paging),
+                                 std::shared_ptr<RankAgreement> agreement, Unfrozen unfrozen)
+    : pages_(parts.pages),
+      paging_(parts.paging),
       writes_(parts.writes),
       buckets_(std::move(buckets)),
       agreement_(std::move(agreement)),
-      when_(when),
       ledger_(memory::Ledger::current()),
-      training_(parts.pages, {.before =
-                                  [this](size_t parameter, const auto& gradients) {
-                                    return before_accumulate(parameter, gradients);
-                                  },
-                              .after = [this](size_t parameter) { after_accumulate(parameter); }}),
+      training_(parts.pages,
+                {.before =
+                     [this](size_t parameter, const auto& gradients) {
+                       return before_accumulate(parameter, gradients);
+                     },
+                 .after = [this](size_t parameter) { after_accumulate(parameter); }},
+                unfrozen),
       reductions_(parts.pages, training_, *buckets_, agreement_) {
   adopt_training();
 }
@@ -30,8 +32,12 @@ void GradientReducer::adopt_training() {
   for (const size_t page : training_.adopt()) reductions_.begin_training(page);
 }
 
-void GradientReducer::begin_training(const std::vector<size_t>& parameters) {
+void GradientReducer::adopt_unfrozen() {
+  const std::vector<size_t> parameters = training_.unfrozen();
   if (parameters.empty()) return;
+  std::vector<std::string> lines;
+  for (const size_t index : parameters) lines.push_back("unfrozen: " + training_.name(index));
+  pages_->world().check_agreement("which parameters were unfrozen", lines);
   const std::string& name = training_.name(parameters.front());
   ZP_CHECK(!plan().accumulates(), "parameter \"", name,
            "\" was unfrozen between the micro-batches of a step, whose sums have nothing of it; "
@@ -42,16 +48,14 @@ void GradientReducer::begin_training(const std::vector<size_t>& parameters) {
   adopt_training();
 }
 
-bool GradientReducer::reduces_in_backward() const {
-  return when_ == ReduceWhen::kInBackward && plan().collect == Collect::kForReduction;
-}
-
 // Of an accelerator, backward runs on a thread of autograd's, which charges no rank.
 std::vector<at::Tensor> GradientReducer::before_accumulate(
     size_t parameter, const std::vector<at::Tensor>& gradients) {
   const memory::LedgerScope ledger(ledger_);
   const torch::NoGradGuard no_grad;
   enter_backward();
+  // It was unfrozen in the middle of the backward.
+  if (!training_.contains(parameter)) return gradients;
   if (reductions_.before_accumulate(parameter)) reduced_in_cycle_ = false;
   return plan().discards ? std::vector<at::Tensor>(gradients.size()) : gradients;
 }
@@ -59,6 +63,7 @@ std::vector<at::Tensor> GradientReducer::before_accumulate(
 void GradientReducer::after_accumulate(size_t parameter) {
   const memory::LedgerScope ledger(ledger_);
   const torch::NoGradGuard no_grad;
+  if (!training_.contains(parameter)) return;
   reductions_.after_accumulate(parameter);
   if (reduces_in_backward()) reductions_.start_complete();
 }
@@ -78,6 +83,7 @@ void GradientReducer::enter_backward() {
       plan().part != StepPart::kNone && plan().part != StepPart::kOver,
       "backward() past the accumulator in the middle of a step, whose gradients it would change: "
       "call accumulator.backward(loss), or accumulator.abandon() first");
+  if (training_.heard() == Unfrozen::kInBackward) adopt_unfrozen();
   agreement_->begin_backward(reduces_in_backward());
   backward_ = task;
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -122,6 +128,12 @@ void GradientReducer::reduce() {
 void GradientReducer::drop() {
   reductions_.drop();
   begin_cycle();
+}
+
+void settle_unfrozen(GradientReducer& reducer) {
+  const TrainingParameters& training = reducer.training();
+  if (training.heard() == Unfrozen::kInForward) return training.check_all_train();
+  reducer.adopt_unfrozen();
 }
 
 void take_over_writes(GradientReducer& reducer) {

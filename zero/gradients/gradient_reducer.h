@@ -32,16 +32,10 @@
 
 namespace zeropage {
 
-// When gradients are averaged over ranks.
-enum class ReduceWhen : uint8_t {
-  kInBackward,  // for a wrapped module
-  kInStep,  // for an optimizer alone, which cannot know which backward is the last before step()
-};
-
 class GradientReducer {
  public:
   GradientReducer(const PageParts& parts, std::unique_ptr<GradientBuckets> buckets,
-                  std::shared_ptr<RankAgreement> agreement, ReduceWhen when);
+                  std::shared_ptr<RankAgreement> agreement, Unfrozen unfrozen);
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
@@ -50,9 +44,9 @@ class GradientReducer {
   void set_plan(const BackwardPlan& plan) { reductions_.set_plan(plan); }
 
   const TrainingParameters& training() const { return training_; }
-  // From here on unfrozen() parameters have gradients, and optimizers update them. The same on all
-  // ranks; between two steps.
-  void begin_training(const std::vector<size_t>& parameters);
+  // From here on parameters that were unfrozen have gradients, and optimizers update them. Collective where there are
+  // any, and throws on all ranks unless they are the same on all; between two steps.
+  void adopt_unfrozen();
 
   // There is room for one.
   const BackwardFollower& follower() const { return reductions_.follower(); }
@@ -85,18 +79,18 @@ class GradientReducer {
                                             const std::vector<at::Tensor>& gradients);
   void after_accumulate(size_t parameter);
 
-  bool reduces_in_backward() const;
+  bool reduces_in_backward() const { return plan().collect == Collect::kForReduction; }
   void adopt_training();
   void enter_backward();
   void end_reducing_backward();
   void leave_backward();
 
   // Constant after construction.
+  const std::shared_ptr<const ParameterPages> pages_;
   const std::shared_ptr<const PagedParameters> paging_;
   const std::shared_ptr<PageWrites> writes_;
   const std::unique_ptr<GradientBuckets> buckets_;
   const std::shared_ptr<RankAgreement> agreement_;
-  const ReduceWhen when_;
   const std::shared_ptr<memory::Ledger> ledger_;  // of the rank
 
   // Owned by the thread that runs backward.
@@ -106,6 +100,10 @@ class GradientReducer {
   bool reduced_in_cycle_ = false;
   std::function<void()> after_reduction_;
 };
+
+// Before a step, of parameters that were unfrozen: throws where the wrapper has not been told of them; those of an optimizer
+// alone begin to train.
+void settle_unfrozen(GradientReducer& reducer);
 
 // Writes to gathered gradients, and what waits to be added, are in the reduced ones then. Throws where one is in use.
 void take_over_writes(GradientReducer& reducer);

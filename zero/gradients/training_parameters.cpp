@@ -8,14 +8,51 @@
 #include "zero/gradients/accumulate_hooks.h"
 
 namespace zeropage {
+namespace {
 
-TrainingParameters::TrainingParameters(std::shared_ptr<ParameterPages> pages, Calls calls)
+// A frozen leaf has no accumulator, and keeps one that it had before it was frozen. Past the dispatcher, as nothing of the
+// leaf is read or written.
+class RequiresGradScope {
+ public:
+  explicit RequiresGradScope(const at::Tensor& leaf)
+      : leaf_(*leaf.unsafeGetTensorImpl()), before_(leaf.requires_grad()) {
+    leaf_.set_requires_grad(true);
+  }
+  ~RequiresGradScope() { leaf_.set_requires_grad(before_); }
+  RequiresGradScope(const RequiresGradScope&) = delete;
+  RequiresGradScope& operator=(const RequiresGradScope&) = delete;
+
+ private:
+  c10::TensorImpl& leaf_;
+  const bool before_;
+};
+
+}  // namespace
+
+TrainingParameters::TrainingParameters(std::shared_ptr<ParameterPages> pages, Calls calls,
+                                       Unfrozen unfrozen)
     : pages_(std::move(pages)),
       calls_(std::move(calls)),
+      heard_(unfrozen),
       hooks_(pages_->parameters().size()),
+      trains_(hooks_.size()),
       of_page_(pages_->layouts().size()),
       others_(hooks_.size()) {
   std::iota(others_.begin(), others_.end(), size_t{0});
+  if (heard_ == Unfrozen::kInForward) return;
+  for (size_t index = 0; index < hooks_.size(); ++index) {
+    const at::Tensor& tensor = placed(index).parameter.tensor;
+    if (!tensor.is_floating_point() && !tensor.is_complex()) continue;
+    const RequiresGradScope trains(tensor);
+    hook(index);
+  }
+}
+
+void TrainingParameters::hook(size_t parameter) {
+  hooks_[parameter] = std::make_unique<detail::AccumulateHooks>(
+      placed(parameter).parameter.tensor,
+      [this, parameter](const Gradients& gradients) { return calls_.before(parameter, gradients); },
+      [this, parameter] { calls_.after(parameter); });
 }
 
 TrainingParameters::~TrainingParameters() = default;
@@ -25,10 +62,8 @@ std::vector<size_t> TrainingParameters::adopt() {
   for (const size_t index : unfrozen()) {
     of_page_[placed(index).page].push_back(index);
     changed[placed(index).page] = true;
-    hooks_[index] = std::make_unique<detail::AccumulateHooks>(
-        placed(index).parameter.tensor,
-        [this, index](const Gradients& gradients) { return calls_.before(index, gradients); },
-        [this, index] { calls_.after(index); });
+    if (hooks_[index] == nullptr) hook(index);
+    trains_[index] = true;
   }
   std::vector<size_t> pages;
   order_.clear();

@@ -1,9 +1,13 @@
 // Which parameters have gradients: those that do when the module is wrapped, and those that are unfrozen
 // later. Calls somebody before and after autograd accumulates the gradient of each.
 //
+// Frozen ones have hooks too where nobody sees a forward (Unfrozen::kInBackward), so that the first backward with one that
+// was unfrozen tells of it.
+//
 // Lifetime: takes its hooks off the parameters when it goes. Threads: the thread that runs backward.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -19,6 +23,12 @@ namespace detail {
 class AccumulateHooks;
 }
 
+// Who hears that parameters were unfrozen.
+enum class Unfrozen : uint8_t {
+  kInForward,   // the wrapper, whose forward comes before
+  kInBackward,  // the first hook of the next backward: of an optimizer alone
+};
+
 class TrainingParameters {
  public:
   using Gradients = std::vector<at::Tensor>;
@@ -28,7 +38,8 @@ class TrainingParameters {
     std::function<void(size_t parameter)> after;
   };
 
-  TrainingParameters(std::shared_ptr<ParameterPages> pages, Calls calls);
+  // Calls are also for frozen parameters where unfrozen is kInBackward.
+  TrainingParameters(std::shared_ptr<ParameterPages> pages, Calls calls, Unfrozen unfrozen);
   ~TrainingParameters();
   TrainingParameters(const TrainingParameters&) = delete;
   TrainingParameters& operator=(const TrainingParameters&) = delete;
@@ -40,7 +51,7 @@ class TrainingParameters {
 
   // The number of all parameters, those that do not train too.
   size_t size() const { return hooks_.size(); }
-  bool contains(size_t parameter) const { return hooks_[parameter] != nullptr; }
+  bool contains(size_t parameter) const { return trains_[parameter]; }
   // Those that train, ascending.
   const std::vector<size_t>& all() const { return all_; }
   // Of the page, ascending.
@@ -52,6 +63,7 @@ class TrainingParameters {
   std::vector<size_t> unfrozen() const;
   // Throws if there are unfrozen() ones.
   void check_all_train() const;
+  Unfrozen heard() const { return heard_; }
 
   at::Tensor& gradient(size_t parameter) const {
     return pages_->parameters().impl(parameter).mutable_grad();
@@ -60,10 +72,13 @@ class TrainingParameters {
   const PlacedParameter& placed(size_t parameter) const { return pages_->parameters()[parameter]; }
 
  private:
+  void hook(size_t parameter);
+
   const std::shared_ptr<ParameterPages> pages_;
   const Calls calls_;
-  std::vector<std::unique_ptr<detail::AccumulateHooks>>
-      hooks_;  // by parameter; null: does not train
+  const Unfrozen heard_;
+  std::vector<std::unique_ptr<detail::AccumulateHooks>> hooks_;  // by parameter; null: none
+  std::vector<bool> trains_;                                     // by parameter
   std::vector<std::vector<size_t>> of_page_;
   std::vector<size_t> order_;
   std::vector<size_t> all_;

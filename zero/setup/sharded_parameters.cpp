@@ -123,7 +123,7 @@ std::shared_ptr<const memory::MemoryLimitScope> check_memory(const ParameterPage
 }
 
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
-                        const Options& options, ReduceWhen when,
+                        const Options& options, Unfrozen unfrozen,
                         std::shared_ptr<const ModelPart> part = nullptr,
                         const DeferredValues* deferred = nullptr) {
   check_agreement_over_slices(parameters, options);
@@ -153,7 +153,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
   if (held_bytes > 0) memory::release_cached_memory(world.device());
   auto agreement = std::make_shared<RankAgreement>(parts.pages, parts.writes);
   auto reducer = std::make_shared<GradientReducer>(
-      parts, make_gradient_buckets(options, parts.pages), agreement, when);
+      parts, make_gradient_buckets(options, parts.pages), agreement, unfrozen);
   auto gradients = std::make_shared<StepGradients>(reducer);
   auto sums = std::make_shared<GradientSummer>(parts.pages, gradients, agreement);
   return {std::move(parts),     std::move(agreement), std::move(reducer),
@@ -180,22 +180,20 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
   // In a simulated world there are no values to compute.
   const bool stays_without = world.communicator().device().is_meta();
   if (tape == nullptr || stays_without) {
-    return shard(std::move(parameters), world, options, ReduceWhen::kInBackward,
+    return shard(std::move(parameters), world, options, Unfrozen::kInForward,
                  model_part_of(module));
   }
   const DeferredValues deferred{*tape, module.buffers()};
-  return shard(std::move(parameters), world, options, ReduceWhen::kInBackward,
-               model_part_of(module), &deferred);
+  return shard(std::move(parameters), world, options, Unfrozen::kInForward, model_part_of(module),
+               &deferred);
 }
 
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
                                         const comm::World& world, const Options& options) {
   validate(options);
   ZP_CHECK(!shards_gradients(options) && !shards_parameters(options),
-           "an optimizer over bare parameters averages gradients in step(), so it has them whole, "
-           "and it does not see forward: stages 2 and 3 need zeropage::DistributedDataParallel "
-           "around the "
-           "module; wrap it, or use stage 0 or 1");
+           "an optimizer over bare parameters does not see forward: stages 2 and 3 need "
+           "zeropage::DistributedDataParallel around the module; wrap it, or use stage 0 or 1");
   ZP_CHECK(!options.compute_dtype,
            "options.compute_dtype: an optimizer over bare parameters does not see the module that "
            "would be cast; wrap it in zeropage::DistributedDataParallel, or leave it out");
@@ -203,7 +201,7 @@ ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) lines.push_back(describe(parameter));
   world.check_agreement("the optimizer's parameters", lines);
-  return shard(std::move(parameters), world, options, ReduceWhen::kInStep);
+  return shard(std::move(parameters), world, options, Unfrozen::kInBackward);
 }
 
 }  // namespace zeropage

@@ -44,7 +44,7 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
 // Those of a model that is wrapped, as long as it is.
 const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
 
-// Of parameters that nothing wraps: gradients are averaged in step(). Throws for stages that shard
+// Of parameters that nothing wraps: gradients are averaged in backward, too. Throws for stages that shard
 // gradients or parameters. Collective; every rank takes rank 0's values.
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
                                         const comm::World& world, const Options& options);

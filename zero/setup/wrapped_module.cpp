@@ -60,20 +60,9 @@ void WrappedModule::before_forward() {
   if (options_.broadcast_buffers && module_->is_training() && !c10::GradMode::is_enabled()) {
     buffers_.broadcast_from_rank_zero();
   }
-  adopt_unfrozen();
+  sharded_.reducer->adopt_unfrozen();
   sharded_.reducer->release_zeroed();
   tell_of_foreign_optimizer();
-}
-
-void WrappedModule::adopt_unfrozen() {
-  const std::vector<size_t> unfrozen = sharded_.reducer->training().unfrozen();
-  if (unfrozen.empty()) return;
-  std::vector<std::string> lines;
-  for (const size_t index : unfrozen) {
-    lines.push_back("unfrozen: " + sharded_.pages->parameters()[index].parameter.name());
-  }
-  world_.check_agreement("which parameters were unfrozen", lines);
-  sharded_.reducer->begin_training(unfrozen);
 }
 
 // Right, but not what the stage promises.

@@ -34,7 +34,6 @@ class WrappedModule {
 
  private:
   void check_module() const;
-  void adopt_unfrozen();
   void tell_of_foreign_optimizer();
 
   const std::shared_ptr<torch::nn::Module> module_;

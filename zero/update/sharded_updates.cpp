@@ -124,7 +124,7 @@ void ShardedUpdates::step() {
   hear();
   parameters_.memory->check_stream("step()");
   parameters_.in_place->check("step()");
-  parameters_.reducer->training().check_all_train();
+  settle_unfrozen(*parameters_.reducer);
   groups_.check_unedited();
   witness_.check("step()");
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.

@@ -10,7 +10,9 @@ set(ZEROPAGE_PUBLIC_HEADERS
     zero/gradient_norm.h
     zero/joined_batches.h
     zero/memory_report.h
+    zero/model_ref.h
     zero/names.h
+    zero/no_sync.h
     zero/step_report.h
     zero/module_selection.h
     zero/offload_options.h

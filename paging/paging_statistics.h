@@ -12,18 +12,8 @@ struct PagingStatistics {
   int64_t bytes_gathered = 0;  // of all pages that came
   double wait_seconds = 0;     // that operators waited for pages
 
-  PagingStatistics& operator+=(const PagingStatistics& other) {
-    faults += other.faults;
-    prefetched += other.prefetched;
-    evictions += other.evictions;
-    bytes_gathered += other.bytes_gathered;
-    wait_seconds += other.wait_seconds;
-    return *this;
-  }
-  PagingStatistics operator-(const PagingStatistics& earlier) const {
-    return {faults - earlier.faults, prefetched - earlier.prefetched, evictions - earlier.evictions,
-            bytes_gathered - earlier.bytes_gathered, wait_seconds - earlier.wait_seconds};
-  }
+  PagingStatistics& operator+=(const PagingStatistics& other);
+  PagingStatistics operator-(const PagingStatistics& earlier) const;
 };
 
 }  // namespace zeropage::memory

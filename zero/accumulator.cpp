@@ -5,6 +5,7 @@
 #include "zero/accumulation/accumulated_step.h"
 #include "zero/accumulation/stage_backwards.h"
 #include "zero/accumulator_fields.h"
+#include "zero/model_parts.h"
 
 namespace zeropage {
 namespace {
@@ -40,8 +41,8 @@ struct Accumulator::Parts {
   AccumulatedStep step;
 };
 
-Accumulator::Accumulator(DistributedDataParallelBase& model, const AccumulatorOptions& options)
-    : parts_(std::make_unique<Parts>(sharded_parameters_of(model), options)) {}
+Accumulator::Accumulator(const ModelRef& model, const AccumulatorOptions& options)
+    : parts_(std::make_unique<Parts>(model->sharded(), options)) {}
 
 Accumulator::~Accumulator() = default;
 

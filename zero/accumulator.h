@@ -41,7 +41,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "zero/accumulator_options.h"
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 #include "zero/step_report.h"
 
 namespace zeropage {
@@ -49,10 +49,8 @@ namespace zeropage {
 class Accumulator {
  public:
   // Throws where options contradict each other or the model's, or ranks differ.
-  explicit Accumulator(DistributedDataParallelBase& model, const AccumulatorOptions& options = {});
+  explicit Accumulator(const ModelRef& model, const AccumulatorOptions& options = {});
   ~Accumulator();
-  Accumulator(const Accumulator&) = delete;
-  Accumulator& operator=(const Accumulator&) = delete;
 
   // The gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch,
   // in fp32; one in bf16 or half that would round weight x loss scale is refused. Not divided by

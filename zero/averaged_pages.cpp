@@ -6,6 +6,7 @@
 
 #include "memory/check.h"
 #include "memory/ledger.h"
+#include "zero/model_parts.h"
 #include "zero/owned_values.h"
 #include "zero/setup/sharded_parameters.h"
 
@@ -19,19 +20,22 @@ bool same_elements_as_bits(const at::Tensor& left, const at::Tensor& right) {
 
 }  // namespace
 
-AveragedPages::AveragedPages(DistributedDataParallelBase& model, double decay)
-    : model_(model), decay_(decay) {
+AveragedPages::AveragedPages(const ModelRef& model, double decay) : model_(model), decay_(decay) {
   ZP_CHECK(decay_ >= 0 && decay_ < 1, "WeightAverage: expected a decay in [0, 1), got ", decay_);
-  const PlacedParameters& parameters = sharded_parameters_of(model_).pages->parameters();
+  const PlacedParameters& parameters = model_->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     parameters_.emplace(parameters[index].parameter.name(), index);
   }
   const at::NoGradGuard no_grad;
   const memory::KindScope kind(memory::Kind::kOptimizerState);
   visit_exact_values(model_, "WeightAverage", [&](size_t page, const at::Tensor& exact) {
-    owned_.push_back(sharded_parameters_of(model_).pages->owned(page));
+    owned_.push_back(model_->sharded().pages->owned(page));
     average_.push_back(exact.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true));
   });
+}
+
+bool AveragedPages::averages(const ParameterPages& pages) const {
+  return model_->sharded().pages.get() == &pages;
 }
 
 void AveragedPages::check_is_out(const char* who) const {
@@ -40,7 +44,7 @@ void AveragedPages::check_is_out(const char* who) const {
 }
 
 void AveragedPages::fit(size_t page) {
-  const Range now = sharded_parameters_of(model_).pages->owned(page);
+  const Range now = model_->sharded().pages->owned(page);
   if (now == owned_[page]) return;
   TORCH_INTERNAL_ASSERT(intersection(now, owned_[page]) == now);
   const memory::KindScope kind(memory::Kind::kOptimizerState);
@@ -66,7 +70,7 @@ void AveragedPages::update() {
 
 at::Tensor AveragedPages::part_of(const OwnedShard& shard,
                                   const std::vector<at::Tensor>& by_page) const {
-  const PlacedParameters& parameters = sharded_parameters_of(model_).pages->parameters();
+  const PlacedParameters& parameters = model_->parameters();
   const PlacedParameter& placed = parameters[parameters_.at(shard.name)];
   if (shard.range.empty()) return by_page[placed.page].narrow(0, 0, 0);
   const int64_t in_page = placed.range.begin + shard.range.begin;

@@ -1,6 +1,6 @@
 // What a WeightAverage holds: of each page the average of what this rank owns, and the model's own values while it has the average.
 //
-// Lifetime: the model outlives it. Threads: the training thread.
+// Lifetime: shares the pages. Threads: the training thread.
 #pragma once
 
 #include <cstddef>
@@ -15,16 +15,19 @@
 
 namespace zeropage {
 
+class ParameterPages;
+
 class AveragedPages {
  public:
-  AveragedPages(DistributedDataParallelBase& model, double decay);
+  AveragedPages(const ModelRef& model, double decay);
 
   void update();
   void swap_in();
   void swap_out();
   bool is_swapped_in() const { return is_swapped_in_; }
 
-  const DistributedDataParallelBase& model() const { return model_; }
+  // Whether it is of the model that has these pages.
+  bool averages(const ParameterPages& pages) const;
   // Of the page: [owned numel] fp32, which a load writes to.
   const at::Tensor& average(size_t page);
 
@@ -35,7 +38,7 @@ class AveragedPages {
   // The parameter's part of what is laid out as the page's owned part.
   at::Tensor part_of(const OwnedShard& shard, const std::vector<at::Tensor>& by_page) const;
 
-  DistributedDataParallelBase& model_;
+  const ModelRef model_;
   const double decay_;
   std::unordered_map<std::string, size_t> parameters_;  // by name: their indices
   std::vector<Range> owned_;                            // by page

@@ -10,13 +10,6 @@
 namespace zeropage {
 namespace {
 
-Collect exchange_collect(GradientReducer& reducer, Collect collect) {
-  BackwardPlan plan = reducer.plan();
-  const Collect before = std::exchange(plan.collect, collect);
-  reducer.set_plan(plan);
-  return before;
-}
-
 // The tensor axis that the mesh has; null where it has none of several ranks.
 const comm::World* tensor_axis(const comm::Mesh& mesh) {
   return mesh.has("tensor") && mesh["tensor"].size() > 1 ? &mesh["tensor"] : nullptr;
@@ -74,13 +67,6 @@ const comm::World& data_axis(const comm::Mesh& mesh) {
 
 }  // namespace
 
-NoSync::NoSync(std::shared_ptr<GradientReducer> reducer)
-    : reducer_(std::move(reducer)), before_(exchange_collect(*reducer_, Collect::kLocally)) {}
-
-NoSync::~NoSync() {
-  exchange_collect(*reducer_, before_);
-}
-
 DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, comm::World world, const Options& options,
     const memory::ConstructionTape* tape)
@@ -123,12 +109,16 @@ std::shared_ptr<void> DistributedDataParallelBase::range_of_forward() {
   return std::make_shared<memory::SpanScope>(memory::Span::What::kRange, "forward");
 }
 
+torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelBase::named_parameters() const {
+  return base_->named_parameters();
+}
+
+torch::OrderedDict<std::string, at::Tensor> DistributedDataParallelBase::named_buffers() const {
+  return base_->named_buffers();
+}
+
 NoSync DistributedDataParallelBase::no_sync() {
-  ZP_CHECK(!wrapped_->options().world_invariant,
-           "no_sync(): adds up this rank's micro-batches before the ranks', but "
-           "options.world_invariant adds up the ranks' first, for bits that do not depend on the "
-           "split; run backward() without it");
-  return NoSync(wrapped_->sharded().reducer);
+  return NoSync(wrapped_->sharded());
 }
 
 at::Tensor DistributedDataParallelBase::cast_input(const at::Tensor& tensor) const {

@@ -25,7 +25,6 @@
 // Threads: the training thread.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -38,29 +37,14 @@
 #include "memory/ledger.h"
 #include "paging/paging_statistics.h"
 #include "zero/deferred_module.h"
+#include "zero/no_sync.h"
 #include "zero/options.h"
 
 namespace zeropage {
 
-enum class Collect : uint8_t;
-class GradientReducer;
+class ModelRef;
 struct ShardedParameters;
 class WrappedModule;
-
-// While it lives, backward accumulates gradients on this rank and does not average them.
-class NoSync {
- public:
-  ~NoSync();
-  NoSync(const NoSync&) = delete;
-  NoSync& operator=(const NoSync&) = delete;
-
- private:
-  friend class DistributedDataParallelBase;
-  explicit NoSync(std::shared_ptr<GradientReducer> reducer);
-
-  const std::shared_ptr<GradientReducer> reducer_;
-  const Collect before_;
-};
 
 // What does not depend on the module's type.
 class DistributedDataParallelBase {
@@ -79,13 +63,9 @@ class DistributedDataParallelBase {
   memory::PagingStatistics paging() const;
 
   std::vector<at::Tensor> parameters() const { return base_->parameters(); }
-  torch::OrderedDict<std::string, at::Tensor> named_parameters() const {
-    return base_->named_parameters();
-  }
+  torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
   std::vector<at::Tensor> buffers() const { return base_->buffers(); }
-  torch::OrderedDict<std::string, at::Tensor> named_buffers() const {
-    return base_->named_buffers();
-  }
+  torch::OrderedDict<std::string, at::Tensor> named_buffers() const;
   void train(bool on = true) { base_->train(on); }
   void eval() { base_->eval(); }
   bool is_training() const { return base_->is_training(); }
@@ -118,6 +98,7 @@ class DistributedDataParallelBase {
   void explain(c10::Error& error) const;
 
  private:
+  friend class ModelRef;
   friend const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
 
   const std::shared_ptr<torch::nn::Module> base_;

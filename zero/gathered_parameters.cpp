@@ -7,6 +7,7 @@
 
 #include "memory/check.h"
 #include "paging/pins.h"
+#include "zero/model_parts.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/slice_values.h"
 
@@ -25,11 +26,22 @@ std::vector<size_t> indices_of(const ParameterPages& pages, const std::vector<at
   return indices;
 }
 
+std::vector<at::Tensor> tensors_of_all(const ModelRef& model) {
+  std::vector<at::Tensor> tensors;
+  for (const PlacedParameter& placed : model->parameters()) {
+    tensors.push_back(placed.parameter.tensor);
+  }
+  return tensors;
+}
+
 }  // namespace
 
+std::optional<int> Modified::only_rank() const {
+  return where_ == Where::kOneRank ? std::optional<int>(rank_) : std::nullopt;
+}
+
 struct GatheredParameters::Held {
-  Held(const DistributedDataParallelBase& model, const std::vector<at::Tensor>& parameters,
-       const Modified& modified);
+  Held(const ModelRef& model, const std::vector<at::Tensor>& parameters, const Modified& modified);
   ~Held() noexcept(false);
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
@@ -44,19 +56,19 @@ struct GatheredParameters::Held {
   memory::Pins pins;
 };
 
-GatheredParameters::Held::Held(const DistributedDataParallelBase& model,
-                               const std::vector<at::Tensor>& parameters, const Modified& modified)
-    : paging(sharded_parameters_of(model).paging),
-      in_place(sharded_parameters_of(model).in_place),
-      writes(sharded_parameters_of(model).writes),
-      reducer(sharded_parameters_of(model).reducer),
+GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tensor>& parameters,
+                               const Modified& modified)
+    : paging(model->sharded().paging),
+      in_place(model->sharded().in_place),
+      writes(model->sharded().writes),
+      reducer(model->sharded().reducer),
       modified(modified),
       exceptions(std::uncaught_exceptions()) {
   const auto root = modified.only_rank();
-  ZP_CHECK(!root || (*root >= 0 && *root < model.world().size()),
+  ZP_CHECK(!root || (*root >= 0 && *root < model->world().size()),
            "GatheredParameters: Modified::on_rank(", *root, "): expected a rank below ",
-           model.world().size());
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+           model->world().size());
+  const ParameterPages& pages = *model->sharded().pages;
   std::unordered_set<size_t> seen;
   for (const size_t index : indices_of(pages, parameters, "GatheredParameters")) {
     paging->add_to(pins, index, modified.anywhere());
@@ -82,11 +94,10 @@ GatheredParameters::Held::~Held() noexcept(false) {
   ZP_CHECK(wrong.empty(), "GatheredParameters: ", wrong);
 }
 
-GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
-                                       const Modified& modified)
-    : GatheredParameters(model, model.parameters(), modified) {}
+GatheredParameters::GatheredParameters(const ModelRef& model, const Modified& modified)
+    : GatheredParameters(model, tensors_of_all(model), modified) {}
 
-GatheredParameters::GatheredParameters(const DistributedDataParallelBase& model,
+GatheredParameters::GatheredParameters(const ModelRef& model,
                                        const std::vector<at::Tensor>& parameters,
                                        const Modified& modified)
     : held_(new Held(model, parameters, modified)) {}
@@ -95,13 +106,13 @@ GatheredParameters::~GatheredParameters() noexcept(false) {
   delete held_;
 }
 
-GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model)
-    : GatheredGradients(model, model.parameters()) {}
+GatheredGradients::GatheredGradients(const ModelRef& model)
+    : GatheredGradients(model, tensors_of_all(model)) {}
 
-GatheredGradients::GatheredGradients(const DistributedDataParallelBase& model,
+GatheredGradients::GatheredGradients(const ModelRef& model,
                                      const std::vector<at::Tensor>& parameters)
     : pins_(nullptr) {
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const ShardedParameters& sharded = model->sharded();
   auto pins = std::make_unique<memory::Pins>();
   sharded.gradients->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), *pins);
   pins_ = pins.release();

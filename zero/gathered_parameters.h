@@ -28,7 +28,7 @@
 
 #include <torch/ordered_dict.h>
 
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 
 namespace zeropage {
 
@@ -47,9 +47,7 @@ class Modified {
   static Modified on_rank(int rank) { return Modified(Where::kOneRank, rank); }
 
   bool anywhere() const { return where_ != Where::kNowhere; }
-  std::optional<int> only_rank() const {
-    return where_ == Where::kOneRank ? std::optional<int>(rank_) : std::nullopt;
-  }
+  std::optional<int> only_rank() const;
 
  private:
   enum class Where : uint8_t { kNowhere, kEveryRank, kOneRank };
@@ -62,11 +60,10 @@ class Modified {
 class GatheredParameters {
  public:
   // All parameters of the model.
-  explicit GatheredParameters(const DistributedDataParallelBase& model,
+  explicit GatheredParameters(const ModelRef& model,
                               const Modified& modified = Modified::nowhere());
   // These, and what shares their pages.
-  GatheredParameters(const DistributedDataParallelBase& model,
-                     const std::vector<at::Tensor>& parameters,
+  GatheredParameters(const ModelRef& model, const std::vector<at::Tensor>& parameters,
                      const Modified& modified = Modified::nowhere());
   // Throws what the broadcast throws, and where a parameter was given values of other sizes, unless an
   // exception is passing already.
@@ -84,9 +81,8 @@ class GatheredParameters {
 // memory itself. After a backward that averages, before the step. At stage 0 it is so without.
 class GatheredGradients {
  public:
-  explicit GatheredGradients(const DistributedDataParallelBase& model);
-  GatheredGradients(const DistributedDataParallelBase& model,
-                    const std::vector<at::Tensor>& parameters);
+  explicit GatheredGradients(const ModelRef& model);
+  GatheredGradients(const ModelRef& model, const std::vector<at::Tensor>& parameters);
   ~GatheredGradients() noexcept(false);
   GatheredGradients(const GatheredGradients&) = delete;
   GatheredGradients& operator=(const GatheredGradients&) = delete;

@@ -12,6 +12,7 @@
 #include "offload/flat_norm.h"
 #include "zero/gradients/gradient_sums.h"
 #include "zero/gradients/not_finite.h"
+#include "zero/model_parts.h"
 #include "zero/setup/sharded_parameters.h"
 
 namespace zeropage {
@@ -23,9 +24,9 @@ double norm_of(const ExactSum& squares) {
   return std::sqrt(squares.value());
 }
 
-GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
-                            const std::vector<int>& group_of, size_t groups) {
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+GradientNorm norm_in_groups(const ModelRef& model, const std::vector<int>& group_of,
+                            size_t groups) {
+  const ShardedParameters& sharded = model->sharded();
   sharded.gradients->prepare_to_look();
   const GradientSums sums = sharded.sums->sum(group_of, groups);
   GradientNorm norm;
@@ -41,16 +42,15 @@ GradientNorm norm_in_groups(const DistributedDataParallelBase& model,
 
 }  // namespace
 
-GradientNorm gradient_norm(const DistributedDataParallelBase& model) {
-  const size_t parameters = sharded_parameters_of(model).pages->parameters().size();
+GradientNorm gradient_norm(const ModelRef& model) {
+  const size_t parameters = model->sharded().pages->parameters().size();
   GradientNorm norm = norm_in_groups(model, std::vector<int>(parameters, 0), 1);
   norm.of_group.clear();
   return norm;
 }
 
-GradientNorm gradient_norm(const DistributedDataParallelBase& model,
-                           const torch::optim::Optimizer& optimizer) {
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+GradientNorm gradient_norm(const ModelRef& model, const torch::optim::Optimizer& optimizer) {
+  const ParameterPages& pages = *model->sharded().pages;
   const auto& groups = optimizer.param_groups();
   std::vector<int> group_of(pages.parameters().size(), -1);
   for (size_t group = 0; group < groups.size(); ++group) {
@@ -72,8 +72,7 @@ double clip_factor(double norm, double max_norm) {
   return std::min(1.0, max_norm / (norm + kLeast));
 }
 
-ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max_norm,
-                            NotFinite not_finite) {
+ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm, NotFinite not_finite) {
   ZP_CHECK(max_norm > 0, "clip_grad_norm_: expected a max_norm above 0, got ", max_norm);
   const GradientNorm norm = gradient_norm(model);
   if (!std::isfinite(norm.total)) {
@@ -85,15 +84,14 @@ ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max
   }
   const double factor = clip_factor(norm.total, max_norm);
   if (factor < 1) {
-    sharded_parameters_of(model).gradients->change(
-        [factor](const at::Tensor& owned) { owned.mul_(factor); });
+    model->sharded().gradients->change([factor](const at::Tensor& owned) { owned.mul_(factor); });
   }
   return {norm.total, norm.total * factor};
 }
 
-void clip_grad_value_(const DistributedDataParallelBase& model, double clip_value) {
+void clip_grad_value_(const ModelRef& model, double clip_value) {
   ZP_CHECK(clip_value > 0, "clip_grad_value_: expected a value above 0, got ", clip_value);
-  StepGradients& gradients = *sharded_parameters_of(model).gradients;
+  StepGradients& gradients = *model->sharded().gradients;
   gradients.prepare_to_look();
   gradients.change(
       [clip_value](const at::Tensor& owned) { owned.clamp_(-clip_value, clip_value); });

@@ -20,7 +20,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 
 namespace zeropage {
 
@@ -31,9 +31,8 @@ struct GradientNorm {
   std::vector<std::string> not_finite;
 };
 
-GradientNorm gradient_norm(const DistributedDataParallelBase& model);
-GradientNorm gradient_norm(const DistributedDataParallelBase& model,
-                           const torch::optim::Optimizer& optimizer);
+GradientNorm gradient_norm(const ModelRef& model);
+GradientNorm gradient_norm(const ModelRef& model, const torch::optim::Optimizer& optimizer);
 
 struct ClippedNorm {
   double before = 0;
@@ -48,10 +47,10 @@ enum class NotFinite : uint8_t {
 
 // Multiplies all gradients by max_norm / (norm + 1e-6) if that is below 1, as
 // torch::nn::utils::clip_grad_norm_ does, where this rank owns them: nothing is gathered.
-ClippedNorm clip_grad_norm_(const DistributedDataParallelBase& model, double max_norm,
+ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm,
                             NotFinite not_finite = NotFinite::kThrow);
 // Clamps all gradients to [-clip_value, clip_value], where this rank owns them. NaN stays NaN.
-void clip_grad_value_(const DistributedDataParallelBase& model, double clip_value);
+void clip_grad_value_(const ModelRef& model, double clip_value);
 
 // The factor of clip_grad_norm_, and its result.
 double clip_factor(double norm, double max_norm);

@@ -12,6 +12,7 @@
 
 #include "memory/check.h"
 #include "offload/split_values.h"
+#include "zero/model_parts.h"
 #include "zero/owned_values.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/sharded_updates.h"
@@ -29,8 +30,11 @@ at::Tensor read_only(const at::Tensor& flat) {
 // Of one page, while its memory is there.
 class PageReader {
  public:
-  PageReader(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer)
-      : sharded_(sharded_parameters_of(model)), pages_(*sharded_.pages), optimizer_(optimizer) {
+  PageReader(const ModelRef& model, ShardedOptimizer* optimizer)
+      : sharded_(model->sharded()),
+        pages_(*sharded_.pages),
+        parameters_(model->parameters()),
+        optimizer_(optimizer) {
     if (sharded_.gradients->are_averaged()) sharded_.gradients->prepare();
   }
 
@@ -55,7 +59,7 @@ class PageReader {
  private:
   OwnedShard shard_of(size_t index, const MasterWeights::Owned& owned,
                       const std::vector<OwnedState>& states) const {
-    const PlacedParameter& placed = pages_.parameters()[index];
+    const PlacedParameter& placed = parameters_[index];
     const Range own = pages_.owned(placed.page);
     Range here = intersection(own, placed.range);
     OwnedShard shard{.name = placed.parameter.name(),
@@ -101,23 +105,22 @@ class PageReader {
 
   const ShardedParameters& sharded_;
   const ParameterPages& pages_;
+  const PlacedParameters& parameters_;
   ShardedOptimizer* const optimizer_;
 };
 
-void check_is_of(const ShardedOptimizer* optimizer, const DistributedDataParallelBase& model,
-                 const char* who) {
-  ZP_CHECK(
-      optimizer == nullptr || updates_of(*optimizer).updates(*sharded_parameters_of(model).pages),
-      who, ": the optimizer is of another model; give this one's");
+void check_is_of(const ShardedOptimizer* optimizer, const ModelRef& model, const char* who) {
+  ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*model->sharded().pages), who,
+           ": the optimizer is of another model; give this one's");
 }
 
-OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
+OwnedShard read_one(const ModelRef& model, ShardedOptimizer* optimizer,
                     const at::Tensor& parameter) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "owned_shard()";
   check_values_can_be_read(model, kWho);
   check_is_of(optimizer, model, kWho);
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  const ParameterPages& pages = *model->sharded().pages;
   const int64_t index = pages.parameters().index_of(parameter);
   ZP_CHECK(index >= 0, kWho, ": a tensor ",
            parameter.defined() ? c10::str("of sizes ", parameter.sizes()) : "that is undefined",
@@ -129,13 +132,13 @@ OwnedShard read_one(const DistributedDataParallelBase& model, ShardedOptimizer* 
   return found;
 }
 
-void read_all(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer,
-              const VisitOwnedShard& visit, const char* who) {
+void read_all(const ModelRef& model, ShardedOptimizer* optimizer, const VisitOwnedShard& visit,
+              const char* who) {
   const at::NoGradGuard no_grad;
   check_values_can_be_read(model, who);
   check_is_of(optimizer, model, who);
   PageReader reader(model, optimizer);
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  const ParameterPages& pages = *model->sharded().pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     reader.read(page, pages.parameters().of_page(page), visit);
   }
@@ -150,13 +153,13 @@ at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
   return given;
 }
 
-void write_page(const ShardedParameters& sharded, size_t page,
+void write_page(const ModelRef& model, size_t page,
                 const std::map<std::string, at::Tensor>& given) {
-  const ParameterPages& pages = *sharded.pages;
-  const Range own = pages.owned(page);
+  const ShardedParameters& sharded = model->sharded();
+  const Range own = sharded.pages->owned(page);
   sharded.masters->visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
-    for (const size_t index : pages.parameters().of_page(page)) {
-      const PlacedParameter& placed = pages.parameters()[index];
+    for (const size_t index : model->parameters().of_page(page)) {
+      const PlacedParameter& placed = model->parameters()[index];
       const Range here = intersection(own, placed.range);
       if (here.empty()) continue;
       const at::Tensor& values = given.at(placed.parameter.name());
@@ -179,28 +182,28 @@ void write_page(const ShardedParameters& sharded, size_t page,
 
 }  // namespace
 
-OwnedShard owned_shard(const DistributedDataParallelBase& model, const at::Tensor& parameter) {
+OwnedShard owned_shard(const ModelRef& model, const at::Tensor& parameter) {
   return read_one(model, nullptr, parameter);
 }
 
-OwnedShard owned_shard(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+OwnedShard owned_shard(const ModelRef& model, ShardedOptimizer& optimizer,
                        const at::Tensor& parameter) {
   return read_one(model, &optimizer, parameter);
 }
 
-void visit_owned_shards(const DistributedDataParallelBase& model, const VisitOwnedShard& visit) {
+void visit_owned_shards(const ModelRef& model, const VisitOwnedShard& visit) {
   read_all(model, nullptr, visit, "visit_owned_shards()");
 }
 
-void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+void visit_owned_shards(const ModelRef& model, ShardedOptimizer& optimizer,
                         const VisitOwnedShard& visit) {
   read_all(model, &optimizer, visit, "visit_owned_shards()");
 }
 
-void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values) {
+void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "assign_owned_shards()";
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const ShardedParameters& sharded = model->sharded();
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
   std::string message, values;
@@ -215,19 +218,19 @@ void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValue
     error = std::current_exception();
     message = memory::message_of(caught);
   }
-  const std::vector<std::string> messages = model.world().gather_text(kWho, message);
+  const std::vector<std::string> messages = model->world().gather_text(kWho, message);
   if (error) std::rethrow_exception(error);
   for (size_t rank = 0; rank < messages.size(); ++rank) {
     ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
              " said: ", messages[rank]);
   }
   // What one rank wrote alone: from here on nobody compares it any more.
-  const std::vector<std::string> written = model.world().gather_text(kWho, values);
+  const std::vector<std::string> written = model->world().gather_text(kWho, values);
   if (std::adjacent_find(written.begin(), written.end(), std::not_equal_to<>()) != written.end()) {
-    sharded.agreement->settle(model.world(), kWho);
+    sharded.agreement->settle(model->world(), kWho);
   }
   const size_t count = sharded.pages->layouts().size();
-  for (size_t page = 0; page < count; ++page) write_page(sharded, page, given);
+  for (size_t page = 0; page < count; ++page) write_page(model, page, given);
   for (size_t page = 0; page < count; ++page) sharded.memory->start_gather_shards(page).wait();
   sharded.writes->end_load();
 }

@@ -22,8 +22,8 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zero/distributed_data_parallel.h"
 #include "zero/layout/range.h"
+#include "zero/model_ref.h"
 #include "zero/sharded_optimizer.h"
 
 namespace zeropage {
@@ -51,15 +51,15 @@ struct OwnedShard {
 // parameter: of the wrapped module, itself, not a view. optimizer: of this model. Costs copies of what the
 // result has, and where the page is on NVMe the reading of it. It looks at all parameters, so visit_owned_shards()
 // is the way to many of them.
-OwnedShard owned_shard(const DistributedDataParallelBase& model, const at::Tensor& parameter);
-OwnedShard owned_shard(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+OwnedShard owned_shard(const ModelRef& model, const at::Tensor& parameter);
+OwnedShard owned_shard(const ModelRef& model, ShardedOptimizer& optimizer,
                        const at::Tensor& parameter);
 
 // Calls visit for every parameter of the model, each once, page by page: the same ones in the same order on
 // all ranks, without gradients (NoGradGuard). Costs the copies of one parameter at a time.
 using VisitOwnedShard = std::function<void(const OwnedShard& shard)>;
-void visit_owned_shards(const DistributedDataParallelBase& model, const VisitOwnedShard& visit);
-void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+void visit_owned_shards(const ModelRef& model, const VisitOwnedShard& visit);
+void visit_owned_shards(const ModelRef& model, ShardedOptimizer& optimizer,
                         const VisitOwnedShard& visit);
 
 // Gives parameters new values: new_values returns [range.numel()] of floating point for what this rank owns
@@ -69,6 +69,6 @@ void visit_owned_shards(const DistributedDataParallelBase& model, ShardedOptimiz
 // something else, or one rank alone has written to a parameter, all ranks throw and nothing is changed. A
 // backward over a graph from before is refused.
 using NewShardValues = std::function<at::Tensor(const OwnedShard& shard)>;
-void assign_owned_shards(DistributedDataParallelBase& model, const NewShardValues& new_values);
+void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values);
 
 }  // namespace zeropage

@@ -5,17 +5,17 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 #include "zero/pages/master_weights.h"
 
 namespace zeropage {
 
 // Throws where a step may be under way, and in a simulated world. who: for the message.
-void check_values_can_be_read(const DistributedDataParallelBase& model, const char* who);
+void check_values_can_be_read(const ModelRef& model, const char* who);
 
 // Calls visit for every page with its exact values, [owned numel]: fp32 where the optimizer keeps more digits than the
 // parameters have, else the parameters' own. They are this rank's memory, or made for the call; visit does not write.
-void visit_exact_values(const DistributedDataParallelBase& model, const char* who,
+void visit_exact_values(const ModelRef& model, const char* who,
                         const std::function<void(size_t page, const at::Tensor& exact)>& visit);
 
 }  // namespace zeropage

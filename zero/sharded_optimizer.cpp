@@ -55,6 +55,10 @@ torch::Tensor ShardedOptimizer::step(LossClosure closure) {
   return loss;
 }
 
+NoSync ShardedOptimizer::no_sync() const {
+  return NoSync(updates_->parameters());
+}
+
 const std::string& ShardedOptimizer::class_name() const {
   return updates_->class_name();
 }
@@ -75,13 +79,15 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
   ZP_THROW(
       "torch::save of a sharded optimizer: each rank holds a part of the state, and one archive "
       "would "
-      "gather all of it; use zeropage::save_state(directory, model, optimizer)");
+      "gather all of it; use zeropage::save_state(directory, module, optimizer), where module is "
+      "the DistributedDataParallel, or the plain module that the optimizer alone steps");
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive&) {
   ZP_THROW(
       "torch::load into a sharded optimizer: its state is in no archive; use "
-      "zeropage::load_state(directory, model, optimizer)");
+      "zeropage::load_state(directory, module, optimizer), where module is the "
+      "DistributedDataParallel, or the plain module that the optimizer alone steps");
 }
 
 }  // namespace zeropage

@@ -21,6 +21,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "comm/world.h"
+#include "zero/no_sync.h"
 #include "zero/options.h"
 
 namespace zeropage {
@@ -40,6 +41,10 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // and returns when all whole parameters are new on this rank; sharded ones come when they are
   // used. Returns the closure's loss, or an undefined tensor.
   torch::Tensor step(LossClosure closure = nullptr) override;
+
+  // Gradients accumulate on this rank until the first backward outside the guard, which averages all of them. Call the
+  // same on all ranks.
+  [[nodiscard]] NoSync no_sync() const;
 
   const std::string& class_name() const;
   // Steps made, those before a load included. On an accelerator it may wait for the last one.

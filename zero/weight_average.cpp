@@ -4,8 +4,7 @@
 
 namespace zeropage {
 
-WeightAverage::WeightAverage(DistributedDataParallelBase& model,
-                             const WeightAverageOptions& options)
+WeightAverage::WeightAverage(const ModelRef& model, const WeightAverageOptions& options)
     : pages_(std::make_unique<AveragedPages>(model, options.decay)) {}
 
 WeightAverage::~WeightAverage() = default;

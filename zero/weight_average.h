@@ -20,13 +20,13 @@
 // Memory: 4 bytes an element that this rank owns (P / N of P at stages 1 to 3, all at stage 0), on the device where
 // its weights are updated; while swapped in, as much again for the model's own values. Kind::kOptimizerState.
 // update() passes twice over it and sends nothing; a swap gathers each page once.
-// Lifetime: the model outlives it. Collective: swaps. Threads: the training thread.
+// Lifetime: shares the pages. Collective: swaps. Threads: the training thread.
 // Throws where visit_owned_shards() does (zero/owned_shards.h).
 #pragma once
 
 #include <memory>
 
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 
 namespace zeropage {
 
@@ -40,11 +40,8 @@ struct WeightAverageOptions {
 class WeightAverage {
  public:
   // Begins as the model's weights are.
-  explicit WeightAverage(DistributedDataParallelBase& model,
-                         const WeightAverageOptions& options = {});
+  explicit WeightAverage(const ModelRef& model, const WeightAverageOptions& options = {});
   ~WeightAverage();
-  WeightAverage(const WeightAverage&) = delete;
-  WeightAverage& operator=(const WeightAverage&) = delete;
 
   // After each step that changed weights. Throws while swapped in.
   void update();

@@ -53,7 +53,8 @@ void ParametersInPlace::check(const char* who) const {
     ZP_CHECK(has(index), who, ": parameter \"", pages_->parameters()[index].parameter.name(),
              "\" no longer lives in its page: torch::load(), ->to() or set_data() replaced its "
              "memory after the module was wrapped; load under zeropage::GatheredParameters(model, "
-             "Modified::on_every_rank()), or change the module before wrapping it");
+             "Modified::on_every_rank()), or change the module before wrapping it. Where nothing "
+             "wraps it, the optimizer is the model");
   }
 }
 

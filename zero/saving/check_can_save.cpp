@@ -1,6 +1,7 @@
 #include <memory>
 
 #include "state/state_folder.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/sharded_state.h"
@@ -9,11 +10,11 @@ namespace zeropage {
 namespace {
 
 // What a state takes once the optimizer has all of its own. Collective over the stages of a pipeline.
-uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataParallelBase& model,
+uint64_t bytes_of_a_state(const detail::StatePlan& plan, const ModelRef& model,
                           const ShardedOptimizer& optimizer) {
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const ShardedParameters& sharded = model->sharded();
   uint64_t bytes = 0;
-  const auto& parameters = sharded.pages->parameters();
+  const auto& parameters = model->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {
     const NamedParameter& parameter = parameters[index].parameter;
     if (parameter.counts_elsewhere || plan.steps.contains(parameter.name())) continue;
@@ -32,9 +33,10 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const DistributedDataPa
 
 }  // namespace
 
-void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
+void check_can_save(const std::filesystem::path& folder, const TrainedModule& trained,
                     ShardedOptimizer& optimizer, const SaveOptions& options) {
-  const comm::World texts = model.all_ranks().beside("state", options.deadline);
+  const ModelRef model = trained.with(optimizer);
+  const comm::World texts = model->all_ranks().beside("state", options.deadline);
   const detail::StatePlan plan = detail::plan_state(texts, model, &optimizer, {}, options);
   const uint64_t needed = bytes_of_a_state(plan, model, optimizer);
   const std::string topic = "whether " + folder.string() + " takes states";

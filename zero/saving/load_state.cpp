@@ -7,6 +7,7 @@
 #include "memory/check.h"
 #include "state/state_folder.h"
 #include "zero/averaged_pages.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/run_json.h"
@@ -73,8 +74,8 @@ void merge_names(const comm::World& texts, LoadReport& report) {
 }
 
 // Whether the state's generators are for these ranks, which all ranks settle alike.
-void settle_random(const comm::World& texts, const json& saved,
-                   const DistributedDataParallelBase& model, LoadReport& report) {
+void settle_random(const comm::World& texts, const json& saved, const ModelRef& model,
+                   LoadReport& report) {
   json own = detail::own_generators(model);
   // They are only compared.
   own["states"] = std::hash<std::string>()(own["states"].dump());
@@ -87,9 +88,8 @@ void settle_random(const comm::World& texts, const json& saved,
 
 // What cannot be taken back once it has begun. Gathers nothing, so that a rank whose disk fails keeps
 // none waiting.
-void load_all(const SavedState& saved, DistributedDataParallelBase& model,
-              ShardedOptimizer* optimizer, RunState* run, detail::StateLoading& loading,
-              LoadReport& report) {
+void load_all(const SavedState& saved, const ModelRef& model, ShardedOptimizer* optimizer,
+              RunState* run, detail::StateLoading& loading, LoadReport& report) {
   const json& content = saved.manifest().content;
   loading.load_weights();
   if (optimizer == nullptr) return;
@@ -105,22 +105,22 @@ void load_all(const SavedState& saved, DistributedDataParallelBase& model,
   }
 }
 
-LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load(const std::filesystem::path& path, const ModelRef& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
   detail::check_has_all_slices(model);
-  const comm::World texts = model.all_ranks().beside("state", options.deadline);
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const comm::World texts = model->all_ranks().beside("state", options.deadline);
+  const ShardedParameters& sharded = model->sharded();
   LoadReport report;
   find(texts, path, options, report);
   std::unique_ptr<SavedState> saved;
   std::unique_ptr<detail::StateLoading> loading;
   throw_alike(texts, "loading state", error_of([&] {
-                ZP_CHECK(!model.world().device().is_meta(),
+                ZP_CHECK(!model->world().device().is_meta(),
                          "loading state: a simulated world has no values");
                 ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
                          "loading state: the optimizer is of another model; give this one's");
                 WeightAverage* const average = run == nullptr ? nullptr : run->average;
-                ZP_CHECK(average == nullptr || &pages_of(*average).model() == &model,
+                ZP_CHECK(average == nullptr || pages_of(*average).averages(*sharded.pages),
                          "loading state: RunState::average is of another model; give this one's");
                 ZP_CHECK(average == nullptr || !average->is_swapped_in(),
                          "loading state: the model has the average; call "
@@ -163,19 +163,24 @@ LoadReport load(const std::filesystem::path& path, DistributedDataParallelBase& 
 
 }  // namespace
 
-LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, const TrainedModule& model,
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options) {
-  return load(path, model, &optimizer, &run, options);
+  return load(path, model.with(optimizer), &optimizer, &run, options);
 }
 
-LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, const TrainedModule& model,
                       ShardedOptimizer& optimizer, const LoadOptions& options) {
-  return load(path, model, &optimizer, nullptr, options);
+  return load(path, model.with(optimizer), &optimizer, nullptr, options);
 }
 
-LoadReport load_weights(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load_weights(const std::filesystem::path& path, const DistributedDataParallelBase& model,
                         const LoadOptions& options) {
   return load(path, model, nullptr, nullptr, options);
+}
+
+LoadReport load_weights(const std::filesystem::path& path, const TrainedModule& model,
+                        const ShardedOptimizer& optimizer, const LoadOptions& options) {
+  return load(path, model.with(optimizer), nullptr, nullptr, options);
 }
 
 }  // namespace zeropage

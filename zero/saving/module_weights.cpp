@@ -8,6 +8,7 @@
 #include "memory/check.h"
 #include "memory/ledger.h"
 #include "zero/layout/module_parameters.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/name_lists.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/saving/detail/weight_files.h"
@@ -20,7 +21,7 @@ using state::StateError;
 
 std::vector<NamedParameter> tensors_of(const torch::nn::Module& module) {
   std::vector<NamedParameter> tensors = parameters_of(module);
-  for (NamedParameter& buffer : detail::buffers_of(module.named_buffers())) {
+  for (NamedParameter& buffer : buffers_each_once(module)) {
     tensors.push_back(std::move(buffer));
   }
   for (const NamedParameter& named : tensors) {

@@ -5,6 +5,9 @@
 //   ...
 //   zeropage::load_state("run", model, optimizer);  // what `latest` names
 //
+// model: a DistributedDataParallel, or the plain module that an Optimizer without one steps. Of a plain module, parameters that
+// the optimizer was not given are saved and loaded as buffers are: by rank 0, and by all ranks.
+//
 // The same training state gives the same bytes, whatever it is sharded over (zero/saving/STATE_FORMAT.md). Each
 // rank writes its own part of the same files, and nobody gathers anything. A kill at any moment leaves
 // the state before or the new one; `latest` beside it is replaced in one piece.
@@ -28,6 +31,7 @@
 
 #include "state/state_error.h"
 #include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 #include "zero/saving/run_extra.h"
 #include "zero/sharded_optimizer.h"
 
@@ -90,12 +94,16 @@ struct SavedReport {
 
 // directory: of this state, such as run/step-1000. One that is there is kept until the new one is
 // whole.
-SavedReport save_state(const std::filesystem::path& directory, DistributedDataParallelBase& model,
+SavedReport save_state(const std::filesystem::path& directory, const TrainedModule& model,
                        ShardedOptimizer& optimizer, const RunState& run = {},
                        const SaveOptions& options = {});
 // Weights and buffers alone, also in fp32 or under other names (SaveOptions).
-SavedReport save_weights(const std::filesystem::path& directory, DistributedDataParallelBase& model,
-                         const RunState& run = {}, const SaveOptions& options = {});
+SavedReport save_weights(const std::filesystem::path& directory,
+                         const DistributedDataParallelBase& model, const RunState& run = {},
+                         const SaveOptions& options = {});
+SavedReport save_weights(const std::filesystem::path& directory, const TrainedModule& model,
+                         const ShardedOptimizer& optimizer, const RunState& run = {},
+                         const SaveOptions& options = {});
 
 // Before the first step of a run: throws what its first save would throw for want of a folder, on all
 // ranks alike. Makes `folder`, in which states are to lie (run, of run/step-1000), and lets each rank
@@ -104,7 +112,7 @@ SavedReport save_weights(const std::filesystem::path& directory, DistributedData
 // those that it is yet to make included where its class tells them (all but RMSprop and classes of
 // yours). Room for the older states that a StateSaver keeps is not looked at.
 // Costs the messages of a save; between steps. Collective.
-void check_can_save(const std::filesystem::path& folder, DistributedDataParallelBase& model,
+void check_can_save(const std::filesystem::path& folder, const TrainedModule& model,
                     ShardedOptimizer& optimizer, const SaveOptions& options = {});
 
 struct LoadOptions {
@@ -144,13 +152,15 @@ struct LoadReport {
 
 // path: a state, or a run's folder: what its `latest` names. run: takes over step, samples and values,
 // and gives its accumulator, scheduler and extras theirs.
-LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, const TrainedModule& model,
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options = {});
-LoadReport load_state(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load_state(const std::filesystem::path& path, const TrainedModule& model,
                       ShardedOptimizer& optimizer, const LoadOptions& options = {});
 // Weights and buffers of any state; zero/saving/module_weights.h has those of any safetensors file, for a
 // module without ranks. Master weights take over the most exact values that it has.
-LoadReport load_weights(const std::filesystem::path& path, DistributedDataParallelBase& model,
+LoadReport load_weights(const std::filesystem::path& path, const DistributedDataParallelBase& model,
                         const LoadOptions& options = {});
+LoadReport load_weights(const std::filesystem::path& path, const TrainedModule& model,
+                        const ShardedOptimizer& optimizer, const LoadOptions& options = {});
 
 }  // namespace zeropage

@@ -12,6 +12,7 @@
 #include "state/file_writer.h"
 #include "state/run_token.h"
 #include "state/state_folder.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/state_saving.h"
 #include "zero/tiers/tier_storage.h"
@@ -93,7 +94,7 @@ class StateSaver::Saves {
   Saves(const Saves&) = delete;
   Saves& operator=(const Saves&) = delete;
 
-  double save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer, const RunState& run);
+  double save(const TrainedModule& module, ShardedOptimizer& optimizer, const RunState& run);
   void wait();
   bool is_saving() const { return writes_; }
   const std::optional<SavedReport>& last() const { return last_; }
@@ -183,13 +184,14 @@ int StateSaver::Saves::stop_signal() const {
   return static_cast<int>(came.item<float>());
 }
 
-double StateSaver::Saves::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+double StateSaver::Saves::save(const TrainedModule& module, ShardedOptimizer& optimizer,
                                const RunState& run) {
   wait();
   const auto begin = Clock::now();
-  ZP_CHECK(world_.size() == model.all_ranks().size(), "StateSaver: the model's state is one of ",
-           model.all_ranks().size(), " ranks, but the saver was made over ", world_.size(),
-           "; give it DistributedDataParallel::all_ranks()");
+  const ModelRef model = module.with(optimizer);
+  ZP_CHECK(world_.size() == model->all_ranks().size(), "StateSaver: the model's state is one of ",
+           model->all_ranks().size(), " ranks, but the saver was made over ", world_.size(),
+           "; give it DistributedDataParallel::all_ranks(), or the world of an optimizer alone");
   auto in_flight = std::make_unique<InFlight>(
       InFlight{.plan = detail::plan_state(texts_, model, &optimizer, run, options_.save)});
   check_is_newest(in_flight->plan.step);
@@ -269,9 +271,9 @@ StateSaver::StateSaver(std::filesystem::path folder, const comm::World& world,
 
 StateSaver::~StateSaver() = default;
 
-double StateSaver::save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
+double StateSaver::save(const TrainedModule& module, ShardedOptimizer& optimizer,
                         const RunState& run) {
-  return saves_->save(model, optimizer, run);
+  return saves_->save(module, optimizer, run);
 }
 
 void StateSaver::wait() {

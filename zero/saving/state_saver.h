@@ -50,17 +50,14 @@ struct StateSaverOptions {
 class StateSaver {
  public:
   // folder: of the run, made where it is not there; states are step-N in it, and `latest` names the newest. world: the
-  // model's all_ranks().
+  // model's all_ranks(), or that of an optimizer alone.
   StateSaver(std::filesystem::path folder, const comm::World& world,
              const StateSaverOptions& options = {});
   // Waits. Whoever does not wait() before is not told of an error but by a line on stderr.
   ~StateSaver();
-  StateSaver(const StateSaver&) = delete;
-  StateSaver& operator=(const StateSaver&) = delete;
 
   // The state as it is now. Returns the seconds for which training stood still.
-  double save(DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
-              const RunState& run = {});
+  double save(const TrainedModule& model, ShardedOptimizer& optimizer, const RunState& run = {});
   // Waits until the last save is on the disk.
   void wait();
   // Whether a state is being written. Not collective: ranks end at different times.

@@ -48,6 +48,7 @@ class ShardedUpdates {
   void step_with(const offload::GradientFactors& factors,
                  std::shared_ptr<LateReport> report = nullptr);
 
+  const ShardedParameters& parameters() const { return parameters_; }
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
   // For zero/saving/sharded_state.h. Calls visit for what this rank owns of each parameter's state, page by

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "memory/check.h"
+#include "zero/model_parts.h"
 #include "zero/pages/parameter_pages.h"
 #include "zero/setup/sharded_parameters.h"
 
@@ -122,16 +123,16 @@ Sizes sizes_of(const json& saved) {
 
 }  // namespace
 
-json own_generators(const DistributedDataParallelBase& model) {
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+json own_generators(const ModelRef& model) {
+  const ParameterPages& pages = *model->sharded().pages;
   json places = json::array(), sizes = json::array();
   for (const comm::World* world :
-       {&std::as_const(model.world()), pipeline_world_of(pages), pages.tensor_world()}) {
+       {&std::as_const(model->world()), pipeline_world_of(pages), pages.tensor_world()}) {
     places.push_back(world == nullptr ? 0 : world->rank());
     sizes.push_back(world == nullptr ? 1 : world->size());
   }
   json states = json::object();
-  const c10::Device device = model.world().device();
+  const c10::Device device = model->world().device();
   if (!device.is_meta()) states["cpu"] = state_of(at::kCPU);
   // Where an accelerator has no generator, as a device of tests, there is nothing to keep.
   if (device.is_cuda()) states["device"] = state_of(device);
@@ -184,9 +185,9 @@ std::string reason_to_stay(const json& saved, const std::vector<json>& by_rank) 
   return "";
 }
 
-void set_generators(const json& saved, const json& own, const DistributedDataParallelBase& model) {
+void set_generators(const json& saved, const json& own, const ModelRef& model) {
   const json& states = saved.at("states").at(index_of(own, sizes_of(saved)));
-  const c10::Device device = model.world().device();
+  const c10::Device device = model->world().device();
   set_state(at::kCPU, states.at("cpu"));
   if (device.is_cuda() && states.contains("device")) set_state(device, states["device"]);
 }

@@ -10,12 +10,12 @@
 
 #include <nlohmann/json.hpp>
 
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 
 namespace zeropage::detail {
 
 // This rank's places, and its generators as they are now.
-nlohmann::json own_generators(const DistributedDataParallelBase& model);
+nlohmann::json own_generators(const ModelRef& model);
 // Those of all ranks as the manifest has them. by_rank: own_generators() of each.
 nlohmann::json merged_generators(const std::vector<nlohmann::json>& by_rank);
 
@@ -24,7 +24,6 @@ nlohmann::json merged_generators(const std::vector<nlohmann::json>& by_rank);
 // shall not draw the same numbers from here on. by_rank: own_generators() of each.
 std::string reason_to_stay(const nlohmann::json& saved, const std::vector<nlohmann::json>& by_rank);
 // own: own_generators() of a model; its rank's generators go on where the state's did.
-void set_generators(const nlohmann::json& saved, const nlohmann::json& own,
-                    const DistributedDataParallelBase& model);
+void set_generators(const nlohmann::json& saved, const nlohmann::json& own, const ModelRef& model);
 
 }  // namespace zeropage::detail

@@ -22,7 +22,7 @@ SavedGroups::SavedGroups(std::string state, const json& optimizer)
 }
 
 const json* SavedGroups::options_of(ShardedOptimizer& optimizer, size_t group,
-                                    const ParameterPages& pages,
+                                    const PlacedParameters& model_parameters,
                                     const NameInState& in_state) const {
   if (optimizer_.at("class") != optimizer.class_name()) return nullptr;
   const json& groups = optimizer_.at("groups");
@@ -34,7 +34,7 @@ const json* SavedGroups::options_of(ShardedOptimizer& optimizer, size_t group,
   const json* found = nullptr;
   std::string first;
   for (const size_t index : parameters) {
-    const std::string& name = pages.parameters()[index].parameter.name();
+    const std::string& name = model_parameters[index].parameter.name();
     const auto known = group_of_.find(in_state(name));
     if (known == group_of_.end()) continue;
     const json& options = groups[known->second].at("options");
@@ -55,24 +55,24 @@ const json* SavedGroups::options_of(ShardedOptimizer& optimizer, size_t group,
   return found;
 }
 
-void SavedGroups::check(ShardedOptimizer& optimizer, const ParameterPages& pages,
+void SavedGroups::check(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
                         const NameInState& in_state) const {
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
-    options_of(optimizer, group, pages, in_state);
+    options_of(optimizer, group, model_parameters, in_state);
   }
 }
 
-void SavedGroups::load(ShardedOptimizer& optimizer, const ParameterPages& pages,
+void SavedGroups::load(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
                        const NameInState& in_state) const {
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
-    const json* const saved = options_of(optimizer, group, pages, in_state);
+    const json* const saved = options_of(optimizer, group, model_parameters, in_state);
     if (saved == nullptr) continue;
     auto& options = optimizer.param_groups()[group].options();
     load_json(*saved, [&](auto& from) { options.serialize(from); });
   }
 }
 
-void SavedGroups::tell_others(ShardedOptimizer& optimizer, const ParameterPages& pages,
+void SavedGroups::tell_others(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
                               const NameInState& in_state, std::vector<std::string>& notes) const {
   if (optimizer_.at("class") != optimizer.class_name()) return;
   const json& groups = optimizer_.at("groups");
@@ -82,7 +82,7 @@ void SavedGroups::tell_others(ShardedOptimizer& optimizer, const ParameterPages&
     });
     std::set<std::string> different;
     for (const size_t index : updates_of(optimizer).parameters_of_group(group)) {
-      const auto known = group_of_.find(in_state(pages.parameters()[index].parameter.name()));
+      const auto known = group_of_.find(in_state(model_parameters[index].parameter.name()));
       if (known == group_of_.end()) continue;
       const json& saved = groups[known->second].at("options");
       for (const auto& [name, value] : own.items()) {

@@ -12,7 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "zero/pages/parameter_pages.h"
+#include "zero/pages/placed_parameters.h"
 #include "zero/sharded_optimizer.h"
 
 namespace zeropage::detail {
@@ -29,19 +29,20 @@ class SavedGroups {
   bool has(const std::string& name_in_state) const { return group_of_.contains(name_in_state); }
 
   // Throws where parameters of one group had different options. Changes nothing.
-  void check(ShardedOptimizer& optimizer, const ParameterPages& pages,
+  void check(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
              const NameInState& in_state) const;
   // Gives the groups their options. REQUIRES: check() did not throw.
-  void load(ShardedOptimizer& optimizer, const ParameterPages& pages,
+  void load(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
             const NameInState& in_state) const;
   // Adds a note for each group that has other options than its parameters had.
-  void tell_others(ShardedOptimizer& optimizer, const ParameterPages& pages,
+  void tell_others(ShardedOptimizer& optimizer, const PlacedParameters& model_parameters,
                    const NameInState& in_state, std::vector<std::string>& notes) const;
 
  private:
   // Null: the state has none for the group, or those of another class.
   const nlohmann::json* options_of(ShardedOptimizer& optimizer, size_t group,
-                                   const ParameterPages& pages, const NameInState& in_state) const;
+                                   const PlacedParameters& model_parameters,
+                                   const NameInState& in_state) const;
 
   const std::string state_;
   const nlohmann::json& optimizer_;

@@ -11,6 +11,7 @@
 #include "offload/split_values.h"
 #include "state/state_error.h"
 #include "zero/averaged_pages.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/element_runs.h"
 #include "zero/saving/detail/state_plan.h"
 #include "zero/weight_average.h"
@@ -41,7 +42,7 @@ std::pair<std::string, std::string> parts_of(const std::string& name) {
 
 }  // namespace
 
-StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParallelBase& model,
+StateLoading::StateLoading(const state::SavedState& saved, const ModelRef& model,
                            ShardedOptimizer* optimizer, WeightAverage* average,
                            const LoadOptions& options)
     : saved_(saved),
@@ -49,8 +50,8 @@ StateLoading::StateLoading(const state::SavedState& saved, DistributedDataParall
       optimizer_(optimizer),
       average_(average),
       options_(options),
-      pages_(*sharded_parameters_of(model).pages),
-      masters_(*sharded_parameters_of(model).masters) {
+      pages_(*model->sharded().pages),
+      masters_(*model->sharded().masters) {
   if (saved_.optimizer() == nullptr) return;
   for (const state::TensorEntry& entry : saved_.optimizer()->header().tensors) {
     const auto [parameter, state] = parts_of(entry.name);
@@ -114,9 +115,9 @@ void StateLoading::match(LoadReport& report) const {
   match_optimizer();
   const auto in_state = [this](const std::string& name) { return name_in_state(name); };
   if (options_.optimizer_options) {
-    groups_->check(*optimizer_, pages_, in_state);
+    groups_->check(*optimizer_, model_->parameters(), in_state);
   } else {
-    groups_->tell_others(*optimizer_, pages_, in_state, report.notes);
+    groups_->tell_others(*optimizer_, model_->parameters(), in_state, report.notes);
   }
   match_states(report);
   match_average(report);
@@ -137,10 +138,10 @@ void StateLoading::match_weights(LoadReport& report) const {
     // Tied here, and of their own there.
     for (const std::string& name : names) left.erase(name_in_state(name));
   };
-  for (const PlacedParameter& placed : pages_.parameters()) {
+  for (const PlacedParameter& placed : model_->parameters()) {
     match_one(placed.parameter.names, placed.parameter.whole_sizes());
   }
-  for (const NamedParameter& buffer : buffers_of(model_.named_buffers())) {
+  for (const NamedParameter& buffer : model_->buffers()) {
     match_one(buffer.names, buffer.tensor.sizes().vec());
   }
   // What other stages have is no surprise here.
@@ -178,7 +179,7 @@ void StateLoading::match_optimizer() const {
 
 void StateLoading::match_states(LoadReport& report) const {
   updates_of(*optimizer_).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
-    const NamedParameter& named = pages_.parameters()[owned.parameter].parameter;
+    const NamedParameter& named = model_->parameters()[owned.parameter].parameter;
     if (!knows_states_of(named.name())) {
       report.missing.push_back(state_name(named.name(), kStepState));
       return;
@@ -205,7 +206,7 @@ void StateLoading::match_states(LoadReport& report) const {
 }
 
 void StateLoading::match_average(LoadReport& report) const {
-  for (const PlacedParameter& placed : pages_.parameters()) {
+  for (const PlacedParameter& placed : model_->parameters()) {
     const std::string& name = placed.parameter.name();
     const Source source = optimizer_state(name, kAverageState);
     if (average_ == nullptr && source) {
@@ -245,7 +246,7 @@ void StateLoading::read(const Source& source, int64_t first, const at::Tensor& t
 void StateLoading::load_weights() {
   const at::NoGradGuard no_grad;
   for (size_t page = 0; page < pages_.layouts().size(); ++page) load_page(page);
-  for (const NamedParameter& buffer : buffers_of(model_.named_buffers())) {
+  for (const NamedParameter& buffer : model_->buffers()) {
     const Source source = weight(buffer);
     if (!source || buffer.tensor.numel() == 0) continue;
     const at::Tensor flat = at::empty({buffer.tensor.numel()}, scalar_type(source.entry->dtype));
@@ -256,8 +257,8 @@ void StateLoading::load_weights() {
 
 void StateLoading::load_page(size_t page) {
   masters_.visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
-    for (const size_t index : pages_.parameters().of_page(page)) {
-      load_parameter(pages_.parameters()[index], owned);
+    for (const size_t index : model_->parameters().of_page(page)) {
+      load_parameter(model_->parameters()[index], owned);
     }
   });
 }
@@ -296,7 +297,8 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
 void StateLoading::load_optimizer() {
   const at::NoGradGuard no_grad;
   if (options_.optimizer_options) {
-    groups_->load(*optimizer_, pages_, [this](const auto& name) { return name_in_state(name); });
+    groups_->load(*optimizer_, model_->parameters(),
+                  [this](const auto& name) { return name_in_state(name); });
   }
   updates_of(*optimizer_).visit_states(StateAccess::kWrite, [&](size_t page, OwnedState& owned) {
     load_shard(page, owned);
@@ -305,7 +307,7 @@ void StateLoading::load_optimizer() {
 }
 
 void StateLoading::load_average() {
-  for (const PlacedParameter& placed : pages_.parameters()) {
+  for (const PlacedParameter& placed : model_->parameters()) {
     const Source source = optimizer_state(placed.parameter.name(), kAverageState);
     if (!source) continue;
     const at::Tensor& average = pages_of(*average_).average(placed.page);
@@ -317,7 +319,7 @@ void StateLoading::load_average() {
 }
 
 void StateLoading::load_shard(size_t page, OwnedState& owned) {
-  const PlacedParameter& placed = pages_.parameters()[owned.parameter];
+  const PlacedParameter& placed = model_->parameters()[owned.parameter];
   const std::string& name = placed.parameter.name();
   if (!knows_states_of(name)) return;
   const Source steps = optimizer_state(name, kStepState);
@@ -332,7 +334,7 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
     for (const std::string& state : states_.at(name_in_state(name))) {
       if (state == kStepState || state == kMasterState || state == kAverageState) continue;
       const auto dtype = scalar_type(optimizer_state(name, state).entry->dtype);
-      const auto options = at::TensorOptions(model_.world().device()).dtype(dtype);
+      const auto options = at::TensorOptions(model_->world().device()).dtype(dtype);
       owned.tensors.push_back({state, at::empty({owned.range.numel()}, options)});
     }
   }

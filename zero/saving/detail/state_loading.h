@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "state/saved_state.h"
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 #include "zero/saving/detail/saved_groups.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/sharded_updates.h"
@@ -20,8 +20,8 @@ namespace zeropage::detail {
 class StateLoading {
  public:
   // optimizer: null for weights alone. average: null where the run has none. All outlive it.
-  StateLoading(const state::SavedState& saved, DistributedDataParallelBase& model,
-               ShardedOptimizer* optimizer, WeightAverage* average, const LoadOptions& options);
+  StateLoading(const state::SavedState& saved, const ModelRef& model, ShardedOptimizer* optimizer,
+               WeightAverage* average, const LoadOptions& options);
 
   // What is missing in the state, and what is left over, of what this rank knows. Throws for another
   // shape, and for an optimizer of another class.
@@ -62,7 +62,7 @@ class StateLoading {
   void read(const Source& source, int64_t first, const at::Tensor& to);
 
   const state::SavedState& saved_;
-  DistributedDataParallelBase& model_;
+  const ModelRef& model_;
   ShardedOptimizer* const optimizer_;
   WeightAverage* const average_;
   const LoadOptions& options_;

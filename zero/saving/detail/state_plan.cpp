@@ -10,6 +10,7 @@
 #include "state/manifest.h"
 #include "zero/accumulator.h"
 #include "zero/averaged_pages.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/run_json.h"
 #include "zero/saving/detail/saved_generators.h"
@@ -58,34 +59,38 @@ struct TensorOfState {
 };
 
 // Its number among the whole model's.
-size_t place_in_model(const ParameterPages& pages, size_t index) {
-  if (pipeline_world_of(pages) == nullptr) return index;
+size_t place_in_model(const ModelRef& model, size_t index) {
+  const ParameterPages& pages = *model->sharded().pages;
+  if (pipeline_world_of(pages) == nullptr) return model->place(index);
   return pages.part()->own.at(pages.parameters()[index].parameter.tensor.unsafeGetTensorImpl());
 }
 
 // What the other stages of a pipeline cannot know of this one's parameters: by their places, the dtype and whether
 // there are fp32 values.
-json own_parameters(const PageParts& parts) {
+json own_parameters(const ModelRef& model) {
   json own = json::object();
-  const ParameterPages& pages = *parts.pages;
+  const ParameterPages& pages = *model->sharded().pages;
   if (pipeline_world_of(pages) == nullptr) return own;
   for (size_t index = 0; index < pages.parameters().size(); ++index) {
     const size_t page = pages.parameters()[index].page;
     const char* const dtype = state::name_of(state_dtype(pages.layouts()[page].dtype));
-    own[std::to_string(place_in_model(pages, index))] = {dtype, has_exact_values(parts, page)};
+    own[std::to_string(place_in_model(model, index))] = {dtype,
+                                                         has_exact_values(model->sharded(), page)};
   }
   return own;
 }
 
 // told: own_parameters() of all stages.
-std::vector<TensorOfState> parameters_of_state(const PageParts& parts, const json& told) {
+std::vector<TensorOfState> parameters_of_state(const ModelRef& model, const json& told) {
   std::vector<TensorOfState> parameters;
-  const ParameterPages& pages = *parts.pages;
+  const ParameterPages& pages = *model->sharded().pages;
   if (pipeline_world_of(pages) == nullptr) {
-    for (const PlacedParameter& placed : pages.parameters()) {
-      parameters.push_back({placed.parameter.names, shape_of(placed.parameter.whole_sizes()),
-                            pages.layouts()[placed.page].dtype,
-                            has_exact_values(parts, placed.page)});
+    parameters.resize(model->parameters().size());
+    for (size_t index = 0; index < parameters.size(); ++index) {
+      const PlacedParameter& placed = model->parameters()[index];
+      parameters[model->place(index)] = {
+          placed.parameter.names, shape_of(placed.parameter.whole_sizes()),
+          pages.layouts()[placed.page].dtype, has_exact_values(model->sharded(), placed.page)};
     }
     return parameters;
   }
@@ -98,23 +103,23 @@ std::vector<TensorOfState> parameters_of_state(const PageParts& parts, const jso
   return parameters;
 }
 
-std::vector<TensorOfState> buffers_of_state(const DistributedDataParallelBase& model) {
+std::vector<TensorOfState> buffers_of_state(const ModelRef& model) {
   std::vector<TensorOfState> buffers;
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  const ParameterPages& pages = *model->sharded().pages;
   if (pipeline_world_of(pages) != nullptr) {
     for (const TensorOfModel& of : pages.part()->buffers) {
       buffers.push_back({of.names, shape_of(of.sizes), of.dtype});
     }
     return buffers;
   }
-  for (const NamedParameter& named : buffers_of(model.named_buffers())) {
+  for (const NamedParameter& named : model->buffers()) {
     buffers.push_back({named.names, shape_of(named.tensor.sizes()), named.tensor.scalar_type()});
   }
   return buffers;
 }
 
-PlannedFile plan_weights(const DistributedDataParallelBase& model,
-                         const std::vector<TensorOfState>& parameters, const SaveOptions& options) {
+PlannedFile plan_weights(const ModelRef& model, const std::vector<TensorOfState>& parameters,
+                         const SaveOptions& options) {
   std::vector<TensorEntry> tensors;
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   const auto add = [&](const TensorOfState& of) {
@@ -142,7 +147,7 @@ void to_json(json& to, const KnownStates& known) {
 }
 
 // By the parameter's place in the model, of this rank.
-json own_states(const ParameterPages& pages, ShardedOptimizer& optimizer) {
+json own_states(const ModelRef& model, ShardedOptimizer& optimizer) {
   std::map<size_t, KnownStates> known;
   updates_of(optimizer).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
     if (owned.tensors.empty() && owned.steps == 0) return;
@@ -155,7 +160,7 @@ json own_states(const ParameterPages& pages, ShardedOptimizer& optimizer) {
   });
   json own = json::object();
   for (const auto& [parameter, of] : known)
-    own[std::to_string(place_in_model(pages, parameter))] = of;
+    own[std::to_string(place_in_model(model, parameter))] = of;
   return own;
 }
 
@@ -207,12 +212,11 @@ json merged_parameters(const std::vector<json>& by_rank) {
   return all;
 }
 
-void check_average(const DistributedDataParallelBase& model, const RunState& run,
-                   const SaveOptions& options) {
+void check_average(const ModelRef& model, const RunState& run, const SaveOptions& options) {
   ZP_CHECK(options.weights_as != WeightsAs::kAverage || run.average != nullptr,
            "saving state: WeightsAs::kAverage needs RunState::average, which is null");
   if (run.average == nullptr) return;
-  ZP_CHECK(&pages_of(*run.average).model() == &model,
+  ZP_CHECK(pages_of(*run.average).averages(*model->sharded().pages),
            "saving state: RunState::average is of another model; give this one's");
   ZP_CHECK(!run.average->is_swapped_in(),
            "saving state: the model has the average, and its own values are not in it; call "
@@ -220,12 +224,12 @@ void check_average(const DistributedDataParallelBase& model, const RunState& run
 }
 
 // The places of each group's parameters, of this rank.
-json own_groups(ShardedOptimizer& optimizer, const ParameterPages& pages) {
+json own_groups(ShardedOptimizer& optimizer, const ModelRef& model) {
   json groups = json::array();
   for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
     json places = json::array();
     for (const size_t index : updates_of(optimizer).parameters_of_group(group)) {
-      places.push_back(place_in_model(pages, index));
+      places.push_back(place_in_model(model, index));
     }
     groups.push_back(std::move(places));
   }
@@ -310,30 +314,6 @@ std::vector<uint64_t> shape_of(at::IntArrayRef sizes) {
   return {sizes.begin(), sizes.end()};
 }
 
-std::vector<NamedParameter> buffers_of(
-    const torch::OrderedDict<std::string, at::Tensor>& named_buffers) {
-  std::vector<NamedParameter> buffers;
-  // Those of one storage are few, and may be the same elements. A tensor without a storage is itself alone.
-  std::unordered_map<const void*, std::vector<size_t>> of_storage;
-  for (const auto& item : named_buffers) {
-    const at::Tensor& tensor = item.value();
-    const void* const storage =
-        tensor.has_storage() ? static_cast<const void*>(tensor.storage().unsafeGetStorageImpl())
-                             : tensor.unsafeGetTensorImpl();
-    std::vector<size_t>& beside = of_storage[storage];
-    const auto known = std::find_if(beside.begin(), beside.end(), [&](size_t index) {
-      return same_elements(buffers[index].tensor, tensor);
-    });
-    if (known != beside.end()) {
-      buffers[*known].names.push_back(item.key());
-    } else {
-      beside.push_back(buffers.size());
-      buffers.push_back({.names = {item.key()}, .tensor = tensor});
-    }
-  }
-  return buffers;
-}
-
 at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as) {
   return weights_as != WeightsAs::kInModule && is_low_precision(dtype) ? at::kFloat : dtype;
 }
@@ -359,26 +339,26 @@ uint64_t PlannedFile::offset(const std::string& tensor, int64_t element) const {
          static_cast<uint64_t>(element) * state::size_of(entry.dtype);
 }
 
-void check_has_all_slices(const DistributedDataParallelBase& model) {
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+void check_has_all_slices(const ModelRef& model) {
+  const ParameterPages& pages = *model->sharded().pages;
   const comm::World* const slices = pages.tensor_world();
   const comm::World* const stages = pipeline_world_of(pages);
   const int parts =
       (slices == nullptr ? 1 : slices->size()) * (stages == nullptr ? 1 : stages->size());
   ZP_CHECK(
-      parts == 1 || model.all_ranks().size() == model.world().size() * parts,
+      parts == 1 || model->all_ranks().size() == model->world().size() * parts,
       "saving or loading state: each of ", parts,
       " ranks has slices of parameters, or other layers, and they are one state together; wrap the "
       "module over the whole mesh: DistributedDataParallel(module, Mesh(world, "
       "{{\"pipeline\", ...}, {\"data\", ...}, {\"tensor\", ...}}))");
 }
 
-StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
-                     ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options) {
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+StatePlan plan_state(const comm::World& texts, const ModelRef& model, ShardedOptimizer* optimizer,
+                     const RunState& run, const SaveOptions& options) {
+  const ShardedParameters& sharded = model->sharded();
   json own;
   const std::exception_ptr error = error_of([&] {
-    ZP_CHECK(!model.world().device().is_meta(), "saving state: a simulated world has no values");
+    ZP_CHECK(!model->world().device().is_meta(), "saving state: a simulated world has no values");
     check_has_all_slices(model);
     ZP_CHECK(optimizer == nullptr || updates_of(*optimizer).updates(*sharded.pages),
              "saving state: the optimizer is of another model; give this one's");
@@ -391,15 +371,14 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
              " micro-batches, which are no part of a state; save after its step()");
     check_average(model, run, options);
     sharded.writes->take_over("save_state()");
-    own = {
-        {"progress", progress_json(run)},
-        {"average", run.average != nullptr},
-        {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
-        {"random", own_generators(model)},
-        {"parameters", own_parameters(sharded)},
-        {"told", own_told(sharded, optimizer != nullptr)},
-        {"states", optimizer == nullptr ? json::object() : own_states(*sharded.pages, *optimizer)},
-        {"groups", optimizer == nullptr ? json::array() : own_groups(*optimizer, *sharded.pages)}};
+    own = {{"progress", progress_json(run)},
+           {"average", run.average != nullptr},
+           {"step", run.step > 0 || optimizer == nullptr ? run.step : optimizer->steps()},
+           {"random", own_generators(model)},
+           {"parameters", own_parameters(model)},
+           {"told", own_told(sharded, optimizer != nullptr)},
+           {"states", optimizer == nullptr ? json::object() : own_states(model, *optimizer)},
+           {"groups", optimizer == nullptr ? json::array() : own_groups(*optimizer, model)}};
   });
   const json all = settle(texts, "saving state", own, error, [](const auto& by_rank) -> json {
     std::vector<json> generators;
@@ -419,7 +398,7 @@ StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& mode
             {"differ", differ(by_rank)}};
   });
   if (all.at("differ")) sharded.agreement->settle(texts, "saving state");
-  const std::vector<TensorOfState> parameters = parameters_of_state(sharded, all.at("parameters"));
+  const std::vector<TensorOfState> parameters = parameters_of_state(model, all.at("parameters"));
   StatePlan plan{.step = own.at("step"),
                  .weights = plan_weights(model, parameters, options),
                  .prefix = options.prefix,

@@ -13,7 +13,7 @@
 
 #include "comm/world.h"
 #include "state/safetensors.h"
-#include "zero/distributed_data_parallel.h"
+#include "zero/model_ref.h"
 #include "zero/saving/sharded_state.h"
 #include "zero/update/sharded_updates.h"
 
@@ -28,10 +28,6 @@ inline constexpr const char* kAverageState = "average";  // fp32, of a weight: R
 state::Dtype state_dtype(at::ScalarType dtype);
 at::ScalarType scalar_type(state::Dtype dtype);
 std::vector<uint64_t> shape_of(at::IntArrayRef sizes);
-
-// A module's named_buffers(), each once, with all its names.
-std::vector<NamedParameter> buffers_of(
-    const torch::OrderedDict<std::string, at::Tensor>& named_buffers);
 
 // In a file of weights that are saved so.
 at::ScalarType saved_dtype(at::ScalarType dtype, WeightsAs weights_as);
@@ -59,7 +55,7 @@ class PlannedFile {
 };
 
 // Throws where ranks have parts of the model, but ranks of all of them are not known to it.
-void check_has_all_slices(const DistributedDataParallelBase& model);
+void check_has_all_slices(const ModelRef& model);
 
 struct StatePlan {
   int64_t step = 0;
@@ -79,7 +75,7 @@ struct StatePlan {
 // Collective: ranks tell each other in `texts` what states they have. Throws on all ranks alike, also
 // where they differ in `run`, and where `options` would make weights others than the module's in a whole
 // state.
-StatePlan plan_state(const comm::World& texts, DistributedDataParallelBase& model,
-                     ShardedOptimizer* optimizer, const RunState& run, const SaveOptions& options);
+StatePlan plan_state(const comm::World& texts, const ModelRef& model, ShardedOptimizer* optimizer,
+                     const RunState& run, const SaveOptions& options);
 
 }  // namespace zeropage::detail

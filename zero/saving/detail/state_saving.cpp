@@ -9,6 +9,7 @@
 
 #include "offload/split_values.h"
 #include "zero/averaged_pages.h"
+#include "zero/model_parts.h"
 #include "zero/saving/detail/collective_errors.h"
 #include "zero/saving/detail/element_runs.h"
 #include "zero/weight_average.h"
@@ -38,10 +39,10 @@ bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
 }
 
 template <typename Visit>
-void for_each_written(const ParameterPages& pages, size_t page, const Visit& visit) {
-  for (const size_t index : pages.parameters().of_page(page)) {
-    const PlacedParameter& placed = pages.parameters()[index];
-    if (writes(pages, placed)) visit(placed);
+void for_each_written(const ModelRef& model, size_t page, const Visit& visit) {
+  for (const size_t index : model->parameters().of_page(page)) {
+    const PlacedParameter& placed = model->parameters()[index];
+    if (writes(*model->sharded().pages, placed)) visit(placed);
   }
 }
 
@@ -64,7 +65,8 @@ at::Tensor exact_values(const MasterWeights::Owned& owned, const Range& owned_ra
   return offload::joined_values(part(owned.values), part(owned.remainders));
 }
 
-void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink& sink) {
+void collect_masters(const ModelRef& model, const PlannedFile& file, StateSink& sink) {
+  const ShardedParameters& parts = model->sharded();
   const ParameterPages& pages = *parts.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!has_exact_values(parts, page)) continue;
@@ -72,7 +74,7 @@ void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink&
     const Range range = intersection(written_part(pages, page), owned_range);
     parts.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor exact = exact_values(owned, owned_range, range);
-      for_each_written(pages, page, [&](const PlacedParameter& placed) {
+      for_each_written(model, page, [&](const PlacedParameter& placed) {
         put_runs(placed, range, exact, range.begin, file,
                  state_name(placed.parameter.name(), kMasterState), sink);
       });
@@ -80,13 +82,14 @@ void collect_masters(const PageParts& parts, const PlannedFile& file, StateSink&
   }
 }
 
-void collect_average(const ParameterPages& pages, WeightAverage& average, const PlannedFile& file,
+void collect_average(const ModelRef& model, WeightAverage& average, const PlannedFile& file,
                      StateSink& sink) {
+  const ParameterPages& pages = *model->sharded().pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     const Range owned_range = pages.owned(page);
     const Range range = intersection(written_part(pages, page), owned_range);
     const at::Tensor& of_page = pages_of(average).average(page);
-    for_each_written(pages, page, [&](const PlacedParameter& placed) {
+    for_each_written(model, page, [&](const PlacedParameter& placed) {
       put_runs(placed, range, of_page, owned_range.begin, file,
                state_name(placed.parameter.name(), kAverageState), sink);
     });
@@ -139,16 +142,16 @@ std::unordered_set<std::string> buffers_elsewhere(const ParameterPages& pages) {
 
 }  // namespace
 
-void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink) {
+void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ShardedParameters& sharded = sharded_parameters_of(model);
+  const ShardedParameters& sharded = model->sharded();
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
-  if (model.all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());
+  if (model->all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());
   // A stage of a pipeline has buffers of its own, and some that the first stage with each writes.
   const std::unordered_set<std::string> elsewhere = buffers_elsewhere(pages);
-  if (model.world().rank() == 0 && is_first_of_slices(pages)) {
-    for (const NamedParameter& buffer : buffers_of(model.named_buffers())) {
+  if (model->world().rank() == 0 && is_first_of_slices(pages)) {
+    for (const NamedParameter& buffer : model->buffers()) {
       if (buffer.tensor.numel() == 0 || elsewhere.contains(buffer.name())) continue;
       const at::ScalarType dtype = saved_dtype(buffer.tensor.scalar_type(), plan.weights_as);
       sink.put(plan.weights.offset(name_of(buffer)),
@@ -162,7 +165,7 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     const at::ScalarType saved_as = saved_dtype(dtype, plan.weights_as);
     if (plan.weights_as == WeightsAs::kAverage) {
       const at::Tensor values = pages_of(*plan.average).average(page).to(saved_as);
-      for_each_written(pages, page, [&](const PlacedParameter& placed) {
+      for_each_written(model, page, [&](const PlacedParameter& placed) {
         put_runs(placed, range, values, owned_range.begin, plan.weights, name_of(placed.parameter),
                  sink);
       });
@@ -172,24 +175,24 @@ void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, 
     sharded.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {
       const at::Tensor values = widens ? exact_values(owned, owned_range, range) : owned.values;
       const int64_t first = widens ? range.begin : owned_range.begin;
-      for_each_written(pages, page, [&](const PlacedParameter& placed) {
+      for_each_written(model, page, [&](const PlacedParameter& placed) {
         put_runs(placed, range, values, first, plan.weights, name_of(placed.parameter), sink);
       });
     });
   }
 }
 
-void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
-                       const StatePlan& plan, StateSink& sink) {
+void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const StatePlan& plan,
+                       StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ParameterPages& pages = *sharded_parameters_of(model).pages;
+  const ParameterPages& pages = *model->sharded().pages;
   const PlannedFile& file = *plan.optimizer;
-  if (model.all_ranks().rank() == 0) {
+  if (model->all_ranks().rank() == 0) {
     sink.put(0, file.prefix());
     put_steps(plan, sink);
   }
-  collect_masters(sharded_parameters_of(model), file, sink);
-  if (plan.average != nullptr) collect_average(pages, *plan.average, file, sink);
+  collect_masters(model, file, sink);
+  if (plan.average != nullptr) collect_average(model, *plan.average, file, sink);
   // State by state, as they lie in the file.
   std::vector<OwnedState> of_page;
   const auto put_page = [&](size_t page) {
@@ -203,7 +206,7 @@ void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimize
     }
     for (const std::string& name : names) {
       for (const OwnedState& owned : of_page) {
-        const PlacedParameter& placed = pages.parameters()[owned.parameter];
+        const PlacedParameter& placed = model->parameters()[owned.parameter];
         if (!writes(pages, placed)) continue;
         const int64_t first = owned_begin + owned.range.begin;
         for (const OwnedState::Tensor& tensor : owned.tensors) {
@@ -270,7 +273,7 @@ SavedReport SharedSave::commit(const StatePlan& plan, const Pieces& pieces,
   return report;
 }
 
-SavedReport save_now(SharedSave& save, const StatePlan& plan, DistributedDataParallelBase& model,
+SavedReport save_now(SharedSave& save, const StatePlan& plan, const ModelRef& model,
                      ShardedOptimizer* optimizer, const SaveOptions& options,
                      const state::Keep& keep) {
   const std::filesystem::path folder = save.create(plan);

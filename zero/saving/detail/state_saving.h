@@ -16,9 +16,9 @@
 namespace zeropage::detail {
 
 // What this rank writes of a file; rank 0 writes headers, buffers and steps too.
-void collect_weights(DistributedDataParallelBase& model, const StatePlan& plan, StateSink& sink);
-void collect_optimizer(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
-                       const StatePlan& plan, StateSink& sink);
+void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& sink);
+void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const StatePlan& plan,
+                       StateSink& sink);
 
 // A state that ranks put together: created by all, written by all, committed by all or by none.
 // Threads: one of each rank.
@@ -51,7 +51,7 @@ class SharedSave {
 };
 
 // What was planned, from the model to the disk. Collective.
-SavedReport save_now(SharedSave& save, const StatePlan& plan, DistributedDataParallelBase& model,
+SavedReport save_now(SharedSave& save, const StatePlan& plan, const ModelRef& model,
                      ShardedOptimizer* optimizer, const SaveOptions& options,
                      const state::Keep& keep);
 

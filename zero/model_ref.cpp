@@ -1,0 +1,33 @@
+#include "zero/model_ref.h"
+
+#include "zero/distributed_data_parallel.h"
+#include "zero/model_parts.h"
+#include "zero/sharded_optimizer.h"
+#include "zero/update/sharded_updates.h"
+
+namespace zeropage {
+namespace {
+
+const ShardedParameters& sharded_of(const ShardedOptimizer& optimizer) {
+  return updates_of(optimizer).parameters();
+}
+
+}  // namespace
+
+ModelRef::ModelRef(const DistributedDataParallelBase& model)
+    : parts_(std::make_shared<const ModelParts>(sharded_parameters_of(model), model.all_ranks(),
+                                                model.base_)) {}
+
+ModelRef::ModelRef(const ShardedOptimizer& optimizer)
+    : parts_(std::make_shared<const ModelParts>(sharded_of(optimizer),
+                                                sharded_of(optimizer).pages->world(),
+                                                /*module=*/nullptr)) {}
+
+ModelRef::ModelRef(const torch::nn::Module& module, const ShardedOptimizer& optimizer)
+    : parts_(std::make_shared<const ModelParts>(sharded_of(optimizer), module)) {}
+
+ModelRef TrainedModule::with(const ShardedOptimizer& optimizer) const {
+  return wrapped_ != nullptr ? ModelRef(*wrapped_) : ModelRef(*plain_, optimizer);
+}
+
+}  // namespace zeropage

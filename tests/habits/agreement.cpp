@@ -136,10 +136,10 @@ const int kOwnRateBare = is_told("sets an option on one rank, with an optimizer 
                                    Mlp module = make<Mlp>();
                                    Optimizer<SGD> optimizer(module->parameters(), run.world(),
                                                             SGDOptions(0.1), run.options);
-                                   loss_of_step(run, module, 0).backward();
+                                   train_steps(run, module, optimizer, 1);
                                    if (is_last(run))
                                      optimizer.param_groups()[0].options().set_lr(0.05);
-                                   optimizer.step();
+                                   train_steps(run, module, optimizer, 1, 1);
                                  });
 
 const int kLeavesOut = is_told(

@@ -1,6 +1,6 @@
 // A plain LibTorch script that became data parallel with sharded optimizer state by changing one
-// line, the optimizer's. Try it alone, or with `zp run -n 4 -- drop_in_optimizer`: step() averages
-// gradients over the ranks.
+// line, the optimizer's. Try it alone, or with `zp run -n 4 -- drop_in_optimizer`: backward()
+// averages gradients over the ranks.
 #include <cstdio>
 #include <cstdlib>
 #include <exception>

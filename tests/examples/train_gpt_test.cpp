@@ -359,6 +359,30 @@ TEST(ExamplesTest, RunAloneAndUnderALauncher) {
   }
 }
 
+// The same batch over all ranks.
+TEST(ExamplesTest, CookbookLoopOfADropInOptimizerDoesTheSameOnAnyNumberOfRanksAndGoesOn) {
+  const std::string folder =
+      ::testing::TempDir() + "cookbook-drop-in-" + std::to_string(::getpid());
+  std::vector<std::vector<std::string>> lines;
+  for (const std::string launcher : {"", ZP " run -n 2 -- "}) {
+    std::filesystem::remove_all(folder);
+    const Outcome outcome = shell(launcher + COOKBOOK_DROP_IN + " " + folder);
+    ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+    lines.emplace_back();
+    std::istringstream output(outcome.output);
+    for (std::string line; std::getline(output, line);) {
+      const size_t begin = line.find("step ");
+      if (begin != std::string::npos) lines.back().push_back(line.substr(begin));
+    }
+    EXPECT_EQ(lines.back().size(), 3U) << outcome.output;
+  }
+  EXPECT_EQ(lines[0], lines[1]);
+  const Outcome again = shell(ZP " run -n 4 -- " COOKBOOK_DROP_IN " " + folder);
+  EXPECT_EQ(again.exit_code, 0) << again.output;
+  EXPECT_THAT(again.output, HasSubstr("goes on from step 60"));
+  std::filesystem::remove_all(folder);
+}
+
 TEST(ExamplesTest, TellAMistakeInALineAndNotWithAStack) {
   for (const std::string program : {QUICKSTART, DROP_IN}) {
     const Outcome outcome =

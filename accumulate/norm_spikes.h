@@ -55,7 +55,7 @@ class NormSpikes {
     };
 
     Kind kind = kAccepted;
-    // Of the window before this norm; 0 where it did not judge.
+    // Mean and deviation of the window before this norm; 0 if the norm was not judged.
     double mean = 0;
     double deviation = 0;
     double z_score = 0;

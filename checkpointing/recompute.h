@@ -90,7 +90,7 @@ class Recompute : public ActivationPolicy {
   // "" without a plan.
   std::string plan_table() const;
 
-  // Of its forwards so far.
+  // Statistics of all forwards so far.
   RecomputeStatistics statistics() const;
 
   // Whether the calling thread is in a scope that plans by what this rank alone measures: of a budget

@@ -126,7 +126,7 @@ class OwnerScope {
     const char* name = "";
     std::string_view page;
   };
-  // Of the innermost scope of the calling thread.
+  // The owner that the innermost scope of the calling thread names.
   static Owner current();
 
  private:

@@ -73,7 +73,7 @@ struct FieldText {
   std::string_view unit = "";
   // What the default is called where its value says nothing: of -1, "two largest pages".
   std::string_view default_word = "";
-  // Of a string, or of a bool that is no mere flag: its values, with commas between.
+  // Values of a string, or of a bool that is no mere flag, with commas between.
   std::string_view words = "";
   Flag flag = {};
   Bounds bounds = {};
@@ -116,7 +116,7 @@ constexpr Word<decltype(Value)> word(std::string_view word) {
   return {Value, detail::name_of<Value>(), word};
 }
 
-// Of types whose namespaces are not ours: words(), as words_of(), or text(value), or both.
+// Specialised for types whose namespaces are not ours: words(), as words_of(), or text(value), or both.
 template <typename T>
 struct Foreign;
 

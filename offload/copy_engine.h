@@ -25,7 +25,7 @@ namespace zeropage::offload {
 enum class Direction : uint8_t { kToHost, kToDevice };
 
 struct CopyEngineOptions {
-  // Of each direction. 0: as fast as it goes. For measuring, on a host device only.
+  // Speed of each direction. 0: as fast as it goes. For measuring, on a host device only.
   int64_t bytes_per_second = 0;
 };
 

@@ -43,7 +43,7 @@ class ExactSum {
   // sums are those from which from_words makes their sum.
   Words words() const;
   static ExactSum from_words(std::span<const int64_t, kWords> words);
-  // Of words to which the parts of terms were added (offload/exact_digits.h) and nothing was carried.
+  // The sum of words to which the parts of terms were added (offload/exact_digits.h) and nothing was carried.
   // Throws unless they are those of up to kMostUncarriedTerms terms.
   static ExactSum from_uncarried(std::span<const int64_t, kWords> words);
 

@@ -38,7 +38,7 @@ struct NormSizes {
 
   // Zeros. int64 [words()]
   at::Tensor make_words(const at::Device& device) const;
-  // Of words on the host, wherever they were made.
+  // These read words on the host, wherever the words were made.
   ExactSum sum(const int64_t* words, int64_t index) const;
   bool flag(const int64_t* words, int64_t index) const;
 };

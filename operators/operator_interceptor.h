@@ -26,7 +26,7 @@ class OperatorInterceptor {
   virtual void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                    torch::jit::Stack& stack) = 0;
 
-  // Of the innermost scope of the calling thread; null without one.
+  // The interceptor of the calling thread's innermost scope; null without one.
   static OperatorInterceptor* current();
 };
 

@@ -24,7 +24,7 @@ struct SlicedParameter {
 class SlicedLayer {
  public:
   virtual ~SlicedLayer() = default;
-  // Of the parameters that it registers itself, those that are slices.
+  // Those of the parameters that it registers itself which are slices.
   virtual std::vector<SlicedParameter> sliced_parameters() const = 0;
   // The ranks that have the others.
   virtual const comm::World& ranks_of_slices() const = 0;

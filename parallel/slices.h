@@ -57,7 +57,7 @@ class SlicedDimension {
   at::Tensor take(const at::Tensor& whole, int rank) const { return take(whole, dim_, rank); }
   // The same where dimension `dim` of a tensor stands for the one that is cut, as in what is broadcast against it.
   at::Tensor take(const at::Tensor& whole, int64_t dim, int rank) const;
-  // Of the whole tensor, of which one slice has these sizes.
+  // Sizes of the whole tensor, if one slice has these sizes.
   std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
 
  private:

@@ -48,7 +48,7 @@ struct FitOptions {
   // What is taken of the device besides tensors. Unset: as LibTorch has it on the world's device. A simulated world has
   // none, and an accelerator that is not CUDA's has fixed segments.
   std::optional<DeviceAllocator> allocator;
-  // Of a rank's host memory, to be left free for what no plan knows, such as the buffers of a save (13 MiB), and
+  // Host memory of a rank to leave free for what no plan knows, such as the buffers of a save (13 MiB), and
   // the copy that a StateSaver writes from beside training.
   int64_t besides_bytes = 0;
 };

@@ -18,7 +18,7 @@
 
 namespace zeropage {
 
-// Of one thread; 0: not known.
+// Speeds of one thread; 0: not known.
 struct MachineSpeeds {
   double product_flops_per_second = 0;      // of matrix products
   double elementwise_bytes_per_second = 0;  // read and written by an operator such as GELU
@@ -32,7 +32,7 @@ struct MachineSpeeds {
 };
 
 struct MachineSpeedsOptions {
-  // Of parameters and activations.
+  // Dtype of parameters and activations.
   c10::ScalarType dtype = c10::kFloat;
   // A folder on the disk to measure; "": none is. Not cached, since folders may be anywhere.
   std::string folder;
@@ -40,7 +40,7 @@ struct MachineSpeedsOptions {
   std::string cache;
 };
 
-// As the cache has them, else measured.
+// The speeds in the cache; measured where it has none.
 MachineSpeeds machine_speeds(const MachineSpeedsOptions& options = {});
 // Measured now.
 MachineSpeeds measure_machine(const MachineSpeedsOptions& options = {});

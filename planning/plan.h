@@ -67,7 +67,7 @@ struct PlanOptions {
   std::vector<PagingSetting> paging = {PagingSetting()};
 };
 
-// Of rank 0 of a world, which has the most where shards differ.
+// What rank 0 of a world will hold and do; it has the most where shards differ.
 struct Forecast {
   PlannedSetting setting;
   // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
@@ -79,10 +79,10 @@ struct Forecast {
   int64_t reserved_bytes = 0;
   // In one step, after the first.
   comm::LinkTraffic sent;
-  // Of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
+  // FLOPs of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
   // Backward counts twice forward; what is recomputed counts again.
   double flops = 0;
-  // Of a step, as predicted (planning/step_time.h); 0 where PlanOptions::speeds are not known.
+  // Predicted seconds of a step (planning/step_time.h); 0 where PlanOptions::speeds are not known.
   double seconds = 0;
   // By tier: how much more than there is. What is on the device counts to the host, where that is the device.
   std::array<int64_t, memory::kTierCount> missing_bytes{};
@@ -122,7 +122,7 @@ enum class Blocks : uint8_t { kNone, kAreRegions };
 Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
           const PlanOptions& options);
 
-// Of sizes and strides alone.
+// The tensor with its sizes and strides alone.
 at::Tensor without_values(const at::Tensor& tensor);
 
 // model: outlives what this makes.
@@ -168,7 +168,7 @@ Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
   return detail::plan(detail::make_planned(model), detail::blocks_of(model), world, options);
 }
 
-// Of a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
+// A plan for a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
 // besides at the peak, by ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
 // it. states: of the optimizer, for each parameter; AdamW has 2.
 Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,

@@ -50,7 +50,7 @@ std::string whole_file(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
   std::ostringstream text;
   if (file.is_open()) errno = 0;
-  // Of an empty file nothing comes, which is no error of reading.
+  // An empty file gives nothing, which is no error of reading.
   if (!(text << file.rdbuf()) && errno != 0) {
     throw std::runtime_error(name + ": cannot be read: " + std::strerror(errno));
   }

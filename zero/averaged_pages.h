@@ -25,7 +25,7 @@ class AveragedPages {
   bool is_swapped_in() const { return is_swapped_in_; }
 
   const DistributedDataParallelBase& model() const { return model_; }
-  // Of the page: [owned numel] fp32, which a load writes to.
+  // The page's average: [owned numel] fp32, which a load writes to.
   const at::Tensor& average(size_t page);
 
  private:

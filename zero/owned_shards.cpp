@@ -26,7 +26,7 @@ at::Tensor read_only(const at::Tensor& flat) {
   return flat.clone();
 }
 
-// Of one page, while its memory is there.
+// Reads one page while its memory is there.
 class PageReader {
  public:
   PageReader(const DistributedDataParallelBase& model, ShardedOptimizer* optimizer)

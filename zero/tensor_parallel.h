@@ -60,7 +60,7 @@ class Cut {
   // in backward: a message of a parameter's size, or, of a Linear, of its output's.
   static Cut between() { return Cut(Kind::kBetween); }
 
-  // Of a column: equal stretches of the outputs, each cut for itself; 3 for queries, keys and values.
+  // For a column: `count` equal stretches of the outputs, each cut for itself; 3 for queries, keys and values.
   Cut parts(int64_t count) const;
   // The same with stretches of other lengths, in units: {8, 2, 2} for 8 heads of queries and 2 of keys and values. They
   // are cut at the same places of each: the greatest number that divides all sizes is what ranks share, 2 here, so

@@ -22,7 +22,7 @@ class Judge {
   // What is known beside what ranks tell. All may be empty.
   struct Facts {
     std::vector<std::string> hosts;  // by rank
-    // Of a rank's process, "; its process 7 is stopped".
+    // Says the state of a rank's process, such as "; its process 7 is stopped".
     std::function<std::string(int rank)> state_of;
     bool broadcasts_wait = false;  // a broadcast does not end without every rank
   };

@@ -48,7 +48,7 @@ Enum value_of(const std::string& word) {
 void show_values(CLI::Option& option, std::string_view values,
                  const std::vector<std::string>& words, const std::string& default_text);
 
-// Of the words; "nvme:DIR" among them stands for any folder.
+// Accepts one of the words; "nvme:DIR" among them stands for any folder.
 CLI::Validator one_of(const std::vector<std::string>& words);
 
 void check_bounds(CLI::Option& option, const Bounds& bounds);

@@ -124,7 +124,7 @@ void add_flags(CLI::App& app, Flags& flags) {
   say_more("--world-invariant", "; one thread a rank unless --threads says more");
 }
 
-// As add_flags().
+// The same as add_flags().
 template <typename S>
 void write_flags(const S& options, const OwnForms& forms, nlohmann::json& json) {
   zeropage::memory::for_each_section<S>([&](const auto& section) {

@@ -71,7 +71,7 @@ Tier tier_of(const std::string& value) {
   return value == "host" ? Tier::kHost : Tier::kNvme;
 }
 
-// Of "80GiB"; 0 for "".
+// Bytes of a text such as "80GiB"; 0 for "".
 int64_t memory_size(const std::string& flag, const std::string& text) {
   if (text.empty()) return zeropage::Options::kNoLimit;
   try {

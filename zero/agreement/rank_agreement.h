@@ -52,7 +52,7 @@ class RankAgreement {
     // index: among the parts, which are alike on all ranks too.
     std::function<void(size_t index, Lines& lines)> describe;
   };
-  // As long as what it returns lives.
+  // In force as long as what it returns lives.
   std::shared_ptr<void> add(Part part);
 
   // The ranks of an axis hear of each other.

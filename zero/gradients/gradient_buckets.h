@@ -74,7 +74,7 @@ class GradientBuckets {
   virtual void forget(size_t page) = 0;
   // The same, and zeros are kept: the next is one of several that are summed, at its place.
   virtual void skip(size_t page) = 0;
-  // As forget(page) for a range of a page that is kept.
+  // Does what forget(page) does for a range of a page that is kept.
   virtual void forget(size_t page, const Range& range) = 0;
 
   // After the reduction of all pages, and before a step, which takes over what was written to p.grad().

@@ -46,7 +46,7 @@ bool GradientReducer::reduces_in_backward() const {
   return when_ == ReduceWhen::kInBackward && plan().collect == Collect::kForReduction;
 }
 
-// Of an accelerator, backward runs on a thread of autograd's, which charges no rank.
+// On an accelerator backward runs on a thread of autograd's, which charges no rank.
 std::vector<at::Tensor> GradientReducer::before_accumulate(
     size_t parameter, const std::vector<at::Tensor>& gradients) {
   const memory::LedgerScope ledger(ledger_);

@@ -45,7 +45,7 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  // Of the next backward. Changed between two of them.
+  // The plan of the next backward. It is changed between two backwards.
   const BackwardPlan& plan() const { return reductions_.plan(); }
   void set_plan(const BackwardPlan& plan) { reductions_.set_plan(plan); }
 

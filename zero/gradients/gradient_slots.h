@@ -22,7 +22,7 @@ class GradientSlots {
     size_t parameter = 0;
     at::Tensor view;       // undefined while the bucket is closed
     bool is_kept = false;  // something is kept that is added to the parameter's next gradient
-    // Of the view when p.grad() began to stand for what is kept, too; kUnseen where it does not.
+    // Version of the view when p.grad() began to stand for the kept sum too; kUnseen where it does not.
     static constexpr int64_t kUnseen = -1;
     int64_t seen_version = kUnseen;
   };
@@ -32,7 +32,7 @@ class GradientSlots {
   // After parameters of the page have begun to train, between two backwards.
   void begin_training();
 
-  // Of the page's parameters that train, ascending.
+  // Slots of the page's parameters that train, ascending.
   std::vector<Slot>& all() { return slots_; }
   const std::vector<Slot>& all() const { return slots_; }
   Slot& of(size_t parameter);

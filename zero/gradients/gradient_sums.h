@@ -74,7 +74,7 @@ class GradientSummer {
   };
   // Whether start() can: all gradients are on an accelerator.
   bool can_start() const;
-  // As sum(), but the host does not wait: ranks exchange their words on the device.
+  // Like sum(), but the host does not wait: ranks exchange their words on the device.
   Started start(const std::vector<int>& group_of, size_t groups);
 
  private:

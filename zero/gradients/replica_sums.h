@@ -29,7 +29,7 @@ class ReplicaSums {
   // values: [owned numel], what is reduced over the group so far. Starts to make of it what all ranks have, in place,
   // unless further backwards follow that are added to it.
   void close(size_t page, const at::Tensor& values, Backwards backwards);
-  // As close(), of one backward alone, before anything is added to it; has ended when it returns.
+  // Like close(), for one backward alone, before anything is added to it; has ended when it returns.
   void reduce(size_t page, const at::Tensor& values);
   // Until what close() started has ended.
   void wait(size_t page);

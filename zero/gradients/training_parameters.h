@@ -43,7 +43,7 @@ class TrainingParameters {
   bool contains(size_t parameter) const { return hooks_[parameter] != nullptr; }
   // Those that train, ascending.
   const std::vector<size_t>& all() const { return all_; }
-  // Of the page, ascending.
+  // The page's parameters that train, ascending.
   const std::vector<size_t>& of_page(size_t page) const { return of_page_[page]; }
   // Pages that train, the last of the module first: the order in which backward completes them.
   const std::vector<size_t>& pages() const { return order_; }

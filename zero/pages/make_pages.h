@@ -22,7 +22,7 @@ namespace zeropage {
 
 struct MakePagesOptions {
   ParameterPages::PageOptions pages = {};
-  // Of sharded pages.
+  // Options of the pager of sharded pages.
   memory::PagerOptions paging = {};
 };
 

@@ -55,7 +55,7 @@ struct PipelineOptions {
 class Pipeline {
  public:
   using Model = DistributedDataParallel<std::shared_ptr<PipelineStage>>;
-  // Of the last stage's output, one element (Accumulator::backward()). Called on the last rank.
+  // The loss of the last stage's output, one element (Accumulator::backward()). Called on the last rank.
   using Loss = std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>;
   // Called on the last rank, with the last stage's output.
   using Visit = std::function<void(const at::Tensor& output, int64_t micro_batch)>;

@@ -73,7 +73,7 @@ struct SaveOptions {
   bool direct_io = true;
   // How long ranks wait for the slowest one's disk. Where a rank is lost, they notice at once.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
-  // Of save_weights() alone; a whole state is refused with others than these. In front of every name, such
+  // These two are for save_weights() alone; save_state() refuses other values. prefix: in front of every name, such
   // as "model." for those who hold the module as a member of that name; default: nothing.
   WeightsAs weights_as = WeightsAs::kInModule;
   std::string prefix = {};

@@ -17,15 +17,15 @@ constexpr auto table_of(std::type_identity<OwnForms>) {
   using zeropage::memory::field;
   return std::tuple(zeropage::memory::section(
       "Own forms",
-      field<&OwnForms::reduce_dtype>({.help = "; auto: compute's, fp32 where --world-invariant",
-                                      .words = "auto,compute,fp32",
-                                      .flag = {"reduce-dtype", "{}="}}),
+      field<&OwnForms::reduce_dtype>(
+          {.help = "; auto: the compute dtype, with --world-invariant fp32",
+           .words = "auto,compute,fp32",
+           .flag = {"reduce-dtype", "{}="}}),
       field<&OwnForms::accumulate_dtype>({.help = "; auto: fp32 with --accumulate above 1",
                                           .words = "auto,compute,fp32",
                                           .flag = {"accumulate-dtype", "{}="}}),
-      field<&OwnForms::keep_fp32>(
-          {.help = ", such as '*norm'; on cuda the model's norms refuse to mix",
-           .flag = {"keep-fp32", "PATTERN"}}),
+      field<&OwnForms::keep_fp32>({.help = ", such as '*norm'; on cuda norms refuse mixed dtypes",
+                                   .flag = {"keep-fp32", "PATTERN"}}),
       field<&OwnForms::loss_scale>(
           {.help = "; auto: 1, for fp16 dynamic from 65536", .flag = {"loss-scale", "{auto,X}="}}),
       field<&OwnForms::spike_z>({.help = "; 0: none", .flag = {"spike-z", "Z"}}),

@@ -80,7 +80,8 @@ def breaches():
                 yield f"{name}: links to {link}, which is not there"
             elif anchor and target.suffix == ".md" and anchor not in map(anchor_of, HEADING.findall(target.read_text())):
                 yield f"{name}: links to {link}, but that page has no such heading"
-        for path in PATH.findall(prose):
+        # The changelog names files that were moved.
+        for path in PATH.findall(prose) if name != "CHANGELOG.md" else ():
             if not leads_somewhere(page, path):
                 yield f"{name}: names `{path}`, which is not there"
     for name in files(".h", ".cpp", ".cu", ".cuh"):

@@ -7,8 +7,8 @@
 // At stages 1 to 3 the ranks' shards of a parameter together are the parameter, each element once; at stage 0
 // every rank owns all of it. A rank may own nothing of a parameter: its tensors are then empty.
 //
-// Reading sends nothing. Between backward and step() it lets go of gradients that an operator on p.grad()
-// has gathered, so all ranks read then, or none does. Not within a guard that says where it writes
+// Reading sends nothing. Between backward and step() a read frees gradients that an operator on p.grad() has
+// gathered, so either all ranks read then, or none does. It throws within a guard that says where it writes
 // (Modified).
 // What is read are copies, and writing to them throws: they are LibTorch's inference tensors ("Inplace update to
 // inference tensor outside InferenceMode is not allowed"). New values come by assign_owned_shards().
@@ -48,9 +48,8 @@ struct OwnedShard {
   int64_t steps = 0;  // of the optimizer on this parameter; 0 where none was given
 };
 
-// parameter: of the wrapped module, itself, not a view. optimizer: of this model. Costs copies of what the
-// result has, and where the page is on NVMe the reading of it. It looks at all parameters, so visit_owned_shards()
-// is the way to many of them.
+// parameter: of the wrapped module, itself, not a view. optimizer: of this model. Costs copies of what the result
+// has, and a read if the page is on NVMe. It searches all parameters, so use visit_owned_shards() for many of them.
 OwnedShard owned_shard(const DistributedDataParallelBase& model, const at::Tensor& parameter);
 OwnedShard owned_shard(const DistributedDataParallelBase& model, ShardedOptimizer& optimizer,
                        const at::Tensor& parameter);

@@ -1,4 +1,4 @@
-// Flat tensors as the loops and kernels see them, checked in words.
+// Flat tensors, checked, as the loops and kernels see them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

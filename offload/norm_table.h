@@ -15,7 +15,7 @@
 // 50 for every million elements. No call waits for a device, but for the constructor: its table is
 // copied there from pageable memory.
 // Lifetime: tensors must live until the device has done the work. Threads: any.
-// Throws c10::Error in words on parts outside the gradient, and on what flat_norm.h refuses.
+// Throws c10::Error on parts outside the gradient, and on what flat_norm.h refuses.
 #pragma once
 
 #include <cstdint>

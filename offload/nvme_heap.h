@@ -2,8 +2,8 @@
 // number and sizes nobody knows before, such as activations.
 //
 // A record is written once, read as often as wanted, and its place is free again when its last
-// handle and what is in flight on it are gone. A record that the file has no room for is demoted as
-// one whose write fails (offload/NVME_FORMAT.md).
+// handle and what is in flight on it are gone. A record that the file has no room for is treated like one whose
+// write fails (offload/NVME_FORMAT.md).
 //
 // Lifetime: handles may outlive the heap; they are of no use then.
 // Threads: any.

@@ -30,7 +30,7 @@ class OperatorInterceptor {
   static OperatorInterceptor* current();
 };
 
-// Throws, in words, unless this LibTorch's dispatcher treats interceptors as this header says.
+// Throws unless this LibTorch's dispatcher treats interceptors as this header says.
 // Every scope with an interceptor calls it; cheap after the first call.
 void check_interceptor();
 

@@ -65,7 +65,7 @@ class TensorMark : public c10::BackendMeta {
   std::shared_ptr<const BeforeUse> before_use_;
 };
 
-// Throws, in words, if the tensor has another mark already.
+// Throws if the tensor has another mark already.
 void set_mark(const at::Tensor& tensor, c10::intrusive_ptr<TensorMark> mark);
 // Null without one.
 TensorMark* mark_of(const at::Tensor& tensor);

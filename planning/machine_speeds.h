@@ -6,7 +6,7 @@
 // Cached in a file, by the processor, the dtype and LibTorch's release: $XDG_CACHE_HOME/zeropage, or
 // ~/.cache/zeropage. A figure that is not in it is measured and added.
 //
-// Threads: any; measure with nothing else running. Throws c10::Error in words for a file that is not what this
+// Threads: any; measure with nothing else running. Throws c10::Error for a file that is not what this
 // writes; one that cannot be written is said on stderr, and measured again next time.
 #pragma once
 

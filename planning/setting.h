@@ -48,7 +48,7 @@ struct WorldDescription {
   int64_t bytes_of_rank(memory::Tier tier) const;
 };
 
-// What of a forward is computed again in backward.
+// Which activations are computed again in backward.
 enum class CheckpointPolicy : uint8_t {
   kNone,
   kSelective,  // cheap operators (checkpointing/recompute.h)

@@ -1,4 +1,4 @@
-// Parameters whose gradients have an infinity or NaN, in words.
+// Parameters whose gradients have an infinity or NaN.
 #pragma once
 
 #include <string>

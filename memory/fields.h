@@ -1,4 +1,5 @@
-// Options structs as tables: what a field means, its unit, and the words for its values are told once, and command lines, JSON,
+// Options structs as tables: what a field means, its unit, and the words for its values are written once, and
+// command lines, JSON,
 // the comparison between ranks and docs/options.md are made of it.
 //
 //   constexpr auto table_of(std::type_identity<Options>) {  // in the namespace of Options

@@ -22,7 +22,7 @@ namespace {
 
 using memory::Pending;
 
-// Who is told of a copy: whoever looks at the rank that starts it.
+// The event sink that gets a copy: that of the rank that starts it.
 class Observer {
  public:
   using Clock = std::chrono::steady_clock;

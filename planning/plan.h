@@ -8,8 +8,8 @@
 //
 // No formula computes the figures. The module is constructed without values, and
 // the training code itself runs a few steps of one rank of a simulated world with it: pages,
-// collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger
-// tells what they would hold (memory/meta_memory.h), the communicator what they would send.
+// collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger has what they
+// would hold (memory/meta_memory.h), and the communicator counts what they would send.
 //
 // The figures also have what LibTorch's CUDA allocator reserves for these tensors: the same requests go to a model
 // of it (planning/caching_allocator.h). A limit of the device is compared with that.

@@ -1,4 +1,4 @@
-// Where a rank stands, as it tells the others in the store.
+// The status of a rank, as it writes it to the store for the others.
 #pragma once
 
 #include <charconv>

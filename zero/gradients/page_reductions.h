@@ -52,8 +52,8 @@ class PageReductions {
   bool has(size_t parameter) const { return present_.has(parameter); }
   // Whether reductions of this backward have been started.
   bool have_begun() const { return next_ > 0; }
-  // Ends a backward: reduces all pages that were not, and p.grad() is what was reduced. Returns what ranks heard of
-  // what they told. Collective.
+  // Ends a backward: reduces all pages that were not, and makes p.grad() the reduced gradients. Returns whether the
+  // ranks' hashes agree. Collective.
   HeardAlike finish(const Told& told);
   // Ends a backward that reduces nothing.
   void end_without_reduction();

@@ -1,5 +1,5 @@
-// The second half of a reduction where several groups of ranks have all of the pages (zero/pages/page_worlds.h):
-// what was reduced over a group becomes the mean or the sum over all ranks, between those that have the same shard.
+// The second half of a reduction if several groups of ranks each have all pages (zero/pages/page_worlds.h): it
+// makes the result of a group the mean or the sum over all ranks, among the ranks that have the same shard.
 //
 // The micro-steps of an accumulation are added up within groups, and travel between them once a step. In the tree
 // order of Options::world_invariant each of them travels.

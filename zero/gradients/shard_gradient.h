@@ -1,5 +1,5 @@
-// The reduced gradient of what this rank owns of a page, where only that survives a reduction: what
-// reductions of one or several backwards make of it, until the step.
+// The reduced gradient of what this rank owns of a page, for strategies that keep only that: it adds up the
+// reductions of one or several backwards until the step.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Who writes to parameters - the user between two steps, an update, a load - and who has to know of it:
+// Passes writes to parameters (by the user between two steps, by an update, by a load) to all that depend on them:
 // shards, master weights, and autograd, which refuses a backward over a graph from before.
 //
 //   begin_update() ... end_update()     around an update of what this rank owns

@@ -53,7 +53,7 @@ class ShardSource final : public memory::PageSource {
     // (zero/update/offloaded_steps.h): the host waits for each copy up.
     bool changes_at_any_time = false;
   };
-  // Hears of a page that was written to, whole, before it goes back to its shards.
+  // Called with a whole page that was written to, before it is written back to its shards.
   using OnWritten = std::function<void(const at::Tensor& whole)>;
   // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.

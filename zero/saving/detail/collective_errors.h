@@ -1,4 +1,4 @@
-// Errors that ranks tell each other, so that all throw alike.
+// Exchanges errors between ranks, so that all throw the same one.
 #pragma once
 
 #include <exception>

@@ -47,7 +47,7 @@ class CopyEngine {
   // go. On a host copies keep theirs.
   virtual void wait_for_device() const {}
 
-  // That were copied since the engine was made, or are on their way.
+  // Bytes that were copied since the engine was made, or are on their way.
   int64_t bytes(Direction direction) const { return bytes_[static_cast<size_t>(direction)]; }
 
  protected:

@@ -8,7 +8,7 @@
 
 namespace zeropage::offload {
 
-// Who asks, and what the tensor is to them: {"fused_step", "gradient"}.
+// The function that checks a tensor, and the tensor's part in it: {"fused_step", "gradient"}.
 struct Role {
   const char* who;
   const char* what;

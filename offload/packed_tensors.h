@@ -10,7 +10,7 @@
 
 namespace zeropage::offload {
 
-// Who throws: the call of users.
+// The name in errors: the function that users call.
 inline constexpr const char* kFusedStep = "fused_step";
 
 // The format that the states' dtype has; throws for a dtype that no format has. kFp32 where there are no states.

@@ -1,4 +1,4 @@
-// That an operator, or a guard of the user, uses a page.
+// The use of a page by an operator, or by a guard of the user.
 #pragma once
 
 #include <algorithm>

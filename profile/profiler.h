@@ -9,7 +9,7 @@
 //   }
 //   profiler.write({.page = "report.html", .profile = "profile.json"});  // on all ranks
 //
-// Nothing changes in the results. Steps that are not chosen cost nothing. A chosen one takes some 0.2 us for
+// Recording does not change results. Steps that are not chosen cost nothing. A chosen one takes some 0.2 us for
 // each allocation and each operator, and 40 to 80 bytes for each allocation and each free until the profile
 // is written.
 // On an accelerator times are of the host, which is ahead of it: bytes are right, waits for the device are

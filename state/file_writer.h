@@ -58,7 +58,7 @@ class FileWriter {
   // The same without a copy: memory that stays as it is until finish(). Its sectors go past the page cache
   // where it lies as in the file, modulo 4096.
   void write_from(uint64_t offset, const char* from, uint64_t bytes);
-  // Until all is on the disk.
+  // Waits until all is on the disk.
   void finish();
 
   bool is_direct() const;

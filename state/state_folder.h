@@ -28,7 +28,7 @@ inline constexpr const char* kLatest = "latest";
 // "step-20".
 std::string name_of_step(int64_t step);
 
-// That folder and those above it, where they are not there.
+// Makes that folder and those above it, unless they are there.
 void make_folders(const std::filesystem::path& folder);
 
 class NewState {

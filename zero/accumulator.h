@@ -94,8 +94,7 @@ class Accumulator {
   torch::Tensor loss() const;
 
   bool reduces_each() const;
-  // To be saved and loaded with the training state.
-  // Waits for the verdict on the last step.
+  // The scaler, to be saved and loaded with the training state. Waits for the verdict on the last step.
   accumulate::LossScaler& loss_scaler();
   // Null: norms are not judged.
   accumulate::NormSpikes* norm_spikes();

@@ -38,7 +38,7 @@ class ResidentPages {
   // Bytes of all pages that hold memory or are being fetched.
   int64_t bytes() const { return bytes_; }
   int64_t largest_page_bytes() const { return largest_page_bytes_; }
-  // That must come before the uses can begin.
+  // Bytes that must be fetched before the uses can begin.
   int64_t missing_bytes(std::span<const PageUse> uses) const;
   bool any_used() const;
   // Those that are there or on their way, ascending. All others are used by nobody.

@@ -52,7 +52,7 @@ class GradientBuckets {
   virtual comm::Pending start_reduction(size_t page, comm::ReduceOp op) = 0;
   // REQUIRES: the reduction has ended. Adds what was kept, unless that waits for complete().
   virtual void close(size_t page, Backwards backwards) = 0;
-  // Until owned() has what was closed of all ranks, as it has after note_reduced().
+  // Waits until owned() has the reductions over all ranks that were closed, as it has after note_reduced().
   virtual void wait_closed(size_t /*page*/) {}
   // REQUIRES: changes are taken over. Makes owned() the sum of all that was kept; whether that changed it.
   virtual bool complete(size_t page) = 0;
@@ -70,7 +70,7 @@ class GradientBuckets {
   // Before the page's next bucket is opened: what was reduced is added to the next, but for the
   // given ranges of the page. REQUIRES: owned(page) is defined.
   virtual void keep(size_t page, const std::vector<Range>& forgotten) = 0;
-  // Nothing of what was reduced is added to the next.
+  // Forgets the reduced gradient: it is not added to the next one.
   virtual void forget(size_t page) = 0;
   // The same, and zeros are kept: the next is one of several that are summed, at its place.
   virtual void skip(size_t page) = 0;

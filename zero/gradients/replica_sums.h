@@ -31,13 +31,13 @@ class ReplicaSums {
   void close(size_t page, const at::Tensor& values, Backwards backwards);
   // Like close(), for one backward alone, before anything is added to it; has ended when it returns.
   void reduce(size_t page, const at::Tensor& values);
-  // Until what close() started has ended.
+  // Waits until what close() started has ended.
   void wait(size_t page);
   void wait();
   // Makes up for the backwards that did not follow; whether values changed. values: undefined where they were
   // zeroed, on all ranks alike.
   bool complete(size_t page, const at::Tensor& values);
-  // Nothing of the page is kept.
+  // Forgets what is kept of the page.
   void forget(size_t page) { of_pages_[page].is_of_group = false; }
 
   // Throws if the page has what only its group has reduced so far, in the middle of an accumulation.

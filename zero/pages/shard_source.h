@@ -49,7 +49,7 @@ class ShardSource final : public memory::PageSource {
     TierStorage* storage = nullptr;  // of page_offload; null: it is on the device
     size_t page = 0;                 // there
     std::shared_ptr<PageOffload> page_offload;
-    // Who changes it on the host does not ask what the device still reads, as optimizers do
+    // Code that changes it on the host does not check what the device still reads, as optimizers do
     // (zero/update/offloaded_steps.h): the host waits for each copy up.
     bool changes_at_any_time = false;
   };

@@ -54,7 +54,7 @@ class GradientReducer {
   // ranks; between two steps.
   void begin_training(const std::vector<size_t>& parameters);
 
-  // There is room for one.
+  // There is at most one follower.
   const BackwardFollower& follower() const { return reductions_.follower(); }
   void set_follower(BackwardFollower follower) { reductions_.set_follower(std::move(follower)); }
   // Called at the end of each backward that reduced gradients. Collectives in it are in the order of

@@ -1,7 +1,7 @@
 // The places of a page's gradients in its bucket, shaped as the parameters. p.grad() is moved there.
 //
-// They are open from the first gradient of a backward to its end, or until the reduction starts, where that takes the
-// bucket's memory. Between backwards p.grad() alone keeps that.
+// They are open from the first gradient of a backward to its end, or until the reduction starts, if that takes over
+// the bucket's memory. Between backwards p.grad() alone owns the memory.
 //
 // Lifetime: the parameters and the buckets outlive it. Threads: the thread that runs backward.
 #pragma once
@@ -38,15 +38,16 @@ class GradientSlots {
   Slot& of(size_t parameter);
 
   bool are_open() const { return !slots_.empty() && slots_.front().view.defined(); }
-  // In the bucket that an earlier backward left, if p.grad() of one is there still; else in a new one.
+  // Opens them in the bucket that an earlier backward left, if the p.grad() of one is there still; else in a new
+  // bucket.
   void open(Collect collect);
-  // In the bucket that an earlier backward left, if any, wherever p.grad() is.
+  // Opens them in the bucket that an earlier backward left, if any, wherever p.grad() is.
   void reopen();
-  // The same, if p.grad() of one is there.
+  // The same, if the p.grad() of one is in that bucket.
   void reopen_if_used();
-  // p.grad() is undefined afterwards.
+  // Closes them; p.grad() is undefined afterwards.
   void close();
-  // p.grad() alone keeps the page's gradient from here on.
+  // From here on p.grad() alone owns the page's gradient.
   void let_go();
 
   // Those of the parameters whose gradient is not in its slot. Throws where one is sparse.

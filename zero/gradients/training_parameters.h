@@ -1,5 +1,5 @@
 // Which parameters have gradients: those that do when the module is wrapped, and those that are unfrozen
-// later. Calls somebody before and after autograd accumulates the gradient of each.
+// later. Calls functions before and after autograd accumulates the gradient of each.
 //
 // Lifetime: takes its hooks off the parameters when it goes. Threads: the thread that runs backward.
 #pragma once

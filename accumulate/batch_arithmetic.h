@@ -1,4 +1,4 @@
-// What belongs together: global_batch = micro_batch * accumulation * ranks.
+// Solves global_batch = micro_batch * accumulation * ranks for the sizes that are not given.
 //
 //   auto sizes = accumulate::solve_batch({.global_batch = 1024, .micro_batch = 8, .ranks = 4});
 //   sizes.accumulation;  // 32

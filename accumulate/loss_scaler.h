@@ -29,7 +29,7 @@ enum class AtMinimum {
 struct LossScalerOptions {
   // A power of two, from min_scale to max_scale.
   double initial_scale = 65536;
-  // Powers of two: at least 1, and at most 1.
+  // Powers of two: growth_factor is at least 1, backoff_factor at most 1.
   double growth_factor = 2;
   double backoff_factor = 0.5;
   // Good steps in a row before the scale grows; at least 1.
@@ -71,7 +71,7 @@ class LossScaler {
   int64_t skipped_steps() const { return state_.skipped_steps; }
   int64_t skipped_in_a_row() const { return state_.skipped_in_a_row; }
 
-  // Once a step, when all its gradients are there. found_inf: any of them, on any rank, is not
+  // Called once a step, when all its gradients are there. found_inf: whether any of them, on any rank, is not
   // finite. Throws c10::Error where it should back off at the minimum under AtMinimum::kStop, and
   // then leaves the scaler as it was.
   Verdict update(bool found_inf);

@@ -6,7 +6,7 @@
 //   accumulator.step(optimizer);
 //
 // The accumulator makes the mean over the micro-batches. A loss that is divided by their number as well
-// gives gradients that are smaller by that factor, and nothing can notice. Without an accumulator the
+// gives gradients that are smaller by that factor, and no check can notice. Without an accumulator the
 // user divides: a loss that is a mean over its micro-batch is multiplied by
 // samples_in(i) / samples() before loss.backward().
 //
@@ -15,8 +15,7 @@
 // one more than the others; the accumulator then takes samples_in(i) as the weight of each.
 //
 // What a batch is, and how a type of yours becomes one: operators/tensor_structure.h.
-// Dimension 0 of every tensor counts samples, so all must agree on it. An undefined tensor stays
-// one.
+// Dimension 0 of every tensor counts samples, so all must agree on it. An undefined tensor stays undefined.
 // Lifetime: a MicroBatches holds the batch, and so its tensors; iterators end with it,
 // micro-batches do not. Threads: constant after construction, so any number may read.
 // Throws c10::Error on fewer than 1 or more micro-batches than samples, and on tensors that do not

@@ -3,7 +3,7 @@
 //
 //   if (!spikes.look(norm).skips()) optimizer.step();
 //
-// Only upward; z = (norm - mean) / deviation over the window's norms, with the sample standard
+// Only norms above the mean count; z = (norm - mean) / deviation over the window's norms, with the sample standard
 // deviation. Spikes and norms that are not finite do not enter the window. More than most_in_a_row
 // spikes in a row are no spikes but a new level: the norm is accepted, and the window starts anew
 // with it. Where all norms in the window are 0 there is nothing to compare with, and none is a
@@ -55,7 +55,7 @@ class NormSpikes {
     };
 
     Kind kind = kAccepted;
-    // Of the window before this norm; 0 where it did not judge.
+    // Mean and deviation of the window before this norm; 0 if the norm was not judged.
     double mean = 0;
     double deviation = 0;
     double z_score = 0;
@@ -65,7 +65,7 @@ class NormSpikes {
 
   explicit NormSpikes(const NormSpikeOptions& options = {});
 
-  // Once a step, with the norm over all ranks, before it is clipped. Throws c10::Error on a
+  // Called once a step, with the norm over all ranks, before it is clipped. Throws c10::Error on a
   // negative norm and, under OnSpike::kStop, on a spike; then it leaves the window as it was.
   Verdict look(double norm);
 

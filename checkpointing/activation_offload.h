@@ -18,12 +18,12 @@
 //
 // On an accelerator a copy runs on a stream of its own to page-locked memory, and the source goes
 // when it has ended. Backward brings a tensor back on another stream, and then those that were saved
-// before it, as far ahead as staging_bytes allows. On the host the copies run in the caller, at
-// need: there ahead would only mean earlier. What the program still holds is not brought back but
+// before it, as far ahead as staging_bytes allows. On the host the copies run in the caller, when they are needed.
+// What the program still holds is not brought back but
 // used (only if it is not compressed, so that bits do not depend on time).
 //
-// With a store (ActivationOffloadOptions) copies go on from the host to it, and are read ahead as they are
-// fetched ahead.
+// With a store (ActivationOffloadOptions) copies are passed from the host to the store, and read ahead of their
+// use.
 //
 // Bytes: copies are kActivationOffloaded on the host, what is brought back kActivation, of the
 // ledger that is current where the ActivationOffload is made.
@@ -59,11 +59,11 @@ class ActivationOffload : public ActivationPolicy {
   explicit ActivationOffload(const ActivationOffloadOptions& options = {});
   ~ActivationOffload() override;
 
-  // For hooks of your own that hand on to it, and for PartitionOptions::onward.
+  // For hooks of your own that pass tensors to it, and for PartitionOptions::onward.
   std::shared_ptr<SavedTensorHooks> hooks() const;
 
-  // What the program holds anyway, and saves without a gradient: frozen parameters, buffers. Not
-  // told, they are right too, but are copied.
+  // Names tensors that the program holds anyway and saves without a gradient: frozen parameters, buffers. Tensors
+  // that are not named give right results too, but are copied.
   void stay_here(const std::vector<at::Tensor>& tensors);
 
   ActivationOffloadStatistics statistics() const;

@@ -17,8 +17,8 @@
 // without them.
 //
 // Scopes nest. Recompute and offload compose in either order: what recompute drops is dropped, and what
-// it keeps goes where the offload puts it. A region (checkpointing/checkpoint.h) within hands its
-// inputs on in the same way. Of two scopes of the same kind the inner one decides.
+// it keeps goes where the offload puts it. A region (checkpointing/checkpoint.h) within passes its inputs on in the
+// same way. If two scopes of the same kind nest, the inner one decides.
 //
 // Lifetime: a policy outlives its scopes; graphs live on without it.
 // Threads: a scope concerns the calling thread. Backward may run on any.
@@ -51,7 +51,7 @@ class ActivationPolicy {
 
  private:
   friend class ActivationScope;
-  // Null where there is nothing to decide.
+  // Null if there is nothing to decide.
   virtual std::unique_ptr<Forward> begin_forward() = 0;
 };
 

@@ -3,7 +3,7 @@
 //
 //   x = checkpointing::checkpoint([&](const at::Tensor& x) { return block(x); }, x);
 //
-// Nothing that autograd saves inside such a *region* is kept, but its inputs. When backward first
+// Only the region's inputs are kept of what autograd saves inside such a *region*. When backward first
 // needs one of those tensors, the function runs again, up to the last tensor that is needed, with
 // the grad mode, autocast and random numbers of its first run: those of the default generators, and those
 // of a generator that an operator is given, as in torch::rand(sizes, generator). Numbers that the function

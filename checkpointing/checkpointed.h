@@ -50,7 +50,7 @@ class EveryBlocks {
  public:
   static EveryBlocks none() { return EveryBlocks(0); }
   static EveryBlocks each() { return EveryBlocks(1); }
-  // count >= 1.
+  // Regions of `count` blocks, 1 or more.
   static EveryBlocks every(int64_t count) {
     ZP_CHECK(count >= 1, "checkpointed blocks: expected 1 or more blocks a region, got ", count);
     return EveryBlocks(count);
@@ -58,7 +58,7 @@ class EveryBlocks {
   // Regions of round(sqrt(n)) blocks, for n blocks.
   static EveryBlocks square_root() { return EveryBlocks(kSquareRoot); }
 
-  // Blocks a region where there are so many; 0: no regions.
+  // Blocks of a region, for a loop over so many blocks; 0: no regions.
   int64_t of(int64_t blocks) const {
     if (count_ != kSquareRoot) return count_;
     return std::max<int64_t>(1, std::llround(std::sqrt(static_cast<double>(blocks))));

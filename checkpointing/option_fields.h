@@ -21,13 +21,14 @@ constexpr auto table_of(std::type_identity<RecomputeOptions>) {
   return std::tuple(memory::section(
       "Recompute",
       field<&RecomputeOptions::budget_bytes>(
-          {.help = "The most activations; without, cheap operators are repeated whatever it takes",
+          {.help = "Most bytes of activations; none: only cheap operators are computed again",
            .unit = kBytes,
            .default_word = "none"}),
-      field<&RecomputeOptions::least_bytes>({.help = "Smaller saved tensors stay", .unit = kBytes}),
-      field<&RecomputeOptions::device>({.help = "Where activations lie"}),
+      field<&RecomputeOptions::least_bytes>(
+          {.help = "Saved tensors below this size stay", .unit = kBytes}),
+      field<&RecomputeOptions::device>({.help = "Device of the activations"}),
       field<&RecomputeOptions::agree>(
-          {.help = "Makes a decision rank 0's; zeropage::recompute() sets it",
+          {.help = "Function that makes a decision rank 0's; zeropage::recompute() sets it",
            .default_word = "none"})));
 }
 static_assert(memory::tells_all_fields<RecomputeOptions>());
@@ -37,15 +38,15 @@ constexpr auto table_of(std::type_identity<ActivationOffloadOptions>) {
   return std::tuple(memory::section(
       "Offload of activations",
       field<&ActivationOffloadOptions::least_bytes>(
-          {.help = "Smaller saved tensors stay", .unit = kBytes}),
+          {.help = "Saved tensors below this size stay", .unit = kBytes}),
       field<&ActivationOffloadOptions::staging_bytes>(
-          {.help = "Most device memory on its way out, and, apart from that, fetched ahead",
+          {.help = "Most device memory on its way out, and as much again fetched ahead",
            .unit = kBytes,
            .default_word = "twice the largest, at least 64 MiB"}),
       field<&ActivationOffloadOptions::compression>(
-          {.help = "How copies are kept; all but none change gradients"}),
+          {.help = "Format of the copies; all but none change gradients"}),
       field<&ActivationOffloadOptions::store>(
-          {.help = "Where copies lie, such as a zeropage::NvmeActivations",
+          {.help = "Where copies are kept, such as a zeropage::NvmeActivations",
            .default_word = "host memory"})));
 }
 static_assert(memory::tells_all_fields<ActivationOffloadOptions>());
@@ -66,14 +67,13 @@ constexpr auto table_of(std::type_identity<CheckpointOptions>) {
   using memory::field;
   return std::tuple(memory::section(
       "A region that is computed again",
-      field<&CheckpointOptions::name>({.help = "The region's, in errors"}),
+      field<&CheckpointOptions::name>({.help = "Name of the region in errors"}),
       field<&CheckpointOptions::preserve_random_state>(
-          {.help = "Repeats with the same random numbers"}),
+          {.help = "Repeat with the same random numbers"}),
       field<&CheckpointOptions::early_stop>(
-          {.help = "A repetition ends when the last tensor is there that backward still needs"}),
-      field<&CheckpointOptions::check>(
-          {.help = "What is compared with the first run: nothing; sizes, dtypes and devices; or "
-                   "values as well"})));
+          {.help = "End a repetition with the last tensor that backward still needs"}),
+      field<&CheckpointOptions::check>({.help = "What is compared with the first run: nothing; "
+                                                "sizes, dtypes and devices; or values too"})));
 }
 static_assert(memory::tells_all_fields<CheckpointOptions>());
 
@@ -85,15 +85,16 @@ constexpr auto table_of(std::type_identity<PartitionOptions>) {
           {.help = "The ranks that hold the same values, and how they gather",
            .default_word = "none: must be set"}),
       field<&PartitionOptions::held_by_all>(
-          {.help = "Whether every member holds the same values in a saved tensor",
+          {.help =
+               "Function that says whether every member holds the same values in a saved tensor",
            .default_word = "none: must be set"}),
       field<&PartitionOptions::least_bytes>(
-          {.help = "Smaller saved tensors stay whole", .unit = kBytes}),
+          {.help = "Saved tensors below this size stay whole", .unit = kBytes}),
       field<&PartitionOptions::verify>(
-          {.help = "Whether the members' equality is looked at, at each tensor that is cut"}),
-      field<&PartitionOptions::onward>(
-          {.help = "Where slices go, and what is not cut, such as ActivationOffload::hooks()",
-           .default_word = "they stay"})));
+          {.help = "Check at each tensor that is cut that the members hold the same values"}),
+      field<&PartitionOptions::onward>({.help = "Hooks that slices and uncut tensors are passed "
+                                                "to, such as ActivationOffload::hooks()",
+                                        .default_word = "they stay"})));
 }
 static_assert(memory::tells_all_fields<PartitionOptions>());
 

@@ -21,7 +21,7 @@ using memory::KindScope;
 using memory::LedgerScope;
 using memory::StreamScope;
 
-// Of all gathers of one rank.
+// What all gathers of one rank share.
 struct Shared {
   const PartitionOptions options;
   const std::shared_ptr<memory::Ledger> ledger = memory::Ledger::current();

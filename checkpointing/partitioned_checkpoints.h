@@ -52,7 +52,7 @@ struct SliceGroup {
   std::function<memory::Pending(const at::Tensor& whole_flat, const std::string& name)> all_gather;
 };
 
-// Whether the members' equality is looked at.
+// Whether the members compare their values.
 enum class Verify : uint8_t {
   kNo,
   kEachTensor,  // one all-gather of 8 bytes a rank and a pass over the bytes, for each that is cut
@@ -67,7 +67,7 @@ struct PartitionOptions {
   std::function<bool(const at::Tensor& saved)> held_by_all;
   int64_t least_bytes = int64_t{16} << 10;  // smaller ones stay whole
   Verify verify = Verify::kNo;
-  // Where slices go, and what is not cut: such as ActivationOffload::hooks(). Null: they stay.
+  // Hooks that slices and uncut tensors are passed to, such as ActivationOffload::hooks(). Null: they stay.
   std::shared_ptr<SavedTensorHooks> onward = nullptr;
 };
 
@@ -78,7 +78,7 @@ class PartitionedCheckpoints : public ActivationPolicy {
   explicit PartitionedCheckpoints(PartitionOptions options);
   ~PartitionedCheckpoints() override;
 
-  // For hooks of your own that hand on to it.
+  // For hooks of your own that pass tensors to it.
   std::shared_ptr<SavedTensorHooks> hooks() const;
 
  private:

@@ -68,7 +68,7 @@ std::string table_of(const RecordedStep& step, const RecomputePlan& plan,
   return out.str();
 }
 
-// Rank 0's number, if somebody tells it.
+// Rank 0's number, if there is a function that gives it.
 int64_t agreed(int64_t number, const RecomputeOptions& options) {
   if (!options.agree) return number;
   at::Tensor bytes = at::empty({sizeof(number)}, at::kByte);

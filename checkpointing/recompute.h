@@ -20,8 +20,8 @@
 // time is dropped whose forecast peak fits (checkpointing/recompute_plan.h). While it is measured,
 // the first step keeps to the budget by dropping what takes the fewest operations a byte.
 //
-// At the grain of operators more is cheap than at that of blocks: a norm or an activation function
-// comes back from its input alone. Operators are repeated one by one, with the random state,
+// More is cheap among operators than among blocks: a norm or an activation function is computed again from its
+// input alone. Operators are repeated one by one, with the random state,
 // autocast and grad mode of the forward, so gradients have the same bits. What is written in place,
 // small, or not saved through an operator stays. Regions (checkpointing/checkpoint.h) within are
 // left to themselves.
@@ -67,13 +67,13 @@ struct RecomputeOptions {
   static RecomputeOptions budget(int64_t bytes) { return {.budget_bytes = bytes}; }
 
   std::optional<int64_t> budget_bytes;
-  // Saved tensors below stay: repeating an operator costs more than they are worth.
+  // Smaller saved tensors stay: repeating an operator costs more than they save.
   int64_t least_bytes = 16 * 1024;
   // Where activations lie.
   c10::DeviceType device = c10::DeviceType::CPU;
-  // With parameters sharded at stage 3 a repeated operator gathers, so all ranks must repeat the
-  // same ones: makes the tensor (uint8, on the host) what rank 0's is. zeropage::recompute() sets it.
-  // Empty: this rank alone decides, which the wrapped forward of such a model refuses under a budget.
+  // Gives the tensor (uint8, on the host) rank 0's values. At stage 3 a repeated operator gathers, so all ranks
+  // must repeat the same ones. zeropage::recompute() sets it. Empty: this rank decides alone, which the wrapped
+  // forward of such a model refuses under a budget.
   std::function<void(const at::Tensor& decision)> agree;
 };
 
@@ -83,14 +83,14 @@ class Recompute : public ActivationPolicy {
   explicit Recompute(RecomputeOptions options = {});
   ~Recompute() override;
 
-  // What the plan in force lets expect; nothing while a step is measured, or without a budget.
+  // The forecast of the plan in force; nothing while a step is measured, or without a budget.
   std::optional<int64_t> forecast_peak_bytes() const;
   std::optional<double> forecast_replay_seconds() const;
   // By operator: how many saved tensors of it are dropped, their bytes, and what that costs.
   // "" without a plan.
   std::string plan_table() const;
 
-  // Of its forwards so far.
+  // Statistics of all forwards so far.
   RecomputeStatistics statistics() const;
 
   // Whether the calling thread is in a scope that plans by what this rank alone measures: of a budget

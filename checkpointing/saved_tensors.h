@@ -58,11 +58,11 @@ class SavedTensorHooks {
   // would own the node that owns the PackedTensor. Must not change it.
   virtual std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) = 0;
 
-  // Where these hooks would have a storage as a whole, without a look at the tensors in it; null: they
-  // want each tensor themselves.
+  // The hooks that keep whole storages for these, without a look at the tensors in them; null: these take each tensor by
+  // itself.
   virtual std::shared_ptr<SavedTensorHooks> place_of_storages() { return nullptr; }
-  // Hooks that decide what is kept at all, and not where: the same ones, handing on to `place` what
-  // they keep. Null: hooks that keep tensors themselves, which an inner scope replaces.
+  // For hooks that decide what is kept, and not where: hooks like these that pass what they keep to `place`. Null:
+  // hooks that keep tensors themselves, which an inner scope replaces.
   virtual std::shared_ptr<SavedTensorHooks> handing_on_to(
       std::shared_ptr<SavedTensorHooks> /*place*/) const {
     return nullptr;

@@ -49,7 +49,7 @@ class Request {
              ": there is no rank ", peer, " in a world of ", communicator_.size());
   }
 
-  // Of what only the root has whole.
+  // Checks an operation whose whole tensor only the root has.
   void check_part(const at::Tensor& tensor, int root) {
     check_peer(root);
     if (communicator_.rank() == root) {

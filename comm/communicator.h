@@ -96,21 +96,22 @@ class Communicator {
   Pending send(const at::Tensor& tensor, int to_rank, std::string_view what);
   Pending recv(const at::Tensor& tensor, int from_rank, std::string_view what);
 
-  // Blocks until what this rank has begun here has ended on the host, well or not. Who lets a communicator go without it leaves the
-  // others in operations that they have begun too, and they name this rank as lost.
+  // Blocks until every operation that this rank has begun here has ended on the host, with or without an error. If
+  // a communicator is destroyed before, other ranks stay in operations that they have begun too, and they name this
+  // rank as lost.
   void finish() noexcept;
 
-  // The ranks whose connection to this one has broken. For those who wait for them elsewhere.
+  // The ranks whose connection to this one has broken. For waits in other communicators.
   virtual std::vector<int> lost_ranks() { return {}; }
 
-  // What finds out why another rank does not come; null where nobody looks.
+  // What finds out why another rank does not come; null for communicators without one.
   virtual std::shared_ptr<detail::Watch> watch() const { return nullptr; }
 
-  // Where the tensors must be: parameters, gradients and what else is long.
+  // The device of the tensors: parameters, gradients and other long ones.
   virtual c10::Device device() const { return c10::kCPU; }
-  // Whether tensors there are moved too.
+  // Whether tensors of that device are moved too.
   virtual bool moves(c10::Device there) const { return there == device(); }
-  // [numel] elements there, not initialised.
+  // A tensor of [numel] elements on device(), not initialised.
   at::Tensor buffer(int64_t numel, at::ScalarType dtype) const;
   // Whether reductions add in comm/reduction.h's order.
   virtual bool has_fixed_order() const { return true; }
@@ -130,7 +131,7 @@ class Communicator {
   virtual Pending start_send(const at::Tensor& tensor, int to_rank, std::string what) = 0;
   virtual Pending start_recv(const at::Tensor& tensor, int from_rank, std::string what) = 0;
   virtual WireTraffic sent() const = 0;
-  // A communicator that passes on to another what it is asked for has these too; by default they throw.
+  // A communicator that passes operations to another one implements these; by default they throw.
   virtual Pending start_reduce(const at::Tensor& tensor, ReduceOp op, int root, std::string what);
   virtual Pending start_gather(const at::Tensor& tensor, int root, std::string what);
   virtual Pending start_scatter(const at::Tensor& tensor, int root, std::string what);

@@ -7,8 +7,9 @@
 
 namespace zeropage::comm {
 
-// Whoever waits for this rank, in this world or in one that is related to it by World::split, ends with that cause within
-// two seconds, and so does what this rank begins in them from here on. Nothing where there are no other ranks. Threads: the one that
+// Makes this rank fail: ranks that wait for it, in this world or in one that is related to it by World::split, end
+// with that cause within two seconds, and so does what this rank begins there from now on. Does nothing in a world
+// of one. Threads: the one that
 // calls the world.
 void fail(const World& world, const std::string& why);
 

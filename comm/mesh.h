@@ -3,8 +3,8 @@
 //   Mesh mesh(world, {{"pipeline", 2}, {"data", 4}, {"tensor", 2}});
 //   mesh["data"].communicator().all_reduce(gradient, ReduceOp::kMean, "a gradient").wait();
 //
-// Row-major, as the axes are listed: neighbours along the last one are neighbours in the world. So the last axes lie
-// within hosts, and their ranks meet in shared memory, where a launcher numbers the ranks of a host in a row.
+// Row-major, as the axes are listed: neighbours along the last one are neighbours in the world. If a launcher
+// numbers the ranks of a host in a row, the last axes lie within hosts, and their ranks use shared memory.
 //
 // An axis is a world of its own, over the ranks that have this one's place on all other axes: by World::split()'s
 // rules, in the order of their places. An axis as long as the world is the world itself.

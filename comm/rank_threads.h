@@ -22,7 +22,8 @@ namespace zeropage::comm {
 struct ThreadsOptions {
   // LibTorch's intra-op threads of each rank.
   int threads_per_rank = 1;
-  // By rank: which ranks are taken to be on one host, by equal text. Default, none: all are.
+  // By rank, the name of its host: ranks with equal names are taken to be on one host. Default, none: all are on
+  // one.
   std::vector<std::string> hosts = {};
   // Where ranks meet: a store for each rank, or one for all. Default, null: one in memory.
   std::function<c10::intrusive_ptr<c10d::Store>(int rank)> store = {};
@@ -34,9 +35,9 @@ class RanksFailed : public std::runtime_error {
   // errors: by rank, null for a rank that ended well. rank: of the first, which has one.
   RanksFailed(int rank, std::vector<std::exception_ptr> errors);
 
-  // That threw first.
+  // The rank that threw first.
   int rank() const { return rank_; }
-  // What each rank threw, by rank; null: nothing. The others' usually say that they lost the first.
+  // What each rank threw, by rank; null: nothing. Errors of the others usually say that they lost the first.
   const std::vector<std::exception_ptr>& errors() const { return errors_; }
 
  private:

@@ -16,7 +16,7 @@
 
 namespace zeropage::comm {
 
-// What sums of elements of that dtype are held in until they are rounded.
+// The dtype in which sums of elements of that dtype are held until they are rounded.
 c10::ScalarType accumulator_of(c10::ScalarType dtype);
 
 // Ranks [begin, end).
@@ -43,8 +43,8 @@ void reduce_in_rank_order(std::span<const void* const> contributions, void* out,
 void reduce_to_accumulators(std::span<const void* const> contributions, void* out, int64_t numel,
                             c10::ScalarType dtype, ReduceOp op);
 
-// What is known of a subtree: the contribution of one rank, of the reduction's dtype, or the
-// accumulators of several.
+// A partial sum of a subtree: the contribution of one rank, in the reduction's dtype, or the accumulators of
+// several.
 struct Partial {
   RankRange ranks;
   const void* data = nullptr;

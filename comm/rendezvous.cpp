@@ -353,7 +353,7 @@ std::string first_host(const std::string& slurm_node_list) {
 
 namespace {
 
-// Of the interfaces that are up, the first with an IPv4 address that other hosts can reach; "" if
+// The first address of an interface that is up which other hosts can reach by IPv4; "" if
 // there is none.
 std::string first_outside_address() {
   ifaddrs* list = nullptr;

@@ -1,5 +1,4 @@
-// Where this rank stands in its world, read from the variables that launchers set, and the store
-// where ranks meet.
+// This rank's place in its world, read from the variables that launchers set, and the store where ranks meet.
 #pragma once
 
 #include <chrono>

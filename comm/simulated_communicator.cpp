@@ -176,7 +176,7 @@ WireTraffic SimulatedCommunicator::sent() const {
           of(Operation::kAllToAll)};
 }
 
-// As if every rank held what this one holds: a mean or a maximum of equals is any of them.
+// Every rank is taken to hold what this one holds: a mean or a maximum of equals is any of them.
 void SimulatedCommunicator::reduce_equals(const at::Tensor& tensor, ReduceOp op) const {
   if (op == ReduceOp::kSum && !first_error_) tensor.mul_(size());
 }
@@ -207,7 +207,7 @@ Pending SimulatedCommunicator::count(const detail::Call& call, const LinkTraffic
 
 // ---- time ----
 
-// Of the messages that come from all others, one after the other.
+// Seconds that the messages from all other ranks take, one after the other.
 template <typename Sent>
 double SimulatedCommunicator::seconds_from_others(const Sent& sent_by) const {
   double seconds = 0;

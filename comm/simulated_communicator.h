@@ -1,7 +1,7 @@
 // One rank of a world of up to 4096 whose other ranks do not exist: counts what it would send, and
 // what that would cost in time.
 //
-// What: the sharding code runs against it on meta tensors, which have sizes and no memory. Each
+// The sharding code runs against it on meta tensors, which have sizes and no memory. Each
 // operation has ended when it returns. What it sends is counted by the formulas of the real
 // communicators (comm/traffic.h), so the figures of a program are theirs, whatever N.
 // What the program's meta tensors would hold is on the ledger's account of c10::kMeta

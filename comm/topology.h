@@ -22,7 +22,7 @@ class Topology {
   int size() const { return static_cast<int>(places_.size()); }
   int hosts() const { return static_cast<int>(ranks_of_.size()); }
   int host_of(int rank) const { return places_[static_cast<size_t>(rank)].host; }
-  // Of a rank among those of its host, from 0.
+  // A rank's place among those of its host, from 0.
   int index_in_host(int rank) const { return places_[static_cast<size_t>(rank)].index; }
   const std::vector<int>& ranks_of(int host) const { return ranks_of_[static_cast<size_t>(host)]; }
 

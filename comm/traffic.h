@@ -8,8 +8,8 @@
 //   hosts once, by the counterpart (comm/topology.h). A reduction sends one partial sum a maximal
 //   subtree of the reduction's tree (comm/reduction.h), so that the bits stay the same.
 //
-// What has a root or goes from each to each takes the straight way to its receiver, whatever lies between; a reduction to
-// a root is a reduce_scatter and a gather above 32 KiB, and goes to the root below.
+// Operations with a root, and all_to_all, send straight to the receiver, whatever hosts lie between. A reduction to
+// a root is a reduce_scatter and a gather above 32 KiB, and goes straight to the root below.
 //
 // N ranks, B bytes: all_gather, reduce_scatter and all_to_all B (N-1)/N, all_reduce twice that, a binomial
 // broadcast ceil(log2 N) times B at the root (Thakur, Rabenseifner, Gropp 2005, "Optimization of

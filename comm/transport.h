@@ -7,8 +7,8 @@
 namespace zeropage::comm {
 
 enum class Transport : uint8_t {
-  // Between accelerators NCCL where it can be had. Otherwise shared memory between the ranks of a
-  // host where it can be had, Gloo between others.
+  // Between accelerators NCCL if it is possible. Otherwise shared memory between the ranks of a host if it is
+  // possible, and Gloo between others.
   kAuto,
   kGloo,    // TCP between all ranks
   kShared,  // shared memory; throws where it cannot be had

@@ -1,7 +1,8 @@
 // The ranks that train together, and this rank's place among them.
 //
-// A World is a handle: copies share one communicator and one store. The last copy closes them, once what this rank has begun
-// there has ended, or at once while an exception is on its way; every rank should drop its own at the same point of the program.
+// A World is a handle: copies share one communicator and one store. The last copy closes them: its destructor waits
+// for this rank's unfinished operations, unless an exception is unwinding. Every rank should drop its own at the
+// same point of the program.
 // Threads: as the communicator, one thread at a time.
 #pragma once
 
@@ -42,8 +43,8 @@ struct WorldOptions {
   // kFixed gives the host's bits with NCCL, at the cost of a staging buffer and of time.
   ReductionOrder reduction_order = ReductionOrder::kFast;
 
-  // Given the world's communicator, returns the one to use: to measure, delay or count what passes.
-  // Unset: as it is.
+  // Given the world's communicator, returns the one to use: to measure, delay or count what passes. Unset: the
+  // world's own.
   std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)> decorate;
 };
 
@@ -69,7 +70,7 @@ class World {
   // Calls `function` as each of `ranks` ranks, each a thread of this process with its world, and returns
   // when all have ended (comm/rank_threads.h). For tests: training is faster with a process a rank. Where
   // one throws, the others end at their next call of this library; throws RanksFailed, which names the
-  // first. What `function` returns is not looked at.
+  // first. What `function` returns is ignored.
   static void threads(int ranks, const std::function<void(World&)>& function,
                       const WorldOptions& options = {}, const ThreadsOptions& threads = {});
 
@@ -96,7 +97,7 @@ class World {
 
   Communicator& communicator() const;
 
-  // For metrics: of all ranks' values, the same bits on all ranks. A NaN on any rank is a NaN. Whole
+  // Reductions of all ranks' values, for metrics: the same bits on all ranks. A NaN on any rank is a NaN. Whole
   // numbers are exact up to 2^53. Collective; a rank that calls alone, or another one, is named. Costs a
   // message of 8 bytes, and on an accelerator a wait for what was enqueued there.
   double sum(double value) const;
@@ -135,9 +136,9 @@ class World {
   // the new world does, over its ranks. Operations of two worlds may run at the same time; ranks that have several in
   // common call them in the same order. In a simulated world all ranks pass what this one passes.
   World split(int64_t color, int64_t key) const;
-  // What rank `rank` is called in errors: its number in the world that all others were split from.
+  // The name of rank `rank` in errors: its number in the world that all others were split from.
   int global_rank(int rank) const;
-  // Which ranks these are, for words: " along \"data\""; "" for all.
+  // Which ranks these are, for messages: " along \"data\""; "" for all.
   const std::string& where() const;
 
   // The same ranks for another thread, or with another deadline: texts have their own order there, and

@@ -28,9 +28,8 @@ constexpr auto table_of(std::type_identity<WorldOptions>) {
   return std::tuple(memory::section(
       "A world",
       field<&WorldOptions::deadline>(
-          {.help =
-               "How long a rank waits for another that shows no life or, though it is in a call "
-               "of ours, no progress",
+          {.help = "How long a rank waits for another that shows no life or, within a call of "
+                   "ours, makes no progress",
            .flag = {.name = "deadline",
                     .help = "Seconds a rank waits for another that shows no life"}}),
       field<&WorldOptions::busy_limit>(
@@ -39,23 +38,19 @@ constexpr auto table_of(std::type_identity<WorldOptions>) {
           {.help = "How often a rank that waits for a busy one says so on stderr"}),
       field<&WorldOptions::device>(
           {.help =
-               "Where tensors are: the host, or the accelerator of this type whose index is the "
-               "local rank",
+               "Device of the tensors: the host, or the accelerator whose index is the local rank",
            .flag = {.name = "device",
                     .values = "{}=",
                     .help = "Where ranks train; auto: cuda where there is a device"}}),
       field<&WorldOptions::transport>(
-          {.help = "Between ranks: gloo (TCP), shared (memory of one host), auto: shared where "
-                   "it can be had; the same bits. nccl (between CUDA devices): what auto takes "
-                   "there",
+          {.help = "What carries bytes between ranks: gloo (TCP), shared (memory of one host), "
+                   "nccl (CUDA devices); auto: the fastest possible",
            .flag = {"communicator", "{}="}}),
-      field<&WorldOptions::reduction_order>(
-          {.help = "Of sums over NCCL: its own, or the host's bits at the cost of a buffer and of "
-                   "time"}),
-      field<&WorldOptions::decorate>(
-          {.help = "Makes another communicator of the world's, to measure, delay or count what "
-                   "passes",
-           .default_word = "as it is"})));
+      field<&WorldOptions::reduction_order>({.help = "Order of sums over NCCL: NCCL's own, or the "
+                                                     "host's, which costs a buffer and time"}),
+      field<&WorldOptions::decorate>({.help = "Function that wraps the world's communicator, to "
+                                              "measure, delay or count what passes",
+                                      .default_word = "as it is"})));
 }
 static_assert(memory::tells_all_fields<WorldOptions>());
 
@@ -66,20 +61,22 @@ constexpr auto table_of(std::type_identity<ThreadsOptions>) {
       field<&ThreadsOptions::threads_per_rank>(
           {.help = "LibTorch's intra-op threads of each rank"}),
       field<&ThreadsOptions::hosts>(
-          {.help = "By rank: which are taken to be on one host, by equal text",
+          {.help = "Name of each rank's host; ranks with the same name are on one host",
            .default_word = "all are"}),
-      field<&ThreadsOptions::store>({.help = "Where ranks meet: a store for each, or one for all",
-                                     .default_word = "one in memory"})));
+      field<&ThreadsOptions::store>(
+          {.help = "Where ranks meet: a store for each rank, or one for all",
+           .default_word = "one in memory"})));
 }
 static_assert(memory::tells_all_fields<ThreadsOptions>());
 
 constexpr auto table_of(std::type_identity<SimulationOptions>) {
   using memory::field;
   return std::tuple(memory::section(
-      "A rank without the others", field<&SimulationOptions::rank>({.help = "Which one"}),
+      "A rank without the others",
+      field<&SimulationOptions::rank>({.help = "The rank that is simulated"}),
       field<&SimulationOptions::topology>(
           {.help = "The ranks and their hosts", .default_word = "one rank"}),
-      field<&SimulationOptions::transport>({.help = "Whose algorithms are counted"}),
+      field<&SimulationOptions::transport>({.help = "Transport whose algorithms are counted"}),
       field<&SimulationOptions::within_host>(
           {.help = "A rank's link to ranks of its host", .default_word = "as a core copies"}),
       field<&SimulationOptions::between_hosts>(

@@ -50,7 +50,7 @@ class DistributedSampler {
   void set_epoch(int64_t epoch);
   // Begins the present epoch again.
   void restart();
-  // This rank's next samples; nothing once, where the epoch has ended on all ranks. Throws after that, as a
+  // This rank's next samples; nothing, once, when the epoch has ended on all ranks. Throws after that, because a
   // loop without set_epoch() would train on nothing.
   std::optional<std::vector<int64_t>> next();
 
@@ -62,7 +62,7 @@ class DistributedSampler {
   int64_t batches() const;
   const SamplerOptions& options() const { return options_; }
 
-  // load() throws where the state is of another number of samples, seed or order.
+  // load() throws if the state has another number of samples, seed or order.
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
 

@@ -11,7 +11,7 @@
 
 namespace zeropage::data {
 
-// Of the file's sizes; uint8, int8, int16, int32, float or double.
+// A tensor of the file's sizes; uint8, int8, int16, int32, float or double.
 at::Tensor read_idx(const std::filesystem::path& file);
 
 }  // namespace zeropage::data

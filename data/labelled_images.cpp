@@ -89,7 +89,7 @@ Split stratified_split(const at::Tensor& labels, int64_t held_out, uint64_t seed
   const auto label = labels.accessor<int64_t, 1>();
   for (const int64_t sample : permutation(samples, seed)) of_class[label[sample]].push_back(sample);
 
-  // Of each class its share rounded down; the classes that lost most by that give one more.
+  // Each class gives its share, rounded down; the classes that lost most by that give one more.
   std::map<int64_t, int64_t> taken;
   std::vector<std::pair<int64_t, int64_t>> lost;  // remainder, class
   int64_t left = held_out;

@@ -41,8 +41,8 @@ struct Split {
   std::vector<int64_t> held_out;
 };
 
-// Holds out so many samples, of each class its share to within one sample (largest remainders), chosen by the
-// seed. labels: [samples] int64. Throws where nothing would be left on either side.
+// Holds out so many samples, in proportion to the classes to within one sample (largest remainders), chosen by the
+// seed. labels: [samples] int64. Throws if nothing would be left on either side.
 Split stratified_split(const at::Tensor& labels, int64_t held_out, uint64_t seed);
 
 }  // namespace zeropage::data

@@ -8,8 +8,8 @@
 //     while (auto batch = loader.next()) train_on(batch->data, batch->target);
 //   }
 //
-// The order is that of the sampler, however many threads there are and whichever is done first. What `load` makes must depend on its
-// arguments alone (data/random.h), so that threads do not show either.
+// The order is that of the sampler, however many threads there are and whichever is done first. What `load` makes
+// must depend on its arguments alone (data/random.h); then the result does not depend on threads.
 //
 // A saved loader is the sampler after the last batch that next() has returned: batches that are ready or under way are made again.
 //

@@ -1,4 +1,5 @@
-// What is done to an image before a model sees it: augmentation for training, the same cut for every image in an evaluation.
+// Transforms of an image before a model sees it: augmentation for training, the same crop of every image in an
+// evaluation.
 //
 //   const auto training = data::chain({data::random_crop(28, /*padding=*/4), data::random_flip(), data::normalise({0.5}, {0.25})});
 //   auto input = training(images.image(sample), SampleRandom(seed, epoch, sample));  // [1, 28, 28] fp32

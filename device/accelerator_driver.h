@@ -1,7 +1,8 @@
 // Whether this process has started an accelerator's driver. From then on it cannot fork ranks: CUDA
 // answers a forked process with an initialisation error. The launcher asks before it forks.
 //
-// Two things tell. Who of this project asks a driver notes it. And CUDA holds a file open once it has started, whoever
+// Two things show it. Code of this project that asks a driver notes it. And CUDA holds a file open once it has
+// started, whoever
 // started it: LibTorch, or the user's own code.
 //
 // The note is global to the process. Threads: any. Free of torch, for the launcher.

@@ -74,7 +74,7 @@ std::optional<CgroupMemory> group_at(const std::string& folder, const CgroupFile
   return CgroupMemory{.limit_bytes = *limit, .used_bytes = std::max<int64_t>(*used - inactive, 0)};
 }
 
-// Of the group and all above it, up to the root of the mount, the one that leaves the least. A
+// Finds which of the group and all above it, up to the root of the mount, leaves the least memory. A
 // container sees its own group as the root, under a path that may not be there.
 void look_upwards(const std::string& mount, std::string group, const CgroupFiles& files,
                   std::optional<CgroupMemory>& least) {

@@ -2,7 +2,7 @@
 // available and what its cgroups leave.
 //
 // Figures of this moment: others may take what is free now. Free of torch, for `zp`. Threads: any.
-// Throws std::runtime_error in words where /proc says nothing.
+// Throws std::runtime_error where /proc says nothing.
 #pragma once
 
 #include <cstdint>

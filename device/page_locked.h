@@ -4,8 +4,9 @@
 //   memory::start_copy(bytes, on_device);   // the host goes on
 //   const memory::Event arrived = memory::Stream::current(device).record();
 //
-// LibTorch gives freed page-locked memory out again at once, unless it knows of a copy that is under way. It is told of a copy by the
-// tensor's address or its storage's context, and knows neither for a part of a block whose storage is not its own. So all such
+// LibTorch gives freed page-locked memory out again at once, unless it knows of a copy that is under way. It learns
+// of a copy by the tensor's address or its storage's context, and knows neither for a part of a block whose storage
+// is not its own. So all such
 // memory of this project is owned by blocks of ours (device/detail/page_locked_block.h), and every copy beside the host is started
 // here: a tensor may end while a device still reads or writes it, however it was narrowed.
 //

@@ -2,7 +2,7 @@
 //
 // Asks the kernel (move_pages(2), which moves nothing here). A page of 4 KiB or huge ones alike
 // count as system pages; shared and private mappings alike.
-// Free of torch, for `zp`. Threads: any. Throws std::system_error in words where the system does
+// Free of torch, for `zp`. Threads: any. Throws std::system_error where the system does
 // not tell: a container's filter may forbid the call.
 #pragma once
 

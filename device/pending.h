@@ -21,7 +21,7 @@ class Pending {
   // device/pending_on_device.h.
   struct OnDevice;
 
-  // Nothing in flight: wait() returns at once.
+  // A Pending with nothing in flight: wait() returns at once.
   Pending() = default;
   // help: called by who waits, to bring the end nearer with the thread that would only sleep; it
   // may return before the end.

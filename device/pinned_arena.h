@@ -13,7 +13,7 @@
 // Lifetime: tensors keep the memory; the arena may go before them. What start_copy() (device/page_locked.h) has
 // begun keeps it too, until it is over.
 // Threads: one at a time takes; tensors may end on any.
-// Throws c10::Error in words when the host has less, when the driver refuses, and when it is
+// Throws c10::Error when the host has less, when the driver refuses, and when it is
 // exhausted.
 #pragma once
 

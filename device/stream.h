@@ -6,8 +6,8 @@
 // all the ordering there is; nothing synchronises a whole device, and no block of memory is marked as used by a
 // stream (`recordStream`), which would make the time of its release depend on timing.
 //
-// Written over LibTorch's device-generic streams, so it knows no CUDA. In a simulated world (the meta device) a stream
-// is a number: nothing is enqueued, but whoever looks at memory is told for which stream it is.
+// Written over LibTorch's device-generic streams, so it knows no CUDA. In a simulated world (the meta device) a
+// stream is a number: nothing is enqueued, but records of memory say for which stream it is.
 // Threads: any; a Stream and an Event are values.
 #pragma once
 
@@ -27,7 +27,7 @@ bool has_streams(c10::DeviceType device);
 
 class Event {
  public:
-  // Has passed.
+  // Whether it has passed.
   Event() = default;
 
   bool passed() const { return !event_ || event_->query(); }

@@ -9,7 +9,7 @@
 // share caches and a node.
 // Lifetime: values. Threads: any; a BindingScope begins and ends on one thread.
 // Free of torch, for `zp`. Throws std::invalid_argument for what a caller can mend and
-// std::runtime_error (std::system_error among them) for what the system refuses, in words.
+// std::runtime_error (std::system_error among them) for what the system refuses.
 #pragma once
 
 #include <cstdint>

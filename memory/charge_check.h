@@ -1,4 +1,4 @@
-// What a ledger asks and tells whoever limits it: before a charge, and after each change. memory/memory_limit.cpp
+// The calls of a ledger to what limits it: before a charge, and after each change. memory/memory_limit.cpp
 // defines it, which knows the limits and includes this header and the ledger's.
 #pragma once
 

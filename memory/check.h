@@ -23,7 +23,7 @@ namespace zeropage::memory {
 // knows the owner and includes this header.
 std::string owner_prefix();
 
-// The message of an exception in one line of words: without c10's stack trace.
+// The message of an exception without c10's stack trace.
 std::string message_of(const std::exception& error);
 
 }  // namespace zeropage::memory

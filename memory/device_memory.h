@@ -34,17 +34,18 @@ struct DeviceShortage {
 
 // What the calling thread's ledger holds on the device, now and at the peak, and what would have fitted.
 std::string out_of_memory_report(const DeviceShortage& shortage);
-// c10::OutOfMemoryError with that report. For who is told by an allocator before it throws its own error: that one, which knows no
-// kinds and no options, is never made. So who catches the error and does without has printed nothing, and who does not has all in one
-// message.
+// Throws c10::OutOfMemoryError with that report. An allocator calls it before it throws its own error, which knows
+// no kinds and no options. So a program that catches the error has printed nothing, and one that does not prints
+// everything in one message.
 [[noreturn]] void throw_out_of_memory(const DeviceShortage& shortage);
 
-// From here on LibTorch's CUDA allocator is observed, and throws throw_out_of_memory()'s error instead of its own. Its segments grow
-// from here on, where nobody chose otherwise (memory/expandable_segments.h). Once a process; later calls do nothing. Throws in a build
+// From here on LibTorch's CUDA allocator is observed, and throws throw_out_of_memory()'s error instead of its own.
+// Its segments grow from here on, unless the user chose otherwise (memory/expandable_segments.h). Once a process;
+// later calls do nothing. Throws in a build
 // without CUDA.
 void observe_cuda_memory();
 // The most that LibTorch's CUDA allocator takes from this device from here on, until the next call: an allocation
-// that would need more throws as where the device has no more. Of `total_bytes` that it has.
+// that would need more throws as if the device had no more. Of `total_bytes` that it has.
 void limit_cuda_memory(c10::Device device, int64_t bytes, int64_t total_bytes);
 // Bytes that LibTorch's CUDA allocator has from the device, in use or cached.
 int64_t cuda_reserved_bytes(c10::Device device);

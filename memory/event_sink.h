@@ -1,6 +1,7 @@
-// Who is told what happens to a rank's bytes while a step is looked at (profile/recorder.h).
+// An interface that gets the events of a rank's bytes, pages and messages while a step is recorded
+// (profile/recorder.h).
 //
-// A sink is put on a rank's ledger. Whatever works for the rank finds it there: the ledger itself, the
+// A sink is put on a rank's ledger. Everything that works for the rank finds it there: the ledger itself, the
 // pagers, the communicators, the copy engine, the named ranges of the code. Without one, each of these
 // costs a relaxed load of a pointer.
 //
@@ -91,7 +92,7 @@ class EventSink {
 class EventSinkSlot {
  public:
   bool empty() const { return !taken_.load(std::memory_order_relaxed); }
-  // Null: nobody looks.
+  // Null: there is none.
   std::shared_ptr<EventSink> get() const {
     if (empty()) return nullptr;
     const std::lock_guard lock(mutex_);
@@ -110,10 +111,11 @@ class EventSinkSlot {
   std::atomic<bool> taken_{false};
 };
 
-// Who looks at the calling thread's ledger; null: nobody.
+// The sink of the calling thread's ledger; null: none.
 std::shared_ptr<EventSink> current_sink();
 
-// For whom the calling thread allocates and waits, while it lives: a part of the code, and a page of it.
+// Names the owner of what the calling thread allocates and waits for, while it lives: a part of the code, and a
+// page of it.
 // Both outlive it. Ends in reverse order on the thread that made it.
 class OwnerScope {
  public:
@@ -126,14 +128,14 @@ class OwnerScope {
     const char* name = "";
     std::string_view page;
   };
-  // Of the innermost scope of the calling thread.
+  // The owner that the innermost scope of the calling thread names.
   static Owner current();
 
  private:
   const Owner before_;
 };
 
-// Tells the calling thread's sink of the time from its construction to its end.
+// Reports the time from its construction to its end to the calling thread's sink.
 class SpanScope {
  public:
   // name: outlives it.

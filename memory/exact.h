@@ -1,4 +1,4 @@
-// Integer arithmetic that refuses to round in silence.
+// Integer arithmetic that throws instead of rounding.
 #pragma once
 
 #include <limits>

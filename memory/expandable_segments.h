@@ -8,7 +8,7 @@
 //
 // Who sets PYTORCH_ALLOC_CONF or PYTORCH_CUDA_ALLOC_CONF, to whatever, has what that says:
 //   PYTORCH_ALLOC_CONF=expandable_segments:False ./train
-// So has who called LibTorch's setAllocatorSettings() before.
+// The same holds for a program that called LibTorch's setAllocatorSettings() before.
 //
 // Threads: any.
 #pragma once

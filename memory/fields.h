@@ -1,4 +1,5 @@
-// Options structs as tables: what a field means, its unit, and the words for its values are told once, and command lines, JSON,
+// Options structs as tables: what a field means, its unit, and the words for its values are written once, and
+// command lines, JSON,
 // the comparison between ranks and docs/options.md are made of it.
 //
 //   constexpr auto table_of(std::type_identity<Options>) {  // in the namespace of Options
@@ -73,7 +74,7 @@ struct FieldText {
   std::string_view unit = "";
   // What the default is called where its value says nothing: of -1, "two largest pages".
   std::string_view default_word = "";
-  // Of a string, or of a bool that is no mere flag: its values, with commas between.
+  // Values of a string, or of a bool that is no mere flag, with commas between.
   std::string_view words = "";
   Flag flag = {};
   Bounds bounds = {};
@@ -116,7 +117,7 @@ constexpr Word<decltype(Value)> word(std::string_view word) {
   return {Value, detail::name_of<Value>(), word};
 }
 
-// Of types whose namespaces are not ours: words(), as words_of(), or text(value), or both.
+// Specialised for types whose namespaces are not ours: words(), as words_of(), or text(value), or both.
 template <typename T>
 struct Foreign;
 

@@ -76,7 +76,7 @@ class EventSinkSlot;
 
 class Ledger {
  public:
-  // owner: how errors and tables call it, such as "rank 3/8"; "" for a process without ranks.
+  // owner: its name in errors and tables, such as "rank 3/8"; "" for a process without ranks.
   explicit Ledger(std::string owner = "");
   ~Ledger();
   Ledger(const Ledger&) = delete;
@@ -105,7 +105,7 @@ class Ledger {
   int64_t take_recent_activation_peak(c10::DeviceType device = c10::DeviceType::CPU);
 
   // For bytes that LibTorch's allocator did not hand out (a mapping of ours). Charge and discharge
-  // in pairs. block: for who looks at the ledger, tells blocks apart. Throws c10::OutOfMemoryError, and
+  // in pairs. block: tells blocks apart for an event sink. Throws c10::OutOfMemoryError, and
   // charges nothing, where that would pass a limit (memory/memory_limit.h).
   void charge(Kind kind, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
               const void* block = nullptr);
@@ -120,7 +120,7 @@ class Ledger {
   void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
               const void* block = nullptr);
 
-  // Who is told what happens to these bytes, and to the rank whose ledger this is.
+  // The sink that gets the events of these bytes, and of the rank whose ledger this is.
   EventSinkSlot& sink() { return *sink_; }
 
  private:

@@ -16,7 +16,7 @@
 namespace zeropage::memory {
 namespace {
 
-// Kinds with the most bytes, in words: "parameter 1.2 GiB, activation 300.0 MiB".
+// Kinds with the most bytes: "parameter 1.2 GiB, activation 300.0 MiB".
 std::string largest_kinds(const Breakdown& bytes) {
   constexpr size_t kShown = 3;
   std::vector<Kind> kinds;

@@ -24,10 +24,10 @@ namespace zeropage::memory {
 struct MemoryLimits {
   static constexpr int64_t kNone = 0;
 
-  // Of tensors on `device`.
+  // Most bytes of tensors on `device`.
   int64_t device_bytes = kNone;
   c10::DeviceType device = c10::DeviceType::CPU;
-  // Of tensors on the host, and of what is offloaded to it.
+  // Most bytes of tensors on the host, and of what is offloaded to it.
   int64_t host_bytes = kNone;
 
   bool any() const { return device_bytes != kNone || host_bytes != kNone; }

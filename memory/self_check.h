@@ -56,7 +56,7 @@ inline void expect_of_libtorch(const char* what, bool got) {
 }
 
 // What every world needs: storages and tensors keep their identity when they are given other memory.
-// That the LibTorch that is loaded is the one that Zeropage was compiled with is seen to before main().
+// Another check runs before main(): that the LibTorch that is loaded is the one that Zeropage was compiled with.
 void check_libtorch();
 
 }  // namespace zeropage::memory

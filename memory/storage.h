@@ -16,7 +16,7 @@ namespace zeropage::memory {
 // Throws if the storage does not fit.
 void move_storage_into(const at::Tensor& tensor, const at::Tensor& flat, int64_t offset);
 
-// Lets go of the storage's memory; it keeps its size. Its pointer is null until it gets other memory.
+// Frees the storage's memory; the storage keeps its size. Its pointer is null until it gets other memory.
 void drop_memory(c10::StorageImpl& storage);
 
 // Makes the storage, which has as many bytes, live in `flat`, without a copy of what it had.

@@ -1,6 +1,6 @@
 // fp32 values that follow what somebody wrote to their copy.
 //
-// Throws c10::Error in words when the tensors are not as described. Threads: any; on the CPU the work
+// Throws c10::Error when the tensors are not as described. Threads: any; on the CPU the work
 // is shared by the threads of offload/parallel.h. Elsewhere it is queued on the current stream, in
 // temporaries of the copy's size.
 #pragma once

@@ -7,7 +7,7 @@
 //
 // On CUDA the work is queued on the current stream; other accelerators do it by LibTorch's operators,
 // in a temporary of 2 to 4 times the input. Threads: any.
-// Throws c10::Error in words on other tensors.
+// Throws c10::Error on other tensors.
 #pragma once
 
 #include <cstdint>

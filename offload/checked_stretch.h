@@ -1,4 +1,4 @@
-// A stretch, checked in words, and as raw pointers.
+// A stretch, checked, and as raw pointers.
 #pragma once
 
 #include <cstddef>

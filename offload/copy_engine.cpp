@@ -22,7 +22,7 @@ namespace {
 
 using memory::Pending;
 
-// Who is told of a copy: whoever looks at the rank that starts it.
+// The event sink that gets a copy: that of the rank that starts it.
 class Observer {
  public:
   using Clock = std::chrono::steady_clock;
@@ -148,7 +148,7 @@ class HostCopies final : public CopyEngine {
   Queue to_device_;
 };
 
-// Of tensors without values, in a simulated world. What is copied is kept as long as the caller keeps
+// The engine for tensors without values, in a simulated world. A copied tensor is kept as long as the caller keeps
 // the Pending, as by a link that is slow.
 class NoCopies final : public CopyEngine {
  public:

@@ -25,7 +25,7 @@ namespace zeropage::offload {
 enum class Direction : uint8_t { kToHost, kToDevice };
 
 struct CopyEngineOptions {
-  // Of each direction. 0: as fast as it goes. For measuring, on a host device only.
+  // Speed of each direction. 0: as fast as it goes. For measuring, on a host device only.
   int64_t bytes_per_second = 0;
 };
 
@@ -47,7 +47,7 @@ class CopyEngine {
   // go. On a host copies keep theirs.
   virtual void wait_for_device() const {}
 
-  // That were copied since the engine was made, or are on their way.
+  // Bytes that were copied since the engine was made, or are on their way.
   int64_t bytes(Direction direction) const { return bytes_[static_cast<size_t>(direction)]; }
 
  protected:

@@ -1,5 +1,5 @@
-// How fast a directory's device reads and writes by the engine of NvmeFile, and what that makes of a
-// step: to say before a run what it will cost.
+// How fast a directory's device reads and writes by the engine of NvmeFile, and what a step will take with it: to
+// say before a run what it will cost.
 //
 // Throws: what NvmeFile's constructor does, and an error of the device.
 #pragma once

@@ -8,7 +8,7 @@
 
 namespace zeropage::offload {
 
-// Of 32 bits, the first worth 2^-1074. Behind them: how many infinities and how many NaNs.
+// Number of digits of 32 bits, the first worth 2^-1074. After them come the numbers of infinities and of NaNs.
 inline constexpr int kExactDigits = 67;
 inline constexpr int kInfinitiesWord = kExactDigits;
 inline constexpr int kNansWord = kExactDigits + 1;

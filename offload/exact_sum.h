@@ -1,6 +1,6 @@
-// The sum of fp64 terms that are not negative, exact until it is read: it depends neither on the
-// order of the terms nor on who adds what, and ranks, calls and threads may share the work as they
-// like. A fixed-point number wide enough for all of fp64 (Kulisch 1971; with deferred carries as in
+// The sum of fp64 terms that are not negative, exact until it is read: it does not depend on the order of the
+// terms, or on which rank, call or thread adds which of them. A fixed-point number wide enough for all of fp64
+// (Kulisch 1971; with deferred carries as in
 // Neal 2015, "Fast exact summation using small and large superaccumulators"), 552 bytes.
 //
 //   offload::ExactSum squares;
@@ -9,7 +9,7 @@
 //   const double norm = std::sqrt(offload::ExactSum::from_words(words).value());
 //
 // Takes about 2 ns a term. Room for 2^52 terms of any size. A value: copies are independent.
-// Threads: as an int. Throws c10::Error in words on negative terms and on words of no sum; the sum
+// Threads: as an int. Throws c10::Error on negative terms and on words of no sum; the sum
 // is then as it was.
 #pragma once
 
@@ -43,7 +43,7 @@ class ExactSum {
   // sums are those from which from_words makes their sum.
   Words words() const;
   static ExactSum from_words(std::span<const int64_t, kWords> words);
-  // Of words to which the parts of terms were added (offload/exact_digits.h) and nothing was carried.
+  // The sum of words to which the parts of terms were added (offload/exact_digits.h) and nothing was carried.
   // Throws unless they are those of up to kMostUncarriedTerms terms.
   static ExactSum from_uncarried(std::span<const int64_t, kWords> words);
 

@@ -10,7 +10,7 @@
 // once each, and are infinite above the largest fp64's root, 1.3e154. A NaN is a NaN: its bits are
 // the machine's.
 // `flat`: fp64, fp32, bf16 or fp16, contiguous. Reads the input once.
-// Throws c10::Error in words on other tensors.
+// Throws c10::Error on other tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>

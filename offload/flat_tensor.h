@@ -1,4 +1,4 @@
-// Flat tensors as the loops and kernels see them, checked in words.
+// Flat tensors, checked, as the loops and kernels see them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 
 namespace zeropage::offload {
 
-// Who asks, and what the tensor is to them: {"fused_step", "gradient"}.
+// The function that checks a tensor, and the tensor's part in it: {"fused_step", "gradient"}.
 struct Role {
   const char* who;
   const char* what;

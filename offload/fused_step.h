@@ -13,7 +13,7 @@
 // for any LibTorch operator. On the meta device the arguments are checked and nothing is done.
 // Threads: any; the CPU's step uses LibTorch's intra-op threads. A process that flushes denormals
 // to zero has other bits.
-// Throws c10::Error in words when an option is out of range or a tensor is not as described.
+// Throws c10::Error when an option is out of range or a tensor is not as described.
 #pragma once
 
 #include <concepts>

@@ -17,7 +17,7 @@ struct LionOptions : public torch::optim::OptimizerCloneableOptions<LionOptions>
   TORCH_ARG(double, lr) = 1e-4;
   // How much of the average goes into the update, and how much is kept; each in [0, 1).
   TORCH_ARG(betas_t, betas) = std::make_tuple(0.9, 0.99);
-  // Of the value, apart from the gradient, times lr; at least 0.
+  // Decay of the value, apart from the gradient, times lr; at least 0.
   TORCH_ARG(double, weight_decay) = 0;
 
  public:

@@ -15,7 +15,7 @@
 // 50 for every million elements. No call waits for a device, but for the constructor: its table is
 // copied there from pageable memory.
 // Lifetime: tensors must live until the device has done the work. Threads: any.
-// Throws c10::Error in words on parts outside the gradient, and on what flat_norm.h refuses.
+// Throws c10::Error on parts outside the gradient, and on what flat_norm.h refuses.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct NormSizes {
 
   // Zeros. int64 [words()]
   at::Tensor make_words(const at::Device& device) const;
-  // Of words on the host, wherever they were made.
+  // These read words on the host, wherever the words were made.
   ExactSum sum(const int64_t* words, int64_t index) const;
   bool flag(const int64_t* words, int64_t index) const;
 };

@@ -18,7 +18,7 @@
 // in flight. What a killed process left is taken over by the next with the same name. Pending may
 // outlive the NvmeFile.
 // Threads: any. One thread of its own moves the bytes and computes checksums.
-// Throws: the constructor, in words, when the directory is missing, not a directory, not writable,
+// Throws: the constructor when the directory is missing, not a directory, not writable,
 // in memory (tmpfs, ramfs) or too full, and when a living process has the file.
 #pragma once
 

@@ -2,8 +2,8 @@
 // number and sizes nobody knows before, such as activations.
 //
 // A record is written once, read as often as wanted, and its place is free again when its last
-// handle and what is in flight on it are gone. A record that the file has no room for is demoted as
-// one whose write fails (offload/NVME_FORMAT.md).
+// handle and what is in flight on it are gone. A record that the file has no room for is treated like one whose
+// write fails (offload/NVME_FORMAT.md).
 //
 // Lifetime: handles may outlive the heap; they are of no use then.
 // Threads: any.
@@ -37,10 +37,10 @@ class NvmeHeap {
 
   // buffer: as for NvmeFile, with a multiple of 4096 bytes; the first `bytes` are the record.
   Put start_put(const at::Tensor& buffer, int64_t bytes);
-  // As it was put: the write need not have ended.
+  // Reads the record that was put; its write need not have ended.
   memory::Pending start_get(const Handle& record, const at::Tensor& buffer);
 
-  // Of records that have handles, with their padding.
+  // Bytes of records that have handles, with their padding.
   int64_t held_bytes() const;
   // What the file takes.
   int64_t file_bytes() const;

@@ -10,10 +10,10 @@
 
 namespace zeropage::offload {
 
-// Who throws: the call of users.
+// The name in errors: the function that users call.
 inline constexpr const char* kFusedStep = "fused_step";
 
-// Of the states' dtype; throws for one that no format has. kFp32 where there are none.
+// The format that the states' dtype has; throws for a dtype that no format has. kFp32 where there are no states.
 StateFormat format_of(const Stretch& stretch);
 
 // Whether it takes packed_step().

@@ -79,7 +79,7 @@ struct BlockScale {
   float inverse;  // 2 / scale; 0: all codes are 0
 };
 
-// Of the largest of bits_of() the magnitudes of a block; as integers they are ordered, NaN on top.
+// The scale for the largest bits_of() of a block's magnitudes; as integers they are ordered, with NaN on top.
 ZEROPAGE_ELEMENT BlockScale block_scale(uint32_t largest_magnitude) {
   constexpr uint32_t kInfinity = 0x7f800000;
   constexpr uint32_t kNaN = 0x7fc00000;

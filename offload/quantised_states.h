@@ -17,7 +17,7 @@
 
 namespace zeropage::offload {
 
-// Of a state, by its place in state_names(options).
+// The sign of a state, by its place in state_names(options).
 template <HasFusedStep Options>
 StateSign state_sign(const Options& options, size_t index) {
   const auto signed_states =

@@ -10,7 +10,7 @@
 //
 // The bits are the same on the CPU and on CUDA, for any number of threads.
 // On CUDA the work is queued on the device's current stream. On the meta device the arguments are
-// checked and nothing is done. Throws c10::Error in words when a tensor or place is not as described.
+// checked and nothing is done. Throws c10::Error when a tensor or place is not as described.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -10,7 +10,7 @@ namespace zeropage::offload {
 
 // Where a stretch lies, for states that are smaller than fp32.
 struct StretchPlace {
-  // Of the random bits that round bf16 states, with the step.
+  // Seed of the random bits that round bf16 states, together with the step.
   uint64_t seed = 0;
   uint64_t parameter = 0;     // its number, less than 2^30
   int64_t first_element = 0;  // the stretch's first, in the parameter

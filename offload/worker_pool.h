@@ -13,7 +13,7 @@
 // Lifetime: outlives its scopes and calls. Made after a fork, not before one.
 // Threads: any may call, several at once; they then share the pool's. While the calling thread
 // takes part it is pinned too.
-// Throws c10::Error in words for options, std::system_error where the system does not pin.
+// Throws c10::Error for options, std::system_error where the system does not pin.
 #pragma once
 
 #include <cstdint>

@@ -23,7 +23,7 @@ void assign_state(const at::Generator& to, const at::Generator& from) {
   at::Generator target = to;
   const std::lock_guard lock(target.mutex());
   if (target.device().is_cpu()) {
-    // As set_state, without a tensor of 5 KB in between.
+    // Does what set_state does, without a tensor of 5 KB in between.
     auto& target_engine = *target.get<at::CPUGeneratorImpl>();
     auto& source_engine = *from.get<at::CPUGeneratorImpl>();
     target_engine.set_engine(source_engine.engine());

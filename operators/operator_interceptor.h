@@ -26,11 +26,11 @@ class OperatorInterceptor {
   virtual void run(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
                    torch::jit::Stack& stack) = 0;
 
-  // Of the innermost scope of the calling thread; null without one.
+  // The interceptor of the calling thread's innermost scope; null without one.
   static OperatorInterceptor* current();
 };
 
-// Throws, in words, unless this LibTorch's dispatcher treats interceptors as this header says.
+// Throws unless this LibTorch's dispatcher treats interceptors as this header says.
 // Every scope with an interceptor calls it; cheap after the first call.
 void check_interceptor();
 

@@ -44,8 +44,8 @@ class TensorMark : public c10::BackendMeta {
   const std::string& who() const { return who_; }
   On on() const { return on_; }
 
-  // The call is told of each operator on the tensor that is not part of another, before it runs. reads: it takes a tensor
-  // of these, or of a page, for more than to write to it. Empty: it is told of none.
+  // The call gets each operator on the tensor that is not part of another, before it runs. reads: it takes a tensor
+  // of these, or of a page, for more than to write to it. Empty: it gets none.
   using BeforeUse = std::function<void(const c10::OperatorName& operation, bool reads)>;
   void follow(std::shared_ptr<const BeforeUse> call) { before_use_ = std::move(call); }
   void announce(const c10::OperatorName& operation, bool reads) const {
@@ -65,7 +65,7 @@ class TensorMark : public c10::BackendMeta {
   std::shared_ptr<const BeforeUse> before_use_;
 };
 
-// Throws, in words, if the tensor has another mark already.
+// Throws if the tensor has another mark already.
 void set_mark(const at::Tensor& tensor, c10::intrusive_ptr<TensorMark> mark);
 // Null without one.
 TensorMark* mark_of(const at::Tensor& tensor);

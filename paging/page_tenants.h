@@ -36,7 +36,7 @@ class PageTenants {
   PageTenants(const PageTenants&) = delete;
   PageTenants& operator=(const PageTenants&) = delete;
 
-  // Ties the storages to their pager, by which the trap finds them, and lets go what memory they had.
+  // Ties the storages to their pager, by which the trap finds them, and frees the memory that they had.
   void join(const std::weak_ptr<Pager>& pager, size_t page);
 
   // The page's bytes are there, at `buffer`.

@@ -1,4 +1,4 @@
-// That an operator, or a guard of the user, uses a page.
+// The use of a page by an operator, or by a guard of the user.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace zeropage::memory {
 
-// Training and inference have a trace each; what happens aside (a guard of the user) has none.
+// Training and inference have a trace each; a guard of the user has none.
 enum class Pass : uint8_t { kTraining, kInference, kAside };
 
 struct PageUse {

@@ -1,4 +1,4 @@
-// Who keeps a page resident: operators, and guards of the user.
+// The operators and guards of the user that keep a page resident.
 //
 // Threads: guarded by the pager's mutex.
 #pragma once

@@ -10,7 +10,7 @@
 // with a page that a guard holds counts for nothing: it may run on one rank alone.
 //
 // Lifetime: made by make(); shares nothing with the tensors in its pages. When it goes, they stay
-// evicted for ever, and using one is an error in words. A Pins keeps it alive.
+// evicted for ever, and using one is an error. A Pins keeps it alive.
 // Threads: any; an operator waits for its pages without the pager's mutex, a page that is dropped
 // while it is on its way is waited for under it. With a source that communicates, threads of a rank
 // must not fault at the same time, or ranks fetch in different orders.

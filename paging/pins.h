@@ -18,14 +18,14 @@ namespace zeropage::memory {
 class Pins {
  public:
   Pins() = default;
-  // Throws what writing back a page throws, unless an exception is passing already; the page then stays
-  // as it is, and whoever needs its room next is told.
+  // Throws what writing back a page throws, unless an exception is unwinding already; the page then stays as it is,
+  // and the next operator that needs its memory throws.
   ~Pins() noexcept(false);
   Pins(const Pins&) = delete;
   Pins& operator=(const Pins&) = delete;
 
   void add(const PageAddress& address, bool writes);
-  // Tells those who follow the use of these pages (PagerOptions::before_use).
+  // Calls PagerOptions::before_use for these pages.
   void announce(const c10::OperatorName& operation, bool reads) const;
   // Waits until all that were added are resident. who: for errors, such as an operator.
   void take(std::string_view who);

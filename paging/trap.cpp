@@ -117,7 +117,7 @@ void refuse_what_breaks_pages(const FunctionSchema& schema, at::ArrayRef<IValue>
   });
   if (paged == changed.end()) return;
   const at::Tensor& tensor = paged->toTensor();
-  // As torch::load() gives a parameter other memory; the guard's end takes the values over.
+  // torch::load() gives a parameter other memory; the guard's end takes the values over.
   const auto may_be_replaced = [&] {
     const PageAddress address = address_of(tensor, schema);
     return paged == changed.begin() && address.pager->is_open_to_writes(address.page);

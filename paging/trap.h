@@ -9,7 +9,7 @@
 // * Operators that write (schema says so) leave the page dirty.
 // * A mark on an argument (operators/tensor_mark.h) is asked first, and may run something in the
 //   operator's place.
-// * Refused in words: resize_ and set_ of a trapped tensor, set_data() (which Module::to uses), and
+// * Refused: resize_ and set_ of a trapped tensor, set_data() (which Module::to uses), and
 //   clone() of a parameter itself outside of a guard (which Module::clone uses).
 // * data_ptr() of a tensor whose page is not resident is null. What reads memory past the
 //   dispatcher needs a Pins around it.
@@ -26,7 +26,7 @@ namespace zeropage::memory {
 // REQUIRES: its storage is not paged yet. As long as it is not, the trap lets everything pass.
 void set_trap(const at::Tensor& tensor);
 
-// Throws, in words, unless this LibTorch's dispatcher treats the trap as the above says. Cheap
+// Throws unless this LibTorch's dispatcher treats the trap as the above says. Cheap
 // after the first call.
 void check_dispatcher();
 // What it tries, in a SelfCheck (memory/self_check.h).

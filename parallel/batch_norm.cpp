@@ -86,7 +86,7 @@ class BatchNormFunction : public torch::autograd::Function<BatchNormFunction> {
     at::Tensor of_input = at::empty_like(x), of_weight = at::zeros_like(mean),
                of_bias = at::zeros_like(mean);
     if (!is_empty) {
-      // As if the statistics were constants.
+      // The gradient as if the statistics were constants.
       std::tie(of_input, of_weight, of_bias) = at::native_batch_norm_backward(
           in_precision(gradients[0], dtype), x, optional(weight), mean, var, {}, {},
           /*train=*/false, eps, {true, true, true});

@@ -27,7 +27,7 @@
 
 namespace zeropage::parallel {
 
-// As torch::batch_norm in training. input: [batch, channels, ...]; the optional tensors: [channels]. name: for
+// Does what torch::batch_norm does in training. input: [batch, channels, ...]; the optional tensors: [channels]. name: for
 // errors.
 // Throws on all ranks alike where a channel has fewer than two values on all ranks together (on the host: on
 // an accelerator the running variance becomes NaN, as nobody waits for the number).

@@ -42,8 +42,9 @@ struct LinearOptions {
   int64_t parts = 1;
   // Elements of that dimension that stay on one rank: those of an attention head.
   int64_t unit = 1;
-  // Some ranks may get a unit more than others. Where slices pass between layers, only where units of the same number
-  // belong together, as in Cut::uneven() (zero/tensor_parallel.h). A whole input or output needs no leave.
+  // Some ranks may get a unit more than others. If slices pass between layers, set it only where units of the same
+  // number belong together, as with Cut::uneven() (zero/tensor_parallel.h). A whole input or output does not need
+  // it.
   bool uneven = false;
   // Column-parallel: gathers the output, which is then whole. Not with parts.
   bool gathers_output = false;

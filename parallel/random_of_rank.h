@@ -8,8 +8,8 @@
 //   }
 //
 // Ranks of a tensor-parallel group begin with one seed, since a dropout of what all of them hold must be the
-// same on all. In this scope the default generators go on from a number that was drawn before, mixed with
-// the rank; after it, they go on as if that number alone had been drawn. So the ranks still draw alike after
+// same on all. In this scope the default generators continue from a number that was drawn before, mixed with the
+// rank. After it they continue as if that number alone had been drawn. So the ranks still draw alike after
 // it, a saved state has nothing more, and a checkpointed region that contains the scope repeats its numbers.
 //
 // Generators: LibTorch's defaults of the host and of the world's device, on which nothing is waited for.

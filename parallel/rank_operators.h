@@ -36,7 +36,7 @@ at::Tensor reduce_scatter(const at::Tensor& tensor, at::IntArrayRef sizes, int64
 
 // ---- batch norm (parallel/batch_norm.h) ----
 
-// Of input [batch, channels, ...] over the batches of all ranks: mean and biased variance, both [channels],
+// Statistics of input [batch, channels, ...] over the batches of all ranks: mean and biased variance, both [channels],
 // and the number of values of a channel, [1], in double precision. Updates the running statistics that are
 // defined. input: without a gradient.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_statistics(

@@ -12,7 +12,7 @@
 //
 // Parameters that each rank uses on its own tokens get a part of their gradient there. The layers here add the
 // parts up in backward, so that a wrapper, a norm and an optimizer see the same whole gradient on all ranks.
-// Whoever writes such a layer takes its parameters through copy_to_ranks() (parallel/rank_functions.h).
+// A layer of your own takes such parameters through copy_to_ranks() (parallel/rank_functions.h).
 // A dropout on slices draws under a RandomOfRank (parallel/random_of_rank.h).
 //
 // Collective: forward and backward, in the same order on all ranks.

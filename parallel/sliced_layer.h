@@ -1,6 +1,6 @@
 // A layer whose parameters are slices: each rank of a tensor-parallel group has another part of them, while
-// what other layers have is the same on all its ranks. Whoever adds up over all parameters has to know:
-// slices add up over the group, and what all its ranks have counts once.
+// parameters of other layers are the same on all its ranks. Sums over all parameters depend on it: slices add up
+// over the group, and whole parameters count once.
 //
 // A parameter that was cut in place has a mark that says the same (parallel/slice_mark.h).
 // Threads: as the layer.
@@ -24,9 +24,9 @@ struct SlicedParameter {
 class SlicedLayer {
  public:
   virtual ~SlicedLayer() = default;
-  // Of the parameters that it registers itself, those that are slices.
+  // Those of the parameters that it registers itself which are slices.
   virtual std::vector<SlicedParameter> sliced_parameters() const = 0;
-  // The ranks that have the others.
+  // The ranks that have the other slices.
   virtual const comm::World& ranks_of_slices() const = 0;
 
  protected:

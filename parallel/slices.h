@@ -10,8 +10,8 @@
 
 namespace zeropage::parallel {
 
-// A dimension of `total` elements, cut into as many slices as there are ranks. Slices differ by one unit at
-// most: of 257 elements, two ranks have 128 and 129.
+// A dimension of `total` elements, cut into as many slices as there are ranks. Slices differ by one unit at most:
+// two ranks have 128 and 129 of 257 elements.
 class Slices {
  public:
   // unit: elements that stay together, such as those of an attention head.
@@ -33,7 +33,7 @@ class Slices {
   int ranks_;
 };
 
-// Throws where ranks would get other numbers of units. option: by which a script says that they may. who: for the error.
+// Throws if ranks would get different numbers of units. option: the one that allows it. who: for the error.
 void check_is_even(const Slices& slices, const std::string& who, const std::string& option);
 
 // How a tensor was cut: dimension `dim` of the whole is stretches one behind the other, such as the rows of queries, keys
@@ -57,7 +57,7 @@ class SlicedDimension {
   at::Tensor take(const at::Tensor& whole, int rank) const { return take(whole, dim_, rank); }
   // The same where dimension `dim` of a tensor stands for the one that is cut, as in what is broadcast against it.
   at::Tensor take(const at::Tensor& whole, int64_t dim, int rank) const;
-  // Of the whole tensor, of which one slice has these sizes.
+  // Sizes of the whole tensor, if one slice has these sizes.
   std::vector<int64_t> whole_sizes(at::IntArrayRef sizes) const;
 
  private:

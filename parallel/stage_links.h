@@ -50,7 +50,7 @@ class StageLinks {
   comm::Traffic sent() const;
 
  private:
-  // By what is sent, and the lower of the two ranks (the last, where it meets the first).
+  // What is sent, and the lower of the two ranks (the last one, where the last meets the first).
   using Direction = std::pair<Message::What, int>;
 
   struct End {

@@ -6,16 +6,16 @@
 //   const zeropage::Fitted fitted = zeropage::fit(model_to_plan, world, options);
 //   zeropage::DistributedDataParallel model(zeropage::DeferredModule<Gpt>(construct), world, fitted.options);
 //
-// Tried is what gives the same bits: the stage, what leaves the device, which activations are computed again,
+// It tries what gives the same bits: the stage, what leaves the device, which activations are computed again,
 // the size of pages, how far ahead they are fetched and, where that is allowed, when the optimizer's step is made.
 // Rank 0 plans (planning/plan.h) and all ranks get its choice, the cheapest that fits.
 //
 // Activations that leave the device (checkpointing/activation_offload.h) are not tried, and a plan does not know them.
-// Whoever uses that with what was chosen needs less of the device, and more of the host: give what they take there as
+// A run that uses it with the choice needs less of the device, and more of the host: give what they take there as
 // FitOptions::besides_bytes.
 //
-// Collective. Throws on all ranks alike: where nothing fits, with the table and by how much; for limits and
-// choices that contradict each other, in words.
+// Collective. Throws on all ranks alike: if nothing fits, with the table and by how much; and for limits and
+// choices that contradict each other.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ namespace zeropage {
 struct FitOptions {
   // Micro-batches of a step on each rank.
   int64_t micro_steps = 1;
-  // What may be chosen. A list of one is what it will be.
+  // The stages and policies to choose from. A list of one decides.
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
                                             CheckpointPolicy::kBlocks};
@@ -48,7 +48,7 @@ struct FitOptions {
   // What is taken of the device besides tensors. Unset: as LibTorch has it on the world's device. A simulated world has
   // none, and an accelerator that is not CUDA's has fixed segments.
   std::optional<DeviceAllocator> allocator;
-  // Of a rank's host memory, to be left free for what no plan knows, such as the buffers of a save (13 MiB), and
+  // Host memory of a rank to leave free for what no plan knows, such as the buffers of a save (13 MiB), and
   // the copy that a StateSaver writes from beside training.
   int64_t besides_bytes = 0;
 };
@@ -74,7 +74,7 @@ Fitted fit(const ModelToPlan<M>& model, const comm::World& world, const Options&
                      fit_options);
 }
 
-// sample_input: as of plan().
+// sample_input: as for plan().
 template <typename Construct, typename Sample>
 requires(std::is_invocable_v<const Construct&>) Fitted
     fit(const Construct& construct, const Sample& sample_input, const comm::World& world,

@@ -6,7 +6,7 @@
 // Cached in a file, by the processor, the dtype and LibTorch's release: $XDG_CACHE_HOME/zeropage, or
 // ~/.cache/zeropage. A figure that is not in it is measured and added.
 //
-// Threads: any; measure with nothing else running. Throws c10::Error in words for a file that is not what this
+// Threads: any; measure with nothing else running. Throws c10::Error for a file that is not what this
 // writes; one that cannot be written is said on stderr, and measured again next time.
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace zeropage {
 
-// Of one thread; 0: not known.
+// Speeds of one thread; 0: not known.
 struct MachineSpeeds {
   double product_flops_per_second = 0;      // of matrix products
   double elementwise_bytes_per_second = 0;  // read and written by an operator such as GELU
@@ -32,7 +32,7 @@ struct MachineSpeeds {
 };
 
 struct MachineSpeedsOptions {
-  // Of parameters and activations.
+  // Dtype of parameters and activations.
   c10::ScalarType dtype = c10::kFloat;
   // A folder on the disk to measure; "": none is. Not cached, since folders may be anywhere.
   std::string folder;
@@ -40,7 +40,7 @@ struct MachineSpeedsOptions {
   std::string cache;
 };
 
-// As the cache has them, else measured.
+// The speeds in the cache; measured where it has none.
 MachineSpeeds machine_speeds(const MachineSpeedsOptions& options = {});
 // Measured now.
 MachineSpeeds measure_machine(const MachineSpeedsOptions& options = {});

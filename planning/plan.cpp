@@ -198,7 +198,7 @@ StepFigures run_in(Trial& trial, CheckpointPolicy policy) {
   }
 }
 
-// Of a trial, which is no run: it has no file and no limit.
+// Options of a trial, which is no run: it has no file and no limit.
 Options trial_options(const Options& training, const Places& places, const PagingSetting& paging) {
   Options options = options_of(training, {.stage = places.stage,
                                           .optimizer = places.optimizer,

@@ -6,13 +6,13 @@
 //       {.ranks = 64, .device_memory_bytes = 80_GiB});
 //   std::cout << plan;
 //
-// The figures are not computed by formulas of their own. The module is constructed without values, and
+// No formula computes the figures. The module is constructed without values, and
 // the training code itself runs a few steps of one rank of a simulated world with it: pages,
-// collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger
-// tells what they would hold (memory/meta_memory.h), the communicator what they would send.
+// collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger has what they
+// would hold (memory/meta_memory.h), and the communicator counts what they would send.
 //
-// What LibTorch's CUDA allocator reserves for these tensors is told beside them: the same requests go to a model of it
-// (planning/caching_allocator.h). Below a limit of the device that is what counts.
+// The figures also have what LibTorch's CUDA allocator reserves for these tensors: the same requests go to a model
+// of it (planning/caching_allocator.h). A limit of the device is compared with that.
 //
 // What is not in the figures: what the process has besides tensors, such as code and a driver's
 // context, and what kernels take while they compute.
@@ -20,7 +20,7 @@
 // Cost: seconds and some 100 MB, whatever the size of the model and the number of ranks. It draws
 // nothing from the random generators.
 // Threads: any, that has no OperatorInterceptor of its own.
-// Throws c10::Error, in words, for descriptions that make no sense, and what the module throws: an
+// Throws c10::Error for descriptions that make no sense, and what the module throws: an
 // operator without a form on the meta device (operators/meta_operators.h), a forward that reads values.
 #pragma once
 
@@ -59,7 +59,7 @@ struct PlanOptions {
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
                                             CheckpointPolicy::kBlocks};
-  // How fast the machines are, for the seconds of a step; by default nobody knows.
+  // How fast the machines are, for the seconds of a step; by default not known.
   MachineSpeeds speeds;
   int threads = 0;  // of a rank; 0: its part of the host's cores
   // What to try of pages, the preferred first. Later ones are tried only while nothing fits that keeps all on
@@ -67,22 +67,22 @@ struct PlanOptions {
   std::vector<PagingSetting> paging = {PagingSetting()};
 };
 
-// Of rank 0 of a world, which has the most where shards differ.
+// What rank 0 of a world will hold and do; it has the most where shards differ.
 struct Forecast {
   PlannedSetting setting;
   // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
   TierBytes held;
   // Each tier by kind, at the moment when its total is highest.
   TierBytes at_peak;
-  // The most that the device's allocator has from the device, below its limit where that is enough. 0: each tensor is
-  // allocated by itself, or no steps were run.
+  // The most that the device's allocator reserves, below its limit if that is enough. 0: each tensor is allocated
+  // by itself, or no steps were run.
   int64_t reserved_bytes = 0;
   // In one step, after the first.
   comm::LinkTraffic sent;
-  // Of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
+  // FLOPs of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
   // Backward counts twice forward; what is recomputed counts again.
   double flops = 0;
-  // Of a step, as predicted (planning/step_time.h); 0 where PlanOptions::speeds are not known.
+  // Predicted seconds of a step (planning/step_time.h); 0 where PlanOptions::speeds are not known.
   double seconds = 0;
   // By tier: how much more than there is. What is on the device counts to the host, where that is the device.
   std::array<int64_t, memory::kTierCount> missing_bytes{};
@@ -95,8 +95,8 @@ struct Forecast {
 struct Plan {
   int64_t parameters = 0;  // elements of the module, a tied one once
   WorldDescription world;
-  // Whether steps were run. Else forecasts are of what is held from step to step, at the peak with gradients, and
-  // nothing more.
+  // Whether steps were run. If not, forecasts are of what is held from step to step, and at the peak of gradients
+  // too, and of nothing more.
   bool has_steps = true;
   // The cheapest first. Where speeds are known that is the fastest, with less than 5 % no difference. Then what keeps more on the device before what offloads, the host before NVMe; then
   // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
@@ -104,10 +104,10 @@ struct Plan {
   // not fit have their places too.
   std::vector<Forecast> forecasts;
 
-  // The cheapest that fits, and the next of them. Null: there is none.
+  // The cheapest that fits, and the next cheapest. Null: there is none.
   const Forecast* choice() const;
   const Forecast* next_best() const;
-  // The one that misses least, beside which nothing fits. Throws for a plan of no forecast.
+  // The one that exceeds its limits least, if none fits. Throws for a plan without forecasts.
   const Forecast& nearest() const;
 
   // The table, the choice by kind, what limits it, and the next best.
@@ -122,7 +122,7 @@ enum class Blocks : uint8_t { kNone, kAreRegions };
 Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
           const PlanOptions& options);
 
-// Of sizes and strides alone.
+// The tensor with its sizes and strides alone.
 at::Tensor without_values(const at::Tensor& tensor);
 
 // model: outlives what this makes.
@@ -168,7 +168,7 @@ Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
   return detail::plan(detail::make_planned(model), detail::blocks_of(model), world, options);
 }
 
-// Of a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
+// A plan for a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
 // besides at the peak, by ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
 // it. states: of the optimizer, for each parameter; AdamW has 2.
 Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,

@@ -32,7 +32,7 @@ struct WorldDescription {
   int ranks_per_host = 8;  // at most; the last host may have fewer
   // The memory of a rank's device, as far as LibTorch's allocator may reserve it.
   int64_t device_memory_bytes = 0;
-  // Of a host, for all of its ranks.
+  // Memory of a host, for all of its ranks.
   int64_t host_memory_bytes = 0;
   int64_t nvme_bytes = 0;
   // Ranks train in the memory of their host: what is on the device counts there too.
@@ -48,7 +48,7 @@ struct WorldDescription {
   int64_t bytes_of_rank(memory::Tier tier) const;
 };
 
-// What of a forward is computed again in backward.
+// Which activations are computed again in backward.
 enum class CheckpointPolicy : uint8_t {
   kNone,
   kSelective,  // cheap operators (checkpointing/recompute.h)

@@ -13,7 +13,7 @@
 
 namespace zeropage {
 
-// Of a rank, in one step.
+// The work of a rank in one step.
 struct StepWork {
   double forward_flops = 0;  // of products
   double recomputed_flops = 0;

@@ -15,7 +15,7 @@
 
 namespace zeropage::detail {
 
-// Of rank 0, in a step after the first.
+// Figures of rank 0, in a step after the first.
 struct StepFigures {
   TierBytes at_peak;
   // Forecast::reserved_bytes, and by how much that is more than there is.
@@ -42,7 +42,7 @@ class Trial {
   TierBytes held(const Options& options) const;
   // Elements that this rank updates.
   int64_t updated_numel() const;
-  // Of the host, through which what is on NVMe passes.
+  // Buffers on the host through which what is on NVMe passes.
   int64_t buffer_bytes() const;
   StepFigures run(CheckpointPolicy policy);
 

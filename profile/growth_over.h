@@ -1,4 +1,4 @@
-// What a function's calls leave behind (profile/testing.h).
+// Finds what calls of a function leave behind (profile/testing.h).
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 namespace zeropage::profile {
 
 // Calls `step` once to let it make what stays, and then `steps` times, which must be 3 or more. Returns a line for
-// everything that the calling thread's ledger holds more of after each of them, with who allocated it; "":
-// nothing. Throws for fewer steps, and what `step` throws.
+// everything that the calling thread's ledger holds more of after each of them, with its owner; "": nothing. Throws
+// for fewer steps, and what `step` throws.
 std::string growth_over(int64_t steps, const std::function<void()>& step);
 
 }  // namespace zeropage::profile

@@ -1,6 +1,6 @@
 // The operator or the node of autograd's that the calling thread is in: who allocates what nobody named.
 //
-// LibTorch tells of each operator at its begin and end, on the threads that look (OperatorNames) and on
+// LibTorch reports each operator at its begin and end, on the threads that look (OperatorNames) and on
 // those that autograd starts for them. Costs some 100 ns an operator there, and nothing elsewhere.
 // Threads: a scope on the thread that makes it.
 #pragma once

@@ -1,5 +1,5 @@
-// Records chosen steps of a training loop: who allocated what and when, which pages came and went, what
-// travelled, and who waited for it. Shown as a page, by
+// Records chosen steps of a training loop: each allocation with its owner, which pages came and went, what was
+// sent, and what was waited for. Shown as a page, by
 // Perfetto, or in the terminal (zp report).
 //
 //   zeropage::profile::Profiler profiler(world, {.first_step = 3, .last_step = 5});
@@ -9,7 +9,7 @@
 //   }
 //   profiler.write({.page = "report.html", .profile = "profile.json"});  // on all ranks
 //
-// Nothing changes in the results. Steps that are not chosen cost nothing. A chosen one takes some 0.2 us for
+// Recording does not change results. Steps that are not chosen cost nothing. A chosen one takes some 0.2 us for
 // each allocation and each operator, and 40 to 80 bytes for each allocation and each free until the profile
 // is written.
 // On an accelerator times are of the host, which is ahead of it: bytes are right, waits for the device are
@@ -53,7 +53,7 @@ class Profiler {
     Profiler* profiler_;  // null: not chosen
   };
 
-  // Throws for steps that are none.
+  // Throws for a range of steps that is empty.
   Profiler(comm::World world, ProfilerOptions options);
   ~Profiler();
   Profiler(const Profiler&) = delete;

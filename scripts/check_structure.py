@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the house: include arrows, file lengths, checks with words, parallel loops, public headers and what the umbrella brings of them, who
+"""Checks the structure: include arrows, file lengths, checks with words, parallel loops, public headers and what the umbrella brings of them, who
 reads the stage.
 
 Prints each breach; exit 1 if any.

@@ -14,6 +14,7 @@ scripts/check_structure.py
 scripts/class_sizes.py --check
 scripts/check_unity.py
 scripts/check_gpu_parts.py
+scripts/check_docs.py
 scripts/rooms.py --check >/dev/null && echo "rooms: no arrow runs back"
 scripts/paging_picture.py --check
 [ "${1:-}" = --fast ] && exit

@@ -44,7 +44,7 @@ class PieceChecksums {
   std::vector<ChecksumPiece> pieces_;
 };
 
-// Of each block of the file, from pieces in any order. Throws std::logic_error, with the name, unless
+// The checksum of each block of the file, from pieces in any order. Throws std::logic_error, with the name, unless
 // they cover each byte once.
 std::vector<uint32_t> join_pieces(const std::string& file, uint64_t file_bytes,
                                   std::vector<ChecksumPiece> pieces);

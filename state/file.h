@@ -35,7 +35,7 @@ class File final : public ByteSource {
   // Takes the room at once, so that a full disk says so before anything is written. Where the file
   // system cannot, the file only gets its size.
   void allocate(uint64_t bytes);
-  // Until it is on the disk.
+  // Waits until it is on the disk.
   void sync();
 
  private:
@@ -49,7 +49,7 @@ class File final : public ByteSource {
 // Whether the file system takes direct access to that file.
 bool takes_direct_access(const std::filesystem::path& file);
 
-// Until the names in it are on the disk.
+// Waits until the names in it are on the disk.
 void sync_directory(const std::filesystem::path& directory);
 
 // Throws StateError: "path: call: why; what to do".

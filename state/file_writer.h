@@ -24,8 +24,8 @@
 
 namespace zeropage::state {
 
-// The calling thread gives way to others on the processor and, where the disk's scheduler knows
-// priorities, on the disk. Where it may not, all goes on as it was.
+// Lowers the calling thread's priority on the processor and, if the disk's scheduler knows priorities, on the disk.
+// Without the permission it does nothing.
 void give_way();
 
 struct FileWriterOptions {
@@ -34,7 +34,7 @@ struct FileWriterOptions {
   // buffer_memory_bytes() of the caller's, at a multiple of 4096; null: its own.
   char* memory = nullptr;
   bool direct = true;
-  // Its thread gives way to others.
+  // Whether its thread has a low priority.
   bool low_priority = false;
 
   // A stretch begins in a buffer where it does in its sector.
@@ -58,7 +58,7 @@ class FileWriter {
   // The same without a copy: memory that stays as it is until finish(). Its sectors go past the page cache
   // where it lies as in the file, modulo 4096.
   void write_from(uint64_t offset, const char* from, uint64_t bytes);
-  // Until all is on the disk.
+  // Waits until all is on the disk.
   void finish();
 
   bool is_direct() const;

@@ -55,7 +55,7 @@ class RunToken::Hold {
   Hold(const Hold&) = delete;
   Hold& operator=(const Hold&) = delete;
 
-  // Of the file.
+  // Read and write the token's file.
   std::string read() const;
   void write(const std::string& text) const;
 

@@ -249,7 +249,7 @@ uint64_t data_begin_of(const ByteSource& file) {
   return kLengthBytes + length;
 }
 
-// Of a tensor: little enough to keep for all of them before any is believed.
+// A tensor's place: little enough to keep for all tensors before any is believed.
 struct Place {
   uint64_t begin;
   uint64_t end;

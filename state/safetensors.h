@@ -56,8 +56,7 @@ struct SafetensorsHeader {
 
 // Throws StateError for whatever the format does not allow: lengths that lie, names twice, holes,
 // overlaps, sizes that are not those of dtype and shape, other keys or depths, and strings of more
-// than 4096 bytes. Until all of it is found right, what is allocated stays below the file's size and
-// 64 KiB.
+// than 4096 bytes. Until all of it is found right, it allocates less than the file's size and 64 KiB.
 SafetensorsHeader read_safetensors_header(const ByteSource& file);
 
 // The first bytes of such a file: lengths, header, and spaces up to a multiple of 4096, where data

@@ -36,7 +36,7 @@ class TensorFile {
 
   uint64_t bytes() const { return entry_.bytes; }
   uint64_t blocks() const { return entry_.blocks.size(); }
-  // Of the file; `to` has room for kBlockBytes, or for the file where it is smaller. Returns its bytes.
+  // Reads a block of the file; `to` has room for kBlockBytes, or for the file if it is smaller. Returns the block's bytes.
   uint64_t read_block(uint64_t block, char* to) const;
 
  private:

@@ -61,7 +61,7 @@ fs::path as_target(const fs::path& path) {
   return absolute;
 }
 
-// Of a name that is step-N.
+// The step in a name that is step-N.
 std::optional<int64_t> step_of(const fs::path& path) {
   const std::string name = path.filename().string();
   if (!name.starts_with(kStepPrefix)) return std::nullopt;

@@ -1,4 +1,4 @@
-// A run's folder of states, and how one gets there whole or not at all.
+// A run's folder of states, in which a state appears whole or not at all.
 //
 //   run/step-20/   weights.safetensors  optimizer.safetensors  manifest.json
 //   run/step-40/
@@ -28,7 +28,7 @@ inline constexpr const char* kLatest = "latest";
 // "step-20".
 std::string name_of_step(int64_t step);
 
-// That folder and those above it, where they are not there.
+// Makes that folder and those above it, unless they are there.
 void make_folders(const std::filesystem::path& folder);
 
 class NewState {
@@ -49,7 +49,7 @@ class NewState {
   // All files are on the disk. update_latest: `latest` beside it names it.
   void commit(const Manifest& manifest, bool update_latest);
 
-  // What was found and done beside, in sentences.
+  // Notes on what else was found and done, in sentences.
   const std::vector<std::string>& notes() const { return notes_; }
 
  private:
@@ -86,7 +86,7 @@ class FolderProbe {
 // Writes to a probe's file, from any process. Throws where it is not there or takes nothing.
 void write_to_probe(const std::filesystem::path& file);
 
-// Which states of a folder stay: step-N alone, by N.
+// Which states of a folder stay; only folders step-N count, ordered by N.
 struct Keep {
   int64_t last = 0;   // the newest ones; 0: all
   int64_t every = 0;  // and those whose step is a multiple; 0: none

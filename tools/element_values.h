@@ -8,7 +8,7 @@
 
 namespace zeropage::tools {
 
-// Of the element there. Wide enough for every dtype without rounding.
+// The value of the element there. A long double holds every dtype without rounding.
 long double value_of(state::Dtype dtype, const char* element);
 
 struct ElementDifference {

@@ -30,7 +30,7 @@ class NameMap {
   NameMap() = default;
   explicit NameMap(const std::filesystem::path& file);
 
-  // Nothing where no entry fits. Throws where two do.
+  // The new name; nothing if no entry fits. Throws if two do.
   std::optional<Renamed> rename(const std::string& name, Direction direction) const;
 
  private:

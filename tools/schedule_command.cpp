@@ -50,7 +50,7 @@ std::string whole_file(const std::string& name) {
   std::ifstream file(name, std::ios::binary);
   std::ostringstream text;
   if (file.is_open()) errno = 0;
-  // Of an empty file nothing comes, which is no error of reading.
+  // An empty file gives nothing, which is no error of reading.
   if (!(text << file.rdbuf()) && errno != 0) {
     throw std::runtime_error(name + ": cannot be read: " + std::strerror(errno));
   }
@@ -203,10 +203,10 @@ ScheduleCommand::ScheduleCommand(CLI::App& zp) {
       parser_->add_option("--transfer", transfer_s_, "Seconds of a message between two ranks [0]")
           ->check(CLI::Range(0.0, 1e6))
           ->type_name("SECONDS");
-  parser_->add_option("--times", times_file_, "What a run measured of one step, as JSON")
+  parser_->add_option("--times", times_file_, "Times of a step that a run measured, as JSON")
       ->excludes(durations, transfer)
       ->type_name("FILE.json");
-  parser_->add_option("-o,--output", picture_file_, "Draws the step")->type_name("FILE.svg");
+  parser_->add_option("-o,--output", picture_file_, "Draw the step")->type_name("FILE.svg");
   parser_->add_flag("--json", json_, "One JSON object, with the times of all actions");
 }
 

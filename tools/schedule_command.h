@@ -21,7 +21,7 @@ class ScheduleCommand : public Subcommand {
 
  private:
   int chunks() const;
-  // Of a chunk, which is that part of what a rank has.
+  // Seconds of a chunk, which is one part of what a rank has.
   parallel::StageSeconds seconds() const;
 
   CLI::App* parser_;

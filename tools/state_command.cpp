@@ -83,7 +83,7 @@ void StateCommand::add_inspect() {
         return 0;
       });
   verb->add_option("DIR", state_, kStateWords)->required();
-  verb->add_flag("--tensors", tensors_, "A line for each tensor too; --json has them always");
+  verb->add_flag("--tensors", tensors_, "Print a line for each tensor too; --json always has them");
   add_json(verb);
 }
 
@@ -110,7 +110,7 @@ void StateCommand::add_verify() {
         return verification["whole"] == true ? 0 : 1;
       });
   verb->add_option("DIR", state_, kStateWords)->required();
-  verb->add_flag("--all", all_, "All states of a run's folder, the newest first");
+  verb->add_flag("--all", all_, "Verify all states of a run's folder, the newest first");
   add_json(verb);
 }
 
@@ -138,7 +138,7 @@ void StateCommand::add_export() {
       "Example: zp state export run model.safetensors --names tools/names/gpt2.json",
       [this] { return report_copy(export_weights(state_, file_, names(), unmapped()), file_); });
   verb->add_option("DIR", state_, kStateWords)->required();
-  verb->add_option("FILE", file_, "What is there is replaced")->required();
+  verb->add_option("FILE", file_, "File to write; one that is there is replaced")->required();
   add_names(verb);
 }
 
@@ -155,7 +155,7 @@ void StateCommand::add_import() {
   verb->add_option("FILE", file_, "A file of safetensors")->required();
   verb->add_option("DIR", state_, "The state's folder, such as run/step-0; must not be there")
       ->required();
-  verb->add_option("--step", step_, "The step that the state says it is of [0]")
+  verb->add_option("--step", step_, "Step number of the state [0]")
       ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()))
       ->type_name("N");
   add_names(verb);

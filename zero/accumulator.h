@@ -9,8 +9,8 @@
 //     accumulator.step(optimizer);  // and zeroes the gradients
 //   }
 //
-// Backwards add up sums over ranks and micro-steps. What makes the mean of them, and undoes the
-// scale of the loss, and clips, is one factor, which the optimizer takes in its pass: 1 / (weight of
+// Backwards add up sums over ranks and micro-steps. One factor makes the mean of them, undoes the scale of the
+// loss, and clips. The optimizer multiplies by it in its own pass: 1 / (weight of
 // all micro-batches of all ranks x loss scale) x clip factor. Only gradients that travel in fp16
 // are divided by the number of ranks in the reduction, before they are rounded.
 //
@@ -20,16 +20,15 @@
 //
 // On an accelerator the update waits for the host where gradients decide something: with clip_norm,
 // clip_value, norm_spikes, a loss scale that changes or stops, an optimizer by its class or offloaded.
-// Otherwise the device leaves out an update with gradients that are not finite. step() then waits
-// for its report with the update enqueued already, and enqueue_step() does not wait at all.
+// Otherwise the device itself skips an update with gradients that are not finite. step() then enqueues the update
+// and waits for its report only, and enqueue_step() does not wait at all.
 //
-// Before the last backward() of a step p.grad() is a sum so far. Behind it, a script that looks at gradients sees their mean
-// over micro-batches and ranks, without the scale of the loss, and may change it: all of p.grad() becomes the mean at the
-// first operator on one that does more than to multiply or to zero, at gradient_norm(), or at clip_grad_norm_(). That is
-// collective, at stage 0 too. Gradients that are kept in half, and scaled, are not looked at: it throws.
-// optimizer.step() is refused.
-// Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
-// gradients of an accumulation that is open.
+// Before the last backward() of a step p.grad() is a sum so far. After it a script that reads p.grad() sees the
+// mean over micro-batches and ranks, without the scale of the loss, and may change it: the first operator that does
+// more than multiply or zero, gradient_norm(), and clip_grad_norm_() make all of p.grad() the mean. That is
+// collective, at stage 0 too. It throws where gradients are kept in half and scaled. optimizer.step() is refused.
+// Lifetime: shares the pages and the reducer with the model; either may go first. Destroying it drops the gradients
+// of an accumulation that has begun.
 // Collective: construction, backward(), step(). Threads: the training thread.
 #pragma once
 
@@ -52,11 +51,11 @@ class Accumulator {
   explicit Accumulator(const ModelRef& model, const AccumulatorOptions& options = {});
   ~Accumulator();
 
-  // The gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch,
-  // in fp32; one in bf16 or half that would round weight x loss scale is refused. Not divided by
-  // micro_steps or ranks, which step() does: a loss that is divided as well gives gradients that are
-  // too small by that factor, and nothing can notice.
-  // weight: what the mean is over, say its number of tokens; at least 0. So micro-batches and ranks
+  // Computes the gradients of one micro-batch of this rank. loss: one element, the mean over the micro-batch, in
+  // fp32; a loss in bf16 or half that would round weight x loss scale is refused. Do not divide it by micro_steps
+  // or ranks, because step() does: gradients would be too small by that factor, and no check can notice.
+  // weight: the weight of the micro-batch in the mean, such as its number of tokens; at least 0. So micro-batches
+  // and ranks
   // may differ in it, and the step takes the mean over all tokens. With weight 0 the loss and its
   // gradients count for nothing, also where they are NaN, as the mean over no tokens is.
   void backward(const torch::Tensor& loss, double weight = 1);
@@ -64,22 +63,22 @@ class Accumulator {
   // Other forms of backward(), for stages of a pipeline (zero/accumulation/stage_backwards.h).
   class StageBackwards stage_backwards();
 
-  // One step of these zeropage::Optimizers of the model with the mean gradient, or none; then all
-  // gradients are zeroed. What the device failed at in the step before may be thrown here.
+  // Steps these zeropage::Optimizers of the model with the mean gradient, or skips the step; then zeroes all
+  // gradients. An error of the device in the step before may be thrown here.
   template <std::derived_from<torch::optim::Optimizer>... More>
   StepReport step(torch::optim::Optimizer& optimizer, More&... more) {
     return enqueue_step({&optimizer, &more...}).report();
   }
-  // The same, but this call does not wait for the device: the report does, when it is read. Read
-  // the report of one step when the next is enqueued, and the host is always ahead of an
-  // accelerator. It is the report of this step, whenever it is read.
+  // The same, but this call does not wait for the device: the report does, when it is read. If the report of a step
+  // is read after the next one is enqueued, the host is always ahead of an accelerator. It is the report of this
+  // step, whenever it is read.
   template <std::derived_from<torch::optim::Optimizer>... More>
   EnqueuedStep enqueue_step(torch::optim::Optimizer& optimizer, More&... more) {
     return enqueue_step({&optimizer, &more...});
   }
 
-  // Drops what was accumulated since the last step, on all ranks alike; say after a backward() that
-  // threw before gradients were exchanged.
+  // Drops what was accumulated since the last step, on all ranks alike. Use it after a backward() that threw before
+  // gradients were exchanged.
   void abandon();
 
   // For the next steps, such as a last one of an epoch; between steps only.
@@ -93,8 +92,7 @@ class Accumulator {
   torch::Tensor loss() const;
 
   bool reduces_each() const;
-  // To be saved and loaded with the training state.
-  // Waits for the verdict on the last step.
+  // The scaler, to be saved and loaded with the training state. Waits for the verdict on the last step.
   accumulate::LossScaler& loss_scaler();
   // Null: norms are not judged.
   accumulate::NormSpikes* norm_spikes();

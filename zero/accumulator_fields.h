@@ -23,9 +23,9 @@ constexpr auto table_of(std::type_identity<LossScalerOptions>) {
       field<&LossScalerOptions::initial_scale>(
           {.help = "Factor on the loss, a power of two", .flag = {"loss-scale"}}),
       field<&LossScalerOptions::growth_factor>(
-          {.help = "By which the scale grows; a power of two"}),
+          {.help = "Factor by which the scale grows; a power of two"}),
       field<&LossScalerOptions::backoff_factor>(
-          {.help = "By which an overflow lowers the scale; a power of two"}),
+          {.help = "Factor by which an overflow lowers the scale; a power of two"}),
       field<&LossScalerOptions::growth_interval>(
           {.help = "Good steps in a row before the scale grows", .unit = "steps"}),
       field<&LossScalerOptions::hysteresis>(
@@ -33,8 +33,7 @@ constexpr auto table_of(std::type_identity<LossScalerOptions>) {
       field<&LossScalerOptions::min_scale>({.help = "The lowest scale, a power of two"}),
       field<&LossScalerOptions::max_scale>({.help = "The highest scale, a power of two"}),
       field<&LossScalerOptions::at_minimum>(
-          {.help = "What an overflow does where the scale cannot go lower: the step is skipped, or "
-                   "it throws"})));
+          {.help = "Whether an overflow at the lowest scale skips the step or throws"})));
 }
 static_assert(memory::tells_all_fields<LossScalerOptions>());
 
@@ -42,17 +41,16 @@ constexpr auto table_of(std::type_identity<NormSpikeOptions>) {
   using memory::field;
   return std::tuple(memory::section(
       "Spikes of the gradient's norm",
-      field<&NormSpikeOptions::z_score>({.help = "Skip steps whose norm is so many standard "
-                                                 "deviations above the last 128",
-                                         .flag = {"spike-z", "Z"}}),
+      field<&NormSpikeOptions::z_score>(
+          {.help = "Skip steps whose norm is this many standard deviations above recent norms",
+           .flag = {"spike-z", "Z"}}),
       field<&NormSpikeOptions::window>(
           {.help = "Accepted norms that are remembered", .unit = "steps"}),
       field<&NormSpikeOptions::warm_up>(
-          {.help = "Norms in the window before it judges", .unit = "steps"}),
+          {.help = "Norms that are accepted before any is judged", .unit = "steps"}),
       field<&NormSpikeOptions::least_deviation>(
-          {.help = "The deviation counts as at least this share of the mean"}),
-      field<&NormSpikeOptions::on_spike>({.help = "What a spike does: the step is skipped, or it "
-                                                  "throws"}),
+          {.help = "Least deviation, as a share of the mean"}),
+      field<&NormSpikeOptions::on_spike>({.help = "Whether a spike skips the step or throws"}),
       field<&NormSpikeOptions::most_in_a_row>(
           {.help = "Spikes in a row that are skipped before they count as a new level",
            .unit = "steps"})));
@@ -77,23 +75,22 @@ constexpr auto words_of(std::type_identity<IncompleteStep>) {
 constexpr auto table_of(std::type_identity<AccumulatorOptions>) {
   using memory::Bounds, memory::Compared, memory::field, memory::kBytes, memory::section;
   return std::tuple(
-      section("Micro-steps",
-              field<&AccumulatorOptions::micro_steps>(
-                  {.help = "Micro-batches a rank and step: global batch = batch x accumulate x "
-                           "ranks",
-                   .flag = {"accumulate", "K="},
-                   .bounds = Bounds::positive()}),
-              field<&AccumulatorOptions::incomplete>(
-                  {.help = "What step() does before the last micro-step: it throws, or warns and "
-                           "steps"})),
+      section(
+          "Micro-steps",
+          field<&AccumulatorOptions::micro_steps>(
+              {.help = "Micro-batches of a step on each rank; global batch = batch x accumulate x "
+                       "ranks",
+               .flag = {"accumulate", "K="},
+               .bounds = Bounds::positive()}),
+          field<&AccumulatorOptions::incomplete>(
+              {.help = "Whether step() throws before the last micro-step, or warns and steps"})),
       section(
           "Gradients",
           field<&AccumulatorOptions::loss_scaler>(
               {.help = "The factor on the loss", .default_word = "dynamic for fp16, else none"}),
           field<&AccumulatorOptions::reduce>(
-              {.help =
-                   "Gradients go over the wire at each micro-step, or are kept whole and go "
-                   "once; auto: once where they fit --gradient-budget, or one rank has the model",
+              {.help = "Reduce gradients at each micro-step, or once; auto: once within "
+                       "--gradient-budget, or on one rank",
                .flag = {"reduce-micro-steps", "{}="}}),
           // What follows from it is compared: reduce.
           field<&AccumulatorOptions::gradient_budget_bytes>(
@@ -109,7 +106,7 @@ constexpr auto table_of(std::type_identity<AccumulatorOptions>) {
           field<&AccumulatorOptions::clip_value>(
               {.help = "Largest magnitude of a gradient's element", .default_word = "none"}),
           field<&AccumulatorOptions::norm_spikes>(
-              {.help = "Steps whose norm sticks out", .default_word = "none"})));
+              {.help = "Which norms count as spikes", .default_word = "none"})));
 }
 static_assert(memory::tells_all_fields<AccumulatorOptions>());
 

@@ -9,12 +9,12 @@
 
 namespace zeropage {
 
-// When the gradients of micro-steps go over the wire. G: bytes of all gradients.
+// When the gradients of micro-steps are reduced over ranks. G: bytes of all gradients.
 enum class ReduceMicroSteps : uint8_t {
   // kOnce if whole gradients in accumulate_dtype fit gradient_budget_bytes; otherwise, and without
-  // a budget, kEach. The stage does not matter, so bits do not depend on it. On a rank that shares the
-  // model with no other and keeps its gradients on the device kOnce, which has the same bits there. All stages of
-  // a pipeline do kEach where one of them would.
+  // a budget, kEach. The stage does not matter, so bits do not depend on it. kOnce on a rank that shares the model
+  // with no other and keeps its gradients on the device, where both have the same bits. All stages of a pipeline do
+  // kEach if one of them would.
   kAuto,
   // The gradients of each micro-step are reduced into what this rank owns: k reductions of G.
   // Memory as without accumulation; at stages 0 and 1 what a rank owns once more.

@@ -28,7 +28,7 @@ class AveragedPages {
 
   // Whether it is of the model that has these pages.
   bool averages(const ParameterPages& pages) const;
-  // Of the page: [owned numel] fp32, which a load writes to.
+  // The page's average: [owned numel] fp32, which a load writes to.
   const at::Tensor& average(size_t page);
 
  private:

@@ -3,8 +3,8 @@
 //   zeropage::DeferredModule<Gpt> deferred([&] { return Gpt(config); });
 //   zeropage::DistributedDataParallel<Gpt> model(std::move(deferred), world, options);
 //
-// The constructor runs on every rank and makes no parameter; wrapping then computes one parameter
-// after the other, takes this rank's share of it, and lets it go. So a module larger than a rank's
+// The constructor runs on every rank and makes no parameter; wrapping then computes one parameter after the other,
+// keeps this rank's shard of it, and frees the rest. So a module larger than a rank's
 // memory can be built; its values, and the random numbers drawn afterwards, are the plain
 // constructor's bits (operators/construction_tape, which says what a constructor may not do: read
 // values, keep tensors that are neither parameter nor buffer). Works at every stage.

@@ -49,17 +49,18 @@ class WrappedModule;
 // What does not depend on the module's type.
 class DistributedDataParallelBase {
  public:
-  // The ranks that get other samples, over which everything is sharded.
+  // The ranks that get different samples, over which everything is sharded.
   const comm::World& world() const;
-  // Those, or all of the mesh that it was wrapped over: a state on disk is one of all these ranks.
+  // The ranks of world(), or all ranks of the mesh that the module was wrapped over. A state on disk is saved and
+  // loaded by all of them.
   const comm::World& all_ranks() const;
 
-  // Gradients accumulate on this rank until the first backward outside the guard. Call the same on
-  // all ranks. At stages 2 and 3 it holds whole gradients meanwhile; zero/accumulator.h has both
-  // ways. Refused where world_invariant, which adds up the ranks first.
+  // Gradients accumulate on this rank until the first backward outside the guard. Call it alike on all ranks. At
+  // stages 2 and 3 the rank holds whole gradients meanwhile; an Accumulator can also reduce each micro-step.
+  // Refused with world_invariant, which adds up the ranks first.
   [[nodiscard]] NoSync no_sync();
 
-  // What sharded parameters cost since wrapping; all zero where none is.
+  // What gathers of sharded parameters have cost since wrapping; all zero if no parameter is sharded.
   memory::PagingStatistics paging() const;
 
   std::vector<at::Tensor> parameters() const { return base_->parameters(); }
@@ -81,7 +82,7 @@ class DistributedDataParallelBase {
 
   void before_forward();
   static memory::Kind kind_of_forward();
-  // While it lives, the thread is in a forward, for who looks at it (memory/event_sink.h).
+  // While it lives, the thread is in a forward, as an event sink sees it (memory/event_sink.h).
   static std::shared_ptr<void> range_of_forward();
 
   // Tensors of floating point in options.compute_dtype; all else as it is.
@@ -94,7 +95,8 @@ class DistributedDataParallelBase {
     }
   }
   at::Tensor cast_input(const at::Tensor& tensor) const;
-  // Where LibTorch refuses tensors of two dtypes in a forward under compute_dtype: what keeps its own.
+  // Adds to LibTorch's error about tensors of two dtypes, in a forward under compute_dtype, which buffers keep
+  // their own dtype.
   void explain(c10::Error& error) const;
 
  private:

@@ -41,7 +41,7 @@ class Pins;
 class Modified {
  public:
   static Modified nowhere() { return Modified(Where::kNowhere, 0); }
-  // Alike; ranks keep their shards of their own values.
+  // The same values on all ranks; each rank keeps its shards of its own.
   static Modified on_every_rank() { return Modified(Where::kEveryRank, 0); }
   // All ranks take that rank's values when the guard ends. Costs a broadcast of the pages.
   static Modified on_rank(int rank) { return Modified(Where::kOneRank, rank); }
@@ -65,8 +65,8 @@ class GatheredParameters {
   // These, and what shares their pages.
   GatheredParameters(const ModelRef& model, const std::vector<at::Tensor>& parameters,
                      const Modified& modified = Modified::nowhere());
-  // Throws what the broadcast throws, and where a parameter was given values of other sizes, unless an
-  // exception is passing already.
+  // Throws what the broadcast throws, and if a parameter was given values of other sizes, unless an exception is
+  // unwinding already.
   ~GatheredParameters() noexcept(false);
   GatheredParameters(const GatheredParameters&) = delete;
   GatheredParameters& operator=(const GatheredParameters&) = delete;
@@ -77,8 +77,8 @@ class GatheredParameters {
   Held* const held_;  // not a unique_ptr: its destructor may throw
 };
 
-// While it lives, p.grad() of these parameters is the whole mean gradient, also for code that reads
-// memory itself. After a backward that averages, before the step. At stage 0 it is so without.
+// While it lives, p.grad() of these parameters is the whole mean gradient, also for code that reads memory itself.
+// Use it after a backward that averages and before the step. At stage 0 gradients are whole anyway.
 class GatheredGradients {
  public:
   explicit GatheredGradients(const ModelRef& model);

@@ -6,7 +6,8 @@
 //
 // Where parameters are slices (parallel/sliced_layer.h), the norm is that of the whole module's gradients, and
 // a parameter is not finite where any slice of it is not. All ranks of the tensor-parallel group get the same
-// number, so they decide alike. It is that of one rank with the whole module where the gradients are equal. Costs
+// number, so they decide alike. If the gradients are equal, it is the number that one rank with the whole module
+// gets. Costs
 // a second message, over the group, and twice as many sums in both.
 //
 // Costs a read of what this rank owns, on an accelerator in a launch a page, and a message of 0.6 KiB,

@@ -76,7 +76,7 @@ std::vector<size_t> shown_ranks(const std::vector<RankMemory>& ranks) {
   return shown;
 }
 
-// Of the shown ranks; nothing where no rank has any and `always` does not ask for it.
+// Adds a row for the shown ranks; nothing where no rank has any and `always` does not ask for it.
 template <typename BytesOf>
 void add_row(std::vector<MemoryRow>& rows, const std::string& label,
              const std::vector<RankMemory>& ranks, const std::vector<size_t>& shown,

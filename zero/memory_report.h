@@ -44,14 +44,14 @@ struct MemoryReport {
   c10::DeviceType device = c10::kCPU;  // of `held` and `at_peak`
   std::vector<RankMemory> ranks;       // by rank
 
-  // A table: a row a kind, a column a rank, in MiB and the like. Where there are more than 6 ranks, those 6
-  // whose total was highest, and a line about the others.
+  // A table with a row for each kind and a column for each rank, in MiB and the like. Of more than 6 ranks it shows
+  // the 6 whose total was highest, and a line about the others.
   std::string to_string() const;
 };
 
 std::ostream& operator<<(std::ostream& out, const MemoryReport& report);
 
-// All ranks get all ranks' figures. The world of one has its own.
+// All ranks get the figures of all ranks.
 MemoryReport memory_report(const comm::World& world);
 
 }  // namespace zeropage

@@ -68,7 +68,7 @@ using memory::operator""_GiB;
 using memory::operator""_KiB;
 using memory::operator""_MiB;
 
-// The message of an exception in words, without LibTorch's stack: for a `catch` in main().
+// The message of an exception without LibTorch's stack: for a `catch` in main().
 using memory::message_of;
 
 }  // namespace zeropage

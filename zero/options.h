@@ -1,4 +1,4 @@
-// What the user chooses about sharding. docs/options.md has one line on each option, made of the table in
+// The user's choices about sharding. docs/options.md has a line on each option, made from the table in
 // zero/option_fields.h.
 #pragma once
 
@@ -90,17 +90,17 @@ struct Options {
   Stage stage = Stage::kOptimizerState;
 
   static constexpr int kAllRanks = 0;
-  // How many neighbouring ranks share what the stage shards. Each group of so many has all of it: hybrid
-  // sharding. Gathers stay within a group, which should be the ranks of a host; of gradients the shards
-  // are summed between groups, of an accumulation's micro-steps once a step. Results are those of a
-  // single group, with the same bits where this is a power of two, gradients travel as fp32 and nothing
-  // accumulates. Needs stage 1 or more. By default all ranks are one group.
+  // Shards over groups of this many neighbouring ranks, each of which has all of the model (hybrid sharding).
+  // Gathers stay within a group, which should be the ranks of a host. Shards of gradients are summed between
+  // groups, once a step if micro-steps accumulate. Results are those of a single group. They have the same bits if
+  // this is a power of two, gradients travel as fp32 and nothing accumulates. Needs stage 1 or more. By default all
+  // ranks are one group.
   int shard_within = kAllRanks;
 
   static constexpr int kNoSecondaryShards = 0;
-  // Neighbouring ranks, such as those of a host, that keep each page a second time among them from its
-  // forward to the end of the step: backward gathers it within such a group (hpZ in Wang et al. 2023,
-  // "ZeRO++", section 3.2). Each rank then holds a group's share of the parameters beside its shard. Results
+  // Keeps each page a second time within groups of this many neighbouring ranks, such as those of a host, from its
+  // forward to the end of the step: backward gathers it within such a group (hpZ in Wang et al. 2023, "ZeRO++",
+  // section 3.2). Each rank then holds a group's share of the parameters beside its shard. Results
   // have the same bits. Needs stage 3 with parameters on the device. By default backward gathers over all
   // ranks.
   int secondary_shard_within = kNoSecondaryShards;
@@ -121,14 +121,14 @@ struct Options {
 
   // ---- precision ----
 
-  // bfloat16, half or double: wrapping an fp32 module makes its parameters so, and with them gathers,
-  // gradients and activations; buffers keep theirs. Tensors of floating point among forward's
-  // arguments are cast to it. Master weights of bfloat16 and half begin with the fp32 values. double has
-  // none, and is updated by the optimizer's class: it is there to compare runs. Unset: as the module is.
+  // bfloat16, half or double: wrapping an fp32 module casts its parameters to it, and so gathers, gradients and
+  // activations have it; buffers keep their dtype. Tensors of floating point among forward's
+  // arguments are cast to it. Master weights of bfloat16 and half begin with the fp32 values. double has none and
+  // is updated by the optimizer's class; it is for comparing runs. Unset: the module's dtype.
   std::optional<c10::ScalarType> compute_dtype;
 
-  // Modules whose own parameters keep fp32. Their forward meets compute_dtype's activations; on the
-  // host LibTorch's norms take both, on CUDA batch norm does.
+  // Modules whose own parameters stay fp32. Their forward gets activations in compute_dtype: LibTorch's norms take
+  // both dtypes on the host, and batch norm does on CUDA.
   ModuleSelection stays_fp32 = ModuleSelection::batch_norms();
 
   LowPrecisionUpdate low_precision_update = LowPrecisionUpdate::kMasterWeights;
@@ -141,11 +141,11 @@ struct Options {
   // ranks and stage nor on threads.
   offload::StateFormat optimizer_state = offload::StateFormat::kFp32;
 
-  // The seed of what is rounded at random: kStochasticRounding, and states in bf16.
+  // Seed of stochastic rounding: of kStochasticRounding, and of states in bf16.
   uint64_t rounding_seed = 0;
 
   // The dtype in which gradients travel between ranks; sums over ranks are fp32 in between. Unset:
-  // the parameter's dtype, or fp32 where world_invariant. Gradients in double travel and are summed in it.
+  // the parameter's dtype, or fp32 where world_invariant. Gradients in double travel and are summed in double.
   std::optional<c10::ScalarType> reduce_dtype;
 
   // The dtype in which gradients of parameters in a lower precision are kept, and in which
@@ -179,18 +179,18 @@ struct Options {
 
   // ---- memory and speed of sharded parameters ----
 
-  // The most bytes of whole parameters that a rank holds at once. An operator that needs more
-  // throws. 0: with kAfterUse two largest pages, or what one operator needs; otherwise no limit.
+  // The most bytes of whole parameters that a rank holds at once. An operator that needs more throws. 0: with
+  // kAfterUse the two largest pages, or what one operator needs; otherwise no limit.
   int64_t parameter_budget_bytes = 0;
 
   static constexpr int64_t kTwoLargestPages = -1;
-  // How far ahead of their use pages are gathered, in bytes of pages and within the budget. 0: not
-  // ahead. By default two largest pages.
+  // How far ahead of their use pages are gathered, in bytes of pages and within the budget. 0: not ahead. By
+  // default the two largest pages.
   int64_t prefetch_bytes = kTwoLargestPages;
 
   Reshard reshard = Reshard::kAfterUse;
 
-  // The minimum size of a page that is sharded: parameters of smaller ones stay whole on every rank.
+  // The least size of a page that is sharded: parameters of smaller pages stay whole on every rank.
   int64_t minimum_sharded_bytes = 0;
 };
 
@@ -204,7 +204,7 @@ c10::ScalarType accumulate_dtype_of(const Options& options, c10::ScalarType para
 // The format of the optimizer's states for a parameter of that many elements.
 offload::StateFormat state_format_of(const Options& options, int64_t parameter_numel);
 
-// bfloat16 and half.
+// Whether it is bfloat16 or half.
 bool is_low_precision(c10::ScalarType dtype);
 
 // Throws for a value, or a combination of values, that is not supported.

@@ -27,7 +27,7 @@ at::Tensor read_only(const at::Tensor& flat) {
   return flat.clone();
 }
 
-// Of one page, while its memory is there.
+// Reads one page while its memory is there.
 class PageReader {
  public:
   PageReader(const ModelRef& model, ShardedOptimizer* optimizer)

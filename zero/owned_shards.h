@@ -7,8 +7,8 @@
 // At stages 1 to 3 the ranks' shards of a parameter together are the parameter, each element once; at stage 0
 // every rank owns all of it. A rank may own nothing of a parameter: its tensors are then empty.
 //
-// Reading sends nothing. Between backward and step() it lets go of gradients that an operator on p.grad()
-// has gathered, so all ranks read then, or none does. Not within a guard that says where it writes
+// Reading sends nothing. Between backward and step() a read frees gradients that an operator on p.grad() has
+// gathered, so either all ranks read then, or none does. It throws within a guard that says where it writes
 // (Modified).
 // What is read are copies, and writing to them throws: they are LibTorch's inference tensors ("Inplace update to
 // inference tensor outside InferenceMode is not allowed"). New values come by assign_owned_shards().

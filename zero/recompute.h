@@ -11,8 +11,8 @@
 //     loss.backward();
 //     ...
 //
-// The ranks repeat the same operators: what rank 0 measures and plans holds for all. Without that a
-// rank of a model whose parameters are sharded would gather pages that others do not.
+// The ranks repeat the same operators, because they use what rank 0 measures and plans. Otherwise a rank of a model
+// with sharded parameters would gather pages that other ranks do not.
 #pragma once
 
 #include "checkpointing/recompute.h"

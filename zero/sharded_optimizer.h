@@ -1,5 +1,5 @@
-// What zeropage::Optimizer<A> does whatever A is: runs a torch::optim class on what this rank owns of
-// each page, then shares the result.
+// The part of zeropage::Optimizer<A> that does not depend on A: it runs a torch::optim class on what this rank owns
+// of each page, then shares the result.
 //
 // It is a torch::optim::Optimizer whose parameters and options are the user's: schedulers,
 // per-group options and add_param_group work on it as on any other.
@@ -50,8 +50,8 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   // Steps made, those before a load included. On an accelerator it may wait for the last one.
   int64_t steps();
 
-  // States lie in shards, and no map has them: make the optimizer anew for new ones. step() throws where something was put
-  // into the base's.
+  // Refused: states lie in shards, not in a map. For new states make a new optimizer. step() throws if the base
+  // class's map was written to.
   void state() = delete;
 
   // Sharded state is not one archive; both throw.
@@ -59,7 +59,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  // What is particular to the class.
+  // What depends on the class A.
   struct Algorithm {
     std::string class_name;  // for errors and for comparing ranks
     std::function<std::unique_ptr<torch::optim::Optimizer>(Groups)> make_class_optimizer;

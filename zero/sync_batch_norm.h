@@ -31,7 +31,7 @@ namespace zeropage {
 // Throws on all ranks alike if there is no BatchNorm, if one has no tensor that could carry a mark (neither
 // affine nor running statistics: use parallel::SyncBatchNorm there), or if one is marked already.
 size_t sync_batch_norm(torch::nn::Module& module, const comm::World& world);
-// Of a holder, such as `Net net;` with TORCH_MODULE(Net).
+// The same for a holder, such as `Net net;` with TORCH_MODULE(Net).
 template <typename Contained>
 size_t sync_batch_norm(const torch::nn::ModuleHolder<Contained>& holder, const comm::World& world) {
   return sync_batch_norm(*holder.ptr(), world);

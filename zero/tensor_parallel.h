@@ -16,15 +16,15 @@
 //
 // What the module must do for it:
 // * It uses planned weights by torch::nn::Linear and Embedding, by torch::nn::functional::linear and
-//   embedding, or by what these are made of: matmul or addmm with weight.t(). Any other operator on one is refused in
-//   words, but for what an optimizer or a log does without gradients (parallel/slice_mark.h).
+//   embedding, or by what these are made of: matmul or addmm with weight.t(). Any other operator on one throws, except
+//   what an optimizer or a log does without gradients (parallel/slice_mark.h).
 // * It draws its first values before. An init function afterwards would draw for a slice, and is refused.
 // * It counts heads by -1: view({batch, length, -1, head}) sees the heads that this rank has.
 // * A column is followed by a row in the same units. Nothing between them mixes the slices: a norm over the
-//   features there would be wrong, and nobody could notice. Layers with parameters between them are in the plan too, as
+//   features there would be wrong, and no check could notice. Layers with parameters between them are in the plan too, as
 //   Cut::between().
 //
-// Dropout between a column and its row may draw alike on all ranks; outside it must, so give all ranks of a
+// Dropout between a column and its row may draw alike on all ranks. Elsewhere it must, so give all ranks of a
 // tensor-parallel group the same seed. Where units are cut unevenly, dropout between the two needs a
 // RandomOfRank (parallel/random_of_rank.h).
 #pragma once
@@ -60,7 +60,7 @@ class Cut {
   // in backward: a message of a parameter's size, or, of a Linear, of its output's.
   static Cut between() { return Cut(Kind::kBetween); }
 
-  // Of a column: equal stretches of the outputs, each cut for itself; 3 for queries, keys and values.
+  // For a column: `count` equal stretches of the outputs, each cut for itself; 3 for queries, keys and values.
   Cut parts(int64_t count) const;
   // The same with stretches of other lengths, in units: {8, 2, 2} for 8 heads of queries and 2 of keys and values. They
   // are cut at the same places of each: the greatest number that divides all sizes is what ranks share, 2 here, so
@@ -71,9 +71,9 @@ class Cut {
   }
   // Elements that stay on one rank, such as those of a head. Default: 1.
   Cut unit(int64_t elements) const;
-  // Some ranks may get a unit more than others. For all layers between which slices pass, and only where units of
-  // the same number belong together: with fewer heads of keys than of queries, a unit of the queries is all heads that
-  // share a key. A vocabulary may always be cut so.
+  // Some ranks may get a unit more than others. Set it for all layers between which slices pass, and only where
+  // units of the same number belong together: with fewer heads of keys than of queries, a unit of the queries is
+  // all heads that share a key. A vocabulary may always be cut unevenly.
   Cut uneven() const;
 
  private:

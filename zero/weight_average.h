@@ -33,24 +33,24 @@ namespace zeropage {
 class AveragedPages;
 
 struct WeightAverageOptions {
-  // The share of the average that stays at an update, in [0, 1): it looks back some 1 / (1 - decay) steps.
+  // Share of the average that an update keeps, in [0, 1): it averages over some 1 / (1 - decay) steps.
   double decay = 0.999;
 };
 
 class WeightAverage {
  public:
-  // Begins as the model's weights are.
+  // Begins with the model's weights.
   explicit WeightAverage(const ModelRef& model, const WeightAverageOptions& options = {});
   ~WeightAverage();
 
   // After each step that changed weights. Throws while swapped in.
   void update();
 
-  // The model has the average from here on, rounded to the weights' dtype where there are no master weights. No
-  // training step until swap_out().
+  // Gives the model the average, rounded to the weights' dtype if there are no master weights. No training step may
+  // follow until swap_out().
   void swap_in();
-  // The model has its own values again, bit for bit. Throws on all ranks alike, and changes nothing, where a
-  // weight was written to since swap_in().
+  // Gives the model its own values again, bit for bit. Throws on all ranks alike, and changes nothing, if a weight
+  // was written to since swap_in().
   void swap_out();
   bool is_swapped_in() const;
 

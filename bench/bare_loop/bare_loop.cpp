@@ -148,7 +148,7 @@ void train(const Flags& flags) {
                            {"rss_base_bytes", base_bytes},
                            {"rss_peak_bytes", zeropage::memory::peak_resident_bytes()}};
   if (device.is_cuda()) {
-    // Of the requested sizes, as a ledger counts; the allocator rounds up.
+    // The peak of the requested sizes, as a ledger counts; the allocator rounds them up.
     memory["peak_bytes"] = at::accelerator::getDeviceStats(0).requested_bytes[0].peak;
   }
   train_gpt::WeightsHash hash;

@@ -20,7 +20,7 @@ constexpr const char* name(Operation operation) {
 
 struct Case {
   Operation operation = Operation::kBarrier;
-  // Of the whole tensor on each rank, of which a slice is a rank's share; 0 for a barrier.
+  // Size of the whole tensor on each rank, of which a slice is a rank's share; 0 for a barrier.
   int64_t bytes = 0;
 
   friend bool operator==(const Case&, const Case&) = default;

@@ -69,27 +69,27 @@ std::vector<Case> cases(const Flags& flags) {
 
 void add_flags(CLI::App& app, Flags& flags) {
   flags.operations.assign(kOperationNames.begin(), kOperationNames.end());
-  app.add_option("--ranks", flags.ranks, "ranks of this host")
+  app.add_option("--ranks", flags.ranks, "Ranks of this host")
       ->check(CLI::Range(2, kMostRanks))
       ->capture_default_str();
-  app.add_option("--operations", flags.operations, "what to measure")
+  app.add_option("--operations", flags.operations, "Operations to measure")
       ->delimiter(',')
       ->check(CLI::IsMember(flags.operations))
       ->capture_default_str();
   auto sizes = std::make_shared<std::vector<std::string>>(1, "4KiB..64MiB");
   app.add_option("--sizes", *sizes,
-                 "bytes of the whole tensor: sizes, or FIRST..LAST, each 4 times the one before")
+                 "Bytes of the whole tensor: sizes, or FIRST..LAST, each 4 times the one before")
       ->delimiter(',')
       ->capture_default_str();
-  app.add_option("--transports", flags.transports, "what to compare, in this order")
+  app.add_option("--transports", flags.transports, "Transports to compare, in this order")
       ->delimiter(',')
       ->check(CLI::IsMember(flags.transports))
       ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "times that every figure is measured")
+  app.add_option("--rounds", flags.rounds, "Times that every figure is measured")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--json", flags.json,
-                 "file for every figure of every round, or - for stdout, the text then on stderr");
+                 "File for every figure of every round, or - for stdout, with the text on stderr");
   app.callback([sizes, &flags] { parse_all_sizes(*sizes, flags); });
 }
 

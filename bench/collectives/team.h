@@ -36,7 +36,7 @@ class Team {
   const std::vector<std::string>& transports() const { return transports_; }
   const std::vector<Absent>& absent() const { return absent_; }
 
-  // Of rank 0.
+  // The next two are called on rank 0.
   // Runs the operation once with known values; throws unless every element is what it must be.
   void verify(const Case& measured, size_t transport);
   // Seconds of `iterations` operations one after the other, of the rank that took longest.
@@ -44,7 +44,7 @@ class Team {
   // Ends the others' follow().
   void dismiss();
 
-  // Of the other ranks: does as rank 0 does until dismissed.
+  // Called on the other ranks: does what rank 0 does, until it is dismissed.
   void follow();
 
  private:

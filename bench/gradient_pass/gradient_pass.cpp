@@ -65,7 +65,7 @@ struct OurPass {
   double factor;  // on the gradient; 0 where the step is to be left out
 };
 
-// Of all elements as one parameter.
+// A table with all elements as one parameter.
 NormTable table_of(const at::Tensor& gradient) {
   return {{{.begin = 0, .numel = gradient.numel()}}, {.sums = 1, .flags = 1}, gradient.device()};
 }
@@ -110,7 +110,7 @@ LibtorchPass libtorch_pass(const at::Tensor& gradient, const Scaling& scaling) {
   return made;
 }
 
-// With what the fused step of LibTorch can take over: it divides the gradient by grad_scale, and
+// LibTorch's pass where its fused step takes over what it can: the step divides the gradient by grad_scale, and
 // writes it back.
 LibtorchPass libtorch_folded_pass(const at::Tensor& gradient, const Scaling& scaling) {
   LibtorchPass made;
@@ -156,7 +156,7 @@ void check_that_all_agree(const at::Tensor& whole) {
            "the clipped gradients: expected LibTorch's to be ours, to 1e-5");
 }
 
-// Of all elements: ours must be LibTorch's in fp64; how far that in fp32 is off is printed.
+// The norm of all elements: ours must be LibTorch's in fp64; how far LibTorch's in fp32 is off is printed.
 void check_whole_norm(const at::Tensor& gradient) {
   const double ours = our_pass(table_of(gradient), gradient, {}).norm;
   const auto norm_in = [&](at::ScalarType dtype) {

@@ -257,19 +257,19 @@ void run(const Flags& flags) {
 int main(int argc, char** argv) {
   Flags flags;
   CLI::App app("Times what hooks for saved tensors cost, interleaved.");
-  app.add_option("--widths", flags.widths, "of the blocks that are trained, and their rows")
+  app.add_option("--widths", flags.widths, "Widths of the blocks that are trained, and their rows")
       ->delimiter(',')
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  app.add_option("--chain", flags.chain, "operators in the chain that saves a tensor in each")
+  app.add_option("--chain", flags.chain, "Operators of the chain, each of which saves a tensor")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  app.add_option("--numel", flags.numel, "elements of a tensor in the chain")
+  app.add_option("--numel", flags.numel, "Elements of a tensor in the chain")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
       ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "times that every figure is measured")
+  app.add_option("--rounds", flags.rounds, "Times that every figure is measured")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--json", flags.json, "file for every figure of every round; default none");
+  app.add_option("--json", flags.json, "File for every figure of every round; default none");
   return bench::parse_and_measure("saved_tensors", app, argc, argv, [&] { run(flags); });
 }

@@ -32,7 +32,7 @@ struct Flags {
   int64_t sequence = 256;
   int64_t batch = 4;
 
-  // Of an activation between the layers, all tokens.
+  // Size of an activation between the layers, with all tokens.
   int64_t activation_bytes() const { return batch * sequence * d_model * 4; }
 };
 

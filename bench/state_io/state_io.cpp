@@ -75,7 +75,7 @@ void write_directly(const fs::path& path, const char* from, uint64_t bytes) {
   file.sync();
 }
 
-// As a user would save the same tensors; LibTorch does not wait for the disk, so that is done here.
+// Saves the same tensors as a user would; LibTorch does not wait for the disk, so that is done here.
 void torch_save(const fs::path& path, const std::vector<at::Tensor>& tensors) {
   torch::save(tensors, path.string());
   zeropage::state::File(path, zeropage::state::File::Access::kWrite).sync();

@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::array<int64_t, 18> kSegmentCounts = {2,  3,  4,  5,  6,  8,  10, 12,  16,
                                                     20, 24, 32, 40, 48, 64, 96, 128, 256};
-// Of all candidates' bytes: what a segment and the anchors before it may have together.
+// What a segment and the anchors before it may have together, as a share of all candidates' bytes.
 constexpr std::array<double, 10> kSegmentShares = {0.56, 0.4,  0.3, 0.24, 0.2,
                                                    0.16, 0.13, 0.1, 0.07, 0.05};
 

@@ -44,7 +44,7 @@ void CheapestDrops::keep(const std::shared_ptr<Value>& value, const ValueTable& 
   }
 }
 
-// Of those that are kept, the one of the fewest operations a byte.
+// The value that is kept and takes the fewest operations a byte.
 std::shared_ptr<Value> CheapestDrops::cheapest() const {
   std::shared_ptr<Value> cheapest;
   double least = 0;

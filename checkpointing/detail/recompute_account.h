@@ -13,7 +13,7 @@ namespace zeropage::checkpointing::detail {
 
 class RecomputeAccount {
  public:
-  // Of the calling thread.
+  // The account of the calling thread.
   static const std::shared_ptr<RecomputeAccount>& of_this_thread();
 
   void add_forward(double flops);

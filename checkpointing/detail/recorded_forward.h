@@ -79,7 +79,7 @@ struct Value {
   std::shared_ptr<Operation> producer;  // while it may be needed again
   int packs = 0;                        // saved tensors of it that the graph has now
   bool saved = false;                   // it had some
-  // Of its producer, and of what it reads that nobody saved: what a replay costs that finds all
+  // FLOPs of its producer, and of what that reads that nobody saved: the cost of a replay that finds all
   // saved values at hand.
   double chain_flops = 0;
   ValueMemory memory;  // a leaf's is the program's, and does not count as kept

@@ -30,7 +30,7 @@ class ReplaySchedule {
 
   void lay_out(const Decision& dropped);
 
-  // Of the last decision:
+  // These are results of the last decision.
 
   const std::vector<Replay>& replays() const { return replays_; }
   // Replay after replay, in each in the order of the step.

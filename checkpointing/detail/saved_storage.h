@@ -64,7 +64,7 @@ class SavedStorage {
   virtual void after_unpack() {}
 
   const at::TensorOptions& options() const { return options_; }  // dtype and device
-  // That the operator which saved the first tensor ran on. Memory that comes back is of this one.
+  // The stream on which the operator that saved the first tensor ran. Memory that comes back is allocated for it.
   const memory::Stream& stream() const { return stream_; }
   bool is_back() const { return fetched_.defined(); }  // under mutex_
 

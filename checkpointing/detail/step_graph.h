@@ -28,7 +28,7 @@ class StepGraph {
 
   const RecordedStep& step() const { return step_; }
 
-  // Of an operator: each value once.
+  // What an operator reads and makes, each value once.
   const std::vector<size_t>& inputs(size_t op) const { return inputs_[op]; }
   const std::vector<size_t>& outputs(size_t op) const { return outputs_[op]; }
   int64_t output_bytes(size_t op) const { return output_bytes_[op]; }
@@ -38,11 +38,11 @@ class StepGraph {
   // where backward needs none of its outputs.
   double lone_seconds(size_t op) const;
 
-  // Of a value.
+  // Questions about a value.
   bool saved(size_t value) const { return step_.values[value].retention != Retention::kPassing; }
   bool droppable(size_t value) const { return droppable_[value] != 0; }
   size_t save_tick(size_t value) const { return save_tick_[value]; }
-  // Of its last release; without one, of the step.
+  // The tick of its last release; without one, the last tick of the step.
   size_t last_tick(size_t value) const { return last_tick_[value]; }
   const std::vector<size_t>& last_ticks() const { return last_tick_; }
 

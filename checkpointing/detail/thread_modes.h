@@ -20,7 +20,7 @@ namespace zeropage::checkpointing::detail {
 // The states of the default generators of the host and of a CUDA device, and of others that were added.
 class RandomState {
  public:
-  // Of now; device: where the forward computes.
+  // Takes the current states. device: where the forward computes.
   static RandomState take(c10::Device device);
   // A generator that an operator is given, before its first draw: its state of now. Nothing happens where
   // it is among these already.

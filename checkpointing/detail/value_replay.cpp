@@ -23,7 +23,7 @@ namespace {
 // Memory of values that pass within one replay, and how many of its operators still read a value.
 struct Passing {
   std::unordered_map<const Value*, c10::Storage> memory;
-  // Of kept values, while operators read them: so that what is elsewhere comes once.
+  // Memory of kept values while operators read them, so that what is elsewhere is fetched once.
   std::unordered_map<const Value*, c10::Storage> fetched;
   std::unordered_map<const Value*, int> readers;
 

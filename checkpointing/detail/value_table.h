@@ -25,7 +25,7 @@ class ValueTable {
   void clear() { values_.clear(); }
 
   const KeptBytes& kept_bytes() const { return *kept_; }
-  // Of one value so far.
+  // The largest value so far.
   int64_t largest_bytes() const { return largest_bytes_; }
 
  private:

@@ -1,5 +1,5 @@
-// What a rank failed with, as the others hear it: first why, then in which of its calls. Who fails because
-// of another passes its cause on, so that every error begins with what happened first.
+// Why a rank failed, as the others read it: first the cause, then in which of its calls. A rank that fails because
+// of another passes that cause on, so that every error begins with what happened first.
 #pragma once
 
 #include <string>

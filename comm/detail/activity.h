@@ -1,8 +1,8 @@
-// What this rank is in: an operation, texts that it waits for, an operation of its device, or one of these
-// among some of the ranks; and why one of them cannot end.
+// The call that this rank is in: an operation, a wait for texts, an operation of its device, or one of these among
+// some of the ranks; and why one of them cannot end.
 //
-// Who calls notes here what begins and ends; the rank's watch (comm/detail/watch.h) reads it, tells the
-// others, and brings the verdicts. An operation costs two locks that nobody else holds for long.
+// Callers note here what begins and ends. The rank's watch (comm/detail/watch.h) reads it, writes it to the store
+// for the others, and sets the verdicts. An operation costs two locks that are never held for long.
 //
 // Threads: perform() on the thread that performs the operations; the rest on any.
 // Throws: perform() what the operation throws.
@@ -74,8 +74,8 @@ class Activity {
   // While it lives, the thread that made it waits for texts of other ranks.
   class TextWait;
 
-  // This rank has failed in another of its worlds: what is under way cannot end, nor what follows. Returns
-  // whether that is news. rank: this one.
+  // Notes that this rank has failed in another of its worlds: what is under way cannot end, nor what follows.
+  // Returns whether that was not known. rank: this one.
   bool condemn(int rank, const Account& account);
   std::optional<Account> condemned() const;
 

@@ -40,7 +40,7 @@ struct Call {
   uint64_t sequence = 0;  // of this communicator's collectives; a pair of ranks counts its own
   int64_t bytes = 0;
   std::string what;
-  // Of a pair: the other rank, and which end this one is.
+  // For an operation of a pair of ranks: which end this rank is, and the other rank.
   enum class End : uint8_t { kNone, kSends, kReceives };
   int peer = -1;
   End end = End::kNone;

@@ -1,4 +1,4 @@
-// What the thread of a watch sleeps for: to stop, and to tell the others that this rank has failed elsewhere.
+// Reasons that wake the thread of a watch: to stop, and to announce that this rank has failed elsewhere.
 //
 // Threads: any; note() the watch's.
 #pragma once
@@ -12,7 +12,7 @@ namespace zeropage::comm::detail {
 
 class Errands {
  public:
-  // How far the others have been told.
+  // How far the failure has been announced.
   enum class Told : uint8_t {
     kNothing,  // there is nothing to tell
     kDue,
@@ -28,7 +28,7 @@ class Errands {
   void tell();  // from kNothing to kDue
   bool is_due() const;
   void note(Told told);
-  // Does not wait where nothing is to be told, or nobody is there to tell it.
+  // Does not wait if nothing is to be announced, or if the thread does not run.
   void wait_until(Told told, std::chrono::milliseconds most);
 
  private:

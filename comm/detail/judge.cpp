@@ -77,7 +77,7 @@ std::optional<Verdict> Judge::late(Wait& wait) const {
   return std::nullopt;
 }
 
-// Of ranks that are cut off together some are heard a little later than others: who has been silent for
+// Ranks that are cut off together go silent at slightly different times: a rank that has been silent for
 // half as long is named too.
 std::optional<Verdict> Judge::unreachable(const Wait& wait, Wait::Clock::time_point now) const {
   const auto silence = [&](Wait::Clock::time_point heard) {
@@ -165,7 +165,7 @@ std::optional<int> Judge::busy_rank(const Wait& wait) const {
 void Judge::report(Wait& wait, int busy, Wait::Clock::time_point now) const {
   if (now < wait.reported_at + limits_.report_interval) return;
   wait.reported_at = now;
-  // Of all that wait one says so.
+  // The first of the ranks that wait reports it.
   for (int other = 0; other < roll_.rank(); ++other) {
     if (roll_.beats(other) && !roll_.standing(other)->is_outside()) return;
   }

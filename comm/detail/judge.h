@@ -1,5 +1,5 @@
-// Whether a wait for other ranks is in vain, and whose fault that is. Says on stderr for whom a rank
-// waits long.
+// Decides whether a wait for other ranks can end, and which rank is the cause if it cannot. Reports on stderr for
+// which rank this one waits long.
 //
 // Lifetime: the roll must outlive it. Threads: one at a time, the watch's.
 #pragma once
@@ -19,10 +19,10 @@ namespace zeropage::comm::detail {
 
 class Judge {
  public:
-  // What is known beside what ranks tell. All may be empty.
+  // Facts from other sources than the ranks' statuses. All may be empty.
   struct Facts {
     std::vector<std::string> hosts;  // by rank
-    // Of a rank's process, "; its process 7 is stopped".
+    // Says the state of a rank's process, such as "; its process 7 is stopped".
     std::function<std::string(int rank)> state_of;
     bool broadcasts_wait = false;  // a broadcast does not end without every rank
   };

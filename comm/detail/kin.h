@@ -1,5 +1,5 @@
-// The watches of one rank: of its world, and of the worlds that were split from it. Where one of them fails
-// the others fail for the same cause, since who waits for this rank elsewhere would wait in vain.
+// The watches of one rank: of its world, and of the worlds that were split from it. If one of them fails, the
+// others fail for the same cause, because other ranks would wait for this one in vain.
 //
 // Threads: any. Throws: nothing.
 #pragma once
@@ -19,10 +19,10 @@ class Kin {
    public:
     virtual ~Member() = default;
     virtual Activity& activity() = 0;
-    // Another has failed with that account: ends what is under way, and all that follows, for the same
-    // cause, and lets those who wait for this rank know it.
+    // Another watch of the group has failed for that reason: ends what is under way, and all that follows, for the
+    // same cause, and announces it to ranks that wait for this one.
     virtual void condemn(const Account& account) = 0;
-    // Until they can.
+    // Waits until they can know it.
     virtual void wait_until_told() = 0;
   };
 

@@ -87,7 +87,7 @@ class ProgressThread::Queue {
     if (stopping_ || !jobs_.empty()) wake_.notify_one();
   }
 
-  // Of the thread that performs.
+  // Owned by the thread that performs operations.
   std::exception_ptr first_error_;
 
   std::mutex mutex_;

@@ -1,7 +1,7 @@
 // Runs a communicator's operations one after the other, beside the caller.
 //
-// Who waits for an operation that has not begun, and finds no other under way, performs what is
-// queued up to it: handing a small operation to another thread and back costs more than the
+// A thread that waits for an operation which has not begun, and finds no other under way, performs what is queued
+// up to it: handing a small operation to another thread and back costs more than the
 // operation.
 //
 // After the first operation that throws, all later ones fail with the same error: ranks that went

@@ -1,4 +1,4 @@
-// What the other ranks have told of where they stand, and when.
+// The last status of each other rank, and when it changed.
 //
 // Threads: one at a time, the watch's.
 #pragma once
@@ -20,7 +20,7 @@ class Roll {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // deadline: a rank that is not heard for half of it is said to be silent.
+  // deadline: a rank whose heartbeat has not changed for half of it is called silent.
   Roll(int rank, int size, std::chrono::milliseconds deadline, RankNames names)
       : rank_(rank),
         deadline_(deadline),
@@ -31,20 +31,20 @@ class Roll {
   int size() const { return static_cast<int>(heard_.size()); }
   const RankNames& names() const { return names_; }
 
-  // What this rank has called when it begins to listen. Where a wait has begun since the last time, what
-  // stands in the store from before may be old.
+  // Sets what this rank has called when it begins to read statuses. If a wait has begun since the last time,
+  // statuses in the store may be old.
   void turn_to(const CallHistory& ours) { ours_ = ours; }
   void listen(int other, const std::string& text);
   void note_answer_of_store() { store_answered_at_ = Clock::now(); }
 
-  // What it told last; nothing if it has told nothing.
+  // Its last status; nothing if it has written none.
   const std::optional<Standing>& standing(int other) const { return of(other).standing; }
-  // When its beat last changed; unset: not since it was heard first.
+  // When its heartbeat last changed; unset: not since its first status.
   Clock::time_point heard_at(int other) const { return of(other).at; }
   Clock::time_point store_answered_at() const { return store_answered_at_; }
-  // It has beaten since the wait began.
+  // Whether its heartbeat has changed since the wait began.
   bool beats(int other) const;
-  // It has left an account since the wait began, whether it still beats or not.
+  // Whether it has written the reason of a failure since the wait began, with or without a heartbeat.
   bool has_failed(int other) const;
   // Whether all ranks that wait now are about to end.
   bool all_know() const;

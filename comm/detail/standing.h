@@ -1,4 +1,4 @@
-// Where a rank stands, as it tells the others in the store.
+// The status of a rank, as it writes it to the store for the others.
 #pragma once
 
 #include <charconv>
@@ -41,7 +41,7 @@ struct Standing {
 
   bool is_outside() const { return where == Where::kOutside; }
   bool is_in_operation() const { return where == Where::kInCall || where == Where::kOnDevice; }
-  // Nothing of that operation is missing because it ended.
+  // Whether it left after that operation, so that nothing of the operation is missing.
   bool has_left_after(const Call& collective) const {
     return where == Where::kLeft && collective.operation != Operation::kPair &&
            begun > collective.sequence;

@@ -1,4 +1,4 @@
-// Where ranks stand, as they write it in the store.
+// The statuses of ranks in the store.
 //
 // Every rank has a key, and one more key has who asked last. A rank that nobody asks writes nothing.
 //

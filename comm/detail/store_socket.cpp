@@ -35,7 +35,7 @@ std::string numbers_of(const sockaddr* address, socklen_t length) {
 int bound_to(const addrinfo& address) {
   const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) return -1;
-  // As c10d: a port that a program has just left may be served again.
+  // Like c10d's: a port that a program has just left may be served again.
   const int enabled = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &enabled, sizeof(enabled));
   if (bind(fd, address.ai_addr, address.ai_addrlen) == 0) return fd;

@@ -176,7 +176,7 @@ std::string TextRounds::ask_for_answer(const std::string& round, const std::stri
   }
   if (!told) return kFailed + fail(topic, std::to_string(options_.names[0]), waiting);
   const int64_t readers = count_readers(round, 1);
-  // Of an answer without words rank 0 does not wait for readers.
+  // Rank 0 does not wait for the readers of an answer that has no words.
   if (told->size() == 1 && readers == options_.size - 1) remove_answer(round, told->size());
   return *told;
 }

@@ -11,7 +11,7 @@ struct WaitLimits {
   std::chrono::milliseconds busy_limit = std::chrono::minutes(30);
   std::chrono::milliseconds report_interval = std::chrono::seconds(30);
 
-  // Until the others are asked: a rank that is merely a little late is not.
+  // How long a rank waits before it asks the others: a rank that is only a little late is not asked for.
   std::chrono::milliseconds patience() const {
     return std::min(std::chrono::milliseconds(500), deadline / 4);
   }

@@ -1,15 +1,16 @@
-// Tells ranks that wait from ranks that never will: beside a world, finds out why the others do not come.
+// Finds out, beside a world, why other ranks do not come to an operation, and ends waits that can never end.
 //
-// Every rank's watch beats in the store while somebody asks for it. Who waits asks, tells where it
-// stands, and reads where the others do:
+// Every rank's watch writes heartbeats to the store while another rank asks for them. A rank that waits asks,
+// writes its own status, and reads those of the others:
 //   out of step    two ranks are in calls that never meet: both end, with both calls in their errors;
 //   busy           a rank beats and is in no call of ours: it is waited for up to the busy limit, and
 //                  every report interval a line on stderr says so;
 //   unreachable    a rank that must come has not beaten for the deadline (its process is stopped, its
 //                  network is gone): who waits ends;
 //   slow           no rank is busy: who waits ends at the deadline.
-// Among ranks that were split from others, the watch of all ranks knows who is busy, unreachable or slow: a
-// rank may wait elsewhere for somebody else. And a rank that fails in one of its worlds fails in all.
+// Among ranks that were split from others, the watch of all ranks decides which rank is busy, unreachable or slow,
+// because a rank may wait in another world for another rank. And a rank that fails in one of its worlds fails in
+// all.
 //
 // Waits shorter than WaitLimits::patience() never touch the store. While nobody waits a rank reads one
 // key in a twelfth of the deadline.
@@ -57,7 +58,7 @@ class Watch final : public Kin::Member {
     std::shared_ptr<Kin> kin;
   };
 
-  // What it looks at and ends beside the store.
+  // What it reads and ends, beside the store.
   struct Hooks {
     // Must end the operation in progress, and all later ones, with an error; verdict() has its words.
     std::function<void()> interrupt;
@@ -74,17 +75,17 @@ class Watch final : public Kin::Member {
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
 
-  // Begins to look, and to answer who asks.
+  // Begins to read the store, and to answer ranks that ask.
   void start(Hooks hooks);
-  // Uses the hooks no more. Where all operations have completed the others are told so, before our
-  // connections to them end: those that still are in the last one lack nothing of ours.
+  // Stops the thread, which uses the hooks no more. If all operations have completed, it writes that to the store
+  // before the connections end: ranks that are still in the last operation miss nothing of ours.
   void stop();
 
   const WaitLimits& limits() const { return limits_; }
   // Where who calls notes what begins, and finds the verdicts.
   Activity& activity() override { return activity_; }
 
-  // This rank has failed with that account, in an operation or in texts: its other watches end too.
+  // This rank has failed for that reason, in an operation or in texts: its other watches end too.
   void tell_kin(const Account& account);
   // The same where a rank has only let go of these ranks' world, in order: the others go on, unless that was the world of all ranks.
   void tell_kin_of_leave(const Account& account);
@@ -93,7 +94,7 @@ class Watch final : public Kin::Member {
   // One of those has.
   void condemn(const Account& account) override;
   void wait_until_told() override;
-  // Why a rank does not come that has left an account for these ranks.
+  // The reason that a rank which has failed has written for these ranks.
   std::optional<Account> account_of(int rank) const;
 
  private:

@@ -52,7 +52,7 @@ struct WorldState {
   WorldState(const WorldState&) = delete;
   WorldState& operator=(const WorldState&) = delete;
 
-  // That all others were split from.
+  // The world that all others were split from.
   const WorldState& root() const { return split_from ? split_from->root() : *this; }
 
   // What the rank is called that serves the store; -1: none does.
@@ -60,7 +60,7 @@ struct WorldState {
     const Place& first = root().place;
     return first.launcher_serves_store || !first.rendezvous_file.empty() ? -1 : 0;
   }
-  // That rank; -1: none of these.
+  // The rank that serves the store; -1: none of these.
   int store_server() const {
     const int name = store_server_name();
     return name < 0 ? -1 : names.find(name, place.world_size);

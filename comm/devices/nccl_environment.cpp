@@ -17,7 +17,7 @@ constexpr const char* kSwitchedOff[] = {
     // Pairs share the connection of all ranks on purpose: operations run in order.
     "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING",
 };
-// Of the flight recorder, which keeps a traceback of each operation. LibTorch warns of the older name
+// Size of the flight recorder, which keeps a traceback of each operation. LibTorch warns of the older name
 // wherever it is set.
 constexpr const char* kRecorder = "TORCH_FR_BUFFER_SIZE";
 constexpr const char* kRecorderBefore = "TORCH_NCCL_TRACE_BUFFER_SIZE";

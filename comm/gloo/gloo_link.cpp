@@ -20,7 +20,7 @@ int gloo_tag(uint64_t tag) {
   return static_cast<int>((tag ^ (tag >> 31)) & 0x7fffffff);
 }
 
-// Of no message: no operation's hash is likely to be it.
+// A tag that no message has: no operation's hash is likely to be it.
 constexpr int kSentinelTag = 0x7fffffff;
 
 std::string first_line(const std::string& text) {

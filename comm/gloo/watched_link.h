@@ -1,6 +1,6 @@
 // Messages between all ranks, with a watch over who waits in vain and the whole account of who fails.
 //
-// A rank that fails tells the others through the store why, asks what they say, and ends with one
+// A rank that fails writes the reason to the store for the others, reads theirs, and ends with one
 // error that has both; the rank that serves the store lets the others ask before it ends.
 //
 // Threads: perform() and what it calls on the thread that performs the operations; abort() and

@@ -20,7 +20,7 @@ constexpr auto table_of(std::type_identity<LaunchOptions>) {
                                     .flag = {"ranks", "N"},
                                     .bounds = Bounds::range(1, 4096)}),
       field<&LaunchOptions::output>(
-          {.help = "Whether rank 0's lines get a prefix as well, or it has the terminal",
+          {.help = "Whether rank 0's lines get a prefix too, or rank 0 has the terminal",
            .flag = {.name = "bare-rank-zero",
                     .help = "Leave the terminal to rank 0; only the others' lines get a prefix"}}),
       field<&LaunchOptions::grace>(

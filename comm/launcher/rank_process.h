@@ -32,7 +32,7 @@ struct RankEnd {
   bool core_dumped = false;
 
   bool failed() const { return exit_code != 0 || signal != 0; }
-  // As a shell reports it: the exit code, or 128 + the signal.
+  // The status that a shell reports: the exit code, or 128 + the signal.
   int shell_code() const { return signal != 0 ? 128 + signal : exit_code; }
 };
 

@@ -63,7 +63,7 @@ class HostLink {
 
     std::byte* own_slot();  // to write to before the next meeting
     void meet();
-    // As written before the last meeting.
+    // What was written before the last meeting.
     const std::byte* slot(int place) const;
     // Copies from `offset` of the tensor of that rank.
     void read(int place, int64_t offset, void* into, int64_t bytes) const;

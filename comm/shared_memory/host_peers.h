@@ -22,7 +22,7 @@ class HostPeers {
     std::vector<int> ranks;  // of this host, in the order that all of them use
     int own = 0;             // this rank's place among them
     RankNames names;         // of all ranks
-    // Of the kind of memory that this rank's tensors will be in, which the others try to read; must live
+    // A sample of the kind of memory that this rank's tensors will be in, which the others try to read; must live
     // until they have. Null: memory of this process like any other.
     uint64_t* sample = nullptr;
   };

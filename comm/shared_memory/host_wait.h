@@ -30,7 +30,7 @@ class HostWait {
         deadline_(deadline),
         ends_at_deadline_(ends_at_deadline) {}
 
-  // Of an operation that begins now.
+  // The deadline of an operation that begins now.
   Moment give_up_at() const { return std::chrono::steady_clock::now() + deadline_; }
   // Sleeps until `ready`, which changes with `word`. awaited: places that have to do something yet.
   void until(const FutexWord& word, c10::function_ref<bool()> ready,

@@ -17,14 +17,15 @@ int main(int argc, char** argv) {
   std::string bytes = "4MiB";
   std::string picture;
   CLI::App app("Four shapes of all_reduce: bytes at the busiest link, and time");
-  app.add_option("--bytes", bytes, "of the tensor, a multiple of 4 KiB")->capture_default_str();
-  app.add_option("--most-ranks", options.most_ranks, "that are measured")
+  app.add_option("--bytes", bytes, "Size of the tensor, a multiple of 4 KiB")
+      ->capture_default_str();
+  app.add_option("--most-ranks", options.most_ranks, "Most ranks that are measured")
       ->check(CLI::Range(2, 8))
       ->capture_default_str();
-  app.add_option("--repeats", options.repeats, "of which the fastest counts")
+  app.add_option("--repeats", options.repeats, "Repeats, of which the fastest counts")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  app.add_option("--svg", picture, "a file for the chart");
+  app.add_option("--svg", picture, "File for the chart");
   if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {
     options.bytes = zeropage::memory::parse_bytes(bytes);

@@ -34,7 +34,7 @@ struct Axis {
   std::string label = {};
   std::string unit = {};  // behind the highest tick
   Scale scale = Scale::kLinear;
-  // Of bars: what stands below each, from 0 on; empty: numbers.
+  // Text below each bar, from 0 on; empty: numbers.
   std::vector<std::string> names = {};
 };
 

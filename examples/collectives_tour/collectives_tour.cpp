@@ -114,7 +114,7 @@ int try_transports(int ranks) {
 int main(int argc, char** argv) {
   int ranks = 4;
   CLI::App app("What each operation between ranks does, and where it works");
-  app.add_option("--ranks", ranks, "threads of this process")
+  app.add_option("--ranks", ranks, "Ranks, which are threads of this process")
       ->check(CLI::Range(2, 16))
       ->capture_default_str();
   if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;

@@ -11,7 +11,7 @@
 
 namespace collectives_tour {
 
-// Of one rank, [numel] each. kNothing stands for room without a value.
+// The tensors of one rank, [numel] each. kNothing stands for room without a value.
 struct Values {
   torch::Tensor before;
   torch::Tensor after;

@@ -29,7 +29,7 @@ struct ResNetOptions {
   // Heads of self-attention in the last stage; 0: convolutions.
   int64_t attention_heads = 0;
 
-  // As published but for what the options say.
+  // The published network, but for what the options say.
   static ResNetOptions resnet18(const ModelOptions& model);
   static ResNetOptions resnet50(const ModelOptions& model);
   static ResNetOptions botnet50(const ModelOptions& model);

@@ -58,7 +58,7 @@ int main(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   app.add_option("--ranks", flags.ranks, "Local ranks, unless a launcher started this one")
       ->check(CLI::Range(1, 64));
-  app.add_option("--models", flags.models, "Which of them")
+  app.add_option("--models", flags.models, "Models to profile")
       ->delimiter(',')
       ->check(CLI::IsMember(memory_profile::model_names()))
       ->type_name("NAME[,NAME]");

@@ -7,7 +7,7 @@
 
 namespace memory_profile {
 
-// Of rank 0: the peak and its kinds, in MiB, and the time. REQUIRES: a rank.
+// Rank 0's peak and its kinds, in MiB, and the time. REQUIRES: a rank.
 std::string table(const zeropage::profile::Profile& profile);
 
 }  // namespace memory_profile

@@ -75,14 +75,14 @@ int run(int argc, char** argv, const std::function<void(const Flags&, zeropage::
   CLI::App app("MNIST on several ranks");
   app.add_option("--data", flags.data, "CSV, gzipped or not: 784 pixels a line and the label last")
       ->capture_default_str();
-  app.add_option("--ranks", flags.ranks, "local ranks to start, unless a launcher did")
+  app.add_option("--ranks", flags.ranks, "Local ranks to start, unless a launcher did")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--epochs", flags.epochs)->check(examples::positive())->capture_default_str();
-  app.add_option("--batch", flags.batch, "of all ranks together")
+  app.add_option("--batch", flags.batch, "Samples of a step, over all ranks")
       ->check(examples::positive())
       ->capture_default_str();
-  app.add_option("--held-out", flags.held_out, "digits that are not trained on")
+  app.add_option("--held-out", flags.held_out, "Digits that are not trained on")
       ->check(examples::positive())
       ->capture_default_str();
   app.add_option("--lr", flags.learning_rate)->check(examples::positive())->capture_default_str();

@@ -51,28 +51,29 @@ Flags read_flags(int argc, char** argv) {
   std::string schedule = "gpipe";
   CLI::App app("ResNet-50 over two ranks or more: one rank, naive, and pipelined by split size");
   app.option_defaults()->always_capture_default();
-  app.add_option("--ranks", flags.ranks, "that the model is cut over")->check(CLI::Range(1, 16));
-  app.add_option("--threads", flags.threads, "of a rank")->check(CLI::Range(1, 1024));
-  app.add_option("--schedule", schedule, "of the pipelined steps")
+  app.add_option("--ranks", flags.ranks, "Ranks that the model is cut over")
+      ->check(CLI::Range(1, 16));
+  app.add_option("--threads", flags.threads, "Threads of a rank")->check(CLI::Range(1, 1024));
+  app.add_option("--schedule", schedule, "Schedule of the pipelined steps")
       ->check(CLI::IsMember({"gpipe", "1f1b"}));
-  app.add_option("--batch", flags.batch, "images of a step")->check(CLI::Range(2, 1 << 16));
-  app.add_option("--split-sizes", flags.split_sizes, "images of a micro-batch, divisors of --batch")
+  app.add_option("--batch", flags.batch, "Images of a step")->check(CLI::Range(2, 1 << 16));
+  app.add_option("--split-sizes", flags.split_sizes, "Images of a micro-batch, divisors of --batch")
       ->delimiter(',')
       ->check(examples::positive());
   app.add_option("--image-side", flags.image_side, "pixels")->check(CLI::Range(32, 1024));
-  app.add_option("--width", flags.width, "channels of the first stage; 64 is ResNet-50")
+  app.add_option("--width", flags.width, "Channels of the first stage; 64 is ResNet-50")
       ->check(CLI::Range(1, 4096));
   app.add_option("--classes", flags.classes)->check(examples::positive());
-  app.add_option("--steps", flags.steps, "that are measured, behind one that is not")
+  app.add_option("--steps", flags.steps, "Steps that are measured, after one that is not")
       ->check(examples::positive());
-  app.add_option("--rounds", flags.rounds, "each measures every way once")
+  app.add_option("--rounds", flags.rounds, "Rounds, each of which measures every way once")
       ->check(examples::positive());
-  app.add_option("--seed", flags.seed, "of weights and images");
-  app.add_option("--json", flags.json, "a file for the figures");
-  app.add_option("--svg", flags.svg, "a file for the chart");
+  app.add_option("--seed", flags.seed, "Seed of weights and images");
+  app.add_option("--json", flags.json, "File for the figures");
+  app.add_option("--svg", flags.svg, "File for the chart");
   app.add_option("--draw", flags.drawn,
-                 "files of --json, or of bench/peers/model_parallel.py: shown beside each other, "
-                 "and nothing is measured")
+                 "Files of --json, or of bench/peers/model_parallel.py, to show beside each other; "
+                 "nothing is measured")
       ->delimiter(',');
   if (const std::optional<int> ended = examples::parse(app, argc, argv)) std::exit(*ended);
   for (const auto& known : words_of(std::type_identity<ScheduleKind>())) {

@@ -12,7 +12,7 @@
 namespace examples {
 namespace {
 
-// errno of the last failure, in words.
+// errno of the last failure.
 std::string cause() {
   return errno != 0 ? std::strerror(errno) : "unknown error";
 }

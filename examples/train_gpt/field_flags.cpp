@@ -34,7 +34,6 @@ std::vector<std::string> split(std::string_view words) {
 
 void show_values(CLI::Option& option, std::string_view values,
                  const std::vector<std::string>& words, const std::string& default_text) {
-  if (values.empty()) return;
   std::string text(values);
   const size_t braces = text.find("{}");
   if (braces != std::string::npos) text.replace(braces, 2, "{" + joined(words, ",") + "}");

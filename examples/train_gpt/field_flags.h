@@ -44,11 +44,11 @@ Enum value_of(const std::string& word) {
   ZP_THROW("no value is called ", word);
 }
 
-// What `values` of a Flag comes to; nothing where the parser's text stays.
+// Shows `values` of a Flag behind its name, with the words and the default.
 void show_values(CLI::Option& option, std::string_view values,
                  const std::vector<std::string>& words, const std::string& default_text);
 
-// Of the words; "nvme:DIR" among them stands for any folder.
+// Accepts one of the words; "nvme:DIR" among them stands for any folder.
 CLI::Validator one_of(const std::vector<std::string>& words);
 
 void check_bounds(CLI::Option& option, const Bounds& bounds);
@@ -61,6 +61,11 @@ inline std::string dashed(const Text& text) {
   return "--" + std::string(text.flag.name);
 }
 
+// The flag's values, or what its type is called.
+constexpr std::string_view values_of(const Text& text, std::string_view type) {
+  return text.flag.values.empty() ? type : text.flag.values;
+}
+
 // Takes the words of an enum, or others that `set` understands.
 template <typename Set>
 void add_words(CLI::App& app, const Text& text, const std::string& help,
@@ -68,7 +73,7 @@ void add_words(CLI::App& app, const Text& text, const std::string& help,
                const Set& set) {
   CLI::Option* option = app.add_option_function<std::string>(dashed(text), set, help);
   option->check(one_of(words))->default_str(default_word);
-  show_values(*option, text.flag.values, words, default_word);
+  show_values(*option, values_of(text, "{}="), words, default_word);
 }
 
 inline void add(CLI::App& app, const Text& text, const std::string& help, bool& value) {
@@ -108,7 +113,8 @@ inline void add(CLI::App& app, const Text& text, const std::string& help, zeropa
            }
          },
          help)
-      ->default_str(text_of(stage));
+      ->default_str(text_of(stage))
+      ->option_text("{0,1,2,3}=" + text_of(stage));
 }
 
 // 0 is unset.
@@ -121,13 +127,13 @@ inline void add(CLI::App& app, const Text& text, const std::string& help,
         if (number != 0) value = number;
       },
       help);
-  show_values(*option, text.flag.values, {}, "");
+  show_values(*option, values_of(text, "X"), {}, "");
 }
 
 inline void add(CLI::App& app, const Text& text, const std::string& help, std::string& value) {
   CLI::Option* option = app.add_option(dashed(text), value, help);
   if (!text.words.empty()) option->check(one_of(split(text.words)));
-  show_values(*option, text.flag.values, split(text.words), value);
+  show_values(*option, values_of(text, "TEXT"), split(text.words), value);
 }
 
 template <typename T>
@@ -135,13 +141,14 @@ void add(CLI::App& app, const Text& text, const std::string& help, T& value) {
   if constexpr (std::is_same_v<T, int64_t>) {
     if (text.unit == zeropage::memory::kBytes) {
       CLI::Option* option = examples::add_bytes(app, dashed(text), value, text.bounds.least, help);
-      show_values(*option, text.flag.values, {}, std::string(text.default_word));
+      show_values(*option, values_of(text, "BYTES="), {}, std::string(text.default_word));
       return;
     }
   }
   CLI::Option* option = app.add_option(dashed(text), value, help);
   check_bounds(*option, text.bounds);
-  show_values(*option, text.flag.values, {}, option->get_default_str());
+  constexpr std::string_view kType = std::is_integral_v<T> ? "N=" : "X=";
+  show_values(*option, values_of(text, kType), {}, option->get_default_str());
 }
 
 template <typename T>

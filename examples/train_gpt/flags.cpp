@@ -26,13 +26,15 @@ class CommandLine {
  public:
   CommandLine(CLI::App& app, Flags& flags) : app_(app), flags_(flags) {}
 
-  // Those of a section; without a title, of all.
+  // The flags of a section, or without a title of all sections. In help they are a group under the section's
+  // title, or under `group`.
   template <typename S>
-  void add(S& options, std::string_view title = "", const std::string& group = "") {
+  void add(S& options, std::string_view title = "", std::string_view group = "") {
     zeropage::memory::for_each_section<S>([&](const auto& section) {
       if (!title.empty() && section.title != title) return;
+      const std::string heading(group.empty() ? section.title : group);
       for_each_flag(section, options,
-                    [&](const auto& field, auto& in) { add_one(field, in, group); });
+                    [&](const auto& field, auto& in) { add_one(field, in, heading); });
     });
   }
 
@@ -43,7 +45,7 @@ class CommandLine {
     if (!add_own_form(app_, field.text, flags_.forms)) {
       add_flag(app_, field, std::string(field.text.help), options);
     }
-    if (!group.empty()) app_.get_option(flag)->group(group);
+    app_.get_option(flag)->group(group);
   }
 
   CLI::App& app_;
@@ -54,24 +56,27 @@ void add_checkpointing(CLI::App& app, CheckpointFlags& flags) {
   app.add_option_function<std::string>(
          "--checkpoint-activations",
          [&flags](const std::string& text) { flags.parse_policy(text); },
-         "Activations that are not kept until backward but computed again: of each block, of "
-         "regions "
-         "of K blocks but the last one (sqrt: of their square root)")
-      ->option_text("{none,blocks,every:K,every:sqrt,selective,budget:BYTES}=none");
+         "Activations that backward computes again: of each block, or of regions of K blocks but "
+         "the last one (sqrt: of the square root of all)")
+      ->option_text("{none,blocks,every:K,every:sqrt,selective,budget:BYTES}=none")
+      ->group("Activations");
   app.add_option_function<std::string>(
          "--offload-activations", [&flags](const std::string& text) { flags.parse_offload(text); },
          "Where activations are until backward")
-      ->option_text("{none,host,nvme:DIR}=none");
+      ->option_text("{none,host,nvme:DIR}=none")
+      ->group("Activations");
 }
 
 void add_nvme(CLI::App& app, FitFlags& fit) {
-  app.add_option("--nvme", fit.nvme_directory,
-                 "A folder on a local disk to which state may go where it does not fit "
-                 "--device-memory and --host-memory")
-      ->option_text("DIR");
+  app.add_option(
+         "--nvme", fit.nvme_directory,
+         "Folder on a local disk for state that does not fit --device-memory and --host-memory")
+      ->option_text("DIR")
+      ->group("Limits");
   examples::add_bytes(app, "--nvme-size", fit.nvme_bytes, 1,
-                      "The most bytes of it, for all ranks of a host (unset: what the disk has)")
-      ->option_text("SIZE");
+                      "Most bytes in it, for all ranks of a host; unset: what the disk has")
+      ->option_text("SIZE")
+      ->group("Limits");
 }
 
 void add_injection(CLI::App& app, Flags& flags) {
@@ -81,8 +86,8 @@ void add_injection(CLI::App& app, Flags& flags) {
            flags.injection =
                Injection{static_cast<int>(at[0]), at[1], at[2], at.size() > 3 ? at[3] : 0};
          },
-         "For tests: an infinity in a gradient of that rank and layer at that micro-step of a step "
-         "(0), all from 0")
+         "Put an infinity into a gradient of that rank and layer at that micro-step of that step "
+         "(0); all count from 0")
       ->expected(3, 4)
       ->delimiter(',')
       ->check(examples::non_negative())
@@ -117,14 +122,12 @@ void add_flags(CLI::App& app, Flags& flags) {
     option->description(option->get_description() + more);
   };
   say_more("--clip-norm", "; 0: any");
-  say_more(
-      "--communicator",
-      ". simulated: nothing, the steps run without values, rank after rank, and what they would "
-      "send is counted");
+  say_more("--communicator",
+           "; simulated: none, steps run without values and count what they send");
   say_more("--world-invariant", "; one thread a rank unless --threads says more");
 }
 
-// As add_flags().
+// The same as add_flags().
 template <typename S>
 void write_flags(const S& options, const OwnForms& forms, nlohmann::json& json) {
   zeropage::memory::for_each_section<S>([&](const auto& section) {
@@ -206,6 +209,7 @@ std::optional<int> parse_flags(int argc, char** argv, Flags& flags) {
       "Trains a small GPT on text, sharded over ranks, and reports speed, memory and losses.\n"
       "Starts its own ranks on this host (--ranks), unless a launcher did: torchrun, srun, mpirun, "
       "zp run.");
+  app.get_formatter()->column_width(36);
   app.option_defaults()->always_capture_default()->multi_option_policy(
       CLI::MultiOptionPolicy::TakeLast);
   add_flags(app, flags);

@@ -20,7 +20,7 @@
 
 namespace train_gpt {
 
-// Of --communicator simulated.
+// Options of --communicator simulated.
 struct SimulationFlags {
   int ranks_per_host = 8;
   // Latency in microseconds, GB (10^9 bytes) a second.
@@ -59,7 +59,7 @@ struct Injection {
   int64_t step = 0;
 };
 
-// Of which steps the bytes are recorded, and where they are shown.
+// The steps whose bytes are recorded, and where they are shown.
 struct ProfileFlags {
   std::string report;  // NAME.html or NAME.json; "": none
   std::string trace;   // "": none
@@ -110,7 +110,7 @@ struct Flags {
   // Where ranks train, or what simulated ones stand for.
   torch::DeviceType device_type() const;
   bool simulates_cuda() const { return simulates() && device == "cuda"; }
-  // Of parameters and activations.
+  // Dtype of parameters and activations.
   torch::ScalarType dtype() const { return options.compute_dtype.value_or(torch::kFloat32); }
   // Ranks that have a model together.
   int ranks_of_model() const { return tensor * pipeline; }

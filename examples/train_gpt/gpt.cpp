@@ -26,7 +26,7 @@ torch::Tensor BlockImpl::attend(const torch::Tensor& x) {
   const int64_t batch = x.size(0), length = x.size(1);
   const auto qkv = attention_qkv(x).chunk(3, /*dim=*/-1);
   const auto by_head = [&](const torch::Tensor& t) {
-    // As many heads as this rank has, where the layer is cut over ranks.
+    // The number of heads that this rank has, where the layer is cut over ranks.
     return t.view({batch, length, -1, head_width_}).transpose(1, 2);
   };
   const auto mixed = at::scaled_dot_product_attention(

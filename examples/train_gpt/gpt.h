@@ -17,7 +17,7 @@ struct GptConfig {
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t sequence = 128;
-  // Of the embeddings' sum, attention's probabilities and what a block adds, from 0 to below 1. In
+  // Probability of dropout of the embeddings' sum, attention's probabilities and what a block adds, from 0 to below 1. In
   // training, drawn from the default generator; 0 draws nothing.
   double dropout = 0;
   // Whether the head has weights of its own.

@@ -17,15 +17,15 @@ constexpr auto table_of(std::type_identity<OwnForms>) {
   using zeropage::memory::field;
   return std::tuple(zeropage::memory::section(
       "Own forms",
-      field<&OwnForms::reduce_dtype>({.help = "; auto: compute's, fp32 where --world-invariant",
-                                      .words = "auto,compute,fp32",
-                                      .flag = {"reduce-dtype", "{}="}}),
+      field<&OwnForms::reduce_dtype>(
+          {.help = "; auto: the compute dtype, with --world-invariant fp32",
+           .words = "auto,compute,fp32",
+           .flag = {"reduce-dtype", "{}="}}),
       field<&OwnForms::accumulate_dtype>({.help = "; auto: fp32 with --accumulate above 1",
                                           .words = "auto,compute,fp32",
                                           .flag = {"accumulate-dtype", "{}="}}),
-      field<&OwnForms::keep_fp32>(
-          {.help = ", such as '*norm'; on cuda the model's norms refuse to mix",
-           .flag = {"keep-fp32", "PATTERN"}}),
+      field<&OwnForms::keep_fp32>({.help = ", such as '*norm'; on cuda norms refuse mixed dtypes",
+                                   .flag = {"keep-fp32", "PATTERN"}}),
       field<&OwnForms::loss_scale>(
           {.help = "; auto: 1, for fp16 dynamic from 65536", .flag = {"loss-scale", "{auto,X}="}}),
       field<&OwnForms::spike_z>({.help = "; 0: none", .flag = {"spike-z", "Z"}}),
@@ -71,7 +71,7 @@ Tier tier_of(const std::string& value) {
   return value == "host" ? Tier::kHost : Tier::kNvme;
 }
 
-// Of "80GiB"; 0 for "".
+// Bytes of a text such as "80GiB"; 0 for "".
 int64_t memory_size(const std::string& flag, const std::string& text) {
   if (text.empty()) return zeropage::Options::kNoLimit;
   try {

@@ -114,7 +114,7 @@ std::string paging_table(const std::vector<PagingStatistics>& by_step) {
   return out.str();
 }
 
-// Of the worst rank.
+// The highest peak of activations on any rank.
 int64_t activation_peak(const std::vector<RankFigures>& ranks) {
   int64_t peak = 0;
   for (const RankFigures& rank : ranks) peak = std::max(peak, rank.memory.activation_peak_bytes);

@@ -28,7 +28,7 @@ struct RunFigures {
   std::optional<int64_t> forecast_activation_peak_bytes;   // by the plan for a budget, of rank 0
   int64_t offloaded_peak_bytes = 0;                        // of rank 0
   std::string offload_description;                         // of rank 0; lines
-  // Of the disk that state is offloaded to, before the run, and what that makes of a step.
+  // Speed of the disk that state is offloaded to, measured before the run, and what it predicts for a step.
   std::optional<zeropage::offload::DeviceSpeed> disk;
   zeropage::offload::StepForecast disk_forecast;
   std::string kept_activations;  // what was dropped and offloaded; "": all kept
@@ -43,7 +43,7 @@ struct RunFigures {
   std::string communicator;    // what carried the bytes
 };
 
-// Of the device that trains.
+// Memory of the device that trains.
 struct RankMemory {
   zeropage::memory::Breakdown now;      // after the last step, before evaluation
   zeropage::memory::Breakdown at_peak;  // over the whole training
@@ -52,7 +52,7 @@ struct RankMemory {
   int64_t activation_peak_bytes = 0;    // the most that activations were in a step
   int64_t rss_base_bytes = 0;           // before the model was built
   int64_t rss_peak_bytes = 0;
-  // Of an accelerator; 0 where the host trains.
+  // Figures of an accelerator; 0 where the host trains.
   int64_t reserved_bytes = 0;  // that the caching allocator has from the device
   int64_t host_bytes = 0;      // on the host, at its peak
 };

@@ -31,7 +31,7 @@ class SavedRun {
   // After the last one. Collective.
   void finish(const Progress& progress);
 
-  // Of each save: its step, bytes, seconds, and those for which training stood still.
+  // Each save's step, bytes, seconds, and the seconds for which training stood still.
   const nlohmann::json& saves() const { return saves_; }
 
  private:

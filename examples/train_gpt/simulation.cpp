@@ -149,7 +149,7 @@ SimulatedRank run_rank(const Flags& flags, int rank) {
     trained.backward(batches, [](int64_t) { return nullptr; });
     trained.accumulator().step(*optimizer);
     if (places.along("pipeline") != nullptr) trained.loss();
-    // As a real run reports its loss; there is none here.
+    // A real run reports its loss; there is none here.
     mean_over_ranks(places.data, 0.0);
   }
   run.at_peak = ledger->at_peak(torch::kMeta);

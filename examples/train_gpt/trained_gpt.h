@@ -40,7 +40,7 @@ class TrainedGpt {
   // The mean over held-out windows, which the ranks with other samples share; the same on all ranks. windows: how many,
   // the same on all ranks. Where that takes long, one rank prints how far it is.
   double held_out_loss(const TextData& data, int64_t windows);
-  // Of the whole weights, on the first rank; "" where ranks have slices.
+  // SHA-256 of the whole weights, on the first rank; "" where ranks have slices.
   std::string weights_sha256();
 
   // What this rank sent to those that have the other layers.

@@ -111,7 +111,7 @@ std::vector<Batch> micro_batches(const zeropage::comm::World& world, const Flags
   return batches;
 }
 
-// Of the disk that state is offloaded to; none if it is to none.
+// Speed of the disk that state is offloaded to; none if it is offloaded to none.
 std::optional<zeropage::offload::DeviceSpeed> speed_of_disk(const Flags& flags) {
   const std::string folder = flags.options.offload.nvme_directory;
   if (folder.empty()) return std::nullopt;

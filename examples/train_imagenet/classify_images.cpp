@@ -86,9 +86,10 @@ void classify(const ClassifyFlags& line) {
 int main(int argc, char** argv) {
   train_imagenet::ClassifyFlags line;
   CLI::App app("Names what photographs show");
-  app.add_option("--config", line.config, "a configuration of train_imagenet")->required();
-  app.add_option("--weights", line.weights, "safetensors or a state; default: its LOAD_WEIGHTS");
-  app.add_option("--names", line.names, "a list of class names in JSON; default: numbers");
+  app.add_option("--config", line.config, "Configuration of train_imagenet")->required();
+  app.add_option("--weights", line.weights,
+                 "Safetensors or a state; default: LOAD_WEIGHTS of the configuration");
+  app.add_option("--names", line.names, "List of class names in JSON; default: numbers");
   app.add_option("images", line.images, "PNG or JPEG files")->required();
   if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {

@@ -19,7 +19,7 @@ namespace train_imagenet {
 // overrides: TRAIN.BATCH, 512, ...; file may be "": defaults.
 Config read_config(const std::filesystem::path& file, const std::vector<std::string>& overrides);
 
-// As a file that read_config() takes.
+// Text of a file that read_config() takes.
 std::string config_text(const Config& config);
 
 }  // namespace train_imagenet

@@ -10,7 +10,7 @@
 namespace train_imagenet {
 
 std::string curves(const std::string& metrics) {
-  // Of each part of the data, the series of a value, by its name in metrics.jsonl.
+  // By a value's name in metrics.jsonl, its series for each part of the data.
   std::map<std::string, std::map<std::string, charts::Series>> by_value;
   std::istringstream lines(metrics);
   for (std::string line; std::getline(lines, line);) {

@@ -52,7 +52,7 @@ class ImageData {
   // Reads all images, unless they stay in their files. threads: that read them.
   ImageData(const Config& config, int threads);
 
-  // Of the network: those of the data, or more.
+  // Number of the network's classes: those of the data, or more.
   int64_t classes() const { return classes_; }
   const std::vector<std::string>& class_names() const { return images_.classes(); }
   const ImageSubset& training() const { return training_; }

@@ -75,8 +75,8 @@ int main(int argc, char** argv) {
   train_imagenet::CommandLine line;
   CLI::App app(
       "Trains an image classifier. Behind the flags: KEY VALUE pairs, such as TRAIN.EPOCHS 5");
-  app.add_option("--config", line.config, "a YAML file of keys");
-  app.add_option("--ranks", line.ranks, "local ranks to start, unless a launcher did")
+  app.add_option("--config", line.config, "YAML file of keys");
+  app.add_option("--ranks", line.ranks, "Local ranks to start, unless a launcher did")
       ->check(CLI::Range(1, 64));
   app.add_flag_callback(
       "--keys",

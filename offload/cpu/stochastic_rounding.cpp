@@ -62,7 +62,7 @@ ZEROPAGE_AVX2 void make_tile_with_avx2(Tile& tile, const RoundingPlace& place,
 
 using EightWords = uint64_t __attribute__((vector_size(64)));
 
-// Of the lower halves. Masked by all ones, since of the plain one g++ 12 warns that it reads what
+// Product of the lower halves. Masked by all ones, since g++ 12 warns of the plain intrinsic that it reads what
 // was never written.
 ZEROPAGE_AVX512 inline EightWords product(EightWords a, EightWords b) {
   return reinterpret_cast<EightWords>(

@@ -5,7 +5,7 @@
 
 namespace zeropage::offload::cuda {
 
-// Of a CUDA device, as a cudaStream_t.
+// The current stream of a CUDA device, as a cudaStream_t.
 void* current_stream(const c10::Device& device);
 
 }  // namespace zeropage::offload::cuda

@@ -21,8 +21,8 @@ __device__ __forceinline__ int64_t part_with(const NormPart* __restrict__ parts,
 
 using Word = unsigned long long;  // that atomics know
 
-// Of a sum to a warp: enough thread blocks to fill the device, few enough that their atomics, a
-// handful each, do not count.
+// Blocks of a sum that one warp takes: enough thread blocks to fill the device, few enough that their atomics,
+// a handful each, do not count.
 constexpr int kBlocksOfWarp = 8;
 
 // Three lanes add to a digit each. Nobody else does: the digits are the warp's. All lanes have the same

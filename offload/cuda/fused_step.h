@@ -2,7 +2,7 @@
 // but is_built() throw. Free of torch and of CUDA.
 //
 // `stream` is a cudaStream_t of the current device; the kernels are queued there, and what the
-// pointers point to must live until they ran. Throws std::runtime_error in words when a launch
+// pointers point to must live until they ran. Throws std::runtime_error when a launch
 // fails.
 #pragma once
 

@@ -30,7 +30,7 @@ __device__ __forceinline__ void load(const Element* from, Elements<Element, kCou
   memcpy(&to, vectors, sizeof(to));
 }
 
-// Of an assignment nvcc may make narrow stores, of __stwb one wide one.
+// nvcc may split an assignment into narrow stores; __stwb is one wide one.
 template <typename Element, int kCount>
 __device__ __forceinline__ void store(Element* to, const Elements<Element, kCount>& from) {
   using Vector = VectorOf<Element, kCount>;

@@ -5,7 +5,7 @@
 // and is removed.
 //
 // Threads: the descriptor is anybody's; the rest is constant.
-// Throws: the constructor, in words with figures.
+// Throws: the constructor with figures.
 #pragma once
 
 #include <atomic>

@@ -17,7 +17,7 @@ using RecordJobs = std::list<std::unique_ptr<RecordJob>>;
 class StartedJobs {
  public:
   void add(std::unique_ptr<RecordJob> job);
-  // Nothing will be added any more.
+  // Says that no job will be added any more.
   void close();
 
   // Moves them to the end of `jobs`. waits: until there is one. False when nothing is left and nothing

@@ -39,7 +39,7 @@ void put_mark(const at::Generator& generator, size_t state, const void* recorder
   at::mt19937_data_pod data = engine.data();
   const Words mark = mark_of(state, recorder);
   std::copy(mark.begin(), mark.end(), data.state_.begin());
-  // As after a reload, so a draw from it leaves the mark and moves `next_`.
+  // The state is that after a reload, so a draw from it leaves the mark and moves `next_`.
   data.left_ = at::MERSENNE_STATE_N;
   data.next_ = 0;
   engine.set_data(data);

@@ -37,7 +37,7 @@ struct TensorView {
   bool wrapped_number;  // a Scalar that LibTorch made a tensor; it does not promote types
 };
 
-// Nothing for an undefined tensor.
+// An argument; it has no value for an undefined tensor.
 using Argument = RecordedArgument<std::optional<TensorView>>;
 
 // A random operator takes the generator's state from one value to another.

@@ -35,10 +35,10 @@ class ResidentPages {
   Page& operator[](size_t page) { return *pages_[page]; }
   const Page& operator[](size_t page) const { return *pages_[page]; }
 
-  // Of all pages that hold memory, or are on their way.
+  // Bytes of all pages that hold memory or are being fetched.
   int64_t bytes() const { return bytes_; }
   int64_t largest_page_bytes() const { return largest_page_bytes_; }
-  // That must come before the uses can begin.
+  // Bytes that must be fetched before the uses can begin.
   int64_t missing_bytes(std::span<const PageUse> uses) const;
   bool any_used() const;
   // Those that are there or on their way, ascending. All others are used by nobody.
@@ -59,7 +59,7 @@ class ResidentPages {
   // Lets the memory go of a page whose fetch has failed.
   void abandon(size_t page);
 
-  // Of what came and went; the pager counts faults and prefetches.
+  // Counts fetches and evictions; the pager counts faults and prefetches.
   PagingStatistics statistics;
 
  private:

@@ -19,7 +19,7 @@ class HeldBlocks {
  public:
   using ByAccount = std::array<memory::Breakdown, memory::kAccountCount>;
 
-  // Of a block that is being allocated.
+  // The owner of a block that is being allocated.
   struct Owner {
     NameIndex name = 0;
     NameIndex page = 0;

@@ -190,7 +190,7 @@ Json table_json(const Profile& profile, const PageDetail& detail) {
   return rows;
 }
 
-// Of the rank with the highest peak.
+// The rows of the rank with the highest peak.
 Json by_step_json(const Profile& profile, const RankProfile& rank) {
   Json rows = Json::array();
   for (const StepProfile& step : rank.steps) {

@@ -27,7 +27,7 @@ struct PageLane {
   std::vector<PageStretch> stretches;
 };
 
-// Of pages that something happened to, in the order in which it first did. A page whose parameters are
+// Lanes of the pages that something happened to, in the order in which it first did. A page whose parameters are
 // never fetched or evicted is whole at all times.
 std::vector<PageLane> page_lanes(const RankProfile& rank, const StepProfile& step);
 

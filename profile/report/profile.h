@@ -66,7 +66,7 @@ struct SpanRecord {
   friend bool operator==(const SpanRecord&, const SpanRecord&) = default;
 };
 
-// What somebody holds of one kind.
+// What one owner holds of one kind.
 struct Holding {
   uint8_t account = 0;
   uint8_t kind = 0;

@@ -9,7 +9,7 @@
 
 namespace zeropage::profile {
 
-// Of one rank, in bytes by kind, over all steps that were recorded.
+// Figures of one rank, in bytes by kind, over all steps that were recorded.
 struct RankRow {
   int rank = 0;
   std::vector<int64_t> held;     // at the end of the last step
@@ -36,7 +36,7 @@ struct HolderDifference {
   int64_t bytes = 0;
   int64_t other_bytes = 0;
 };
-// Of the ranks with the highest peaks; what differs most first. Names and not numbers are compared, so the two
+// Differences between the ranks with the highest peaks, the largest first. Names and not numbers are compared, so the two
 // need not have the same kinds.
 std::vector<HolderDifference> difference(const Profile& profile, const Profile& other);
 

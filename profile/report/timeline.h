@@ -44,7 +44,7 @@ Moment peak_of(const StepProfile& step, uint8_t account);
 // peak is among them.
 std::vector<Moment> sampled(const StepProfile& step, uint8_t account, size_t most);
 
-// Who holds the bytes of the peak that were allocated within the step, the most first.
+// The owners of the bytes at the peak that were allocated within the step, the largest first.
 struct Holder {
   uint8_t kind = 0;
   std::string owner;

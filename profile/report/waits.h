@@ -17,7 +17,7 @@ struct Wait {
   std::string of;    // the page that was waited for; "": of none
   int64_t wait_ns = 0;
   int64_t times = 0;
-  // Of the times, those in which a page was asked for only when it was needed.
+  // How many of `times` a page was requested only when it was needed.
   int64_t faults = 0;
   int64_t page_bytes = 0;  // of the whole page; 0: not known
 };

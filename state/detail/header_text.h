@@ -76,7 +76,7 @@ class HeaderText {
   uint64_t token_bytes_ = 0;
 };
 
-// As the JSON library reads it.
+// Iterates over the header's text for the JSON library.
 class HeaderIterator {
  public:
   using iterator_category = std::input_iterator_tag;

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t kNumel = 1000;
 constexpr size_t kMostTerms = 17;
 
-// Of magnitudes so different that every order of additions has bits of its own.
+// Terms of magnitudes so different that every order of additions has bits of its own.
 std::vector<torch::Tensor> terms(size_t count) {
   auto generator = at::detail::createCPUGenerator(11);
   std::vector<torch::Tensor> made;

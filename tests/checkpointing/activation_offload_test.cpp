@@ -34,7 +34,7 @@ torch::Tensor forward_with(ActivationOffload& offload, const Forward& forward,
   return forward(x);
 }
 
-// Of the loss for the input and the parameters.
+// Gradients of the loss for the input and the parameters.
 std::vector<torch::Tensor> gradients(const torch::nn::Module& module, const torch::Tensor& x,
                                      const torch::Tensor& loss) {
   std::vector<torch::Tensor> inputs = {x};

@@ -213,7 +213,7 @@ TEST_F(ActivationScopeTest, AScopeWithinAnotherConcernsItsPartOfTheForward) {
   };
   const auto plain = torch::autograd::grad({forward(false, false)}, {x});
   const auto loss = forward(true, true);
-  // Of the inner part its product alone: `first` is cheap, and x is a leaf.
+  // The inner part keeps its product alone: `first` is cheap, and x is a leaf.
   EXPECT_EQ(offload.statistics().host_bytes, 64 * 64 * 4);
   expect_same_bits(plain, torch::autograd::grad({loss}, {x}));
 }

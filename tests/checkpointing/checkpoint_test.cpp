@@ -27,7 +27,7 @@ struct Gradients {
   std::vector<torch::Tensor> of;
 };
 
-// Of sum(forward(x)^2) for x and the module's parameters, drawn from one seed.
+// Gradients of sum(forward(x)^2) for x and the module's parameters, drawn from one seed.
 Gradients gradients_of(const torch::nn::Module& module, const torch::Tensor& input,
                        const Forward& forward) {
   torch::manual_seed(7);

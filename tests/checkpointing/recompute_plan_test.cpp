@@ -394,7 +394,7 @@ TEST(RecomputePlanTest, CostsAFewPercentOfATransformersStep) {
   }
 }
 
-// Of 400 layers, 20 anchors and 20 layers between two of them, and what lingers.
+// For 400 layers that is 20 anchors and 20 layers between two of them, and what lingers.
 TEST(RecomputePlanTest, TakesTwiceTheSquareRootOfAChain) {
   for (const bool through_passing : {false, true}) {
     for (const size_t count : {1U, 2U, 3U}) {

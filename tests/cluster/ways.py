@@ -67,7 +67,7 @@ def main():
     parser.add_argument("--stages", default="0,3")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--width", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=64, help="of all ranks together")
+    parser.add_argument("--batch", type=int, default=64, help="samples of a step, over all ranks")
     parser.add_argument("--data", default=programs.ROOT / "datasets" / "fashion-mnist")
     arguments = parser.parse_args()
     flags = ["--steps", arguments.steps, "--width", arguments.width, "--batch", arguments.batch, "--data", arguments.data,

@@ -294,7 +294,7 @@ TEST_P(CommunicatorTest, RefusesTensorsThatItCannotMoveInPlace) {
   });
 }
 
-// Of one level; traffic_test.cpp has all.
+// Communicators of one level; traffic_test.cpp has all.
 class OneLevelTest : public CommunicatorTest {};
 
 TEST_P(OneLevelTest, CountsTheBytesItSends) {

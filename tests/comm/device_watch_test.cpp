@@ -39,7 +39,7 @@ class DeviceWatchTest : public ::testing::Test {
     const c10::StreamGuard guard(stream);
     return Stream::current(stream.device()).record();
   }
-  // Of rank 0 of two; the other never says where it stands.
+  // Options of rank 0 of two; the other never says in which call it is.
   DeviceWatch::Options options(milliseconds deadline) {
     auto watch =
         std::make_shared<Watch>(Watch::Options{.store = c10::make_intrusive<c10d::HashStore>(),

@@ -71,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Victims, StoppedRankTest,
                                             ::testing::Values(Transport::kGloo,
                                                               Transport::kShared)));
 
-// Of the ranks that do not share an axis with the killed one, one waits for a rank that does.
+// A rank that does not share an axis with the killed one waits for a rank that does.
 class KilledMeshRankTest : public ::testing::TestWithParam<std::tuple<int, Transport>> {};
 
 TEST_P(KilledMeshRankTest, IsNamedOnAllAxes) {

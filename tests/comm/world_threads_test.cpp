@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// Of an error that ends a test's ranks.
+// The message that an error which ends a test's ranks has for one of them.
 std::string message_at(const RanksFailed& failed, size_t rank) {
   return error_of([&] {
     if (failed.errors()[rank]) std::rethrow_exception(failed.errors()[rank]);

@@ -24,7 +24,7 @@ TEST_F(CheckpointingFlagsTest, ChangeNoBitWhateverIsRepeated) {
         EXPECT_EQ(run["weights_sha256"], first) << policy << ", " << at;
         const auto& activations = run["activations"];
         EXPECT_EQ(activations["policy"], policy);
-        // Of 3 steps; the last region is not repeated, so it is none.
+        // Regions of 3 steps; the last region is not repeated, so it is not counted.
         const int64_t regions = policy == "none"      ? 0
                                 : policy == "blocks"  ? 5
                                 : policy == "every:3" ? 1

@@ -32,7 +32,7 @@ class MnistByHandTest : public TrainGptTest {
     return run_program(program + " --data " + path("bars.csv") + " --held-out 100 " + flags);
   }
 
-  // Of a run's output.
+  // The value after `key` in a run's output.
   static std::string after(const std::string& key, const Outcome& outcome) {
     const size_t at = outcome.output.find(key);
     EXPECT_NE(at, std::string::npos) << outcome.output;

@@ -85,7 +85,7 @@ TEST_F(PipelineFlagsTest, ARankHoldsTheFormulasShardOfItsStageAndSendsWhatPasses
                 held["persistent_bytes"].get<double>(), 128);
     EXPECT_EQ(sent(simulated, rank), sent(real, rank)) << rank;
   }
-  // Of 13 seconds, where each gradient takes as long as a forward, a rank waits for one.
+  // Where each gradient takes as long as a forward, a rank waits for one of 13 seconds.
   const auto split =
       run("--untied-head --ranks 4 --pipeline 2 --stage 3 --schedule zero-bubble --communicator "
           "simulated");

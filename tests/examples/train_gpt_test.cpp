@@ -252,7 +252,7 @@ TEST_F(TrainGptTest, SimulatesTheEndsOfALargeWorld) {
   ASSERT_EQ(simulated.size(), 2U);
   EXPECT_EQ(simulated[1]["rank"], 1023);
   EXPECT_GT(simulated[1]["all_gather"]["seconds"], 0);
-  // Of 1023 foreign slices, 7 come from this host; on each of 127 others one rank gets ours: of the
+  // 7 of 1023 foreign slices come from this host; on each of 127 others one rank gets ours: slices of the
   // parameters, and of what ranks agree on in the step.
   EXPECT_EQ(simulated[1]["all_gather"]["between_hosts"]["messages"], 2 * 3 * 127);
   EXPECT_EQ(simulated[1]["all_gather"]["within_host"]["messages"], 2 * 3 * 7 * 128);

@@ -1,5 +1,5 @@
 // Habits of training scripts, each run over stages, modes and ranks: it is right, which means LibTorch's
-// values, or refused in words. The table in docs/habits.md is made of them.
+// values, or refused. The table in docs/habits.md is made of them.
 #pragma once
 
 #include <deque>

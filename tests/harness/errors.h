@@ -8,7 +8,7 @@
 
 namespace zeropage::testing {
 
-// What `run` throws, in words; "" if nothing.
+// What `run` throws; "" if nothing.
 template <typename Run>
 std::string error_of(const Run& run) {
   try {

@@ -26,7 +26,7 @@ struct FaultPlan {
 // From here on; the count begins anew.
 void plan_faults(const FaultPlan& plan);
 int64_t calls_so_far();
-// Of the call at which the fault happened, such as "fsync"; "" if it has not.
+// Name of the call at which the fault happened, such as "fsync"; "" if it has not.
 std::string faulty_call();
 
 }  // namespace zeropage::testing

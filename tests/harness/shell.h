@@ -12,7 +12,7 @@ struct Outcome {
   std::string output;  // stdout and stderr
 };
 
-// Of what waitpid() writes, as a shell gives it.
+// The exit code in what waitpid() writes, as a shell gives it.
 inline int exit_code_of(int status) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }

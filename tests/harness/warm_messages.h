@@ -13,7 +13,7 @@ namespace zeropage::testing {
 // Names the descriptor of the program's end.
 inline constexpr char kWarmSocket[] = "ZEROPAGE_TESTS_WARM_SOCKET";
 
-// Of a request. What is longer would be cut.
+// Most bytes of a request. A longer one would be cut.
 inline constexpr size_t kMostBytes = 64 * 1024;
 
 struct WarmRequest {

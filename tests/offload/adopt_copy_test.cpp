@@ -20,7 +20,7 @@ using zeropage::testing::error_of;
 
 constexpr int64_t kNumel = 4096;
 
-// Of every exponent, and the odd ones.
+// Values of every exponent, and the odd ones.
 torch::Tensor any_values() {
   auto generator = at::detail::createCPUGenerator(3);
   const torch::Tensor bits =

@@ -129,7 +129,7 @@ struct StretchCase {
   int64_t first_in_block = 0;
   int64_t first_element = 0;
   int64_t shift = 0;  // elements behind an aligned address, of every buffer
-  // Of one buffer, besides.
+  // Shifts of one buffer, besides.
   int64_t gradient_shift = 0;
   int64_t values_shift = 0;  // or of the upper halves
   int64_t copy_shift = 0;
@@ -181,7 +181,7 @@ class HostStretch {
     if (of.found_inf) found_inf_ = *of.found_inf;
   }
 
-  // Of fp32 gradients; before a step.
+  // Sets fp32 gradients; before a step.
   void set_gradient(int64_t i, float value) { gradient_.set(i, value); }
   void set_scale(int state, int64_t block, float scale) { scales_[state].set(block, scale); }
 
@@ -199,7 +199,7 @@ class HostStretch {
     return stretch;
   }
 
-  // Of fp32 states and values.
+  // The stretch with fp32 states and values.
   offload::FlatStretch flat() {
     offload::FlatStretch stretch = without_states();
     for (int state = 0; state < offload::kMostStates; ++state) {

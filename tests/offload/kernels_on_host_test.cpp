@@ -291,7 +291,7 @@ class CudaPackedStepOnHostTest : public KernelsOnHost {
     }
   }
 
-  // Of each format, with whole values and split ones.
+  // Runs each format, with whole values and split ones.
   static void expect_them_in_every_format(StretchCase of) {
     for (const StateFormat format : kFormats) {
       for (const bool is_split : {false, true}) {

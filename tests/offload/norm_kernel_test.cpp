@@ -72,7 +72,7 @@ Outcome by_kernel(const std::vector<Element>& flat, Case of) {
   return outcome;
 }
 
-// Of each bit of fp64, from 2^-1074 on, how often it was added.
+// How often each bit of fp64, from 2^-1074 on, was added.
 using Bits = std::array<uint64_t, kExactDigits * kDigitBits>;
 
 void add_bits(double term, Bits& bits) {
@@ -153,7 +153,7 @@ Element element_of(double value) {
   }
 }
 
-// Of all sizes that the precision has; now and then one is 0.
+// Numbers of all sizes that the precision has; now and then one is 0.
 template <typename Element>
 std::vector<Element> numbers(size_t count, uint64_t seed, int least_exponent, int most_exponent) {
   std::mt19937_64 random(seed);

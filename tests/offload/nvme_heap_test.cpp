@@ -105,7 +105,7 @@ TEST_F(NvmeHeapTest, WhatTheDeviceRefusesLivesOnTheHostWhileItIsHeld) {
 TEST_F(NvmeHeapTest, WhereThereIsLittleRoomTheFileGrowsByTheRecordAlone) {
   options_.host_bytes_allowed = 0;
   NvmeHeap heap(options_, int64_t{1} << 50);
-  // Of the two sizes to grow by, the record's own fits.
+  // The heap may grow by two sizes; the record's own fits.
   EXPECT_TRUE(has(heap, heap.start_put(filled(5000, 1), 5000).record, 5000, 1));
   EXPECT_EQ(heap.file_bytes(), 8192);
 }

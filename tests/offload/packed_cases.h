@@ -90,7 +90,7 @@ inline ::testing::AssertionResult same_packed_bits(const Stretch& expected, cons
   return ::testing::AssertionSuccess();
 }
 
-// Of tensors made(tensor); scales and remainders too.
+// The stretch of made(tensor) for each tensor; scales and remainders too.
 inline Stretch map_packed(const Stretch& stretch,
                           const std::function<torch::Tensor(const torch::Tensor&)>& made) {
   Stretch mapped = map(stretch, made);

@@ -44,7 +44,7 @@ int64_t held(Kind kind) {
   return memory::Ledger::current()->now()[kind];
 }
 
-// Of the second of two steps, on rank 0.
+// Usage of the second of two steps, on rank 0.
 Usage usage(int ranks, Options options, const AccumulatorOptions& accumulation) {
   options.page_bytes = 256_KiB;  // a layer in fp32
   Usage result;

@@ -389,7 +389,7 @@ std::vector<torch::Tensor> trained_after(int stage, ReduceMicroSteps reduce, int
   return result;
 }
 
-// Of the parameters with an even index in the module, and of the others.
+// The parameters with an even index in the module, or the others.
 std::vector<torch::Tensor> every_second(const std::vector<torch::Tensor>& parameters,
                                         size_t first) {
   std::vector<torch::Tensor> result;

@@ -315,7 +315,7 @@ Options of_one_page_a_block() {
   return options;
 }
 
-// Of the fourth step, of two ranks.
+// Gathers in the fourth step of two ranks.
 struct Gathers {
   int64_t pages = 0;
   int64_t faults = 0;

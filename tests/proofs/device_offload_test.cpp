@@ -100,7 +100,7 @@ std::vector<torch::Tensor> train(const comm::World& world, const Training& run,
   return values_of(model);
 }
 
-// By what carries the bytes, the ranks and the stage.
+// Parameters: the transport, the ranks and the stage.
 class OffloadOnDeviceTest : public ::testing::TestWithParam<std::tuple<Carrier, int, int>> {
  protected:
   OffloadOnDeviceTest() {
@@ -331,7 +331,7 @@ TEST_F(OffloadStreamsTest, ClippingChangesNoGradientThatIsStillOnItsWay) {
   });
 }
 
-// Of the default stream, where compute may be, it needs nothing that comes after start(); and of no
+// It waits for nothing that comes after start() on the default stream, where compute may be; and on no
 // other device anything.
 TEST_F(OffloadStreamsTest, NewValuesGoUpBesideComputeFromAThreadOfTheRanksDevice) {
   run([&](comm::World& world) {

@@ -65,7 +65,7 @@ void train(DistributedDataParallel<Module>& model, torch::optim::Optimizer& opti
   }
 }
 
-// By what carries the bytes, the ranks and the stage.
+// Parameters: the transport, the ranks and the stage.
 class DeviceTrainingTest : public ::testing::TestWithParam<std::tuple<Carrier, int, int>> {
  protected:
   DeviceTrainingTest() {

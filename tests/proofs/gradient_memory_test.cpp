@@ -63,7 +63,7 @@ class GradientMemoryTest : public ::testing::TestWithParam<std::tuple<int, int>>
  protected:
   int ranks() const { return std::get<0>(GetParam()); }
   int stage() const { return std::get<1>(GetParam()); }
-  // Of a page that a rank has of the reduced gradient.
+  // Bytes of a page's reduced gradient that a rank keeps.
   int64_t kept_page_bytes() const { return stage() >= 2 ? kPageBytes / ranks() : kPageBytes; }
 
   void train(
@@ -371,9 +371,9 @@ Tensor tokens_of(const train_gpt::GptConfig& config, torch::Device device) {
                       torch::TensorOptions().dtype(torch::kInt64).device(device));
 }
 
-// Of a model that is constructed without values.
+// The peak of a model that is constructed without values.
 int64_t simulated_plain_peak(const train_gpt::GptConfig& config) {
-  // Of it, operators without values and their bytes are known.
+  // A simulated world knows operators without values, and their bytes.
   const comm::World world = comm::World::simulated({.topology = comm::Topology::even(1, 1)});
   const auto ledger = std::make_shared<Ledger>("a plain loop");
   const memory::LedgerScope scope(ledger);
@@ -388,7 +388,7 @@ int64_t simulated_plain_peak(const train_gpt::GptConfig& config) {
   return ledger->at_peak(torch::kMeta).total();
 }
 
-// Of a rank with that batch, beside what collectives keep.
+// The peak of a rank with that batch, without what collectives keep.
 int64_t measured_peak(const train_gpt::GptConfig& config, int stage) {
   int64_t peak = 0;
   run_ranks(2, [&](comm::World& world) {

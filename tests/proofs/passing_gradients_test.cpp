@@ -52,7 +52,7 @@ struct Figures {
   int64_t planned_gradient_bytes = 0;
 };
 
-// Of rank 0.
+// Figures of rank 0.
 Figures run_with(int ranks, const Options& options, int64_t micro_steps) {
   Figures run;
   std::mutex random;

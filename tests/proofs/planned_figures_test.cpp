@@ -93,7 +93,7 @@ int64_t sum(const comm::WireTraffic& sent) {
          sent.broadcast.bytes;
 }
 
-// Of rank 0.
+// Figures of rank 0.
 Measured measure(int ranks, int64_t micro_steps, const PlannedSetting& setting) {
   Measured measured;
   std::mutex random;

@@ -1,4 +1,4 @@
-// A random script: what a user's might be, within what is right or refused in words.
+// A random script: what a user's might be, within what is right or refused.
 #pragma once
 
 #include <cstdint>

@@ -633,7 +633,7 @@ TEST(ComputeDtypeErrorTest, RefusesParametersOfWhichAViewIsAlive) {
     }
     EXPECT_EQ(refusal_of(linear, in_bfloat16(stage)), "");
   }
-  // Of one that keeps its dtype a view may live on.
+  // A view may live on of a parameter that keeps its dtype.
   torch::nn::BatchNorm1d norm(3);
   const torch::Tensor view = norm->weight.detach();
   EXPECT_EQ(refusal_of(norm, in_bfloat16()), "");

@@ -113,7 +113,7 @@ std::vector<std::string> lines_of(AccumulatorOptions options) {
   return lines;
 }
 
-// Of the lines those that differ, without their values.
+// Names of the lines that differ.
 template <typename S>
 std::vector<std::string> names_that_differ(const S& first, const S& second) {
   const auto ours = lines_of(first), theirs = lines_of(second);

@@ -104,7 +104,7 @@ torch::Tensor in_memory_order(const torch::Tensor& dense) {
   return dense.detach().as_strided({dense.numel()}, {1}).clone();
 }
 
-// Of each parameter, by its first name.
+// The whole values of each parameter, by its first name.
 std::map<std::string, torch::Tensor> whole_parameters(Trained& run) {
   const GatheredParameters guard(run.model);
   std::map<std::string, torch::Tensor> whole;

@@ -1,6 +1,6 @@
 // The shape of a decoder (GPT-2's or Llama's), from a command line or a Hugging Face config.json.
 //
-// Throws std::invalid_argument, in words, for text that is neither.
+// Throws std::invalid_argument for text that is neither.
 #pragma once
 
 #include <cstdint>

@@ -97,9 +97,9 @@ void add_flags(CLI::App& app, Request& request) {
       ->type_name("SHAPE");
   what->add_option("--config", request.config, "A Hugging Face config.json of GPT-2 or Llama")
       ->type_name("FILE");
-  what->add_option(
-          "--parameters", request.parameters,
-          "Only their number, such as 7.5B: parameters, gradients and states, no activations")
+  what->add_option("--parameters", request.parameters,
+                   "Number of parameters, such as 7.5B: plans parameters, gradients and states, no "
+                   "activations")
       ->type_name("COUNT");
   what->require_option(1);
   app.add_option("--sequence", request.sequence, "Tokens of a sample")
@@ -134,7 +134,7 @@ void add_flags(CLI::App& app, Request& request) {
   add_bytes(app, "--host-memory", request.world.host_memory_bytes,
             "Memory of a host, for all of its ranks [no limit]");
   add_bytes(app, "--nvme", request.world.nvme_bytes, "Bytes of a host's disks [no limit]");
-  app.add_option("--optimizer", request.optimizer, "LibTorch's class, ours for lion")
+  app.add_option("--optimizer", request.optimizer, "Optimizer: LibTorch's class, ours for lion")
       ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
       ->capture_default_str();
   Options& training = request.options.training;

@@ -46,7 +46,7 @@ class AccumulatedStep {
   const AccumulatorOptions options_;
   MicroSteps& micro_steps_;
   StepVerdicts& verdicts_;
-  // Of the parameters; reports keep them, which must not keep the pages.
+  // Names of the parameters. Reports keep these and must not keep the pages.
   const std::shared_ptr<const std::vector<std::string>> names_;
 };
 

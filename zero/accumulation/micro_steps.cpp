@@ -140,7 +140,7 @@ void MicroSteps::begin_micro_step() {
   ++made_;
 }
 
-// Of which weight a micro-step without a loss is only the loss knows: it counts nothing, and nothing of it is
+// The weight of a micro-step is the loss's to say. A micro-step without a loss counts nothing, and nothing of it is
 // discarded.
 void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& backward) {
   begin_micro_step();

@@ -45,7 +45,7 @@ class MicroSteps {
   // Drops the gradients; the next backward is a step's first.
   void end();
 
-  // Of a step.
+  // Number of micro-steps of a step.
   int64_t count() const { return count_; }
   void set_count(int64_t count);
   // Since the last step.
@@ -54,7 +54,7 @@ class MicroSteps {
   // Whether the last one's backward makes the step, before all gradients are known.
   bool step_in_backward() const;
 
-  // Of this rank's micro-batches since the last step, or of that step.
+  // Weight and loss of this rank's micro-batches since the last step, or of that step.
   const offload::ExactSum& weight() const { return weight_; }
   at::Tensor loss() const;  // fp64 []; undefined where none had weight
   // What makes the mean of the gradients, for the weight of all ranks' micro-batches: 1 where a script has looked at

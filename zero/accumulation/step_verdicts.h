@@ -20,7 +20,7 @@ class StepVerdicts {
   StepVerdicts(const accumulate::LossScalerOptions& scaler,
                const std::optional<accumulate::NormSpikeOptions>& spikes);
 
-  // Has counted all steps but the one that is not told yet.
+  // The scaler. It has counted all steps except one whose report is still pending.
   accumulate::LossScaler& scaler() { return scaler_; }
   const accumulate::LossScaler& scaler() const { return scaler_; }
   // Null: norms are not judged.
@@ -32,7 +32,7 @@ class StepVerdicts {
   std::exception_ptr look_at_norm(StepReport& report);
   // The step counts for the scale. Throws where a scaler is told to stop.
   void count(StepReport& report);
-  // The same of a step whose report comes later, and is then heard.
+  // The same for a step whose report comes later; it is counted then.
   void count_later(std::shared_ptr<LateReport> report) { untold_ = std::move(report); }
   // Waits for it.
   void hear();

@@ -1,7 +1,7 @@
 // What all ranks must have alike from step to step, and whether they have it: how many steps each optimizer has
 // made, with which options, and the values of parameters that several ranks have.
 //
-// Hashes of it are told in messages that a step sends anyway (zero/agreement/told.h), so ranks hear for nothing
+// Hashes of it are sent in messages that a step sends anyway (zero/agreement/told.h), so ranks hear for nothing
 // whether all have the same:
 //
 // * at the end of a backward that averages, and of each accumulation;
@@ -52,7 +52,7 @@ class RankAgreement {
     // index: among the parts, which are alike on all ranks too.
     std::function<void(size_t index, Lines& lines)> describe;
   };
-  // As long as what it returns lives.
+  // In force as long as what it returns lives.
   std::shared_ptr<void> add(Part part);
 
   // The ranks of an axis hear of each other.

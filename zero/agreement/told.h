@@ -1,9 +1,9 @@
-// What a rank tells the others to hear whether it is the same on all ranks: hashes, in a message that travels
-// for another reason.
+// Hashes by which ranks find out whether something is the same on all of them. They are added to a message that is
+// sent for another reason.
 //
-// Whoever takes the largest of each byte over the ranks, of a hash and of its complement, has the largest and the
-// smallest, and they are the same where all ranks told the same. So it takes no message of its own, and all ranks
-// hear alike.
+// The largest of each byte over the ranks, of a hash and of its complement, gives the largest and the smallest
+// byte, which are the same if all ranks have the same hash. So this takes no message of its own, and all ranks get
+// the same result.
 #pragma once
 
 #include <array>

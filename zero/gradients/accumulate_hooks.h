@@ -33,7 +33,7 @@ class AccumulateHooks {
   uintptr_t after_ = 0;
 };
 
-// Whether somebody has such hooks on the leaf.
+// Whether the leaf has such hooks.
 bool has_accumulate_hooks(const at::Tensor& leaf);
 
 }  // namespace zeropage::detail

@@ -1,5 +1,5 @@
-// What the gradients of a backward are for. Whoever arranges backwards says it: an accumulation
-// (zero/gradients/gradient_accumulation.h), no_sync(), or nobody, and then the defaults hold.
+// What the gradients of a backward are for. An accumulation (zero/gradients/gradient_accumulation.h) or no_sync()
+// sets it; otherwise the defaults hold.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ enum class Collect : uint8_t {
 
 // Which part of an optimizer step the backward is.
 enum class StepPart : uint8_t {
-  kAll,            // nobody accumulates, or the user does by no_sync()
+  kAll,            // no accumulation, or one by no_sync()
   kMicroStep,      // of an accumulation, and further ones follow
   kLastMicroStep,  // of an accumulation
   kNone,           // between an accumulation's micro-steps: no backward may run

@@ -43,7 +43,7 @@ class GradientAccumulation {
     const BackwardPlan between_;
   };
 
-  // After the last micro-step: make_mean() is called first where somebody looks at gradients from here on
+  // After the last micro-step: make_mean() is called before the first read of gradients from here on
   // (zero/gradients/offered_mean.h).
   void offer_mean(std::function<void()> make_mean) {
     gradients_->mean().offer(std::move(make_mean));

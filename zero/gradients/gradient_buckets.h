@@ -1,17 +1,17 @@
-// Where a rank keeps the gradients of its pages, and how those of the ranks become one.
+// Keeps the gradients of a rank's pages, and reduces them over the ranks.
 //
 // A page's bucket holds this rank's gradient of the page, at the offsets of the parameters, while it
-// collects. The reduction makes of it the mean or the sum over ranks, wherever this rank needs that
-// to update what it owns. What was reduced is kept across later buckets until it is forgotten.
+// collects. The reduction makes the mean or the sum over ranks, as far as this rank needs it to update what it
+// owns. A reduced gradient is kept across later buckets until it is forgotten.
 //
 //   open(page) -> start_reduction(page) -> close(page) -> let_go(page)    once or, with keep(), several times
 //   complete(page)                                                        before a step
 //
-// Memory: from open() to let_go() it is held here, and then by p.grad() alone (zero/gradients/gradient_memory.h). So
-// between zero_grad() and the first gradient of the next backward a page's gradient has none. What is kept
-// to be added to the next is held here, and what is on the host always.
+// Memory: from open() to let_go() the gradient is owned here, and then by p.grad() alone
+// (zero/gradients/gradient_memory.h). So between zero_grad() and the first gradient of the next backward a page's
+// gradient has none. A sum that is kept for the next gradient is owned here, and so is memory on the host.
 //
-// What is kept is of the gradient_dtype of the page's plan, what travels of its reduce_dtype.
+// Kept gradients have the page's gradient_dtype; gradients on the wire have its reduce_dtype.
 //
 // Threads: the thread that runs backward.
 #pragma once
@@ -52,7 +52,7 @@ class GradientBuckets {
   virtual comm::Pending start_reduction(size_t page, comm::ReduceOp op) = 0;
   // REQUIRES: the reduction has ended. Adds what was kept, unless that waits for complete().
   virtual void close(size_t page, Backwards backwards) = 0;
-  // Until owned() has what was closed of all ranks, as it has after note_reduced().
+  // Waits until owned() has the reductions over all ranks that were closed, as it has after note_reduced().
   virtual void wait_closed(size_t /*page*/) {}
   // REQUIRES: changes are taken over. Makes owned() the sum of all that was kept; whether that changed it.
   virtual bool complete(size_t page) = 0;
@@ -70,11 +70,11 @@ class GradientBuckets {
   // Before the page's next bucket is opened: what was reduced is added to the next, but for the
   // given ranges of the page. REQUIRES: owned(page) is defined.
   virtual void keep(size_t page, const std::vector<Range>& forgotten) = 0;
-  // Nothing of what was reduced is added to the next.
+  // Forgets the reduced gradient: it is not added to the next one.
   virtual void forget(size_t page) = 0;
   // The same, and zeros are kept: the next is one of several that are summed, at its place.
   virtual void skip(size_t page) = 0;
-  // As forget(page) for a range of a page that is kept.
+  // Does what forget(page) does for a range of a page that is kept.
   virtual void forget(size_t page, const Range& range) = 0;
 
   // After the reduction of all pages, and before a step, which takes over what was written to p.grad().

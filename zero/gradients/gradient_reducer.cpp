@@ -48,7 +48,7 @@ void GradientReducer::adopt_unfrozen() {
   adopt_training();
 }
 
-// Of an accelerator, backward runs on a thread of autograd's, which charges no rank.
+// On an accelerator backward runs on a thread of autograd's, which charges no rank.
 std::vector<at::Tensor> GradientReducer::before_accumulate(
     size_t parameter, const std::vector<at::Tensor>& gradients) {
   const memory::LedgerScope ledger(ledger_);

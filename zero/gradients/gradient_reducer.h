@@ -39,7 +39,7 @@ class GradientReducer {
   GradientReducer(const GradientReducer&) = delete;
   GradientReducer& operator=(const GradientReducer&) = delete;
 
-  // Of the next backward. Changed between two of them.
+  // The plan of the next backward. It is changed between two backwards.
   const BackwardPlan& plan() const { return reductions_.plan(); }
   void set_plan(const BackwardPlan& plan) { reductions_.set_plan(plan); }
 
@@ -48,7 +48,7 @@ class GradientReducer {
   // any, and throws on all ranks unless they are the same on all; between two steps.
   void adopt_unfrozen();
 
-  // There is room for one.
+  // There is at most one follower.
   const BackwardFollower& follower() const { return reductions_.follower(); }
   void set_follower(BackwardFollower follower) { reductions_.set_follower(std::move(follower)); }
   // Called at the end of each backward that reduced gradients. Collectives in it are in the order of

@@ -1,5 +1,5 @@
-// By which factor a script has multiplied this rank's gradients since they were noted: found by a few elements of each
-// parameter.
+// Finds the factor by which a script has multiplied this rank's gradients since they were noted, from a few
+// elements of each parameter.
 //
 // Most parameters must have been multiplied by it, so a script that changes some of them, or zeroes them, has multiplied
 // by nothing. A tied weight does not count, since the other stage's gradient is added to it.
@@ -24,9 +24,10 @@ class GradientScale {
                 std::shared_ptr<const StepGradients> gradients)
       : pages_(std::move(pages)), gradients_(std::move(gradients)) {}
 
-  // After a backward that averages.
+  // Called after a backward that averages.
   void note();
-  // Since then; 1 where there is none, or nothing was noted. Forgets what was noted. REQUIRES: what was written to
+  // The factor since then; 1 if there is none, or nothing was noted. Forgets what was noted. REQUIRES: what was
+  // written to
   // p.grad() is taken over.
   double take();
 

@@ -1,7 +1,7 @@
 // The places of a page's gradients in its bucket, shaped as the parameters. p.grad() is moved there.
 //
-// They are open from the first gradient of a backward to its end, or until the reduction starts, where that takes the
-// bucket's memory. Between backwards p.grad() alone keeps that.
+// They are open from the first gradient of a backward to its end, or until the reduction starts, if that takes over
+// the bucket's memory. Between backwards p.grad() alone owns the memory.
 //
 // Lifetime: the parameters and the buckets outlive it. Threads: the thread that runs backward.
 #pragma once
@@ -22,7 +22,7 @@ class GradientSlots {
     size_t parameter = 0;
     at::Tensor view;       // undefined while the bucket is closed
     bool is_kept = false;  // something is kept that is added to the parameter's next gradient
-    // Of the view when p.grad() began to stand for what is kept, too; kUnseen where it does not.
+    // Version of the view when p.grad() began to stand for the kept sum too; kUnseen where it does not.
     static constexpr int64_t kUnseen = -1;
     int64_t seen_version = kUnseen;
   };
@@ -32,21 +32,22 @@ class GradientSlots {
   // After parameters of the page have begun to train, between two backwards.
   void begin_training();
 
-  // Of the page's parameters that train, ascending.
+  // Slots of the page's parameters that train, ascending.
   std::vector<Slot>& all() { return slots_; }
   const std::vector<Slot>& all() const { return slots_; }
   Slot& of(size_t parameter);
 
   bool are_open() const { return !slots_.empty() && slots_.front().view.defined(); }
-  // In the bucket that an earlier backward left, if p.grad() of one is there still; else in a new one.
+  // Opens them in the bucket that an earlier backward left, if the p.grad() of one is there still; else in a new
+  // bucket.
   void open(Collect collect);
-  // In the bucket that an earlier backward left, if any, wherever p.grad() is.
+  // Opens them in the bucket that an earlier backward left, if any, wherever p.grad() is.
   void reopen();
-  // The same, if p.grad() of one is there.
+  // The same, if the p.grad() of one is in that bucket.
   void reopen_if_used();
-  // p.grad() is undefined afterwards.
+  // Closes them; p.grad() is undefined afterwards.
   void close();
-  // p.grad() alone keeps the page's gradient from here on.
+  // From here on p.grad() alone owns the page's gradient.
   void let_go();
 
   // Those of the parameters whose gradient is not in its slot. Throws where one is sparse.

@@ -3,8 +3,9 @@
 // Where parameters are slices (parallel/sliced_layer.h), the ranks of the tensor-parallel group are asked next.
 // Squares of slices add up over the group. What all its ranks have counts once, as its rank 0 has it.
 //
-// Then the stages of a pipeline are asked. What is not finite elsewhere is a flag, since parameters there are
-// others. A tied weight counts where it is used first. Stages whose gradients a script has clipped one by one are
+// Then the stages of a pipeline are asked. Whether a gradient is not finite there is a flag, since their parameters
+// are different ones. A tied weight counts where it is used first. Stages whose gradients a script has clipped one
+// by one are
 // refused (zero/gradients/gradient_scale.h).
 //
 // They are made where the gradients are: on an accelerator a launch a page adds to words of about a
@@ -13,7 +14,7 @@
 //
 // Tables of the parameters' places are kept: 40 bytes a parameter and group on the device, made anew
 // where other parameters have a gradient than the last time.
-// What ranks compare (zero/agreement/rank_agreement.h) goes along, over all of these ranks.
+// The hashes that ranks compare (zero/agreement/rank_agreement.h) are sent along, over all of these ranks.
 // Lifetime: shares the pages and the gradients. Threads: the training thread. Collective: sum() and
 // start(), of ranks that ask for the same groups.
 #pragma once
@@ -74,7 +75,7 @@ class GradientSummer {
   };
   // Whether start() can: all gradients are on an accelerator.
   bool can_start() const;
-  // As sum(), but the host does not wait: ranks exchange their words on the device.
+  // Like sum(), but the host does not wait: ranks exchange their words on the device.
   Started start(const std::vector<int>& group_of, size_t groups);
 
  private:

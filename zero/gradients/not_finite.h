@@ -1,4 +1,4 @@
-// Parameters whose gradients have an infinity or NaN, in words.
+// Parameters whose gradients have an infinity or NaN.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace zeropage {
 // parameters: indices.
 std::vector<std::string> names_of(const ParameterPages& pages,
                                   const std::vector<size_t>& parameters);
-// And those of the other stages of a pipeline, in their order. Collective over them.
+// The same with those of the other stages of a pipeline, in their order. Collective over them.
 std::vector<std::string> names_over_stages(const ParameterPages& pages,
                                            const std::vector<size_t>& parameters);
 // "the gradients of parameters "a", "b", "c" and 2 more are not finite".

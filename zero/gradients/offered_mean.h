@@ -1,9 +1,9 @@
-// Between the last backward of an accumulation and its step, whose gradients are sums: for who looks at them they become
-// the mean.
+// Turns the sums of an accumulation into the mean if a script reads them between the last backward and the step.
 //
-// A step alone multiplies sums in its pass over them. A script that clips, reads or changes p.grad() means the mean, so the
-// first operator on one that does not do the same to a sum makes all of them the mean, as do calls of this library that
-// look. What a script puts in the place of p.grad() is a mean, too.
+// Without such a read the step multiplies sums in its own pass. A script that clips, reads or changes p.grad()
+// means the mean. So the first operator on a p.grad() that would treat a sum and a mean differently makes all of
+// them the mean, and so do calls of this library that read gradients. A tensor that a script assigns to p.grad() is
+// a mean, too.
 //
 // Lifetime: shares the reducer. Threads: the training thread. Collective: what makes the mean.
 #pragma once

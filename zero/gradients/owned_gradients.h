@@ -1,4 +1,4 @@
-// Gradients whose buckets every rank has whole, while only its shard of one becomes the mean: (N-1)/N
+// Gradients whose buckets every rank has whole, while only the rank's shard of a bucket becomes the mean: (N-1)/N
 // bytes on the wire.
 //
 // Elsewhere the bucket keeps what this rank's own backward left. So p.grad() is a sharded tensor

@@ -5,13 +5,13 @@
 //   kReopened --end_without_reduction()--> kCollecting
 //
 // While it collects, the bucket has this rank's own gradient, and p.grad() of the parameters are slots in
-// it. A reduced gradient that was not zeroed when the page is reopened is kept, and added to the next
-// one: what was averaged is never averaged again. In kReopened p.grad() shows nothing of what is kept. In
-// kCollecting it shows at least a zero: who zeroes or replaces it drops what is kept, too, and other
-// changes in place are refused, since they could not reach it.
+// it. A reduced gradient that was not zeroed when the page is reopened is kept, and added to the next one: a mean
+// is never averaged again. In kReopened p.grad() shows nothing of the kept sum. In kCollecting p.grad() also stands
+// for the kept sum; zeroing or replacing it discards that sum. Other changes in place are refused, since they could
+// not reach the sum.
 //
-// Between two backwards the memory of the gradient is p.grad()'s, and goes with it; that of what is kept to be
-// added to the next gradient is not.
+// Between two backwards p.grad() owns the memory of the gradient, which is freed with it. The memory of a kept sum
+// is owned here.
 //
 // Lifetime: the pages, the parameters and the buckets outlive it. Threads: the thread that runs backward.
 #pragma once
@@ -40,16 +40,16 @@ class PageGradient {
   bool is_reducing() const { return state_ == State::kReducing; }
   bool is_reduced() const { return state_ == State::kReduced || state_ == State::kSummed; }
 
-  // A gradient of this backward is about to come. Throws where what is there is part of a sum and was
-  // zeroed. present: as of the last reduction.
+  // Called before a gradient of this backward is accumulated. Throws if the present gradient is part of a sum and
+  // was zeroed. present: of the last reduction.
   void before_accumulate(size_t parameter, const GradientPresence& present);
-  // It has come; whether it was the last.
+  // Notes that it was accumulated. Returns whether it was the last.
   bool arrive() { return ++arrived_ >= slots_.all().size(); }
   bool is_complete() const { return arrived_ >= slots_.all().size(); }
 
   // REQUIRES: is_reduced().
   void reopen(const GradientPresence& present);
-  // Whether it was reopened, and keeps something.
+  // Whether it was reopened and has a kept sum.
   bool hides_kept() const;
   // The backward has ended, and reduced nothing. REQUIRES: open slots, if hides_kept().
   void end_without_reduction();
@@ -66,7 +66,7 @@ class PageGradient {
   // p.grad() becomes the reduced gradient where any rank has one, and keeps its memory.
   void hand_over(const GradientPresence& present);
 
-  // The gradient is dropped, and what is kept. REQUIRES: not is_reducing().
+  // Drops the gradient and the kept sum. REQUIRES: not is_reducing().
   void drop();
 
  private:

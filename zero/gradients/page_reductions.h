@@ -16,7 +16,7 @@
 
 namespace zeropage {
 
-// What follows gradients into the middle of a backward.
+// Calls that are made for pages in the middle of a backward.
 struct BackwardFollower {
   // A page is reduced and no backward of the step follows: its gradient and the factor are what the step
   // will see, and no call may change them. has_gradient: of the page's parameters.
@@ -48,19 +48,19 @@ class PageReductions {
 
   // Starts the reductions of pages that are complete, as far as it is their turn.
   void start_complete();
-  // Whether the last one had a gradient of the parameter, from any rank.
+  // Whether the last reduction had a gradient of the parameter, from any rank.
   bool has(size_t parameter) const { return present_.has(parameter); }
   // Whether reductions of this backward have been started.
   bool have_begun() const { return next_ > 0; }
-  // Ends a backward: reduces all pages that were not, and p.grad() is what was reduced. Returns what ranks heard of
-  // what they told. Collective.
+  // Ends a backward: reduces all pages that were not, and makes p.grad() the reduced gradients. Returns whether the
+  // ranks' hashes agree. Collective.
   HeardAlike finish(const Told& told);
   // Ends a backward that reduces nothing.
   void end_without_reduction();
   // A backward has ended by an exception. REQUIRES: not have_begun().
   void abandon();
 
-  // Lets go of what was gathered of gradients that the user looked at, and has zeroed since.
+  // Frees what was gathered of gradients that the user has read, and has zeroed since.
   void release_zeroed();
   // Drops all gradients, and what is kept of earlier ones. Throws where one is in use, and drops none.
   void drop();

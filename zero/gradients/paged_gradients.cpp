@@ -11,7 +11,7 @@
 namespace zeropage {
 namespace {
 
-// Of the parameter's sizes, on a storage of its own that has no memory.
+// A tensor of the parameter's sizes, on a storage of its own that has no memory.
 at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype) {
   const at::Tensor& parameter = placed.parameter.tensor;
   const auto bytes = placed.range.numel() * static_cast<int64_t>(c10::elementSize(dtype));

@@ -1,5 +1,5 @@
-// The second half of a reduction where several groups of ranks have all of the pages (zero/pages/page_worlds.h):
-// what was reduced over a group becomes the mean or the sum over all ranks, between those that have the same shard.
+// The second half of a reduction if several groups of ranks each have all pages (zero/pages/page_worlds.h): it
+// makes the result of a group the mean or the sum over all ranks, among the ranks that have the same shard.
 //
 // The micro-steps of an accumulation are added up within groups, and travel between them once a step. In the tree
 // order of Options::world_invariant each of them travels.
@@ -29,15 +29,15 @@ class ReplicaSums {
   // values: [owned numel], what is reduced over the group so far. Starts to make of it what all ranks have, in place,
   // unless further backwards follow that are added to it.
   void close(size_t page, const at::Tensor& values, Backwards backwards);
-  // As close(), of one backward alone, before anything is added to it; has ended when it returns.
+  // Like close(), for one backward alone, before anything is added to it; has ended when it returns.
   void reduce(size_t page, const at::Tensor& values);
-  // Until what close() started has ended.
+  // Waits until what close() started has ended.
   void wait(size_t page);
   void wait();
   // Makes up for the backwards that did not follow; whether values changed. values: undefined where they were
   // zeroed, on all ranks alike.
   bool complete(size_t page, const at::Tensor& values);
-  // Nothing of the page is kept.
+  // Forgets what is kept of the page.
   void forget(size_t page) { of_pages_[page].is_of_group = false; }
 
   // Throws if the page has what only its group has reduced so far, in the middle of an accumulation.

@@ -1,5 +1,5 @@
-// The reduced gradient of what this rank owns of a page, where only that survives a reduction: what
-// reductions of one or several backwards make of it, until the step.
+// The reduced gradient of what this rank owns of a page, for strategies that keep only that: it adds up the
+// reductions of one or several backwards until the step.
 #pragma once
 
 #include <functional>
@@ -23,7 +23,7 @@ class ShardGradient {
   ShardGradient(const ShardGradient&) = delete;
   ShardGradient& operator=(const ShardGradient&) = delete;
 
-  // [owned numel]; has what was taken once arrival() has ended. Undefined where nobody keeps it.
+  // [owned numel]; has what was taken once arrival() has ended. Undefined if it is not kept.
   virtual at::Tensor values() const = 0;
   // Where values() is memory that p.grad() keeps between backwards; null where it is always there.
   virtual GradientMemory* memory() { return nullptr; }
@@ -32,14 +32,14 @@ class ShardGradient {
   // New memory for values(), if it may go.
   virtual at::Tensor renew() { return values(); }
   virtual memory::Pending arrival() const { return {}; }
-  // Until it has them, and nothing else of what was taken is held.
+  // Waits until values() are there and nothing else of what was taken is held.
   virtual void wait() {}
 
   // The mean or sum of a backward, added to what is kept, unless that waits for complete().
   virtual void take(const at::Tensor& mean, Backwards backwards) = 0;
   // What was taken so far is added to the next. REQUIRES: values() are there.
   virtual void keep() = 0;
-  // Nothing of it is.
+  // What was taken so far is not added to the next.
   virtual void forget() = 0;
   virtual void skip() = 0;
   virtual void zero(const Range& range) = 0;

@@ -25,7 +25,7 @@ class StepGradients {
   // Makes the gradients ready for a step: reduces them if no backward since the last step did, and takes
   // over what was written to p.grad() since. Collective. Throws in the middle of an accumulation.
   void prepare();
-  // The same for who looks at gradients between backward and step, also in an accumulation that offers its mean.
+  // The same for a read of gradients between backward and step, also in an accumulation that offers its mean.
   void prepare_to_look();
   OfferedMean& mean() { return mean_; }
   // After a step: the next prepare() is about new gradients.
@@ -35,8 +35,7 @@ class StepGradients {
   // has begun, and no accumulation is under way.
   bool are_averaged() const { return reducer_->is_reduced() && !reducer_->plan().accumulates(); }
 
-  // Whether the parameter has a gradient, on any rank, that prepare() made ready and nobody has
-  // zeroed since.
+  // Whether the parameter has a gradient, on any rank, that prepare() made ready and that was not zeroed since.
   bool has(size_t parameter) const {
     return reducer_->training().contains(parameter) &&
            reducer_->training().gradient(parameter).defined();
@@ -51,12 +50,12 @@ class StepGradients {
   at::Tensor owned(size_t page) const { return reducer_->buckets().owned(page); }
   // Whether it is on the host, by itself.
   bool is_offloaded(size_t page) const { return reducer_->buckets().is_offloaded(page); }
-  // It has all of it when this has ended.
+  // owned(page) is complete when this has ended.
   memory::Pending arrival(size_t page) const { return reducer_->buckets().arrival(page); }
   // Calls change(owned(page)) for every page that has a gradient. REQUIRES: prepare().
   void change(const std::function<void(const at::Tensor& owned)>& change);
 
-  // What was written to owned(page) since is the gradient.
+  // Makes what was written to owned(page) the gradient.
   void note_changed() { reducer_->buckets().note_reduced(); }
 
   // Makes p.grad() of those of the parameters that have one whole for as long as `pins` lives.

@@ -1,4 +1,4 @@
-// What ranks tell each other of a step's gradients: sums of squares, weights, which are not finite, and what they
+// What ranks exchange about a step's gradients: sums of squares, weights, which are not finite, and what they
 // compare; added up over the ranks that have the parts of a model.
 //
 // Threads: any; each call for itself.

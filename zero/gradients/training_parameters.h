@@ -1,5 +1,5 @@
 // Which parameters have gradients: those that do when the module is wrapped, and those that are unfrozen
-// later. Calls somebody before and after autograd accumulates the gradient of each.
+// later. Calls functions before and after autograd accumulates the gradient of each.
 //
 // Frozen ones have hooks too where nobody sees a forward (Unfrozen::kInBackward), so that the first backward with one that
 // was unfrozen tells of it.
@@ -54,7 +54,7 @@ class TrainingParameters {
   bool contains(size_t parameter) const { return trains_[parameter]; }
   // Those that train, ascending.
   const std::vector<size_t>& all() const { return all_; }
-  // Of the page, ascending.
+  // The page's parameters that train, ascending.
   const std::vector<size_t>& of_page(size_t page) const { return of_page_[page]; }
   // Pages that train, the last of the module first: the order in which backward completes them.
   const std::vector<size_t>& pages() const { return order_; }

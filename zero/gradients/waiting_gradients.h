@@ -27,7 +27,7 @@ class WaitingGradients {
   const std::vector<size_t>& of(size_t page) const { return of_page_[page].parameters; }
   // Pages of which some wait, the last of the module first.
   std::vector<size_t> pages() const { return {pages_.begin(), pages_.end()}; }
-  // Of all pages.
+  // Number of elements that wait, over all pages.
   int64_t numel() const { return numel_; }
 
  private:

@@ -55,7 +55,7 @@ class HasModelPart {
   HasModelPart& operator=(const HasModelPart&) = default;
 };
 
-// Of a module; null for a whole model.
+// The part that a module is; null for a whole model.
 inline std::shared_ptr<const ModelPart> model_part_of(const torch::nn::Module& module) {
   const auto* part = dynamic_cast<const HasModelPart*>(&module);
   return part == nullptr ? nullptr : part->model_part();

@@ -14,7 +14,7 @@
 namespace zeropage {
 namespace {
 
-// As the tensor's mark says.
+// The slice that the tensor's mark names.
 std::optional<ParameterSlice> slice_by_mark(const at::Tensor& tensor) {
   const auto* mark = dynamic_cast<const parallel::SliceMark*>(memory::mark_of(tensor));
   if (mark == nullptr) return std::nullopt;
@@ -75,7 +75,7 @@ void name_as_in_model(const ModelPart& part, NamedParameter& parameter) {
   parameter.counts_elsewhere = parameter.is_tied && in_model.rank != part.ranks.rank();
 }
 
-// Of the parameters that selected modules register themselves. A tied one is one storage, which stays
+// Storages of the parameters that selected modules register themselves. A tied one is one storage, which stays
 // fp32 for both.
 std::unordered_set<const c10::StorageImpl*> storages_of(const torch::nn::Module& module,
                                                         const ModuleSelection& selection) {

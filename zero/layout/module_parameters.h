@@ -14,7 +14,7 @@
 
 namespace zeropage {
 
-// Of a parameter that ranks have slices of (parallel/sliced_layer.h).
+// The slice of a parameter that several ranks share (parallel/sliced_layer.h).
 struct ParameterSlice {
   comm::World ranks;  // that have the slices
   parallel::SlicedDimension cut;
@@ -25,7 +25,7 @@ struct NamedParameter {
   std::vector<std::string> names;
   at::Tensor tensor;
   int unit = 0;  // see StorageSpec::unit
-  // Of its page, which it gets when it moves there.
+  // The dtype of its page, which it gets when it moves there.
   c10::ScalarType dtype = c10::ScalarType::Undefined;
   std::optional<ParameterSlice> slice = {};
   // Whether another stage of a pipeline has the same weight, and whether that one counts in norms.
@@ -33,7 +33,7 @@ struct NamedParameter {
   bool counts_elsewhere = false;
 
   const std::string& name() const { return names.front(); }
-  // Of the whole parameter.
+  // Sizes of the whole parameter.
   std::vector<int64_t> whole_sizes() const;
 };
 

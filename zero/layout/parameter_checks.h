@@ -1,4 +1,4 @@
-// Which tensors can live in a page. Throws in words about those that cannot.
+// Which tensors can live in a page. Throws about those that cannot.
 #pragma once
 
 #include <vector>

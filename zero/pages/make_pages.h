@@ -22,7 +22,7 @@ namespace zeropage {
 
 struct MakePagesOptions {
   ParameterPages::PageOptions pages = {};
-  // Of sharded pages.
+  // Options of the pager of sharded pages.
   memory::PagerOptions paging = {};
 };
 
@@ -39,7 +39,7 @@ struct PageParts {
   std::shared_ptr<PagedParameters> paging;
   // Whether the module still has its parameters there.
   std::shared_ptr<ParametersInPlace> in_place;
-  // Who writes to parameters, and who has to know of it.
+  // Passes writes to parameters to what depends on them.
   std::shared_ptr<PageWrites> writes;
 };
 

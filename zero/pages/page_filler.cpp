@@ -14,7 +14,7 @@
 namespace zeropage {
 namespace {
 
-// As memory::adopt_storage, which would take a mark and its key away.
+// Does what memory::adopt_storage does, and keeps the tensor's mark and its key, which that call would take away.
 void adopt_with_mark(const at::Tensor& tensor, const c10::Storage& storage, at::ScalarType dtype) {
   c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   auto mark = impl->get_backend_meta_intrusive_ptr();

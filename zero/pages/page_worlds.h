@@ -25,9 +25,9 @@ struct PageWorlds {
   PageWorlds(const comm::World& world, int shard_within, int secondary_shard_within);
 
   int groups() const { return all.size() / shards.size(); }
-  // Of this rank.
+  // The group of this rank.
   int group() const { return all.rank() / shards.size(); }
-  // Of the first rank of this one's group.
+  // The first rank of this rank's group.
   int first_rank() const { return group() * shards.size(); }
 
   comm::World all;     // that train the model together

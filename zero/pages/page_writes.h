@@ -1,4 +1,4 @@
-// Who writes to parameters - the user between two steps, an update, a load - and who has to know of it:
+// Passes writes to parameters (by the user between two steps, by an update, by a load) to all that depend on them:
 // shards, master weights, and autograd, which refuses a backward over a graph from before.
 //
 //   begin_update() ... end_update()     around an update of what this rank owns
@@ -52,7 +52,7 @@ class PageWrites {
   // sharded page is resident. Throws if one is in use, or a parameter is not in place. who:
   // "save_state()".
   void take_over(const char* who);
-  // Of one page, which stays resident where it is. REQUIRES: parameters are in place.
+  // The same for one page, which stays resident if it is. REQUIRES: parameters are in place.
   void take_over(size_t page);
   // All values were replaced, behind autograd's back.
   void end_load();

@@ -1,6 +1,6 @@
 // The parameters of a rank and their places in pages: by index, by page, and by the tensor itself.
 //
-// Who does something to every page asks of_page(), and does not look at the parameters of all pages each time.
+// A pass over pages asks of_page() for each, and so does not look at the parameters of all pages each time.
 //
 // Threads: constant once they are placed.
 #pragma once

@@ -49,11 +49,11 @@ class ShardSource final : public memory::PageSource {
     TierStorage* storage = nullptr;  // of page_offload; null: it is on the device
     size_t page = 0;                 // there
     std::shared_ptr<PageOffload> page_offload;
-    // Who changes it on the host does not ask what the device still reads, as optimizers do
+    // Code that changes it on the host does not check what the device still reads, as optimizers do
     // (zero/update/offloaded_steps.h): the host waits for each copy up.
     bool changes_at_any_time = false;
   };
-  // Hears of a page that was written to, whole, before it goes back to its shards.
+  // Called with a whole page that was written to, before it is written back to its shards.
   using OnWritten = std::function<void(const at::Tensor& whole)>;
   // shard: [shard_numel], this rank's, of the page that the pager gets next. Returns what the page
   // costs while it is whole, in bytes.

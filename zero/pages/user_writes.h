@@ -48,7 +48,7 @@ class UserWrites {
   // What look() has seen is the same on all ranks.
   void forget();
 
-  // All there is, in words: calls tell with a name of what is compared, and what this rank has.
+  // All there is: calls tell with a name of what is compared, and what this rank has.
   void describe(
       const std::function<void(const std::string& what, const std::string& has)>& tell) const;
 

@@ -41,7 +41,7 @@ class WrittenBlocks {
   std::map<size_t, OfPage> pages_;
 };
 
-// Of each of these blocks: elements of `values`, on the host, become those of `owned` that are
+// For each of these blocks: elements of `values`, on the host, take over those of `owned` that are
 // something else than `values`, rounded. values: fp32; owned: as above, of the same numel.
 void adopt_blocks(const at::Tensor& values, const at::Tensor& owned, const at::Tensor& blocks);
 

@@ -24,11 +24,12 @@ namespace zeropage {
 
 struct PipelineLayer {
   std::string name;  // for errors
-  // Those of the model whose parameters and buffers it uses, at any depth. What several layers name is a tied weight.
+  // The model's modules whose parameters and buffers it uses, at any depth. A weight that several layers name is
+  // tied.
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   std::function<at::Tensor(const at::Tensor&)> forward;
-  // Parameters and buffers of the model that it uses beside: of a module that holds other layers' too, such as the
-  // model itself.
+  // Other parameters and buffers that it uses, of a module that also holds those of other layers, such as the model
+  // itself.
   std::vector<at::Tensor> tensors = {};
 };
 

@@ -22,10 +22,11 @@
 // step instead: a gather a step, and all pages of the stage in memory.
 //
 // Lifetime: the model outlives it. Threads: the training thread. Collective: construction, run(), evaluate(), loss().
-// Throws on this rank what it meets, with the stage and the action in front. The other ranks of the pipeline end too, and
-// say what this one has met. The step is dropped on all of them, so a script that catches the error may go on with the
-// next run(), on all of them. Over a mesh with several ranks along "data" or "tensor" all ranks of the mesh end so, and
-// none can go on.
+// Throws this rank's error, with the stage and the action in front. The other ranks of the pipeline throw too, and
+// name this rank and its error. The step is dropped on all of them, so a script that catches the error may go on
+// with the
+// next run(), on all of them. Over a mesh with several ranks along "data" or "tensor" all ranks of the mesh throw,
+// and none can continue.
 #pragma once
 
 #include <cstdint>
@@ -48,14 +49,14 @@ struct PipelineOptions {
   parallel::ScheduleKind schedule = parallel::ScheduleKind::kOneForwardOneBackward;
   // micro_steps: micro-batches of a step.
   AccumulatorOptions accumulator = {};
-  // How a stage's forward is run, such as under an ActivationScope; empty: plainly.
+  // Runs a stage's forward, for example under an ActivationScope; empty: it is called as it is.
   std::function<at::Tensor(const std::function<at::Tensor()>& forward)> run_forward = {};
 };
 
 class Pipeline {
  public:
   using Model = DistributedDataParallel<std::shared_ptr<PipelineStage>>;
-  // Of the last stage's output, one element (Accumulator::backward()). Called on the last rank.
+  // The loss of the last stage's output, one element (Accumulator::backward()). Called on the last rank.
   using Loss = std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>;
   // Called on the last rank, with the last stage's output.
   using Visit = std::function<void(const at::Tensor& output, int64_t micro_batch)>;
@@ -66,8 +67,9 @@ class Pipeline {
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
 
-  // Forward and backward of a step's micro-batches. Throws where the run before was not stepped. inputs: of each, on the first rank; the others' are not read.
-  // weights: of each, on the last rank, as Accumulator::backward() takes them; empty: 1.
+  // Runs forward and backward of a step's micro-batches. Throws if the run before was not stepped. inputs: of each
+  // micro-batch, on the first rank; those of other ranks are not read.
+  // weights: of each micro-batch, on the last rank, as Accumulator::backward() takes them; empty: 1.
   void run(const std::vector<at::Tensor>& inputs, const Loss& loss,
            const std::vector<double>& weights = {});
   // Forward alone, without gradients, of any number of micro-batches.
@@ -78,7 +80,7 @@ class Pipeline {
   // The mean loss of the last run, of this rank's place along the other axes; the same on all stages. fp64 [].
   at::Tensor loss() const;
 
-  // For a simulated world, where no message tells it: what passes from stage to stage.
+  // For a simulated world, where no message says it: the sizes and dtype of what passes from stage to stage.
   void expect_activations(const std::vector<int64_t>& sizes, at::ScalarType dtype);
   // What the ranks of the pipeline did in the last run(), in seconds since the first of them began; ranks of one host have
   // one clock. An action begins when the message that it waits for is there. On an accelerator: what the host did.

@@ -3,14 +3,15 @@
 //   zeropage::Mesh mesh(world, {{"pipeline", 2}, {"data", 4}});
 //   auto stage = zeropage::pipeline_stage<Gpt>([&] { return Gpt(config); }, layers_of_gpt, mesh["pipeline"]);
 //   zeropage::DistributedDataParallel model(stage, mesh, options);
-//   zeropage::Pipeline pipeline(model, {.micro_batches = 8});       // zero/pipeline/pipeline.h
+//   zeropage::Pipeline pipeline(model, {.accumulator = {.micro_steps = 8}});  // zero/pipeline/pipeline.h
 //
-// The model's constructor runs on each rank without memory (zero/deferred_module.h). Then its values are computed in
-// its order, with its random numbers, and a rank keeps those of its own layers: they are the bits of the model that is
-// constructed on one rank, if that is seeded. So a rank holds its stages' parameters, and for a moment one other.
+// The model's constructor runs on each rank without memory (zero/deferred_module.h). Then its values are computed
+// in the constructor's order, with its random numbers, and a rank keeps those of its own layers. They are the bits
+// of the model that one rank constructs, if the constructor is seeded. So a rank holds its stages' parameters, and
+// for a moment one other.
 //
-// The stage has the model's names: "blocks.3.up.weight" is called so on the rank that has it. What stays with the
-// others has no values; a layer that uses it is an error.
+// The stage has the model's names: "blocks.3.up.weight" has that name on the rank that has it. Parameters of other
+// ranks have no values; a layer of this rank that uses one throws.
 //
 // A weight that layers of the first and of the last rank use is tied: both have it, and its gradients are added up
 // once a step. The first rank's counts in norms. Other ranks cannot share one. A buffer may be used on any ranks, if
@@ -41,8 +42,8 @@ namespace zeropage {
 struct PipelineStageOptions {
   // Stages of each rank. Stage s is chunk s / ranks of rank s % ranks.
   int chunks = 1;
-  // The first layer of each stage, ranks x chunks numbers that begin with 0 and rise. Empty: as many layers for each
-  // as for the next, or one more.
+  // The first layer of each stage: ranks x chunks numbers that begin with 0 and rise. Empty: stages get equally
+  // many layers, some one more.
   std::vector<int64_t> first_layers = {};
 };
 

@@ -1,4 +1,4 @@
-// The whole model of which a rank has some stages.
+// Access to the whole model, of which a rank has some stages.
 #pragma once
 
 #include <functional>

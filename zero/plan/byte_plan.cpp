@@ -111,7 +111,7 @@ int64_t secondary_bytes(const Options& options, int64_t bytes, int world_size) {
   return ranks == Options::kNoSecondaryShards || ranks == world_size ? 0 : bytes / ranks;
 }
 
-// Of one state. first_in_block: of its first element, in a block of 8-bit states.
+// Bytes of one state. first_in_block: the place of its first element in a block of 8-bit states.
 int64_t bytes_of_state(const Options& options, c10::ScalarType dtype, StateFormat format,
                        int64_t first_in_block, int64_t numel) {
   if (format != StateFormat::kFp32) return offload::state_bytes(format, first_in_block, numel);
@@ -121,7 +121,7 @@ int64_t bytes_of_state(const Options& options, c10::ScalarType dtype, StateForma
   return numel * bytes_of_element(in_fp32 ? c10::kFloat : dtype);
 }
 
-// Of all of a module, as a formula has it.
+// The manner of all pages of a module, as a formula takes it.
 Manner manner_of(const Options& options) {
   return {.dtype = options.compute_dtype.value_or(c10::kFloat),
           .is_sharded = options.stage.parameters,

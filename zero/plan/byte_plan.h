@@ -57,7 +57,7 @@ struct PagePlan {
   // What this rank updates, as elements of the page.
   Range owned;
   memory::Tier parameter_tier = memory::Tier::kDevice;
-  // Of what the optimizer needs: master weights and states. Where it is another than the device, the
+  // The tier of what the optimizer needs: master weights and states. If it is not the device, the
   // reduced gradient is on the host.
   memory::Tier optimizer_tier = memory::Tier::kDevice;
   MasterWeightsAs masters = MasterWeightsAs::kNone;
@@ -65,26 +65,26 @@ struct PagePlan {
   c10::ScalarType gradient_dtype = c10::ScalarType::Float;  // in which its gradient is kept
   c10::ScalarType reduce_dtype = c10::ScalarType::Float;    // in which that travels between ranks
 
-  // Of its parameters while they are whole.
+  // Bytes of its parameters while they are whole.
   int64_t whole_bytes = 0;
-  // Of this rank's own gradient, before any reduction; without padding.
+  // Bytes of this rank's own gradient, before any reduction; without padding.
   int64_t own_gradient_bytes = 0;
   // What the reduction of its gradient takes on the device besides; 0 where it travels as it lies.
   int64_t bucket_bytes = 0;
-  // Of its reduced gradient on the host, where that goes as soon as the page is updated: then it is not in
+  // Bytes of its reduced gradient on the host, if that is freed as soon as the page is updated: then it is not in
   // `held`, and a few such gradients are there at once (zero/tiers/passing_storage.h).
   int64_t passing_gradient_bytes = 0;
-  // Of one state of the optimizer.
+  // Bytes of one state of the optimizer.
   int64_t state_bytes = 0;
   // From step to step, but for states and gradients that pass.
   TierBytes held;
-  // Of its gradient on the device, whole or the shard, from the first gradient of a backward until it is zeroed.
+  // Bytes of its gradient on the device, whole or the shard, from the first gradient of a backward until it is zeroed.
   int64_t gradient_bytes = 0;
 };
 
 class BytePlan {
  public:
-  // Of no pages.
+  // A plan without pages.
   BytePlan() = default;
   // rank, of world_size. Throws for a page that cannot leave the device as the options say.
   BytePlan(const std::vector<PageLayout>& layouts, const Options& options, int rank,

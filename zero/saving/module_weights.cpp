@@ -45,7 +45,7 @@ class Matching {
   }
 
   const ModuleLoadReport& report() const { return report_; }
-  // What does not fit, in words.
+  // What does not fit.
   const std::vector<std::string>& unfit() const { return unfit_; }
 
   void load() const {

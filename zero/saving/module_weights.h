@@ -30,13 +30,14 @@
 namespace zeropage {
 
 struct ModuleLoadOptions {
-  // Every parameter and buffer is there, and nothing else. Else what is there is loaded, and the report says
-  // what was not; another shape, or floating point for whole numbers, is an error none the less.
+  // true: the file must have every parameter and buffer, and nothing else. false: what is there is loaded, and the
+  // report says what was missing. A different shape, or floating point for whole numbers, is an error in both
+  // cases.
   bool strict = true;
   // The module's names -> names in the file; others are as they are.
   std::map<std::string, std::string> names = {};
-  // What the file has in front of every name, those in `names` included: "model.". Names without it are not
-  // the module's, so unexpected.
+  // Text in front of every name in the file, also of those in `names`: "model.". Names without it are not the
+  // module's, so they are unexpected.
   std::string prefix = {};
 };
 

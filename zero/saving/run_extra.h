@@ -21,7 +21,7 @@ struct RunExtra {
   // Takes it back. Called by a load, when the model has its values.
   std::function<void(const std::string&)> load;
 
-  // Of an object with void save(torch::serialize::OutputArchive&) const and
+  // An extra that saves an object with void save(torch::serialize::OutputArchive&) const and
   // void load(torch::serialize::InputArchive&), as LibTorch's classes have them. Kept as JSON: numbers,
   // booleans, text and lists of them; throws for tensors, and for archives within the archive.
   template <typename T>

@@ -1,5 +1,5 @@
-// Training state on disk: a run that was killed goes on with the same bits, at any stage, number of
-// ranks, offload and page size, with no converter; and its weights are safetensors that others read.
+// Training state on disk. A run that was killed continues with the same bits, at any stage, number of ranks, tier
+// and page size, without a converter; its weights are safetensors that other programs read.
 //
 //   zeropage::save_state("run/step-1000", model, optimizer);
 //   ...
@@ -9,7 +9,7 @@
 // the optimizer was not given are saved and loaded as buffers are: by rank 0, and by all ranks.
 //
 // The same training state gives the same bytes, whatever it is sharded over (zero/saving/STATE_FORMAT.md). Each
-// rank writes its own part of the same files, and nobody gathers anything. A kill at any moment leaves
+// rank writes its own part of the same files, and nothing is gathered. A kill at any moment leaves
 // the state before or the new one; `latest` beside it is replaced in one piece.
 //
 // Collective. Between steps: gradients are not part of a state.
@@ -40,11 +40,11 @@ namespace zeropage {
 class Accumulator;
 class WeightAverage;
 
-// What a run goes on from, beside the model and its optimizer. Alike on all ranks.
+// What a run continues from, beside the model and its optimizer. The same on all ranks.
 struct RunState {
   // Training steps so far, those that were skipped included. 0: the optimizer's.
   int64_t step = 0;
-  // Samples that were trained on so far, or whatever else tells the loader where to go on.
+  // Samples that were trained on so far, or another number that says where the loader continues.
   int64_t samples = 0;
   // Its loss scaler and norm spikes. Null: none are kept.
   Accumulator* accumulator = nullptr;
@@ -55,8 +55,8 @@ struct RunState {
   torch::optim::LRScheduler* scheduler = nullptr;
   // The user's own.
   std::map<std::string, std::string> values = {};
-  // Objects of the user's, by names of theirs (zero/saving/run_extra.h): asked by a save, told by a load. A
-  // load is refused, before anything changes, where the state has others (LoadOptions::strict).
+  // The user's objects, by name (zero/saving/run_extra.h). A save asks each for its text, and a load gives it back.
+  // A load is refused before anything changes if the state has other names (LoadOptions::strict).
   std::map<std::string, RunExtra> extras = {};
 };
 
@@ -72,12 +72,12 @@ enum class WeightsAs : uint8_t {
 
 struct SaveOptions {
   bool update_latest = true;
-  // Past the page cache, where the file system can: the disk's full speed, and nothing is pushed out
-  // of the cache.
+  // Writes past the page cache, if the file system can: at the disk's full speed, and nothing else leaves the
+  // cache.
   bool direct_io = true;
-  // How long ranks wait for the slowest one's disk. Where a rank is lost, they notice at once.
+  // How long ranks wait for the slowest one's disk. They notice a lost rank at once.
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
-  // Of save_weights() alone; a whole state is refused with others than these. In front of every name, such
+  // These two are for save_weights() alone; save_state() refuses other values. prefix: in front of every name, such
   // as "model." for those who hold the module as a member of that name; default: nothing.
   WeightsAs weights_as = WeightsAs::kInModule;
   std::string prefix = {};
@@ -92,7 +92,7 @@ struct SavedReport {
   std::vector<std::string> notes;  // what was found and done beside; on rank 0
 };
 
-// directory: of this state, such as run/step-1000. One that is there is kept until the new one is
+// directory: of this state, such as run/step-1000. A state that is already there is kept until the new one is
 // whole.
 SavedReport save_state(const std::filesystem::path& directory, const TrainedModule& model,
                        ShardedOptimizer& optimizer, const RunState& run = {},
@@ -116,27 +116,27 @@ void check_can_save(const std::filesystem::path& folder, const TrainedModule& mo
                     ShardedOptimizer& optimizer, const SaveOptions& options = {});
 
 struct LoadOptions {
-  // Every parameter, buffer and state is there, in its shape, and nothing else. Else what is there is
-  // loaded, and the report says what was not; another shape is an error none the less.
+  // true: every parameter, buffer and state must be there, in its shape, and nothing else. false: what is there is
+  // loaded, and the report says what was missing. A different shape is an error in both cases.
   bool strict = true;
   // The model's names -> names in the state; others are as they are.
   std::map<std::string, std::string> names = {};
-  // If the state is damaged: the newest one before it that is not. Reads everything once more.
+  // If the state is damaged, loads the newest one before it that is not. Reads everything once more.
   bool fall_back = false;
-  // Every block's checksum is looked at before anything of the model changes; ranks share the work.
-  // Without, a block that turns out to be damaged leaves the model half loaded; the error says so.
+  // Checks every block's checksum before anything of the model changes; ranks share the work. Otherwise a block
+  // that turns out to be damaged leaves the model half loaded, and the error says so.
   bool verify_first = true;
-  // Learning rates and other options of the optimizer's groups are the state's too: a group gets those
-  // that its parameters had. Without, LoadReport::notes says which of the state's were others.
+  // Takes learning rates and other options of the optimizer's groups from the state: a group gets those that its
+  // parameters had. Otherwise LoadReport::notes says which options of the state differ.
   bool optimizer_options = true;
-  // This rank's generators of random numbers, LibTorch's defaults of the host and the device, go on where
-  // those at its place on the mesh were: its axes' names count, not their order. Where an axis has another
-  // size, they do so if the state's were alike along it and so are those of now; otherwise all ranks' stay
-  // as they are, and LoadReport::notes says why.
+  // This rank's generators of random numbers (LibTorch's default ones of the host and the device) continue those at
+  // its place on the mesh, by the names of the axes and not by their order. If an axis has another size, they
+  // continue only if generators were alike along it in the state and are alike now; otherwise those of all ranks
+  // stay as they are, and LoadReport::notes says why.
   bool random = true;
   std::chrono::milliseconds deadline = std::chrono::minutes(10);
-  // What the state has in front of every name of the model, those in `names` included: "model.". Names
-  // without it are not the model's, so unexpected.
+  // Text in front of every name in the state, also of those in `names`: "model.". Names without it are not the
+  // model's, so they are unexpected.
   std::string prefix = {};
 };
 
@@ -145,7 +145,7 @@ struct LoadReport {
   int64_t step = 0;
   std::vector<std::string> missing;     // of the model, the optimizer or the run, not in the state
   std::vector<std::string> unexpected;  // in the state, and of neither
-  // The generators of random numbers are the state's.
+  // Whether the generators of random numbers continue those of the state.
   bool random_goes_on = false;
   std::vector<std::string> notes;  // such as newer states that were refused, and why
 };

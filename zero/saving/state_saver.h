@@ -9,9 +9,9 @@
 //   }
 //   saver.wait();
 //
-// The folder is this run's from the saver's construction on. Where a newer run has made a saver over it since (a job
-// was started again while ranks of its former start live), the next save throws, and removes nothing; so make it
-// before load_state(). One saver a folder.
+// From its construction on the folder belongs to this run. If a newer run has made a saver for the folder since (a
+// job was started again while ranks of its former start live), the next save throws and removes nothing. So make
+// the saver before load_state(), and one saver for a folder.
 //
 // A step that is older than the newest whole state from before the saver is refused: keep_last would remove it at once. So a
 // new run takes a folder of its own, and one that goes back to an older state moves the newer ones away.
@@ -35,11 +35,11 @@
 namespace zeropage {
 
 struct StateSaverOptions {
-  // The newest states stay, and those whose step is a multiple of keep_every; older ones are removed
-  // once a new one is whole. 0: all stay; none beside the newest.
+  // The newest keep_last states stay, and those whose step is a multiple of keep_every; older ones are removed once
+  // a new one is whole. keep_last 0: all stay. keep_every 0: none beside the newest.
   int64_t keep_last = 0;
   int64_t keep_every = 0;
-  // Without, save() returns when the state is on the disk, and needs no memory for a copy.
+  // false: save() returns when the state is on the disk, and needs no memory for a copy.
   bool asynchronous = true;
   // SIGTERM and SIGINT (Ctrl-C) no longer end the process, but make stop_requested() true. A second SIGINT ends it at
   // once. A signal that the process ignored when the saver was made is ignored still.
@@ -53,10 +53,10 @@ class StateSaver {
   // model's all_ranks(), or that of an optimizer alone.
   StateSaver(std::filesystem::path folder, const comm::World& world,
              const StateSaverOptions& options = {});
-  // Waits. Whoever does not wait() before is not told of an error but by a line on stderr.
+  // Waits for the last save. Without a wait() before, its error is only a line on stderr.
   ~StateSaver();
 
-  // The state as it is now. Returns the seconds for which training stood still.
+  // Saves the state as it is now. Returns the seconds for which training stood still.
   double save(const TrainedModule& model, ShardedOptimizer& optimizer, const RunState& run = {});
   // Waits until the last save is on the disk.
   void wait();

@@ -84,7 +84,7 @@ class Changes {
            (counts_host ? bytes[Tier::kHost].total() : 0);
   }
 
-  // Of those that were there: a forward that runs out of memory has none.
+  // Bytes that are saved of the gradients that were there: a forward that runs out of memory has none.
   int64_t gradients_saved(const BytePlan& before, const BytePlan& after) const {
     return std::min(before.gradient_bytes() - after.gradient_bytes(),
                     shortage_.on_device[Kind::kGradient]);

@@ -12,7 +12,7 @@
 
 namespace zeropage {
 
-// Of a rank: of the host's memory its equal part.
+// Limits of a rank; of the host's memory it gets an equal part.
 memory::MemoryLimits limits_of(const comm::World& world, const Options& options);
 
 // Throws, on all ranks alike, if what a rank is about to hold passes a limit: by how much, and with the

@@ -34,7 +34,7 @@ struct ShardedParameters : PageParts {
   std::shared_ptr<const memory::MemoryLimitScope> limits;
 };
 
-// Of a wrapped module: gradients are averaged in backward. tape: of a module that was constructed
+// Shards a wrapped module, whose gradients are averaged in backward. tape: of a module that was constructed
 // without memory, which gets its values; null for others. Collective; every rank takes rank 0's
 // values.
 ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
@@ -44,7 +44,7 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
 // Those of a model that is wrapped, as long as it is.
 const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
 
-// Of parameters that nothing wraps: gradients are averaged in backward, too. Throws for stages that shard
+// Shards parameters that nothing wraps; their gradients are averaged in backward, too. Throws for stages that shard
 // gradients or parameters. Collective; every rank takes rank 0's values.
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,
                                         const comm::World& world, const Options& options);

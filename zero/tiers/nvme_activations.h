@@ -9,11 +9,11 @@
 // device fails, is in offload/NVME_FORMAT.md. The file grows as it must, and is gone with the last
 // graph that has an activation in it.
 //
-// Bytes: writing_bytes of host memory for what is on its way to the device, and what the
-// ActivationOffload reads ahead (ActivationOffloadOptions::staging_bytes).
+// Bytes: writing_bytes of host memory for what is on its way to the disk, and what the ActivationOffload reads
+// ahead (ActivationOffloadOptions::staging_bytes).
 // Threads: any.
-// Throws: the constructor, in words, where the directory will not do; put(), when an earlier write
-// failed and host memory did not take it in either.
+// Throws: the constructor, if the directory cannot be used; put(), if an earlier write failed and host memory could
+// not take it in either.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ class NvmeHeap;
 struct NvmeActivationsOptions {
   std::string directory;  // exists, on a disk; may be all ranks'
   int rank = 0;  // of the world: the file is "rank-<rank>.activations." and six random characters
-  // The most that is on its way to the device at once; what is larger goes alone.
+  // The most that is on its way to the disk at once; a larger tensor goes alone.
   int64_t writing_bytes = int64_t{64} << 20;
 };
 

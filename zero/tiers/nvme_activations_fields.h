@@ -11,10 +11,10 @@ constexpr auto table_of(std::type_identity<NvmeActivationsOptions>) {
   return std::tuple(memory::section(
       "Activations on NVMe",
       field<&NvmeActivationsOptions::directory>(
-          {.help = "The folder on a local disk; may be all ranks'"}),
-      field<&NvmeActivationsOptions::rank>({.help = "Of the world, for the file's name"}),
+          {.help = "Folder on a local disk; all ranks may share it"}),
+      field<&NvmeActivationsOptions::rank>({.help = "Rank in the world, for the file's name"}),
       field<&NvmeActivationsOptions::writing_bytes>(
-          {.help = "The most that is on its way to the device at once; what is larger goes alone",
+          {.help = "Most bytes on their way to the disk at once; a larger tensor goes alone",
            .unit = kBytes})));
 }
 static_assert(memory::tells_all_fields<NvmeActivationsOptions>());

@@ -25,7 +25,7 @@ namespace zeropage {
 
 class NvmeStorage final : public TierStorage {
  public:
-  // Of a tensor's place in its page's record.
+  // Alignment of a tensor's place in its page's record.
   static constexpr int64_t kPieceAlignment = 64;
   // The buffers of the largest record: beside the page that is used, one reads ahead and one writes behind.
   static constexpr int64_t kBuffers = 3;

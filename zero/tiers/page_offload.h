@@ -25,11 +25,11 @@ class PageOffload {
 
   c10::Device device() const { return world_.device(); }
 
-  // Of what the optimizer updates.
+  // Storages of what the optimizer updates.
   TierStorage& values() { return *values_; }
   TierStorage& states() { return *states_; }
   TierStorage& gradients() { return *gradients_; }
-  // Of sharded parameters; only where they leave.
+  // Storage of sharded parameters; only where they leave the device.
   TierStorage& parameters() { return *parameters_; }
   // Buffers of the host.
   TierStorage& staging() { return *staging_; }
@@ -47,7 +47,7 @@ class PageOffload {
   // Whether values have memory after the release too.
   bool values_stay() const { return values_->stays(); }
 
-  // Of the host, through which what is on a disk passes; 0 before the first use.
+  // Buffers on the host through which what is on a disk passes; 0 before the first use.
   int64_t buffer_bytes() const;
 
   // What the tier storages on disk did, in lines; "" for none.

@@ -5,7 +5,7 @@
 //
 // Lifetime: tensors may outlive their storage, without memory then where it is not the host.
 // Threads: add() the training thread, before the first fetch; then one thread at a time.
-// Throws c10::Error where memory or a disk is not there, in words.
+// Throws c10::Error where memory or a disk is not there.
 #pragma once
 
 #include <cstdint>

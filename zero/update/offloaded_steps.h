@@ -78,7 +78,7 @@ class OffloadedSteps {
   // step leaves as they are; of the parameters' last values no copy is kept here.
   void start(size_t part, Step step, const Gradient& gradient, std::vector<Range> unchanged = {});
   bool started(size_t part) const { return parts_[part].started; }
-  // Until the part is updated, if it was started.
+  // Waits until the part is updated, if it was started.
   void wait(size_t part);
   // The same; its values are where they belong, if they are sent at once, and it may be started
   // again.

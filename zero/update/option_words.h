@@ -31,7 +31,7 @@ struct OptionsClass {
 std::vector<std::pair<std::string, std::string>> option_words(
     const torch::optim::OptimizerOptions& options);
 
-// Of one group. Options of the classes that LibTorch and this library have cost some nanoseconds. Those of another
+// The hash of one group's options. Options of LibTorch's and this library's classes take some nanoseconds. Those of another
 // class are hashed as it saves them, which takes 0.1 ms, when their memory is another one than the last time.
 class OptionsHash {
  public:

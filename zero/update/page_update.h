@@ -44,7 +44,7 @@ struct ParameterShard {
   int64_t first_element = 0;
   // Elements after it that belong to nothing and are zero, in values and gradient.
   int64_t padding = 0;
-  // Of the parameter's states, where the update is fused.
+  // Format of the parameter's states, where the update is fused.
   offload::StateFormat state_format = offload::StateFormat::kFp32;
   // It is frozen for now: its states are made when it steps first.
   bool frozen = false;

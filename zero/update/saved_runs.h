@@ -64,7 +64,8 @@ class SavedRuns {
     }
   }
 
-  // Nothing is saved of them. A file that has states of one makes it one that steps.
+  // Visits frozen parameters, of which nothing is saved. A file that has states of one makes it a parameter that
+  // steps.
   Loaded visit_frozen(size_t number, const VisitState& visit) {
     const FusedRun& run = runs_.all()[number];
     Loaded loaded{.run = number, .states = {}};

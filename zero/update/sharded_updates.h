@@ -61,7 +61,7 @@ class ShardedUpdates {
   void visit_states_of(size_t page, StateAccess access, const VisitState& visit,
                        const std::function<void(size_t page)>& end_page);
   const std::string& class_name() const { return factory_.algorithm().class_name; }
-  // That it keeps of a parameter, of its size; 0 where that is not known before the first step.
+  // Number of states of a parameter's size that it keeps; 0 if that is not known before the first step.
   int64_t states_of_a_parameter() const { return factory_.algorithm().states; }
   // Steps made, those before a load included. Waits for the verdict on the last one.
   int64_t steps() {

@@ -35,9 +35,9 @@ class UpdateFactory {
 
   // What this rank owns of the page, where it lies. REQUIRES: the page trains.
   OwnedPart owned_part(size_t page) const;
-  // Of a page whose optimizer is on the device. Throws where the options do not fit its dtype.
+  // The update of a page whose optimizer is on the device. Throws where the options do not fit its dtype.
   std::unique_ptr<PageUpdate> make(size_t page) const;
-  // Of any other. REQUIRES: the class has a fused form.
+  // The update of any other page. REQUIRES: the class has a fused form.
   std::unique_ptr<PageUpdate> make_fused(OwnedPart part) const;
 
  private:

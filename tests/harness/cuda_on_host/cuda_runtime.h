@@ -78,7 +78,7 @@ struct cudaLaunchConfig_t {
 
 namespace zeropage::testing::cuda_on_host {
 
-// Of the launches from here on.
+// How launches from here on run.
 struct Device {
   int processors = 1;
   lockstep::Order order = lockstep::Order::kForward;
@@ -141,7 +141,7 @@ Value shuffled(const char* name, uint32_t mask, Value mine, unsigned source) {
   return std::bit_cast<Value>(static_cast<Bits>(taken));
 }
 
-// Of what the lanes of the mask gave.
+// The reduction of what the lanes of the mask gave.
 template <typename Value, typename Both>
 Value reduced(const char* name, uint32_t mask, Value mine, Both both) {
   const auto lanes = lockstep::meet_lanes(name, mask, static_cast<uint32_t>(mine));

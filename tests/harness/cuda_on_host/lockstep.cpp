@@ -46,7 +46,7 @@ class Runner {
 
   const Place& place() const { return place_; }
 
-  // Of the thread that runs: until the others of the meeting are there.
+  // Lets the thread that runs wait until the others of the meeting are there.
   const Lanes& wait(State state, const char* name, uint32_t mask, uint64_t given) {
     Thread& self = threads_[place_.thread.x];
     self.state = state;
@@ -108,7 +108,7 @@ class Runner {
     std::for_each(threads_.begin(), end, [](Thread& thread) { thread.state = State::kReady; });
   }
 
-  // Of the warp's lanes, whose first thread that is.
+  // Releases the lanes of the warp whose first thread that is.
   void release_lanes(unsigned first) {
     for (unsigned thread = first; thread < std::min(first + kWarp, grid_.threads); ++thread) {
       const Thread& waiting = threads_[thread];

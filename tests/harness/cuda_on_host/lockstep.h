@@ -14,7 +14,7 @@ namespace zeropage::testing::lockstep {
 
 inline constexpr int kWarp = 32;
 
-// Of the blocks of a grid, and of the threads of a block between two barriers.
+// The order of the blocks of a grid, and of the threads of a block between two barriers.
 enum class Order : uint8_t { kForward, kBackward };
 
 // What each lane of a warp gave; 0 for lanes outside of the mask.

@@ -41,7 +41,7 @@ class FakeStream {
 
   const c10::Stream stream_;
 
-  // Of the stream's thread.
+  // Owned by the stream's thread.
   std::mt19937_64 random_;
   uint64_t delays_version_ = 0;
 

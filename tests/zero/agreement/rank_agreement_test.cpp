@@ -89,7 +89,7 @@ TEST(ToldTest, IsHeardAlikeWhereAllToldTheSame) {
 class RankAgreementTest : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Stages, RankAgreementTest, ::testing::Values(0, 1, 2, 3));
 
-// Of one step of a run in which options change at the given moment.
+// The moment at which options change in one step of a run.
 enum class Change { kNever, kBeforeBackward, kBeforeStep };
 
 int64_t messages_of_a_step(int stage, Change change) {

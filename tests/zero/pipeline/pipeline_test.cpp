@@ -162,7 +162,7 @@ TEST(PipelineTest, ItsFirstStageHoldsTheActivationsOfAsManyMicroBatchesAsStagesN
   }
 }
 
-// Of each rank, the products of a step of micro-batches, the second of which has no weight and a loss that is no number;
+// Each rank's products in a step of micro-batches, the second of which has no weight and a loss that is no number;
 // and what the step leaves.
 std::pair<std::vector<int64_t>, std::map<std::string, torch::Tensor>> weighted_step(
     ScheduleKind schedule) {

@@ -119,7 +119,7 @@ TEST(StochasticUpdateTest, HasTheSameBitsForAllStagesRanksAndPagesWithAdagrad) {
   expect_same_bits_everywhere<Adagrad>(AdagradOptions(0.05).initial_accumulator_value(0.1));
 }
 
-// Of real samples, whose gradients differ between ranks.
+// Real samples have gradients that differ between ranks.
 TEST(StochasticUpdateTest, HasTheSameBitsAtEveryStageOnSamplesOfRanks) {
   for (const int ranks : {2, 3}) {
     std::vector<torch::Tensor> expected;

@@ -1,4 +1,4 @@
-// Errors that ranks tell each other, so that all throw alike.
+// Exchanges errors between ranks, so that all throw the same one.
 #pragma once
 
 #include <exception>
@@ -18,7 +18,7 @@ using DecideJson = std::function<nlohmann::json(const std::vector<nlohmann::json
 nlohmann::json settle(const comm::World& world, const std::string& topic, const nlohmann::json& own,
                       const std::exception_ptr& error, const DecideJson& decide);
 
-// Nothing but errors: returns where no rank has one.
+// Exchanges nothing but errors: returns if no rank has one.
 void throw_alike(const comm::World& world, const std::string& topic,
                  const std::exception_ptr& error);
 

@@ -22,7 +22,7 @@ namespace {
 using nlohmann::json;
 using state::StateError;
 
-// Of what is converted, or goes to a device.
+// Most elements that are converted, or copied to a device, at once.
 constexpr int64_t kMostElementsAtOnce = 1 << 18;
 
 std::string shape_text(const std::vector<uint64_t>& shape) {

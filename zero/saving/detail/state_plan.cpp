@@ -42,7 +42,7 @@ void order_by_size(std::vector<TensorEntry>& tensors) {
   });
 }
 
-// As safetensors.torch.save_model() has it: the names that a tensor is not stored under.
+// The names that a tensor is not stored under, as safetensors.torch.save_model() writes them.
 void add_aliases(std::map<std::string, std::string>& metadata,
                  const std::vector<std::string>& names, const std::string& prefix) {
   for (size_t i = 1; i < names.size(); ++i) {

@@ -20,7 +20,7 @@ namespace {
 using nlohmann::json;
 using state::ChecksumPiece;
 
-// Of the page, what this rank writes: its shard, also where every rank has all of it. Of several groups the
+// The part of the page that this rank writes: its shard, also where every rank has the whole page. Among several groups the
 // first one writes.
 Range written_part(const ParameterPages& pages, size_t page) {
   if (pages.worlds().group() > 0) return {};
@@ -31,7 +31,7 @@ bool is_first_of_slices(const ParameterPages& pages) {
   return pages.tensor_world() == nullptr || pages.tensor_world()->rank() == 0;
 }
 
-// Of ranks that have slices of parameters, the first one writes what all of them have; of two stages that have a
+// Where ranks have slices of parameters, the first one writes what all of them have; where two stages have a
 // parameter, the first.
 bool writes(const ParameterPages& pages, const PlacedParameter& placed) {
   if (placed.parameter.counts_elsewhere) return false;
@@ -54,7 +54,7 @@ void put_runs(const PlacedParameter& placed, const Range& range, const at::Tenso
   });
 }
 
-// Of the page's `range`, which `owned_range` has, in fp32: with all digits that there are.
+// The values of the page's `range`, which lies in `owned_range`, in fp32 with all their digits.
 at::Tensor exact_values(const MasterWeights::Owned& owned, const Range& owned_range,
                         const Range& range) {
   const auto part = [&](const at::Tensor& of_owned) {

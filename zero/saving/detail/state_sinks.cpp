@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint64_t kWriteBytes = 4 << 20;
 
-// Of staging: one for a small state, several of a size for a large one.
+// Sizes of a chunk of staging: one chunk for a small state, several of one size for a large one.
 constexpr int64_t kLeastChunk = 1 << 20;
 constexpr int64_t kMostChunk = 64 << 20;
 constexpr int64_t kMostSkipped = 256 << 10;  // between stretches

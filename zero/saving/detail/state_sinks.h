@@ -38,7 +38,7 @@ class FileSink final : public StateSink {
  public:
   FileSink(const std::filesystem::path& file, bool direct_io);
 
-  // Until all is on the disk. Returns the checksums.
+  // Waits until all is on the disk. Returns the checksums.
   std::vector<state::ChecksumPiece> finish();
 
  private:

@@ -27,6 +27,9 @@
 // over micro-batches and ranks, without the scale of the loss, and may change it: all of p.grad() becomes the mean at the
 // first operator on one that does more than to multiply or to zero, at gradient_norm(), or at clip_grad_norm_(). That is
 // collective, at stage 0 too. Gradients that are kept in half, and scaled, are not looked at: it throws.
+// With a loss scale that changes, the first look finds out whether all gradients are finite, at the cost of reading them.
+// If one is not, step() makes no step and lowers the scale, whatever the script has made of it since, and clip_grad_norm_()
+// returns the norm.
 // optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Dropping it drops the
 // gradients of an accumulation that is open.

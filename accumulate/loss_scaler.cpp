@@ -44,6 +44,10 @@ LossScalerOptions LossScalerOptions::fixed(double scale) {
           .max_scale = scale};
 }
 
+bool changes(const LossScalerOptions& options) {
+  return options.growth_factor != 1 || options.backoff_factor != 1;
+}
+
 void check_options(const LossScalerOptions& options) {
   check_scale("initial_scale", options.initial_scale);
   check_scale("min_scale", options.min_scale);

@@ -47,6 +47,8 @@ struct LossScalerOptions {
   static LossScalerOptions fixed(double scale);
 };
 
+// Whether there are overflows that change the scale.
+bool changes(const LossScalerOptions& options);
 // Throws c10::Error unless the options are in range.
 void check_options(const LossScalerOptions& options);
 

@@ -12,24 +12,30 @@ namespace {
 
 accumulate::LossScalerOptions scaler_options(const AccumulatorOptions& options,
                                              const ParameterPages& pages) {
-  if (options.loss_scaler) return *options.loss_scaler;
-  const bool half = std::any_of(
+  const bool has_half = std::any_of(
       pages.layouts().begin(), pages.layouts().end(),
       [](const PageLayout& page) { return page.requires_grad && page.dtype == c10::kHalf; });
+  const bool half = on_any_stage(pages, has_half);
+  if (options.loss_scaler) return *options.loss_scaler;
   return half ? accumulate::LossScalerOptions() : accumulate::LossScalerOptions::fixed(1);
+}
+
+// With the loss scaler that they come to on this model.
+AccumulatorOptions with_scaler(AccumulatorOptions options, const ParameterPages& pages) {
+  options.loss_scaler = scaler_options(options, pages);
+  return options;
 }
 
 }  // namespace
 
 struct Accumulator::Parts {
   Parts(const ShardedParameters& sharded, const AccumulatorOptions& options)
-      : verdicts(scaler_options(options, *sharded.pages), options.norm_spikes),
+      : verdicts(*options.loss_scaler, options.norm_spikes),
         micro_steps(sharded, options),
         step(sharded, options, micro_steps, verdicts) {
     // What the options come to on this model.
     AccumulatorOptions seen = options;
     seen.reduce = micro_steps.reduces_each() ? ReduceMicroSteps::kEach : ReduceMicroSteps::kOnce;
-    seen.loss_scaler = verdicts.scaler().options();
     std::vector<std::string> lines;
     memory::describe_fields("", seen, lines);
     check_agreement(*sharded.pages, "the accumulator", lines);
@@ -42,7 +48,8 @@ struct Accumulator::Parts {
 };
 
 Accumulator::Accumulator(const ModelRef& model, const AccumulatorOptions& options)
-    : parts_(std::make_unique<Parts>(model->sharded(), options)) {}
+    : parts_(std::make_unique<Parts>(model->sharded(),
+                                     with_scaler(options, *model->sharded().pages))) {}
 
 Accumulator::~Accumulator() = default;
 

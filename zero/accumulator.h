@@ -26,7 +26,11 @@
 // Before the last backward() of a step p.grad() is a sum so far. After it a script that reads p.grad() sees the
 // mean over micro-batches and ranks, without the scale of the loss, and may change it: the first operator that does
 // more than multiply or zero, gradient_norm(), and clip_grad_norm_() make all of p.grad() the mean. That is
-// collective, at stage 0 too. It throws where gradients are kept in half and scaled. optimizer.step() is refused.
+// collective, at stage 0 too. It throws where gradients are kept in half and scaled.
+// With a loss scale that changes, that first read also finds out whether all gradients are finite, at the cost of
+// reading them. If one is not, step() makes no step and lowers the scale, whatever the script has made of it since,
+// and clip_grad_norm_() returns the norm.
+// optimizer.step() is refused.
 // Lifetime: shares the pages and the reducer with the model; either may go first. Destroying it drops the gradients
 // of an accumulation that has begun.
 // Collective: construction, backward(), step(). Threads: the training thread.

@@ -15,11 +15,19 @@ const comm::World* tensor_axis(const comm::Mesh& mesh) {
   return mesh.has("tensor") && mesh["tensor"].size() > 1 ? &mesh["tensor"] : nullptr;
 }
 
+// A stage of a pipeline may be in whole where another has slices. Collective over the stages.
+bool any_stage_has_slices(const torch::nn::Module& module, bool has_slices) {
+  const auto part = model_part_of(module);
+  if (!part || part->ranks.size() == 1) return has_slices;
+  // In a simulated world the other stages say nothing.
+  return part->ranks.device().is_meta() || part->ranks.max(has_slices ? 1.0 : 0.0) > 0;
+}
+
 void check_slices(const comm::Mesh& mesh, const torch::nn::Module& module) {
   const comm::World* const axis = tensor_axis(mesh);
   const auto slices = tensor_world_of(parameters_of(module));
   const bool has_slices = slices && slices->size() > 1;
-  ZP_CHECK(has_slices || axis == nullptr,
+  ZP_CHECK(axis == nullptr || any_stage_has_slices(module, has_slices),
            "DistributedDataParallel: the mesh's axis \"tensor\" has ", axis ? axis->size() : 1,
            " ranks, but no parameter of the module is a slice; call tensor_parallel(module, "
            "mesh[\"tensor\"], plan) before wrapping, or leave the axis out");
@@ -71,7 +79,8 @@ DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, comm::World world, const Options& options,
     const memory::ConstructionTape* tape)
     : base_(module),
-      wrapped_(std::make_shared<WrappedModule>(module, world, world, options, tape)) {}
+      wrapped_(std::make_shared<WrappedModule>(module, RanksOfModel{world, world}, options, tape)) {
+}
 
 DistributedDataParallelBase::DistributedDataParallelBase(
     const std::shared_ptr<torch::nn::Module>& module, const comm::Mesh& mesh,
@@ -80,7 +89,9 @@ DistributedDataParallelBase::DistributedDataParallelBase(
   const comm::World& data = data_axis(mesh);
   check_slices(mesh, *module);
   check_stage(mesh, *module);
-  wrapped_ = std::make_shared<WrappedModule>(module, data, mesh.world(), options, tape);
+  RanksOfModel ranks{data, mesh.world()};
+  if (const comm::World* const tensor = tensor_axis(mesh)) ranks.tensor = *tensor;
+  wrapped_ = std::make_shared<WrappedModule>(module, std::move(ranks), options, tape);
 }
 
 const comm::World& DistributedDataParallelBase::world() const {

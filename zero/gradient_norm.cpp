@@ -76,10 +76,13 @@ ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm, NotFinite no
   ZP_CHECK(max_norm > 0, "clip_grad_norm_: expected a max_norm above 0, got ", max_norm);
   const GradientNorm norm = gradient_norm(model);
   if (!std::isfinite(norm.total)) {
-    ZP_CHECK(not_finite == NotFinite::kReturn, "clip_grad_norm_: the norm of the gradients is ",
-             norm.total, ": ", say_not_finite(norm.not_finite),
-             "; no gradient was changed. Skip this step (zero_grad()), or pass "
-             "NotFinite::kReturn and look at the norm");
+    const bool is_skipped = sharded_parameters_of(model).gradients->mean().is_skipped_at_overflow();
+    ZP_CHECK(
+        not_finite == NotFinite::kReturn || (not_finite == NotFinite::kAsTheStep && is_skipped),
+        "clip_grad_norm_: the norm of the gradients is ", norm.total, ": ",
+        say_not_finite(norm.not_finite),
+        "; no gradient was changed. Skip this step (zero_grad()), or pass "
+        "NotFinite::kReturn and look at the norm");
     return {norm.total, norm.total};
   }
   const double factor = clip_factor(norm.total, max_norm);

@@ -42,6 +42,9 @@ struct ClippedNorm {
 
 // What to do about gradients that are not finite.
 enum class NotFinite : uint8_t {
+  // kReturn behind the last backward() of an Accumulator whose loss scale changes: its step() is left out then, and lowers
+  // the scale. Otherwise kThrow, also where a script scales the loss itself.
+  kAsTheStep,
   kThrow,   // on all ranks, and change nothing
   kReturn,  // the norm, and change nothing
 };
@@ -49,7 +52,7 @@ enum class NotFinite : uint8_t {
 // Multiplies all gradients by max_norm / (norm + 1e-6) if that is below 1, as
 // torch::nn::utils::clip_grad_norm_ does, where this rank owns them: nothing is gathered.
 ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm,
-                            NotFinite not_finite = NotFinite::kThrow);
+                            NotFinite not_finite = NotFinite::kAsTheStep);
 // Clamps all gradients to [-clip_value, clip_value], where this rank owns them. NaN stays NaN.
 void clip_grad_value_(const ModelRef& model, double clip_value);
 

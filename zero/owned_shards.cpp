@@ -12,6 +12,7 @@
 
 #include "memory/check.h"
 #include "offload/split_values.h"
+#include "zero/agreement/new_values.h"
 #include "zero/model_parts.h"
 #include "zero/owned_values.h"
 #include "zero/setup/sharded_parameters.h"
@@ -224,11 +225,19 @@ void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values
     ZP_CHECK(messages[rank].empty(), kWho, ": nothing was assigned, as rank ", rank,
              " said: ", messages[rank]);
   }
+  const NewValues alike(*sharded.pages, given);
   // What one rank wrote alone: from here on nobody compares it any more.
-  const std::vector<std::string> written = model->world().gather_text(kWho, values);
+  std::vector<std::string> written = model->world().gather_text(kWho, values + "\n" + alike.text());
+  std::vector<std::string> assigned;
+  for (std::string& text : written) {
+    const size_t end = text.find('\n');
+    assigned.push_back(text.substr(end + 1));
+    text.resize(end);
+  }
   if (std::adjacent_find(written.begin(), written.end(), std::not_equal_to<>()) != written.end()) {
     sharded.agreement->settle(model->world(), kWho);
   }
+  alike.check_alike(assigned, kWho);
   const size_t count = sharded.pages->layouts().size();
   for (size_t page = 0; page < count; ++page) write_page(model, page, given);
   for (size_t page = 0; page < count; ++page) sharded.memory->start_gather_shards(page).wait();

@@ -64,10 +64,11 @@ void visit_owned_shards(const ModelRef& model, ShardedOptimizer& optimizer,
 
 // Gives parameters new values: new_values returns [range.numel()] of floating point for what this rank owns
 // of one, or an undefined tensor for one that stays as it is. Master weights take them as they are, parameters
-// rounded to their dtype; the optimizer's states stay. At stage 0 all ranks return the same.
+// rounded to their dtype; the optimizer's states stay. At stage 0 all ranks return the same, as do ranks that have
+// the same shard of hybrid sharding, or the same whole parameter over a tensor-parallel group.
 // Collective: whole pages take over the other ranks' shards. Where new_values throws on a rank, or returns
-// something else, or one rank alone has written to a parameter, all ranks throw and nothing is changed. A
-// backward over a graph from before is refused.
+// something else, or other values than another rank that owns the same, or one rank alone has written to a parameter,
+// all ranks throw and nothing is changed. A backward over a graph from before is refused.
 using NewShardValues = std::function<at::Tensor(const OwnedShard& shard)>;
 void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values);
 

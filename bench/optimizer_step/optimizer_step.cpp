@@ -4,6 +4,8 @@
 #include <cstdio>
 #include <fstream>
 #include <iostream>
+#include <map>
+#include <string>
 
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
@@ -138,8 +140,12 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--numel", flags.numels,
-                 "elements, or a list with commas; default 64 Mi,256 Mi on cpu, 1 Gi on cuda")
+                 "elements, or a list with commas; default 64Mi,256Mi on cpu, 1Gi on cuda")
       ->delimiter(',')
+      ->transform(CLI::AsNumberWithUnit(
+          std::map<std::string, int64_t>{
+              {"Ki", int64_t{1} << 10}, {"Mi", int64_t{1} << 20}, {"Gi", int64_t{1} << 30}},
+          CLI::AsNumberWithUnit::CASE_SENSITIVE, "ELEMENTS"))
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
   app.add_option("--tensors", flags.tensors, "tensors of 1,000 elements that a list has")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))

@@ -87,7 +87,7 @@ void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
   cut.is_deferred = script.values != Values::kDouble && dice.one_in(2);
   if (!can_be_cut(script, cut)) return;
   // The others are refused.
-  if (!has_slices_everywhere(script, cut)) cut.tensor = 1;
+  if (!has_slices(script)) cut.tensor = 1;
   setting = cut;
 }
 

@@ -150,13 +150,11 @@ bool can_be_cut(const Script& script, const Setting& setting) {
   });
 }
 
-bool has_slices_everywhere(const Script& script, const Setting& setting) {
-  std::set<int> ranks;
+bool has_slices(const Script& script) {
   for (size_t unit = 0; unit < script.units.size(); ++unit) {
-    if (script.units[origin_of(script, unit)].kind != Kind::kMlp) continue;
-    ranks.insert(rank_of_unit(script, setting, unit));
+    if (script.units[origin_of(script, unit)].kind == Kind::kMlp) return true;
   }
-  return static_cast<int>(ranks.size()) == setting.pipeline;
+  return false;
 }
 
 bool has_ties(const Script& script) {

@@ -155,8 +155,8 @@ struct Script {
 std::vector<int64_t> first_units_of(const Script& script, const Setting& setting);
 // Whether the first and the last rank alone share what units have in common, which none writes.
 bool can_be_cut(const Script& script, const Setting& setting);
-// Whether each rank of a pipeline has one of the units that are cut over "tensor".
-bool has_slices_everywhere(const Script& script, const Setting& setting);
+// Whether there is one of the units that are cut over "tensor".
+bool has_slices(const Script& script);
 // Whether units have parameters in common.
 bool has_ties(const Script& script);
 

@@ -1,5 +1,6 @@
 // What a script sees and does between the last backward() of an accumulation and its step().
 #include <cmath>
+#include <limits>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -53,14 +54,9 @@ class OneStep {
   Accumulator& accumulator() { return accumulator_; }
   Optimizer<SGD>& optimizer() { return optimizer_; }
 
-  OneStep& backwards() {
-    // 0 1 2 and 3 4 5 on two ranks; 1.5 2.5 3.5 on one.
-    const double first = world_.size() == 1 ? 1.5 : 3 * world_.rank();
-    for (int micro = 0; micro < 3; ++micro) {
-      accumulator_.backward(model_(torch::full({1, 7}, first + micro)).sum());
-    }
-    return *this;
-  }
+  OneStep& backwards() { return backwards_of(1); }
+  // The last loss of rank 0 is infinite.
+  OneStep& overflowing_backwards() { return backwards_of(std::numeric_limits<double>::infinity()); }
   StepReport step() { return accumulator_.step(optimizer_); }
   // What was taken from a weight and from a bias.
   void expect_taken(double weight, double bias) {
@@ -70,6 +66,15 @@ class OneStep {
   }
 
  private:
+  OneStep& backwards_of(double last_factor) {
+    // 0 1 2 and 3 4 5 on two ranks; 1.5 2.5 3.5 on one.
+    const double first = world_.size() == 1 ? 1.5 : 3 * world_.rank();
+    for (int micro = 0; micro < 3; ++micro) {
+      const double factor = micro == 2 && world_.rank() == 0 ? last_factor : 1;
+      accumulator_.backward(model_(torch::full({1, 7}, first + micro)).sum() * factor);
+    }
+    return *this;
+  }
   static Options options_of(const Setting& setting) {
     Options options;
     options.stage = stage_of(setting.stage);
@@ -109,6 +114,79 @@ TEST_P(AccumulatedGradientsTest, AreTheMeanForWhoReadsThem) {
     EXPECT_NEAR(one.model()->bias.grad()[2].item<double>(), 1, 1e-6) << "in each step anew";
     one.step();
     one.expect_taken(5, 2);
+  });
+}
+
+// Zeros are read of a host tier that the sum has not come to.
+TEST_P(AccumulatedGradientsTest, BetweenMicroBatchesAreASumSoFarOrRefused) {
+  run([](const World& world) {
+    OneStep one(GetParam(), world);
+    one.accumulator().backward(one.model()(torch::ones({1, 7})).sum());
+    double sum = 0;
+    const std::string words =
+        error_of([&] { sum = one.model()->bias.grad().sum().item<double>(); });
+    if (GetParam().is_offloaded && GetParam().stage >= 2 && one.accumulator().reduces_each()) {
+      EXPECT_THAT(words, AllOf(HasSubstr("between the micro-batches of a step"),
+                               HasSubstr("look behind the last backward()")));
+    } else {
+      EXPECT_EQ(words, "");
+      EXPECT_EQ(sum, one.accumulator().reduces_each() ? 7 * world.size() : 7);
+    }
+    for (int micro = 1; micro < 3; ++micro) {
+      one.accumulator().backward(one.model()(torch::ones({1, 7})).sum());
+    }
+    EXPECT_EQ(one.model()->bias.grad().sum().item<double>(), 7);
+    one.step();
+    one.expect_taken(1, 1);
+  });
+}
+
+// Whatever makes numbers of them, the step is left out and the scale is lowered.
+TEST_P(AccumulatedGradientsTest, ThatOverflowedMakeNoStepHoweverTheyAreClipped) {
+  using Clip = std::function<double(OneStep & one)>;
+  const std::vector<Clip> clips = {
+      [](OneStep& one) { return clip_grad_norm_(one.model(), 1.0).before; },
+      [](OneStep& one) {
+        clip_grad_value_(one.model(), 1.0);
+        return gradient_norm(one.model()).total;
+      },
+      [](OneStep& one) {
+        return torch::nn::utils::clip_grad_norm_(one.model()->parameters(), 1.0);
+      },
+      [](OneStep& one) {
+        torch::nn::utils::clip_grad_value_(one.model()->parameters(), 1.0);
+        return gradient_norm(one.model()).total;
+      }};
+  run([&](const World& world) {
+    AccumulatorOptions options;
+    options.loss_scaler = accumulate::LossScalerOptions{.initial_scale = 1024};
+    for (size_t clip = 0; clip < clips.size(); ++clip) {
+      SCOPED_TRACE(clip);
+      OneStep one(GetParam(), world, options);
+      one.overflowing_backwards();
+      const double norm = clips[clip](one);
+      EXPECT_EQ(std::isfinite(norm), clip % 2 == 1) << norm;
+      const StepReport report = one.step();
+      EXPECT_EQ(report.skipped, Skipped::kNotFinite);
+      EXPECT_EQ(report.not_finite.size(), 2U);
+      EXPECT_FALSE(std::isfinite(report.norm));
+      EXPECT_EQ(report.next_loss_scale, 512);
+      one.expect_taken(0, 0);
+      EXPECT_NEAR(clip_grad_norm_(one.backwards().model(), 1000).before, kNorm, 1e-4);
+      EXPECT_TRUE(one.step().stepped());
+      one.expect_taken(2.5, 1);
+    }
+  });
+}
+
+// No loss scale is to blame for it, and no step would lower one.
+TEST_P(AccumulatedGradientsTest, ThatAreNotFiniteThrowWhereTheyAreClippedWithoutALossScale) {
+  run([](const World& world) {
+    OneStep one(GetParam(), world);
+    one.overflowing_backwards();
+    EXPECT_THAT(error_of([&] { clip_grad_norm_(one.model(), 1.0); }),
+                HasSubstr("NotFinite::kReturn"));
+    EXPECT_FALSE(std::isfinite(clip_grad_norm_(one.model(), 1.0, NotFinite::kReturn).after));
   });
 }
 

@@ -422,6 +422,37 @@ TEST(OwnedShardsTest, WhereOneRankGivesNoValuesNothingIsChangedAndAllAreTold) {
   }
 }
 
+// Each of two ranks owns all of a parameter at stage 0, and with shards within two of four ranks there are two of each.
+TEST(OwnedShardsTest, RanksThatOwnTheSameAndAssignOtherValuesAreNamed) {
+  const Way hybrid{"", 1, [](Options& options, const std::string&) { options.shard_within = 2; }};
+  for (const auto& [way, ranks] : {std::pair{ways()[0], 2}, std::pair{hybrid, 4}}) {
+    const auto assign = [&way, ranks](double on_last_rank, torch::ScalarType dtype) {
+      std::vector<std::string> said(static_cast<size_t>(ranks));
+      run_ranks(ranks, [&](World& world) {
+        const bool is_last = world.rank() == world.size() - 1;
+        Trained run(world, way);
+        run.train(0, 1);
+        const auto before = values_of(whole_parameters(run));
+        const std::string words = error_of([&] {
+          assign_owned_shards(run.model, [&](const OwnedShard& shard) -> torch::Tensor {
+            if (shard.name.find("weight") == std::string::npos) return {};
+            return is_last ? shard.exact.mul(on_last_rank).to(dtype) : shard.exact.mul(2);
+          });
+        });
+        said[static_cast<size_t>(world.rank())] = words;
+        EXPECT_EQ(same_bits(before, values_of(whole_parameters(run))), !words.empty());
+      });
+      return said;
+    };
+    for (const std::string& words : assign(3, torch::kFloat)) {
+      EXPECT_THAT(words, AllOf(HasSubstr("nothing was assigned"), HasSubstr("weight\""),
+                               HasSubstr(c10::str("on rank ", ranks == 2 ? 0 : 1, " and ")),
+                               HasSubstr(c10::str("on rank ", ranks - 1))));
+    }
+    for (const std::string& words : assign(2, torch::kDouble)) EXPECT_EQ(words, "");
+  }
+}
+
 TEST(OwnedShardsTest, ARankThatAssignsAloneIsNamed) {
   const auto errors = try_ranks(2, [](World& world) {
     Trained run(world, ways()[3]);

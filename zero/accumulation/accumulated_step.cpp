@@ -40,8 +40,7 @@ void AccumulatedStep::check_can_step_in_backward() const {
   ZP_CHECK(!options_.clip_norm && !options_.clip_value && !options_.norm_spikes,
            "AccumulatorOptions: clip_norm, clip_value and norm_spikes look at all gradients before "
            "the step, but Options::offload.step is StepWhen::kInBackward; use StepWhen::kInStep");
-  ZP_CHECK(verdicts_.scaler().options().backoff_factor == 1 &&
-               verdicts_.scaler().options().growth_factor == 1,
+  ZP_CHECK(!accumulate::changes(verdicts_.scaler().options()),
            "AccumulatorOptions::loss_scaler: a scale that changes skips steps whose gradients "
            "overflow, but Options::offload.step is StepWhen::kInBackward; use "
            "LossScalerOptions::fixed(), or StepWhen::kInStep");
@@ -76,6 +75,12 @@ StepReport AccumulatedStep::measure() {
   const GradientSums sums = sharded_.sums->sum(one_group(), 1, micro_steps_.weight());
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = verdicts_.scaler().scale();
+  if (micro_steps_.overflow()) {
+    report.not_finite = micro_steps_.overflow()->not_finite;
+    report.norm = report.clipped_norm = micro_steps_.overflow()->norm;
+    report.skipped = Skipped::kNotFinite;
+    return report;
+  }
   if (!sums.all_finite) {
     report.not_finite = names_over_stages(*sharded_.pages, sums.not_finite);
     report.skipped = Skipped::kNotFinite;

@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "memory/check.h"
+#include "zero/gradients/not_finite.h"
 #include "zero/gradients/tied_gradients.h"
 
 namespace zeropage {
@@ -35,11 +36,12 @@ comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
   return half ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
 }
 
-// What the stages of a pipeline choose by their own pages: all of them do what one needs.
-bool on_any_stage(const ParameterPages& pages, bool chooses_each) {
-  const comm::World* const stages = pipeline_world_of(pages);
-  if (stages == nullptr || stages->size() == 1) return chooses_each;
-  return stages->max(chooses_each ? 1.0 : 0.0) > 0;
+// Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
+bool nothing_travels(const ShardedParameters& sharded) {
+  const ParameterPages& pages = *sharded.pages;
+  return pages.world().size() == 1 && sharded.options.offload.optimizer == memory::Tier::kDevice &&
+         std::all_of(pages.plan().pages().begin(), pages.plan().pages().end(),
+                     [](const PagePlan& page) { return page.reduce_dtype == page.gradient_dtype; });
 }
 
 const AccumulatorOptions& checked(const AccumulatorOptions& options) {
@@ -69,6 +71,12 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
 
 }  // namespace
 
+bool on_any_stage(const ParameterPages& pages, bool needs_it) {
+  const comm::World* const stages = pipeline_world_of(pages);
+  if (stages == nullptr || stages->size() == 1) return needs_it;
+  return stages->max(needs_it ? 1.0 : 0.0) > 0;
+}
+
 at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
   ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
            "accumulator.backward(): expected a loss of one element that requires grad, got ",
@@ -90,6 +98,7 @@ MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOption
       op_(op_for(*sharded.pages, sharded.options)),
       reduces_each_(on_any_stage(*sharded.pages, chooses_each(checked(options)))),
       incomplete_(options.incomplete),
+      scale_changes_(options.loss_scaler && accumulate::changes(*options.loss_scaler)),
       count_(options.micro_steps) {}
 
 bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
@@ -99,20 +108,12 @@ bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
            "before the ranks', but Options::world_invariant adds up the ranks' first; use "
            "ReduceMicroSteps::kEach or ReduceMicroSteps::kAuto");
   if (options.world_invariant || asked.reduce == ReduceMicroSteps::kEach) return true;
-  if (asked.reduce == ReduceMicroSteps::kOnce || nothing_travels()) return false;
+  if (asked.reduce == ReduceMicroSteps::kOnce || nothing_travels(sharded_)) return false;
   int64_t whole_bytes = 0;
   for (const PagePlan& page : sharded_.pages->plan().pages()) {
     whole_bytes += page.own_gradient_bytes;
   }
   return whole_bytes > asked.gradient_budget_bytes;
-}
-
-// Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
-bool MicroSteps::nothing_travels() const {
-  const ParameterPages& pages = *sharded_.pages;
-  return pages.world().size() == 1 && sharded_.options.offload.optimizer == memory::Tier::kDevice &&
-         std::all_of(pages.plan().pages().begin(), pages.plan().pages().end(),
-                     [](const PagePlan& page) { return page.reduce_dtype == page.gradient_dtype; });
 }
 
 bool MicroSteps::step_in_backward() const {
@@ -122,9 +123,9 @@ bool MicroSteps::step_in_backward() const {
 void MicroSteps::begin() {
   accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
   is_mean_ = false;
+  overflow_.reset();
   weight_ = {};
-  loss_sum_.reset();
-  loss_weight_ = 0;
+  loss_ = {};
 }
 
 void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
@@ -148,11 +149,12 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
   {
     const GradientAccumulation::MicroStep micro_step(*accumulation_,
                                                      plan(share.weight, share.scale));
-    if (share.loss.defined()) add_loss(share.loss, share.weight);
+    if (share.loss.defined()) loss_.add(share.loss, share.weight);
     backward();
   }
   if (made_ < count_ || step_in_backward()) return;
-  accumulation_->offer_mean([this, scale = share.scale] { make_mean(scale); });
+  accumulation_->offer_mean({.make = [this, scale = share.scale] { make_mean(scale); },
+                             .is_skipped_at_overflow = scale_changes_});
 }
 
 void MicroSteps::finish() {
@@ -175,7 +177,8 @@ void MicroSteps::make_mean(double scale) {
            ", without which half cannot hold small values; expected nobody to look; clip by "
            "AccumulatorOptions::clip_norm or clip_value, and read the norm in the StepReport");
   add_tied_gradients(*sharded_.pages, *sharded_.gradients);
-  const double weight = sharded_.sums->sum_weight(weight_).value();
+  const double weight =
+      scale_changes_ ? look_for_overflow().value() : sharded_.sums->sum_weight(weight_).value();
   if (weight > 0) {
     const double factor = mean_factor(weight, scale);
     sharded_.gradients->change([factor](const at::Tensor& owned) { owned.mul_(factor); });
@@ -183,6 +186,17 @@ void MicroSteps::make_mean(double scale) {
   is_mean_ = true;
   // What the script multiplies them by counts from here on.
   if (pipeline_world_of(*sharded_.pages) != nullptr) sharded_.sums->watch_scale();
+}
+
+// A script may clip each element, and an infinity would be a number when the step looks. Returns the weight of all ranks.
+offload::ExactSum MicroSteps::look_for_overflow() {
+  const std::vector<int> one_group(sharded_.pages->parameters().size(), 0);
+  const GradientSums sums = sharded_.sums->sum(one_group, 1, weight_);
+  if (!sums.all_finite) {
+    overflow_ = {.not_finite = names_over_stages(*sharded_.pages, sums.not_finite),
+                 .norm = std::sqrt(sums.squares_of_group.front().value())};
+  }
+  return sums.weight;
 }
 
 BackwardPlan MicroSteps::plan(double weight, double scale) const {
@@ -200,16 +214,16 @@ BackwardPlan MicroSteps::plan(double weight, double scale) const {
   return plan;
 }
 
-void MicroSteps::add_loss(const at::Tensor& loss, double weight) {
+void MeanLoss::add(const at::Tensor& loss, double weight) {
   if (weight == 0) return;
   const at::NoGradGuard no_grad;
   const at::Tensor weighted = loss.detach().to(at::kDouble).reshape({}) * weight;
-  loss_sum_ = loss_sum_.defined() ? loss_sum_ + weighted : weighted;
-  loss_weight_ += weight;
+  sum_ = sum_.defined() ? sum_ + weighted : weighted;
+  weight_ += weight;
 }
 
-at::Tensor MicroSteps::loss() const {
-  return loss_sum_.defined() ? loss_sum_ / loss_weight_ : at::Tensor();
+at::Tensor MeanLoss::value() const {
+  return sum_.defined() ? sum_ / weight_ : at::Tensor();
 }
 
 void MicroSteps::check_complete() const {

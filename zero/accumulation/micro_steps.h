@@ -8,6 +8,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <ATen/core/TensorBody.h>
 
@@ -29,9 +32,23 @@ struct MicroStepShare {
 // its weight and scale exactly.
 at::Tensor seed_of(const at::Tensor& loss, double weight, double scale);
 
+// What the stages of a pipeline choose by their own pages: all of them do what one needs. Collective over them.
+bool on_any_stage(const ParameterPages& pages, bool needs_it);
+
+// The mean loss of micro-batches, by weight.
+class MeanLoss {
+ public:
+  void add(const at::Tensor& loss, double weight);
+  at::Tensor value() const;  // fp64 []; undefined where none had weight
+
+ private:
+  at::Tensor sum_;  // fp64 []
+  double weight_ = 0;
+};
+
 class MicroSteps {
  public:
-  // Throws where options contradict each other or the model's.
+  // options: with a loss scaler. Throws where they contradict each other or the model's.
   MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options);
 
   // Accumulator::backward(); scale: of the loss. Collective.
@@ -56,33 +73,40 @@ class MicroSteps {
 
   // Weight and loss of this rank's micro-batches since the last step, or of that step.
   const offload::ExactSum& weight() const { return weight_; }
-  at::Tensor loss() const;  // fp64 []; undefined where none had weight
+  at::Tensor loss() const { return loss_.value(); }
   // What makes the mean of the gradients, for the weight of all ranks' micro-batches: 1 where a script has looked at
   // them since the last backward, for which they were made the mean.
   double mean_factor(double weight, double scale) const;
+  // What was not finite when a script looked first, if the loss scale is to be lowered for it: whatever the script has
+  // made of it since, no step is made.
+  struct Overflow {
+    std::vector<std::string> not_finite;  // parameters, in the module's order
+    double norm = 0;
+  };
+  const std::optional<Overflow>& overflow() const { return overflow_; }
 
  private:
   void make_mean(double scale);
+  offload::ExactSum look_for_overflow();
   bool chooses_each(const AccumulatorOptions& options) const;
-  bool nothing_travels() const;
   void begin();
   void begin_micro_step();
   BackwardPlan plan(double weight, double scale) const;
-  void add_loss(const at::Tensor& loss, double weight);
 
   // Constant after construction.
   const ShardedParameters sharded_;
   const comm::ReduceOp op_;
   const bool reduces_each_;
   const IncompleteStep incomplete_;
+  const bool scale_changes_;
 
   int64_t count_;
   std::unique_ptr<GradientAccumulation> accumulation_;  // of the step that was begun last
   int64_t made_ = 0;
   bool is_mean_ = false;
+  std::optional<Overflow> overflow_;
   offload::ExactSum weight_;
-  at::Tensor loss_sum_;  // fp64 []
-  double loss_weight_ = 0;
+  MeanLoss loss_;
 };
 
 }  // namespace zeropage

@@ -12,8 +12,8 @@ StepVerdicts::StepVerdicts(const accumulate::LossScalerOptions& scaler,
 
 bool StepVerdicts::ignore_gradients() const {
   const accumulate::LossScalerOptions& options = scaler_.options();
-  const bool scales = options.growth_factor != 1 || options.backoff_factor != 1 ||
-                      options.at_minimum != accumulate::AtMinimum::kContinue;
+  const bool scales =
+      accumulate::changes(options) || options.at_minimum != accumulate::AtMinimum::kContinue;
   return !spikes_ && !scales;
 }
 

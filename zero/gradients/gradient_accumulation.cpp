@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <c10/util/ScopeExit.h>
+
 #include "memory/check.h"
 
 namespace zeropage {
@@ -53,6 +55,16 @@ GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, B
   TORCH_INTERNAL_ASSERT(between_.part == StepPart::kNone);
   plan.op = between_.op;
   reducer_.set_plan(plan);
+}
+
+void GradientAccumulation::offer_mean(OfferedMean::Offer offer) {
+  // The last micro-step has no backward where nothing trains that its output was computed of.
+  set_part(StepPart::kLastMicroStep);
+  {
+    const auto between = c10::make_scope_exit([this] { set_part(StepPart::kNone); });
+    reducer_->reduce();
+  }
+  gradients_->mean().offer(std::move(offer));
 }
 
 void GradientAccumulation::finish() {

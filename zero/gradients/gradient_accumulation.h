@@ -43,11 +43,9 @@ class GradientAccumulation {
     const BackwardPlan between_;
   };
 
-  // After the last micro-step: make_mean() is called before the first read of gradients from here on
-  // (zero/gradients/offered_mean.h).
-  void offer_mean(std::function<void()> make_mean) {
-    gradients_->mean().offer(std::move(make_mean));
-  }
+  // After the last micro-step: the offer's `make` is called before the first read of gradients from here on
+  // (zero/gradients/offered_mean.h). Reduces what no backward has. Collective.
+  void offer_mean(OfferedMean::Offer offer);
   // Makes the gradients ready for the step. Collective. After it no backward may run.
   void finish();
   // Drops all gradients; backwards are averaged again. Throws where one is in use.

@@ -22,9 +22,10 @@ bool commutes_with_mean(const c10::OperatorName& operation) {
 
 }  // namespace
 
-void OfferedMean::offer(std::function<void()> make) {
+void OfferedMean::offer(Offer offer) {
   is_offered_ = true;
-  make_ = std::move(make);
+  is_skipped_at_overflow_ = offer.is_skipped_at_overflow;
+  make_ = std::move(offer.make);
   reducer_->buckets().reduced().set_before_use(
       [this](const c10::OperatorName& operation, bool reads) {
         if (reads || !commutes_with_mean(operation)) this->make();

@@ -19,9 +19,16 @@ class OfferedMean {
  public:
   explicit OfferedMean(std::shared_ptr<GradientReducer> reducer) : reducer_(std::move(reducer)) {}
 
-  // make: multiplies the sums, which are complete. Called once, until the offer ends; again where it throws.
-  void offer(std::function<void()> make);
+  struct Offer {
+    // Multiplies the sums, which are complete. Called once, until the offer ends; again where it throws.
+    std::function<void()> make;
+    // The step is left out if one of the gradients is not finite now, since the loss scale was too high for them.
+    bool is_skipped_at_overflow = false;
+  };
+
+  void offer(Offer offer);
   bool is_offered() const { return is_offered_; }
+  bool is_skipped_at_overflow() const { return is_offered_ && is_skipped_at_overflow_; }
   // Calls it, unless that was done.
   void make();
   // Before the step, which is of the mean where a script has replaced a gradient. Ends the offer.
@@ -33,6 +40,7 @@ class OfferedMean {
 
   const std::shared_ptr<GradientReducer> reducer_;
   bool is_offered_ = false;
+  bool is_skipped_at_overflow_ = false;
   std::function<void()> make_;  // empty: none, or they are the mean
 };
 

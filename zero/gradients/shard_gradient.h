@@ -32,6 +32,8 @@ class ShardGradient {
   // New memory for values(), if it may go.
   virtual at::Tensor renew() { return values(); }
   virtual memory::Pending arrival() const { return {}; }
+  // Whether values() have the sum so far.
+  virtual bool has_sum() const { return true; }
   // Waits until values() are there and nothing else of what was taken is held.
   virtual void wait() {}
 
@@ -89,6 +91,7 @@ class OffloadedGradient final : public ShardGradient {
 
   at::Tensor values() const override { return host_; }
   memory::Pending arrival() const override { return down_; }
+  bool has_sum() const override { return !on_device_; }
   void wait() override;
   void take(const at::Tensor& mean, Backwards backwards) override;
   void keep() override;

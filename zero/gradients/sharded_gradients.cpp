@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "memory/check.h"
 #include "memory/event_sink.h"
 #include "memory/ledger.h"
 #include "zero/gradients/bucket_gaps.h"
@@ -28,6 +29,13 @@ void ShardedGradients::Shards::renew(size_t page) {
 }
 
 void ShardedGradients::Shards::check_readable(size_t page) const {
+  const auto& owned = gradients_.pages_of_gradients_[page].owned;
+  ZP_CHECK(
+      !owned || owned->has_sum(), "p.grad() of ", gradients_.pages_->describe(page),
+      " is looked at between the micro-batches of a step: its sum so far is on the device, and "
+      "comes to the host, where p.grad() is, with the last micro-batch "
+      "(options.offload.optimizer); look behind the last backward() of the step, or keep the "
+      "optimizer on the device");
   gradients_.replicas_.check_complete(page);
 }
 

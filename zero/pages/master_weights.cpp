@@ -44,7 +44,9 @@ void MasterWeights::make(size_t page) {
 
 void MasterWeights::begin_training(size_t page) {
   make(page);
-  if (kept_[page].copy.defined()) kept_[page].copy.copy_(memory_->owned(page));
+  if (!kept_[page].copy.defined()) return;
+  const TierUse use(pages_->page_offload(), page);
+  kept_[page].copy.copy_(memory_->owned(page));
 }
 
 void MasterWeights::visit_owned(size_t page, TierStorage::Use use,

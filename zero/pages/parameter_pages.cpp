@@ -30,7 +30,9 @@ bool same_elements(const at::Tensor& left, const at::Tensor& right) {
 
 ParameterPages::ParameterPages(PageWorlds worlds, std::vector<NamedParameter> parameters,
                                const PageOptions& options, bool is_deferred)
-    : worlds_(std::move(worlds)), tensor_world_(tensor_world_of(parameters)), options_(options) {
+    : worlds_(std::move(worlds)),
+      tensor_world_(options.tensor_world ? options.tensor_world : tensor_world_of(parameters)),
+      options_(options) {
   std::vector<PlacedParameter> placed;
   for (NamedParameter& named : parameters) {
     check_can_be_placed(named, world().communicator().device(), is_deferred);

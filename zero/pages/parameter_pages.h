@@ -64,6 +64,8 @@ class ParameterPages {
     std::shared_ptr<PageOffload> page_offload = nullptr;
     // Null: of a whole model.
     std::shared_ptr<const ModelPart> part = nullptr;
+    // None: the ranks that the slices are over, if there are any.
+    std::optional<comm::World> tensor_world = {};
   };
 
   // is_deferred: of a module that was constructed without memory, on the meta device.
@@ -75,8 +77,8 @@ class ParameterPages {
   // Those among which its pages are sharded.
   const comm::World& shards() const { return worlds_.shards; }
   const PageWorlds& worlds() const { return worlds_; }
-  // The ranks that compute the same samples, with other slices of parameters; null where there are none
-  // beside this one.
+  // The ranks that compute the same samples, with other slices of parameters. A stage of a pipeline may have all of its
+  // own in whole. Null where there are none beside this one.
   const comm::World* tensor_world() const {
     return tensor_world_ && tensor_world_->size() > 1 ? &*tensor_world_ : nullptr;
   }

@@ -21,6 +21,11 @@
 // split backward each half that reads them. Reshard::kAfterStep keeps them for the
 // step instead: a gather a step, and all pages of the stage in memory.
 //
+// Another number of micro-batches takes another Pipeline, since the schedule and the buffers for messages are for one. It
+// begins with a loss scale and norms of its own; those of the one before are values that it takes over:
+//
+//   next.accumulator().loss_scaler() = pipeline.accumulator().loss_scaler();
+//
 // Lifetime: the model outlives it. Threads: the training thread. Collective: construction, run(), evaluate(), loss().
 // Throws this rank's error, with the stage and the action in front. The other ranks of the pipeline throw too, and
 // name this rank and its error. The step is dropped on all of them, so a script that catches the error may go on

@@ -138,6 +138,12 @@ int64_t bytes_without_padding(const Options& options, const Buffer& buffer, int6
   return buffer.is_shard ? whole / sharing_ranks(options, world_size) : whole;
 }
 
+void check_can_leave(const PageLayout& layout) {
+  ZP_CHECK(layout.dtype == c10::kFloat || is_low_precision(layout.dtype),
+           "options.offload.optimizer: page \"", layout.name, "\" has ", layout.dtype,
+           ", whose step has no fused form; keep its optimizer on the device");
+}
+
 class Planner {
  public:
   Planner(const Options& options, int rank, int world_size)
@@ -188,9 +194,7 @@ class Planner {
     for (size_t index = layouts.size(); index-- > 0;) {
       const PageLayout& layout = layouts[index];
       if (!layout.requires_grad) continue;
-      ZP_CHECK(layout.dtype == c10::kFloat || is_low_precision(layout.dtype),
-               "options.offload.optimizer: page \"", layout.name, "\" has ", layout.dtype,
-               ", whose step has no fused form; keep its optimizer on the device");
+      check_can_leave(layout);
       const int64_t bytes = leaving_bytes(layout);
       if (bytes > left) continue;
       left -= bytes;
@@ -261,7 +265,10 @@ Sharing BytePlan::gradients() const {
 }
 
 void BytePlan::begin_training(size_t page, const PageLayout& layout) {
-  pages_[page] = Planner(options_, rank_, world_size_).plan(layout, /*optimizer_leaves=*/false);
+  // Parameters that are away are updated where they are.
+  const bool leaves = pages_[page].parameter_tier != Tier::kDevice;
+  if (leaves) check_can_leave(layout);
+  pages_[page] = Planner(options_, rank_, world_size_).plan(layout, leaves);
 }
 
 TierBytes BytePlan::held(int64_t states) const {

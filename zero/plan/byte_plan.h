@@ -96,7 +96,8 @@ class BytePlan {
   // How all pages share their gradients.
   Sharing gradients() const;
 
-  // The page was frozen, and trains from here on; its optimizer stays on the device.
+  // The page was frozen, and trains from here on. Its optimizer stays on the device if its parameters do, and is
+  // where they are otherwise.
   void begin_training(size_t page, const PageLayout& layout);
 
   // What this rank holds from step to step, with an optimizer of that many states: between zero_grad() and the next

@@ -16,12 +16,19 @@ namespace {
 
 static_assert(Options::kTwoLargestPages == memory::PagerOptions::kTwoLargestPages);
 
+// Whose parameters they are, beside the ranks that get other samples.
+struct ModelOfParameters {
+  std::shared_ptr<const ModelPart> part = nullptr;
+  std::optional<comm::World> tensor = {};
+};
+
 MakePagesOptions pages_options(const Options& options, const comm::World& world,
-                               std::shared_ptr<const ModelPart> part) {
+                               ModelOfParameters model) {
   return {.pages = {.page_bytes = page_bytes_on(world.device(), options),
                     .sharding = options,
                     .page_offload = PageOffload::make(world, options),
-                    .part = std::move(part)},
+                    .part = std::move(model.part),
+                    .tensor_world = std::move(model.tensor)},
           .paging = {.what = "parameter",
                      .budget_bytes = options.parameter_budget_bytes,
                      .budget_option = "options.parameter_budget_bytes",
@@ -69,10 +76,10 @@ void check_accumulates(const NamedParameter& parameter, const Options& options) 
 
 // The ranks that have the other slices decide over all gradients together, so they have the same
 // parameters, though not of the same sizes.
-void check_agreement_over_slices(const std::vector<NamedParameter>& parameters,
+void check_agreement_over_slices(const std::optional<comm::World>& world,
+                                 const std::vector<NamedParameter>& parameters,
                                  const Options& options) {
-  const auto world = tensor_world_of(parameters);
-  if (!world) return;
+  if (!world || world->size() == 1) return;
   std::vector<std::string> lines = describe(options);
   for (const NamedParameter& parameter : parameters) {
     lines.push_back(parameter.slice ? c10::str("slice of parameter \"", parameter.name(), "\"")
@@ -123,11 +130,11 @@ std::shared_ptr<const memory::MemoryLimitScope> check_memory(const ParameterPage
 }
 
 ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::World& world,
-                        const Options& options, Unfrozen unfrozen,
-                        std::shared_ptr<const ModelPart> part = nullptr,
+                        const Options& options, Unfrozen unfrozen, ModelOfParameters model = {},
                         const DeferredValues* deferred = nullptr) {
-  check_agreement_over_slices(parameters, options);
-  if (part) check_part(*part, options);
+  if (!model.tensor) model.tensor = tensor_world_of(parameters);
+  check_agreement_over_slices(model.tensor, parameters, options);
+  if (model.part) check_part(*model.part, options);
   int64_t held_bytes = 0;
   for (const NamedParameter& parameter : parameters) {
     check_not_wrapped(parameter);
@@ -140,7 +147,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
   try {
     parts = make_pages(
         PageWorlds(world, options.shard_within, options.secondary_shard_within),
-        std::move(parameters), pages_options(options, world, std::move(part)), deferred,
+        std::move(parameters), pages_options(options, world, std::move(model)), deferred,
         [&](const ParameterPages& pages) { limits = check_memory(pages, options, held_bytes); });
   } catch (c10::OutOfMemoryError& error) {
     error.add_context(
@@ -164,6 +171,7 @@ ShardedParameters shard(std::vector<NamedParameter> parameters, const comm::Worl
 }  // namespace
 
 ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                          const std::optional<comm::World>& tensor,
                                           const Options& options,
                                           const memory::ConstructionTape* tape) {
   validate(options);
@@ -181,11 +189,11 @@ ShardedParameters shard_module_parameters(const torch::nn::Module& module, const
   const bool stays_without = world.communicator().device().is_meta();
   if (tape == nullptr || stays_without) {
     return shard(std::move(parameters), world, options, Unfrozen::kInForward,
-                 model_part_of(module));
+                 {model_part_of(module), tensor});
   }
   const DeferredValues deferred{*tape, module.buffers()};
-  return shard(std::move(parameters), world, options, Unfrozen::kInForward, model_part_of(module),
-               &deferred);
+  return shard(std::move(parameters), world, options, Unfrozen::kInForward,
+               {model_part_of(module), tensor}, &deferred);
 }
 
 ShardedParameters shard_bare_parameters(const std::vector<at::Tensor>& tensors,

@@ -35,9 +35,10 @@ struct ShardedParameters : PageParts {
 };
 
 // Shards a wrapped module, whose gradients are averaged in backward. tape: of a module that was constructed
-// without memory, which gets its values; null for others. Collective; every rank takes rank 0's
-// values.
+// without memory, which gets its values; null for others. tensor: the ranks that compute the same samples; none: those
+// that the module's slices are over. Collective; every rank takes rank 0's values.
 ShardedParameters shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                          const std::optional<comm::World>& tensor,
                                           const Options& options,
                                           const memory::ConstructionTape* tape);
 

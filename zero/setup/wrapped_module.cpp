@@ -22,15 +22,13 @@ void check_recompute(const comm::World& world) {
 
 }  // namespace
 
-WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, comm::World world,
-                             comm::World all_ranks, const Options& options,
-                             const memory::ConstructionTape* tape)
+WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfModel ranks,
+                             const Options& options, const memory::ConstructionTape* tape)
     : module_(std::move(module)),
-      world_(std::move(world)),
-      all_ranks_(std::move(all_ranks)),
+      ranks_(std::move(ranks)),
       options_(options),
-      sharded_(shard_module_parameters(*module_, world_, options, tape)),
-      buffers_(world_, module_->buffers()) {
+      sharded_(shard_module_parameters(*module_, ranks_.data, ranks_.tensor, options, tape)),
+      buffers_(ranks_.data, module_->buffers()) {
   buffers_.broadcast_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
     versions_.push_back(placed.parameter.tensor._version());
@@ -50,7 +48,7 @@ void WrappedModule::before_forward() {
   check_module();
   // An evaluation may use other memory: scripts swap averaged weights in by set_data(), and back.
   if (c10::GradMode::is_enabled()) sharded_.in_place->check("forward()");
-  if (sharded_.paging->pager()) check_recompute(world_);
+  if (sharded_.paging->pager()) check_recompute(world());
   // An evaluation has no step that ends its pass.
   if (const auto& pager = sharded_.paging->pager(); pager && !c10::GradMode::is_enabled()) {
     pager->end_pass(memory::Pass::kInference);
@@ -68,7 +66,7 @@ void WrappedModule::before_forward() {
 // Right, but not what the stage promises.
 void WrappedModule::tell_of_foreign_optimizer() {
   const bool shards_states = sharded_.pages->plan().ownership() == Ownership::kShard;
-  if (told_ || !shards_states || world_.size() == 1 || world_.rank() != 0 ||
+  if (told_ || !shards_states || world().size() == 1 || world().rank() != 0 ||
       sharded_.gradients->have_optimizer() || !*has_reduced_) {
     return;
   }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <torch/nn/module.h>
@@ -17,15 +18,22 @@
 
 namespace zeropage {
 
+// Whose module it is.
+struct RanksOfModel {
+  comm::World data;  // that get other samples
+  comm::World all;   // that have a state on disk together
+  // That get the same samples. Where the module has slices, it is the ranks that have the other ones.
+  std::optional<comm::World> tensor = {};
+};
+
 class WrappedModule {
  public:
-  // Collective. all_ranks: those that have a state on disk together. tape: of a module that was constructed
-  // without memory; null for others.
-  WrappedModule(std::shared_ptr<torch::nn::Module> module, comm::World world, comm::World all_ranks,
+  // Collective. tape: of a module that was constructed without memory; null for others.
+  WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfModel ranks,
                 const Options& options, const memory::ConstructionTape* tape);
 
-  const comm::World& world() const { return world_; }
-  const comm::World& all_ranks() const { return all_ranks_; }
+  const comm::World& world() const { return ranks_.data; }
+  const comm::World& all_ranks() const { return ranks_.all; }
   const Options& options() const { return options_; }
   const ShardedParameters& sharded() const { return sharded_; }
 
@@ -37,8 +45,7 @@ class WrappedModule {
   void tell_of_foreign_optimizer();
 
   const std::shared_ptr<torch::nn::Module> module_;
-  const comm::World world_;
-  const comm::World all_ranks_;
+  const RanksOfModel ranks_;
   const Options options_;
   const ShardedParameters sharded_;
   const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them

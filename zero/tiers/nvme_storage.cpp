@@ -15,10 +15,12 @@ NvmeStorage::NvmeStorage(offload::NvmeFileOptions file)
     : ledger_(memory::Ledger::current()), options_(std::move(file)) {}
 
 NvmeStorage::~NvmeStorage() {
-  for (const auto& [page, record] : records_) {
-    for (const Piece& piece : record.pieces) {
-      ledger_->discharge_offloaded(memory::Tier::kNvme, piece.kind,
-                                   static_cast<int64_t>(piece.storage.nbytes()));
+  for (const auto& [page, records] : records_) {
+    for (const Record& record : records) {
+      for (const Piece& piece : record.pieces) {
+        ledger_->discharge_offloaded(memory::Tier::kNvme, piece.kind,
+                                     static_cast<int64_t>(piece.storage.nbytes()));
+      }
     }
   }
 }
@@ -26,11 +28,13 @@ NvmeStorage::~NvmeStorage() {
 at::Tensor NvmeStorage::add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
                             memory::Kind kind) {
   const std::lock_guard lock(mutex_);
-  ZP_CHECK(!file_, "the file of ", options_.owner,
+  std::deque<Record>& records = records_[page];
+  ZP_CHECK(records.empty() || records.back().uses == 0, "the file of ", options_.owner,
            " has its size, and options that change in the middle of a run ask for more state; set "
            "them before the first step, or offload to the host");
+  if (records.empty() || records.back().file != nullptr) records.emplace_back();
   const int64_t bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
-  Record& record = records_[page];
+  Record& record = records.back();
   record.pieces.push_back({memory::storage_without_memory(bytes, c10::kCPU), record.bytes, numel,
                            dtype, initial, kind});
   record.bytes += memory::round_up(bytes, kPieceAlignment);
@@ -39,19 +43,41 @@ at::Tensor NvmeStorage::add(size_t page, int64_t numel, at::ScalarType dtype, do
   return memory::tensor_in(record.pieces.back().storage, like, /*offset=*/0, dtype);
 }
 
+// Of all records that are in none.
 void NvmeStorage::make_file() {
-  if (file_) return;
+  std::vector<Record*> placed;
   std::vector<int64_t> bytes;
-  for (auto& [page, record] : records_) {
-    record.number = bytes.size();
-    bytes.push_back(record.bytes);
+  for (auto& [page, records] : records_) {
+    if (records.back().file != nullptr) continue;
+    placed.push_back(&records.back());
+    bytes.push_back(records.back().bytes);
   }
-  file_.emplace(options_, bytes);
+  if (placed.empty()) return;
+  offload::NvmeFileOptions options = options_;
+  if (!files_.empty()) options.name += c10::str("-", files_.size() + 1);
+  const int64_t largest_before = largest_buffer_bytes();
+  files_.emplace_back(options, bytes);
+  for (size_t number = 0; number < placed.size(); ++number) {
+    placed[number]->file = &files_.back();
+    placed[number]->number = number;
+  }
+  if (largest_buffer_bytes() > largest_before) idle_.clear();
+}
+
+int64_t NvmeStorage::largest_buffer_bytes() const {
+  int64_t largest = 0;
+  for (const auto& file : files_) largest = std::max(largest, file.largest_buffer_bytes());
+  return largest;
 }
 
 at::Tensor NvmeStorage::piece_in(const at::Tensor& buffer, const Piece& piece) {
   return buffer.narrow(0, piece.begin, static_cast<int64_t>(piece.storage.nbytes()))
       .view(piece.dtype);
+}
+
+// Those of before the largest record are too small.
+void NvmeStorage::keep_idle(const at::Tensor& buffer) {
+  if (buffer.numel() >= largest_buffer_bytes()) idle_.push_back(buffer);
 }
 
 at::Tensor NvmeStorage::take_buffer() {
@@ -61,9 +87,9 @@ at::Tensor NvmeStorage::take_buffer() {
     const Writing oldest = std::move(writing_.front());
     writing_.pop_front();
     oldest.end.wait();
-    idle_.push_back(oldest.buffer);
+    keep_idle(oldest.buffer);
   }
-  if (idle_.empty()) return offload::make_buffer(file_->largest_buffer_bytes());
+  if (idle_.empty()) return offload::make_buffer(largest_buffer_bytes());
   at::Tensor buffer = std::move(idle_.back());
   idle_.pop_back();
   return buffer;
@@ -72,7 +98,7 @@ at::Tensor NvmeStorage::take_buffer() {
 void NvmeStorage::start_reading(Record& record) {
   if (record.buffer.defined()) return;
   record.buffer = take_buffer();
-  if (record.written) record.reading = file_->start_read(record.number, record.buffer);
+  if (record.written) record.reading = record.file->start_read(record.number, record.buffer);
 }
 
 void NvmeStorage::start_fetch(size_t page) {
@@ -80,7 +106,7 @@ void NvmeStorage::start_fetch(size_t page) {
   const auto at = records_.find(page);
   if (at == records_.end()) return;
   make_file();
-  start_reading(at->second);
+  for (Record& record : at->second) start_reading(record);
 }
 
 void NvmeStorage::fetch(size_t page) {
@@ -88,13 +114,20 @@ void NvmeStorage::fetch(size_t page) {
   const auto at = records_.find(page);
   if (at == records_.end()) return;
   make_file();
-  Record& record = at->second;
-  start_reading(record);
-  ++record.uses;
-  const memory::Pending reading = record.reading;
-  lock.unlock();
-  reading.wait();
-  lock.lock();
+  for (Record& record : at->second) {
+    start_reading(record);
+    ++record.uses;
+  }
+  for (Record& record : at->second) {
+    const memory::Pending reading = record.reading;
+    lock.unlock();
+    reading.wait();
+    lock.lock();
+    give_memory(record);
+  }
+}
+
+void NvmeStorage::give_memory(Record& record) {
   // Another thread that asked for it may have been quicker.
   if (std::exchange(record.has_memory, true)) return;
   for (const Piece& piece : record.pieces) {
@@ -108,7 +141,10 @@ void NvmeStorage::release(size_t page, Use use) {
   const std::lock_guard lock(mutex_);
   const auto at = records_.find(page);
   if (at == records_.end()) return;
-  Record& record = at->second;
+  for (Record& record : at->second) release(record, use);
+}
+
+void NvmeStorage::release(Record& record, Use use) {
   record.dirty |= use == Use::kWrite;
   if (--record.uses > 0) return;
   record.has_memory = false;
@@ -118,26 +154,26 @@ void NvmeStorage::release(size_t page, Use use) {
   const at::Tensor buffer = std::exchange(record.buffer, {});
   record.reading = {};
   if (!std::exchange(record.dirty, false)) {
-    idle_.push_back(buffer);
+    keep_idle(buffer);
     return;
   }
-  writing_.push_back({buffer, file_->start_write(record.number, buffer)});
+  writing_.push_back({buffer, record.file->start_write(record.number, buffer)});
   record.written = true;
-}
-
-offload::NvmeStatistics NvmeStorage::statistics() const {
-  const std::lock_guard lock(mutex_);
-  return file_ ? file_->statistics() : offload::NvmeStatistics();
 }
 
 int64_t NvmeStorage::buffer_bytes() const {
   const std::lock_guard lock(mutex_);
-  return file_ ? kBuffers * file_->largest_buffer_bytes() : 0;
+  return kBuffers * largest_buffer_bytes();
 }
 
 std::string NvmeStorage::describe() const {
   const std::lock_guard lock(mutex_);
-  return file_ ? file_->describe() + "; " + to_string(file_->statistics()) : "";
+  std::string lines;
+  for (const auto& file : files_) {
+    lines +=
+        c10::str(lines.empty() ? "" : "\n", file.describe(), "; ", to_string(file.statistics()));
+  }
+  return lines;
 }
 
 }  // namespace zeropage

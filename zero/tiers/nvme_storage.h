@@ -2,8 +2,9 @@
 // read before it is used and written after it.
 //
 // Three buffers of the largest record: while one page is used, the next is read and the last
-// written; more only while more pages are used at once. The file is made at the first use, when all
-// sizes are known. A page that was never written is not read, its tensors are as they began.
+// written; more only while more pages are used at once. The file is made at the first use, when
+// sizes are known. What is added later, as a parameter that was frozen begins to train, makes another record of its
+// page, in another file. A record that was never written is not read, its tensors are as they began.
 //
 // Ledger: what is in the file, of the tier kNvme; buffers are kStaging.
 // Threads: any, but for add().
@@ -13,7 +14,6 @@
 #include <deque>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,7 +34,7 @@ class NvmeStorage final : public TierStorage {
   explicit NvmeStorage(offload::NvmeFileOptions file);
   ~NvmeStorage() override;
 
-  // Throws once the file is made.
+  // Throws while the page is used.
   at::Tensor add(size_t page, int64_t numel, at::ScalarType dtype, double initial,
                  memory::Kind kind) override;
   void start_fetch(size_t page) override;
@@ -43,7 +43,6 @@ class NvmeStorage final : public TierStorage {
   bool stays() const override { return false; }
   int64_t buffer_bytes() const override;
 
-  offload::NvmeStatistics statistics() const;
   // Where, how and how much; "" before the first use.
   std::string describe() const override;
 
@@ -57,7 +56,8 @@ class NvmeStorage final : public TierStorage {
     memory::Kind kind = memory::Kind::kOptimizerState;
   };
   struct Record {
-    size_t number = 0;  // in the file
+    offload::NvmeFile* file = nullptr;  // null until the first use
+    size_t number = 0;                  // there
     std::vector<Piece> pieces;
     int64_t bytes = 0;
     bool written = false;
@@ -73,17 +73,21 @@ class NvmeStorage final : public TierStorage {
   };
 
   void make_file();
+  int64_t largest_buffer_bytes() const;
   void start_reading(Record& record);
+  void release(Record& record, Use use);
+  static void give_memory(Record& record);
+  void keep_idle(const at::Tensor& buffer);
   at::Tensor take_buffer();
   static at::Tensor piece_in(const at::Tensor& buffer, const Piece& piece);
 
   const std::shared_ptr<memory::Ledger> ledger_;
-  offload::NvmeFileOptions options_;
+  const offload::NvmeFileOptions options_;
 
   mutable std::mutex mutex_;
   // Guarded by mutex_.
-  std::map<size_t, Record> records_;  // by page
-  std::optional<offload::NvmeFile> file_;
+  std::map<size_t, std::deque<Record>> records_;  // by page
+  std::deque<offload::NvmeFile> files_;
   std::vector<at::Tensor> idle_;  // buffers
   std::deque<Writing> writing_;   // the earliest first
 };

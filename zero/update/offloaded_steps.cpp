@@ -38,6 +38,8 @@ OffloadedSteps::~OffloadedSteps() {
 }
 
 size_t OffloadedSteps::add(Part part) {
+  // The thread reads the parts that it updates.
+  for (size_t other = 0; other < parts_.size(); ++other) wait(other);
   OfPart of_part;
   if (part.to.defined() && part.to.scalar_type() != part.values.scalar_type()) {
     const auto bytes = static_cast<int64_t>(part.to.nbytes());

@@ -68,7 +68,7 @@ class OffloadedSteps {
   OffloadedSteps(const OffloadedSteps&) = delete;
   OffloadedSteps& operator=(const OffloadedSteps&) = delete;
 
-  // Before the first start(). Returns the part's number.
+  // Waits for the parts that were started. Returns the part's number.
   size_t add(Part part);
   // Where the part's update is to write its values in the precision of `to`, if that is lower;
   // undefined: none. Has memory while its step runs.
@@ -108,7 +108,7 @@ class OffloadedSteps {
   void send_up(OfPart& of_part, const at::Tensor& from);
   int64_t largest_copy_bytes() const;
 
-  // Constant after construction, and add().
+  // Changed by add() alone, while the thread has nothing to do.
   const std::shared_ptr<PageOffload> page_offload_;
   const Publish publish_;
   const std::shared_ptr<memory::Ledger> ledger_;

@@ -34,14 +34,15 @@ PageUpdates::PageUpdates(ShardedParameters parameters, const UpdateFactory& fact
   const ParameterPages& pages = *parameters_.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad) continue;
-    if (pages.offloads_optimizer(page)) {
-      updates_.push_back(make_offloaded(page));
-    } else {
-      updates_.push_back({page, factory_.make(page), std::nullopt});
-    }
+    updates_.push_back(make(page));
   }
   known_training_ = pages.training_version();
   adopt_groups();
+}
+
+PageUpdates::OfPage PageUpdates::make(size_t page) const {
+  if (parameters_.pages->offloads_optimizer(page)) return make_offloaded(page);
+  return {page, factory_.make(page), std::nullopt};
 }
 
 PageUpdates::OfPage PageUpdates::make_offloaded(size_t page) const {
@@ -92,8 +93,7 @@ void PageUpdates::adopt_pages(int64_t steps) {
   std::vector<OfPage> made;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!pages.layouts()[page].requires_grad || find(page) != nullptr) continue;
-    TORCH_INTERNAL_ASSERT(!pages.offloads_optimizer(page));
-    made.push_back({page, factory_.make(page), std::nullopt});
+    made.push_back(make(page));
     add_groups(made.back(), /*first=*/0);
     made.back().update->set_updates(steps);
   }
@@ -113,6 +113,8 @@ void PageUpdates::adopt_groups() {
 void PageUpdates::add_groups(OfPage& of_page, size_t first) const {
   std::vector<OwnedGroup> groups = groups_.owned(of_page.page, first);
   if (groups.empty()) return;
+  // Its thread may be making the update that is about to change.
+  if (of_page.part) steps_->wait(*of_page.part);
   for (const OwnedGroup& group : groups) of_page.groups.push_back(group.number);
   of_page.update->add_groups(std::move(groups));
 }

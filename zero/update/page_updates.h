@@ -60,6 +60,7 @@ class PageUpdates {
                     const std::function<void(size_t page)>& end_page) const;
 
  private:
+  OfPage make(size_t page) const;
   OfPage make_offloaded(size_t page) const;
   void adopt_pages(int64_t steps);
   void adopt_groups();

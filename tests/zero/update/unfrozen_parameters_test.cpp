@@ -1,0 +1,100 @@
+// Parameters that were frozen when the model was wrapped, and train from some step on, wherever they and the
+// optimizer's states lie.
+#include <gtest/gtest.h>
+
+#include "tests/harness/disk_folder.h"
+#include "tests/harness/mixed_precision_reference.h"
+#include "tests/harness/ranks.h"
+#include "tests/harness/reference.h"
+#include "tests/harness/tiny_models.h"
+#include "zero/zeropage.h"
+
+namespace zeropage::unfrozen_parameters_test {
+namespace {
+
+using namespace zeropage::testing;
+using memory::Tier;
+using torch::optim::AdamW;
+using torch::optim::AdamWOptions;
+using memory::operator""_KiB;
+
+constexpr int kSteps = 7;
+
+// Every other parameter: some of the pages train from the beginning on.
+void set_half(const torch::nn::Module& module, bool train) {
+  const auto parameters = module.parameters();
+  for (size_t index = 0; index < parameters.size(); index += 2) {
+    torch::Tensor(parameters[index]).requires_grad_(train);
+  }
+}
+
+struct Trained {
+  std::vector<torch::Tensor> values;
+  std::vector<double> norms;  // of the mean gradients, by step
+};
+
+// Unfreezes half of the module before step `first`, freezes it again for a step, and takes it back.
+Trained trained(int ranks, const Options& options, int first) {
+  Trained run;
+  run_ranks(ranks, [&](comm::World& world) {
+    auto module = make<Transformer>();
+    set_half(*module, false);
+    DistributedDataParallel<Transformer> model(module, world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    Accumulator accumulator(model, {.loss_scaler = accumulate::LossScalerOptions::fixed(1)});
+    for (int step = 0; step < kSteps; ++step) {
+      if (step == first) set_half(*module, true);
+      if (step == first + 2) set_half(*module, false);
+      if (step == first + 3) set_half(*module, true);
+      const Samples samples = samples_of(world.rank(), step);
+      accumulator.backward(loss_of(model(samples.inputs).to(torch::kFloat), samples));
+      const StepReport report = accumulator.step(optimizer);
+      if (world.rank() == 0) run.norms.push_back(report.norm);
+    }
+    visit_parameters(model, [&](const std::string&, const torch::Tensor& parameter) {
+      if (world.rank() == 0) run.values.push_back(parameter.clone());
+    });
+  });
+  return run;
+}
+
+class UnfrozenParametersTest : public ::testing::TestWithParam<int> {
+ protected:
+  void expect_alike(Options plain) const {
+    plain.stage = stage_of(GetParam());
+    plain.page_bytes = 4_KiB;
+    const DiskFolder folder;
+    for (const int first : {0, 2}) {
+      const Trained expected = trained(2, plain, first);
+      for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+        Options options = plain;
+        if (tier == Tier::kNvme) options.offload.nvme_directory = folder.path();
+        options.offload.optimizer = tier;
+        if (GetParam() == 3) options.offload.parameters = tier;
+        for (const StepWhen when : {StepWhen::kInStep, StepWhen::kInBackward}) {
+          SCOPED_TRACE(c10::str("from step ", first, ", ", name(tier), ", ",
+                                when == StepWhen::kInStep ? "in step()" : "in backward"));
+          options.offload.step = when;
+          const Trained run = trained(2, options, first);
+          EXPECT_TRUE(same_bits(expected.values, run.values));
+          EXPECT_EQ(expected.norms, run.norms);
+        }
+      }
+    }
+  }
+};
+
+TEST_P(UnfrozenParametersTest, TrainAsOnTheDeviceWhereverTheyLie) {
+  expect_alike({});
+}
+
+TEST_P(UnfrozenParametersTest, InBfloat16TrainAsOnTheDeviceWhereverTheyLie) {
+  Options options;
+  options.compute_dtype = torch::kBFloat16;
+  expect_alike(options);
+}
+
+INSTANTIATE_TEST_SUITE_P(Stages, UnfrozenParametersTest, ::testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace zeropage::unfrozen_parameters_test

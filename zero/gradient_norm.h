@@ -36,8 +36,7 @@ GradientNorm gradient_norm(const ModelRef& model);
 GradientNorm gradient_norm(const ModelRef& model, const torch::optim::Optimizer& optimizer);
 
 struct ClippedNorm {
-  double before = 0;
-  double after = 0;
+  double before = 0, after = 0;
 };
 
 // What to do about gradients that are not finite.

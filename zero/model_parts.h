@@ -20,8 +20,8 @@ class ModelParts {
   // module: null where nobody knows it, who is an optimizer alone.
   ModelParts(ShardedParameters sharded, comm::World all_ranks,
              std::shared_ptr<const torch::nn::Module> module);
-  // Of an optimizer alone: its parameters have the module's names. Throws where they are none of the module's, and where
-  // another optimizer has some of those.
+  // For an optimizer alone: its parameters get the module's names. Throws if they are none of the module's, or if another
+  // optimizer has some of those.
   ModelParts(ShardedParameters sharded, const torch::nn::Module& module);
 
   const ShardedParameters& sharded() const { return sharded_; }

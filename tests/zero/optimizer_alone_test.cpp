@@ -319,7 +319,7 @@ TEST_P(OptimizerAloneTest, TakesInParametersThatAreUnfrozen) {
   });
 }
 
-// Of another part than what trained before: no parameter that has a gradient had one then.
+// What is unfrozen is another part than what trained before: no parameter that has a gradient had one then.
 TEST_P(OptimizerAloneTest, TakesInParametersThatAreUnfrozenWhereTheOthersAreFrozen) {
   expect_bits_of_wrapper<HalfFrozen>([](auto& side) {
     return train(

@@ -43,7 +43,7 @@ at::Tensor NvmeStorage::add(size_t page, int64_t numel, at::ScalarType dtype, do
   return memory::tensor_in(record.pieces.back().storage, like, /*offset=*/0, dtype);
 }
 
-// Of all records that are in none.
+// Makes a file for all records that are in none.
 void NvmeStorage::make_file() {
   std::vector<Record*> placed;
   std::vector<int64_t> bytes;

@@ -76,7 +76,7 @@ ClippedNorm clip_grad_norm_(const ModelRef& model, double max_norm, NotFinite no
   ZP_CHECK(max_norm > 0, "clip_grad_norm_: expected a max_norm above 0, got ", max_norm);
   const GradientNorm norm = gradient_norm(model);
   if (!std::isfinite(norm.total)) {
-    const bool is_skipped = sharded_parameters_of(model).gradients->mean().is_skipped_at_overflow();
+    const bool is_skipped = model->sharded().gradients->mean().is_skipped_at_overflow();
     ZP_CHECK(
         not_finite == NotFinite::kReturn || (not_finite == NotFinite::kAsTheStep && is_skipped),
         "clip_grad_norm_: the norm of the gradients is ", norm.total, ": ",

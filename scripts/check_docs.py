@@ -5,11 +5,10 @@ Prints each breach; exit 1 if any.
 """
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, files
+
 SNIPPET = re.compile(r"```.*?```", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -19,12 +18,6 @@ PATH = re.compile(r"`([a-z_]+/[\w/]+(?:\.[a-z]+)?)`")
 RIDDLE = re.compile(r"(?:Of|In what|By what|To what|With what) ")
 COMMENT = re.compile(r"^\s*// ?(.*)$")
 HELP = re.compile(r'\.help\s*=\s*"([^"]*)"')
-
-
-def files(*suffixes):
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                            capture_output=True, text=True, check=False).stdout.split()
-    return sorted(name for name in listed if name.endswith(suffixes) and (ROOT / name).exists())
 
 
 def anchor_of(heading):

@@ -6,11 +6,10 @@ Prints each breach; exit 1 if any.
 """
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, files
+
 FLOORS = {"memory", "device", "operators", "paging"}
 LEAVES = {"comm", "offload", "accumulate", "checkpointing", "data", "state"}
 # Which folders a folder may include, besides itself.
@@ -54,12 +53,6 @@ PAST_THE_OWNER = re.compile(r"non_blocking=\*/\s*true|\bcopy_\([^;]*,\s*true\)|\
 OWNER_OF_COPIES = "device/page_locked.cpp"
 LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 BARE_ENUMERATOR = re.compile(r"(?<![:\w])k[A-Z]\w+")
-
-
-def files(*suffixes):
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT,
-                            capture_output=True, text=True, check=False).stdout.split()
-    return sorted(name for name in listed if name.endswith(suffixes) and (ROOT / name).exists())
 
 
 def behind(header, seen):

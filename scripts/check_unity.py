@@ -8,11 +8,11 @@ Prints each breach; exit 1 if any."""
 
 import collections
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, files
+
 # Compiled by themselves: flags of their own, or CUDA's headers.
 ALONE = re.compile(r"^offload/cpu/|/cuda/|/no_(?:cuda|nccl|cuda_devices)\.cpp$")
 TYPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:struct|class|enum class|enum)\s+(?:alignas\([^)]*\)\s*)?(\w+)")
@@ -22,12 +22,6 @@ DECLARED = re.compile(r"using ((?:\w+::)+(\w+))$")
 # Not the class of a type within one.
 NAMESPACE = re.compile(r"\b[a-z]\w*::")
 VALUE = re.compile(r"(\w+)\s*(?:\[[^\]]*\]\s*)*(?:=|\{|$)")
-
-
-def sources(*patterns):
-    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns], cwd=ROOT,
-                            capture_output=True, text=True, check=True).stdout.split()
-    return sorted(name for name in set(listed) if (ROOT / name).exists())
 
 
 def plain(text):
@@ -104,7 +98,7 @@ def name_of(statement):
 def breaches():
     where = collections.defaultdict(set)
     aliases = collections.defaultdict(dict)
-    for name in sources("*.cpp"):
+    for name in files(".cpp"):
         folder = name.split("/")[0]
         if folder == "tests" or ALONE.search(name):
             continue
@@ -133,7 +127,7 @@ def breaches():
         if len(names) > 1:
             yield (f"{', '.join(sorted(names))}: each has {declared} in an anonymous namespace of {namespace or 'the global one'}; "
                    "they are compiled as one: give one another name, or share it")
-    for name in sources("tests/*_test.cpp"):
+    for name in files("_test.cpp"):
         stem = Path(name).stem
         if not re.search(rf"^namespace (?:[\w:]+::)?{stem} \{{", (ROOT / name).read_text(), re.MULTILINE):
             yield f"{name}: expected a namespace of its own, ...::{stem}: test sources are compiled as one"

@@ -13,11 +13,10 @@ is deleted do not. A derived class counts what it declares itself. Two things do
 """
 
 import re
-import subprocess
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from tracked import ROOT, files
+
 LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "data", "state", "parallel", "zero", "planning")
 MOST_METHODS, MOST_MEMBERS = 20, 12
 COLLECTIVE = re.compile(r"(start_)?(all_gather|all_reduce|all_to_all|barrier|broadcast|gather|recv|reduce|reduce_scatter|scatter|send)$")
@@ -100,9 +99,7 @@ def is_plain(keyword, body):
 
 
 def classes():
-    names = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.h", "*.cpp"], cwd=ROOT, capture_output=True,
-                           text=True, check=True).stdout.split()
-    for name in names:
+    for name in files(".h", ".cpp"):
         if name.split("/")[0] not in LIBRARY:
             continue
         text = TOKEN.sub(" ", (ROOT / name).read_text())

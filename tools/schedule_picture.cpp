@@ -189,7 +189,7 @@ class Drawing {
     if (!label.empty()) words(left + width / 2, base, label, "", "middle");
   }
 
-  // As much of the text as there is room for.
+  // The longest of its texts for which there is room; "" if there is none.
   std::string label_in(const Action& action, double width) const {
     const std::string number = std::to_string(action.micro_batch);
     const std::string whole =

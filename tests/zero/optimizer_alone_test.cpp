@@ -521,7 +521,7 @@ TEST_P(OptimizerAloneStateTest, BringsWeightsInAndOut) {
     Alone<ConvNet> by_optimizer(world, options());
     load_weights(path("weights"), by_optimizer.net, by_optimizer.optimizer);
     EXPECT_TRUE(same_bits(saved, parameters_of(by_optimizer)));
-    // As a plain module, which the pages follow.
+    // Weights are loaded into the plain module, and the pages follow.
     Alone<ConvNet> plain(world, options());
     load_weights(path("weights"), plain.net);
     const auto step = [&](auto& side) {

@@ -38,8 +38,12 @@ OffloadedSteps::~OffloadedSteps() {
 }
 
 size_t OffloadedSteps::add(Part part) {
-  // The thread reads the parts that it updates.
-  for (size_t other = 0; other < parts_.size(); ++other) wait(other);
+  {
+    // The thread reads the parts that it updates.
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return under_way_ == 0 || error_; });
+    if (error_) std::rethrow_exception(error_);
+  }
   OfPart of_part;
   if (part.to.defined() && part.to.scalar_type() != part.values.scalar_type()) {
     const auto bytes = static_cast<int64_t>(part.to.nbytes());
@@ -83,6 +87,7 @@ void OffloadedSteps::start(size_t part, Step step, const Gradient& gradient,
     if (error_) std::rethrow_exception(error_);
     of_part.started = true;
     of_part.done = false;
+    ++under_way_;
     tasks_.push_back(std::move(task));
   }
   changed_.notify_all();
@@ -142,6 +147,7 @@ void OffloadedSteps::run() {
     lock.lock();
     error_ = error;
     parts_[task.part].done = true;
+    --under_way_;
     changed_.notify_all();
   }
 }

@@ -121,6 +121,7 @@ class OffloadedSteps {
   std::condition_variable changed_;
   // Guarded by mutex_, and `done` and `up` of parts_.
   std::deque<Task> tasks_;
+  size_t under_way_ = 0;  // started and not done
   bool ends_ = false;
   std::exception_ptr error_;
 

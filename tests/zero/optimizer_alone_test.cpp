@@ -319,6 +319,19 @@ TEST_P(OptimizerAloneTest, TakesInParametersThatAreUnfrozen) {
   });
 }
 
+TEST_P(OptimizerAloneTest, TakesInParametersThatAreUnfrozenBetweenTheStepsOfAnAccumulator) {
+  expect_bits_of_wrapper<Oddball>([](auto& side) {
+    Accumulator accumulator(side.ref(), {.micro_steps = 2, .clip_norm = 0.2});
+    for (int step = 0; step < 4; ++step) {
+      for (auto& parameter : side.net->frozen->parameters()) parameter.requires_grad_(step >= 2);
+      accumulator.backward(loss_of_step(side, 10 * step));
+      accumulator.backward(loss_of_step(side, 10 * step + 1));
+      accumulator.step(side.optimizer);
+    }
+    return parameters_of(side);
+  });
+}
+
 // What is unfrozen is another part than what trained before: no parameter that has a gradient had one then.
 TEST_P(OptimizerAloneTest, TakesInParametersThatAreUnfrozenWhereTheOthersAreFrozen) {
   expect_bits_of_wrapper<HalfFrozen>([](auto& side) {

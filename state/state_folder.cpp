@@ -150,7 +150,9 @@ void make_folders(const fs::path& folder) {
                      "expected a folder, got something else; move it away, or give another folder");
   }
   make_folders(folder.parent_path());
-  make_directory(folder);
+  // Another run may make it at this moment.
+  if (::mkdir(folder.c_str(), 0755) != 0 && errno != EEXIST)
+    throw_call_failed(folder, "mkdir", errno);
   sync_directory(folder.parent_path());
 }
 
@@ -254,14 +256,20 @@ void NewState::put_in_place() {
   }
 }
 
+// Another run that saves into the same folder may do the same at this moment. Either's link is whole and may become
+// `latest`, so each goes on until one of its renames had a link to rename.
 void NewState::point_latest() const {
   const fs::path folder = target_.parent_path();
   const fs::path link = hidden(folder / kLatest, ".writing");
-  remove_file(link);
-  if (::symlink(target_.filename().c_str(), link.c_str()) != 0) {
-    throw_call_failed(link, "symlink", errno);
+  for (;;) {
+    remove_file(link);
+    if (::symlink(target_.filename().c_str(), link.c_str()) != 0) {
+      if (errno == EEXIST) continue;
+      throw_call_failed(link, "symlink", errno);
+    }
+    if (::rename(link.c_str(), (folder / kLatest).c_str()) == 0) break;
+    if (errno != ENOENT) throw_call_failed(link, "rename to " + (folder / kLatest).string(), errno);
   }
-  move_to(link, folder / kLatest);
   sync_directory(folder);
 }
 

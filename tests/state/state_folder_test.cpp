@@ -1,6 +1,10 @@
 #include "state/state_folder.h"
 
+#include <array>
+#include <string>
+#include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,6 +18,7 @@ namespace {
 
 using namespace zeropage::testing;
 using ::testing::AllOf;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -167,6 +172,28 @@ TEST_F(StateFolderTest, WhatARunThatDiedLeftIsRemovedByTheNextSave) {
   }
   save_step(20);
   EXPECT_THAT(names_in(run_), UnorderedElementsAre("step-20", "latest"));
+}
+
+TEST_F(StateFolderTest, RunsThatSaveIntoOneFolderAtOnceAllSave) {
+  constexpr int kRuns = 4;
+  constexpr int64_t kStates = 50;
+  std::array<std::string, kRuns> errors;
+  std::vector<std::thread> runs;
+  for (int run = 0; run < kRuns; ++run) {
+    runs.emplace_back([&, run] {
+      try {
+        for (int64_t i = 0; i < kStates; ++i) {
+          save(trained_state(i), run_ / ("run" + std::to_string(run)), /*update_latest=*/true);
+        }
+      } catch (const std::exception& error) {
+        errors[run] = error.what();
+      }
+    });
+  }
+  for (std::thread& run : runs) run.join();
+  EXPECT_THAT(errors, Each(""));
+  EXPECT_THAT(names_in(run_), UnorderedElementsAre("run0", "run1", "run2", "run3", "latest"));
+  EXPECT_EQ(step_of(find_state(run_)), kStates - 1);
 }
 
 TEST_F(StateFolderTest, ALinkUnderTheNameOfWritingIsNotFollowed) {

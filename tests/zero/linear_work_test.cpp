@@ -216,10 +216,11 @@ void look_at(Work& work, Model& model, Optimizer<AdamW>& optimizer) {
     average.swap_in();
     average.swap_out();
   });
+  // The state is not put into the system's folder for temporary files itself: a save looks at what lies beside it.
   const auto folder = std::filesystem::temp_directory_path() /
                       ("zeropage-linear-work-" + std::to_string(::getpid()));
-  work.count("saving", [&] { save_state(folder, model, optimizer); });
-  work.count("loading", [&] { load_state(folder, model, optimizer); });
+  work.count("saving", [&] { save_state(folder / "step", model, optimizer); });
+  work.count("loading", [&] { load_state(folder / "step", model, optimizer); });
   std::filesystem::remove_all(folder);
 }
 

@@ -29,7 +29,6 @@ foreach(header IN LISTS installed)
   get_filename_component(folder ${header} DIRECTORY)
   install(FILES ${header} DESTINATION include/zeropage/${folder})
 endforeach()
-install(DIRECTORY ${PROJECT_BINARY_DIR}/moved/ DESTINATION include/zeropage)
 configure_package_config_file(cmake/ZeropageConfig.cmake.in ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake

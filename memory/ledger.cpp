@@ -88,6 +88,15 @@ std::string_view name(Tier tier) {
   return kNames[static_cast<size_t>(tier)];
 }
 
+TierBytes& TierBytes::operator+=(const TierBytes& other) {
+  for (size_t tier = 0; tier < by_tier.size(); ++tier) {
+    for (size_t kind = 0; kind < kKindCount; ++kind) {
+      by_tier[tier].bytes[kind] += other.by_tier[tier].bytes[kind];
+    }
+  }
+  return *this;
+}
+
 int64_t Breakdown::total() const {
   return std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
 }

@@ -72,6 +72,15 @@ struct Breakdown {
   int64_t activations() const;
 };
 
+// Bytes by tier, and by kind in each.
+struct TierBytes {
+  std::array<Breakdown, kTierCount> by_tier{};
+
+  const Breakdown& operator[](Tier tier) const { return by_tier[static_cast<size_t>(tier)]; }
+  Breakdown& operator[](Tier tier) { return by_tier[static_cast<size_t>(tier)]; }
+  TierBytes& operator+=(const TierBytes& other);
+};
+
 class EventSinkSlot;
 
 class Ledger {

@@ -13,6 +13,7 @@
 #include "operators/generator_state.h"
 #include "planning/step_time.h"
 #include "planning/trial.h"
+#include "zero/plan/byte_plan.h"
 
 namespace zeropage {
 namespace {
@@ -101,7 +102,7 @@ struct Arrangement {
 };
 
 Forecast forecast_of(const WorldDescription& world, const PlannedSetting& setting,
-                     const TierBytes& held, const StepFigures& figures) {
+                     const memory::TierBytes& held, const StepFigures& figures) {
   Forecast forecast{.setting = setting,
                     .held = held,
                     .at_peak = figures.at_peak,
@@ -376,8 +377,8 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
       if (!arrangement.has(tier)) continue;
       const Places places = arrangement.to(tier);
       const Options training = trial_options(options.training, places, PagingSetting());
-      const TierBytes held = formula_bytes(training, parameters, world.ranks, states);
-      TierBytes with_gradients = held;
+      const memory::TierBytes held = formula_bytes(training, parameters, world.ranks, states);
+      memory::TierBytes with_gradients = held;
       with_gradients[Tier::kDevice][memory::Kind::kGradient] +=
           formula_gradient_bytes(training, parameters, world.ranks);
       plan.forecasts.push_back(forecast_of(world, setting_of(places, CheckpointPolicy::kNone, {}),

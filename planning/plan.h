@@ -41,7 +41,6 @@
 #include "planning/planned_model.h"
 #include "planning/setting.h"
 #include "zero/options.h"
-#include "zero/plan/byte_plan.h"
 
 namespace zeropage {
 
@@ -71,9 +70,9 @@ struct PlanOptions {
 struct Forecast {
   PlannedSetting setting;
   // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
-  TierBytes held;
+  memory::TierBytes held;
   // Each tier by kind, at the moment when its total is highest.
-  TierBytes at_peak;
+  memory::TierBytes at_peak;
   // The most that the device's allocator reserves, below its limit if that is enough. 0: each tensor is allocated
   // by itself, or no steps were run.
   int64_t reserved_bytes = 0;

@@ -8,6 +8,7 @@
 #include "planning/simulated_workspaces.h"
 #include "planning/touched_bytes.h"
 #include "zero/accumulator.h"
+#include "zero/plan/byte_plan.h"
 #include "zero/recompute.h"
 #include "zero/setup/sharded_parameters.h"
 #include "zero/update/sharded_updates.h"
@@ -102,7 +103,7 @@ int64_t Trial::parameters() const {
   return numel;
 }
 
-TierBytes Trial::held(const Options& options) const {
+memory::TierBytes Trial::held(const Options& options) const {
   const auto states = updates_of(parts_->planned->optimizer()).states_of_a_parameter();
   const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
   const comm::World& shards = pages.shards();

@@ -17,7 +17,7 @@ namespace zeropage::detail {
 
 // Figures of rank 0, in a step after the first.
 struct StepFigures {
-  TierBytes at_peak;
+  memory::TierBytes at_peak;
   // Forecast::reserved_bytes, and by how much that is more than there is.
   int64_t reserved_bytes = 0;
   int64_t missing_reserved_bytes = 0;
@@ -39,7 +39,7 @@ class Trial {
 
   int64_t parameters() const;
   // From step to step, by a byte plan: of these options, or of others that shard alike.
-  TierBytes held(const Options& options) const;
+  memory::TierBytes held(const Options& options) const;
   // Elements that this rank updates.
   int64_t updated_numel() const;
   // Buffers on the host through which what is on NVMe passes.

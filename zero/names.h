@@ -64,6 +64,7 @@ using memory::memory_table;
 using memory::MemoryColumn;
 using memory::parse_bytes;
 using memory::Tier;
+using memory::TierBytes;
 using memory::operator""_GiB;
 using memory::operator""_KiB;
 using memory::operator""_MiB;

@@ -7,7 +7,7 @@ int64_t state_tensors(const std::string& optimizer) {
   return optimizer == "adagrad" || optimizer == "lion" ? 1 : 2;
 }
 
-zeropage::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size) {
+zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size) {
   return formula_bytes(flags.options, parameters, world_size, state_tensors(flags.optimizer));
 }
 

@@ -10,7 +10,7 @@
 namespace train_gpt {
 
 // zeropage::formula_bytes() for the flags. With --offload-bytes as if all left.
-zeropage::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size);
+zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size);
 
 // zeropage::formula_gradient_bytes() for them.
 int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size);

@@ -12,7 +12,7 @@
 namespace train_gpt {
 namespace {
 
-using zeropage::TierBytes;
+using zeropage::memory::TierBytes;
 using zeropage::checkpointing::RecomputeStatistics;
 using zeropage::comm::Traffic;
 using zeropage::memory::Breakdown;
@@ -152,8 +152,8 @@ nlohmann::json activations_json(const CheckpointFlags& flags, const RunFigures& 
 }
 
 // What left rank 0's device.
-std::string offload_lines(const Flags& flags, const RankMemory& memory, const TierBytes& expected,
-                          const RunFigures& run) {
+std::string offload_lines(const Flags& flags, const RankMemory& memory,
+                          const memory::TierBytes& expected, const RunFigures& run) {
   using zeropage::memory::format_bytes;
   std::ostringstream out;
   out << "offloaded               host " << format_bytes(memory.on_host.total()) << " (formula "
@@ -206,7 +206,7 @@ std::string table(const Flags& flags, const RunFigures& run,
   }
   const int data_ranks = static_cast<int>(ranks.size()) / flags.ranks_of_model();
   const int64_t parameters = ranks.front().parameters;
-  const TierBytes expected = memory_formula(flags, parameters, data_ranks);
+  const memory::TierBytes expected = memory_formula(flags, parameters, data_ranks);
   // Its rows are of the peak, when gradients may be there.
   zeropage::memory::MemoryColumn formula{"formula", expected[Tier::kDevice],
                                          expected[Tier::kDevice].persistent()};
@@ -239,7 +239,7 @@ void write_json(const Flags& flags, const RunFigures& run, const std::vector<Ran
   nlohmann::json messages_sent = nlohmann::json::array();
   nlohmann::json by_axis = nlohmann::json::array();
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    const TierBytes formula = memory_formula(
+    const memory::TierBytes formula = memory_formula(
         flags, ranks[rank].parameters, static_cast<int>(ranks.size()) / flags.ranks_of_model());
     const RankMemory& figures = ranks[rank].memory;
     memory.push_back({{"rank", rank},

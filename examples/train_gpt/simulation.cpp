@@ -45,7 +45,7 @@ struct SimulatedRank {
   int64_t parameters = 0;
   int64_t persistent_bytes = 0;
   zeropage::memory::Breakdown at_peak;  // over all steps
-  zeropage::TierBytes away;             // after the last one, on the host and on NVMe
+  zeropage::memory::TierBytes away;             // after the last one, on the host and on NVMe
   SimulationFigures wrapping;           // wrapping the model
   SimulationFigures all_steps;          // and all steps
   SentByAxis wire;

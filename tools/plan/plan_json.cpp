@@ -16,7 +16,7 @@ json kinds(const memory::Breakdown& bytes) {
   return object;
 }
 
-json by_tier(const TierBytes& bytes) {
+json by_tier(const memory::TierBytes& bytes) {
   json object;
   for (const Tier tier : kEachTier) object[std::string(memory::name(tier))] = kinds(bytes[tier]);
   return object;

@@ -234,15 +234,6 @@ class Planner {
 
 }  // namespace
 
-TierBytes& TierBytes::operator+=(const TierBytes& other) {
-  for (size_t tier = 0; tier < by_tier.size(); ++tier) {
-    for (size_t kind = 0; kind < memory::kKindCount; ++kind) {
-      by_tier[tier].bytes[kind] += other.by_tier[tier].bytes[kind];
-    }
-  }
-  return *this;
-}
-
 BytePlan::BytePlan(const std::vector<PageLayout>& layouts, const Options& options, int rank,
                    int world_size)
     : options_(options), rank_(rank), world_size_(world_size) {
@@ -271,8 +262,8 @@ void BytePlan::begin_training(size_t page, const PageLayout& layout) {
   pages_[page] = Planner(options_, rank_, world_size_).plan(layout, leaves);
 }
 
-TierBytes BytePlan::held(int64_t states) const {
-  TierBytes all = this->states(states);
+memory::TierBytes BytePlan::held(int64_t states) const {
+  memory::TierBytes all = this->states(states);
   int64_t largest_passing = 0;
   int64_t passing = 0;
   for (const PagePlan& page : pages_) {
@@ -292,14 +283,14 @@ int64_t BytePlan::gradient_bytes() const {
   return bytes;
 }
 
-TierBytes BytePlan::held_with_gradients(int64_t states) const {
-  TierBytes all = held(states);
+memory::TierBytes BytePlan::held_with_gradients(int64_t states) const {
+  memory::TierBytes all = held(states);
   all[Tier::kDevice][Kind::kGradient] += gradient_bytes();
   return all;
 }
 
-TierBytes BytePlan::states(int64_t states) const {
-  TierBytes all;
+memory::TierBytes BytePlan::states(int64_t states) const {
+  memory::TierBytes all;
   for (const PagePlan& page : pages_) {
     all[page.optimizer_tier][Kind::kOptimizerState] += page.state_bytes * states;
   }
@@ -322,11 +313,11 @@ int64_t BytePlan::transient_bytes() const {
                                      : 2 * largest_page_bytes);
 }
 
-TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
-                        int64_t states) {
+memory::TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
+                                int64_t states) {
   const Manner manner = manner_of(options);
   const PagePlan page = plan_of(options, manner);
-  TierBytes formula;
+  memory::TierBytes formula;
   for (const Buffer& buffer : buffers_of(page, manner)) {
     if (passes(options, buffer) || goes_when_zeroed(buffer)) continue;
     formula[buffer.tier][buffer.kind] +=

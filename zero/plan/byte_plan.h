@@ -9,7 +9,6 @@
 // A value. Bytes include the padding of shards, but padding has no state.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -41,16 +40,6 @@ enum class MasterWeightsAs : uint8_t {
   kRemainders,  // the 16 bits that make fp32 of bf16 (offload/split_value.h)
 };
 
-struct TierBytes {
-  std::array<memory::Breakdown, memory::kTierCount> by_tier{};
-
-  const memory::Breakdown& operator[](memory::Tier tier) const {
-    return by_tier[static_cast<size_t>(tier)];
-  }
-  memory::Breakdown& operator[](memory::Tier tier) { return by_tier[static_cast<size_t>(tier)]; }
-  TierBytes& operator+=(const TierBytes& other);
-};
-
 struct PagePlan {
   Sharing parameters = Sharing::kReplicated;
   Sharing gradients = Sharing::kReplicated;
@@ -77,7 +66,7 @@ struct PagePlan {
   // Bytes of one state of the optimizer.
   int64_t state_bytes = 0;
   // From step to step, but for states and gradients that pass.
-  TierBytes held;
+  memory::TierBytes held;
   // Bytes of its gradient on the device, whole or the shard, from the first gradient of a backward until it is zeroed.
   int64_t gradient_bytes = 0;
 };
@@ -102,13 +91,13 @@ class BytePlan {
 
   // What this rank holds from step to step, with an optimizer of that many states: between zero_grad() and the next
   // backward.
-  TierBytes held(int64_t states) const;
+  memory::TierBytes held(int64_t states) const;
   // What its gradients take on the device besides, from backward to zero_grad().
   int64_t gradient_bytes() const;
   // Both: what it holds at the end of a backward.
-  TierBytes held_with_gradients(int64_t states) const;
+  memory::TierBytes held_with_gradients(int64_t states) const;
   // The states alone.
-  TierBytes states(int64_t states) const;
+  memory::TierBytes states(int64_t states) const;
   // What it holds on the device besides while a step runs: two largest pages, or the budget, and a bucket.
   int64_t transient_bytes() const;
 
@@ -121,7 +110,8 @@ class BytePlan {
 
 // What a rank holds from step to step of an fp32 module of that many parameters, as if nothing were padded and all
 // of it sharded, cast and offloaded as the options say. states: of the optimizer, for each parameter.
-TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size, int64_t states);
+memory::TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
+                                int64_t states);
 // What its gradients take on the device besides, from backward to zero_grad(). ZeRO's formula (Rajbhandari et al. 2020,
 // section 5) is the sum of both.
 int64_t formula_gradient_bytes(const Options& options, int64_t parameters, int world_size);

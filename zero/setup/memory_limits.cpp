@@ -34,7 +34,7 @@ std::string past(const char* memory, const char* option, const std::string& what
 
 // How many states the optimizer has, by what it holds.
 int64_t states_held(const BytePlan& plan, const MemoryShortage& shortage) {
-  const TierBytes one = plan.states(1);
+  const memory::TierBytes one = plan.states(1);
   const int64_t of_one = one[Tier::kDevice].total() + one[Tier::kHost].total();
   if (of_one == 0) return 0;
   const int64_t held =
@@ -77,7 +77,7 @@ class Changes {
   static constexpr int kMostChanges = 3;
 
   // In the memory that has run out.
-  int64_t held(const TierBytes& bytes) const {
+  int64_t held(const memory::TierBytes& bytes) const {
     const bool counts_device = device_is_host_ || !shortage_.is_of_host;
     const bool counts_host = device_is_host_ || shortage_.is_of_host;
     return (counts_device ? bytes[Tier::kDevice].total() : 0) +
@@ -129,7 +129,7 @@ MemoryLimits limits_of(const comm::World& world, const Options& options) {
 }
 
 void check_limits_hold(const comm::World& world, const Options& options, const std::string& what,
-                       const TierBytes& need, int64_t transient_bytes) {
+                       const memory::TierBytes& need, int64_t transient_bytes) {
   const MemoryLimits limits = limits_of(world, options);
   if (!limits.any()) return;
   const int64_t on_device = need[Tier::kDevice].total() + transient_bytes;

@@ -19,7 +19,7 @@ memory::MemoryLimits limits_of(const comm::World& world, const Options& options)
 // figures as a table. what: "the model". need: from step to step. transient_bytes: on the device, while a step
 // runs. Collective where there is a limit.
 void check_limits_hold(const comm::World& world, const Options& options, const std::string& what,
-                       const TierBytes& need, int64_t transient_bytes);
+                       const memory::TierBytes& need, int64_t transient_bytes);
 
 // From here on no allocation of the calling thread's ledger passes a limit, and who runs out of memory is told
 // the cheapest changes that would have fitted. layouts: of the model's pages.

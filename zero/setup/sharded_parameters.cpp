@@ -115,7 +115,7 @@ std::shared_ptr<const memory::MemoryLimitScope> check_memory(const ParameterPage
                                                              int64_t held_bytes) {
   const comm::World& world = pages.world();
   const BytePlan& plan = pages.plan();
-  const TierBytes held = plan.held_with_gradients(/*states=*/0);
+  const memory::TierBytes held = plan.held_with_gradients(/*states=*/0);
   check_limits_hold(world, options, "the model", held, plan.transient_bytes());
   check_device_holds(world, "the model",
                      {.persistent = held[memory::Tier::kDevice],

@@ -42,7 +42,7 @@ void ShardedUpdates::check_class_takes_options(const torch::optim::Optimizer& op
 
 void ShardedUpdates::check_memory_holds_states() const {
   const ParameterPages& pages = *parameters_.pages;
-  TierBytes states = pages.plan().states(states_of_a_parameter());
+  memory::TierBytes states = pages.plan().states(states_of_a_parameter());
   check_limits_hold(pages.world(), parameters_.options, "the model with its optimizer",
                     pages.plan().held_with_gradients(states_of_a_parameter()),
                     pages.plan().transient_bytes());

@@ -107,7 +107,7 @@ void train_step(DistributedDataParallel<ThreeLayers>& model, torch::optim::Optim
   optimizer.step();
 }
 
-void expect_bytes(const TierBytes& planned) {
+void expect_bytes(const memory::TierBytes& planned) {
   const memory::Ledger& ledger = *memory::Ledger::current();
   const memory::Breakdown now = ledger.now();
   for (const Kind kind :
@@ -183,7 +183,7 @@ TEST(BytePlanFormulaTest, IsThePlanOfAPageWithoutPadding) {
         const PageLayout page =
             page_of(numel, ranks, way.options.compute_dtype.value_or(c10::kFloat));
         const BytePlan plan({page}, way.options, ranks - 1, ranks);
-        const TierBytes formula = formula_bytes(way.options, numel, ranks, kStatesOfAdamW);
+        const memory::TierBytes formula = formula_bytes(way.options, numel, ranks, kStatesOfAdamW);
         for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
           EXPECT_EQ(memory::to_text(plan.held(kStatesOfAdamW)[tier]),
                     memory::to_text(formula[tier]));
@@ -203,7 +203,8 @@ TEST(BytePlanFormulaTest, IsZerosOfFp32AndAdam) {
       {Stage::kGradients, 4 * kParameters + 12 * kParameters / kRanks},
       {Stage::kParameters, 16 * kParameters / kRanks}};
   for (const auto& [stage, bytes] : expected) {
-    const TierBytes held = formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
+    const memory::TierBytes held =
+        formula_bytes({.stage = stage}, kParameters, kRanks, kStatesOfAdamW);
     EXPECT_EQ(held[Tier::kDevice].persistent() +
                   formula_gradient_bytes({.stage = stage}, kParameters, kRanks),
               bytes)
@@ -236,7 +237,7 @@ TEST(BytePlanFormulaTest, HasWhatLeavesInItsTier) {
     Options options{.stage = expected.stage};
     options.offload.optimizer = expected.optimizer;
     options.offload.parameters = expected.parameters;
-    const TierBytes formula = formula_bytes(options, kParameters, kRanks, kStatesOfAdamW);
+    const memory::TierBytes formula = formula_bytes(options, kParameters, kRanks, kStatesOfAdamW);
     SCOPED_TRACE(c10::str("stage ", text_of(expected.stage), ", optimizer in tier ",
                           memory::name(expected.optimizer), ", parameters in tier ",
                           memory::name(expected.parameters)));

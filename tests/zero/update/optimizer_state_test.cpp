@@ -212,7 +212,7 @@ TEST(SplitMasterWeightsTest, CostTwoBytesForEachElementThatThisRankOwns) {
       expected += 2 * pages.owned(page).numel();
     }
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, expected);
-    const TierBytes planned = pages.plan().held(/*states=*/2);
+    const memory::TierBytes planned = pages.plan().held(/*states=*/2);
     EXPECT_EQ(planned[memory::Tier::kDevice][Kind::kMasterWeights], expected);
   });
 }

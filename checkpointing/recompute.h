@@ -48,8 +48,6 @@
 
 #include "checkpointing/activation_scope.h"
 #include "checkpointing/recompute_statistics.h"
-// Programs of release 0.1 have this from here.
-#include "memory/ledger.h"
 
 namespace zeropage::checkpointing {
 

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "zero/distributed_data_parallel.h"
+
 namespace zeropage {
 
 checkpointing::Recompute recompute(const DistributedDataParallelBase& model,

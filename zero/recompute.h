@@ -16,9 +16,10 @@
 #pragma once
 
 #include "checkpointing/recompute.h"
-#include "zero/distributed_data_parallel.h"
 
 namespace zeropage {
+
+class DistributedDataParallelBase;
 
 // options: their `device` becomes the model's, and `agree`, unless it is set, a broadcast over the
 // model's ranks. Give ranks the same options, and batches of the same shapes.

@@ -7,10 +7,10 @@ namespace zeropage::comm {
 void fail(const World& world, const std::string& why) {
   const auto watch = world.communicator().watch();
   if (!watch) return;
-  const detail::Account account{.cause = why, .call = ""};
-  watch->condemn(account);
-  watch->tell_kin(account);
-  watch->wait_until_told();
+  const detail::FailureReason account{.cause = why, .call = ""};
+  watch->fail_with(account);
+  watch->fail_group(account);
+  watch->wait_until_announced();
 }
 
 }  // namespace zeropage::comm

@@ -115,7 +115,7 @@ World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const Wo
     adopt(std::make_unique<SoloCommunicator>(choose_device(options.device)));
     return;
   }
-  state_->kin = std::make_shared<detail::Kin>();
+  state_->group = std::make_shared<detail::WatchGroup>();
   begin_texts();
   check_agreement("the world",
                   {c10::str("world size: ", size()), c10::str("LibTorch: ", TORCH_VERSION),
@@ -171,8 +171,8 @@ void World::begin_texts() {
       .limits = state_->wishes.limits,
       .begins_at_call = state_->wishes.begins_at_call,
       .names = state_->names,
-      .kin = state_->kin});
-  state_->kin->add(state_->watch);
+      .group = state_->group});
+  state_->group->add(state_->watch);
   state_->begin_texts();
 }
 

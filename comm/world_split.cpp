@@ -86,7 +86,7 @@ World World::subset(const std::vector<int>& ranks, const std::string& where) con
   state->wishes = whole.wishes;
   state->deadline = whole.deadline;
   state->bind_address = whole.bind_address;
-  state->kin = whole.kin;
+  state->group = whole.group;
   state->ranks_on_device = whole.ranks_on_device;
   state->place = whole.place;
   state->place.rank = static_cast<int>(own - ranks.begin());

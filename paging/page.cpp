@@ -6,8 +6,8 @@
 
 namespace zeropage::memory {
 
-Page::Page(std::string name, int64_t bytes, std::vector<Tenant> tenants)
-    : name_(std::move(name)), bytes_(bytes), tenants_(std::move(tenants)) {}
+Page::Page(std::string name, int64_t bytes, std::vector<StorageInPage> page_storages)
+    : name_(std::move(name)), bytes_(bytes), page_storages_(std::move(page_storages)) {}
 
 void Page::begin_fetch(Fetch fetch) {
   move_to(State::kEvicted, State::kFetching);
@@ -17,13 +17,13 @@ void Page::begin_fetch(Fetch fetch) {
 void Page::finish_fetch() {
   move_to(State::kFetching, State::kClean);
   fetch_.arrival = {};
-  tenants_.arrive(fetch_.buffer.data_ptr());
+  page_storages_.arrive(fetch_.buffer.data_ptr());
 }
 
 void Page::abandon_fetch() {
   move_to(State::kFetching, State::kEvicted);
   fetch_ = {};
-  prefetched = failed = aside = false;
+  prefetched = failed = fetched_by_guard = false;
 }
 
 void Page::mark_dirty() {
@@ -37,10 +37,10 @@ void Page::mark_clean() {
 void Page::evict() {
   move_to(State::kClean, State::kEvicted);
   TORCH_INTERNAL_ASSERT(!users.any(), "page \"", name_, "\" is evicted while an operator uses it");
-  tenants_.leave();
+  page_storages_.leave();
   fetch_ = {};
   prefetched = false;
-  aside = false;
+  fetched_by_guard = false;
 }
 
 void Page::move_to(State from, State to) {

@@ -18,7 +18,7 @@
 
 #include "device/pending.h"
 #include "paging/page_source.h"
-#include "paging/page_tenants.h"
+#include "paging/page_storages.h"
 #include "paging/page_users.h"
 
 namespace zeropage::memory {
@@ -26,10 +26,10 @@ namespace zeropage::memory {
 class Page {
  public:
   enum class State : uint8_t { kEvicted, kFetching, kClean, kDirty };
-  using Tenant = PageTenant;
+  using StorageInPage = PageStorage;
 
   // bytes: held while the page is not evicted.
-  Page(std::string name, int64_t bytes, std::vector<Tenant> tenants);
+  Page(std::string name, int64_t bytes, std::vector<StorageInPage> page_storages);
 
   const std::string& name() const { return name_; }
   int64_t bytes() const { return bytes_; }
@@ -37,7 +37,7 @@ class Page {
   bool resident() const { return state_ == State::kClean || state_ == State::kDirty; }
   const Pending& arrival() const { return fetch_.arrival; }
   const at::Tensor& buffer() const { return fetch_.buffer; }
-  PageTenants& tenants() { return tenants_; }
+  PageStorages& page_storages() { return page_storages_; }
 
   void begin_fetch(Fetch fetch);
   void finish_fetch();
@@ -48,10 +48,10 @@ class Page {
 
   // Kept by the pager.
   PageUsers users;
-  int64_t last_touch = 0;   // a clock that ticks with every touch
-  bool prefetched = false;  // brought before anything asked for it, and not touched since
-  bool aside = false;       // brought by a guard, and not touched outside of guards since
-  bool failed = false;      // its fetch ended with an error, of which all who pinned it are told
+  int64_t last_touch = 0;         // a clock that ticks with every touch
+  bool prefetched = false;        // brought before anything asked for it, and not touched since
+  bool fetched_by_guard = false;  // brought by a guard, and not touched outside of guards since
+  bool failed = false;  // its fetch ended with an error, of which all who pinned it are told
 
  private:
   void move_to(State from, State to);
@@ -62,7 +62,7 @@ class Page {
 
   State state_ = State::kEvicted;
   Fetch fetch_;
-  PageTenants tenants_;  // leave the fetch's buffer before it goes
+  PageStorages page_storages_;  // leave the fetch's buffer before it goes
 };
 
 // "clean", for messages.

@@ -29,13 +29,14 @@ Pager::Pager(std::unique_ptr<PageSource> source, PagerOptions options)
 
 Pager::~Pager() = default;
 
-size_t Pager::add_page(std::string name, int64_t bytes, std::vector<Page::Tenant> tenants) {
+size_t Pager::add_page(std::string name, int64_t bytes,
+                       std::vector<Page::StorageInPage> page_storages) {
   ZP_CHECK(options_.budget_bytes == 0 || bytes <= options_.budget_bytes, options_.what, " page \"",
            name, "\" has ", format_bytes(bytes), ", but ", options_.budget_option, " is ",
            format_bytes(options_.budget_bytes), ": no operator could use it; raise it to at least ",
            bytes, " bytes");
   const std::lock_guard lock(mutex_);
-  return pages_->add(std::move(name), bytes, std::move(tenants), weak_from_this());
+  return pages_->add(std::move(name), bytes, std::move(page_storages), weak_from_this());
 }
 
 void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) {
@@ -47,10 +48,10 @@ void Pager::pin(std::span<const PageUse> uses, std::string_view who, Pass pass) 
     Page& page = pages[use.page];
     page.users.add(pass, use.writes);
     if (pass == Pass::kAside) {
-      page.aside |= page.state() == Page::State::kEvicted;
+      page.fetched_by_guard |= page.state() == Page::State::kEvicted;
     } else if (!page.users.any_guard()) {
       page.last_touch = ++clock_;
-      page.aside = false;
+      page.fetched_by_guard = false;
       pages.statistics.prefetched += std::exchange(page.prefetched, false) ? 1 : 0;
     }
   }
@@ -147,12 +148,12 @@ at::Tensor Pager::buffer(size_t page) const {
 
 void Pager::begin_view(size_t page, c10::StorageImpl& storage) {
   const std::lock_guard lock(mutex_);
-  (*pages_)[page].tenants().begin_view(storage);
+  (*pages_)[page].page_storages().begin_view(storage);
 }
 
 void Pager::end_view(size_t page, c10::StorageImpl& storage) {
   const std::lock_guard lock(mutex_);
-  (*pages_)[page].tenants().end_view(storage);
+  (*pages_)[page].page_storages().end_view(storage);
 }
 
 void Pager::write_back(size_t page) {

@@ -51,7 +51,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
 
   // Evicts the tenants' storages; their bytes are the source's from here on. Returns the page's index, from 0 on.
   // Throws if the page alone exceeds the budget.
-  size_t add_page(std::string name, int64_t bytes, std::vector<Page::Tenant> tenants);
+  size_t add_page(std::string name, int64_t bytes, std::vector<Page::StorageInPage> page_storages);
 
   // PagerOptions::before_use.
   void announce(const c10::OperatorName& operation, bool reads) const {
@@ -66,7 +66,7 @@ class Pager : public std::enable_shared_from_this<Pager> {
   bool is_open_to_writes(size_t page) const;
   // The whole page. REQUIRES: it is pinned.
   at::Tensor buffer(size_t page) const;
-  // While an operator makes a view of that storage in the page (paging/page_tenants.h).
+  // While an operator makes a view of that storage in the page (paging/page_storages.h).
   void begin_view(size_t page, c10::StorageImpl& storage);
   void end_view(size_t page, c10::StorageImpl& storage);
 

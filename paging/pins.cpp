@@ -73,7 +73,7 @@ void Pins::take(std::string_view who) {
   take(who, current_pass());
 }
 
-void Pins::take_aside(std::string_view who) {
+void Pins::take_outside_trace(std::string_view who) {
   take(who, Pass::kAside);
 }
 

@@ -30,7 +30,7 @@ class Pins {
   // Waits until all that were added are resident. who: for errors, such as an operator.
   void take(std::string_view who);
   // The same, without a place in a trace.
-  void take_aside(std::string_view who);
+  void take_outside_trace(std::string_view who);
   bool empty() const { return of_pagers_.empty(); }
 
  private:

@@ -10,7 +10,7 @@
 #include "zero/accumulator.h"
 #include "zero/plan/byte_plan.h"
 #include "zero/recompute.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
 
 namespace zeropage::detail {

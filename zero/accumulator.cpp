@@ -29,7 +29,7 @@ AccumulatorOptions with_scaler(AccumulatorOptions options, const ParameterPages&
 }  // namespace
 
 struct Accumulator::Parts {
-  Parts(const ShardedParameters& sharded, const AccumulatorOptions& options)
+  Parts(const ShardedModel& sharded, const AccumulatorOptions& options)
       : verdicts(*options.loss_scaler, options.norm_spikes),
         micro_steps(sharded, options),
         step(sharded, options, micro_steps, verdicts) {
@@ -90,7 +90,7 @@ bool Accumulator::reduces_each() const {
 }
 
 accumulate::LossScaler& Accumulator::loss_scaler() {
-  parts_->verdicts.hear();
+  parts_->verdicts.resolve_verdict();
   return parts_->verdicts.scaler();
 }
 

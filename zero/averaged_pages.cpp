@@ -8,7 +8,7 @@
 #include "memory/ledger.h"
 #include "zero/model_parts.h"
 #include "zero/owned_values.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 namespace {

@@ -102,7 +102,7 @@ const comm::World& DistributedDataParallelBase::all_ranks() const {
   return wrapped_->all_ranks();
 }
 
-const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model) {
+const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model) {
   return model.wrapped_->sharded();
 }
 

@@ -43,7 +43,7 @@
 namespace zeropage {
 
 class ModelRef;
-struct ShardedParameters;
+struct ShardedModel;
 class WrappedModule;
 
 // What does not depend on the module's type.
@@ -101,7 +101,7 @@ class DistributedDataParallelBase {
 
  private:
   friend class ModelRef;
-  friend const ShardedParameters& sharded_parameters_of(const DistributedDataParallelBase& model);
+  friend const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model);
 
   const std::shared_ptr<torch::nn::Module> base_;
   std::shared_ptr<WrappedModule> wrapped_;

@@ -8,7 +8,7 @@
 #include "memory/check.h"
 #include "paging/pins.h"
 #include "zero/model_parts.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/slice_values.h"
 
 namespace zeropage {
@@ -46,7 +46,7 @@ struct GatheredParameters::Held {
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
 
-  const std::shared_ptr<const PagedParameters> paging;
+  const std::shared_ptr<const WholePages> paging;
   const std::shared_ptr<const ParametersInPlace> in_place;
   const std::shared_ptr<PageWrites> writes;
   const std::shared_ptr<GradientReducer> reducer;
@@ -75,7 +75,7 @@ GatheredParameters::Held::Held(const ModelRef& model, const std::vector<at::Tens
     const size_t page = pages.parameters()[index].page;
     if (seen.insert(page).second) gathered_pages.push_back(page);
   }
-  if (!pins.empty()) pins.take_aside("GatheredParameters");
+  if (!pins.empty()) pins.take_outside_trace("GatheredParameters");
 }
 
 GatheredParameters::Held::~Held() noexcept(false) {
@@ -112,7 +112,7 @@ GatheredGradients::GatheredGradients(const ModelRef& model)
 GatheredGradients::GatheredGradients(const ModelRef& model,
                                      const std::vector<at::Tensor>& parameters)
     : pins_(nullptr) {
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   auto pins = std::make_unique<memory::Pins>();
   sharded.gradients->gather(indices_of(*sharded.pages, parameters, "GatheredGradients"), *pins);
   pins_ = pins.release();

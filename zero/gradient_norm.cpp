@@ -10,10 +10,10 @@
 #include "memory/check.h"
 #include "memory/exact.h"
 #include "offload/flat_norm.h"
-#include "zero/gradients/gradient_sums.h"
+#include "zero/gradients/norm_sums.h"
 #include "zero/gradients/not_finite.h"
 #include "zero/model_parts.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 namespace {
@@ -26,9 +26,9 @@ double norm_of(const ExactSum& squares) {
 
 GradientNorm norm_in_groups(const ModelRef& model, const std::vector<int>& group_of,
                             size_t groups) {
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   sharded.gradients->prepare_to_look();
-  const GradientSums sums = sharded.sums->sum(group_of, groups);
+  const NormSums sums = sharded.sums->sum(group_of, groups);
   GradientNorm norm;
   ExactSum total;
   for (const ExactSum& squares : sums.squares_of_group) {

@@ -9,13 +9,13 @@
 
 namespace zeropage {
 
-ModelParts::ModelParts(ShardedParameters sharded, comm::World all_ranks,
+ModelParts::ModelParts(ShardedModel sharded, comm::World all_ranks,
                        std::shared_ptr<const torch::nn::Module> module)
     : sharded_(std::move(sharded)), all_ranks_(std::move(all_ranks)), module_(std::move(module)) {}
 
-ModelParts::ModelParts(ShardedParameters sharded, const torch::nn::Module& module)
+ModelParts::ModelParts(ShardedModel sharded, const torch::nn::Module& module)
     : sharded_(std::move(sharded)), all_ranks_(world()), module_(std::shared_ptr<void>(), &module) {
-  ZP_CHECK(sharded_.reducer->training().heard() == Unfrozen::kInBackward,
+  ZP_CHECK(sharded_.reducer->training().adopted_in() == Unfrozen::kInBackward,
            "a plain module with an optimizer that was made of a wrapped model: give the "
            "DistributedDataParallel in place of the module");
   const PlacedParameters& in_pages = sharded_.pages->parameters();

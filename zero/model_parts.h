@@ -11,20 +11,20 @@
 
 #include "comm/world.h"
 #include "zero/pages/placed_parameters.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 
 class ModelParts {
  public:
   // module: null where nobody knows it, who is an optimizer alone.
-  ModelParts(ShardedParameters sharded, comm::World all_ranks,
+  ModelParts(ShardedModel sharded, comm::World all_ranks,
              std::shared_ptr<const torch::nn::Module> module);
   // For an optimizer alone: its parameters get the module's names. Throws if they are none of the module's, or if another
   // optimizer has some of those.
-  ModelParts(ShardedParameters sharded, const torch::nn::Module& module);
+  ModelParts(ShardedModel sharded, const torch::nn::Module& module);
 
-  const ShardedParameters& sharded() const { return sharded_; }
+  const ShardedModel& sharded() const { return sharded_; }
   // The ranks that get other samples.
   const comm::World& world() const { return sharded_.pages->world(); }
   // Those, or all of the mesh that the model was wrapped over: a state on disk is one of all these ranks.
@@ -40,7 +40,7 @@ class ModelParts {
   std::vector<NamedParameter> buffers() const;
 
  private:
-  const ShardedParameters sharded_;
+  const ShardedModel sharded_;
   const comm::World all_ranks_;
   const std::shared_ptr<const torch::nn::Module> module_;
   PlacedParameters named_;

@@ -8,7 +8,7 @@
 namespace zeropage {
 namespace {
 
-const ShardedParameters& sharded_of(const ShardedOptimizer& optimizer) {
+const ShardedModel& sharded_of(const ShardedOptimizer& optimizer) {
   return updates_of(optimizer).parameters();
 }
 

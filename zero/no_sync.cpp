@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 namespace {
@@ -15,7 +15,7 @@ Collect exchange_collect(GradientReducer& reducer, Collect collect) {
   return before;
 }
 
-std::shared_ptr<GradientReducer> checked_reducer(const ShardedParameters& sharded) {
+std::shared_ptr<GradientReducer> checked_reducer(const ShardedModel& sharded) {
   ZP_CHECK(!sharded.options.world_invariant,
            "no_sync(): adds up this rank's micro-batches before the ranks', but "
            "options.world_invariant adds up the ranks' first, for bits that do not depend on the "
@@ -25,7 +25,7 @@ std::shared_ptr<GradientReducer> checked_reducer(const ShardedParameters& sharde
 
 }  // namespace
 
-NoSync::NoSync(const ShardedParameters& sharded)
+NoSync::NoSync(const ShardedModel& sharded)
     : reducer_(checked_reducer(sharded)), before_(exchange_collect(*reducer_, Collect::kLocally)) {}
 
 NoSync::~NoSync() {

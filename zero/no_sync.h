@@ -11,12 +11,12 @@ namespace zeropage {
 
 enum class Collect : uint8_t;
 class GradientReducer;
-struct ShardedParameters;
+struct ShardedModel;
 
 class NoSync {
  public:
   // Throws where world_invariant, which adds up the ranks first.
-  explicit NoSync(const ShardedParameters& sharded);
+  explicit NoSync(const ShardedModel& sharded);
   ~NoSync();
   NoSync(NoSync&&) = default;
 

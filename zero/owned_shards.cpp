@@ -15,7 +15,7 @@
 #include "zero/agreement/new_values.h"
 #include "zero/model_parts.h"
 #include "zero/owned_values.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
 
 namespace zeropage {
@@ -104,7 +104,7 @@ class PageReader {
     }
   }
 
-  const ShardedParameters& sharded_;
+  const ShardedModel& sharded_;
   const ParameterPages& pages_;
   const PlacedParameters& parameters_;
   ShardedOptimizer* const optimizer_;
@@ -156,7 +156,7 @@ at::Tensor checked(const OwnedShard& shard, const at::Tensor& given) {
 
 void write_page(const ModelRef& model, size_t page,
                 const std::map<std::string, at::Tensor>& given) {
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   const Range own = sharded.pages->owned(page);
   sharded.masters->visit_owned(page, TierStorage::Use::kWrite, [&](const auto& owned) {
     for (const size_t index : model->parameters().of_page(page)) {
@@ -204,7 +204,7 @@ void visit_owned_shards(const ModelRef& model, ShardedOptimizer& optimizer,
 void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values) {
   const at::NoGradGuard no_grad;
   constexpr const char* kWho = "assign_owned_shards()";
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   std::map<std::string, at::Tensor> given;
   std::exception_ptr error;
   std::string message, values;
@@ -214,7 +214,7 @@ void assign_owned_shards(const ModelRef& model, const NewShardValues& new_values
         [&](const OwnedShard& shard) { given[shard.name] = checked(shard, new_values(shard)); },
         kWho);
     sharded.writes->take_over(kWho);
-    values = std::to_string(sharded.agreement->told_now().values);
+    values = std::to_string(sharded.agreement->hashes_now().values);
   } catch (const std::exception& caught) {
     error = std::current_exception();
     message = memory::message_of(caught);

@@ -3,12 +3,12 @@
 #include "memory/check.h"
 #include "offload/split_values.h"
 #include "zero/model_parts.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 
 void check_values_can_be_read(const ModelRef& model, const char* who) {
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   const ParameterPages& pages = *sharded.pages;
   ZP_CHECK(!model->world().device().is_meta(), who, ": a simulated world has no values");
   sharded.in_place->check(who);
@@ -27,7 +27,7 @@ void check_values_can_be_read(const ModelRef& model, const char* who) {
 void visit_exact_values(const ModelRef& model, const char* who,
                         const std::function<void(size_t page, const at::Tensor& exact)>& visit) {
   check_values_can_be_read(model, who);
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
     sharded.writes->take_over(page);
     sharded.masters->visit_owned(page, TierStorage::Use::kRead, [&](const auto& owned) {

@@ -30,7 +30,7 @@ ShardedOptimizer::ShardedOptimizer(const comm::World& world, const Options& opti
     : ShardedOptimizer(shard_bare_parameters(all_of(groups), world, options), groups,
                        std::move(algorithm)) {}
 
-ShardedOptimizer::ShardedOptimizer(const ShardedParameters& parameters, const Groups& groups,
+ShardedOptimizer::ShardedOptimizer(const ShardedModel& parameters, const Groups& groups,
                                    Algorithm algorithm)
     : Optimizer(groups, algorithm.defaults->clone()),
       updates_(std::make_unique<ShardedUpdates>(

@@ -28,7 +28,7 @@ namespace zeropage {
 
 class DistributedDataParallelBase;
 struct FusedForm;
-struct ShardedParameters;
+struct ShardedModel;
 class ShardedUpdates;
 
 class ShardedOptimizer : public torch::optim::Optimizer {
@@ -79,7 +79,7 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   friend ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
   friend const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
 
-  ShardedOptimizer(const ShardedParameters& parameters, const Groups& groups, Algorithm algorithm);
+  ShardedOptimizer(const ShardedModel& parameters, const Groups& groups, Algorithm algorithm);
 
   std::unique_ptr<ShardedUpdates> updates_;
 };

@@ -12,7 +12,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // One of the thread that calls operations. Null: there is none.
-const Wait* find_wait(const std::list<Wait>& waits, Standing::Where where) {
+const Wait* find_wait(const std::list<Wait>& waits, RankStatus::Where where) {
   const auto found = std::find_if(waits.begin(), waits.end(), [where](const Wait& wait) {
     return wait.by_caller && wait.where == where;
   });
@@ -25,10 +25,10 @@ const Wait* find_wait(const std::list<Wait>& waits, Standing::Where where) {
 
 void Activity::begin(const Call& call) {
   const std::lock_guard lock(mutex_);
-  if (condemned_) throw PeerError::of_abort(verdict_->other);
+  if (failure_) throw PeerError::of_abort(verdict_->other);
   ++history_.waits;
   if (call.operation != Operation::kPair) ++history_.collectives;
-  operation_ = Wait::for_call(Standing::Where::kInCall, call, limits_.deadline);
+  operation_ = Wait::for_call(RankStatus::Where::kInCall, call, limits_.deadline);
 }
 
 void Activity::end(const Call& call, bool completed) {
@@ -45,7 +45,7 @@ void Activity::end(const Call& call, bool completed) {
 void Activity::begin_on_device(const Call& call) {
   const std::lock_guard lock(mutex_);
   ++history_.waits;
-  on_device_ = Wait::for_call(Standing::Where::kOnDevice, call, limits_.deadline);
+  on_device_ = Wait::for_call(RankStatus::Where::kOnDevice, call, limits_.deadline);
 }
 
 void Activity::end_on_device() {
@@ -55,7 +55,7 @@ void Activity::end_on_device() {
 
 std::optional<Verdict> Activity::verdict_on_device() const {
   const std::lock_guard lock(mutex_);
-  if (condemned_) return verdict_;
+  if (failure_) return verdict_;
   return on_device_ ? on_device_->verdict : std::nullopt;
 }
 
@@ -69,7 +69,7 @@ Activity::TextWait::TextWait(Activity& activity, const std::string& topic, milli
   const std::lock_guard lock(activity_.mutex_);
   ++activity_.history_.waits;
   Wait wait;
-  wait.where = Standing::Where::kInTexts;
+  wait.where = RankStatus::Where::kInTexts;
   wait.words = topic;
   wait.deadline = deadline;
   wait.by_caller = std::this_thread::get_id() == activity_.caller_;
@@ -89,16 +89,16 @@ void Activity::TextWait::await(int rank) {
 
 std::optional<Verdict> Activity::TextWait::verdict() const {
   const std::lock_guard lock(activity_.mutex_);
-  if (activity_.condemned_) return activity_.verdict_;
+  if (activity_.failure_) return activity_.verdict_;
   if (activity_.is_watched_ || wait_->verdict) return wait_->verdict;
   if (Clock::now() < wait_->began + wait_->deadline) return std::nullopt;
   return Verdict();
 }
 
-bool Activity::condemn(int rank, const Account& account) {
+bool Activity::fail_with(int rank, const FailureReason& account) {
   const std::lock_guard lock(mutex_);
   if (history_.has_failed || verdict_) return false;
-  condemned_ = account;
+  failure_ = account;
   history_.has_failed = true;
   verdict_ = Verdict{Verdict::Kind::kFailed, rank,
                      c10::str(account.cause, ". This rank had failed of it",
@@ -106,9 +106,9 @@ bool Activity::condemn(int rank, const Account& account) {
   return true;
 }
 
-std::optional<Account> Activity::condemned() const {
+std::optional<FailureReason> Activity::failure() const {
   const std::lock_guard lock(mutex_);
-  return condemned_;
+  return failure_;
 }
 
 WaitInWorld::WaitInWorld(Activity& world, std::string what, std::vector<int> ranks,
@@ -118,7 +118,7 @@ WaitInWorld::WaitInWorld(Activity& world, std::string what, std::vector<int> ran
   // What the others told before this rank waited for anybody may be old.
   if (!world_.operation_ && world_.texts_.empty()) ++world_.history_.waits;
   Wait there = wait;
-  there.where = Standing::Where::kElsewhere;
+  there.where = RankStatus::Where::kElsewhere;
   there.words = std::move(what);
   there.awaited = std::move(ranks);
   there.by_caller = true;
@@ -128,7 +128,7 @@ WaitInWorld::WaitInWorld(Activity& world, std::string what, std::vector<int> ran
 WaitInWorld::~WaitInWorld() {
   const std::lock_guard lock(world_.mutex_);
   world_.texts_.erase(wait_);
-  if (find_wait(world_.texts_, Standing::Where::kElsewhere) == nullptr) {
+  if (find_wait(world_.texts_, RankStatus::Where::kElsewhere) == nullptr) {
     world_.history_.outside_since = Activity::Clock::now();
   }
 }
@@ -147,48 +147,48 @@ void Activity::set_watched(bool is_watched) {
 
 Activity::Report Activity::report() const {
   const std::lock_guard lock(mutex_);
-  return {standing(), history_};
+  return {status(), history_};
 }
 
-std::optional<Standing> Activity::farewell() const {
+std::optional<RankStatus> Activity::leave_status() const {
   const std::lock_guard lock(mutex_);
   if (history_.has_failed || operation_) return std::nullopt;
-  return Standing{.begun = history_.collectives, .where = Standing::Where::kLeft};
+  return RankStatus{.begun = history_.collectives, .where = RankStatus::Where::kLeft};
 }
 
 // Under the lock.
-Standing Activity::standing() const {
+RankStatus Activity::status() const {
   const auto now = Clock::now();
   const auto since = [now](Clock::time_point moment) {
     return std::chrono::duration_cast<milliseconds>(now - moment).count();
   };
-  Standing ours{.begun = history_.collectives};
-  const Wait* const texts = find_wait(texts_, Standing::Where::kInTexts);
-  const Wait* const elsewhere = find_wait(texts_, Standing::Where::kElsewhere);
+  RankStatus ours{.begun = history_.collectives};
+  const Wait* const texts = find_wait(texts_, RankStatus::Where::kInTexts);
+  const Wait* const elsewhere = find_wait(texts_, RankStatus::Where::kElsewhere);
   if (operation_) {
     ours.call = operation_->call;
     ours.since_ms = since(operation_->began);
   } else if (texts != nullptr) {
-    ours.where = Standing::Where::kInTexts;
+    ours.where = RankStatus::Where::kInTexts;
     ours.words = texts->words;
     ours.since_ms = since(texts->began);
     const bool is_idle =
         now > std::max(history_.outside_since, texts->began) + limits_.patience() / 2;
-    if (!begins_at_call_ || !is_idle) ours.begun = Standing::kMayBeginMore;
+    if (!begins_at_call_ || !is_idle) ours.begun = RankStatus::kMayBeginMore;
   } else if (on_device_) {
-    ours.where = Standing::Where::kOnDevice;
+    ours.where = RankStatus::Where::kOnDevice;
     ours.call = on_device_->call;
     ours.since_ms = since(on_device_->began);
   } else if (elsewhere != nullptr) {
-    ours.where = Standing::Where::kElsewhere;
+    ours.where = RankStatus::Where::kElsewhere;
     ours.words = elsewhere->words;
     ours.since_ms = since(elsewhere->began);
   } else {
-    ours.where = Standing::Where::kOutside;
+    ours.where = RankStatus::Where::kOutside;
     ours.words = history_.last ? history_.last->describe() : "";
     ours.since_ms = since(history_.outside_since);
   }
-  if (condemned_) ours.account = condemned_->to_text();
+  if (failure_) ours.account = failure_->to_text();
   return ours;
 }
 
@@ -210,32 +210,32 @@ std::optional<Call> Activity::operation_begun_by(Clock::time_point moment) const
   return operation_->call;
 }
 
-void Activity::judge_texts(const Report& report, const Judgement& judge) {
+void Activity::check_texts(const Report& report, const StallCheck& check_stall) {
   const std::lock_guard lock(mutex_);
   if (history_.waits != report.history.waits) return;
   for (Wait& wait : texts_) {
-    if (!wait.verdict) wait.verdict = judge(wait);
+    if (!wait.verdict) wait.verdict = check_stall(wait);
   }
 }
 
-std::optional<Activity::InVain> Activity::judge_operation(const Report& report,
-                                                          const Judgement& judge) {
+std::optional<Activity::Stalled> Activity::check_operation(const Report& report,
+                                                           const StallCheck& check_stall) {
   const std::lock_guard lock(mutex_);
   if (history_.waits != report.history.waits || !operation_ || verdict_) return std::nullopt;
-  verdict_ = judge(*operation_);
+  verdict_ = check_stall(*operation_);
   if (!verdict_) return std::nullopt;
-  return InVain{*verdict_, operation_->call};
+  return Stalled{*verdict_, operation_->call};
 }
 
-std::optional<Activity::InVain> Activity::judge_on_device(const Report& report,
-                                                          const Judgement& judge) {
+std::optional<Activity::Stalled> Activity::check_on_device(const Report& report,
+                                                           const StallCheck& check_stall) {
   const std::lock_guard lock(mutex_);
   if (history_.waits != report.history.waits || !on_device_ || on_device_->verdict) {
     return std::nullopt;
   }
-  const auto verdict = judge(*on_device_);
+  const auto verdict = check_stall(*on_device_);
   if (!verdict) return std::nullopt;
-  return InVain{*verdict, on_device_->call};
+  return Stalled{*verdict, on_device_->call};
 }
 
 void Activity::end_device_with(const Verdict& verdict) {

@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/detail/account.h"
-#include "comm/detail/standing.h"
+#include "comm/detail/failure_reason.h"
+#include "comm/detail/rank_status.h"
 #include "comm/detail/wait.h"
 #include "comm/detail/wait_limits.h"
 
@@ -76,8 +76,8 @@ class Activity {
 
   // Notes that this rank has failed in another of its worlds: what is under way cannot end, nor what follows.
   // Returns whether that was not known. rank: this one.
-  bool condemn(int rank, const Account& account);
-  std::optional<Account> condemned() const;
+  bool fail_with(int rank, const FailureReason& account);
+  std::optional<FailureReason> failure() const;
 
   // ---- for the watch ----
 
@@ -85,29 +85,29 @@ class Activity {
   void set_watched(bool is_watched);
 
   struct Report {
-    Standing standing;  // without a beat
+    RankStatus status;  // without a beat
     CallHistory history;
   };
   Report report() const;
   // For the others once this rank ends: nothing unless all that was begun has completed, as they must
   // take this rank for lost then.
-  std::optional<Standing> farewell() const;
+  std::optional<RankStatus> leave_status() const;
   // The longest wait that has no verdict.
   std::optional<Clock::time_point> waiting_since() const;
   // The operation that is under way, if it began by then and has no verdict.
   std::optional<Call> operation_begun_by(Clock::time_point moment) const;
 
-  struct InVain {
+  struct Stalled {
     Verdict verdict;
     Call call;
   };
-  using Judgement = std::function<std::optional<Verdict>(Wait& wait)>;
+  using StallCheck = std::function<std::optional<Verdict>(Wait& wait)>;
   // These ask about what is waited in, unless something has begun since the report: the others have not
   // been told of that. Texts: and what is waited for elsewhere.
-  void judge_texts(const Report& report, const Judgement& judge);
-  std::optional<InVain> judge_operation(const Report& report, const Judgement& judge);
+  void check_texts(const Report& report, const StallCheck& check_stall);
+  std::optional<Stalled> check_operation(const Report& report, const StallCheck& check_stall);
   // The verdict counts from end_device_with() on.
-  std::optional<InVain> judge_on_device(const Report& report, const Judgement& judge);
+  std::optional<Stalled> check_on_device(const Report& report, const StallCheck& check_stall);
   void end_device_with(const Verdict& verdict);
   // The operation, and all later ones.
   void end_operations_with(const Verdict& verdict);
@@ -115,7 +115,7 @@ class Activity {
  private:
   void begin(const Call& call);
   void end(const Call& call, bool completed);
-  Standing standing() const;
+  RankStatus status() const;
 
   // Constant after construction.
   const WaitLimits limits_;
@@ -130,7 +130,7 @@ class Activity {
   std::list<Wait> texts_;  // and waits elsewhere
   std::optional<Wait> on_device_;
   std::optional<Verdict> verdict_;  // on operation_ and all later ones
-  std::optional<Account> condemned_;
+  std::optional<FailureReason> failure_;
 
   friend class WaitInWorld;
 };

@@ -25,8 +25,8 @@ std::optional<int> LostRanks::first_missed(std::vector<int> lost, const Call& ca
   }
   unexplained_since_.reset();
   for (size_t index = 0; index < lost.size(); ++index) {
-    const auto standing = Standing::parse(texts->at(index));
-    if (!standing || !standing->has_left_after(call)) return lost[index];
+    const auto status = RankStatus::parse(texts->at(index));
+    if (!status || !status->has_left_after(call)) return lost[index];
   }
   return std::nullopt;
 }

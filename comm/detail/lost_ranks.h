@@ -11,13 +11,13 @@
 #include <vector>
 
 #include "comm/detail/call.h"
-#include "comm/detail/standing_store.h"
+#include "comm/detail/status_store.h"
 
 namespace zeropage::comm::detail {
 
 class LostRanks {
  public:
-  explicit LostRanks(const StandingStore& store) : store_(store) {}
+  explicit LostRanks(const StatusStore& store) : store_(store) {}
 
   // lost: the ranks whose connection to this one has broken.
   std::optional<int> first_missed(std::vector<int> lost, const Call& call);
@@ -25,7 +25,7 @@ class LostRanks {
  private:
   using Clock = std::chrono::steady_clock;
 
-  const StandingStore& store_;
+  const StatusStore& store_;
   // Since when ranks are lost, and the store does not say why.
   std::optional<Clock::time_point> unexplained_since_;
 };

@@ -185,7 +185,7 @@ std::string TextRounds::ask_for_answer(const std::string& round, const std::stri
 std::string TextRounds::fail(const std::string& topic, const std::string& missing,
                              const Waiting& waiting) const {
   const std::string why = why_missing(missing, waiting);
-  if (options_.fails_kin) options_.watch->tell_kin({why, topic + options_.where});
+  if (options_.fails_kin) options_.watch->fail_group({why, topic + options_.where});
   return c10::str(topic, options_.where, ": ", why);
 }
 
@@ -194,7 +194,7 @@ std::string TextRounds::why_missing(const std::string& missing, const Waiting& w
   // A rank that ended because of another has said so.
   for (const int name : waiting.lost()) {
     const int rank = options_.names.find(name, options_.size);
-    const auto account = rank >= 0 ? options_.watch->account_of(rank) : std::nullopt;
+    const auto account = rank >= 0 ? options_.watch->failure_of(rank) : std::nullopt;
     if (account) return account->as_cause_of(name);
   }
   if (!waiting.lost().empty()) return were_lost(waiting.lost());

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/detail/standing.h"
+#include "comm/detail/rank_status.h"
 
 namespace zeropage::comm::detail {
 
@@ -25,8 +25,8 @@ class WaitInWorld;
 struct Wait {
   using Clock = std::chrono::steady_clock;
 
-  Standing::Where where = Standing::Where::kInCall;  // not kOutside, kLeft
-  Call call;                                         // kInCall, kOnDevice
+  RankStatus::Where where = RankStatus::Where::kInCall;  // not kOutside, kLeft
+  Call call;                                             // kInCall, kOnDevice
   std::string words;         // kInTexts, kElsewhere: as in the rank's standing
   std::vector<int> awaited;  // empty: all
   std::chrono::milliseconds deadline{};
@@ -39,7 +39,7 @@ struct Wait {
   std::shared_ptr<WaitInWorld> in_world;
 
   // In an operation, or in one of the device.
-  static Wait for_call(Standing::Where where, const Call& call,
+  static Wait for_call(RankStatus::Where where, const Call& call,
                        std::chrono::milliseconds deadline) {
     Wait wait{.where = where, .call = call, .deadline = deadline};
     if (call.operation == Operation::kPair) wait.awaited = {call.peer};
@@ -47,7 +47,7 @@ struct Wait {
   }
 
   bool is_for_call() const {
-    return where == Standing::Where::kInCall || where == Standing::Where::kOnDevice;
+    return where == RankStatus::Where::kInCall || where == RankStatus::Where::kOnDevice;
   }
   std::string describe() const { return is_for_call() ? call.describe() : words; }
 };

@@ -34,18 +34,18 @@ milliseconds later_pace(milliseconds patience, int size) {
 Watch::Watch(const Options& options)
     : limits_(options.limits),
       serves_store_(options.rank == options.store_server),
-      kin_(options.kin),
+      group_(options.group),
       activity_(options.limits, options.begins_at_call),
       store_(options.store, options.rank, options.size, options.limits.deadline),
-      roll_(options.rank, options.size, options.limits.deadline, options.names),
-      judge_(roll_, options.store_server, options.limits) {}
+      peers_(options.rank, options.size, options.limits.deadline, options.names),
+      stalls_(peers_, options.store_server, options.limits) {}
 
 void Watch::start(Hooks hooks) {
   hooks_ = std::move(hooks);
-  judge_.learn(hooks_.facts);
-  roll_.note_answer_of_store();
+  stalls_.set_facts(hooks_.facts);
+  peers_.note_store_answer();
   activity_.set_watched(true);
-  errands_.start();
+  wakeups_.start();
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "zp-watch");
     const BrokenPipeScope broken_pipe;
@@ -55,18 +55,18 @@ void Watch::start(Hooks hooks) {
 
 void Watch::stop() {
   activity_.set_watched(false);
-  errands_.stop();
+  wakeups_.stop();
   if (!thread_.joinable()) return;
   thread_.join();
-  if (const auto farewell = activity_.farewell()) store_.tell(*farewell);
+  if (const auto leave_status = activity_.leave_status()) store_.tell(*leave_status);
 }
 
-void Watch::tell_kin(const Account& account) {
-  if (kin_ && !is_leaving_) kin_->end_with(*this, account);
+void Watch::fail_group(const FailureReason& account) {
+  if (group_ && !is_leaving_) group_->end_with(*this, account);
 }
 
-void Watch::tell_kin_of_leave(const Account& account) {
-  if (!is_of_part()) tell_kin(account);
+void Watch::leave_group(const FailureReason& account) {
+  if (!is_of_part()) fail_group(account);
 }
 
 void Watch::begin_leave() {
@@ -74,23 +74,24 @@ void Watch::begin_leave() {
 }
 
 bool Watch::is_of_part() const {
-  return kin_ && kin_->world_of(*this) != nullptr;
+  return group_ && group_->world_of(*this) != nullptr;
 }
 
-void Watch::condemn(const Account& account) {
-  if (activity_.condemn(roll_.rank(), account)) errands_.tell();
+void Watch::fail_with(const FailureReason& account) {
+  if (activity_.fail_with(peers_.rank(), account)) wakeups_.tell();
 }
 
 // The store may end with this rank, and the others would hear of that instead.
-void Watch::wait_until_told() {
-  const auto told = serves_store_ ? Errands::Told::kAll : Errands::Told::kAccount;
-  errands_.wait_until(told, 2 * limits_.patience());
+void Watch::wait_until_announced() {
+  const auto announced =
+      serves_store_ ? WatchWakeups::Announced::kAll : WatchWakeups::Announced::kReason;
+  wakeups_.wait_until(announced, 2 * limits_.patience());
 }
 
-std::optional<Account> Watch::account_of(int rank) const {
-  const auto standing = Standing::parse(store_.find(rank));
-  if (!standing || standing->account.empty()) return std::nullopt;
-  return Account::parse(standing->account);
+std::optional<FailureReason> Watch::failure_of(int rank) const {
+  const auto status = RankStatus::parse(store_.find(rank));
+  if (!status || status->account.empty()) return std::nullopt;
+  return FailureReason::parse(status->account);
 }
 
 // ---- the thread ----
@@ -98,14 +99,14 @@ std::optional<Account> Watch::account_of(int rank) const {
 void Watch::work() {
   const auto patience = limits_.patience();
   const auto pace = patience / 4;
-  const auto slow_pace = later_pace(patience, roll_.size());
+  const auto slow_pace = later_pace(patience, peers_.size());
   const auto answer_pace = std::clamp(limits_.deadline / 12, pace, kSlowestAnswer);
   Clock::time_point next_look{};
   Clock::time_point next_answer = Clock::now() + answer_pace;
-  while (!errands_.stops_within(pace)) {
-    if (errands_.is_due()) tell_of_failure();
+  while (!wakeups_.stops_within(pace)) {
+    if (wakeups_.is_due()) announce_failure();
     if (const auto call = activity_.operation_begun_by(Clock::now() - pace)) look_for_lost(*call);
-    if (errands_.stops_within(milliseconds(0))) return;
+    if (wakeups_.stops_within(milliseconds(0))) return;
     const auto now = Clock::now();
     const auto since = activity_.waiting_since();
     if (since && *since + patience <= now) {
@@ -114,7 +115,7 @@ void Watch::work() {
       look();
       next_answer = Clock::now() + answer_pace;
     } else if (now >= next_answer) {
-      store_.answer(activity_.report().standing);
+      store_.answer(activity_.report().status);
       next_answer = Clock::now() + answer_pace;
     }
   }
@@ -132,83 +133,83 @@ void Watch::look_for_lost(const Call& call) {
 
 void Watch::look() {
   const Activity::Report ours = activity_.report();
-  roll_.turn_to(ours.history);
-  if (tell_and_listen(ours.standing)) roll_.note_answer_of_store();
-  if (errands_.stops_within(milliseconds(0))) return;
-  const auto judge = [&](Wait& wait) { return verdict_on(wait, ours.standing); };
-  activity_.judge_texts(ours, judge);
+  peers_.set_own_calls(ours.history);
+  if (exchange_statuses(ours.status)) peers_.note_store_answer();
+  if (wakeups_.stops_within(milliseconds(0))) return;
+  const auto check_stall = [&](Wait& wait) { return verdict_on(wait, ours.status); };
+  activity_.check_texts(ours, check_stall);
   // Others that hear of it end, and our connections to them break then.
-  if (const auto vain = activity_.judge_on_device(ours, judge)) {
-    wait_until_others_know(ours.standing, *vain);
+  if (const auto vain = activity_.check_on_device(ours, check_stall)) {
+    wait_until_others_know(ours.status, *vain);
     activity_.end_device_with(vain->verdict);
   }
-  if (const auto vain = activity_.judge_operation(ours, judge)) {
-    wait_until_others_know(ours.standing, *vain);
+  if (const auto vain = activity_.check_operation(ours, check_stall)) {
+    wait_until_others_know(ours.status, *vain);
     if (hooks_.interrupt) hooks_.interrupt();
   }
 }
 
-std::optional<Verdict> Watch::verdict_on(Wait& wait, const Standing& ours) {
-  if (auto verdict = judge_.certain(wait, ours)) return verdict;
-  const auto world = kin_ ? kin_->world_of(*this) : nullptr;
-  return world ? late_in_world(world->activity(), wait) : judge_.late(wait);
+std::optional<Verdict> Watch::verdict_on(Wait& wait, const RankStatus& ours) {
+  if (auto verdict = stalls_.certain(wait, ours)) return verdict;
+  const auto world = group_ ? group_->world_of(*this) : nullptr;
+  return world ? late_in_world(world->activity(), wait) : stalls_.late(wait);
 }
 
 std::optional<Verdict> Watch::late_in_world(Activity& world, Wait& wait) const {
-  const RankNames& names = roll_.names();
+  const RankNames& names = peers_.names();
   if (!wait.in_world) {
     std::vector<int> awaited = wait.awaited;
     if (awaited.empty()) {
-      awaited.resize(static_cast<size_t>(roll_.size()));
+      awaited.resize(static_cast<size_t>(peers_.size()));
       std::iota(awaited.begin(), awaited.end(), 0);
-      std::erase(awaited, roll_.rank());
+      std::erase(awaited, peers_.rank());
     }
     wait.in_world =
         std::make_shared<WaitInWorld>(world, wait.describe(), names.of(std::move(awaited)), wait);
   }
   auto verdict = wait.in_world->verdict();
   if (verdict) {
-    const int blamed = names.find(verdict->other, roll_.size());
-    verdict->other = blamed >= 0 ? blamed : roll_.rank();
+    const int blamed = names.find(verdict->other, peers_.size());
+    verdict->other = blamed >= 0 ? blamed : peers_.rank();
   }
   return verdict;
 }
 
-bool Watch::tell_and_listen(const Standing& ours) {
+bool Watch::exchange_statuses(const RankStatus& ours) {
   const auto texts = store_.exchange(ours);
   if (!texts) return false;
-  for (int other = 0; other < roll_.size(); ++other) {
-    if (other != roll_.rank()) roll_.listen(other, texts->at(static_cast<size_t>(other)));
+  for (int other = 0; other < peers_.size(); ++other) {
+    if (other != peers_.rank()) peers_.listen(other, texts->at(static_cast<size_t>(other)));
   }
   return true;
 }
 
 // The first rank to end takes its connections with it, perhaps the store, and the others would hear
 // of that instead.
-void Watch::wait_until_others_know(Standing ours, const Activity::InVain& vain) {
+void Watch::wait_until_others_know(RankStatus ours, const Activity::Stalled& vain) {
   const auto begin = Clock::now();
   const auto patience = limits_.patience();
-  ours.account = Account{vain.verdict.words, vain.call.describe()}.to_text();
-  while (Clock::now() < begin + patience && tell_and_listen(ours)) {
+  ours.account = FailureReason{vain.verdict.words, vain.call.describe()}.to_text();
+  while (Clock::now() < begin + patience && exchange_statuses(ours)) {
     // A rank that began to wait a little after us has a pace to say so.
-    if (roll_.all_know() && Clock::now() > begin + patience / 4) return;
-    if (errands_.stops_within(patience / 8) || errands_.is_due()) return;
+    if (peers_.all_will_end() && Clock::now() > begin + patience / 4) return;
+    if (wakeups_.stops_within(patience / 8) || wakeups_.is_due()) return;
   }
 }
 
 // First where ranks look that lose their connection to this one; then in the store, for as long as it takes
 // those who wait for this rank to look.
-void Watch::tell_of_failure() {
+void Watch::announce_failure() {
   const auto patience = limits_.patience();
-  if (hooks_.tell) hooks_.tell(*activity_.condemned());
-  store_.tell(activity_.report().standing);
+  if (hooks_.tell) hooks_.tell(*activity_.failure());
+  store_.tell(activity_.report().status);
   if (hooks_.interrupt) hooks_.interrupt();
-  errands_.note(Errands::Told::kAccount);
+  wakeups_.note(WatchWakeups::Announced::kReason);
   const auto told_at = Clock::now() + patience + patience / 4;
-  while (Clock::now() < told_at && tell_and_listen(activity_.report().standing)) {
-    if (errands_.stops_within(patience / 4)) return;
+  while (Clock::now() < told_at && exchange_statuses(activity_.report().status)) {
+    if (wakeups_.stops_within(patience / 4)) return;
   }
-  errands_.note(Errands::Told::kAll);
+  wakeups_.note(WatchWakeups::Announced::kAll);
 }
 
 }  // namespace zeropage::comm::detail

@@ -28,20 +28,20 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comm/detail/account.h"
 #include "comm/detail/activity.h"
-#include "comm/detail/errands.h"
-#include "comm/detail/judge.h"
-#include "comm/detail/kin.h"
+#include "comm/detail/failure_reason.h"
 #include "comm/detail/lost_ranks.h"
+#include "comm/detail/peer_statuses.h"
 #include "comm/detail/rank_names.h"
-#include "comm/detail/roll.h"
-#include "comm/detail/standing_store.h"
+#include "comm/detail/stall_detector.h"
+#include "comm/detail/status_store.h"
 #include "comm/detail/wait_limits.h"
+#include "comm/detail/watch_group.h"
+#include "comm/detail/watch_wakeups.h"
 
 namespace zeropage::comm::detail {
 
-class Watch final : public Kin::Member {
+class Watch final : public WatchGroup::Member {
  public:
   struct Options {
     c10::intrusive_ptr<c10d::Store> store;  // of these ranks alone
@@ -55,7 +55,7 @@ class Watch final : public Kin::Member {
     // What the ranks are called in the world that they were split from.
     RankNames names;
     // This rank's other watches, the one of all ranks among them. Null: there are none.
-    std::shared_ptr<Kin> kin;
+    std::shared_ptr<WatchGroup> group;
   };
 
   // What it reads and ends, beside the store.
@@ -64,9 +64,9 @@ class Watch final : public Kin::Member {
     std::function<void()> interrupt;
     // The ranks whose connection to this one has broken. May be empty.
     std::function<std::vector<int>()> lost_ranks;
-    Judge::Facts facts;
+    StallDetector::Facts facts;
     // Leaves an account where the others look once this rank does not come. May be empty.
-    std::function<void(const Account& account)> tell;
+    std::function<void(const FailureReason& account)> tell;
   };
 
   // Writes this rank's keys: once all ranks have one, all may look.
@@ -86,42 +86,42 @@ class Watch final : public Kin::Member {
   Activity& activity() override { return activity_; }
 
   // This rank has failed for that reason, in an operation or in texts: its other watches end too.
-  void tell_kin(const Account& account);
+  void fail_group(const FailureReason& account);
   // The same where a rank has only let go of these ranks' world, in order: the others go on, unless that was the world of all ranks.
-  void tell_kin_of_leave(const Account& account);
+  void leave_group(const FailureReason& account);
   // This rank lets go of a part of the world: what it began there may end in any way from here on, and its other watches go on.
   void begin_leave();
   // One of those has.
-  void condemn(const Account& account) override;
-  void wait_until_told() override;
+  void fail_with(const FailureReason& account) override;
+  void wait_until_announced() override;
   // The reason that a rank which has failed has written for these ranks.
-  std::optional<Account> account_of(int rank) const;
+  std::optional<FailureReason> failure_of(int rank) const;
 
  private:
   bool is_of_part() const;
   void work();
   void look();
   void look_for_lost(const Call& call);
-  std::optional<Verdict> verdict_on(Wait& wait, const Standing& ours);
+  std::optional<Verdict> verdict_on(Wait& wait, const RankStatus& ours);
   std::optional<Verdict> late_in_world(Activity& world, Wait& wait) const;
-  bool tell_and_listen(const Standing& ours);
-  void wait_until_others_know(Standing ours, const Activity::InVain& vain);
-  void tell_of_failure();
+  bool exchange_statuses(const RankStatus& ours);
+  void wait_until_others_know(RankStatus ours, const Activity::Stalled& vain);
+  void announce_failure();
 
   const WaitLimits limits_;
   const bool serves_store_;
-  const std::shared_ptr<Kin> kin_;
+  const std::shared_ptr<WatchGroup> group_;
   Hooks hooks_;  // constant from start() on
   std::atomic<bool> is_leaving_{false};
   Activity activity_;
 
   // Owned by the thread, and by stop() after it.
-  StandingStore store_;
-  Roll roll_;
-  Judge judge_;
+  StatusStore store_;
+  PeerStatuses peers_;
+  StallDetector stalls_;
   LostRanks lost_{store_};
 
-  Errands errands_;
+  WatchWakeups wakeups_;
   std::thread thread_;  // last: uses everything above
 };
 

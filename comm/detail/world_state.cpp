@@ -14,7 +14,7 @@ WorldState::~WorldState() {
   if (!texts) return;
   // Where something failed here the others fail too, and one that is lost reads nothing any more.
   const auto& looks = beside ? beside->watch : watch;
-  if (std::uncaught_exceptions() > 0 || !looks->activity().farewell()) return;
+  if (std::uncaught_exceptions() > 0 || !looks->activity().leave_status()) return;
   try {
     texts->wait_for_readers();
   } catch (const std::exception&) {

@@ -10,10 +10,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/communicator.h"
-#include "comm/detail/kin.h"
 #include "comm/detail/rank_names.h"
 #include "comm/detail/text_rounds.h"
 #include "comm/detail/watch.h"
+#include "comm/detail/watch_group.h"
 #include "comm/rendezvous.h"
 #include "comm/transport.h"
 
@@ -40,7 +40,7 @@ struct WorldState {
   c10::intrusive_ptr<c10d::Store> store;  // null in a simulated world
   std::unique_ptr<TextRounds> texts;      // null where there are no others
   std::shared_ptr<Watch> watch;
-  std::shared_ptr<Kin> kin;
+  std::shared_ptr<WatchGroup> group;
   int ranks_on_device = 1;
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<WorldState> beside;  // whose ranks these are; null: their own

@@ -93,7 +93,7 @@ void DeviceWatch::keep(const Call& call, const std::string& what_went_wrong) {
                    c10::str(memory::owner_prefix(), call.describe(), ": ", what_went_wrong)));
   }
   changed_.notify_all();
-  if (options_.watch) options_.watch->tell_kin({what_went_wrong, call.describe()});
+  if (options_.watch) options_.watch->fail_group({what_went_wrong, call.describe()});
   try {
     if (options_.abort) options_.abort();
   } catch (const std::exception&) {

@@ -50,7 +50,7 @@ WatchedLink::WatchedLink(Options options)
   watch_->start({.interrupt = [this] { abort(); },
                  .lost_ranks = [this] { return link_.lost_peers(); },
                  .facts = {.hosts = options_.hosts, .state_of = options_.state_of},
-                 .tell = [this](const Account& account) { leave_for_others(account); }});
+                 .tell = [this](const FailureReason& account) { leave_for_others(account); }});
 }
 
 void WatchedLink::abort() {
@@ -65,8 +65,8 @@ void WatchedLink::fail(const Call& call, const PeerError& error) {
     fail_late(call, verdict->other, verdict->words);
   }
   if (verdict && verdict->kind != Verdict::Kind::kLost) {
-    const Account ours{verdict->words, call.describe()};
-    account_of(verdict->other, ours, std::chrono::seconds(0));
+    const FailureReason ours{verdict->words, call.describe()};
+    failure_of(verdict->other, ours, std::chrono::seconds(0));
     part(ours, /*silent=*/options_.rank);
   }
   if (verdict && error.aborted) fail_without(verdict->other, call, verdict->words);
@@ -84,8 +84,8 @@ void WatchedLink::fail(const Call& call, const PeerError& error) {
 }
 
 void WatchedLink::fail_late(const Call& call, int peer, const std::string& reason) {
-  const Account ours{reason, call.describe()};
-  const auto theirs = account_of(peer, ours, kPostMortem);
+  const FailureReason ours{reason, call.describe()};
+  const auto theirs = failure_of(peer, ours, kPostMortem);
   if (theirs && !theirs->cause.empty()) {
     part({theirs->as_cause_of(options_.names[peer]), ours.call}, peer);
   }
@@ -98,8 +98,8 @@ void WatchedLink::fail_without(int peer, const Call& call, const std::string& re
   };
   const int store_server = options_.store_server;
   const int name = options_.names[peer];
-  const Account ours{c10::str(lost(name, reason), ". See the last lines of rank ", name),
-                     call.describe()};
+  const FailureReason ours{c10::str(lost(name, reason), ". See the last lines of rank ", name),
+                           call.describe()};
   // The kernel closes what a dead process had one after the other.
   if (peer == store_server) std::this_thread::sleep_for(kLastClose);
   const bool served = store_server == options_.rank || is_served(store_);
@@ -110,7 +110,7 @@ void WatchedLink::fail_without(int peer, const Call& call, const std::string& re
                   ". Rank ", name, " has ended too"),
          ours.call});
   }
-  const auto theirs = account_of(peer, ours, std::chrono::seconds(0));
+  const auto theirs = failure_of(peer, ours, std::chrono::seconds(0));
   if (theirs && !theirs->cause.empty()) {
     part({theirs->as_cause_of(options_.names[peer]), ours.call}, peer);
   }
@@ -118,8 +118,8 @@ void WatchedLink::fail_without(int peer, const Call& call, const std::string& re
 }
 
 // Publishes our account and returns the peer's if it has one within `patience`.
-std::optional<Account> WatchedLink::account_of(int peer, const Account& ours,
-                                               std::chrono::seconds patience) const {
+std::optional<FailureReason> WatchedLink::failure_of(int peer, const FailureReason& ours,
+                                                     std::chrono::seconds patience) const {
   const auto theirs =
       ask_within(patience + kPostMortem, [store = store_, own_key = failure_key(options_.rank),
                                           peer_key = failure_key(peer), ours, patience] {
@@ -128,12 +128,12 @@ std::optional<Account> WatchedLink::account_of(int peer, const Account& ours,
         return read_key(store, peer_key, patience).value_or("");
       });
   if (!theirs) return std::nullopt;
-  return Account::parse(*theirs);
+  return FailureReason::parse(*theirs);
 }
 
 // The rank that serves the store lets the others say and read why they end before it ends itself.
 // A rank that is lost or hangs will not.
-void WatchedLink::part(const Account& ours, int silent) {
+void WatchedLink::part(const FailureReason& ours, int silent) {
   options_.on_failure(ours);
   // The whole account, with what the peer said, before those who wait for us hear that we go.
   ask_within(kPostMortem, [store = store_, own_key = failure_key(options_.rank),
@@ -143,7 +143,7 @@ void WatchedLink::part(const Account& ours, int silent) {
     write_key(*store, last_key, "");
     return std::string();
   });
-  watch_->tell_kin(ours);
+  watch_->fail_group(ours);
   link_.close();
   const auto leave_at = std::chrono::steady_clock::now() + kFarewell;
   for (int other = 0; options_.rank == options_.store_server && other < options_.size; ++other) {
@@ -155,14 +155,14 @@ void WatchedLink::part(const Account& ours, int silent) {
   ZP_THROW(ours.words());
 }
 
-void WatchedLink::end(const Account& ours) const {
+void WatchedLink::end(const FailureReason& ours) const {
   options_.on_failure(ours);
-  watch_->tell_kin(ours);
+  watch_->fail_group(ours);
   ZP_THROW(ours.words());
 }
 
 // Whoever loses its connection to this rank looks there.
-void WatchedLink::leave_for_others(const Account& account) const {
+void WatchedLink::leave_for_others(const FailureReason& account) const {
   options_.on_failure(account);
   ask_within(kPostMortem, [store = store_, key = failure_key(options_.rank), account] {
     if (is_served(store)) write_key(*store, key, account.to_text());

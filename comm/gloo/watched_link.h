@@ -17,8 +17,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comm/detail/account.h"
 #include "comm/detail/call.h"
+#include "comm/detail/failure_reason.h"
 #include "comm/detail/peer_error.h"
 #include "comm/detail/watch.h"
 #include "comm/gloo/gloo_link.h"
@@ -50,7 +50,7 @@ class WatchedLink {
     // of an abort.
     std::function<void()> abort_others = [] {};
     // Told what this rank fails with, before it is thrown.
-    std::function<void(const Account& account)> on_failure = [](const Account&) {};
+    std::function<void(const FailureReason& account)> on_failure = [](const FailureReason&) {};
   };
 
   // Connects to all peers; throws if one does not come within the deadline.
@@ -68,9 +68,9 @@ class WatchedLink {
     } catch (const PeerError& error) {
       fail(call, error);
     } catch (const std::exception& error) {
-      const Account ours{memory::message_of(error), call.describe()};
+      const FailureReason ours{memory::message_of(error), call.describe()};
       options_.on_failure(ours);
-      watch_->tell_kin(ours);
+      watch_->fail_group(ours);
       throw;
     }
   }
@@ -84,11 +84,11 @@ class WatchedLink {
   [[noreturn]] void fail(const Call& call, const PeerError& error);
   [[noreturn]] void fail_without(int peer, const Call& call, const std::string& reason);
   [[noreturn]] void fail_late(const Call& call, int peer, const std::string& reason);
-  std::optional<Account> account_of(int peer, const Account& ours,
-                                    std::chrono::seconds patience) const;
-  [[noreturn]] void part(const Account& ours, int silent);
-  [[noreturn]] void end(const Account& ours) const;
-  void leave_for_others(const Account& account) const;
+  std::optional<FailureReason> failure_of(int peer, const FailureReason& ours,
+                                          std::chrono::seconds patience) const;
+  [[noreturn]] void part(const FailureReason& ours, int silent);
+  [[noreturn]] void end(const FailureReason& ours) const;
+  void leave_for_others(const FailureReason& account) const;
 
   // Constant after construction.
   const Options options_;

@@ -30,7 +30,7 @@ HostLink::~HostLink() {
   futex_wake_all(segment_.header().meetings);
 }
 
-void HostLink::fail(const Account& account) {
+void HostLink::fail(const FailureReason& account) {
   const std::lock_guard lock(failing_);
   Board& ours = segment_.board(peers_.own());
   if (ours.condition.load() == Condition::kFailed) return;

@@ -15,8 +15,8 @@
 #include <cstdint>
 #include <mutex>
 
-#include "comm/detail/account.h"
 #include "comm/detail/call.h"
+#include "comm/detail/failure_reason.h"
 #include "comm/shared_memory/host_pairs.h"
 #include "comm/shared_memory/host_peers.h"
 #include "comm/shared_memory/host_segment.h"
@@ -78,7 +78,7 @@ class HostLink {
   };
 
   // Leaves this rank's account for the others, who end with it; the first that it has.
-  void fail(const Account& account);
+  void fail(const FailureReason& account);
   // Ends what waits, and all later waits, with an error. For destruction.
   void abort() { wait_.abort(); }
 

@@ -77,26 +77,26 @@ std::byte* HostSegment::outbox(int place, uint32_t chunk) const {
   return end - (2 * (ranks_ - place) - static_cast<int64_t>(chunk % 2)) * kOutboxBytes;
 }
 
-std::optional<Standing> HostSegment::standing_of(int place) const {
+std::optional<RankStatus> HostSegment::standing_of(int place) const {
   const Board& of_peer = board(place);
   const uint64_t begun = of_peer.sessions.load(std::memory_order_acquire);
   if (of_peer.pair.open.load(std::memory_order_acquire)) {
     const PairRecord& pair = of_peer.pair;
-    return Standing{.begun = begun,
-                    .call = {.operation = Operation::kPair,
-                             .sequence = pair.sequence,
-                             .bytes = pair.bytes,
-                             .what = pair.what.str(),
-                             .peer = pair.peer,
-                             .end = pair.end,
-                             .peer_name = pair.peer_name}};
+    return RankStatus{.begun = begun,
+                      .call = {.operation = Operation::kPair,
+                               .sequence = pair.sequence,
+                               .bytes = pair.bytes,
+                               .what = pair.what.str(),
+                               .peer = pair.peer,
+                               .end = pair.end,
+                               .peer_name = pair.peer_name}};
   }
   if (of_peer.ended.load(std::memory_order_acquire) >= begun) return std::nullopt;
-  return Standing{.begun = begun, .call = of_peer.announcements[(begun - 1) % 2].call()};
+  return RankStatus{.begun = begun, .call = of_peer.announcements[(begun - 1) % 2].call()};
 }
 
 std::string HostSegment::describe_standing(int place) const {
-  if (const auto standing = standing_of(place)) return "stands at " + standing->call.describe();
+  if (const auto status = standing_of(place)) return "stands at " + status->call.describe();
   const uint64_t begun = board(place).sessions.load(std::memory_order_acquire);
   if (begun == 0) return "has called nothing yet";
   return "was last in " + board(place).announcements[(begun - 1) % 2].call().describe();

@@ -18,7 +18,7 @@
 #include <sys/types.h>
 
 #include "comm/detail/call.h"
-#include "comm/detail/standing.h"
+#include "comm/detail/rank_status.h"
 #include "comm/shared_memory/futex.h"
 #include "comm/shared_memory/shared_segment.h"
 
@@ -124,7 +124,7 @@ class HostSegment {
   std::byte* outbox(int place, uint32_t chunk) const;  // two, in turn
 
   // The operation that a rank is in; nothing between two. The rank may be going on meanwhile.
-  std::optional<Standing> standing_of(int place) const;
+  std::optional<RankStatus> standing_of(int place) const;
   // "stands at all_gather #12 of ...", "was last in ...", "has called nothing yet".
   std::string describe_standing(int place) const;
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string>
 
-#include "comm/detail/account.h"
+#include "comm/detail/failure_reason.h"
 #include "comm/detail/peer_error.h"
 
 namespace zeropage::comm::detail {
@@ -64,7 +64,7 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
     const auto condition = segment_.board(place).condition.load();
     if (condition == Condition::kFailed && place != peers_.own()) {
       throw PeerError::explain(
-          rank, Account::parse(segment_.board(place).account.str()).as_cause_of(name));
+          rank, FailureReason::parse(segment_.board(place).account.str()).as_cause_of(name));
     }
     const PeerProcess& peer = peers_.process(place);
     if (peer.has_ended() && condition == Condition::kPresent) {

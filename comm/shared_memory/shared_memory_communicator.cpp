@@ -40,7 +40,7 @@ class SharedMemoryCommunicator final : public Communicator {
            .facts = {.hosts = {},
                      .state_of = [this](int rank) { return link_->peers().state_of(rank); },
                      .broadcasts_wait = true},
-           .tell = [this](const detail::Account& account) { link_->fail(account); }});
+           .tell = [this](const detail::FailureReason& account) { link_->fail(account); }});
     }
   }
 
@@ -233,18 +233,19 @@ class SharedMemoryCommunicator final : public Communicator {
     ZP_CHECK(
         !error.aborted || verdict, call.describe(),
         ": the communicator was destroyed while this was in flight; wait for its Pending first");
-    const detail::Account account{error.aborted ? verdict->words : error.what(), call.describe()};
+    const detail::FailureReason account{error.aborted ? verdict->words : error.what(),
+                                        call.describe()};
     tell_of(account, error.left);
     ZP_THROW(account.words());
   }
 
-  void tell_of(const detail::Account& account, bool of_leave = false) {
+  void tell_of(const detail::FailureReason& account, bool of_leave = false) {
     link_->fail(account);
     if (!watch_) return;
     if (of_leave) {
-      watch_->tell_kin_of_leave(account);
+      watch_->leave_group(account);
     } else {
-      watch_->tell_kin(account);
+      watch_->fail_group(account);
     }
   }
 

@@ -169,7 +169,7 @@ class TwoLevelCommunicator final : public Communicator {
   // A rank may wait for its host or for another: what ends one wait ends the other.
   WatchedLink::Options with_host(WatchedLink::Options messages) {
     messages.abort_others = [this] { host_->abort(); };
-    messages.on_failure = [this](const detail::Account& account) { host_->fail(account); };
+    messages.on_failure = [this](const detail::FailureReason& account) { host_->fail(account); };
     messages.state_of = [this](int rank) { return host_->peers().state_of(rank); };
     return messages;
   }

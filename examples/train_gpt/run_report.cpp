@@ -12,7 +12,6 @@
 namespace train_gpt {
 namespace {
 
-using zeropage::memory::TierBytes;
 using zeropage::checkpointing::RecomputeStatistics;
 using zeropage::comm::Traffic;
 using zeropage::memory::Breakdown;
@@ -20,6 +19,7 @@ using zeropage::memory::Kind;
 using zeropage::memory::kKindCount;
 using zeropage::memory::PagingStatistics;
 using zeropage::memory::Tier;
+using zeropage::memory::TierBytes;
 
 // Columns that still fit an 80-column terminal beside the labels and the formula.
 constexpr size_t kTableRanks = 3;

@@ -17,7 +17,7 @@
 #include "parallel/schedule/simulation.h"
 #include "planning/allocation_record.h"
 #include "planning/simulated_workspaces.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
 
 namespace train_gpt {
@@ -45,7 +45,7 @@ struct SimulatedRank {
   int64_t parameters = 0;
   int64_t persistent_bytes = 0;
   zeropage::memory::Breakdown at_peak;  // over all steps
-  zeropage::memory::TierBytes away;             // after the last one, on the host and on NVMe
+  zeropage::memory::TierBytes away;     // after the last one, on the host and on NVMe
   SimulationFigures wrapping;           // wrapping the model
   SimulationFigures all_steps;          // and all steps
   SentByAxis wire;

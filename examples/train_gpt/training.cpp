@@ -27,7 +27,7 @@
 #include "memory/device_memory.h"
 #include "memory/process_memory.h"
 #include "offload/device_speed.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace train_gpt {
 namespace {

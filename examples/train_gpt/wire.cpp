@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace train_gpt {
 

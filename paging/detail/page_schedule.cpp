@@ -111,7 +111,7 @@ void PageSchedule::drop_surplus(std::span<const PageUse> unpinned) {
     return pages_.may_go(use.page) && pages_[use.page].resident();
   };
   for (const PageUse& use : unpinned) {
-    if (may_go_now(use) && pages_[use.page].aside) pages_.drop(use.page);
+    if (may_go_now(use) && pages_[use.page].fetched_by_guard) pages_.drop(use.page);
   }
   for (const PageUse& use : unpinned) {
     if (pages_.bytes() <= limit_bytes()) return;

@@ -16,11 +16,11 @@ namespace zeropage::memory::detail {
 ResidentPages::ResidentPages(std::unique_ptr<PageSource> source, std::string what)
     : source_(std::move(source)), what_(std::move(what)) {}
 
-size_t ResidentPages::add(std::string name, int64_t bytes, std::vector<PageTenant> tenants,
+size_t ResidentPages::add(std::string name, int64_t bytes, std::vector<PageStorage> page_storages,
                           const std::weak_ptr<Pager>& pager) {
   const size_t index = pages_.size();
-  pages_.push_back(std::make_unique<Page>(std::move(name), bytes, std::move(tenants)));
-  pages_.back()->tenants().join(pager, index);
+  pages_.push_back(std::make_unique<Page>(std::move(name), bytes, std::move(page_storages)));
+  pages_.back()->page_storages().join(pager, index);
   largest_page_bytes_ = std::max(largest_page_bytes_, bytes);
   return index;
 }

@@ -28,7 +28,7 @@ class ResidentPages {
   ResidentPages(std::unique_ptr<PageSource> source, std::string what);
 
   // Evicts the tenants' storages. Returns the page's index.
-  size_t add(std::string name, int64_t bytes, std::vector<PageTenant> tenants,
+  size_t add(std::string name, int64_t bytes, std::vector<PageStorage> page_storages,
              const std::weak_ptr<Pager>& pager);
 
   size_t size() const { return pages_.size(); }

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/detail/standing.h"
+#include "comm/detail/rank_status.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm::out_of_step_test {
@@ -201,24 +201,24 @@ TEST_P(OutOfStepTest, SlowPairsAreLeftAlone) {
 }
 
 TEST(StandingTest, IsReadAsItWasWritten) {
-  detail::Standing standing;
-  standing.beat = 7;
-  standing.begun = 3;
-  standing.call = {.operation = detail::Operation::kPair,
-                   .sequence = 12,
-                   .bytes = 1LL << 40,
-                   .what = "page \"a b\"\nof two lines",
-                   .peer = 2,
-                   .end = detail::Call::End::kReceives};
-  standing.where = detail::Standing::Where::kInTexts;
-  standing.since_ms = 1 << 20;
-  standing.words = "texts of \"a model\"";
-  standing.account = "all is lost";
-  const auto read = detail::Standing::parse(standing.to_text());
+  detail::RankStatus status;
+  status.heartbeat = 7;
+  status.begun = 3;
+  status.call = {.operation = detail::Operation::kPair,
+                 .sequence = 12,
+                 .bytes = 1LL << 40,
+                 .what = "page \"a b\"\nof two lines",
+                 .peer = 2,
+                 .end = detail::Call::End::kReceives};
+  status.where = detail::RankStatus::Where::kInTexts;
+  status.since_ms = 1 << 20;
+  status.words = "texts of \"a model\"";
+  status.account = "all is lost";
+  const auto read = detail::RankStatus::parse(status.to_text());
   ASSERT_TRUE(read.has_value());
-  EXPECT_EQ(read->to_text(), standing.to_text());
-  EXPECT_EQ(read->call.describe(), standing.call.describe());
-  EXPECT_FALSE(detail::Standing::parse("").has_value());
+  EXPECT_EQ(read->to_text(), status.to_text());
+  EXPECT_EQ(read->call.describe(), status.call.describe());
+  EXPECT_FALSE(detail::RankStatus::parse("").has_value());
 }
 
 // Ranks of two hosts; the ranks that are told apart share one, or not.

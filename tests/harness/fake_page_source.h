@@ -89,7 +89,7 @@ class FakePaging {
   size_t add_storages(const std::string& name,
                       const std::vector<std::vector<at::Tensor>>& storages) {
     std::vector<at::Tensor> flats;
-    std::vector<memory::Page::Tenant> tenants;
+    std::vector<memory::Page::StorageInPage> page_storages;
     int64_t bytes = 0;
     for (const auto& sharing : storages) {
       for (const at::Tensor& tensor : sharing) memory::set_trap(tensor);
@@ -100,11 +100,11 @@ class FakePaging {
       if (numel > 0) {
         std::memcpy(flats.back().mutable_data_ptr(), storage.data(), storage.nbytes());
       }
-      tenants.push_back({storage, bytes});
+      page_storages.push_back({storage, bytes});
       bytes += static_cast<int64_t>(storage.nbytes());
     }
     pages->values.push_back(at::cat(flats));
-    return pager->add_page(name, bytes, std::move(tenants));
+    return pager->add_page(name, bytes, std::move(page_storages));
   }
 
   // A page for each storage of the module's parameters, in their order.

@@ -231,7 +231,7 @@ TEST_F(PagerTest, LeavesTheTraceAloneForWhatHappensAside) {
   {
     Pins guard;
     guard.add({paging_->pager, 3}, false);
-    guard.take_aside("GatheredParameters");
+    guard.take_outside_trace("GatheredParameters");
   }
   EXPECT_THAT(fetches_of({1}), ElementsAre(2)) << "1 had come ahead; the plan goes on to 2";
 }
@@ -244,7 +244,7 @@ TEST_F(PagerTest, EvictsTheSamePageAfterALookAtWhatAGuardHolds) {
   {
     Pins guard;
     guard.add({paging_->pager, 0}, false);
-    guard.take_aside("GatheredParameters");
+    guard.take_outside_trace("GatheredParameters");
     // As one rank of several may, without gradients: its pass would be that of an evaluation.
     const at::NoGradGuard no_grad;
     use({0});
@@ -840,7 +840,7 @@ TEST_F(PagerTest, PinsKnowEachOfManyPagesOnce) {
       pins.add({paging_->pager, page}, writes && page % 2 == 1);
     }
   }
-  pins.take_aside("the test");
+  pins.take_outside_trace("the test");
   EXPECT_EQ(pages().fetched.size(), kPages);
   for (size_t page = 0; page < kPages; ++page) {
     EXPECT_EQ(pager().is_open_to_writes(page), page % 2 == 1) << page;

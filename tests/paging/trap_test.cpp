@@ -45,7 +45,7 @@ void evict(FakePaging& paging) {
 std::unique_ptr<Pins> keep(FakePaging& paging, const std::vector<size_t>& pages) {
   auto pins = std::make_unique<Pins>();
   for (const size_t page : pages) pins->add({paging.pager, page}, /*writes=*/false);
-  pins->take_aside("GatheredParameters");
+  pins->take_outside_trace("GatheredParameters");
   return pins;
 }
 

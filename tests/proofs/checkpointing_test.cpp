@@ -9,7 +9,7 @@
 #include "tests/harness/delays.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage::checkpointing_test {
 namespace {
@@ -337,7 +337,7 @@ Gathers gathers_of(int64_t blocks, EveryBlocks every) {
       after = model.paging();
     }
     if (world.rank() != 0) return;
-    const ShardedParameters& sharded = sharded_parameters_of(model);
+    const ShardedModel& sharded = sharded_parameters_of(model);
     ASSERT_EQ(sharded.pages->layouts().size(), static_cast<size_t>(blocks));
     const memory::PagingStatistics step = after - before;
     result = {memory::div_exact(step.bytes_gathered, sharded.paging->pager()->largest_page_bytes()),

@@ -4,7 +4,7 @@
 
 #include "examples/train_gpt/gpt.h"
 #include "tests/harness/device_ranks.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::testing {

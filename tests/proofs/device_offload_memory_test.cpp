@@ -7,7 +7,7 @@
 #include "memory/device_memory.h"
 #include "memory/testing.h"
 #include "tests/harness/device_ranks.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::device_offload_memory_test {

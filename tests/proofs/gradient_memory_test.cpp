@@ -13,7 +13,7 @@
 #include "tests/harness/square_layers.h"
 #include "zero/gathered_parameters.h"
 #include "zero/gradient_norm.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::gradient_memory_test {

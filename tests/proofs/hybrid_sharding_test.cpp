@@ -9,7 +9,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/restarts.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage::hybrid_sharding_test {
 namespace {

@@ -16,7 +16,7 @@
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/fused_update.h"
 #include "zero/zeropage.h"
 

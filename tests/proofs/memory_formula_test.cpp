@@ -7,7 +7,7 @@
 #include "memory/testing.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::memory_formula_test {

@@ -9,7 +9,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/late_report.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::accumulator_test {

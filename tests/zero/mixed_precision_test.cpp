@@ -8,8 +8,8 @@
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/agreement/told.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/agreement/agreement_hashes.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::mixed_precision_test {

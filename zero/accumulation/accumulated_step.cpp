@@ -23,9 +23,8 @@ std::shared_ptr<const std::vector<std::string>> names_in(const ParameterPages& p
 
 }  // namespace
 
-AccumulatedStep::AccumulatedStep(const ShardedParameters& sharded,
-                                 const AccumulatorOptions& options, MicroSteps& micro_steps,
-                                 StepVerdicts& verdicts)
+AccumulatedStep::AccumulatedStep(const ShardedModel& sharded, const AccumulatorOptions& options,
+                                 MicroSteps& micro_steps, StepVerdicts& verdicts)
     : sharded_(sharded),
       options_(options),
       micro_steps_(micro_steps),
@@ -72,7 +71,7 @@ double AccumulatedStep::mean_factor(double weight) const {
 // Norms of the mean gradient; skips what no step can be made of.
 StepReport AccumulatedStep::measure() {
   StepReport report;
-  const GradientSums sums = sharded_.sums->sum(one_group(), 1, micro_steps_.weight());
+  const NormSums sums = sharded_.sums->sum(one_group(), 1, micro_steps_.weight());
   report.weight = sums.weight.value();
   report.loss_scale = report.next_loss_scale = verdicts_.scaler().scale();
   if (micro_steps_.overflow()) {
@@ -121,7 +120,7 @@ void AccumulatedStep::update(const Updates& updates, const offload::GradientFact
 }
 
 // Whether the step is the same whatever the gradients are, but for one that is not made.
-bool AccumulatedStep::may_be_told_late(const Updates& updates) const {
+bool AccumulatedStep::may_report_late(const Updates& updates) const {
   if (options_.clip_norm || options_.clip_value || !verdicts_.ignore_gradients()) return false;
   return sharded_.sums->can_start() &&
          std::all_of(updates.begin(), updates.end(), [](const ShardedUpdates* of_optimizer) {
@@ -131,7 +130,7 @@ bool AccumulatedStep::may_be_told_late(const Updates& updates) const {
 
 // The device itself leaves out the update where a gradient is not finite. The weights of the ranks are
 // known to hosts, so their sum does not wait for it.
-EnqueuedStep AccumulatedStep::enqueue_told_late(const Updates& updates) {
+EnqueuedStep AccumulatedStep::enqueue_with_late_report(const Updates& updates) {
   StepReport report;
   report.weight = sharded_.sums->sum_weight(micro_steps_.weight()).value();
   report.loss_scale = report.next_loss_scale = verdicts_.scaler().scale();
@@ -141,11 +140,11 @@ EnqueuedStep AccumulatedStep::enqueue_told_late(const Updates& updates) {
     micro_steps_.end();
     return EnqueuedStep(std::make_shared<LateReport>(report));
   }
-  const GradientSummer::Started sums = sharded_.sums->start(one_group(), 1);
+  const NormSummer::Started sums = sharded_.sums->start(one_group(), 1);
   const double factor = mean_factor(report.weight);
   const auto told = std::make_shared<LateReport>([names = names_, arrived = sums.arrived, factor,
                                                   report]() mutable {
-    const GradientSums all = arrived();
+    const NormSums all = arrived();
     for (const size_t index : all.not_finite) report.not_finite.push_back((*names)[index]);
     if (!report.not_finite.empty()) report.skipped = Skipped::kNotFinite;
     report.norm = report.clipped_norm = std::sqrt(all.squares_of_group.front().value()) * factor;
@@ -161,9 +160,9 @@ EnqueuedStep AccumulatedStep::enqueue(const std::vector<torch::optim::Optimizer*
   const memory::SpanScope span(memory::Span::What::kRange, "step");
   const Updates updates = checked(given);
   micro_steps_.check_complete();
-  verdicts_.hear();
+  verdicts_.resolve_verdict();
   micro_steps_.finish();
-  if (may_be_told_late(updates)) return enqueue_told_late(updates);
+  if (may_report_late(updates)) return enqueue_with_late_report(updates);
   StepReport report = measure();
   ZP_CHECK(report.skipped != Skipped::kNotFinite || !micro_steps_.step_in_backward(),
            "accumulator.step(): ", say_not_finite(report.not_finite),

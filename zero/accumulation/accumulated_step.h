@@ -13,7 +13,7 @@
 #include "zero/accumulation/micro_steps.h"
 #include "zero/accumulation/step_verdicts.h"
 #include "zero/accumulator_options.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/step_report.h"
 #include "zero/update/sharded_updates.h"
 
@@ -22,7 +22,7 @@ namespace zeropage {
 class AccumulatedStep {
  public:
   // Throws where options contradict the model's.
-  AccumulatedStep(const ShardedParameters& sharded, const AccumulatorOptions& options,
+  AccumulatedStep(const ShardedModel& sharded, const AccumulatorOptions& options,
                   MicroSteps& micro_steps, StepVerdicts& verdicts);
 
   // Accumulator::enqueue_step(). Collective.
@@ -39,10 +39,10 @@ class AccumulatedStep {
   void apply(StepReport& report, const Updates& updates);
   void update(const Updates& updates, const offload::GradientFactors& factors,
               const std::shared_ptr<LateReport>& report = nullptr);
-  bool may_be_told_late(const Updates& updates) const;
-  EnqueuedStep enqueue_told_late(const Updates& updates);
+  bool may_report_late(const Updates& updates) const;
+  EnqueuedStep enqueue_with_late_report(const Updates& updates);
 
-  const ShardedParameters sharded_;
+  const ShardedModel sharded_;
   const AccumulatorOptions options_;
   MicroSteps& micro_steps_;
   StepVerdicts& verdicts_;

@@ -37,7 +37,7 @@ comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
 }
 
 // Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
-bool nothing_travels(const ShardedParameters& sharded) {
+bool nothing_travels(const ShardedModel& sharded) {
   const ParameterPages& pages = *sharded.pages;
   return pages.world().size() == 1 && sharded.options.offload.optimizer == memory::Tier::kDevice &&
          std::all_of(pages.plan().pages().begin(), pages.plan().pages().end(),
@@ -93,7 +93,7 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
   return seed;
 }
 
-MicroSteps::MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options)
+MicroSteps::MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
       reduces_each_(on_any_stage(*sharded.pages, chooses_each(checked(options)))),
@@ -191,7 +191,7 @@ void MicroSteps::make_mean(double scale) {
 // A script may clip each element, and an infinity would be a number when the step looks. Returns the weight of all ranks.
 offload::ExactSum MicroSteps::look_for_overflow() {
   const std::vector<int> one_group(sharded_.pages->parameters().size(), 0);
-  const GradientSums sums = sharded_.sums->sum(one_group, 1, weight_);
+  const NormSums sums = sharded_.sums->sum(one_group, 1, weight_);
   if (!sums.all_finite) {
     overflow_ = {.not_finite = names_over_stages(*sharded_.pages, sums.not_finite),
                  .norm = std::sqrt(sums.squares_of_group.front().value())};

@@ -17,7 +17,7 @@
 #include "offload/exact_sum.h"
 #include "zero/accumulator_options.h"
 #include "zero/gradients/gradient_accumulation.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 
@@ -49,7 +49,7 @@ class MeanLoss {
 class MicroSteps {
  public:
   // options: with a loss scaler. Throws where they contradict each other or the model's.
-  MicroSteps(const ShardedParameters& sharded, const AccumulatorOptions& options);
+  MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& options);
 
   // Accumulator::backward(); scale: of the loss. Collective.
   void backward(const at::Tensor& loss, double weight, double scale);
@@ -94,7 +94,7 @@ class MicroSteps {
   BackwardPlan plan(double weight, double scale) const;
 
   // Constant after construction.
-  const ShardedParameters sharded_;
+  const ShardedModel sharded_;
   const comm::ReduceOp op_;
   const bool reduces_each_;
   const IncompleteStep incomplete_;

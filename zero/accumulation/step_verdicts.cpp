@@ -35,10 +35,10 @@ void StepVerdicts::count(StepReport& report) {
   report.at_lowest_scale = verdict.at_minimum && scaler_.options().backoff_factor < 1;
 }
 
-void StepVerdicts::hear() {
-  if (!untold_) return;
-  const bool found_inf = untold_->get().skipped == Skipped::kNotFinite;
-  untold_.reset();
+void StepVerdicts::resolve_verdict() {
+  if (!pending_report_) return;
+  const bool found_inf = pending_report_->get().skipped == Skipped::kNotFinite;
+  pending_report_.reset();
   scaler_.update(found_inf);
 }
 

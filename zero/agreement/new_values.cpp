@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "memory/check.h"
-#include "zero/agreement/told.h"
+#include "zero/agreement/agreement_hashes.h"
 #include "zero/pages/value_hash.h"
 
 namespace zeropage {
@@ -91,8 +91,9 @@ void NewValues::check(const comm::World& ranks, const List& own,
   if (!differing) return;
   std::string lines;
   for (const OfParameter& of : own) lines += of.name + "\t" + of.words + "\n";
-  const std::vector<std::string> told = ranks.gather_text(who + ", what differs", lines);
-  const auto first = lines_of(told[differing->first]), second = lines_of(told[differing->second]);
+  const std::vector<std::string> own_hashes = ranks.gather_text(who + ", what differs", lines);
+  const auto first = lines_of(own_hashes[differing->first]),
+             second = lines_of(own_hashes[differing->second]);
   for (size_t index = 0; index < std::min(first.size(), second.size()); ++index) {
     const auto& [name, has] = first[index];
     ZP_CHECK(has == second[index].second, who,

@@ -116,11 +116,12 @@ std::string difference(const std::vector<std::string>& texts, const std::string&
 
 constexpr const char* kAlikeAlongSlices = "what the ranks of a tensor-parallel group have alike";
 
-HeardAlike exchanged(const comm::World& ranks, const Told& told, const char* what) {
+AgreementResult exchanged(const comm::World& ranks, const AgreementHashes& own_hashes,
+                          const char* what) {
   const at::Tensor bytes = at::empty({static_cast<int64_t>(kToldBytes)}, at::kByte);
-  put(told, bytes.mutable_data_ptr<uint8_t>());
+  put(own_hashes, bytes.mutable_data_ptr<uint8_t>());
   ranks.communicator().all_reduce(bytes, comm::ReduceOp::kMax, what).wait();
-  return heard_of(bytes.const_data_ptr<uint8_t>());
+  return agreement_result(bytes.const_data_ptr<uint8_t>());
 }
 
 }  // namespace
@@ -151,64 +152,67 @@ void RankAgreement::begin_backward(bool reduces) {
   if (reduces) values_ = writes_->user_writes().look(backwards_++);
 }
 
-Told RankAgreement::told(Axis axis) const {
+AgreementHashes RankAgreement::own_hashes(Axis axis) const {
   if (is_alone_) return {};
   Fingerprint steps, settings;
   for (const Part& part : parts_) {
-    const Told of_part = part.told();
+    const AgreementHashes of_part = part.own_hashes();
     steps.add(of_part.steps);
     settings.add(of_part.settings);
   }
-  Told told{.steps = steps.value(), .settings = settings.value()};
-  if (axis == Axis::kData) told.values = values_.all;
-  if (axis == Axis::kTensor) told.values = values_.whole;
-  return told;
+  AgreementHashes own_hashes{.steps = steps.value(), .settings = settings.value()};
+  if (axis == Axis::kData) own_hashes.values = values_.all;
+  if (axis == Axis::kTensor) own_hashes.values = values_.whole;
+  return own_hashes;
 }
 
-Told RankAgreement::told_now() {
+AgreementHashes RankAgreement::hashes_now() {
   if (!is_alone_) values_ = writes_->user_writes().look(backwards_);
-  return told();
+  return own_hashes();
 }
 
-void RankAgreement::hear(Axis axis, const Told& told, const HeardAlike& heard,
-                         const std::string& who) {
+void RankAgreement::take_result(Axis axis, const AgreementHashes& own_hashes,
+                                const AgreementResult& agreed_on, const std::string& who) {
   const comm::World* const ranks = along(axis);
   if (ranks == nullptr) return;
-  agreed_settings_ = told.settings;
-  heard_[at(axis)].settings = heard.settings;
-  if (!heard.steps) settle(*ranks, who);
+  agreed_settings_ = own_hashes.settings;
+  results_[at(axis)].settings = agreed_on.settings;
+  if (!agreed_on.steps) settle(*ranks, who);
 }
 
-void RankAgreement::hear_in_backward(const Told& told, const HeardAlike& heard) {
+void RankAgreement::take_backward_result(const AgreementHashes& own_hashes,
+                                         const AgreementResult& agreed_on) {
   const comm::World* const slices = pages_->tensor_world();
   if (pages_->world().device().is_meta() && slices != nullptr) {
     // What is sent is counted there too.
-    exchanged(*slices, told, kAlikeAlongSlices);
+    exchanged(*slices, own_hashes, kAlikeAlongSlices);
     return;
   }
   if (is_alone_) return;
-  heard_[at(Axis::kData)].values = heard.values;
-  hear(Axis::kData, told, heard, "backward()");
+  results_[at(Axis::kData)].values = agreed_on.values;
+  take_result(Axis::kData, own_hashes, agreed_on, "backward()");
   if (along(Axis::kTensor) != nullptr) {
-    const HeardAlike of_group = tell(Axis::kTensor, this->told(Axis::kTensor), kAlikeAlongSlices);
-    heard_[at(Axis::kTensor)].values = of_group.values;
-    hear(Axis::kTensor, told, of_group, "backward()");
+    const AgreementResult of_group =
+        tell(Axis::kTensor, this->own_hashes(Axis::kTensor), kAlikeAlongSlices);
+    results_[at(Axis::kTensor)].values = of_group.values;
+    take_result(Axis::kTensor, own_hashes, of_group, "backward()");
   }
-  const bool alike = std::all_of(heard_.begin(), heard_.end(),
-                                 [](const HeardAlike& of_axis) { return of_axis.values; });
+  const bool alike = std::all_of(results_.begin(), results_.end(),
+                                 [](const AgreementResult& of_axis) { return of_axis.values; });
   if (alike) writes_->user_writes().forget();
 }
 
-HeardAlike RankAgreement::tell(Axis axis, const Told& told, const char* what) const {
+AgreementResult RankAgreement::tell(Axis axis, const AgreementHashes& own_hashes,
+                                    const char* what) const {
   const comm::World* const ranks = along(axis);
-  return ranks == nullptr ? HeardAlike() : exchanged(*ranks, told, what);
+  return ranks == nullptr ? AgreementResult() : exchanged(*ranks, own_hashes, what);
 }
 
 void RankAgreement::settle_what_differs(const std::string& who) {
   for (const Axis axis : kAxes) {
-    if (heard_[at(axis)].all()) continue;
+    if (results_[at(axis)].all()) continue;
     settle(*along(axis), who);
-    heard_[at(axis)] = {};
+    results_[at(axis)] = {};
     agreed_settings_ = settings();
   }
 }
@@ -223,9 +227,10 @@ void RankAgreement::begin_step(const std::string& who) {
   if (settings() == agreed_settings_ && !were_written) return;
   values_ = writes.look(/*sample_round=*/std::nullopt);
   for (const Axis axis : kAxes) {
-    const HeardAlike heard = tell(
-        axis, told(axis), "what changed between backward() and step(): options, or parameters");
-    if (!heard.all()) settle(*along(axis), who);
+    const AgreementResult agreed_on =
+        tell(axis, own_hashes(axis),
+             "what changed between backward() and step(): options, or parameters");
+    if (!agreed_on.all()) settle(*along(axis), who);
   }
   agreed_settings_ = settings();
   writes.forget();

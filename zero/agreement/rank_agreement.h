@@ -1,7 +1,7 @@
 // What all ranks must have alike from step to step, and whether they have it: how many steps each optimizer has
 // made, with which options, and the values of parameters that several ranks have.
 //
-// Hashes of it are sent in messages that a step sends anyway (zero/agreement/told.h), so ranks hear for nothing
+// Hashes of it are sent in messages that a step sends anyway (zero/agreement/agreement_hashes.h), so ranks hear for nothing
 // whether all have the same:
 //
 // * at the end of a backward that averages, and of each accumulation;
@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "zero/agreement/told.h"
+#include "zero/agreement/agreement_hashes.h"
 #include "zero/pages/page_writes.h"
 #include "zero/pages/parameter_pages.h"
 
@@ -48,7 +48,7 @@ class RankAgreement {
 
   // What a part of this rank must have alike.
   struct Part {
-    std::function<Told()> told;
+    std::function<AgreementHashes()> own_hashes;
     // index: among the parts, which are alike on all ranks too.
     std::function<void(size_t index, Lines& lines)> describe;
   };
@@ -63,14 +63,15 @@ class RankAgreement {
   void begin_backward(bool reduces);
 
   // For a message along an axis: with values as they were when the backward began.
-  Told told(Axis axis = Axis::kData) const;
+  AgreementHashes own_hashes(Axis axis = Axis::kData) const;
   // For a state: with values as they are now.
-  Told told_now();
+  AgreementHashes hashes_now();
   // What the ranks heard at the end of a backward, along the data axis. Throws where steps differ. Ranks of a
   // tensor-parallel group have no message there that could take theirs along, and send one. Collective where any differ.
-  void hear_in_backward(const Told& told, const HeardAlike& heard);
+  void take_backward_result(const AgreementHashes& own_hashes, const AgreementResult& agreed_on);
   // The same of steps and settings, along an axis. who: for errors.
-  void hear(Axis axis, const Told& told, const HeardAlike& heard, const std::string& who);
+  void take_result(Axis axis, const AgreementHashes& own_hashes, const AgreementResult& agreed_on,
+                   const std::string& who);
 
   // Before a step. Throws where what counts in it differs. Collective where it differed when it was heard of last, or
   // has changed here since then.
@@ -81,9 +82,9 @@ class RankAgreement {
 
  private:
   const comm::World* along(Axis axis) const;
-  HeardAlike tell(Axis axis, const Told& told, const char* what) const;
+  AgreementResult tell(Axis axis, const AgreementHashes& own_hashes, const char* what) const;
   void settle_what_differs(const std::string& who);
-  uint64_t settings() const { return told().settings; }
+  uint64_t settings() const { return own_hashes().settings; }
 
   // Constant after construction.
   const std::shared_ptr<const ParameterPages> pages_;
@@ -95,7 +96,7 @@ class RankAgreement {
   UserWrites::Hashes values_;     // when the last of them began
   uint64_t agreed_settings_ = 0;  // when ranks heard last
   // By axis, what was heard to differ last of what counts in the next step.
-  std::array<HeardAlike, 3> heard_ = {};
+  std::array<AgreementResult, 3> results_ = {};
 };
 
 }  // namespace zeropage

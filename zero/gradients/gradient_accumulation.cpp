@@ -13,7 +13,7 @@ GradientAccumulation::GradientAccumulation(std::shared_ptr<GradientReducer> redu
                                            comm::ReduceOp op)
     : reducer_(std::move(reducer)), gradients_(std::move(gradients)) {
   // Here it is still between two steps; in the backward that follows it would be within one.
-  if (reducer_->training().heard() == Unfrozen::kInBackward) reducer_->adopt_unfrozen();
+  if (reducer_->training().adopted_in() == Unfrozen::kInBackward) reducer_->adopt_unfrozen();
   BackwardPlan plan = reducer_->plan();
   ZP_CHECK(!plan.accumulates(),
            "accumulator.backward(): another accumulator of this model is in the middle of a step; "

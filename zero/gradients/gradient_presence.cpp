@@ -12,17 +12,19 @@ GradientPresence::GradientPresence(size_t parameters, size_t pages)
       of_all_(at::zeros({static_cast<int64_t>(parameters + kToldBytes)}, at::kByte)),
       of_page_(pages) {}
 
-comm::Pending GradientPresence::start_agreeing(const Told& told, comm::Communicator& communicator) {
-  put(told, of_all_.mutable_data_ptr<uint8_t>() + parameters_);
+comm::Pending GradientPresence::start_agreeing(const AgreementHashes& own_hashes,
+                                               comm::Communicator& communicator) {
+  put(own_hashes, of_all_.mutable_data_ptr<uint8_t>() + parameters_);
   return communicator.all_reduce(of_all_, comm::ReduceOp::kMax, "which parameters have a gradient");
 }
 
-HeardAlike GradientPresence::heard() const {
-  return heard_of(of_all_.const_data_ptr<uint8_t>() + parameters_);
+AgreementResult GradientPresence::agreed_on() const {
+  return agreement_result(of_all_.const_data_ptr<uint8_t>() + parameters_);
 }
 
 void GradientPresence::start_agreeing(size_t page, const std::vector<size_t>& parameters,
-                                      const Told& told, comm::Communicator& communicator) {
+                                      const AgreementHashes& own_hashes,
+                                      comm::Communicator& communicator) {
   OfPage& of_page = of_page_[page];
   of_page.parameters = parameters;
   of_page.has = at::empty({static_cast<int64_t>(parameters.size() + kToldBytes)}, at::kByte);
@@ -30,7 +32,7 @@ void GradientPresence::start_agreeing(size_t page, const std::vector<size_t>& pa
   uint8_t* const behind =
       std::transform(parameters.begin(), parameters.end(), bytes,
                      [this](size_t parameter) { return static_cast<uint8_t>(has(parameter)); });
-  put(told, behind);
+  put(own_hashes, behind);
   of_page.agreement = communicator.all_reduce(of_page.has, comm::ReduceOp::kMax,
                                               "which parameters of a page have a gradient");
 }
@@ -45,7 +47,7 @@ GradientPresence::OfAnyRank GradientPresence::wait(size_t page) {
     return of_page.has.const_data_ptr<uint8_t>()[at - of_page.parameters.begin()] != 0;
   };
   return {has_gradient,
-          heard_of(of_page.has.const_data_ptr<uint8_t>() + of_page.parameters.size())};
+          agreement_result(of_page.has.const_data_ptr<uint8_t>() + of_page.parameters.size())};
 }
 
 }  // namespace zeropage

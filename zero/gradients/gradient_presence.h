@@ -11,7 +11,7 @@
 
 #include "comm/communicator.h"
 #include "device/pending.h"
-#include "zero/agreement/told.h"
+#include "zero/agreement/agreement_hashes.h"
 
 namespace zeropage {
 
@@ -24,17 +24,17 @@ class GradientPresence {
   void note(size_t parameter, bool has) { of_all_.mutable_data_ptr<uint8_t>()[parameter] = has; }
   bool has(size_t parameter) const { return of_all_.const_data_ptr<uint8_t>()[parameter] != 0; }
 
-  // has() is about any rank once this has ended, and heard() of all. Collective.
-  comm::Pending start_agreeing(const Told& told, comm::Communicator& communicator);
-  HeardAlike heard() const;
+  // has() is about any rank once this has ended, and agreed_on() of all. Collective.
+  comm::Pending start_agreeing(const AgreementHashes& own_hashes, comm::Communicator& communicator);
+  AgreementResult agreed_on() const;
 
   // The same of these parameters, ascending, all of the page's that train: ahead of the others, for a step
   // that does not wait for all pages. Collective.
-  void start_agreeing(size_t page, const std::vector<size_t>& parameters, const Told& told,
-                      comm::Communicator& communicator);
+  void start_agreeing(size_t page, const std::vector<size_t>& parameters,
+                      const AgreementHashes& own_hashes, comm::Communicator& communicator);
   struct OfAnyRank {
     HasGradient has_gradient;
-    HeardAlike heard;
+    AgreementResult agreed_on;
   };
   // Blocks until that has ended. Valid until the page's next.
   OfAnyRank wait(size_t page);

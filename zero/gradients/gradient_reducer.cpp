@@ -83,7 +83,7 @@ void GradientReducer::enter_backward() {
       plan().part != StepPart::kNone && plan().part != StepPart::kOver,
       "backward() past the accumulator in the middle of a step, whose gradients it would change: "
       "call accumulator.backward(loss), or accumulator.abandon() first");
-  if (training_.heard() == Unfrozen::kInBackward) adopt_unfrozen();
+  if (training_.adopted_in() == Unfrozen::kInBackward) adopt_unfrozen();
   agreement_->begin_backward(reduces_in_backward());
   backward_ = task;
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -106,12 +106,12 @@ void GradientReducer::leave_backward() {
 
 void GradientReducer::end_reducing_backward() {
   const torch::NoGradGuard no_grad;
-  const Told told = agreement_->told();
-  const HeardAlike heard = reductions_.finish(told);
+  const AgreementHashes own_hashes = agreement_->own_hashes();
+  const AgreementResult agreed_on = reductions_.finish(own_hashes);
   if (after_reduction_) after_reduction_();
   leave_backward();
   reduced_in_cycle_ = true;
-  agreement_->hear_in_backward(told, heard);
+  agreement_->take_backward_result(own_hashes, agreed_on);
 }
 
 void GradientReducer::reduce() {
@@ -132,7 +132,7 @@ void GradientReducer::drop() {
 
 void settle_unfrozen(GradientReducer& reducer) {
   const TrainingParameters& training = reducer.training();
-  if (training.heard() == Unfrozen::kInForward) return training.check_all_train();
+  if (training.adopted_in() == Unfrozen::kInForward) return training.check_all_train();
   reducer.adopt_unfrozen();
 }
 

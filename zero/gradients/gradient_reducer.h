@@ -87,7 +87,7 @@ class GradientReducer {
 
   // Constant after construction.
   const std::shared_ptr<const ParameterPages> pages_;
-  const std::shared_ptr<const PagedParameters> paging_;
+  const std::shared_ptr<const WholePages> paging_;
   const std::shared_ptr<PageWrites> writes_;
   const std::unique_ptr<GradientBuckets> buckets_;
   const std::shared_ptr<RankAgreement> agreement_;

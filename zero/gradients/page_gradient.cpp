@@ -48,7 +48,7 @@ void PageGradient::forget(Slot& slot) {
 }
 
 // What the user did to p.grad() since it stands for what is kept.
-void PageGradient::heed_changes(Slot& slot) {
+void PageGradient::check_user_changes(Slot& slot) {
   if (!slot.is_kept || slot.seen_version == Slot::kUnseen) return;
   const at::Tensor& gradient = training_.gradient(slot.parameter);
   const bool is_ours = gradient.defined() && same_elements(gradient, slot.view);
@@ -68,7 +68,7 @@ void PageGradient::before_accumulate(size_t parameter, const GradientPresence& p
   } else {
     slots_.reopen_if_used();
     Slot& slot = slots_.of(parameter);
-    heed_changes(slot);
+    check_user_changes(slot);
     slot.seen_version = Slot::kUnseen;
   }
 }
@@ -85,7 +85,7 @@ void PageGradient::end_without_reduction() {
   std::vector<size_t> hidden;
   for (Slot& slot : slots_.all()) {
     at::Tensor& gradient = training_.gradient(slot.parameter);
-    heed_changes(slot);
+    check_user_changes(slot);
     if (!slot.is_kept) continue;
     if (!gradient.defined()) {
       hidden.push_back(slot.parameter);
@@ -113,7 +113,7 @@ void PageGradient::start(comm::ReduceOp op, GradientPresence& present) {
   TORCH_INTERNAL_ASSERT(is_collecting() && slots_.are_open());
   std::vector<size_t> missing;
   for (Slot& slot : slots_.all()) {
-    heed_changes(slot);
+    check_user_changes(slot);
     const bool has = training_.gradient(slot.parameter).defined();
     if (!has) missing.push_back(slot.parameter);
     present.note(slot.parameter, has || slot.is_kept);

@@ -74,7 +74,7 @@ class PageGradient {
   using Slot = GradientSlots::Slot;
 
   void forget(Slot& slot);
-  void heed_changes(Slot& slot);
+  void check_user_changes(Slot& slot);
 
   // Constant after construction.
   const size_t page_;

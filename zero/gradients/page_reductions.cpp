@@ -78,8 +78,8 @@ void PageReductions::start(size_t page) {
   tell_of(memory::PageChange::kReducing, layout);
   if (!follower_.on_reduced) return;
   // The same for all pages, and as long to write down as there are parameter groups.
-  if (next_ == 0) told_ = agreement_->told();
-  present_.start_agreeing(page, training_.of_page(page), told_, pages_->world().communicator());
+  if (next_ == 0) hashes_ = agreement_->own_hashes();
+  present_.start_agreeing(page, training_.of_page(page), hashes_, pages_->world().communicator());
   // One page behind: the reductions of whole gradients are else looked at when backward ends.
   while (reducing_.front() != page) end_first();
 }
@@ -95,10 +95,10 @@ void PageReductions::end_first() {
   reducing_.pop_front();
   gradients_[page].close(plan_);
   if (!follower_.on_reduced) return;
-  const auto [has_gradient, heard] = present_.wait(page);
+  const auto [has_gradient, agreed_on] = present_.wait(page);
   if (plan_.backwards() == Backwards::kMoreFollow) return;
   // The step is made now.
-  if (!heard.all()) agreement_->settle(pages_->world(), "backward()");
+  if (!agreed_on.all()) agreement_->settle(pages_->world(), "backward()");
   buckets_.wait_closed(page);
   follower_.on_reduced(page, has_gradient, plan_.factor);
 }
@@ -107,13 +107,14 @@ void PageReductions::end_all() {
   while (!reducing_.empty()) end_first();
 }
 
-HeardAlike PageReductions::finish(const Told& told) {
+AgreementResult PageReductions::finish(const AgreementHashes& own_hashes) {
   for (; next_ < training_.pages().size(); ++next_) {
     const size_t page = training_.pages()[next_];
     if (gradients_[page].is_reduced()) gradients_[page].reopen(present_);
     start(page);
   }
-  const comm::Pending agreement = present_.start_agreeing(told, pages_->world().communicator());
+  const comm::Pending agreement =
+      present_.start_agreeing(own_hashes, pages_->world().communicator());
   end_all();
   {
     const memory::OwnerScope owner("which parameters have gradients");
@@ -122,7 +123,7 @@ HeardAlike PageReductions::finish(const Told& told) {
   for (const size_t page : training_.pages()) gradients_[page].hand_over(present_);
   buckets_.note_reduced();
   next_ = 0;
-  return present_.heard();
+  return present_.agreed_on();
 }
 
 void PageReductions::end_without_reduction() {

@@ -54,7 +54,7 @@ class PageReductions {
   bool have_begun() const { return next_ > 0; }
   // Ends a backward: reduces all pages that were not, and makes p.grad() the reduced gradients. Returns whether the
   // ranks' hashes agree. Collective.
-  HeardAlike finish(const Told& told);
+  AgreementResult finish(const AgreementHashes& own_hashes);
   // Ends a backward that reduces nothing.
   void end_without_reduction();
   // A backward has ended by an exception. REQUIRES: not have_begun().
@@ -83,8 +83,8 @@ class PageReductions {
   GradientCollector collector_;
   BackwardPlan plan_;
   BackwardFollower follower_;
-  size_t next_ = 0;  // to be reduced, into training_.pages()
-  Told told_;        // in this backward
+  size_t next_ = 0;         // to be reduced, into training_.pages()
+  AgreementHashes hashes_;  // in this backward
 };
 
 }  // namespace zeropage

@@ -26,7 +26,8 @@ std::vector<int64_t> row_of(const SumsOfRank& sums) {
   };
   for (const ExactSum& squares : sums.squares_of_group) append(squares);
   append(sums.weight);
-  for (const uint64_t number : {sums.told.steps, sums.told.settings, sums.told.values}) {
+  for (const uint64_t number :
+       {sums.own_hashes.steps, sums.own_hashes.settings, sums.own_hashes.values}) {
     row.push_back(static_cast<int64_t>(number));
   }
   row.push_back(std::bit_cast<int64_t>(sums.multiplied_by));
@@ -51,7 +52,8 @@ SumsOfRank sums_of_row(const int64_t* row, size_t groups, size_t parameters) {
   }
   sums.weight = sum_at(row);
   row += ExactSum::kWords;
-  for (uint64_t* const number : {&sums.told.steps, &sums.told.settings, &sums.told.values}) {
+  for (uint64_t* const number :
+       {&sums.own_hashes.steps, &sums.own_hashes.settings, &sums.own_hashes.values}) {
     *number = static_cast<uint64_t>(*row++);
   }
   sums.multiplied_by = std::bit_cast<double>(*row++);
@@ -129,11 +131,11 @@ void check_whole_gradients(const std::vector<SumsOfRank>& by_rank, size_t groups
 // What stages can tell each other, whose parameters are not the same ones: beside the sums, one flag for
 // whether any gradient is not finite.
 SumsOfRank without_flags(const SumsOfRank& all) {
-  SumsOfRank told = all;
+  SumsOfRank own_hashes = all;
   const bool any =
       std::find(all.not_finite.begin(), all.not_finite.end(), true) != all.not_finite.end();
-  told.not_finite.assign(1, any);
-  return told;
+  own_hashes.not_finite.assign(1, any);
+  return own_hashes;
 }
 
 // Each parameter is counted by one stage. In a simulated world nobody else says anything, and the last stage is taken to
@@ -194,14 +196,14 @@ void check_clipped_together(const ParameterPages& pages, const std::vector<SumsO
 // Throws where ranks made other numbers of steps.
 void compare(RankAgreement& agreement, RankAgreement::Axis axis,
              const std::vector<SumsOfRank>& by_rank) {
-  HeardAlike heard;
-  const Told& first = by_rank.front().told;
+  AgreementResult agreed_on;
+  const AgreementHashes& first = by_rank.front().own_hashes;
   for (const SumsOfRank& of_rank : by_rank) {
-    heard.steps = heard.steps && of_rank.told.steps == first.steps;
-    heard.settings = heard.settings && of_rank.told.settings == first.settings;
-    heard.values = heard.values && of_rank.told.values == first.values;
+    agreed_on.steps = agreed_on.steps && of_rank.own_hashes.steps == first.steps;
+    agreed_on.settings = agreed_on.settings && of_rank.own_hashes.settings == first.settings;
+    agreed_on.values = agreed_on.values && of_rank.own_hashes.values == first.values;
   }
-  agreement.hear(axis, first, heard, "step()");
+  agreement.take_result(axis, first, agreed_on, "step()");
 }
 
 }  // namespace
@@ -220,7 +222,7 @@ SumsOfRank nothing_of(size_t groups, size_t parameters) {
           .weight = {},
           .not_finite = std::vector<bool>(parameters),
           .not_finite_anywhere = false,
-          .told = {},
+          .own_hashes = {},
           .multiplied_by = 1};
 }
 
@@ -285,12 +287,12 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement,
                           const char* what) {
   using Axis = RankAgreement::Axis;
   // Values are compared by the backwards.
-  own.told = agreement.told(Axis::kPipeline);
+  own.own_hashes = agreement.own_hashes(Axis::kPipeline);
   const comm::World* const group = pages.tensor_world();
   const std::vector<SumsOfRank> by_rank = exchange(pages.world(), own, what);
   compare(agreement, Axis::kData, by_rank);
   SumsOfRank all = over_ranks(by_rank, ranks_of_squares(pages));
-  all.told = own.told;
+  all.own_hashes = own.own_hashes;
   if (group != nullptr) {
     std::vector<SumsOfRank> by_slice = exchange(*group, all, what);
     // In a simulated world no other rank says anything; each would say the same.
@@ -300,7 +302,7 @@ SumsOfRank over_all_ranks(const ParameterPages& pages, RankAgreement& agreement,
   }
   const comm::World* const stages = pipeline_world_of(pages);
   if (stages == nullptr) return all;
-  all.told = own.told;
+  all.own_hashes = own.own_hashes;
   const std::vector<SumsOfRank> by_stage = exchange(*stages, without_flags(all), what);
   compare(agreement, Axis::kPipeline, by_stage);
   check_clipped_together(pages, by_stage);

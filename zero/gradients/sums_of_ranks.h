@@ -10,8 +10,8 @@
 
 #include "offload/exact_sum.h"
 #include "offload/norm_table.h"
+#include "zero/agreement/agreement_hashes.h"
 #include "zero/agreement/rank_agreement.h"
-#include "zero/agreement/told.h"
 #include "zero/pages/parameter_pages.h"
 
 namespace zeropage {
@@ -25,7 +25,7 @@ struct SumsOfRank {
   offload::ExactSum weight;
   std::vector<bool> not_finite;      // by parameter
   bool not_finite_anywhere = false;  // in a stage of a pipeline
-  Told told;                         // to be compared
+  AgreementHashes own_hashes;        // to be compared
   double multiplied_by = 1;  // what a script has multiplied the gradients by (gradient_scale.h)
 };
 

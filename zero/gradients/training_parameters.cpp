@@ -33,13 +33,13 @@ TrainingParameters::TrainingParameters(std::shared_ptr<ParameterPages> pages, Ca
                                        Unfrozen unfrozen)
     : pages_(std::move(pages)),
       calls_(std::move(calls)),
-      heard_(unfrozen),
+      adopted_in_(unfrozen),
       hooks_(pages_->parameters().size()),
       trains_(hooks_.size()),
       of_page_(pages_->layouts().size()),
       others_(hooks_.size()) {
   std::iota(others_.begin(), others_.end(), size_t{0});
-  if (heard_ == Unfrozen::kInForward) return;
+  if (adopted_in_ == Unfrozen::kInForward) return;
   for (size_t index = 0; index < hooks_.size(); ++index) {
     const at::Tensor& tensor = placed(index).parameter.tensor;
     if (!tensor.is_floating_point() && !tensor.is_complex()) continue;

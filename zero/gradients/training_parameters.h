@@ -23,10 +23,10 @@ namespace detail {
 class AccumulateHooks;
 }
 
-// Who hears that parameters were unfrozen.
+// When parameters that were unfrozen are adopted.
 enum class Unfrozen : uint8_t {
-  kInForward,   // the wrapper, whose forward comes before
-  kInBackward,  // the first hook of the next backward: of an optimizer alone
+  kInForward,   // in the forward of the wrapper
+  kInBackward,  // in the first hook of the next backward, of an optimizer alone
 };
 
 class TrainingParameters {
@@ -63,7 +63,7 @@ class TrainingParameters {
   std::vector<size_t> unfrozen() const;
   // Throws if there are unfrozen() ones.
   void check_all_train() const;
-  Unfrozen heard() const { return heard_; }
+  Unfrozen adopted_in() const { return adopted_in_; }
 
   at::Tensor& gradient(size_t parameter) const {
     return pages_->parameters().impl(parameter).mutable_grad();
@@ -76,7 +76,7 @@ class TrainingParameters {
 
   const std::shared_ptr<ParameterPages> pages_;
   const Calls calls_;
-  const Unfrozen heard_;
+  const Unfrozen adopted_in_;
   std::vector<std::unique_ptr<detail::AccumulateHooks>> hooks_;  // by parameter; null: none
   std::vector<bool> trains_;                                     // by parameter
   std::vector<std::vector<size_t>> of_page_;

@@ -5,7 +5,7 @@
 
 #include "memory/check.h"
 #include "memory/storage.h"
-#include "paging/page_tenants.h"
+#include "paging/page_storages.h"
 
 namespace zeropage {
 

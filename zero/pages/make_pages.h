@@ -14,9 +14,9 @@
 #include "zero/pages/page_memory.h"
 #include "zero/pages/page_worlds.h"
 #include "zero/pages/page_writes.h"
-#include "zero/pages/paged_parameters.h"
 #include "zero/pages/parameter_pages.h"
 #include "zero/pages/parameters_in_place.h"
+#include "zero/pages/whole_pages.h"
 
 namespace zeropage {
 
@@ -36,7 +36,7 @@ struct PageParts {
   // What it keeps in fp32 beside that.
   std::shared_ptr<MasterWeights> masters;
   // When a sharded page is whole.
-  std::shared_ptr<PagedParameters> paging;
+  std::shared_ptr<WholePages> paging;
   // Whether the module still has its parameters there.
   std::shared_ptr<ParametersInPlace> in_place;
   // Passes writes to parameters to what depends on them.

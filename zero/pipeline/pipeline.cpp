@@ -12,9 +12,9 @@
 #include "memory/check.h"
 #include "parallel/schedule/order.h"
 #include "zero/accumulation/stage_backwards.h"
-#include "zero/gradients/gradient_sums.h"
+#include "zero/gradients/norm_sums.h"
 #include "zero/pipeline/stage_walk.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "memory/check.h"
 #include "offload/state_format.h"
-#include "zero/tiers/passing_storage.h"
+#include "zero/tiers/transient_storage.h"
 
 namespace zeropage {
 namespace {
@@ -273,7 +273,7 @@ memory::TierBytes BytePlan::held(int64_t states) const {
     ++passing;
   }
   all[Tier::kHost][Kind::kGradient] +=
-      largest_passing * std::min<int64_t>(passing, PassingStorage::kBuffers);
+      largest_passing * std::min<int64_t>(passing, TransientStorage::kBuffers);
   return all;
 }
 

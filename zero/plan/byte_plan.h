@@ -61,7 +61,7 @@ struct PagePlan {
   // What the reduction of its gradient takes on the device besides; 0 where it travels as it lies.
   int64_t bucket_bytes = 0;
   // Bytes of its reduced gradient on the host, if that is freed as soon as the page is updated: then it is not in
-  // `held`, and a few such gradients are there at once (zero/tiers/passing_storage.h).
+  // `held`, and a few such gradients are there at once (zero/tiers/transient_storage.h).
   int64_t passing_gradient_bytes = 0;
   // Bytes of one state of the optimizer.
   int64_t state_bytes = 0;

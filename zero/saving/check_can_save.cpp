@@ -12,7 +12,7 @@ namespace {
 // What a state takes once the optimizer has all of its own. Collective over the stages of a pipeline.
 uint64_t bytes_of_a_state(const detail::StatePlan& plan, const ModelRef& model,
                           const ShardedOptimizer& optimizer) {
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   uint64_t bytes = 0;
   const auto& parameters = model->parameters();
   for (size_t index = 0; index < parameters.size(); ++index) {

@@ -109,7 +109,7 @@ LoadReport load(const std::filesystem::path& path, const ModelRef& model,
                 ShardedOptimizer* optimizer, RunState* run, const LoadOptions& options) {
   detail::check_has_all_slices(model);
   const comm::World texts = model->all_ranks().beside("state", options.deadline);
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   LoadReport report;
   find(texts, path, options, report);
   std::unique_ptr<SavedState> saved;

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "zero/gradients/owned_gradients.h"
-#include "zero/gradients/sharded_gradients.h"
-#include "zero/gradients/whole_gradients.h"
+#include "zero/gradients/owned_buckets.h"
+#include "zero/gradients/sharded_buckets.h"
+#include "zero/gradients/whole_buckets.h"
 
 namespace zeropage {
 
@@ -17,13 +17,13 @@ std::unique_ptr<GradientBuckets> make_gradient_buckets(const Options& options,
   if (pages->world().size() == 1 && !leave) sharing = Sharing::kReplicated;
   switch (sharing) {
     case Sharing::kReplicated:
-      return std::make_unique<ReplicatedGradients>(std::move(pages), options);
+      return std::make_unique<ReplicatedBuckets>(std::move(pages), options);
     case Sharing::kOwned:
-      return std::make_unique<OwnedGradients>(std::move(pages), options);
+      return std::make_unique<OwnedBuckets>(std::move(pages), options);
     case Sharing::kSharded:
       break;
   }
-  return std::make_unique<ShardedGradients>(std::move(pages), options);
+  return std::make_unique<ShardedBuckets>(std::move(pages), options);
 }
 
 }  // namespace zeropage

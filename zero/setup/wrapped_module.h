@@ -14,7 +14,7 @@
 #include "comm/world.h"
 #include "zero/options.h"
 #include "zero/pages/buffer_sync.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage {
 
@@ -35,7 +35,7 @@ class WrappedModule {
   const comm::World& world() const { return ranks_.data; }
   const comm::World& all_ranks() const { return ranks_.all; }
   const Options& options() const { return options_; }
-  const ShardedParameters& sharded() const { return sharded_; }
+  const ShardedModel& sharded() const { return sharded_; }
 
   // Collective after parameters were unfrozen, and where buffers are broadcast.
   void before_forward();
@@ -47,7 +47,7 @@ class WrappedModule {
   const std::shared_ptr<torch::nn::Module> module_;
   const RanksOfModel ranks_;
   const Options options_;
-  const ShardedParameters sharded_;
+  const ShardedModel sharded_;
   const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
   std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =

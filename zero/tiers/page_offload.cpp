@@ -7,8 +7,8 @@
 #include "memory/bytes.h"
 #include "memory/check.h"
 #include "zero/tiers/nvme_storage.h"
-#include "zero/tiers/passing_storage.h"
 #include "zero/tiers/simulated_storage.h"
+#include "zero/tiers/transient_storage.h"
 
 namespace zeropage {
 namespace {
@@ -54,7 +54,7 @@ PageOffload::PageOffload(const comm::World& world, const Options& options)
   gradients_ = make_storage(Tier::kHost, "gradients");
   // Each goes as soon as its page is updated.
   if (options_.step == StepWhen::kInBackward) {
-    gradients_ = std::make_unique<PassingStorage>(
+    gradients_ = std::make_unique<TransientStorage>(
         device.is_meta() ? device : c10::Device(c10::kCPU), std::move(gradients_));
   }
   parameters_ = make_storage(options_.parameters, "parameters");

@@ -80,7 +80,7 @@ void OffloadedSteps::start(size_t part, Step step, const Gradient& gradient,
   {
     std::unique_lock lock(mutex_);
     // Gradients that wait for their turn take memory. One waits beside the page that is updated, and
-    // the next comes (zero/tiers/passing_storage.h).
+    // the next comes (zero/tiers/transient_storage.h).
     if (page_offload_->options().step == StepWhen::kInBackward) {
       changed_.wait(lock, [this] { return tasks_.empty() || error_; });
     }

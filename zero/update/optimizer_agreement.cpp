@@ -12,7 +12,7 @@ OptimizerAgreement::OptimizerAgreement(std::shared_ptr<RankAgreement> ranks,
       class_name_(std::move(class_name)),
       options_(options),
       part_(ranks_->add(
-          {.told = [this] { return told(); },
+          {.own_hashes = [this] { return own_hashes(); },
            .describe = [this](size_t index, auto& lines) { describe(index, lines); }})) {}
 
 void OptimizerAgreement::begin_step() {
@@ -20,7 +20,7 @@ void OptimizerAgreement::begin_step() {
   ++steps_;
 }
 
-Told OptimizerAgreement::told() {
+AgreementHashes OptimizerAgreement::own_hashes() {
   of_groups_.resize(groups_.size());
   Fingerprint settings;
   for (size_t group = 0; group < groups_.size(); ++group) {

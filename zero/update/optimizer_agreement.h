@@ -26,7 +26,7 @@ class OptimizerAgreement {
   void begin_step();
 
  private:
-  Told told();
+  AgreementHashes own_hashes();
   void describe(size_t index, RankAgreement::Lines& lines) const;
 
   const std::shared_ptr<RankAgreement> ranks_;

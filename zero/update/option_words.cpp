@@ -13,7 +13,7 @@
 #include <torch/serialize/archive.h>
 
 #include "offload/lion_options.h"
-#include "zero/agreement/told.h"
+#include "zero/agreement/agreement_hashes.h"
 #include "zero/update/archive_values.h"
 
 namespace zeropage {

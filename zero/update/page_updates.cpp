@@ -25,7 +25,7 @@ std::unique_ptr<OffloadedSteps> make_steps(const std::shared_ptr<PageOffload>& p
 
 }  // namespace
 
-PageUpdates::PageUpdates(ShardedParameters parameters, const UpdateFactory& factory,
+PageUpdates::PageUpdates(ShardedModel parameters, const UpdateFactory& factory,
                          ParameterGroups& groups)
     : parameters_(std::move(parameters)),
       factory_(factory),

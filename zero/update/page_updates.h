@@ -10,7 +10,7 @@
 #include <optional>
 #include <vector>
 
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/offloaded_steps.h"
 #include "zero/update/page_update.h"
 #include "zero/update/parameter_groups.h"
@@ -29,7 +29,7 @@ class PageUpdates {
   };
 
   // Throws where the optimizer is to be offloaded, and its class has no fused form.
-  PageUpdates(ShardedParameters parameters, const UpdateFactory& factory, ParameterGroups& groups);
+  PageUpdates(ShardedModel parameters, const UpdateFactory& factory, ParameterGroups& groups);
 
   // By page, ascending.
   const std::vector<OfPage>& all() const { return updates_; }
@@ -66,7 +66,7 @@ class PageUpdates {
   void adopt_groups();
   void add_groups(OfPage& of_page, size_t first) const;
 
-  const ShardedParameters parameters_;
+  const ShardedModel parameters_;
   const UpdateFactory& factory_;
   ParameterGroups& groups_;
   std::vector<OfPage> updates_;

@@ -13,7 +13,7 @@ namespace zeropage {
 
 using torch::optim::OptimizerParamGroup;
 
-ShardedUpdates::ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+ShardedUpdates::ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer& optimizer,
                                UpdateAlgorithm algorithm)
     : parameters_(std::move(parameters)),
       factory_(parameters_, std::move(algorithm)),
@@ -67,17 +67,17 @@ void ShardedUpdates::check_whole(const char* who) const {
 
 // Steps are enqueued before it is known whether they may be made: the device leaves one out, and the host
 // has counted it until it hears of that.
-void ShardedUpdates::hear() {
-  if (!untold_) return;
-  const bool made = untold_->get().skipped == Skipped::kNo;
-  untold_.reset();
+void ShardedUpdates::resolve_verdict() {
+  if (!pending_report_) return;
+  const bool made = pending_report_->get().skipped == Skipped::kNo;
+  pending_report_.reset();
   if (made) return;
   --made_;
   updates_->uncount_step();
 }
 
 void ShardedUpdates::set_steps(int64_t steps) {
-  hear();
+  resolve_verdict();
   made_ = steps;
   updates_->set_updates(steps);
   if (steps > 0) witness_.enter();
@@ -86,7 +86,7 @@ void ShardedUpdates::set_steps(int64_t steps) {
 void ShardedUpdates::begin_visit() {
   check_whole("reading or writing the optimizer's state");
   witness_.check("reading or writing the optimizer's state");
-  hear();
+  resolve_verdict();
   ZP_CHECK(parameters_.options.offload.step != StepWhen::kOneStepLate,
            "options.offload.step: with StepWhen::kOneStepLate a step is always under way, and its "
            "parameters and states are of different steps; to save or load state use "
@@ -121,7 +121,7 @@ void ShardedUpdates::step() {
   const memory::SpanScope span(memory::Span::What::kRange, "step");
   const torch::NoGradGuard no_grad;
   check_whole("step()");
-  hear();
+  resolve_verdict();
   parameters_.memory->check_stream("step()");
   parameters_.in_place->check("step()");
   settle_unfrozen(*parameters_.reducer);
@@ -144,11 +144,11 @@ void ShardedUpdates::step() {
 
 void ShardedUpdates::step_with(const offload::GradientFactors& factors,
                                std::shared_ptr<LateReport> report) {
-  hear();
+  resolve_verdict();
   factors_ = factors;
   const auto leave = c10::make_scope_exit([this] { factors_ = {}; });
   step();
-  untold_ = std::move(report);
+  pending_report_ = std::move(report);
 }
 
 void ShardedUpdates::end_step(std::vector<uint8_t> updated) {

@@ -15,7 +15,7 @@
 
 #include "device/stream.h"
 #include "zero/late_report.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/optimizer_agreement.h"
 #include "zero/update/page_update.h"
 #include "zero/update/page_updates.h"
@@ -31,7 +31,7 @@ class ShardedOptimizer;
 class ShardedUpdates {
  public:
   // Collective: ranks must agree on groups and options.
-  ShardedUpdates(ShardedParameters parameters, torch::optim::Optimizer& optimizer,
+  ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer& optimizer,
                  UpdateAlgorithm algorithm);
   ~ShardedUpdates();
   ShardedUpdates(const ShardedUpdates&) = delete;
@@ -48,7 +48,7 @@ class ShardedUpdates {
   void step_with(const offload::GradientFactors& factors,
                  std::shared_ptr<LateReport> report = nullptr);
 
-  const ShardedParameters& parameters() const { return parameters_; }
+  const ShardedModel& parameters() const { return parameters_; }
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
   // For zero/saving/sharded_state.h. Calls visit for what this rank owns of each parameter's state, page by
@@ -65,7 +65,7 @@ class ShardedUpdates {
   int64_t states_of_a_parameter() const { return factory_.algorithm().states; }
   // Steps made, those before a load included. Waits for the verdict on the last one.
   int64_t steps() {
-    hear();
+    resolve_verdict();
     return made_;
   }
   void set_steps(int64_t steps);
@@ -81,20 +81,20 @@ class ShardedUpdates {
   void begin_visit();
   // updated: by parameter, whether it has a gradient.
   void end_step(std::vector<uint8_t> updated);
-  void hear();
+  void resolve_verdict();
 
-  const ShardedParameters parameters_;
+  const ShardedModel parameters_;
   const UpdateFactory factory_;
   StateWitness witness_;
   ParameterGroups groups_;
   OptimizerAgreement agreement_;
   std::unique_ptr<PageUpdates> updates_;
   std::unique_ptr<StepPipeline> pipeline_;
-  int64_t made_ = 0;                    // one more where untold_ says that it was not made
-  offload::GradientFactors factors_;    // of the step that is made now
-  std::shared_ptr<LateReport> untold_;  // of the last step; null: it was made
-  memory::Event last_step_;             // its end
-  std::string error_;                   // of a step that was begun and did not end
+  int64_t made_ = 0;                  // one more where pending_report_ says that it was not made
+  offload::GradientFactors factors_;  // of the step that is made now
+  std::shared_ptr<LateReport> pending_report_;  // of the last step; null: it was made
+  memory::Event last_step_;                     // its end
+  std::string error_;                           // of a step that was begun and did not end
 };
 
 ShardedUpdates& updates_of(ShardedOptimizer& optimizer);

@@ -11,7 +11,7 @@
 
 namespace zeropage {
 
-StepPipeline::StepPipeline(ShardedParameters parameters, const ParameterGroups& groups,
+StepPipeline::StepPipeline(ShardedModel parameters, const ParameterGroups& groups,
                            const PageUpdates& updates)
     : parameters_(std::move(parameters)), groups_(groups), updates_(updates) {
   if (updates_.steps() != nullptr) follow_backward();

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "offload/fused_step.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
 
@@ -20,8 +20,7 @@ namespace zeropage {
 class StepPipeline {
  public:
   // Throws where another optimizer of the model follows backward already.
-  StepPipeline(ShardedParameters parameters, const ParameterGroups& groups,
-               const PageUpdates& updates);
+  StepPipeline(ShardedModel parameters, const ParameterGroups& groups, const PageUpdates& updates);
   ~StepPipeline();
   StepPipeline(const StepPipeline&) = delete;
   StepPipeline& operator=(const StepPipeline&) = delete;
@@ -45,7 +44,7 @@ class StepPipeline {
   void update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
                         const offload::GradientFactors& factors) const;
 
-  const ShardedParameters parameters_;
+  const ShardedModel parameters_;
   const ParameterGroups& groups_;
   const PageUpdates& updates_;
   bool follows_ = false;  // backward

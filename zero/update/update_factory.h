@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/update/class_update.h"
 #include "zero/update/option_words.h"
 #include "zero/update/page_update.h"
@@ -26,7 +26,7 @@ struct UpdateAlgorithm {
 class UpdateFactory {
  public:
   // Throws where the options ask for what the class has not.
-  UpdateFactory(ShardedParameters parameters, UpdateAlgorithm algorithm)
+  UpdateFactory(ShardedModel parameters, UpdateAlgorithm algorithm)
       : parameters_(std::move(parameters)),
         algorithm_(std::move(algorithm)),
         fused_(updates_fused()) {}
@@ -45,7 +45,7 @@ class UpdateFactory {
   bool updates_fused() const;
   bool rounds_stochastically(const PageLayout& layout) const;
 
-  const ShardedParameters parameters_;
+  const ShardedModel parameters_;
   const UpdateAlgorithm algorithm_;
   const bool fused_;
 };

@@ -8,7 +8,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
 #include "tests/zero/pipeline/pipeline_models.h"
-#include "zero/agreement/told.h"
+#include "zero/agreement/agreement_hashes.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::rank_agreement_test {
@@ -67,23 +67,23 @@ void run_backward(DistributedDataParallel<torch::nn::Linear>& model) {
 }
 
 TEST(ToldTest, IsHeardAlikeWhereAllToldTheSame) {
-  const auto largest = [](std::initializer_list<Told> by_rank) {
+  const auto largest = [](std::initializer_list<AgreementHashes> by_rank) {
     std::array<uint8_t, kToldBytes> all = {};
-    for (const Told& told : by_rank) {
+    for (const AgreementHashes& own_hashes : by_rank) {
       std::array<uint8_t, kToldBytes> bytes = {};
-      put(told, bytes.data());
+      put(own_hashes, bytes.data());
       for (size_t i = 0; i < kToldBytes; ++i) all[i] = std::max(all[i], bytes[i]);
     }
-    return heard_of(all.data());
+    return agreement_result(all.data());
   };
-  const Told told{.steps = 0x1234567890, .settings = ~uint64_t{0}, .values = 0};
-  EXPECT_TRUE(largest({told, told, told}).all());
-  Told other = told;
+  const AgreementHashes own_hashes{.steps = 0x1234567890, .settings = ~uint64_t{0}, .values = 0};
+  EXPECT_TRUE(largest({own_hashes, own_hashes, own_hashes}).all());
+  AgreementHashes other = own_hashes;
   other.settings ^= uint64_t{1} << 63;
-  const HeardAlike heard = largest({told, other, told});
-  EXPECT_TRUE(heard.steps);
-  EXPECT_FALSE(heard.settings);
-  EXPECT_TRUE(heard.values);
+  const AgreementResult agreed_on = largest({own_hashes, other, own_hashes});
+  EXPECT_TRUE(agreed_on.steps);
+  EXPECT_FALSE(agreed_on.settings);
+  EXPECT_TRUE(agreed_on.values);
 }
 
 class RankAgreementTest : public ::testing::TestWithParam<int> {};

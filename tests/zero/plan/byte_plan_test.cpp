@@ -8,7 +8,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::byte_plan_test {

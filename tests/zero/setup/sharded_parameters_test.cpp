@@ -1,6 +1,4 @@
 // What sharded gradients and parameters mean to a script: the module behaves as a plain one.
-#include "zero/setup/sharded_parameters.h"
-
 #include <cstring>
 #include <sstream>
 
@@ -11,6 +9,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::sharded_parameters_test {

@@ -7,7 +7,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::optimizer_state_test {
@@ -181,7 +181,7 @@ std::vector<torch::Tensor> masters_after_steps(LowPrecisionUpdate update, int st
     Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
     for (int step = 0; step < 4; ++step) step_with_drawn_gradients(model, optimizer, step);
     if (world.rank() != 0) return;
-    const ShardedParameters& sharded = sharded_parameters_of(model);
+    const ShardedModel& sharded = sharded_parameters_of(model);
     for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
       const at::Tensor& remainders = sharded.masters->remainders(page);
       masters.push_back(remainders.defined()

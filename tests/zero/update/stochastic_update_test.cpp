@@ -8,7 +8,7 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 #include "zero/zeropage.h"
 
 namespace zeropage::stochastic_update_test {
@@ -239,7 +239,7 @@ TEST_P(StochasticUpdateOfStageTest, HasNoMasterWeights) {
     optimizer.step();
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kMasterWeights, 0);
     EXPECT_KIND_BYTES_EQ(*memory::Ledger::current(), Kind::kOptimizerState, 0);
-    const ShardedParameters& sharded = sharded_parameters_of(model);
+    const ShardedModel& sharded = sharded_parameters_of(model);
     for (size_t page = 0; page < sharded.pages->layouts().size(); ++page) {
       EXPECT_FALSE(sharded.masters->copy(page).defined());
     }
@@ -318,7 +318,7 @@ TEST_P(StochasticUpdateOfStageTest, HoldsFourBytesForEachElementOfOnePagesOwnedP
     torch::nn::Sequential net;
     for (int layer = 0; layer < 6; ++layer) net->push_back(torch::nn::Linear(100, 100));
     DistributedDataParallel<torch::nn::Sequential> model(net, world, options(UpdateBy::kFused));
-    const ShardedParameters& sharded = sharded_parameters_of(model);
+    const ShardedModel& sharded = sharded_parameters_of(model);
     const ParameterPages& pages = *sharded.pages;
     ASSERT_GE(pages.layouts().size(), 6U);
     Optimizer<SGD> optimizer(model, SGDOptions(0.1));

@@ -11,7 +11,7 @@
 #include "memory/check.h"
 #include "zero/model_parts.h"
 #include "zero/pages/parameter_pages.h"
-#include "zero/setup/sharded_parameters.h"
+#include "zero/setup/sharded_model.h"
 
 namespace zeropage::detail {
 namespace {

@@ -266,8 +266,8 @@ json groups_of(const ShardedOptimizer& optimizer, const std::vector<TensorOfStat
 
 // What ranks must have alike in a state (zero/agreement/rank_agreement.h). Weights alone have no options. Values are
 // those of other slices or layers on ranks of other parts.
-json own_told(const ShardedParameters& sharded, bool with_options) {
-  const Told told = sharded.agreement->told_now();
+json own_told(const ShardedModel& sharded, bool with_options) {
+  const AgreementHashes told = sharded.agreement->hashes_now();
   const comm::World* const slices = sharded.pages->tensor_world();
   const comm::World* const stages = pipeline_world_of(*sharded.pages);
   return {
@@ -355,7 +355,7 @@ void check_has_all_slices(const ModelRef& model) {
 
 StatePlan plan_state(const comm::World& texts, const ModelRef& model, ShardedOptimizer* optimizer,
                      const RunState& run, const SaveOptions& options) {
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   json own;
   const std::exception_ptr error = error_of([&] {
     ZP_CHECK(!model->world().device().is_meta(), "saving state: a simulated world has no values");

@@ -66,7 +66,7 @@ at::Tensor exact_values(const MasterWeights::Owned& owned, const Range& owned_ra
 }
 
 void collect_masters(const ModelRef& model, const PlannedFile& file, StateSink& sink) {
-  const ShardedParameters& parts = model->sharded();
+  const ShardedModel& parts = model->sharded();
   const ParameterPages& pages = *parts.pages;
   for (size_t page = 0; page < pages.layouts().size(); ++page) {
     if (!has_exact_values(parts, page)) continue;
@@ -144,7 +144,7 @@ std::unordered_set<std::string> buffers_elsewhere(const ParameterPages& pages) {
 
 void collect_weights(const ModelRef& model, const StatePlan& plan, StateSink& sink) {
   const at::NoGradGuard no_grad;
-  const ShardedParameters& sharded = model->sharded();
+  const ShardedModel& sharded = model->sharded();
   const ParameterPages& pages = *sharded.pages;
   const auto name_of = [&](const NamedParameter& named) { return plan.prefix + named.name(); };
   if (model->all_ranks().rank() == 0) sink.put(0, plan.weights.prefix());

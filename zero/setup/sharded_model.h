@@ -1,0 +1,52 @@
+// A rank's pages and their gradients, shared by a wrapped module and its optimizers.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <torch/nn/module.h>
+
+#include "comm/world.h"
+#include "zero/agreement/rank_agreement.h"
+#include "zero/gradients/gradient_reducer.h"
+#include "zero/gradients/norm_sums.h"
+#include "zero/gradients/step_gradients.h"
+#include "zero/layout/module_parameters.h"
+#include "zero/options.h"
+#include "zero/pages/make_pages.h"
+
+namespace zeropage {
+
+namespace memory {
+class ConstructionTape;
+class MemoryLimitScope;
+}  // namespace memory
+
+class DistributedDataParallelBase;
+
+struct ShardedModel : PageParts {
+  // What all ranks must have alike from step to step.
+  std::shared_ptr<RankAgreement> agreement;
+  std::shared_ptr<GradientReducer> reducer;
+  std::shared_ptr<StepGradients> gradients;
+  std::shared_ptr<NormSummer> sums;
+  Options options;
+  std::shared_ptr<const memory::MemoryLimitScope> limits;
+};
+
+// Shards a wrapped module, whose gradients are averaged in backward. tape: of a module that was constructed
+// without memory, which gets its values; null for others. tensor: the ranks that compute the same samples; none: those
+// that the module's slices are over. Collective; every rank takes rank 0's values.
+ShardedModel shard_module_parameters(const torch::nn::Module& module, const comm::World& world,
+                                     const std::optional<comm::World>& tensor,
+                                     const Options& options, const memory::ConstructionTape* tape);
+
+// Those of a model that is wrapped, as long as it is.
+const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& model);
+
+// Shards parameters that nothing wraps; their gradients are averaged in backward, too. Throws for stages that shard
+// gradients or parameters. Collective; every rank takes rank 0's values.
+ShardedModel shard_bare_parameters(const std::vector<at::Tensor>& tensors, const comm::World& world,
+                                   const Options& options);
+
+}  // namespace zeropage

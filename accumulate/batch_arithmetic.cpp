@@ -1,5 +1,3 @@
-#include "accumulate/batch_arithmetic.h"
-
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -8,7 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "memory/check.h"
+#include "zeropage/batches.h"
+#include "zeropage/check.h"
 
 namespace zeropage::accumulate {
 namespace {

@@ -1,5 +1,3 @@
-#include "accumulate/loss_scaler.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
@@ -7,7 +5,8 @@
 #include <string>
 
 #include "accumulate/detail/archive_values.h"
-#include "memory/check.h"
+#include "zeropage/accumulator.h"
+#include "zeropage/check.h"
 
 namespace zeropage::accumulate {
 namespace {

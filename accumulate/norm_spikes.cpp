@@ -1,5 +1,3 @@
-#include "accumulate/norm_spikes.h"
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -7,7 +5,8 @@
 #include <vector>
 
 #include "accumulate/detail/archive_values.h"
-#include "memory/check.h"
+#include "zeropage/accumulator.h"
+#include "zeropage/check.h"
 
 namespace zeropage::accumulate {
 

@@ -1,8 +1,7 @@
-#include "accumulate/sample_cuts.h"
-
 #include <algorithm>
 
-#include "memory/check.h"
+#include "zeropage/batches.h"
+#include "zeropage/check.h"
 
 namespace zeropage::accumulate {
 

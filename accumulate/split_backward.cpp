@@ -11,9 +11,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "memory/check.h"
-#include "memory/libtorch_release.h"
+#include "base/libtorch_release.h"
 #include "memory/self_check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::accumulate {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <CLI/CLI.hpp>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace bench {
 

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace bench {
 

@@ -1,10 +1,10 @@
-#include "checkpointing/activation_offload.h"
+#include "zeropage/activation_offload.h"
 
 #include <sstream>
 
 #include "checkpointing/detail/activation_offloader.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing {
 

@@ -1,6 +1,6 @@
-#include "checkpointing/activation_scope.h"
-
 #include <utility>
+
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing {
 

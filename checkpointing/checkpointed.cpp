@@ -1,4 +1,4 @@
-#include "checkpointing/checkpointed.h"
+#include "zeropage/checkpoint.h"
 
 namespace zeropage::checkpointing {
 

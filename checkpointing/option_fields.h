@@ -1,11 +1,11 @@
-// The tables of the options about activations (memory/fields.h), as zero/option_fields.h.
+// The tables of the options about activations (zeropage/fields.h), as zeropage/option_fields.h.
 #pragma once
 
-#include "checkpointing/activation_offload_options.h"
-#include "checkpointing/checkpoint.h"
-#include "checkpointing/partitioned_checkpoints.h"
-#include "checkpointing/recompute.h"
-#include "memory/dtype_fields.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/checkpoint.h"
+#include "zeropage/detail/dtype_fields.h"
+#include "zeropage/partitioned_checkpoints.h"
+#include "zeropage/recompute.h"
 
 namespace zeropage::checkpointing {
 

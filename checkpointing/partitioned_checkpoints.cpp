@@ -1,4 +1,4 @@
-#include "checkpointing/partitioned_checkpoints.h"
+#include "zeropage/partitioned_checkpoints.h"
 
 #include <algorithm>
 #include <string_view>
@@ -7,10 +7,10 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "base/exact.h"
 #include "checkpointing/detail/saved_storage.h"
-#include "memory/check.h"
-#include "memory/exact.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing {
 namespace detail {

@@ -1,4 +1,4 @@
-#include "checkpointing/recompute.h"
+#include "zeropage/recompute.h"
 
 #include <algorithm>
 #include <cstring>
@@ -13,11 +13,11 @@
 #include <c10/core/InferenceMode.h>
 
 #include "checkpointing/detail/forward_tape.h"
-#include "checkpointing/saved_tensors.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
 #include "operators/operator_interceptor.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing {
 namespace {

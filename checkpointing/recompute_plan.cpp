@@ -3,8 +3,8 @@
 #include "checkpointing/detail/plan_search.h"
 #include "checkpointing/detail/replay_simulator.h"
 #include "checkpointing/detail/step_graph.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing {
 namespace {

@@ -1,11 +1,10 @@
-#include "checkpointing/region_run.h"
-
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/InferenceMode.h>
 
 #include "checkpointing/detail/region.h"
+#include "zeropage/checkpoint.h"
 
 namespace zeropage::checkpointing {
 

@@ -1,4 +1,4 @@
-#include "checkpointing/saved_tensors.h"
+#include "zeropage/saved_tensors.h"
 
 #include <string>
 #include <utility>
@@ -10,8 +10,8 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include "checkpointing/detail/unchanged.h"
-#include "memory/check.h"
 #include "memory/self_check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing {
 namespace {

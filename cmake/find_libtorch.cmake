@@ -58,7 +58,7 @@ find_package(Threads REQUIRED)
 
 if(ZEROPAGE_CUDA)
   if(ZEROPAGE_TORCH_VERSION VERSION_LESS 2.10)
-    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs LibTorch 2.10 or newer (memory/libtorch_release.h), and "
+    message(FATAL_ERROR "Zeropage: ZEROPAGE_CUDA needs LibTorch 2.10 or newer (base/libtorch_release.h), and "
                         "${ZEROPAGE_TORCH_DIR} has ${ZEROPAGE_TORCH_VERSION}. Install a newer torch")
   endif()
   file(STRINGS "${ZEROPAGE_TORCH_DIR}/version.py" cuda_line REGEX "^cuda[: ]")

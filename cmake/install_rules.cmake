@@ -1,6 +1,5 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
-include(public_headers)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Zeropage)
 install(TARGETS zeropage EXPORT ZeropageTargets)
@@ -11,24 +10,7 @@ install(FILES ${zeropage__uring_library} DESTINATION ${CMAKE_INSTALL_LIBDIR} REN
 target_link_libraries(zeropage PRIVATE
                       $<INSTALL_INTERFACE:$<INSTALL_PREFIX>/${CMAKE_INSTALL_LIBDIR}/libzeropage_uring.a>)
 install(EXPORT ZeropageTargets NAMESPACE zeropage:: DESTINATION ${package_dir})
-# What public headers include is installed with them.
-set(installed ${ZEROPAGE_PUBLIC_HEADERS})
-set(unread ${ZEROPAGE_PUBLIC_HEADERS})
-while(unread)
-  list(POP_FRONT unread header)
-  file(STRINGS ${PROJECT_SOURCE_DIR}/${header} lines REGEX "^ *#include \"")
-  foreach(line IN LISTS lines)
-    string(REGEX REPLACE "^ *#include \"([^\"]*)\".*" "\\1" included "${line}")
-    if(NOT included IN_LIST installed)
-      list(APPEND installed ${included})
-      list(APPEND unread ${included})
-    endif()
-  endforeach()
-endwhile()
-foreach(header IN LISTS installed)
-  get_filename_component(folder ${header} DIRECTORY)
-  install(FILES ${header} DESTINATION include/zeropage/${folder})
-endforeach()
+install(DIRECTORY include/zeropage DESTINATION include FILES_MATCHING PATTERN "*.h")
 configure_package_config_file(cmake/ZeropageConfig.cmake.in ${PROJECT_BINARY_DIR}/ZeropageConfig.cmake
                               INSTALL_DESTINATION ${package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/ZeropageConfigVersion.cmake

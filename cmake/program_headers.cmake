@@ -2,7 +2,7 @@
 # as a target must have one. It takes the header too, which costs g++ 6 s: where no source takes it, CMake makes no rule for it.
 function(zeropage_carry_headers target header)
   add_library(${target} OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/carries_precompiled.cpp)
-  target_link_libraries(${target} PRIVATE zeropage::zeropage zeropage_warnings)
+  target_link_libraries(${target} PRIVATE zeropage::zeropage zeropage_inside zeropage_warnings)
   target_precompile_headers(${target} PRIVATE ${header})
 endfunction()
 

@@ -1,11 +1,11 @@
-#include "comm/communicator.h"
+#include "zeropage/communicator.h"
 
 #include <cstdlib>
 
 #include <ATen/ops/empty.h>
 
-#include "comm/detail/announced_call.h"
-#include "memory/check.h"
+#include "comm/watch/announced_call.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 

@@ -15,11 +15,11 @@
 #include "comm/devices/staging_buffer.h"
 #include "comm/gloo/gloo_communicator.h"
 #include "comm/shared_memory/shared_memory_communicator.h"
-#include "comm/topology.h"
 #include "comm/two_level/two_level_communicator.h"
-#include "device/device.h"
 #include "device/stream.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm {
 namespace {

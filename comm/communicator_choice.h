@@ -9,9 +9,8 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comm/communicator.h"
-#include "comm/detail/watch.h"
-#include "comm/transport.h"
+#include "comm/watch/watch.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 

@@ -1,6 +1,6 @@
 #include "comm/failure.h"
 
-#include "comm/detail/watch.h"
+#include "comm/watch/watch.h"
 
 namespace zeropage::comm {
 

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 

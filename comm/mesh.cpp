@@ -1,9 +1,9 @@
-#include "comm/mesh.h"
+#include "zeropage/mesh.h"
 
 #include <algorithm>
 #include <utility>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 namespace {

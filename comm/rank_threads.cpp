@@ -1,8 +1,7 @@
-#include "comm/rank_threads.h"
-
 #include <utility>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 namespace {

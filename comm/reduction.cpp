@@ -1,5 +1,3 @@
-#include "comm/reduction.h"
-
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -9,7 +7,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 namespace {

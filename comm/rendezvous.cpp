@@ -1,5 +1,3 @@
-#include "comm/rendezvous.h"
-
 #include <arpa/inet.h>
 #include <array>
 #include <charconv>
@@ -24,10 +22,11 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/detail/broken_pipe.h"
-#include "comm/detail/short_lookups.h"
-#include "comm/detail/store_calls.h"
-#include "comm/detail/store_socket.h"
-#include "memory/check.h"
+#include "comm/watch/short_lookups.h"
+#include "comm/watch/store_calls.h"
+#include "comm/watch/store_socket.h"
+#include "zeropage/check.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 namespace {

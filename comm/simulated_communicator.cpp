@@ -1,5 +1,3 @@
-#include "comm/simulated_communicator.h"
-
 #include <algorithm>
 #include <bit>
 #include <future>
@@ -7,11 +5,12 @@
 
 #include <ATen/ops/empty.h>
 
+#include "base/exact.h"
 #include "comm/detail/call.h"
-#include "memory/check.h"
-#include "memory/exact.h"
 #include "memory/meta_memory.h"
 #include "operators/meta_operators.h"
+#include "zeropage/check.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm {
 namespace {

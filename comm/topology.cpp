@@ -1,8 +1,7 @@
-#include "comm/topology.h"
-
 #include <unordered_map>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm {
 

@@ -1,11 +1,10 @@
-#include "comm/traffic.h"
-
 #include <utility>
 
 #include "comm/detail/call.h"
 #include "comm/detail/places.h"
-#include "comm/reduction.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/communicator.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm {
 namespace {

@@ -1,4 +1,4 @@
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -8,16 +8,16 @@
 #include <torch/version.h>
 
 #include "comm/communicator_choice.h"
-#include "comm/detail/store_calls.h"
-#include "comm/detail/world_state.h"
-#include "comm/simulated_communicator.h"
-#include "comm/solo_communicator.h"
-#include "device/device.h"
+#include "comm/watch/store_calls.h"
+#include "comm/watch/world_state.h"
 #include "device/stream.h"
-#include "memory/check.h"
 #include "memory/device_memory.h"
-#include "memory/ledger.h"
 #include "memory/self_check.h"
+#include "zeropage/check.h"
+#include "zeropage/communicator.h"
+#include "zeropage/device.h"
+#include "zeropage/ledger.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm {
 namespace {

@@ -1,11 +1,11 @@
-// The tables of the options of worlds (memory/fields.h). The flags are train_gpt's, which takes them in forms
+// The tables of the options of worlds (zeropage/fields.h). The flags are train_gpt's, which takes them in forms
 // of its own.
 #pragma once
 
 #include "comm/launcher/launch_fields.h"
-#include "comm/simulated_communicator.h"
-#include "comm/world.h"
-#include "memory/dtype_fields.h"
+#include "zeropage/detail/dtype_fields.h"
+#include "zeropage/simulation.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 

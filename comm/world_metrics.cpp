@@ -1,9 +1,9 @@
 // Sums and means over ranks for metrics.
 #include <ATen/ATen.h>
 
-#include "comm/world.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 namespace {

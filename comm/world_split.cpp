@@ -4,11 +4,11 @@
 
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "comm/detail/world_state.h"
-#include "comm/simulated_communicator.h"
-#include "comm/solo_communicator.h"
-#include "comm/world.h"
-#include "memory/check.h"
+#include "comm/watch/world_state.h"
+#include "zeropage/check.h"
+#include "zeropage/communicator.h"
+#include "zeropage/simulation.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 namespace {

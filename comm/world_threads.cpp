@@ -7,10 +7,9 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/rank_threads.h"
-#include "comm/world.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm {
 namespace {

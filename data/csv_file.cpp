@@ -1,4 +1,4 @@
-#include "data/csv_file.h"
+#include "zeropage/data/csv_file.h"
 
 #include <algorithm>
 #include <charconv>
@@ -9,7 +9,7 @@
 #include <ATen/ops/empty.h>
 
 #include "data/detail/file_bytes.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::data {
 namespace {

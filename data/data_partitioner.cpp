@@ -1,10 +1,10 @@
-#include "data/data_partitioner.h"
+#include "zeropage/data/data_partitioner.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "data/random.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/data/random.h"
 
 namespace zeropage::data {
 namespace {

@@ -1,10 +1,10 @@
-#include "data/distributed_sampler.h"
+#include "zeropage/data/distributed_sampler.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "data/random.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/data/random.h"
 
 namespace zeropage::data {
 namespace {

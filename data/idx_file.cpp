@@ -1,4 +1,4 @@
-#include "data/idx_file.h"
+#include "zeropage/data/idx_file.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "data/detail/file_bytes.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::data {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/image_file.h"
+#include "zeropage/data/image_file.h"
 
 #include <array>
 #include <csetjmp>
@@ -13,7 +13,7 @@
 #include <png.h>
 
 #include "data/detail/file_bytes.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::data {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/image_folder.h"
+#include "zeropage/data/image_folder.h"
 
 #include <algorithm>
 #include <array>
@@ -11,9 +11,9 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "data/transforms.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/data/transforms.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::data {
 namespace {

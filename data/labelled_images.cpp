@@ -1,4 +1,4 @@
-#include "data/labelled_images.h"
+#include "zeropage/data/labelled_images.h"
 
 #include <algorithm>
 #include <map>
@@ -7,10 +7,10 @@
 
 #include <ATen/ATen.h>
 
-#include "data/csv_file.h"
-#include "data/idx_file.h"
-#include "data/random.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/data/csv_file.h"
+#include "zeropage/data/idx_file.h"
+#include "zeropage/data/random.h"
 
 namespace zeropage::data {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/prefetching_loader.h"
+#include "zeropage/data/prefetching_loader.h"
 
 #include <condition_variable>
 #include <exception>
@@ -9,8 +9,8 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::data {
 

@@ -1,4 +1,4 @@
-#include "data/transforms.h"
+#include "zeropage/data/transforms.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::data {
 namespace {

@@ -1,12 +1,12 @@
-#include "device/device.h"
+#include "zeropage/device.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "base/libtorch_release.h"
 #include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
 #include "device/stream.h"
-#include "memory/check.h"
-#include "memory/libtorch_release.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

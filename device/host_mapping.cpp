@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <vector>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory {
 namespace {

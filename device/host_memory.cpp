@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <vector>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory {
 namespace {

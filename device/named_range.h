@@ -1,11 +1,11 @@
 // A stretch of the host's time with a name of the code's, for profilers: LibTorch's own, the one of a
-// rank's steps (memory/event_sink.h), and, in a build with CUDA, Nsight Systems by NVTX. Costs some 10 ns
+// rank's steps (zeropage/event_sink.h), and, in a build with CUDA, Nsight Systems by NVTX. Costs some 10 ns
 // where none is attached.
 #pragma once
 
 #include <ATen/record_function.h>
 
-#include "memory/event_sink.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::memory {
 

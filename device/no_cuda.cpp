@@ -1,9 +1,8 @@
 #include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
 #include "device/detail/nvtx.h"
-#include "device/device.h"
-#include "device/product_workspaces.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
 
 namespace zeropage::memory::cuda {
 

@@ -6,7 +6,7 @@
 #include <system_error>
 #include <unistd.h>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory {
 namespace {

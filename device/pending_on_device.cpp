@@ -3,7 +3,7 @@
 #include <chrono>
 #include <utility>
 
-#include "memory/event_sink.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::memory {
 

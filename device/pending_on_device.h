@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "device/pending.h"
 #include "device/stream.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::memory {
 

@@ -6,14 +6,14 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "base/exact.h"
 #include "device/detail/cuda_device.h"
 #include "device/detail/page_locked_block.h"
-#include "device/device.h"
 #include "device/host_memory.h"
 #include "device/stream.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
 
 namespace zeropage::memory {
 namespace {

@@ -6,8 +6,7 @@
 #include <exception>
 
 #include <torch/torch.h>
-
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
 
 void train() {
   const char* rank_variable = std::getenv("RANK");  // set by launchers

@@ -4,8 +4,7 @@
 #include <exception>
 
 #include <torch/torch.h>
-
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
 
 struct NetImpl : torch::nn::Module {
   NetImpl() {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <mutex>
 
-#include "memory/event_sink.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::memory {
 

@@ -1,5 +1,3 @@
-#include "memory/cpu_allocator.h"
-
 #include <atomic>
 #include <malloc.h>
 #include <new>
@@ -9,12 +7,11 @@
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
-#include "memory/bytes.h"
-#include "memory/charged_block.h"
-#include "memory/charged_by_hand.h"
-#include "memory/check.h"
 #include "memory/mapping_pool.h"
 #include "memory/memory_limit.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 namespace {

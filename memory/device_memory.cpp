@@ -5,12 +5,11 @@
 #include <sstream>
 #include <unordered_map>
 
-#include "memory/bytes.h"
-#include "memory/charged_block.h"
-#include "memory/check.h"
-#include "memory/cpu_allocator.h"
-#include "memory/memory_table.h"
 #include "memory/meta_memory.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 namespace {

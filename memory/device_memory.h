@@ -1,4 +1,4 @@
-// The memory of accelerators on the ledgers (memory/ledger.h).
+// The memory of accelerators on the ledgers (zeropage/ledger.h).
 //
 // An accelerator's memory cannot carry a header, so blocks are kept in a table by address. LibTorch's
 // caching allocator reports each block that it hands out and gets back; the bytes are those that

@@ -1,4 +1,4 @@
-#include "memory/event_sink.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::memory {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory {
 namespace {

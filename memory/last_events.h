@@ -11,8 +11,8 @@
 #include <cstdint>
 #include <string>
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::memory {
 

@@ -1,4 +1,4 @@
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 #include <algorithm>
 #include <atomic>
@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "memory/charge_check.h"
-#include "memory/charged_by_hand.h"
-#include "memory/check.h"
-#include "memory/event_sink.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 

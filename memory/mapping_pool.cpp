@@ -5,7 +5,7 @@
 #include <new>
 #include <sys/mman.h>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory {
 namespace {

@@ -7,11 +7,11 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
-#include "memory/bytes.h"
 #include "memory/charge_check.h"
-#include "memory/check.h"
 #include "memory/last_events.h"
-#include "memory/memory_table.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::memory {
 namespace {

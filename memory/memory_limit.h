@@ -15,8 +15,8 @@
 
 #include <c10/core/DeviceType.h>
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::memory {
 

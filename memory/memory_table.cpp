@@ -1,11 +1,10 @@
-#include "memory/memory_table.h"
-
 #include <algorithm>
 #include <iomanip>
 #include <sstream>
 #include <vector>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::memory {
 namespace {

@@ -1,4 +1,4 @@
-// Tensors on the meta device on the ledgers (memory/ledger.h): the bytes that they would have elsewhere.
+// Tensors on the meta device on the ledgers (zeropage/ledger.h): the bytes that they would have elsewhere.
 //
 // LibTorch gives such a tensor sizes and no memory. Once this is observed, each of its storages is
 // charged as a block of the host is, to the ledger and the kind of the thread that makes it, on the
@@ -14,7 +14,7 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/core/Allocator.h>
 
-#include "memory/charged_block.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory {
 

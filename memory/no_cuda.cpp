@@ -1,6 +1,6 @@
-#include "memory/check.h"
 #include "memory/device_memory.h"
 #include "memory/expandable_segments.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

@@ -1,9 +1,9 @@
-#include "memory/process_memory.h"
+#include "zeropage/process_memory.h"
 
 #include <fstream>
 #include <string>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <torch/version.h>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::memory {
 namespace {

@@ -5,7 +5,7 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 
 namespace zeropage::memory {
 

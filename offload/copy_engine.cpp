@@ -14,8 +14,8 @@
 
 #include "device/page_locked.h"
 #include "device/pending_on_device.h"
-#include "memory/check.h"
-#include "memory/event_sink.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::offload {
 namespace {

@@ -7,8 +7,8 @@
 #include <unistd.h>
 #include <vector>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload {
 namespace {

@@ -7,9 +7,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "offload/detail/record_store.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload {
 namespace {

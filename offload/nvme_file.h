@@ -30,8 +30,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "device/pending.h"
 #include "offload/nvme_options.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::offload {
 

@@ -6,9 +6,9 @@
 #include <mutex>
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "offload/detail/record_store.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload {
 

@@ -16,8 +16,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "device/pending.h"
 #include "offload/nvme_file.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::offload {
 

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::offload {
 

@@ -5,11 +5,11 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "operators/detail/operator_recorder.h"
 #include "operators/detail/tape_player.h"
 #include "operators/generator_state.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

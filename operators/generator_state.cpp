@@ -6,7 +6,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/TensorBody.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 

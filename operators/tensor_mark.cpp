@@ -4,8 +4,8 @@
 
 #include <c10/core/InferenceMode.h>
 
-#include "memory/check.h"
 #include "operators/dispatch_keys.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 

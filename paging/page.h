@@ -16,10 +16,10 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "device/pending.h"
 #include "paging/page_source.h"
 #include "paging/page_storages.h"
 #include "paging/page_users.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::memory {
 

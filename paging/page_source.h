@@ -9,7 +9,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "device/pending.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::memory {
 

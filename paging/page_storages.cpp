@@ -1,6 +1,6 @@
 #include "paging/page_storages.h"
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

@@ -4,10 +4,10 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "paging/detail/page_schedule.h"
 #include "paging/detail/resident_pages.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

@@ -32,8 +32,8 @@
 #include "paging/page_source.h"
 #include "paging/page_use.h"
 #include "paging/pager_options.h"
-#include "paging/paging_statistics.h"
 #include "paging/trace.h"
+#include "zeropage/detail/paging_statistics.h"
 
 namespace zeropage::memory {
 

@@ -1,4 +1,4 @@
-#include "paging/paging_statistics.h"
+#include "zeropage/detail/paging_statistics.h"
 
 namespace zeropage::memory {
 

@@ -5,7 +5,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

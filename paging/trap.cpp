@@ -8,12 +8,12 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
-#include "memory/check.h"
 #include "operators/dispatch_keys.h"
 #include "operators/operator_interceptor.h"
 #include "operators/operator_schema.h"
 #include "operators/tensor_mark.h"
 #include "paging/pins.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

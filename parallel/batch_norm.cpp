@@ -1,15 +1,14 @@
-#include "parallel/batch_norm.h"
-
 #include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "parallel/detail/kernels.h"
 #include "parallel/rank_operators.h"
+#include "zeropage/check.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

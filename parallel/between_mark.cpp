@@ -9,11 +9,11 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "memory/check.h"
 #include "parallel/detail/kernels.h"
 #include "parallel/rank_operators.h"
 #include "parallel/slice_mark.h"
 #include "parallel/slice_use.h"
+#include "zeropage/check.h"
 
 namespace zeropage::parallel {
 namespace {

@@ -17,7 +17,7 @@
 #include <string>
 
 #include "operators/tensor_mark.h"
-#include "parallel/ranks.h"
+#include "zeropage/slices.h"
 
 namespace zeropage::parallel {
 

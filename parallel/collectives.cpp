@@ -4,8 +4,8 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/check.h"
 #include "parallel/detail/kernels.h"
+#include "zeropage/check.h"
 
 namespace zeropage::parallel::detail {
 

@@ -7,10 +7,9 @@
 #include <string>
 #include <utility>
 
-#include "comm/world.h"
 #include "operators/tensor_mark.h"
-#include "parallel/ranks.h"
-#include "parallel/slices.h"
+#include "zeropage/slices.h"
+#include "zeropage/world.h"
 
 namespace zeropage::parallel {
 

@@ -1,13 +1,11 @@
-#include "parallel/linear.h"
-
 #include <ATen/ATen.h>
 #include <torch/nn/functional/linear.h>
 #include <torch/nn/modules/linear.h>
 
-#include "memory/check.h"
 #include "parallel/detail/sequence_linear.h"
-#include "parallel/rank_functions.h"
 #include "parallel/whole_values.h"
+#include "zeropage/check.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

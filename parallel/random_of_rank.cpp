@@ -1,5 +1,3 @@
-#include "parallel/random_of_rank.h"
-
 #include <cstdint>
 #include <mutex>
 
@@ -7,6 +5,7 @@
 #include <ATen/Context.h>
 
 #include "operators/generator_state.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

@@ -1,5 +1,3 @@
-#include "parallel/rank_functions.h"
-
 #include <utility>
 #include <vector>
 
@@ -9,6 +7,7 @@
 #include "parallel/detail/kept_slices.h"
 #include "parallel/detail/kernels.h"
 #include "parallel/rank_operators.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

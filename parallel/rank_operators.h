@@ -18,11 +18,11 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "parallel/ranks.h"
+#include "zeropage/slices.h"
 
 namespace zeropage::parallel {
 
-// ---- collectives; what they are differentiated to is in parallel/rank_functions.h ----
+// ---- collectives; what they are differentiated to is in zeropage/parallel_layers.h ----
 
 // The sum or the maximum over ranks, element by element. tensor: of the same sizes on all ranks.
 at::Tensor all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const RanksPointer& ranks,
@@ -34,7 +34,7 @@ at::Tensor all_gather(const at::Tensor& slice, at::IntArrayRef sizes, int64_t di
 at::Tensor reduce_scatter(const at::Tensor& tensor, at::IntArrayRef sizes, int64_t dim,
                           const RanksPointer& ranks, const std::string& name);
 
-// ---- batch norm (parallel/batch_norm.h) ----
+// ---- batch norm (zeropage/parallel_layers.h) ----
 
 // Statistics of input [batch, channels, ...] over the batches of all ranks: mean and biased variance, both [channels],
 // and the number of values of a channel, [1], in double precision. Updates the running statistics that are

@@ -1,13 +1,11 @@
-#include "parallel/sequence.h"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/init.h>
 
 #include "parallel/detail/kernels.h"
 #include "parallel/detail/sequence_linear.h"
-#include "parallel/rank_functions.h"
 #include "parallel/rank_operators.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

@@ -5,10 +5,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "memory/check.h"
 #include "parallel/detail/kept_slices.h"
-#include "parallel/rank_functions.h"
 #include "parallel/rank_operators.h"
+#include "zeropage/check.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

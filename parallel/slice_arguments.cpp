@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "memory/check.h"
 #include "operators/operator_schema.h"
 #include "parallel/known_slice.h"
+#include "zeropage/check.h"
 
 namespace zeropage::parallel {
 namespace {

@@ -10,12 +10,12 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/csrc/jit/serialization/pickler_helper.h>
 
-#include "memory/check.h"
 #include "memory/self_check.h"
 #include "operators/operator_schema.h"
 #include "parallel/rank_operators.h"
 #include "parallel/slice_arguments.h"
 #include "parallel/slice_gradient.h"
+#include "zeropage/check.h"
 
 namespace zeropage::parallel {
 namespace {
@@ -109,7 +109,8 @@ void probe_saving() {
 }
 
 void check_saving() {
-  static memory::SelfCheck check("tensor_parallel()", "layers of parallel/linear.h", &probe_saving);
+  static memory::SelfCheck check("tensor_parallel()", "layers of zeropage/parallel_layers.h",
+                                 &probe_saving);
   watch_saving();
   check.require();
 }
@@ -132,7 +133,7 @@ class GradientMark final : public SliceMark {
   bool may_be_spread() const override { return false; }
   const char* way_out() const override {
     return "; take all slices by zeropage::whole_of(parameter.grad()), this rank's as it is by "
-           "zeropage::own_slice(parameter.grad()) (zero/slice_values.h), or the norm of all "
+           "zeropage::own_slice(parameter.grad()) (zeropage/tensor_parallel.h), or the norm of all "
            "gradients by zeropage::gradient_norm(model)";
   }
 };
@@ -253,7 +254,7 @@ void SliceMark::refuse(const c10::OperatorHandle& handle, bool gradients) const 
 
 const char* SliceMark::way_out() const {
   return "; call the layer's forward(), or take all slices by zeropage::whole_of(parameter), or "
-         "this rank's as it is by zeropage::own_slice(parameter) (zero/slice_values.h)";
+         "this rank's as it is by zeropage::own_slice(parameter) (zeropage/tensor_parallel.h)";
 }
 
 void SliceMark::take_slice_of_source(const c10::OperatorHandle& handle, const at::Tensor& marked,

@@ -1,5 +1,5 @@
 // The mark of a parameter that was cut in place, so that each rank of a tensor-parallel group has another
-// slice of it. A layer that is made of slices says so itself (parallel/sliced_layer.h).
+// slice of it. A layer that is made of slices says so itself (zeropage/parallel_layers.h).
 //
 // No operator takes the slice for the whole. What an operator may do with it (parallel/slice_use.h):
 //

@@ -1,11 +1,11 @@
-#include "parallel/slices.h"
+#include "zeropage/slices.h"
 
 #include <algorithm>
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::parallel {
 

@@ -1,15 +1,13 @@
-#include "parallel/vocabulary.h"
-
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/embedding.h>
 
-#include "memory/check.h"
 #include "parallel/detail/kernels.h"
 #include "parallel/detail/sequence_linear.h"
-#include "parallel/rank_functions.h"
 #include "parallel/rank_operators.h"
 #include "parallel/whole_values.h"
+#include "zeropage/check.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage::parallel {
 namespace {

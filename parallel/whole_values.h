@@ -5,7 +5,7 @@
 
 #include <torch/nn/module.h>
 
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace zeropage::parallel {
 

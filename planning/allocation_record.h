@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/event_sink.h"
 #include "planning/caching_allocator.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::detail {
 

@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 
 namespace zeropage::detail {
 namespace {

@@ -1,17 +1,17 @@
-#include "planning/fit.h"
+#include "zeropage/fit.h"
 
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
 #include <utility>
 
-#include "device/product_workspaces.h"
 #include "device/stream.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "memory/expandable_segments.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
 
 namespace zeropage {
 namespace {

@@ -1,5 +1,3 @@
-#include "planning/machine_speeds.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -15,11 +13,12 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
-#include "comm/world.h"
 #include "device/topology.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "offload/device_speed.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/plan.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 namespace {

@@ -1,4 +1,4 @@
-#include "planning/plan.h"
+#include "zeropage/plan.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,11 +9,11 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty_strided.h>
 
-#include "memory/check.h"
 #include "operators/generator_state.h"
 #include "planning/step_time.h"
 #include "planning/trial.h"
 #include "zero/plan/byte_plan.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

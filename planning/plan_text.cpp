@@ -3,9 +3,9 @@
 #include <ostream>
 #include <sstream>
 
-#include "memory/bytes.h"
-#include "memory/memory_table.h"
-#include "planning/plan.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
+#include "zeropage/plan.h"
 
 namespace zeropage {
 namespace {

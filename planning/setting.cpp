@@ -1,10 +1,9 @@
-#include "planning/setting.h"
-
 #include <algorithm>
 #include <array>
 
-#include "memory/bytes.h"
 #include "zero/plan/byte_plan.h"
+#include "zeropage/bytes.h"
+#include "zeropage/plan.h"
 
 namespace zeropage {
 

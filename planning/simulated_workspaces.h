@@ -9,7 +9,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "device/product_workspaces.h"
+#include "zeropage/device.h"
 
 namespace zeropage::detail {
 

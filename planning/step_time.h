@@ -9,7 +9,7 @@
 // products, and twice the bytes of its other operators.
 #pragma once
 
-#include "planning/machine_speeds.h"
+#include "zeropage/plan.h"
 
 namespace zeropage {
 

@@ -4,14 +4,13 @@
 #include <optional>
 #include <utility>
 
-#include "checkpointing/recompute.h"
 #include "planning/simulated_workspaces.h"
 #include "planning/touched_bytes.h"
-#include "zero/accumulator.h"
 #include "zero/plan/byte_plan.h"
-#include "zero/recompute.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
+#include "zeropage/accumulator.h"
+#include "zeropage/recompute.h"
 
 namespace zeropage::detail {
 namespace {

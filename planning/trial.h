@@ -7,11 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "comm/simulated_communicator.h"
 #include "planning/allocation_record.h"
-#include "planning/planned_model.h"
-#include "planning/setting.h"
 #include "zero/plan/byte_plan.h"
+#include "zeropage/plan.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::detail {
 

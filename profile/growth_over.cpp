@@ -1,12 +1,11 @@
-#include "profile/growth_over.h"
-
 #include <c10/util/ScopeExit.h>
 
-#include "memory/check.h"
 #include "profile/detail/names_of_accounts.h"
 #include "profile/operator_names.h"
 #include "profile/recorder.h"
 #include "profile/report/growth.h"
+#include "zeropage/check.h"
+#include "zeropage/profile_testing.h"
 
 namespace zeropage::profile {
 

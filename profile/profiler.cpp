@@ -1,4 +1,4 @@
-#include "profile/profiler.h"
+#include "zeropage/profiler.h"
 
 #include <cstring>
 #include <optional>
@@ -8,11 +8,11 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceType.h>
 
-#include "memory/check.h"
 #include "profile/detail/names_of_accounts.h"
 #include "profile/operator_names.h"
 #include "profile/recorder.h"
 #include "profile/report/profile_file.h"
+#include "zeropage/check.h"
 
 namespace zeropage::profile {
 namespace {

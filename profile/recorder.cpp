@@ -6,8 +6,8 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "memory/check.h"
 #include "profile/operator_names.h"
+#include "zeropage/check.h"
 
 namespace zeropage::profile {
 namespace {

@@ -18,11 +18,11 @@
 #include <thread>
 #include <vector>
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
 #include "profile/detail/held_blocks.h"
 #include "profile/detail/names.h"
-#include "profile/report/profile.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

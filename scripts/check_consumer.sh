@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs Zeropage and builds outside projects against the install tree alone: the first program of docs/getting_started.md, which then
-# runs on one rank and on two, and every snippet of README.md and docs/.
+# runs on one rank and on two, the folder examples/, and every snippet of README.md and docs/.
 #
 #   scripts/check_consumer.sh --headers    and a source for each public header, which includes nothing else of ours (4 minutes)
 set -euo pipefail
@@ -27,6 +27,14 @@ cmake --build "$programs/getting_started/build"
   "$prefix/bin/zp" topology
 ) >build/installed_tools.log || { cat build/installed_tools.log; exit 1; }
 tail -n 3 build/installed_tools.log
+
+# The examples, as whoever copies their folder builds them.
+rm -rf build/examples_alone
+cmake -S examples -B build/examples_alone "${against_install[@]}" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 \
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=50 >/dev/null
+cmake --build build/examples_alone
+build/examples_alone/quickstart
+echo "examples: $(find build/examples_alone -maxdepth 1 -type f -executable | wc -l) programs are built against the installation alone"
 
 cat >"$programs/snippets/CMakeLists.txt" <<'END'
 cmake_minimum_required(VERSION 3.25)
@@ -60,7 +68,7 @@ target_link_libraries(public_headers PRIVATE zeropage::zeropage)
 # LibTorch's headers alone, which take most of the time.
 target_precompile_headers(public_headers PRIVATE <torch/torch.h>)
 END
-for header in $(sed -nE 's#^ +([a-z_/0-9]+\.h)\)?$#\1#p' cmake/public_headers.cmake); do
+for header in $(cd "$prefix/include" && find zeropage -name '*.h'); do
   printf '#include <%s>\n' "$header" >"$headers/$(tr '/.' '__' <<<"$header").cpp"
 done
 cmake -S "$headers" -B "$headers/build" "${against_install[@]}" >/dev/null

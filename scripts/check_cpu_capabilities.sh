@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
   shift
 done
 
-# Name, and its variables. The kernels of offload/cpu/ refuse what the processor lacks.
+# Name, and its variables. The kernels of optim/cpu/ refuse what the processor lacks.
 settings=('AVX2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ZEROPAGE_CPU_CAPABILITY=avx2'
           'SSE4 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=sse41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 ZEROPAGE_CPU_CAPABILITY=default')
 # Program and which of its tests: kernels, norms, and sums whose order follows the width of vectors.

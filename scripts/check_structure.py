@@ -8,38 +8,43 @@ Prints each breach; exit 1 if any.
 import re
 import sys
 
+import layers
 from tracked import ROOT, files
 
-FLOORS = {"memory", "device", "operators", "paging"}
-LEAVES = {"comm", "offload", "accumulate", "checkpointing", "data", "state"}
-# Which folders a folder may include, besides itself.
+FLOORS = {"base", "memory", "device", "operators", "paging"}
+LEAVES = {"comm", "optim", "offload", "state", "checkpointing"}
+LIBRARY = set(layers.folders()) - {"data"}
+# Which folders a folder may include, besides itself: of those below it in CMakeLists.txt the ones that this says.
 ALLOWED = {
-    "memory": set(),
-    "device": {"memory"},
-    "operators": {"memory", "device"},
-    "paging": {"memory", "device", "operators"},
-    **{leaf: {"memory", "device", "operators"} for leaf in LEAVES},
-    "parallel": {"memory", "device", "operators", "comm"},
+    "base": set(),
+    "memory": {"base"},
+    "device": {"base", "memory"},
+    "operators": {"base", "memory", "device"},
+    "paging": {"base", "memory", "device", "operators"},
+    **{leaf: FLOORS - {"paging"} for leaf in (*LEAVES, "data")},
+    "parallel": {*FLOORS, "comm"},
     # data/ is a library of its own above zeropage, which programs link and the library does not.
-    "zero": {*FLOORS, *LEAVES - {"data"}, "parallel"},
-    "planning": {*FLOORS, "zero", *LEAVES - {"data"}, "parallel"},
+    "zero": {*FLOORS, *LEAVES, "parallel"},
+    "accumulate": {*FLOORS, *LEAVES, "parallel", "zero"},
+    "pipeline": {*FLOORS, *LEAVES, "parallel", "zero", "accumulate"},
+    "saving": {*FLOORS, *LEAVES, "parallel", "zero", "accumulate", "pipeline"},
+    "planning": LIBRARY - {"profile"},
     # Looks at what a rank does from below: it is told by ledgers, pagers and communicators.
     "profile": {*FLOORS, "comm"},
-    "tools": {"memory", "device", "comm", "state", "parallel", "zero", "planning", "profile", "checkpointing", "offload"},
-    "examples": {*FLOORS, "zero", *LEAVES, "parallel", "planning", "profile"},
-    "bench": {*FLOORS, "zero", "examples", *LEAVES, "parallel", "planning", "profile"},
-    "tests": {*FLOORS, "zero", "examples", "cmake", *LEAVES, "parallel", "planning", "profile"},
+    "tools": LIBRARY,
+    # They are compiled with the public headers alone.
+    "examples": {*LIBRARY, "data"},
+    "bench": {*LIBRARY, "data", "examples"},
+    "tests": {*LIBRARY, "data", "examples", "bench", "cmake"},
 }
-PUBLIC_HEADER = re.compile(r"^ +([\w/]+\.h)\)?$", re.MULTILINE)
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
-# That a program gets with the umbrella header: lines of code, for what explains them is wanted.
-UMBRELLA, MOST_LINES_BEHIND_IT = "zero/zeropage.h", 2500
-INCLUDE = re.compile(r'^\s*#include "([a-z_]+)/', re.MULTILINE)
+# The public API: lines of code, for what explains them is wanted.
+UMBRELLA, MOST_LINES_BEHIND_IT = "include/zeropage/zeropage.h", 4000
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
-              "device/accelerator_driver", "device/device_places", "memory/fields.h", "memory/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
-              "parallel/schedule/", "profile/report/", "state/")
+              "device/accelerator_driver", "device/device_places", "include/zeropage/fields.h", "base/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
+              "pipeline/schedule/", "profile/report/", "state/")
 # What zp starts as a program of its own.
 NEEDS_TORCH = "tools/plan/"
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)
@@ -61,7 +66,7 @@ def behind(header, seen):
         return
     seen.add(header)
     for included in OWN_INCLUDE.findall((ROOT / header).read_text()):
-        behind(included, seen)
+        behind(layers.path_of(included), seen)
 
 
 def reads_stage(text):
@@ -125,18 +130,23 @@ def breaches():
         largest = sorted(umbrella, key=lines_of_code, reverse=True)[:5]
         yield (f"{UMBRELLA}: brings {len(umbrella)} headers with {total} lines of code, at most {MOST_LINES_BEHIND_IT}; the largest are "
                f"{', '.join(largest)}: hide what programs do not name behind a declaration")
-    for header in PUBLIC_HEADER.findall((ROOT / "cmake/public_headers.cmake").read_text()):
-        installed = set()
-        behind(header, installed)
-        for name in sorted(installed):
-            if "/detail/" in name:
-                yield f"{name}: comes with {header}, which is installed, but is private: hide it behind a declaration"
+    owners = layers.owners()
+    for header in layers.public_headers():
+        if header.removeprefix("include/") not in owners:
+            yield f"{header}: is in no table of include/zeropage/README.md, which says who makes it and what it is for"
+        for included in layers.includes_of((ROOT / header).read_text()):
+            if not included.startswith("zeropage/"):
+                yield f"{header}: includes {included}, which is private and not installed: hide it behind a declaration"
     for name in files(".h", ".cpp", ".cu", ".cuh"):
         text = (ROOT / name).read_text()
         folder = name.split("/")[0]
-        for included in INCLUDE.findall(text):
-            if folder in ALLOWED and included != folder and included not in ALLOWED[folder]:
-                yield f"{name}: includes {included}/, but {folder}/ may include only {sorted(ALLOWED[folder])}"
+        made_by = owners.get(name.removeprefix("include/"), folder)
+        for included in layers.includes_of(text):
+            of = owners.get(included, included.split("/")[0])
+            if not included.startswith("zeropage/") and folder == "examples":
+                continue
+            if made_by in ALLOWED and of and of != made_by and of not in ALLOWED[made_by]:
+                yield f"{name}: includes {included} of {of}/, but {made_by}/ may include only {sorted(ALLOWED[made_by])}"
         lines = text.count("\n")
         if lines > MOST_LINES and folder != "tests":
             yield f"{name}: {lines} lines, at most {MOST_LINES}: split it by noun"

@@ -14,7 +14,7 @@ from pathlib import Path
 from tracked import ROOT, files
 
 # Compiled by themselves: flags of their own, or CUDA's headers.
-ALONE = re.compile(r"^offload/cpu/|/cuda/|/no_(?:cuda|nccl|cuda_devices)\.cpp$")
+ALONE = re.compile(r"^optim/cpu/|/cuda/|/no_(?:cuda|nccl|cuda_devices)\.cpp$")
 TYPE = re.compile(r"^(?:template\s*<.*>\s*)?(?:struct|class|enum class|enum)\s+(?:alignas\([^)]*\)\s*)?(\w+)")
 FUNCTION = re.compile(r"(\w+)\s*\((.*)\)[^()]*$", re.DOTALL)
 ALIAS = re.compile(r"using (\w+) = (.*)")

@@ -11,19 +11,14 @@
 
 #include <torch/torch.h>
 
-#include "memory/event_sink.h"
-#include "parallel/batch_norm.h"
-#include "parallel/linear.h"
-#include "parallel/random_of_rank.h"
-#include "parallel/sequence.h"
-#include "parallel/vocabulary.h"
-#include "planning/fit.h"
-#include "planning/plan.h"
-#include "profile/profiler.h"
-#include "profile/testing.h"
-#include "zero/pipeline/pipeline.h"
-#include "zero/pipeline/stage.h"
-#include "zero/zeropage.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/fit.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/pipeline.h"
+#include "zeropage/plan.h"
+#include "zeropage/profile_testing.h"
+#include "zeropage/profiler.h"
+#include "zeropage/zeropage.h"
 
 using zeropage::operator""_GiB;
 using zeropage::operator""_MiB;

@@ -93,7 +93,7 @@ def described(lines):
 
 
 def class_of(path):
-    """accumulate/loss_scaler.h: LossScaler."""
+    """include/zeropage/accumulator.h: LossScaler."""
     return "".join(word.capitalize() for word in path.rsplit("/", 1)[-1].removesuffix(".h").split("_"))
 
 

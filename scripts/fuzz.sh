@@ -15,7 +15,7 @@ command -v clang++ >/dev/null || { printf 'fuzz: no clang++; call scripts/setup.
 mkdir -p build/fuzz/corpus
 # Frame pointers: clang's fuzzer unwinds by them.
 clang++ -std=c++20 -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
-  -I. tests/fuzz/state_parser_fuzzer.cpp tests/fuzz/counted_allocations.cpp state/manifest.cpp state/safetensors.cpp state/block_checksums.cpp \
+  -Iinclude -I. tests/fuzz/state_parser_fuzzer.cpp tests/fuzz/counted_allocations.cpp state/manifest.cpp state/safetensors.cpp state/block_checksums.cpp \
   state/detail/hash.cpp -o build/fuzz/state_parser_fuzzer
 build/fuzz/state_parser_fuzzer -max_total_time="$seconds" -max_len=16384 -timeout=10 -rss_limit_mb=2048 \
   -print_final_stats=1 -dict=tests/fuzz/state_parser.dict -artifact_prefix=build/fuzz/ \

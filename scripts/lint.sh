@@ -22,6 +22,7 @@ scripts/paging_picture.py --check
 # Without a precompiled header: clang cannot read g++'s.
 cmake -S . -B build/tidy -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON \
   -DCMAKE_CXX_COMPILER_LAUNCHER= -DZEROPAGE_TESTS=OFF >/dev/null
-mapfile -t checked < <(git ls-files 'memory/*.cpp' 'device/*.cpp' 'operators/*.cpp' 'paging/*.cpp' 'comm/*.cpp' 'offload/*.cpp' 'accumulate/*.cpp' 'checkpointing/*.cpp' 'data/*.cpp' 'state/*.cpp' 'parallel/*.cpp' 'zero/*.cpp' 'planning/*.cpp' 'profile/*.cpp' 'tools/*.cpp' 'examples/*.cpp' 'bench/*.cpp' | grep -v '/cuda/')
+mapfile -t checked < <(git ls-files '*.cpp' | grep -E "^($(scripts/layers.py | tr ' ' '|')|tools|examples|bench)/" | grep -v '/cuda/')
+headers="/(include/zeropage|$(scripts/layers.py | tr ' ' '|')|examples|tools|bench)/"
 printf '%s\n' "${checked[@]}" |
-  xargs -P "$(nproc)" -I{} sh -c 'clang-tidy --quiet -p build/tidy "$1" 2>/dev/null && echo "tidy: $1"' _ {}
+  xargs -P "$(nproc)" -I{} sh -c 'clang-tidy --quiet --header-filter="$2" -p build/tidy "$1" 2>/dev/null && echo "tidy: $1"' _ {} "$headers"

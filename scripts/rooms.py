@@ -2,49 +2,49 @@
 """Counts the rooms of the library and the arrows between them, by folder.
 
 A folder's rooms are its modules (a header and its sources) and its subfolders; those of detail/, the private half of a folder, count as
-the folder's own. An arrow is that one room includes another. An arrow runs back where rooms include each other in a circle: the fewest
+the folder's own. An arrow is that one room includes another. A public header is a module of the folder that makes it: `world (public)` is what users see of it, and `world` what makes that.
+An arrow runs back where rooms include each other in a circle: the fewest
 arrows without which no circle is left.
 
   scripts/rooms.py              the working tree
-  scripts/rooms.py REVISION     a commit
   scripts/rooms.py --check      exit 1 where an arrow runs back
 """
 
 import collections
 import itertools
-import re
 import subprocess
 import sys
 from pathlib import Path
 
+import layers
+
 ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = ("memory", "device", "operators", "paging", "comm", "offload", "accumulate", "checkpointing", "data", "state", "parallel", "zero", "planning", "profile")
-INCLUDE = re.compile(r'#include "([\w/]+)\.(?:h|cuh)"')
 
 
-def includes(revision):
-    """(module, included module) for each include in quotes; and every module."""
-    listed = subprocess.run(["git", "ls-tree", "-r", "--name-only", revision] if revision else
-                            ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-                            cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    sources = [name for name in listed if name.split("/")[0] in LIBRARY and name.endswith((".h", ".cpp", ".cu", ".cuh"))]
-    sources = [name for name in sources if revision or (ROOT / name).exists()]
-    modules = {module_of(name) for name in sources}
-    found = subprocess.run(["git", "grep", "--untracked", '#include "'] if not revision else ["git", "grep", '#include "', revision],
-                           cwd=ROOT, capture_output=True, text=True, check=True).stdout
+def includes():
+    """{(module, included module): the files that include so}; and every module."""
+    owners = layers.owners()
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True,
+                            check=True).stdout.split()
+    sources = [name for name in listed if name.split("/")[0] in (*layers.folders(), "include") and (ROOT / name).exists() and
+               name.endswith((".h", ".cpp", ".cu", ".cuh"))]
+    modules = {module_of(name, owners) for name in sources} - {None}
     pairs = collections.defaultdict(list)
-    for line in found.splitlines():
-        name, text = line.removeprefix(f"{revision}:").split(":", 1)
-        match = INCLUDE.search(text)
-        if name in sources and match:
-            pair = module_of(name), match[1].replace("/detail/", "/")
-            if pair[0] != pair[1] and pair[1] in modules:
+    for name in sources:
+        for included in layers.includes_of((ROOT / name).read_text()):
+            pair = module_of(name, owners), module_of(included, owners)
+            if None not in pair and pair[0] != pair[1] and pair[1] in modules:
                 pairs[pair].append(name)
     return pairs, modules
 
 
-def module_of(name):
-    """detail/ counts as the folder itself, and another backend of a header as its module."""
+def module_of(name, owners):
+    """detail/ counts as the folder itself, and another backend of a header as its module; None: of no folder."""
+    public = name.removeprefix("include/")
+    if public in owners:
+        if not owners[public]:
+            return None
+        name = f"{owners[public]}/{Path(public).stem} (public)"
     return name.rsplit(".", 1)[0].replace("/detail/", "/")
 
 
@@ -88,8 +88,7 @@ def running_back(arrows):
 
 
 def main():
-    arguments = [argument for argument in sys.argv[1:] if argument != "--check"]
-    pairs, modules = includes(arguments[0] if arguments else "")
+    pairs, modules = includes()
     folders = {""} | {"/".join(module.split("/")[:depth]) for module in modules for depth in range(1, module.count("/") + 1)}
     folders = sorted(folder for folder in folders if folder.split("/")[-1] not in ("cuda", "cpu") and "gloo_declarations" not in folder)
     any_back = False

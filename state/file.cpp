@@ -1,5 +1,3 @@
-#include "state/file.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -7,7 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "state/state_error.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "state/file.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::state {
 namespace {

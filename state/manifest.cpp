@@ -1,12 +1,11 @@
-#include "state/manifest.h"
-
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <limits>
 
 #include "state/block_checksums.h"
-#include "state/state_error.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

@@ -12,9 +12,9 @@
 
 #include <nlohmann/json.hpp>
 
-#include "state/file.h"
-#include "state/state_error.h"
-#include "state/state_folder.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
+#include "zeropage/state_folder.h"
 
 namespace zeropage::state {
 namespace {

@@ -1,5 +1,3 @@
-#include "state/safetensors.h"
-
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -14,7 +12,8 @@
 
 #include "state/detail/hash.h"
 #include "state/detail/header_text.h"
-#include "state/state_error.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

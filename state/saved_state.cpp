@@ -1,4 +1,4 @@
-#include "state/saved_state.h"
+#include "zeropage/saved_state.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "state/block_checksums.h"
-#include "state/state_error.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

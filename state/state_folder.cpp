@@ -1,4 +1,4 @@
-#include "state/state_folder.h"
+#include "zeropage/state_folder.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -12,9 +12,8 @@
 #include <system_error>
 #include <unistd.h>
 
-#include "state/file.h"
-#include "state/saved_state.h"
-#include "state/state_error.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "state/safetensors.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::tools {
 

@@ -6,7 +6,7 @@
 
 #include "profile/report/profile_file.h"
 #include "profile/report/terminal.h"
-#include "profile/report/written.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::tools {
 

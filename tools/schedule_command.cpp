@@ -13,10 +13,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "parallel/schedule/schedule_fields.h"
-#include "parallel/schedule/timeline_json.h"
 #include "tools/schedule_picture.h"
 #include "tools/state_words.h"
+#include "zeropage/schedule.h"
+#include "zeropage/schedule_fields.h"
 
 namespace zeropage::tools {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <CLI/CLI.hpp>
 
-#include "parallel/schedule/schedule.h"
-#include "parallel/schedule/simulation.h"
+#include "pipeline/schedule/simulation.h"
 #include "tools/subcommand.h"
+#include "zeropage/schedule.h"
 
 namespace zeropage::tools {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/schedule/timeline.h"
+#include "zeropage/schedule.h"
 
 namespace zeropage::tools {
 

@@ -5,11 +5,11 @@
 #include <stdexcept>
 #include <utility>
 
-#include "memory/bytes.h"
-#include "state/state_folder.h"
 #include "tools/state_contents.h"
 #include "tools/state_difference.h"
 #include "tools/state_words.h"
+#include "zeropage/bytes.h"
+#include "zeropage/state_folder.h"
 
 namespace zeropage::tools {
 namespace {

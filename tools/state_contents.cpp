@@ -5,12 +5,12 @@
 #include <cstdio>
 #include <string>
 
-#include "memory/bytes.h"
 #include "state/block_checksums.h"
-#include "state/saved_state.h"
-#include "state/state_error.h"
 #include "tools/state_words.h"
 #include "tools/weights_copy.h"
+#include "zeropage/bytes.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::tools {
 namespace {

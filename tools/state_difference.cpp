@@ -8,10 +8,10 @@
 #include <vector>
 
 #include "state/block_checksums.h"
-#include "state/saved_state.h"
-#include "state/state_folder.h"
 #include "tools/element_values.h"
 #include "tools/state_words.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_folder.h"
 
 namespace zeropage::tools {
 namespace {

@@ -16,8 +16,8 @@
 #include "device/host_memory.h"
 #include "device/page_nodes.h"
 #include "device/topology.h"
-#include "memory/bytes.h"
 #include "tools/state_words.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::tools {
 namespace {

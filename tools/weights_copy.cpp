@@ -7,12 +7,11 @@
 #include <stdexcept>
 #include <unistd.h>
 
-#include "state/file.h"
 #include "state/file_writer.h"
-#include "state/saved_state.h"
-#include "state/state_error.h"
-#include "state/state_folder.h"
 #include "tools/state_words.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
+#include "zeropage/state_folder.h"
 
 namespace zeropage::tools {
 namespace {

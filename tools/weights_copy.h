@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "state/block_checksums.h"
-#include "state/safetensors.h"
 #include "tools/name_map.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::tools {
 

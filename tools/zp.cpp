@@ -15,13 +15,13 @@
 #include <CLI/CLI.hpp>
 
 #include "comm/launcher/launch_fields.h"
-#include "comm/launcher/launcher.h"
 #include "tools/plan_command.h"
 #include "tools/report_command.h"
 #include "tools/schedule_command.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
 #include "tools/topology_command.h"
+#include "zeropage/launcher.h"
 
 namespace {
 

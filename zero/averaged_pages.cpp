@@ -4,11 +4,11 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
 #include "zero/model_parts.h"
 #include "zero/owned_values.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zero/layout/range.h"
-#include "zero/owned_shards.h"
+#include "zeropage/detail/range.h"
+#include "zeropage/owned_shards.h"
 
 namespace zeropage {
 

@@ -1,6 +1,5 @@
-#include "zero/deferred_module.h"
-
 #include "operators/construction_tape.h"
+#include "zeropage/distributed_data_parallel.h"
 
 namespace zeropage::detail {
 

@@ -1,11 +1,11 @@
-#include "zero/distributed_data_parallel.h"
+#include "zeropage/distributed_data_parallel.h"
 
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/event_sink.h"
-#include "zero/layout/model_part.h"
 #include "zero/setup/wrapped_module.h"
+#include "zeropage/check.h"
+#include "zeropage/detail/model_part.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage {
 namespace {
@@ -49,7 +49,7 @@ void check_stage(const comm::Mesh& mesh, const torch::nn::Module& module) {
   ZP_CHECK(is_stage || axis == nullptr,
            "DistributedDataParallel: the mesh's axis \"pipeline\" has ", axis ? axis->size() : 1,
            " ranks, but the module is no stage of a pipeline; make it by pipeline_stage(construct, "
-           "layers, mesh[\"pipeline\"]) (zero/pipeline/stage.h), or leave the axis out");
+           "layers, mesh[\"pipeline\"]) (zeropage/pipeline.h), or leave the axis out");
   ZP_CHECK(!is_stage || (axis != nullptr && &part->ranks.communicator() == &axis->communicator()),
            "DistributedDataParallel: the module is a stage of a pipeline over ",
            is_stage ? part->ranks.size() : 1,

@@ -1,15 +1,15 @@
-#include "zero/gathered_parameters.h"
+#include "zeropage/gathered_parameters.h"
 
 #include <exception>
 #include <memory>
 #include <unordered_map>
 #include <unordered_set>
 
-#include "memory/check.h"
 #include "paging/pins.h"
 #include "zero/model_parts.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/slice_values.h"
+#include "zeropage/check.h"
+#include "zeropage/tensor_parallel.h"
 
 namespace zeropage {
 namespace {

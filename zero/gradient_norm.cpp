@@ -1,4 +1,4 @@
-#include "zero/gradient_norm.h"
+#include "zeropage/gradient_norm.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,14 +6,14 @@
 
 #include <ATen/ATen.h>
 
+#include "base/exact.h"
 #include "device/named_range.h"
-#include "memory/check.h"
-#include "memory/exact.h"
-#include "offload/flat_norm.h"
+#include "optim/flat_norm.h"
 #include "zero/gradients/norm_sums.h"
 #include "zero/gradients/not_finite.h"
 #include "zero/model_parts.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

@@ -1,4 +1,4 @@
-// The report of a step that was enqueued (zero/step_report.h): known, or on its way.
+// The report of a step that was enqueued (zeropage/step_report.h): known, or on its way.
 //
 // Threads: the training thread.
 #pragma once
@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "zero/step_report.h"
+#include "zeropage/step_report.h"
 
 namespace zeropage {
 

@@ -1,4 +1,4 @@
-#include "zero/memory_report.h"
+#include "zeropage/memory_report.h"
 
 #include <algorithm>
 #include <array>
@@ -7,9 +7,9 @@
 
 #include <c10/util/Exception.h>
 
-#include "memory/bytes.h"
-#include "memory/memory_table.h"
-#include "memory/process_memory.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
+#include "zeropage/process_memory.h"
 
 namespace zeropage {
 namespace {

@@ -4,8 +4,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "memory/check.h"
 #include "zero/gradients/accumulate_hooks.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

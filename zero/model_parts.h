@@ -9,9 +9,9 @@
 
 #include <torch/nn/module.h>
 
-#include "comm/world.h"
 #include "zero/pages/placed_parameters.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

@@ -1,9 +1,9 @@
-#include "zero/model_ref.h"
+#include "zeropage/detail/model_ref.h"
 
-#include "zero/distributed_data_parallel.h"
 #include "zero/model_parts.h"
-#include "zero/sharded_optimizer.h"
 #include "zero/update/sharded_updates.h"
+#include "zeropage/distributed_data_parallel.h"
+#include "zeropage/optimizer.h"
 
 namespace zeropage {
 namespace {

@@ -1,9 +1,8 @@
-#include "zero/module_selection.h"
-
 #include <algorithm>
 #include <fnmatch.h>
 
-#include "parallel/batch_norm.h"
+#include "zeropage/options.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage {
 

@@ -1,9 +1,8 @@
-#include "zero/no_sync.h"
-
 #include <utility>
 
-#include "memory/check.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/check.h"
+#include "zeropage/distributed_data_parallel.h"
 
 namespace zeropage {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero/option_fields.h"
+#include "zeropage/option_fields.h"
 
 namespace zeropage {
 

@@ -1,7 +1,7 @@
-#include "zero/options.h"
+#include "zeropage/options.h"
 
 #include "device/stream.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -1,4 +1,4 @@
-#include "zero/owned_shards.h"
+#include "zeropage/owned_shards.h"
 
 #include <algorithm>
 #include <exception>
@@ -10,13 +10,13 @@
 #include <ATen/ATen.h>
 #include <c10/core/InferenceMode.h>
 
-#include "memory/check.h"
-#include "offload/split_values.h"
+#include "optim/split_values.h"
 #include "zero/agreement/new_values.h"
 #include "zero/model_parts.h"
 #include "zero/owned_values.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

@@ -1,9 +1,9 @@
 #include "zero/owned_values.h"
 
-#include "memory/check.h"
-#include "offload/split_values.h"
+#include "optim/split_values.h"
 #include "zero/model_parts.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -1,12 +1,12 @@
-// What this rank owns of each page, in place: for those who pass over all of it and want no copies (zero/owned_shards.h makes copies).
+// What this rank owns of each page, in place: for those who pass over all of it and want no copies (zeropage/owned_shards.h makes copies).
 #pragma once
 
 #include <functional>
 
 #include <ATen/core/TensorBody.h>
 
-#include "zero/model_ref.h"
 #include "zero/pages/master_weights.h"
+#include "zeropage/detail/model_ref.h"
 
 namespace zeropage {
 

@@ -1,8 +1,8 @@
-#include "zero/recompute.h"
+#include "zeropage/recompute.h"
 
 #include <utility>
 
-#include "zero/distributed_data_parallel.h"
+#include "zeropage/distributed_data_parallel.h"
 
 namespace zeropage {
 

@@ -1,12 +1,11 @@
-#include "zero/sharded_optimizer.h"
-
 #include <utility>
 
 #include <torch/serialize/archive.h>
 
-#include "memory/check.h"
 #include "zero/update/fused_update.h"
 #include "zero/update/sharded_updates.h"
+#include "zeropage/check.h"
+#include "zeropage/optimizer.h"
 
 namespace zeropage {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero/step_report.h"
+#include "zeropage/step_report.h"
 
 #include <c10/util/StringUtil.h>
 

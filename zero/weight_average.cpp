@@ -1,4 +1,4 @@
-#include "zero/weight_average.h"
+#include "zeropage/weight_average.h"
 
 #include "zero/averaged_pages.h"
 

@@ -2,7 +2,7 @@
 
 #include <ATen/core/ivalue.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::accumulate::detail {
 namespace {

@@ -8,12 +8,12 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
-#include "examples/train_gpt/gpt.h"
-#include "examples/train_gpt/step_timing.h"
-#include "examples/train_gpt/text_data.h"
-#include "examples/train_gpt/weights_hash.h"
-#include "memory/check.h"
-#include "memory/process_memory.h"
+#include "bench/train_gpt/step_timing.h"
+#include "bench/train_gpt/text_data.h"
+#include "examples/language_models/gpt.h"
+#include "examples/weights_hash/weights_hash.h"
+#include "zeropage/check.h"
+#include "zeropage/process_memory.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
-// What memory/check.h needs of memory/check.cpp, without the ledger that it names and that would install its allocator.
-#include "memory/check.h"
+// What zeropage/check.h needs of base/check.cpp, without the ledger that it names and that would install its allocator.
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 

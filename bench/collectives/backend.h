@@ -11,7 +11,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "bench/collectives/case.h"
-#include "comm/rendezvous.h"
+#include "zeropage/world.h"
 
 namespace collectives {
 

@@ -17,10 +17,10 @@
 #include "bench/collectives/team.h"
 #include "bench/interleaved.h"
 #include "bench/measuring_main.h"
-#include "comm/launcher/launcher.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/launcher.h"
+#include "zeropage/ledger.h"
 
 namespace collectives {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace collectives {
 namespace {

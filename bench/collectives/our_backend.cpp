@@ -1,8 +1,8 @@
 #include <utility>
 
 #include "bench/collectives/backend.h"
-#include "comm/world.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/world.h"
 
 namespace collectives {
 namespace {

@@ -8,8 +8,8 @@
 #include <ATen/ops/tensor.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace collectives {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "bench/collectives/backend.h"
 #include "bench/collectives/flags.h"
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace collectives {
 

@@ -16,10 +16,10 @@
 #include "bench/interleaved.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
-#include "memory/check.h"
-#include "offload/cuda/fused_step.h"
-#include "offload/fused_step.h"
-#include "offload/norm_table.h"
+#include "optim/cuda/fused_step.h"
+#include "optim/fused_step.h"
+#include "optim/norm_table.h"
+#include "zeropage/check.h"
 
 namespace {
 

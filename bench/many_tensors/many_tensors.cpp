@@ -16,7 +16,7 @@
 
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace {
 

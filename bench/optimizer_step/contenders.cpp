@@ -7,14 +7,14 @@
 #include <torch/optim/adamw.h>
 
 #include "bench/optimizer_step/same_mix.h"
-#include "offload/cpu/fused_step.h"
-#include "offload/cpu/instructions.h"
-#include "offload/cpu/packed_step.h"
-#include "offload/cuda/current_stream.h"
-#include "offload/fused_step.h"
-#include "offload/packed_tensors.h"
-#include "offload/stretch_list.h"
-#include "zero/zeropage.h"
+#include "optim/cpu/fused_step.h"
+#include "optim/cpu/instructions.h"
+#include "optim/cpu/packed_step.h"
+#include "optim/cuda/current_stream.h"
+#include "optim/fused_step.h"
+#include "optim/packed_tensors.h"
+#include "optim/stretch_list.h"
+#include "zeropage/zeropage.h"
 
 namespace optimizer_step {
 namespace {

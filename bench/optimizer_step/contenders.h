@@ -36,7 +36,7 @@ Group flat_group(const c10::Device& device, int64_t numel);
 Group list_group(const c10::Device& device, int64_t count);
 
 // AdamW over one flat stretch on the CPU, with fp32 and with 8-bit states, by each set of instructions
-// that the loops may use here (offload/cpu/instructions.h). 26 bytes an element.
+// that the loops may use here (optim/cpu/instructions.h). 26 bytes an element.
 Group instructions_group(int64_t numel);
 
 }  // namespace optimizer_step

@@ -16,9 +16,9 @@
 #include "bench/measuring_main.h"
 #include "bench/optimizer_step/contenders.h"
 #include "bench/spread.h"
-#include "memory/check.h"
-#include "offload/cpu/instructions.h"
-#include "offload/cuda/fused_step.h"
+#include "optim/cpu/instructions.h"
+#include "optim/cuda/fused_step.h"
+#include "zeropage/check.h"
 
 namespace {
 

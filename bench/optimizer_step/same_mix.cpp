@@ -1,7 +1,7 @@
 #include "bench/optimizer_step/same_mix.h"
 
-#include "offload/cpu/instructions.h"
-#include "offload/rounded.h"
+#include "optim/cpu/instructions.h"
+#include "optim/rounded.h"
 
 namespace optimizer_step {
 namespace {

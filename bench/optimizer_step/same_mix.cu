@@ -1,5 +1,5 @@
 #include "bench/optimizer_step/same_mix.h"
-#include "offload/cuda/launch.cuh"
+#include "optim/cuda/launch.cuh"
 
 namespace optimizer_step {
 namespace {

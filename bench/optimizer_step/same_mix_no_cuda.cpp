@@ -1,5 +1,5 @@
 #include "bench/optimizer_step/same_mix.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace optimizer_step {
 

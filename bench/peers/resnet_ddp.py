@@ -28,7 +28,7 @@ def splitmix64(x):
 
 
 class SampleRandom:
-    """As data/random.h has it."""
+    """As include/zeropage/data/random.h has it."""
 
     def __init__(self, seed, epoch, sample):
         self.stream = splitmix64((splitmix64((splitmix64(seed) + epoch) & MASK) + sample) & MASK)

@@ -1,7 +1,7 @@
 // Times what hooks for saved tensors cost: a training step in the engine that asks for hooks, where
 // there are none, against LibTorch's own; and, for each saved tensor, hooks that keep it.
 // saved_tensors --help.
-#include "checkpointing/saved_tensors.h"
+#include "zeropage/saved_tensors.h"
 
 #include <cstdio>
 #include <fstream>
@@ -20,9 +20,9 @@
 #include "bench/interleaved.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
-#include "checkpointing/activation_offload.h"
-#include "checkpointing/recompute.h"
-#include "memory/check.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/check.h"
+#include "zeropage/recompute.h"
 
 namespace {
 

@@ -11,11 +11,10 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "bench/measuring_main.h"
-#include "comm/world.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
-#include "parallel/linear.h"
-#include "parallel/sequence.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/world.h"
 
 namespace {
 

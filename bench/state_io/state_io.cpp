@@ -20,10 +20,10 @@
 
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "state/file.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/zeropage.h"
 
 namespace {
 

@@ -7,10 +7,10 @@
 #include <memory>
 #include <vector>
 
-#include "checkpointing/activation_offload_options.h"
 #include "checkpointing/detail/offload_traffic.h"
 #include "checkpointing/detail/saved_storage.h"
-#include "checkpointing/saved_tensors.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -1,6 +1,6 @@
 #include "checkpointing/detail/captured_tensors.h"
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

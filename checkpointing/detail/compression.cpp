@@ -4,7 +4,7 @@
 
 #include <ATen/Functions.h>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpointing/activation_offload_options.h"
+#include "zeropage/activation_offload.h"
 
 namespace zeropage::checkpointing::detail {
 

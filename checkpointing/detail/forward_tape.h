@@ -22,8 +22,8 @@
 #include "checkpointing/detail/recompute_account.h"
 #include "checkpointing/detail/step_meter.h"
 #include "checkpointing/detail/value_replay.h"
-#include "checkpointing/saved_tensors.h"
 #include "operators/operator_interceptor.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -6,10 +6,10 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "base/exact.h"
 #include "device/page_locked.h"
 #include "device/stream.h"
-#include "memory/charged_block.h"
-#include "memory/exact.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

@@ -10,10 +10,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpointing/activation_store.h"
 #include "checkpointing/detail/compression.h"
-#include "device/pending.h"
-#include "memory/ledger.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/ledger.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::checkpointing::detail {
 

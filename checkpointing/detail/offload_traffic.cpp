@@ -4,7 +4,7 @@
 #include <chrono>
 #include <utility>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

@@ -9,10 +9,10 @@
 #include <mutex>
 #include <vector>
 
-#include "checkpointing/activation_offload_options.h"
 #include "checkpointing/detail/leaving_copies.h"
 #include "device/stream.h"
-#include "memory/ledger.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing::detail {
 

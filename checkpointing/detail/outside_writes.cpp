@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "checkpointing/detail/storage_bytes.h"
-#include "memory/check.h"
 #include "operators/tensor_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 void OutsideWrites::made(const at::Tensor& tensor) {

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "checkpointing/recompute_statistics.h"
+#include "zeropage/recompute.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "memory/libtorch_release.h"
+#include "base/libtorch_release.h"
 #include "operators/dispatch_keys.h"
 
 namespace zeropage::checkpointing::detail {

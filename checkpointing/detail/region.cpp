@@ -8,9 +8,9 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "checkpointing/detail/operator_facts.h"
-#include "memory/check.h"
 #include "operators/operator_schema.h"
 #include "operators/tensor_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

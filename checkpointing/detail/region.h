@@ -1,5 +1,5 @@
 // A checkpointed region: what its first run leaves behind, and its repetition. See
-// checkpointing/checkpoint.h.
+// zeropage/checkpoint.h.
 //
 // Lifetime: shared by the packed tensors of the graph that its first run made.
 // Threads: one runs it first; any repeats it, one at a time.
@@ -18,10 +18,10 @@
 #include "checkpointing/detail/region_inputs.h"
 #include "checkpointing/detail/region_tensors.h"
 #include "checkpointing/detail/thread_modes.h"
-#include "checkpointing/region_options.h"
-#include "checkpointing/saved_tensors.h"
-#include "memory/ledger.h"
 #include "operators/operator_interceptor.h"
+#include "zeropage/checkpoint.h"
+#include "zeropage/ledger.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 

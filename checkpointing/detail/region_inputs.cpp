@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "checkpointing/detail/recorded_forward.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpointing/saved_tensors.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 

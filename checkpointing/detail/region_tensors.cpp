@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

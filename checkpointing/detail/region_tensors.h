@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "checkpointing/region_options.h"
+#include "zeropage/checkpoint.h"
 
 namespace zeropage::checkpointing::detail {
 

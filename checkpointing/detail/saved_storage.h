@@ -21,8 +21,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "checkpointing/detail/unchanged.h"
-#include "checkpointing/saved_tensors.h"
 #include "device/stream.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

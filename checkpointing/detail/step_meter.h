@@ -12,7 +12,7 @@
 
 #include "checkpointing/detail/recorded_forward.h"
 #include "checkpointing/recorded_step.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing::detail {
 

@@ -12,7 +12,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::checkpointing::detail {
 

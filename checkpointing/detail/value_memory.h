@@ -14,7 +14,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Storage.h>
 
-#include "checkpointing/saved_tensors.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 

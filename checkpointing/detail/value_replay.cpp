@@ -12,10 +12,10 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include "checkpointing/detail/storage_bytes.h"
-#include "checkpointing/saved_tensors.h"
-#include "memory/check.h"
 #include "operators/operator_interceptor.h"
 #include "operators/operator_schema.h"
+#include "zeropage/check.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {

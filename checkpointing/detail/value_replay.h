@@ -11,7 +11,7 @@
 
 #include "checkpointing/detail/recompute_account.h"
 #include "checkpointing/detail/recorded_forward.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing::detail {
 

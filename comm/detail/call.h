@@ -13,11 +13,11 @@
 #include <ATen/core/TensorBody.h>
 #include <c10/util/StringUtil.h>
 
-#include "comm/communicator.h"
+#include "base/exact.h"
 #include "comm/detail/rank_names.h"
-#include "comm/operation.h"
-#include "memory/bytes.h"
-#include "memory/exact.h"
+#include "zeropage/bytes.h"
+#include "zeropage/communicator.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::detail {
 

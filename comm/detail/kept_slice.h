@@ -8,7 +8,7 @@
 #include <ATen/ops/empty_like.h>
 
 #include "comm/detail/call.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 

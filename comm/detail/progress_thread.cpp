@@ -8,10 +8,10 @@
 #include <pthread.h>
 #include <utility>
 
-#include "comm/detail/announced_call.h"
 #include "comm/detail/broken_pipe.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "comm/watch/announced_call.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 

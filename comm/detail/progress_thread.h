@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "device/pending.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::comm::detail {
 

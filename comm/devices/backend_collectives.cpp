@@ -2,9 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
+#include "base/exact.h"
 #include "comm/detail/call.h"
-#include "memory/exact.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 namespace {

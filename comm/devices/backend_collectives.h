@@ -1,4 +1,4 @@
-// The operations of comm/communicator.h through a c10d backend that works on streams.
+// The operations of zeropage/communicator.h through a c10d backend that works on streams.
 //
 // Everything is enqueued to the calling thread's current stream, on which the backend is asked to run it; a
 // backend with a stream of its own works too, by an event there and one back. In what order sums are made,
@@ -14,9 +14,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "comm/communicator.h"
 #include "comm/devices/device_reduction.h"
-#include "comm/transport.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::detail {
 

@@ -9,7 +9,7 @@
 #include "comm/devices/backend_collectives.h"
 #include "comm/devices/device_watch.h"
 #include "device/pending_on_device.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 namespace {

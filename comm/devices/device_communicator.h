@@ -8,7 +8,7 @@
 //
 // Sums: ReductionOrder::kFast leaves the order to the backend, in the tensor's precision; a mean is
 // its sum, divided once on the device. (fp16 alone is divided before, by the backend: its sums
-// overflow.) kFixed is comm/reduction.h's order, with its bits: each rank gets the others'
+// overflow.) kFixed is zeropage/communicator.h's order, with its bits: each rank gets the others'
 // contributions to its slice, all-to-all, and adds them itself.
 //
 // Cost for N ranks and a tensor of B bytes, as wire_traffic() counts it, by a ring's formulas:
@@ -29,9 +29,8 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "comm/communicator.h"
 #include "comm/detail/rank_names.h"
-#include "comm/transport.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 

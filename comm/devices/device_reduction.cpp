@@ -6,7 +6,7 @@
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 
-#include "comm/reduction.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::detail {
 namespace {

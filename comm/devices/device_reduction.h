@@ -1,4 +1,4 @@
-// The order of summation of comm/reduction.h on a device, by LibTorch's operators on the calling
+// The order of summation of zeropage/communicator.h on a device, by LibTorch's operators on the calling
 // thread's current stream: the same bits as on the host.
 //
 // Memory beside the tensors: up to log2(ranks) + 1 times numel accumulators, freed in that stream's
@@ -7,7 +7,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/communicator.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::detail {
 

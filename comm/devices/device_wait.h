@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/detail/call.h"
-#include "comm/detail/watch.h"
+#include "comm/watch/watch.h"
 
 namespace zeropage::comm::detail {
 

@@ -3,8 +3,8 @@
 #include <pthread.h>
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 

@@ -3,7 +3,7 @@
 //
 // Operations end in the order in which they are added. An operation's time begins when its event
 // `begun` has passed and the operation before it has ended: how far the host is ahead of the device
-// does not count. One that cannot end (comm/detail/watch.h has why), or is under way a second after a
+// does not count. One that cannot end (comm/watch/watch.h has why), or is under way a second after a
 // rank was lost, fails: what went wrong is kept for check(), and `abort` is called so that the device
 // comes free.
 //
@@ -24,8 +24,8 @@
 #include <vector>
 
 #include "comm/detail/call.h"
-#include "comm/detail/watch.h"
 #include "comm/devices/device_wait.h"
+#include "comm/watch/watch.h"
 #include "device/stream.h"
 
 namespace zeropage::comm::detail {

@@ -16,9 +16,8 @@
 #include <c10/core/Device.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "comm/communicator.h"
 #include "comm/detail/rank_names.h"
-#include "comm/transport.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 

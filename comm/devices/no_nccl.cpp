@@ -1,5 +1,5 @@
 #include "comm/devices/nccl_communicator.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 

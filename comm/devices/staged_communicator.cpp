@@ -11,7 +11,7 @@
 #include "comm/devices/staging_buffer.h"
 #include "device/page_locked.h"
 #include "device/pending_on_device.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 namespace {

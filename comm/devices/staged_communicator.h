@@ -17,7 +17,7 @@
 
 #include <c10/core/Device.h>
 
-#include "comm/communicator.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 

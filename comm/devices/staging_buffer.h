@@ -14,7 +14,7 @@
 #include <ATen/ops/empty.h>
 
 #include "device/pinned_arena.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 

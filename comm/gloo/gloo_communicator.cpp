@@ -13,10 +13,10 @@
 #include "comm/gloo/message_rounds.h"
 #include "comm/gloo/slice_messages.h"
 #include "comm/gloo/watched_link.h"
-#include "comm/reduction.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/communicator.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm {
 namespace {

@@ -12,8 +12,8 @@
 
 #include <memory>
 
-#include "comm/communicator.h"
 #include "comm/gloo/watched_link.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 

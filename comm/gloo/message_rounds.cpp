@@ -4,7 +4,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/detail/places.h"
-#include "comm/reduction.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::detail {
 namespace {

@@ -9,9 +9,9 @@
 
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/detail/call.h"
 #include "comm/gloo/gloo_link.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::detail {
 

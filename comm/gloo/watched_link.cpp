@@ -3,7 +3,7 @@
 #include <thread>
 #include <utility>
 
-#include "comm/detail/store_calls.h"
+#include "comm/watch/store_calls.h"
 
 namespace zeropage::comm::detail {
 namespace {

@@ -18,11 +18,11 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "comm/detail/call.h"
-#include "comm/detail/failure_reason.h"
 #include "comm/detail/peer_error.h"
-#include "comm/detail/watch.h"
 #include "comm/gloo/gloo_link.h"
-#include "memory/check.h"
+#include "comm/watch/failure_reason.h"
+#include "comm/watch/watch.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm::detail {
 

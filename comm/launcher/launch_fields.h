@@ -1,8 +1,8 @@
-// The table of LaunchOptions (memory/fields.h). The flags are those of `zp run`.
+// The table of LaunchOptions (zeropage/fields.h). The flags are those of `zp run`.
 #pragma once
 
-#include "comm/launcher/launch_options.h"
-#include "memory/fields.h"
+#include "zeropage/fields.h"
+#include "zeropage/launcher.h"
 
 namespace zeropage::comm {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "comm/launcher/launch_options.h"
 #include "comm/launcher/line_forwarder.h"
 #include "comm/launcher/rank_process.h"
+#include "zeropage/launcher.h"
 
 namespace zeropage::comm::detail {
 

@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/launcher/launch_options.h"
 #include "comm/launcher/line_forwarder.h"
 #include "comm/launcher/rank_process.h"
 #include "comm/launcher/signal_relay.h"
+#include "zeropage/launcher.h"
 
 namespace zeropage::comm::detail {
 

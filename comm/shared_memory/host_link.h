@@ -16,11 +16,11 @@
 #include <mutex>
 
 #include "comm/detail/call.h"
-#include "comm/detail/failure_reason.h"
 #include "comm/shared_memory/host_pairs.h"
 #include "comm/shared_memory/host_peers.h"
 #include "comm/shared_memory/host_segment.h"
 #include "comm/shared_memory/host_wait.h"
+#include "comm/watch/failure_reason.h"
 
 namespace zeropage::comm::detail {
 

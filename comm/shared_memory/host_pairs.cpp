@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "comm/detail/peer_error.h"
-#include "comm/detail/rank_status.h"
+#include "comm/watch/rank_status.h"
 
 namespace zeropage::comm::detail {
 namespace {

@@ -8,9 +8,9 @@
 #include <ATen/ops/empty.h>
 
 #include "comm/detail/places.h"
-#include "comm/reduction.h"
-#include "memory/bytes.h"
-#include "memory/ledger.h"
+#include "zeropage/bytes.h"
+#include "zeropage/communicator.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 namespace {

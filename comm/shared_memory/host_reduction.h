@@ -2,16 +2,16 @@
 // straight from the others' tensors where the kernel allows it and the tensor is large.
 //
 // Every rank of the host calls the same within the same session. The order of summation is
-// comm/reduction.h's.
+// zeropage/communicator.h's.
 //
 // Memory: 128 KiB for each other rank, from the first reduction on that reads the others' tensors.
 // Lifetime: the peers must outlive it. Threads: the one that performs the operations.
 // Throws: PeerError.
 #pragma once
 
-#include "comm/communicator.h"
 #include "comm/detail/call.h"
 #include "comm/shared_memory/host_link.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::detail {
 

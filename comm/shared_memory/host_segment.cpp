@@ -3,7 +3,7 @@
 #include <new>
 #include <utility>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 
 namespace zeropage::comm::detail {
 namespace {

@@ -18,9 +18,9 @@
 #include <sys/types.h>
 
 #include "comm/detail/call.h"
-#include "comm/detail/rank_status.h"
 #include "comm/shared_memory/futex.h"
 #include "comm/shared_memory/shared_segment.h"
+#include "comm/watch/rank_status.h"
 
 namespace zeropage::comm::detail {
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
-#include "comm/detail/failure_reason.h"
 #include "comm/detail/peer_error.h"
+#include "comm/watch/failure_reason.h"
 
 namespace zeropage::comm::detail {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 

@@ -11,7 +11,7 @@
 #include "comm/shared_memory/host_reduction.h"
 #include "comm/shared_memory/host_slices.h"
 #include "comm/shared_memory/segment_charge.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 namespace {

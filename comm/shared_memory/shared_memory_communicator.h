@@ -16,9 +16,9 @@
 
 #include <memory>
 
-#include "comm/communicator.h"
-#include "comm/detail/watch.h"
 #include "comm/shared_memory/host_link.h"
+#include "comm/watch/watch.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm {
 

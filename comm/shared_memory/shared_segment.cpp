@@ -9,8 +9,8 @@
 #include <unistd.h>
 #include <utility>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm::detail {
 namespace {

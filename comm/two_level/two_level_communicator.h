@@ -1,10 +1,10 @@
 // Ranks of several hosts: shared memory within a host, messages between hosts.
 //
 // What a rank has for a remote one crosses between their hosts once, by the counterpart
-// (comm/topology.h), and reaches the others of a host through shared memory.
+// (zeropage/simulation.h), and reaches the others of a host through shared memory.
 //
 // Cost between hosts for N ranks, H hosts and a tensor of B bytes, sent by each rank where all hosts
-// hold as many ranks (comm/traffic.h has the rest):
+// hold as many ranks (zeropage/simulation.h has the rest):
 //   all_gather      B/N (H-1)
 //   reduce_scatter  B/N (H-1) x the maximal subtrees of the reduction's tree in a host, one where its
 //                   ranks are a power of two in a row; bf16 and fp16 sums cross in fp32
@@ -18,10 +18,10 @@
 
 #include <memory>
 
-#include "comm/communicator.h"
 #include "comm/gloo/watched_link.h"
 #include "comm/shared_memory/host_link.h"
-#include "comm/topology.h"
+#include "zeropage/communicator.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm {
 

@@ -1,6 +1,6 @@
 // Every rank's slice of a tensor, given to the ranks of several hosts.
 //
-// A slice crosses to its counterparts (comm/topology.h), who then have it for their neighbours.
+// A slice crosses to its counterparts (zeropage/simulation.h), who then have it for their neighbours.
 //
 // Lifetime: all that it is given must outlive it. Threads: the one that performs the operations.
 // Throws: PeerError.
@@ -10,7 +10,7 @@
 #include "comm/gloo/gloo_link.h"
 #include "comm/shared_memory/host_copies.h"
 #include "comm/shared_memory/host_link.h"
-#include "comm/topology.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::detail {
 

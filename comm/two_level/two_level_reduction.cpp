@@ -7,8 +7,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/exact.h"
-#include "memory/ledger.h"
+#include "base/exact.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::detail {
 

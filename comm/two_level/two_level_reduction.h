@@ -1,7 +1,7 @@
 // Every rank's slice of a tensor, reduced over ranks of several hosts.
 //
 // The counterpart of a remote rank reads what its neighbours have for that rank, brings it to one
-// partial a maximal subtree (comm/reduction.h) and sends those; the owner combines them with what its
+// partial a maximal subtree (zeropage/communicator.h) and sends those; the owner combines them with what its
 // own neighbours have. All of it segment by segment, one segment being made while those of others
 // arrive.
 //
@@ -14,12 +14,11 @@
 
 #include <vector>
 
-#include "comm/communicator.h"
 #include "comm/detail/call.h"
 #include "comm/gloo/gloo_link.h"
-#include "comm/reduction.h"
 #include "comm/shared_memory/host_link.h"
-#include "comm/topology.h"
+#include "zeropage/communicator.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::detail {
 

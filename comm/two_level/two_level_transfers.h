@@ -15,7 +15,7 @@
 #include "comm/gloo/slice_messages.h"
 #include "comm/shared_memory/host_copies.h"
 #include "comm/shared_memory/host_slices.h"
-#include "comm/topology.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::detail {
 

@@ -6,8 +6,8 @@
 #include <memory>
 #include <zlib.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::data::detail {
 

@@ -7,8 +7,8 @@
 
 #include "device/accelerator_driver.h"
 #include "device/detail/cuda_device.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory::cuda {
 namespace {

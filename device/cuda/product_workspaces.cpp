@@ -1,6 +1,6 @@
-#include "device/product_workspaces.h"
-
 #include <c10/cuda/CUDAGuard.h>
+
+#include "zeropage/device.h"
 
 // LibTorch's. Their header, ATen/cuda/CUDAContextLight.h, needs those of libraries that nothing else here does.
 namespace at::cuda {

@@ -7,10 +7,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include "examples/all_reduce_shapes/chart.h"
-#include "examples/all_reduce_shapes/figures.h"
-#include "examples/command_line/command_line.h"
-#include "examples/output_files/output_files.h"
+#include "all_reduce_shapes/chart.h"
+#include "all_reduce_shapes/figures.h"
+#include "command_line/command_line.h"
+#include "output_files/output_files.h"
 
 int main(int argc, char** argv) {
   all_reduce_shapes::Options options{.bytes = 0, .most_ranks = 8, .repeats = 5};

@@ -1,9 +1,10 @@
-#include "examples/all_reduce_shapes/chart.h"
+#include "all_reduce_shapes/chart.h"
 
 #include <functional>
 
-#include "examples/charts/chart.h"
-#include "memory/bytes.h"
+#include <zeropage/bytes.h>
+
+#include "charts/chart.h"
 
 namespace all_reduce_shapes {
 namespace {

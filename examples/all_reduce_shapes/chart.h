@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "examples/all_reduce_shapes/figures.h"
+#include "all_reduce_shapes/figures.h"
 
 namespace all_reduce_shapes {
 

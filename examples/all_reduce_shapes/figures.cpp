@@ -1,4 +1,4 @@
-#include "examples/all_reduce_shapes/figures.h"
+#include "all_reduce_shapes/figures.h"
 
 #include <algorithm>
 #include <chrono>

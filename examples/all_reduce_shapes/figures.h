@@ -5,12 +5,13 @@
 // both as a ping-pong measures them here. The critical path of all shapes is rank 0's.
 #pragma once
 
-#include <comm/simulated_communicator.h>
 #include <map>
 #include <string>
 #include <vector>
 
-#include "examples/all_reduce_shapes/shapes.h"
+#include <zeropage/simulation.h>
+
+#include "all_reduce_shapes/shapes.h"
 
 namespace all_reduce_shapes {
 

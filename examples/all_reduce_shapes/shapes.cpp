@@ -1,4 +1,4 @@
-#include "examples/all_reduce_shapes/shapes.h"
+#include "all_reduce_shapes/shapes.h"
 
 #include <bit>
 

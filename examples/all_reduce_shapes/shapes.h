@@ -10,7 +10,8 @@
 
 #include <array>
 #include <cstdint>
-#include <zero/zeropage.h>
+
+#include <zeropage/zeropage.h>
 
 namespace all_reduce_shapes {
 

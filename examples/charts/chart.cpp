@@ -1,4 +1,4 @@
-#include "examples/charts/chart.h"
+#include "charts/chart.h"
 
 #include <algorithm>
 #include <array>

@@ -13,8 +13,8 @@
 
 #include <CLI/CLI.hpp>
 
-#include "examples/collectives_tour/operations.h"
-#include "examples/command_line/command_line.h"
+#include "collectives_tour/operations.h"
+#include "command_line/command_line.h"
 
 namespace collectives_tour {
 namespace {

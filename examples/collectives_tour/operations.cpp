@@ -1,4 +1,4 @@
-#include "examples/collectives_tour/operations.h"
+#include "collectives_tour/operations.h"
 
 #include <chrono>
 #include <thread>

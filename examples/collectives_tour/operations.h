@@ -6,8 +6,7 @@
 #include <vector>
 
 #include <torch/torch.h>
-
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
 
 namespace collectives_tour {
 

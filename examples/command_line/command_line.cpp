@@ -1,11 +1,10 @@
-#include "examples/command_line/command_line.h"
+#include "command_line/command_line.h"
 
 #include <charconv>
 
 #include <CLI/CLI.hpp>
-
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include <zeropage/bytes.h>
+#include <zeropage/check.h>
 
 namespace examples {
 namespace {

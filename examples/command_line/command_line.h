@@ -23,7 +23,7 @@ inline constexpr int kUsageError = 2;
 // mistake.
 std::optional<int> parse(CLI::App& app, int argc, char** argv);
 
-// A size with an optional unit, such as 64MiB (memory/bytes.h); fewer bytes than `least` are refused.
+// A size with an optional unit, such as 64MiB (zeropage/bytes.h); fewer bytes than `least` are refused.
 CLI::Option* add_bytes(CLI::App& app, const std::string& flag, int64_t& bytes, int64_t least,
                        const std::string& help);
 

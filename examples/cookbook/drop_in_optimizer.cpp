@@ -12,8 +12,7 @@
 
 #include <torch/optim/schedulers/step_lr.h>
 #include <torch/torch.h>
-
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
 
 constexpr int kSteps = 60, kMicroSteps = 2;
 constexpr int64_t kBatch = 32;  // over all ranks, of a micro-batch

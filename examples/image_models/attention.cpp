@@ -1,8 +1,8 @@
-#include "examples/image_models/attention.h"
+#include "image_models/attention.h"
 
 #include <cmath>
 
-#include "memory/check.h"
+#include <zeropage/check.h>
 
 namespace image_models {
 

@@ -1,9 +1,9 @@
-#include "examples/image_models/efficientnet.h"
+#include "image_models/efficientnet.h"
 
 #include <algorithm>
 #include <vector>
 
-#include "memory/check.h"
+#include <zeropage/check.h>
 
 namespace image_models {
 namespace {

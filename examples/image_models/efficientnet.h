@@ -4,7 +4,7 @@
 
 #include <torch/torch.h>
 
-#include "examples/image_models/image_model.h"
+#include "image_models/image_model.h"
 
 namespace image_models {
 

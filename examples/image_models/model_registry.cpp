@@ -1,12 +1,12 @@
-#include "examples/image_models/model_registry.h"
+#include "image_models/model_registry.h"
 
 #include <utility>
 
 #include <c10/util/StringUtil.h>
+#include <zeropage/check.h>
 
-#include "examples/image_models/efficientnet.h"
-#include "examples/image_models/resnet.h"
-#include "memory/check.h"
+#include "image_models/efficientnet.h"
+#include "image_models/resnet.h"
 
 namespace image_models {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "examples/image_models/image_model.h"
+#include "image_models/image_model.h"
 
 namespace image_models {
 

@@ -1,6 +1,6 @@
-#include "examples/image_models/resnet.h"
+#include "image_models/resnet.h"
 
-#include "memory/check.h"
+#include <zeropage/check.h>
 
 namespace image_models {
 namespace {

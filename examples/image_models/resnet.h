@@ -9,8 +9,8 @@
 
 #include <torch/torch.h>
 
-#include "examples/image_models/attention.h"
-#include "examples/image_models/image_model.h"
+#include "image_models/attention.h"
+#include "image_models/image_model.h"
 
 namespace image_models {
 

@@ -1,13 +1,14 @@
-#include "examples/memory_profile/cases.h"
+#include "memory_profile/cases.h"
 
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "examples/image_models/model_registry.h"
-#include "examples/train_gpt/gpt.h"
-#include "zero/recompute.h"
-#include "zero/zeropage.h"
+#include <zeropage/recompute.h>
+#include <zeropage/zeropage.h>
+
+#include "image_models/model_registry.h"
+#include "language_models/gpt.h"
 
 namespace memory_profile {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/world.h"
-#include "profile/profiler.h"
+#include <zeropage/profiler.h>
+#include <zeropage/world.h>
 
 namespace memory_profile {
 

@@ -7,17 +7,16 @@
 #include <vector>
 
 #include <CLI/CLI.hpp>
+#include <zeropage/check.h>
+#include <zeropage/launcher.h>
+#include <zeropage/profile.h>
+#include <zeropage/profiler.h>
+#include <zeropage/zeropage.h>
 
-#include "comm/launcher/launcher.h"
-#include "examples/command_line/command_line.h"
-#include "examples/memory_profile/cases.h"
-#include "examples/memory_profile/table.h"
-#include "examples/output_files/output_files.h"
-#include "memory/check.h"
-#include "profile/profiler.h"
-#include "profile/report/profile.h"
-#include "profile/report/written.h"
-#include "zero/zeropage.h"
+#include "command_line/command_line.h"
+#include "memory_profile/cases.h"
+#include "memory_profile/table.h"
+#include "output_files/output_files.h"
 
 namespace {
 

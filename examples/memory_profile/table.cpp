@@ -1,10 +1,8 @@
-#include "examples/memory_profile/table.h"
+#include "memory_profile/table.h"
 
 #include <cstdio>
 
-#include "profile/report/table.h"
-#include "profile/report/timeline.h"
-#include "profile/report/waits.h"
+#include <zeropage/profile.h>
 
 namespace memory_profile {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "profile/report/profile.h"
+#include <zeropage/profile.h>
 
 namespace memory_profile {
 

@@ -1,7 +1,8 @@
 // MNIST with data parallelism written by hand, after PyTorch's tutorial "Writing distributed applications".
-#include "data/distributed_sampler.h"
-#include "examples/mnist_by_hand/convnet.h"
-#include "examples/mnist_by_hand/digits.h"
+#include <zeropage/data/distributed_sampler.h>
+
+#include "mnist_by_hand/convnet.h"
+#include "mnist_by_hand/digits.h"
 
 namespace mnist {
 

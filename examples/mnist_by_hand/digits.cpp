@@ -1,4 +1,4 @@
-#include "examples/mnist_by_hand/digits.h"
+#include "mnist_by_hand/digits.h"
 
 #include <cstdio>
 #include <exception>
@@ -6,13 +6,13 @@
 #include <optional>
 
 #include <CLI/CLI.hpp>
+#include <zeropage/check.h>
+#include <zeropage/data/data_partitioner.h>
+#include <zeropage/data/distributed_sampler.h>
 
-#include "data/data_partitioner.h"
-#include "data/distributed_sampler.h"
-#include "examples/command_line/command_line.h"
-#include "examples/progress/words.h"
-#include "examples/train_gpt/weights_hash.h"
-#include "memory/check.h"
+#include "command_line/command_line.h"
+#include "progress/words.h"
+#include "weights_hash/weights_hash.h"
 
 namespace mnist {
 

@@ -7,9 +7,8 @@
 #include <vector>
 
 #include <torch/torch.h>
-
-#include "data/labelled_images.h"
-#include "zero/zeropage.h"
+#include <zeropage/data/labelled_images.h>
+#include <zeropage/zeropage.h>
 
 namespace mnist {
 

@@ -1,7 +1,8 @@
 // The same with Zeropage, at ZeRO's stage 3: each rank keeps its part of weights, gradients and momentum.
-#include "data/distributed_sampler.h"
-#include "examples/mnist_by_hand/convnet.h"
-#include "examples/mnist_by_hand/digits.h"
+#include <zeropage/data/distributed_sampler.h>
+
+#include "mnist_by_hand/convnet.h"
+#include "mnist_by_hand/digits.h"
 
 namespace mnist {
 

@@ -1,15 +1,15 @@
-#include "examples/model_parallel/figures.h"
+#include "model_parallel/figures.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
+#include <zeropage/bytes.h>
+#include <zeropage/check.h>
 
-#include "examples/charts/chart.h"
-#include "examples/output_files/output_files.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "charts/chart.h"
+#include "output_files/output_files.h"
 
 namespace model_parallel {
 

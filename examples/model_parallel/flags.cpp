@@ -1,4 +1,4 @@
-#include "examples/model_parallel/flags.h"
+#include "model_parallel/flags.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -6,9 +6,9 @@
 #include <optional>
 
 #include <CLI/CLI.hpp>
+#include <zeropage/schedule_fields.h>
 
-#include "examples/command_line/command_line.h"
-#include "parallel/schedule/schedule_fields.h"
+#include "command_line/command_line.h"
 
 namespace model_parallel {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "parallel/schedule/schedule.h"
+#include <zeropage/schedule.h>
 
 namespace model_parallel {
 

@@ -1,4 +1,4 @@
-#include "examples/model_parallel/layers.h"
+#include "model_parallel/layers.h"
 
 namespace model_parallel {
 

@@ -1,8 +1,9 @@
 // ResNet-50 as a list of layers, which a pipeline cuts: the stem, each block, the head.
 #pragma once
 
-#include "examples/image_models/resnet.h"
-#include "zero/pipeline/layers.h"
+#include <zeropage/pipeline.h>
+
+#include "image_models/resnet.h"
 
 namespace model_parallel {
 

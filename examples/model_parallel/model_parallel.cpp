@@ -4,11 +4,12 @@
 #include <exception>
 #include <iostream>
 
-#include "examples/model_parallel/figures.h"
-#include "examples/model_parallel/flags.h"
-#include "examples/model_parallel/training.h"
-#include "examples/output_files/output_files.h"
-#include "memory/check.h"
+#include <zeropage/check.h>
+
+#include "model_parallel/figures.h"
+#include "model_parallel/flags.h"
+#include "model_parallel/training.h"
+#include "output_files/output_files.h"
 
 namespace model_parallel {
 namespace {

@@ -1,12 +1,13 @@
-#include "examples/model_parallel/training.h"
+#include "model_parallel/training.h"
 
 #include <algorithm>
 #include <chrono>
 #include <functional>
 
-#include "examples/image_models/resnet.h"
-#include "examples/model_parallel/layers.h"
-#include "zero/pipeline/pipeline.h"
+#include <zeropage/pipeline.h>
+
+#include "image_models/resnet.h"
+#include "model_parallel/layers.h"
 
 namespace model_parallel {
 namespace {

@@ -1,9 +1,10 @@
 // Steps of ResNet-50, on one rank and cut over all.
 #pragma once
 
-#include "examples/model_parallel/figures.h"
-#include "examples/model_parallel/flags.h"
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
+
+#include "model_parallel/figures.h"
+#include "model_parallel/flags.h"
 
 namespace model_parallel {
 

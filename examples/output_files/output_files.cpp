@@ -1,4 +1,4 @@
-#include "examples/output_files/output_files.h"
+#include "output_files/output_files.h"
 
 #include <cerrno>
 #include <cstring>
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <map>
 
-#include "comm/rendezvous.h"
-#include "memory/check.h"
+#include <zeropage/check.h>
+#include <zeropage/world.h>
 
 namespace examples {
 namespace {

@@ -1,4 +1,4 @@
-#include "examples/progress/words.h"
+#include "progress/words.h"
 
 #include <array>
 #include <cmath>

@@ -10,14 +10,14 @@
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
+#include <zeropage/check.h>
+#include <zeropage/data/image_file.h>
+#include <zeropage/saving.h>
 
-#include "data/image_file.h"
-#include "examples/command_line/command_line.h"
-#include "examples/image_models/model_registry.h"
-#include "examples/train_imagenet/config_file.h"
-#include "examples/train_imagenet/image_data.h"
-#include "memory/check.h"
-#include "zero/saving/module_weights.h"
+#include "command_line/command_line.h"
+#include "image_models/model_registry.h"
+#include "train_imagenet/config_file.h"
+#include "train_imagenet/image_data.h"
 
 namespace train_imagenet {
 namespace {

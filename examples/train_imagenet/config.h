@@ -8,8 +8,7 @@
 #include <vector>
 
 #include <c10/core/ScalarType.h>
-
-#include "memory/ledger.h"
+#include <zeropage/ledger.h>
 
 namespace train_imagenet {
 

@@ -3,7 +3,7 @@
 #include <sstream>
 #include <string>
 
-#include "examples/train_imagenet/config_keys.h"
+#include "train_imagenet/config_keys.h"
 
 namespace train_imagenet {
 namespace {

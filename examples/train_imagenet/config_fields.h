@@ -1,9 +1,10 @@
-// The tables of Config (memory/fields.h).
+// The tables of Config (zeropage/fields.h).
 #pragma once
 
-#include "examples/train_imagenet/config.h"
-#include "memory/fields.h"
-#include "zero/option_fields.h"
+#include <zeropage/fields.h>
+#include <zeropage/option_fields.h>
+
+#include "train_imagenet/config.h"
 
 namespace train_imagenet {
 

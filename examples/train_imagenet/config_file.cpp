@@ -1,11 +1,11 @@
-#include "examples/train_imagenet/config_file.h"
+#include "train_imagenet/config_file.h"
 
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <set>
 
-#include "examples/train_imagenet/config_keys.h"
+#include "train_imagenet/config_keys.h"
 
 namespace train_imagenet {
 namespace {

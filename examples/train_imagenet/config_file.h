@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "examples/train_imagenet/config.h"
-#include "examples/train_imagenet/config_keys.h"
+#include "train_imagenet/config.h"
+#include "train_imagenet/config_keys.h"
 
 namespace train_imagenet {
 

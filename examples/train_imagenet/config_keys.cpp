@@ -1,12 +1,13 @@
-#include "examples/train_imagenet/config_keys.h"
+#include "train_imagenet/config_keys.h"
 
 #include <cctype>
 #include <cmath>
 #include <type_traits>
 
-#include "examples/train_imagenet/config_fields.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include <zeropage/bytes.h>
+#include <zeropage/check.h>
+
+#include "train_imagenet/config_fields.h"
 
 namespace train_imagenet {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 #include <yaml-cpp/yaml.h>
 
-#include "examples/train_imagenet/config.h"
+#include "train_imagenet/config.h"
 
 namespace train_imagenet {
 

@@ -1,4 +1,4 @@
-#include "examples/train_imagenet/criterion.h"
+#include "train_imagenet/criterion.h"
 
 #include <cmath>
 

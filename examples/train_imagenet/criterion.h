@@ -4,8 +4,7 @@
 #include <cstdint>
 
 #include <torch/torch.h>
-
-#include "data/random.h"
+#include <zeropage/data/random.h>
 
 namespace train_imagenet {
 

@@ -1,11 +1,11 @@
-#include "examples/train_imagenet/curves.h"
+#include "train_imagenet/curves.h"
 
 #include <map>
 #include <sstream>
 
 #include <nlohmann/json.hpp>
 
-#include "examples/charts/chart.h"
+#include "charts/chart.h"
 
 namespace train_imagenet {
 

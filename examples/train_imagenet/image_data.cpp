@@ -1,12 +1,13 @@
-#include "examples/train_imagenet/image_data.h"
+#include "train_imagenet/image_data.h"
 
 #include <algorithm>
 #include <cstdio>
 #include <numeric>
 
-#include "data/labelled_images.h"
-#include "examples/train_gpt/weights_hash.h"
-#include "memory/check.h"
+#include <zeropage/check.h>
+#include <zeropage/data/labelled_images.h>
+
+#include "weights_hash/weights_hash.h"
 
 namespace train_imagenet {
 namespace {

@@ -12,11 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "data/image_folder.h"
-#include "data/prefetching_loader.h"
-#include "data/random.h"
-#include "data/transforms.h"
-#include "examples/train_imagenet/config.h"
+#include <zeropage/data/image_folder.h>
+#include <zeropage/data/prefetching_loader.h>
+#include <zeropage/data/random.h>
+#include <zeropage/data/transforms.h>
+
+#include "train_imagenet/config.h"
 
 namespace train_imagenet {
 

@@ -1,14 +1,13 @@
-#include "examples/train_imagenet/network.h"
+#include "train_imagenet/network.h"
 
 #include <algorithm>
 #include <mutex>
 #include <set>
 
 #include <torch/nn/modules/batchnorm.h>
-
-#include "memory/check.h"
-#include "zero/saving/module_weights.h"
-#include "zero/sync_batch_norm.h"
+#include <zeropage/check.h>
+#include <zeropage/saving.h>
+#include <zeropage/sync_batch_norm.h>
 
 namespace train_imagenet {
 namespace {

@@ -5,9 +5,10 @@
 #include <memory>
 #include <string>
 
-#include "examples/image_models/model_registry.h"
-#include "examples/train_imagenet/config.h"
-#include "zero/names.h"
+#include <zeropage/names.h>
+
+#include "image_models/model_registry.h"
+#include "train_imagenet/config.h"
 
 namespace train_imagenet {
 

@@ -1,14 +1,15 @@
-#include "examples/train_imagenet/out_folder.h"
+#include "train_imagenet/out_folder.h"
 
 #include <cstdio>
 #include <fstream>
 #include <sstream>
 #include <unistd.h>
 
-#include "examples/train_imagenet/config_file.h"
-#include "examples/train_imagenet/curves.h"
-#include "memory/check.h"
-#include "state/state_folder.h"
+#include <zeropage/check.h>
+#include <zeropage/state_folder.h>
+
+#include "train_imagenet/config_file.h"
+#include "train_imagenet/curves.h"
 
 namespace train_imagenet {
 namespace {

@@ -20,10 +20,10 @@
 #include <vector>
 
 #include <nlohmann/json.hpp>
+#include <zeropage/names.h>
 
-#include "examples/train_imagenet/config.h"
-#include "examples/train_imagenet/run_log.h"
-#include "zero/names.h"
+#include "train_imagenet/config.h"
+#include "train_imagenet/run_log.h"
 
 namespace train_imagenet {
 

@@ -1,8 +1,8 @@
-#include "examples/train_imagenet/reports.h"
+#include "train_imagenet/reports.h"
 
 #include <cstdio>
 
-#include "examples/progress/words.h"
+#include "progress/words.h"
 
 namespace train_imagenet {
 namespace {

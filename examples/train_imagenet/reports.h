@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <string>
 
-#include "examples/train_imagenet/out_folder.h"
-#include "examples/train_imagenet/score.h"
+#include "train_imagenet/out_folder.h"
+#include "train_imagenet/score.h"
 
 namespace train_imagenet {
 

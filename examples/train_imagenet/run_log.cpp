@@ -1,4 +1,4 @@
-#include "examples/train_imagenet/run_log.h"
+#include "train_imagenet/run_log.h"
 
 #include <spdlog/sinks/basic_file_sink.h>
 #include <spdlog/sinks/stdout_sinks.h>

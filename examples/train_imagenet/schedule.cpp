@@ -1,4 +1,4 @@
-#include "examples/train_imagenet/schedule.h"
+#include "train_imagenet/schedule.h"
 
 #include <algorithm>
 #include <cmath>

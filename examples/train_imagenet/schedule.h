@@ -2,7 +2,7 @@
 // ranks is where it was.
 #pragma once
 
-#include "examples/train_imagenet/config.h"
+#include "train_imagenet/config.h"
 
 namespace train_imagenet {
 

@@ -1,4 +1,4 @@
-#include "examples/train_imagenet/score.h"
+#include "train_imagenet/score.h"
 
 #include <limits>
 

@@ -6,8 +6,7 @@
 #include <cstdint>
 
 #include <torch/torch.h>
-
-#include "zero/names.h"
+#include <zeropage/names.h>
 
 namespace train_imagenet {
 

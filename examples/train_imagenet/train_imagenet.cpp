@@ -8,11 +8,11 @@
 #include <thread>
 
 #include <CLI/CLI.hpp>
+#include <zeropage/check.h>
 
-#include "examples/command_line/stop_signal.h"
-#include "examples/train_imagenet/config_file.h"
-#include "examples/train_imagenet/training.h"
-#include "memory/check.h"
+#include "command_line/stop_signal.h"
+#include "train_imagenet/config_file.h"
+#include "train_imagenet/training.h"
 
 namespace train_imagenet {
 namespace {

@@ -1,6 +1,6 @@
-#include "examples/train_imagenet/trained_model.h"
+#include "train_imagenet/trained_model.h"
 
-#include "accumulate/micro_batches.h"
+#include <zeropage/batches.h>
 
 namespace train_imagenet {
 namespace {

@@ -4,11 +4,12 @@
 #include <memory>
 #include <optional>
 
-#include "data/prefetching_loader.h"
-#include "examples/train_imagenet/criterion.h"
-#include "examples/train_imagenet/network.h"
-#include "examples/train_imagenet/score.h"
-#include "zero/zeropage.h"
+#include <zeropage/data/prefetching_loader.h>
+#include <zeropage/zeropage.h>
+
+#include "train_imagenet/criterion.h"
+#include "train_imagenet/network.h"
+#include "train_imagenet/score.h"
 
 namespace train_imagenet {
 

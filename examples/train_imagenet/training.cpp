@@ -1,21 +1,22 @@
-#include "examples/train_imagenet/training.h"
+#include "train_imagenet/training.h"
 
 #include <algorithm>
 #include <chrono>
 #include <optional>
 #include <thread>
 
-#include "examples/command_line/stop_signal.h"
-#include "examples/progress/told_if_slow.h"
-#include "examples/train_gpt/weights_hash.h"
-#include "examples/train_imagenet/config_keys.h"
-#include "examples/train_imagenet/image_data.h"
-#include "examples/train_imagenet/out_folder.h"
-#include "examples/train_imagenet/reports.h"
-#include "examples/train_imagenet/schedule.h"
-#include "examples/train_imagenet/trained_model.h"
-#include "examples/train_imagenet/validation.h"
-#include "memory/check.h"
+#include <zeropage/check.h>
+
+#include "command_line/stop_signal.h"
+#include "progress/told_if_slow.h"
+#include "train_imagenet/config_keys.h"
+#include "train_imagenet/image_data.h"
+#include "train_imagenet/out_folder.h"
+#include "train_imagenet/reports.h"
+#include "train_imagenet/schedule.h"
+#include "train_imagenet/trained_model.h"
+#include "train_imagenet/validation.h"
+#include "weights_hash/weights_hash.h"
 
 namespace train_imagenet {
 namespace {

@@ -3,9 +3,10 @@
 
 #include <string>
 
-#include "examples/image_models/model_registry.h"
-#include "examples/train_imagenet/config.h"
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
+
+#include "image_models/model_registry.h"
+#include "train_imagenet/config.h"
 
 namespace train_imagenet {
 

@@ -1,9 +1,9 @@
-#include "examples/train_imagenet/validation.h"
+#include "train_imagenet/validation.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "data/distributed_sampler.h"
+#include <zeropage/data/distributed_sampler.h>
 
 namespace train_imagenet {
 

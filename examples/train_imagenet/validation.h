@@ -1,8 +1,8 @@
 // A pass over the validation images.
 #pragma once
 
-#include "examples/train_imagenet/image_data.h"
-#include "examples/train_imagenet/trained_model.h"
+#include "train_imagenet/image_data.h"
+#include "train_imagenet/trained_model.h"
 
 namespace train_imagenet {
 

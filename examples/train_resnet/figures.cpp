@@ -1,13 +1,13 @@
-#include "examples/train_resnet/figures.h"
+#include "train_resnet/figures.h"
 
 #include <cstdio>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
+#include <zeropage/bytes.h>
+#include <zeropage/check.h>
 
-#include "examples/output_files/output_files.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "output_files/output_files.h"
 
 namespace train_resnet {
 

@@ -1,11 +1,11 @@
-#include "examples/train_resnet/flags.h"
+#include "train_resnet/flags.h"
 
 #include <cstdlib>
 #include <optional>
 
 #include <CLI/CLI.hpp>
 
-#include "examples/command_line/command_line.h"
+#include "command_line/command_line.h"
 
 namespace train_resnet {
 

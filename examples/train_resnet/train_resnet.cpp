@@ -9,12 +9,13 @@
 #include <optional>
 #include <thread>
 
-#include "examples/command_line/stop_signal.h"
-#include "examples/output_files/output_files.h"
-#include "examples/train_resnet/figures.h"
-#include "examples/train_resnet/flags.h"
-#include "examples/train_resnet/training.h"
-#include "memory/check.h"
+#include <zeropage/check.h>
+
+#include "command_line/stop_signal.h"
+#include "output_files/output_files.h"
+#include "train_resnet/figures.h"
+#include "train_resnet/flags.h"
+#include "train_resnet/training.h"
 
 namespace train_resnet {
 namespace {

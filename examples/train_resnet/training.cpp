@@ -1,4 +1,4 @@
-#include "examples/train_resnet/training.h"
+#include "train_resnet/training.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,16 +10,17 @@
 #include <optional>
 #include <thread>
 
-#include "data/distributed_sampler.h"
-#include "data/labelled_images.h"
-#include "data/prefetching_loader.h"
-#include "data/transforms.h"
-#include "examples/command_line/stop_signal.h"
-#include "examples/image_models/resnet.h"
-#include "examples/progress/words.h"
-#include "examples/train_gpt/weights_hash.h"
-#include "memory/check.h"
-#include "state/state_folder.h"
+#include <zeropage/check.h>
+#include <zeropage/data/distributed_sampler.h>
+#include <zeropage/data/labelled_images.h>
+#include <zeropage/data/prefetching_loader.h>
+#include <zeropage/data/transforms.h>
+#include <zeropage/state_folder.h>
+
+#include "command_line/stop_signal.h"
+#include "image_models/resnet.h"
+#include "progress/words.h"
+#include "weights_hash/weights_hash.h"
 
 namespace train_resnet {
 namespace {

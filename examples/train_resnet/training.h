@@ -3,9 +3,10 @@
 
 #include <optional>
 
-#include "examples/train_resnet/figures.h"
-#include "examples/train_resnet/flags.h"
-#include "zero/zeropage.h"
+#include <zeropage/zeropage.h>
+
+#include "train_resnet/figures.h"
+#include "train_resnet/flags.h"
 
 namespace train_resnet {
 

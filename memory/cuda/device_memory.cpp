@@ -9,8 +9,8 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/csrc/cuda/memory_snapshot.h>
 
-#include "memory/check.h"
 #include "memory/expandable_segments.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory {
 namespace {

@@ -6,9 +6,9 @@
 #include <cstring>
 #include <utility>
 
-#include "memory/bytes.h"
-#include "memory/exact.h"
-#include "offload/detail/block_checksum.h"
+#include "base/block_checksum.h"
+#include "base/exact.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::offload::detail {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "offload/detail/host_room.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload::detail {
 

@@ -9,9 +9,9 @@
 #include <string>
 #include <utility>
 
-#include "memory/ledger.h"
 #include "offload/detail/record_counters.h"
 #include "offload/detail/record_job.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::offload::detail {
 

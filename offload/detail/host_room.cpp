@@ -3,7 +3,7 @@
 #include <fstream>
 #include <string>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload::detail {
 

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <utility>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "offload/detail/wrapped_disk.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload::detail {
 namespace {

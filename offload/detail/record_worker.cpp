@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload::detail {
 namespace {

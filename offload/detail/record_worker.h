@@ -17,8 +17,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "device/pending.h"
-#include "memory/ledger.h"
 #include "offload/detail/block_device.h"
 #include "offload/detail/block_transfers.h"
 #include "offload/detail/host_records.h"
@@ -26,6 +24,8 @@
 #include "offload/detail/started_jobs.h"
 #include "offload/detail/stored_record.h"
 #include "offload/nvme_options.h"
+#include "zeropage/ledger.h"
+#include "zeropage/pending.h"
 
 namespace zeropage::offload::detail {
 

@@ -15,9 +15,9 @@
 #include <system_error>
 #include <unistd.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "offload/nvme_options.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload::detail {
 namespace {

@@ -11,7 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "offload/nvme_options.h"
 
 namespace zeropage::offload::detail {

@@ -5,8 +5,8 @@
 
 #include <c10/util/StringUtil.h>
 
-#include "memory/check.h"
 #include "offload/detail/block_device.h"
+#include "zeropage/check.h"
 
 namespace zeropage::offload::detail {
 namespace {

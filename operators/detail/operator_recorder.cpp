@@ -6,7 +6,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory::detail {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "operators/generator_state.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory::detail {
 namespace {

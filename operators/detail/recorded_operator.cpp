@@ -4,8 +4,8 @@
 
 #include <ATen/Functions.h>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory::detail {
 

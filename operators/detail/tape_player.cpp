@@ -6,9 +6,9 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Functions.h>
 
-#include "memory/check.h"
 #include "operators/detail/operator_call.h"
 #include "operators/generator_state.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory::detail {
 namespace {

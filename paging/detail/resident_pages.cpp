@@ -8,8 +8,8 @@
 #include <c10/core/InferenceMode.h>
 
 #include "device/named_range.h"
-#include "memory/check.h"
-#include "memory/event_sink.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::memory::detail {
 

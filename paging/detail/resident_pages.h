@@ -14,11 +14,11 @@
 #include <string_view>
 #include <vector>
 
-#include "memory/event_sink.h"
 #include "paging/page.h"
 #include "paging/page_source.h"
 #include "paging/page_use.h"
-#include "paging/paging_statistics.h"
+#include "zeropage/detail/paging_statistics.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage::memory::detail {
 

@@ -8,8 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "parallel/detail/kernels.h"
-#include "parallel/ranks.h"
-#include "parallel/slices.h"
+#include "zeropage/slices.h"
 
 namespace zeropage::parallel::detail {
 

@@ -7,7 +7,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "parallel/ranks.h"
+#include "zeropage/slices.h"
 
 namespace zeropage::parallel::detail {
 

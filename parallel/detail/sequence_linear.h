@@ -1,4 +1,4 @@
-// The two sides of linear layers between which the sequence is whole, and cut outside (parallel/sequence.h).
+// The two sides of linear layers between which the sequence is whole, and cut outside (zeropage/parallel_layers.h).
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "parallel/ranks.h"
-#include "parallel/slices.h"
+#include "zeropage/slices.h"
 
 namespace zeropage::parallel::detail {
 

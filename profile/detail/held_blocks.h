@@ -9,9 +9,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
-#include "profile/report/profile.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile::detail {
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile::detail {
 

@@ -1,9 +1,9 @@
 // A profile of no rank, with the names of the ledger's kinds and accounts.
 #pragma once
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
-#include "profile/report/profile.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile::detail {
 

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "profile/report/page_lanes.h"
-#include "profile/report/timeline.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 namespace {

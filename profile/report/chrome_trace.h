@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

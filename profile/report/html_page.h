@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

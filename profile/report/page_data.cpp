@@ -7,9 +7,7 @@
 
 #include "profile/report/growth.h"
 #include "profile/report/page_lanes.h"
-#include "profile/report/table.h"
-#include "profile/report/timeline.h"
-#include "profile/report/waits.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 namespace {

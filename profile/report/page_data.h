@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

@@ -1,4 +1,4 @@
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "profile/report/profile.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

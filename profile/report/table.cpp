@@ -1,13 +1,10 @@
-#include "profile/report/table.h"
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <numeric>
 #include <tuple>
 
-#include "profile/report/timeline.h"
-#include "profile/report/waits.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 namespace {

@@ -5,11 +5,9 @@
 #include <cstdio>
 #include <sstream>
 
-#include "memory/bytes.h"
 #include "profile/report/growth.h"
-#include "profile/report/table.h"
-#include "profile/report/timeline.h"
-#include "profile/report/waits.h"
+#include "zeropage/bytes.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 namespace {

@@ -1,10 +1,10 @@
-#include "profile/report/timeline.h"
-
 #include <algorithm>
 #include <map>
 #include <numeric>
 #include <tuple>
 #include <unordered_map>
+
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 

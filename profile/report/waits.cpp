@@ -1,12 +1,11 @@
-#include "profile/report/waits.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <map>
 #include <utility>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 namespace {

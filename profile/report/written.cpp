@@ -1,8 +1,7 @@
-#include "profile/report/written.h"
-
 #include "profile/report/chrome_trace.h"
 #include "profile/report/html_page.h"
 #include "profile/report/profile_file.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <string_view>
 
-#include "state/byte_source.h"
-#include "state/state_error.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::detail {
 

@@ -1,9 +1,8 @@
-#include "accumulate/batch_arithmetic.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/harness/errors.h"
+#include "zeropage/batches.h"
 
 namespace zeropage::accumulate::batch_arithmetic_test {
 

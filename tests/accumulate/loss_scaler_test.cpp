@@ -1,5 +1,3 @@
-#include "accumulate/loss_scaler.h"
-
 #include <functional>
 #include <limits>
 #include <sstream>
@@ -8,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/harness/errors.h"
+#include "zeropage/accumulator.h"
 
 namespace zeropage::accumulate::loss_scaler_test {
 namespace {

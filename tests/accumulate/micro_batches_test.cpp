@@ -1,5 +1,3 @@
-#include "accumulate/micro_batches.h"
-
 #include <optional>
 #include <string>
 
@@ -7,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/harness/errors.h"
+#include "zeropage/batches.h"
 
 // A user's type, in a namespace that knows nothing of ours.
 namespace text {

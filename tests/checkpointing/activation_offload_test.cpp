@@ -1,4 +1,4 @@
-#include "checkpointing/activation_offload.h"
+#include "zeropage/activation_offload.h"
 
 #include <functional>
 #include <limits>
@@ -8,10 +8,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/tiny_models.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing::activation_offload_test {
 namespace {

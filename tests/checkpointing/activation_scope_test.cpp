@@ -1,5 +1,3 @@
-#include "checkpointing/activation_scope.h"
-
 #include <functional>
 #include <memory>
 #include <optional>
@@ -9,14 +7,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpointing/activation_offload.h"
-#include "checkpointing/checkpoint.h"
-#include "checkpointing/partitioned_checkpoints.h"
-#include "checkpointing/recompute.h"
-#include "memory/bytes.h"
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/tiny_models.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/bytes.h"
+#include "zeropage/checkpoint.h"
+#include "zeropage/ledger.h"
+#include "zeropage/partitioned_checkpoints.h"
+#include "zeropage/recompute.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::activation_scope_test {
 namespace {

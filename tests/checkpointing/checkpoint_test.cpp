@@ -1,4 +1,4 @@
-#include "checkpointing/checkpoint.h"
+#include "zeropage/checkpoint.h"
 
 #include <functional>
 #include <optional>
@@ -10,12 +10,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpointing/checkpointed.h"
-#include "checkpointing/recompute.h"
-#include "checkpointing/recompute_statistics.h"
-#include "checkpointing/saved_tensors.h"
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
+#include "zeropage/ledger.h"
+#include "zeropage/recompute.h"
+#include "zeropage/saved_tensors.h"
 
 namespace zeropage::checkpointing::checkpoint_test {
 namespace {

@@ -9,14 +9,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpointing/activation_offload.h"
-#include "checkpointing/recompute.h"
-#include "memory/bytes.h"
-#include "memory/ledger.h"
 #include "offload/nvme_heap.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/tiers/nvme_activations.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
+#include "zeropage/recompute.h"
 
 namespace zeropage::checkpointing::device_offload_test {
 namespace {

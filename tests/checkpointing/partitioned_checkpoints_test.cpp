@@ -1,4 +1,4 @@
-#include "checkpointing/partitioned_checkpoints.h"
+#include "zeropage/partitioned_checkpoints.h"
 
 #include <atomic>
 #include <mutex>
@@ -7,13 +7,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpointing/activation_offload.h"
-#include "memory/bytes.h"
-#include "memory/ledger.h"
 #include "tests/harness/delays.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing::partitioned_checkpoints_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpointing/recompute.h"
+#include "zeropage/recompute.h"
 
 #include <functional>
 #include <memory>
@@ -9,11 +9,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpointing/checkpoint.h"
-#include "checkpointing/recompute_statistics.h"
-#include "memory/bytes.h"
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
+#include "zeropage/bytes.h"
+#include "zeropage/checkpoint.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::checkpointing::recompute_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "checkpointing/saved_tensors.h"
+#include "zeropage/saved_tensors.h"
 
 #include <string>
 #include <vector>

@@ -1,13 +1,13 @@
-#include "comm/communicator.h"
+#include "zeropage/communicator.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/topology.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/slots.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::communicator_test {
 namespace {

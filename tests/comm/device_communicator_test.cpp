@@ -6,14 +6,14 @@
 
 #include "comm/devices/staged_communicator.h"
 #include "comm/gloo/gloo_communicator.h"
-#include "comm/solo_communicator.h"
-#include "memory/ledger.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/delays.h"
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/communicator.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::device_communicator_test {
 namespace {

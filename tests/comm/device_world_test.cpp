@@ -4,11 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/world.h"
-#include "device/device.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/device.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm::device_world_test {
 namespace {

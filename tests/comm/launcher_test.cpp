@@ -1,4 +1,4 @@
-#include "comm/launcher/launcher.h"
+#include "zeropage/launcher.h"
 
 #include <cstdio>
 #include <stdexcept>

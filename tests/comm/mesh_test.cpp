@@ -1,13 +1,13 @@
 // Worlds of some of a world's ranks, and grids of them.
-#include "comm/mesh.h"
+#include "zeropage/mesh.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/simulated_communicator.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::mesh_test {
 namespace {

@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/solo_communicator.h"
-#include "device/device.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/communicator.h"
+#include "zeropage/device.h"
 
 namespace zeropage::comm::nccl_communicator_test {
 namespace {

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/detail/rank_status.h"
+#include "comm/watch/rank_status.h"
 #include "tests/harness/ranks.h"
 
 namespace zeropage::comm::out_of_step_test {

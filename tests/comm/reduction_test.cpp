@@ -1,11 +1,10 @@
-#include "comm/reduction.h"
-
 #include <cmath>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include "comm/devices/device_reduction.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::comm::reduction_test {
 namespace {

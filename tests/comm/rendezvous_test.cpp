@@ -1,5 +1,3 @@
-#include "comm/rendezvous.h"
-
 #include <chrono>
 #include <map>
 #include <netinet/in.h>
@@ -10,11 +8,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/detail/store_calls.h"
-#include "comm/detail/store_socket.h"
 #include "comm/launcher/rank_environment.h"
-#include "memory/check.h"
+#include "comm/watch/store_calls.h"
+#include "comm/watch/store_socket.h"
 #include "tests/harness/listening_sockets.h"
+#include "zeropage/check.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm::rendezvous_test {
 namespace {

@@ -8,9 +8,9 @@
 #include <gtest/gtest.h>
 
 #include "comm/shared_memory/host_link.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::shared_memory_test {
 namespace {

@@ -1,13 +1,12 @@
-#include "comm/simulated_communicator.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "comm/world.h"
-#include "memory/check.h"
-#include "memory/ledger.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/simulation.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm::simulated_communicator_test {
 namespace {

@@ -4,10 +4,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::comm::staged_communicator_test {
 namespace {

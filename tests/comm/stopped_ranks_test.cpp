@@ -8,11 +8,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/mesh.h"
-#include "comm/world.h"
-#include "memory/check.h"
 #include "tests/comm/launched_process.h"
 #include "tests/harness/listening_sockets.h"
+#include "zeropage/check.h"
+#include "zeropage/mesh.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm::stopped_ranks_test {
 namespace {

@@ -1,9 +1,8 @@
-#include "comm/topology.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::topology_test {
 namespace {

@@ -1,10 +1,9 @@
-#include "comm/traffic.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/reduction.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/communicator.h"
+#include "zeropage/simulation.h"
 
 namespace zeropage::comm::traffic_test {
 namespace {

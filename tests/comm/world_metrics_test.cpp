@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "comm/simulated_communicator.h"
-#include "comm/world.h"
 #include "tests/harness/contributions.h"
 #include "tests/harness/ranks.h"
+#include "zeropage/simulation.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm::world_metrics_test {
 namespace {

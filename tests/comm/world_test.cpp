@@ -1,4 +1,4 @@
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 #include <atomic>
 #include <filesystem>

@@ -6,10 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/rank_threads.h"
-#include "comm/world.h"
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
+#include "zeropage/ledger.h"
+#include "zeropage/world.h"
 
 namespace zeropage::comm::world_threads_test {
 namespace {

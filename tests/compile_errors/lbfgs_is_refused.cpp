@@ -1,5 +1,5 @@
 // Must not compile: see tests/CMakeLists.txt.
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 void refused(const std::vector<at::Tensor>& parameters, const zeropage::comm::World& world) {
   zeropage::Optimizer<torch::optim::LBFGS> optimizer(parameters, world,

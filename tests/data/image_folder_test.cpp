@@ -1,4 +1,4 @@
-#include "data/image_folder.h"
+#include "zeropage/data/image_folder.h"
 
 #include <filesystem>
 
@@ -6,11 +6,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "data/idx_file.h"
-#include "data/transforms.h"
 #include "tests/data/data_files.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
+#include "zeropage/data/idx_file.h"
+#include "zeropage/data/transforms.h"
 
 namespace zeropage::image_folder_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/labelled_images.h"
+#include "zeropage/data/labelled_images.h"
 
 #include <algorithm>
 #include <set>
@@ -7,12 +7,12 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "data/csv_file.h"
-#include "data/data_partitioner.h"
-#include "data/idx_file.h"
 #include "tests/data/data_files.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
+#include "zeropage/data/csv_file.h"
+#include "zeropage/data/data_partitioner.h"
+#include "zeropage/data/idx_file.h"
 
 namespace zeropage::labelled_images_test {
 namespace {

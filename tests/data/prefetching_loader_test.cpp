@@ -1,4 +1,4 @@
-#include "data/prefetching_loader.h"
+#include "zeropage/data/prefetching_loader.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,10 +11,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "data/random.h"
-#include "memory/ledger.h"
 #include "tests/harness/errors.h"
-#include "zero/saving/run_extra.h"
+#include "zeropage/data/random.h"
+#include "zeropage/ledger.h"
+#include "zeropage/saving.h"
 
 namespace zeropage::prefetching_loader_test {
 namespace {

@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
 #include "tests/harness/errors.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory::host_memory_test {
 namespace {

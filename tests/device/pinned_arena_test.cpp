@@ -8,11 +8,11 @@
 
 #include "device/host_memory.h"
 #include "device/page_nodes.h"
-#include "memory/bytes.h"
-#include "memory/cpu_allocator.h"
-#include "memory/ledger.h"
-#include "memory/process_memory.h"
 #include "tests/harness/errors.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
+#include "zeropage/process_memory.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory::pinned_arena_test {
 namespace {

@@ -1,9 +1,9 @@
 // `zp state` as users type it.
 #include <cmath>
 
-#include "state/saved_state.h"
 #include "tests/examples/train_gpt_run.h"
 #include "tests/harness/small_states.h"
+#include "zeropage/saved_state.h"
 
 namespace state_command_test {
 namespace {

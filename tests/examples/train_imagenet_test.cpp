@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "data/distributed_sampler.h"
 #include "examples/charts/chart.h"
 #include "examples/train_imagenet/config_file.h"
 #include "examples/train_imagenet/criterion.h"
@@ -23,6 +22,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/shell.h"
+#include "zeropage/data/distributed_sampler.h"
 
 namespace zeropage::train_imagenet_test {
 namespace {

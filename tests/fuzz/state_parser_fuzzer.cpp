@@ -5,12 +5,11 @@
 #include <set>
 #include <string>
 
-#include "state/manifest.h"
-#include "state/safetensors.h"
-#include "state/state_error.h"
 #include "tests/fuzz/counted_allocations.h"
 #include "tests/harness/byte_text.h"
 #include "tests/harness/sealed_manifest.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace {
 

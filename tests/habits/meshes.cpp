@@ -2,7 +2,7 @@
 #include <sstream>
 
 #include "tests/habits/scripts.h"
-#include "zero/slice_values.h"
+#include "zeropage/tensor_parallel.h"
 
 namespace zeropage::habits_of_meshes {
 namespace {

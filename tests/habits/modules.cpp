@@ -3,9 +3,9 @@
 #include <map>
 #include <stdexcept>
 
-#include "planning/plan.h"
 #include "tests/habits/scripts.h"
 #include "tests/harness/errors.h"
+#include "zeropage/plan.h"
 
 namespace zeropage::habits_of_modules {
 namespace {

@@ -1,7 +1,7 @@
 // How scripts cut a model by its layers over ranks.
-#include "checkpointing/checkpoint.h"
 #include "tests/habits/scripts.h"
-#include "zero/pipeline/pipeline.h"
+#include "zeropage/checkpoint.h"
+#include "zeropage/pipeline.h"
 
 namespace zeropage::habits_of_pipelines {
 namespace {

@@ -1,6 +1,6 @@
 // How scripts profile their steps.
-#include "profile/profiler.h"
 #include "tests/habits/scripts.h"
+#include "zeropage/profiler.h"
 
 namespace zeropage::habits_of_profiles {
 namespace {

@@ -1,5 +1,5 @@
 // Accumulation in plain LibTorch, and a loss whose gradients are known: what proofs of
-// zero/accumulator.h and zero/gradient_norm.h share.
+// zeropage/accumulator.h and zeropage/gradient_norm.h share.
 #pragma once
 
 #include <map>
@@ -11,7 +11,7 @@
 
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::testing {
 

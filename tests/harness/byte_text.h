@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "state/safetensors.h"
+#include "zeropage/saved_state.h"
 
 namespace zeropage::testing {
 

@@ -8,7 +8,7 @@
 
 #include <torch/torch.h>
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::testing {
 

@@ -9,7 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "offload/cuda/launch.cuh"
+#include "optim/cuda/launch.cuh"
 
 namespace zeropage::testing::cuda_on_host_test {
 namespace {

@@ -5,9 +5,9 @@
 #include <random>
 #include <thread>
 
-#include "comm/communicator.h"
 #include "comm/detail/progress_thread.h"
 #include "device/pending_on_device.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::testing {
 

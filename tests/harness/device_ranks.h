@@ -10,8 +10,6 @@
 #include "comm/devices/device_communicator.h"
 #include "comm/devices/staged_communicator.h"
 #include "comm/gloo/gloo_communicator.h"
-#include "comm/solo_communicator.h"
-#include "device/device.h"
 #include "device/stream.h"
 #include "memory/device_memory.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
@@ -19,6 +17,8 @@
 #include "tests/harness/fake_environment.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "zeropage/communicator.h"
+#include "zeropage/device.h"
 
 namespace zeropage::testing {
 

@@ -5,8 +5,8 @@
 
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::testing {
 

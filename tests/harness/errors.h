@@ -4,7 +4,7 @@
 #include <exception>
 #include <string>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::testing {
 

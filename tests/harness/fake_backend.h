@@ -13,11 +13,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-#include "comm/communicator.h"
 #include "device/stream.h"
 #include "tests/harness/fake_accelerator/counters.h"
 #include "tests/harness/fake_accelerator/host_view.h"
 #include "tests/harness/fake_accelerator/stream.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage::testing {
 

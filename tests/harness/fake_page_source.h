@@ -14,9 +14,9 @@
 #include <ATen/record_function.h>
 #include <torch/torch.h>
 
-#include "memory/ledger.h"
 #include "paging/pager.h"
 #include "paging/trap.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::testing {
 

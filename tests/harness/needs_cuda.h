@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 #include <torch/cuda.h>
 
-#include "offload/cuda/fused_step.h"
+#include "optim/cuda/fused_step.h"
 
 namespace zeropage::testing {
 

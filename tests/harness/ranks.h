@@ -1,4 +1,4 @@
-// Ranks as threads of the test's process (comm/rank_threads.h), with a test's deadlines, and what each of
+// Ranks as threads of the test's process (zeropage/world.h), with a test's deadlines, and what each of
 // them threw.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 #include <torch/torch.h>
 
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace zeropage::testing {
 

@@ -10,7 +10,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/state_files.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::testing {
 

@@ -13,10 +13,9 @@
 #include <vector>
 
 #include "state/block_checksums.h"
-#include "state/file.h"
-#include "state/safetensors.h"
-#include "state/state_error.h"
-#include "state/state_folder.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
+#include "zeropage/state_folder.h"
 
 namespace zeropage::testing {
 

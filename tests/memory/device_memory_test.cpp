@@ -7,10 +7,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "memory/charged_block.h"
-#include "memory/ledger.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
+#include "zeropage/bytes.h"
+#include "zeropage/ledger.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory::device_memory_test {
 namespace {

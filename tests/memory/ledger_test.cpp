@@ -1,4 +1,4 @@
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 #include <thread>
 
@@ -6,12 +6,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/check.h"
-#include "memory/cpu_allocator.h"
-#include "memory/memory_table.h"
 #include "memory/meta_memory.h"
 #include "memory/storage.h"
-#include "memory/testing.h"
+#include "zeropage/check.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory::ledger_test {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::memory::mapping_pool_test {
 namespace {

@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "memory/charged_block.h"
-#include "memory/cpu_allocator.h"
-#include "memory/testing.h"
 #include "tests/harness/errors.h"
+#include "zeropage/bytes.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory::memory_limit_test {
 namespace {

@@ -8,9 +8,9 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "memory/check.h"
 #include "memory/storage.h"
-#include "memory/testing.h"
+#include "zeropage/check.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory::construction_tape_test {
 namespace {

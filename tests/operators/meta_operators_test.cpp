@@ -5,9 +5,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/ledger.h"
 #include "memory/meta_memory.h"
-#include "zero/deferred_module.h"
+#include "zeropage/distributed_data_parallel.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::memory::meta_operators_test {
 namespace {

@@ -15,11 +15,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/check.h"
-#include "memory/testing.h"
 #include "paging/pins.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_page_source.h"
+#include "zeropage/check.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::memory::pager_test {
 namespace {

@@ -12,8 +12,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "memory/self_check.h"
 #include "operators/dispatch_keys.h"
 #include "paging/pins.h"
@@ -21,6 +19,8 @@
 #include "tests/harness/fake_page_source.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::memory::trap_test {
 namespace {
@@ -896,7 +896,7 @@ TEST_F(TrapTest, FindsAPageThatOtherThreadsBringAndDrop) {
 
 // ---- saving ----
 
-// LibTorch's words, which zero/gathered_parameters.h quotes.
+// LibTorch's words, which zeropage/gathered_parameters.h quotes.
 constexpr const char* kWordsOfSave =
     "Attempted to set the storage of a tensor on device \"cpu\" to a storage on different device "
     "\"meta\"";

@@ -13,8 +13,8 @@
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
 #include "tests/zero/documented_shards.h"
-#include "zero/slice_values.h"
-#include "zero/zeropage.h"
+#include "zeropage/tensor_parallel.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::norm_over_slices_test {
 namespace {

@@ -4,12 +4,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "parallel/random_of_rank.h"
-#include "parallel/rank_functions.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
-#include "zero/zeropage.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::sequence_parallel_test {
 namespace {

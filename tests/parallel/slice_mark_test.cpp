@@ -12,8 +12,8 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
-#include "zero/slice_values.h"
-#include "zero/zeropage.h"
+#include "zeropage/tensor_parallel.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::slice_mark_test {
 namespace {

@@ -10,8 +10,8 @@
 #include "tests/harness/ranks.h"
 #include "tests/harness/state_files.h"
 #include "tests/parallel/tensor_modules.h"
-#include "zero/slice_values.h"
-#include "zero/zeropage.h"
+#include "zeropage/tensor_parallel.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::state_over_slices_test {
 namespace {

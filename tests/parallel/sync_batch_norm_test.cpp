@@ -7,10 +7,10 @@
 #include <torch/torch.h>
 
 #include "operators/tensor_mark.h"
-#include "parallel/batch_norm.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
-#include "zero/zeropage.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::sync_batch_norm_test {
 namespace {

@@ -10,10 +10,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/torch.h>
 
-#include "parallel/linear.h"
-#include "parallel/sequence.h"
-#include "parallel/vocabulary.h"
-#include "zero/zeropage.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::tensor_modules {
 

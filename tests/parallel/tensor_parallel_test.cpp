@@ -7,11 +7,11 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/torch.h>
 
-#include "parallel/rank_functions.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/parallel/tensor_modules.h"
-#include "zero/zeropage.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::tensor_parallel_test {
 namespace {

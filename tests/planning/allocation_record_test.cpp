@@ -6,9 +6,9 @@
 #include <torch/torch.h>
 
 #include "device/stream.h"
-#include "memory/bytes.h"
 #include "memory/meta_memory.h"
-#include "zero/deferred_module.h"
+#include "zeropage/bytes.h"
+#include "zeropage/distributed_data_parallel.h"
 
 namespace zeropage::allocation_record_test {
 namespace {

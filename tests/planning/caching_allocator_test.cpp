@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::caching_allocator_test {
 namespace {

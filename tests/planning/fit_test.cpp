@@ -1,15 +1,15 @@
 // What is chosen below limits of memory, and that training then keeps below them, with the same bits.
-#include "planning/fit.h"
+#include "zeropage/fit.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/square_layers.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::fit_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "planning/plan.h"
+#include "zeropage/plan.h"
 
 #include <cmath>
 
@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage::plan_test {
 namespace {

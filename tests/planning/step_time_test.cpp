@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "planning/plan.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
+#include "zeropage/plan.h"
 
 namespace zeropage::step_time_test {
 namespace {

@@ -8,17 +8,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "memory/charged_by_hand.h"
-#include "memory/cpu_allocator.h"
-#include "profile/profiler.h"
 #include "profile/report/growth.h"
-#include "profile/report/profile.h"
-#include "profile/report/timeline.h"
-#include "profile/testing.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
-#include "zero/zeropage.h"
+#include "zeropage/profile.h"
+#include "zeropage/profile_testing.h"
+#include "zeropage/profiler.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::recorder_test {
 namespace {

@@ -17,12 +17,9 @@
 #include "profile/report/page_data.h"
 #include "profile/report/page_lanes.h"
 #include "profile/report/profile_file.h"
-#include "profile/report/table.h"
 #include "profile/report/terminal.h"
-#include "profile/report/timeline.h"
-#include "profile/report/waits.h"
-#include "profile/report/written.h"
 #include "tests/harness/errors.h"
+#include "zeropage/profile.h"
 
 namespace zeropage::profile::report_test {
 namespace {

@@ -1,11 +1,11 @@
-// What an accumulation holds and sends: the bytes of zero/accumulator.h and zero/options.h, by the
+// What an accumulation holds and sends: the bytes of zeropage/accumulator.h and zeropage/options.h, by the
 // ledger and by the communicator's count.
 #include <gtest/gtest.h>
 
-#include "memory/testing.h"
 #include "tests/harness/accumulated.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/square_layers.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::accumulation_memory_test {
 namespace {

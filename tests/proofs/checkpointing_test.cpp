@@ -3,13 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/exact.h"
-#include "memory/testing.h"
+#include "base/exact.h"
 #include "tests/harness/accumulated.h"
 #include "tests/harness/delays.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/testing.h"
 
 namespace zeropage::checkpointing_test {
 namespace {

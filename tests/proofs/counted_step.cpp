@@ -2,10 +2,10 @@
 
 #include <optional>
 
-#include "examples/train_gpt/gpt.h"
+#include "examples/language_models/gpt.h"
 #include "tests/harness/device_ranks.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::testing {
 namespace {

@@ -7,15 +7,14 @@
 
 #include <gtest/gtest.h>
 
-#include "checkpointing/activation_offload.h"
-#include "memory/bytes.h"
 #include "offload/nvme_heap.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/needs_cuda.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
-#include "zero/tiers/nvme_activations.h"
-#include "zero/zeropage.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/bytes.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::cuda_offload_test {
 namespace {

@@ -5,7 +5,7 @@
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::device_accumulation_test {
 namespace {

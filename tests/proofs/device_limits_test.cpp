@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
-#include "planning/fit.h"
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/errors.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/fit.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::device_limits_test {
 namespace {

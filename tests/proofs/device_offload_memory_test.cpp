@@ -5,10 +5,10 @@
 #include <gtest/gtest.h>
 
 #include "memory/device_memory.h"
-#include "memory/testing.h"
 #include "tests/harness/device_ranks.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::device_offload_memory_test {
 namespace {

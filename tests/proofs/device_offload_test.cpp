@@ -12,7 +12,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/update/offloaded_steps.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::device_offload_test {
 namespace {

@@ -5,7 +5,7 @@
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/restarts.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::device_restart_test {
 namespace {

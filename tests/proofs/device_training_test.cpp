@@ -6,12 +6,12 @@
 #include <gtest/gtest.h>
 
 #include "memory/device_memory.h"
-#include "memory/testing.h"
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/zeropage.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::device_training_test {
 namespace {

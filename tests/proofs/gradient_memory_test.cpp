@@ -3,18 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "examples/train_gpt/gpt.h"
+#include "examples/language_models/gpt.h"
 #include "memory/meta_memory.h"
-#include "memory/testing.h"
-#include "planning/plan.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/square_layers.h"
-#include "zero/gathered_parameters.h"
-#include "zero/gradient_norm.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/gathered_parameters.h"
+#include "zeropage/gradient_norm.h"
+#include "zeropage/plan.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::gradient_memory_test {
 namespace {

@@ -12,10 +12,10 @@
 #include <sstream>
 #include <sys/mman.h>
 
-#include "memory/check.h"
 #include "tests/comm/launched_process.h"
 #include "tests/harness/endless_training.h"
-#include "zero/zeropage.h"
+#include "zeropage/check.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

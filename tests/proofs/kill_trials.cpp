@@ -5,8 +5,8 @@
 #include <map>
 #include <sstream>
 
-#include "memory/check.h"
 #include "tests/proofs/kill_trial.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

@@ -9,16 +9,16 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "offload/flat_norm.h"
-#include "offload/norm_table.h"
 #include "operators/tensor_mark.h"
+#include "optim/flat_norm.h"
+#include "optim/norm_table.h"
 #include "parallel/slice_mark.h"
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/fused_update.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::late_steps_test {
 namespace {

@@ -4,11 +4,11 @@
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
 
-#include "memory/testing.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::memory_formula_test {
 namespace {

@@ -11,7 +11,7 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::offload_test {
 namespace {

@@ -3,16 +3,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "planning/plan.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/square_layers.h"
-#include "zero/gradient_norm.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/tiers/transient_storage.h"
-#include "zero/zeropage.h"
+#include "zeropage/gradient_norm.h"
+#include "zeropage/plan.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::passing_gradients_test {
 namespace {

@@ -2,11 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/communicator.h"
-#include "memory/testing.h"
-#include "planning/plan.h"
 #include "tests/harness/ranks.h"
-#include "zero/zeropage.h"
+#include "zeropage/communicator.h"
+#include "zeropage/plan.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::planned_figures_test {
 namespace {

@@ -2,11 +2,11 @@
 // all of them hold, those with other samples draw others. A process a rank, as the generator is the process's.
 #include <gtest/gtest.h>
 
-#include "memory/check.h"
-#include "parallel/random_of_rank.h"
 #include "tests/comm/launched_process.h"
 #include "tests/parallel/tensor_modules.h"
-#include "zero/zeropage.h"
+#include "zeropage/check.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::random_numbers_test {
 namespace {

@@ -5,11 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/check.h"
 #include "tests/comm/launched_process.h"
 #include "tests/harness/endless_training.h"
-#include "tests/zero/pipeline/pipeline_models.h"
-#include "zero/zeropage.h"
+#include "tests/pipeline/pipeline_models.h"
+#include "zeropage/check.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::rank_lost_test {
 namespace {

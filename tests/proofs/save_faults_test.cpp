@@ -9,12 +9,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "state/saved_state.h"
-#include "state/state_folder.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/faulty_calls.h"
 #include "tests/harness/restarts.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_folder.h"
 
 namespace zeropage::save_faults_test {
 namespace {

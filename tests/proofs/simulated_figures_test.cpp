@@ -6,13 +6,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm/simulated_communicator.h"
-#include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/ledger.h"
+#include "zeropage/simulation.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::simulated_figures_test {
 namespace {

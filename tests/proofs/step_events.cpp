@@ -4,9 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "memory/check.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/proofs/counted_step.h"
+#include "zeropage/check.h"
 
 namespace zeropage::testing {
 namespace {

@@ -1,6 +1,6 @@
 #include "tests/scripts/our_rank.h"
 
-#include "zero/tiers/nvme_activations.h"
+#include "zeropage/activation_offload.h"
 
 namespace zeropage::scripts {
 namespace {

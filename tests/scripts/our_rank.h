@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tests/scripts/side.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::scripts {
 

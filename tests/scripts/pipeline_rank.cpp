@@ -2,7 +2,7 @@
 #include <unordered_set>
 
 #include "tests/scripts/our_rank.h"
-#include "zero/pipeline/pipeline.h"
+#include "zeropage/pipeline.h"
 
 namespace zeropage::scripts {
 namespace {

@@ -6,9 +6,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "state/state_error.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/small_states.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::file_writer_test {
 namespace {

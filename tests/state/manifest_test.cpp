@@ -1,14 +1,13 @@
-#include "state/manifest.h"
-
 #include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "state/block_checksums.h"
-#include "state/state_error.h"
 #include "tests/harness/byte_text.h"
 #include "tests/harness/sealed_manifest.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::manifest_test {
 namespace {

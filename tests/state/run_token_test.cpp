@@ -8,8 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "state/state_error.h"
 #include "tests/harness/small_states.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::run_token_test {
 namespace {

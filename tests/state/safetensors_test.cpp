@@ -1,11 +1,10 @@
-#include "state/safetensors.h"
-
 #include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "state/state_error.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::safetensors_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "state/saved_state.h"
+#include "zeropage/saved_state.h"
 
 #include <random>
 #include <unistd.h>
@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "state/state_error.h"
 #include "tests/harness/small_states.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::saved_state_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "state/state_folder.h"
+#include "zeropage/state_folder.h"
 
 #include <array>
 #include <string>
@@ -9,9 +9,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "state/saved_state.h"
-#include "state/state_error.h"
 #include "tests/harness/small_states.h"
+#include "zeropage/saved_state.h"
+#include "zeropage/state_error.h"
 
 namespace zeropage::state::state_folder_test {
 namespace {

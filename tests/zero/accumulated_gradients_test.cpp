@@ -7,7 +7,7 @@
 
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::accumulated_gradients_test {
 namespace {

@@ -1,13 +1,12 @@
-#include "zero/deferred_module.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/testing.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/zeropage.h"
+#include "zeropage/distributed_data_parallel.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::deferred_module_test {
 namespace {

@@ -1,14 +1,14 @@
-#include "zero/distributed_data_parallel.h"
+#include "zeropage/distributed_data_parallel.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/ledger.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/optimizer.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/ledger.h"
+#include "zeropage/optimizer.h"
 
 namespace zeropage::distributed_data_parallel_test {
 namespace {

@@ -7,7 +7,7 @@
 
 #include <torch/torch.h>
 
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::documented {
 

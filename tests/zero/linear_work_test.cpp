@@ -16,7 +16,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::linear_work_test {
 namespace {

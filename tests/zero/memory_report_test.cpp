@@ -1,4 +1,4 @@
-#include "zero/memory_report.h"
+#include "zeropage/memory_report.h"
 
 #include <sstream>
 
@@ -6,10 +6,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "comm/simulated_communicator.h"
-#include "memory/bytes.h"
 #include "tests/harness/ranks.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/simulation.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::memory_report_test {
 namespace {

@@ -3,14 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/testing.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::mixed_precision_test {
 namespace {

@@ -15,8 +15,8 @@
 #include "tests/harness/reference.h"
 #include "tests/harness/state_files.h"
 #include "tests/harness/tiny_models.h"
-#include "zero/optimizer.h"
-#include "zero/zeropage.h"
+#include "zeropage/optimizer.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::optimizer_alone_test {
 namespace {

@@ -1,4 +1,4 @@
-#include "zero/optimizer.h"
+#include "zeropage/optimizer.h"
 
 #include <atomic>
 #include <sstream>

@@ -1,6 +1,6 @@
 // Every option is told once: ranks that differ in it are told by its name, and docs/options.md is made of
 // the tables.
-#include "zero/option_fields.h"
+#include "zeropage/option_fields.h"
 
 #include <cctype>
 #include <cmath>
@@ -12,12 +12,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "accumulate/accumulator_fields.h"
 #include "checkpointing/option_fields.h"
 #include "comm/world_fields.h"
+#include "saving/state_fields.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
-#include "zero/accumulator_fields.h"
-#include "zero/saving/state_fields.h"
 #include "zero/tiers/nvme_activations_fields.h"
 
 namespace zeropage::option_fields_test {
@@ -223,7 +223,7 @@ struct ValuesOf<std::optional<T>> : ValuesOf<T> {};
 template <typename S>
 std::string page_of(const std::string& header) {
   std::ostringstream out;
-  out << "\n## " << type_name<S>() << "\n\n`" << header << "`\n";
+  out << "\n## " << type_name<S>() << "\n\n`<" << header << ">`\n";
   size_t sections = 0;
   memory::for_each_section<S>([&](const auto&) { ++sections; });
   memory::for_each_section<S>([&](const auto& section) {
@@ -249,25 +249,23 @@ std::string page() {
          "whose "
          "words for the values of an enum are behind the enumerators;\nthose of LaunchOptions are "
          "`zp run`'s. This page is made of the "
-         "tables that also make the flags and what ranks compare (`memory/fields.h`).\n" +
-         page_of<Options>("zero/options.h") + page_of<OffloadOptions>("zero/offload_options.h") +
-         page_of<AccumulatorOptions>("zero/accumulator_options.h") +
-         page_of<accumulate::LossScalerOptions>("accumulate/loss_scaler.h") +
-         page_of<accumulate::NormSpikeOptions>("accumulate/norm_spikes.h") +
-         page_of<checkpointing::RecomputeOptions>("checkpointing/recompute.h") +
-         page_of<checkpointing::ActivationOffloadOptions>(
-             "checkpointing/activation_offload_options.h") +
-         page_of<NvmeActivationsOptions>("zero/tiers/nvme_activations.h") +
-         page_of<checkpointing::CheckpointOptions>("checkpointing/checkpoint.h") +
-         page_of<checkpointing::PartitionOptions>("checkpointing/partitioned_checkpoints.h") +
-         page_of<comm::WorldOptions>("comm/world.h") +
-         page_of<comm::LaunchOptions>("comm/launcher/launch_options.h") +
-         page_of<comm::ThreadsOptions>("comm/rank_threads.h") +
-         page_of<comm::SimulationOptions>("comm/simulated_communicator.h") +
-         page_of<StateSaverOptions>("zero/saving/state_saver.h") +
-         page_of<SaveOptions>("zero/saving/sharded_state.h") +
-         page_of<LoadOptions>("zero/saving/sharded_state.h") +
-         page_of<ModuleLoadOptions>("zero/saving/module_weights.h");
+         "tables that also make the flags and what ranks compare (`<zeropage/fields.h>`).\n" +
+         page_of<Options>("zeropage/options.h") + page_of<OffloadOptions>("zeropage/options.h") +
+         page_of<AccumulatorOptions>("zeropage/accumulator.h") +
+         page_of<accumulate::LossScalerOptions>("zeropage/accumulator.h") +
+         page_of<accumulate::NormSpikeOptions>("zeropage/accumulator.h") +
+         page_of<checkpointing::RecomputeOptions>("zeropage/recompute.h") +
+         page_of<checkpointing::ActivationOffloadOptions>("zeropage/activation_offload.h") +
+         page_of<NvmeActivationsOptions>("zeropage/activation_offload.h") +
+         page_of<checkpointing::CheckpointOptions>("zeropage/checkpoint.h") +
+         page_of<checkpointing::PartitionOptions>("zeropage/partitioned_checkpoints.h") +
+         page_of<comm::WorldOptions>("zeropage/world.h") +
+         page_of<comm::LaunchOptions>("zeropage/launcher.h") +
+         page_of<comm::ThreadsOptions>("zeropage/world.h") +
+         page_of<comm::SimulationOptions>("zeropage/simulation.h") +
+         page_of<StateSaverOptions>("zeropage/saving.h") +
+         page_of<SaveOptions>("zeropage/saving.h") + page_of<LoadOptions>("zeropage/saving.h") +
+         page_of<ModuleLoadOptions>("zeropage/saving.h");
 }
 
 TEST(OptionsPageTest, IsWhatTheTablesSay) {

@@ -1,4 +1,4 @@
-#include "zero/owned_shards.h"
+#include "zeropage/owned_shards.h"
 
 #include <fstream>
 #include <functional>
@@ -11,7 +11,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "comm/simulated_communicator.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
@@ -19,7 +18,8 @@
 #include "tests/harness/restarts.h"
 #include "tests/harness/tiny_models.h"
 #include "tests/zero/documented_shards.h"
-#include "zero/zeropage.h"
+#include "zeropage/simulation.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::owned_shards_test {
 namespace {

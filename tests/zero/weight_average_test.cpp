@@ -1,4 +1,4 @@
-#include "zero/weight_average.h"
+#include "zeropage/weight_average.h"
 
 #include <functional>
 #include <map>
@@ -10,7 +10,7 @@
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/restarts.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::weight_average_test {
 namespace {

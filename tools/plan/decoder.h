@@ -10,8 +10,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-#include "checkpointing/checkpointed.h"
 #include "tools/plan/decoder_shape.h"
+#include "zeropage/checkpoint.h"
 
 namespace zeropage::tools {
 

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "planning/plan.h"
+#include "zeropage/plan.h"
 
 namespace zeropage::tools {
 

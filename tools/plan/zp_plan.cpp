@@ -13,14 +13,14 @@
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "offload/lion.h"
-#include "planning/plan.h"
 #include "tools/plan/decoder.h"
 #include "tools/plan/decoder_shape.h"
 #include "tools/plan/plan_json.h"
-#include "zero/option_fields.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/lion.h"
+#include "zeropage/option_fields.h"
+#include "zeropage/plan.h"
 
 namespace zeropage::tools {
 namespace {

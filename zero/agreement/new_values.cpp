@@ -6,9 +6,9 @@
 #include <string_view>
 #include <utility>
 
-#include "memory/check.h"
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/pages/value_hash.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

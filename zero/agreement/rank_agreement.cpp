@@ -6,7 +6,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {
@@ -47,7 +47,8 @@ const char* advice(ToldKind kind) {
 constexpr const char* kAdviceOfSlices =
     "The ranks of a tensor-parallel group trained on with other values: name parameters between a "
     "column and its row in the plan, as Cut::between(); give these ranks the same batches and "
-    "seeds; write the same values on all of them; where layers of parallel/linear.h are clipped, "
+    "seeds; write the same values on all of them; where layers of zeropage/parallel_layers.h are "
+    "clipped, "
     "do so by zeropage::clip_grad_norm_, as torch::nn::utils' takes the norm of slices";
 
 std::string to_text(const RankAgreement::Lines& lines) {

@@ -9,8 +9,8 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "memory/check.h"
 #include "memory/self_check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::detail {
 namespace {

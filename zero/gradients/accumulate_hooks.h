@@ -7,7 +7,7 @@
 
 #include <torch/csrc/autograd/function.h>
 
-#include "memory/libtorch_release.h"
+#include "base/libtorch_release.h"
 
 namespace zeropage::detail {
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

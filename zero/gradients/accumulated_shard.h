@@ -7,13 +7,13 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "accumulate/micro_step_sums.h"
-#include "device/pending.h"
 #include "offload/copy_engine.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/gradient_memory.h"
+#include "zero/gradients/micro_step_sums.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/tier_storage.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "comm/communicator.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage {
 

@@ -7,8 +7,8 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zero/layout/range.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/detail/range.h"
 
 namespace zeropage {
 

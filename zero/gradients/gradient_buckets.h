@@ -22,11 +22,11 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/communicator.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/reduced_gradients.h"
-#include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/communicator.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

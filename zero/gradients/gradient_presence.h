@@ -9,9 +9,9 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/communicator.h"
-#include "device/pending.h"
 #include "zero/agreement/agreement_hashes.h"
+#include "zeropage/communicator.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

@@ -5,7 +5,7 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -22,13 +22,13 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "memory/ledger.h"
 #include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/page_reductions.h"
 #include "zero/gradients/training_parameters.h"
 #include "zero/pages/make_pages.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

@@ -9,7 +9,7 @@
 
 #include <ATen/ATen.h>
 
-#include "zero/options.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 namespace {

@@ -6,9 +6,9 @@
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_foreach_zero.h>
 
-#include "memory/check.h"
 #include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

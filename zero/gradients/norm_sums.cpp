@@ -5,12 +5,12 @@
 
 #include <ATen/ATen.h>
 
+#include "base/exact.h"
 #include "device/named_range.h"
 #include "device/page_locked.h"
 #include "device/stream.h"
-#include "memory/check.h"
-#include "memory/exact.h"
 #include "zero/gradients/sums_of_ranks.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

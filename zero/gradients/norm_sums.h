@@ -1,6 +1,6 @@
-// The sums behind the norms of gradients (zero/gradient_norm.h), over all ranks.
+// The sums behind the norms of gradients (zeropage/gradient_norm.h), over all ranks.
 //
-// Where parameters are slices (parallel/sliced_layer.h), the ranks of the tensor-parallel group are asked next.
+// Where parameters are slices (zeropage/parallel_layers.h), the ranks of the tensor-parallel group are asked next.
 // Squares of slices add up over the group. What all its ranks have counts once, as its rank 0 has it.
 //
 // Then the stages of a pipeline are asked. Whether a gradient is not finite there is a flag, since their parameters
@@ -9,7 +9,7 @@
 // refused (zero/gradients/gradient_scale.h).
 //
 // They are made where the gradients are: on an accelerator a launch a page adds to words of about a
-// kilobyte there (offload/norm_table), which come to page-locked host memory with one copy. What of the
+// kilobyte there (optim/norm_table), which come to page-locked host memory with one copy. What of the
 // gradients lies on the host, offloaded or not, is summed there meanwhile.
 //
 // Tables of the parameters' places are kept: 40 bytes a parameter and group on the device, made anew
@@ -25,8 +25,8 @@
 #include <memory>
 #include <vector>
 
-#include "offload/exact_sum.h"
-#include "offload/norm_table.h"
+#include "optim/exact_sum.h"
+#include "optim/norm_table.h"
 #include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/gradient_scale.h"
 #include "zero/gradients/step_gradients.h"

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "memory/check.h"
 #include "parallel/slice_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -21,12 +21,12 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "device/pending.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_presence.h"
 #include "zero/gradients/gradient_slots.h"
 #include "zero/gradients/training_parameters.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

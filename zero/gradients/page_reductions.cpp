@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "device/named_range.h"
-#include "memory/check.h"
-#include "memory/event_sink.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage {
 namespace {

@@ -2,11 +2,11 @@
 
 #include <utility>
 
-#include "memory/check.h"
 #include "memory/storage.h"
 #include "paging/trap.h"
 #include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

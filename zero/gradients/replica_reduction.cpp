@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

@@ -14,9 +14,9 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/communicator.h"
 #include "zero/gradients/backward_plan.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage {
 

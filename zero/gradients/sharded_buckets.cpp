@@ -2,12 +2,12 @@
 
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
 #include "zero/gradients/bucket_gaps.h"
 #include "zero/gradients/sum_order.h"
 #include "zero/tiers/page_offload.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 ShardedBuckets::ShardedBuckets(std::shared_ptr<ParameterPages> pages, const Options& options)

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/autograd/grad_mode.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -10,10 +10,10 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "device/pending.h"
 #include "paging/pins.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/offered_mean.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

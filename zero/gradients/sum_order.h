@@ -1,8 +1,8 @@
 // In which order the gradients of micro-steps are summed.
 #pragma once
 
-#include "accumulate/micro_step_sums.h"
-#include "zero/options.h"
+#include "zero/gradients/micro_step_sums.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

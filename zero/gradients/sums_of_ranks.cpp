@@ -9,8 +9,8 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

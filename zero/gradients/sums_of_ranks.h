@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/exact_sum.h"
-#include "offload/norm_table.h"
+#include "optim/exact_sum.h"
+#include "optim/norm_table.h"
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/agreement/rank_agreement.h"
 #include "zero/pages/parameter_pages.h"
@@ -30,7 +30,7 @@ struct SumsOfRank {
 };
 
 SumsOfRank nothing_of(size_t groups, size_t parameters);
-// Words as offload/norm_table.h has them, added to what is known.
+// Words as optim/norm_table.h has them, added to what is known.
 void add_words(const offload::NormSizes& sizes, const int64_t* words, SumsOfRank& sums);
 
 // The ranks that have the squares of all elements between them, each element once.

@@ -5,8 +5,8 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 namespace {

@@ -2,14 +2,14 @@
 
 #include <utility>
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
 #include "operators/tensor_mark.h"
 #include "paging/trap.h"
 #include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
 #include "zero/gradients/bucket_gaps.h"
 #include "zero/gradients/sum_order.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 namespace {

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "accumulate/micro_step_sums.h"
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_memory.h"
+#include "zero/gradients/micro_step_sums.h"
 
 namespace zeropage {
 

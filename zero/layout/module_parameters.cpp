@@ -6,10 +6,10 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
-#include "memory/check.h"
 #include "parallel/slice_mark.h"
-#include "parallel/sliced_layer.h"
-#include "zero/layout/model_part.h"
+#include "zeropage/check.h"
+#include "zeropage/detail/model_part.h"
+#include "zeropage/parallel_layers.h"
 
 namespace zeropage {
 namespace {

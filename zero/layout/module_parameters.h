@@ -8,13 +8,13 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/nn/module.h>
 
-#include "comm/world.h"
-#include "parallel/slices.h"
-#include "zero/options.h"
+#include "zeropage/options.h"
+#include "zeropage/slices.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 
-// The slice of a parameter that several ranks share (parallel/sliced_layer.h).
+// The slice of a parameter that several ranks share (zeropage/parallel_layers.h).
 struct ParameterSlice {
   comm::World ranks;  // that have the slices
   parallel::SlicedDimension cut;

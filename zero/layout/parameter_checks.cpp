@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "memory/check.h"
 #include "memory/storage.h"
 #include "paging/page_storages.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 
 namespace zeropage {
 namespace {

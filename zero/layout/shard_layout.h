@@ -16,7 +16,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "zero/layout/range.h"
+#include "zeropage/detail/range.h"
 
 namespace zeropage {
 

@@ -5,9 +5,9 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
 #include "operators/operator_interceptor.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

@@ -4,9 +4,9 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "zero/pages/page_filler.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

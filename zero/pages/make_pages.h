@@ -9,7 +9,6 @@
 #include "paging/pager.h"
 #include "zero/layout/deferred_values.h"
 #include "zero/layout/module_parameters.h"
-#include "zero/options.h"
 #include "zero/pages/master_weights.h"
 #include "zero/pages/page_memory.h"
 #include "zero/pages/page_worlds.h"
@@ -17,6 +16,7 @@
 #include "zero/pages/parameter_pages.h"
 #include "zero/pages/parameters_in_place.h"
 #include "zero/pages/whole_pages.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

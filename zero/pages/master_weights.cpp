@@ -2,10 +2,10 @@
 
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/ledger.h"
-#include "offload/adopt_copy.h"
+#include "optim/adopt_copy.h"
 #include "zero/pages/tier_use.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

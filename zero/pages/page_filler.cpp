@@ -7,8 +7,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include "memory/storage.h"
-#include "offload/split_values.h"
 #include "operators/tensor_mark.h"
+#include "optim/split_values.h"
 #include "zero/pages/tier_use.h"
 
 namespace zeropage {

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "memory/check.h"
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

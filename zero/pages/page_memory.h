@@ -13,9 +13,9 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "comm/communicator.h"
 #include "device/stream.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage {
 

@@ -1,8 +1,8 @@
 #include "zero/pages/page_worlds.h"
 
-#include "comm/mesh.h"
-#include "memory/check.h"
-#include "zero/options.h"
+#include "zeropage/check.h"
+#include "zeropage/mesh.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

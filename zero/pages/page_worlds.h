@@ -12,7 +12,7 @@
 
 #include <optional>
 
-#include "comm/world.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

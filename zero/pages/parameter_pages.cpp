@@ -3,9 +3,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "memory/check.h"
 #include "memory/storage.h"
 #include "zero/layout/parameter_checks.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

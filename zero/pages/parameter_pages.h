@@ -16,14 +16,14 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "zero/layout/model_part.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/layout/shard_layout.h"
-#include "zero/options.h"
 #include "zero/pages/page_worlds.h"
 #include "zero/pages/placed_parameters.h"
 #include "zero/plan/byte_plan.h"
 #include "zero/tiers/page_offload.h"
+#include "zeropage/detail/model_part.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

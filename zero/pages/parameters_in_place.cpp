@@ -4,9 +4,9 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include "memory/check.h"
 #include "memory/storage.h"
 #include "parallel/slice_mark.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

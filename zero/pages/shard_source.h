@@ -25,12 +25,12 @@
 #include <string>
 #include <vector>
 
-#include "comm/world.h"
 #include "device/stream.h"
-#include "memory/ledger.h"
 #include "paging/pager.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/page_offload.h"
+#include "zeropage/ledger.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 
 namespace zeropage {
 namespace {

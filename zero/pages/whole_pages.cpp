@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "memory/ledger.h"
 #include "paging/trap.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

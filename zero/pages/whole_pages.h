@@ -8,13 +8,13 @@
 #include <memory>
 #include <vector>
 
-#include "comm/communicator.h"
 #include "paging/pager.h"
 #include "paging/pins.h"
 #include "zero/pages/page_memory.h"
 #include "zero/pages/parameter_pages.h"
 #include "zero/pages/shard_source.h"
 #include "zero/pages/user_writes.h"
+#include "zeropage/communicator.h"
 
 namespace zeropage {
 

@@ -2,8 +2,8 @@
 
 #include <ATen/ATen.h>
 
-#include "offload/adopt_copy.h"
-#include "offload/block_hashes.h"
+#include "optim/adopt_copy.h"
+#include "optim/block_hashes.h"
 
 namespace zeropage {
 namespace {

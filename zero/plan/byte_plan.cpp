@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "memory/check.h"
-#include "offload/state_format.h"
 #include "zero/tiers/transient_storage.h"
+#include "zeropage/check.h"
+#include "zeropage/detail/state_format.h"
 
 namespace zeropage {
 namespace {

@@ -14,9 +14,9 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "memory/ledger.h"
 #include "zero/layout/shard_layout.h"
-#include "zero/options.h"
+#include "zeropage/ledger.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 
@@ -37,7 +37,7 @@ enum class Ownership : uint8_t {
 enum class MasterWeightsAs : uint8_t {
   kNone,
   kFp32,        // a copy; also of fp32 parameters whose optimizer left without them
-  kRemainders,  // the 16 bits that make fp32 of bf16 (offload/split_value.h)
+  kRemainders,  // the 16 bits that make fp32 of bf16 (optim/split_value.h)
 };
 
 struct PagePlan {

@@ -4,8 +4,8 @@
 #include <memory>
 
 #include "zero/gradients/gradient_buckets.h"
-#include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

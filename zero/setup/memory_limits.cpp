@@ -4,12 +4,12 @@
 #include <utility>
 #include <vector>
 
-#include "device/device.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "memory/device_memory.h"
-#include "memory/memory_table.h"
 #include "zero/setup/memory_need.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 namespace {
@@ -29,7 +29,7 @@ std::string past(const char* memory, const char* option, const std::string& what
                   " memory a rank before any activation, ", format_bytes(needed - limit),
                   " more than the ", format_bytes(limit), " that options.", option,
                   " leaves it; raise it, or choose a setting that fits by zeropage::fit "
-                  "(planning/fit.h)\n");
+                  "(zeropage/fit.h)\n");
 }
 
 // How many states the optimizer has, by what it holds.

@@ -5,10 +5,10 @@
 #include <memory>
 #include <string>
 
-#include "comm/world.h"
 #include "memory/memory_limit.h"
-#include "zero/options.h"
 #include "zero/plan/byte_plan.h"
+#include "zeropage/options.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

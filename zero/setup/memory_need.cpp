@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "device/device.h"
 #include "device/stream.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
-#include "memory/memory_table.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 namespace {

@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <string>
 
-#include "comm/world.h"
 #include "device/host_memory.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

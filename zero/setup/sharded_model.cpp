@@ -4,12 +4,12 @@
 #include <bit>
 #include <utility>
 
-#include "device/device.h"
-#include "memory/check.h"
 #include "zero/gradients/accumulate_hooks.h"
 #include "zero/setup/choose_gradients.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
+#include "zeropage/check.h"
+#include "zeropage/device.h"
 
 namespace zeropage {
 namespace {
@@ -152,7 +152,8 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
   } catch (c10::OutOfMemoryError& error) {
     error.add_context(
         "while the model is wrapped: one that was constructed with values is whole until it is in "
-        "its pages; construct it without memory (zero/deferred_module.h), or raise the limit");
+        "its pages; construct it without memory (zeropage/distributed_data_parallel.h), or raise "
+        "the limit");
     throw;
   }
   // A module that was on the device leaves the memory of its storages with LibTorch's allocator, in pieces that what

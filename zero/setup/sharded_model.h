@@ -6,14 +6,14 @@
 
 #include <torch/nn/module.h>
 
-#include "comm/world.h"
 #include "zero/agreement/rank_agreement.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/norm_sums.h"
 #include "zero/gradients/step_gradients.h"
 #include "zero/layout/module_parameters.h"
-#include "zero/options.h"
 #include "zero/pages/make_pages.h"
+#include "zeropage/options.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

@@ -3,8 +3,8 @@
 #include <iostream>
 #include <utility>
 
-#include "checkpointing/recompute.h"
-#include "memory/check.h"
+#include "zeropage/check.h"
+#include "zeropage/recompute.h"
 
 namespace zeropage {
 namespace {
@@ -17,7 +17,7 @@ void check_recompute(const comm::World& world) {
       world.size(),
       " ranks: expected a Recompute whose plan the ranks share, got one by which each rank "
       "decides for itself; make it by zeropage::recompute(model, options) "
-      "(zero/recompute.h), or set RecomputeOptions::agree");
+      "(zeropage/recompute.h), or set RecomputeOptions::agree");
 }
 
 }  // namespace

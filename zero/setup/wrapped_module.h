@@ -11,10 +11,10 @@
 
 #include <torch/nn/module.h>
 
-#include "comm/world.h"
-#include "zero/options.h"
 #include "zero/pages/buffer_sync.h"
 #include "zero/setup/sharded_model.h"
+#include "zeropage/options.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

@@ -1,8 +1,7 @@
-#include "zero/tiers/nvme_activations.h"
-
-#include "memory/check.h"
-#include "memory/ledger.h"
 #include "offload/nvme_heap.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 namespace {

@@ -1,8 +1,8 @@
-// The table of NvmeActivationsOptions (memory/fields.h), as zero/option_fields.h.
+// The table of NvmeActivationsOptions (zeropage/fields.h), as zeropage/option_fields.h.
 #pragma once
 
-#include "memory/fields.h"
-#include "zero/tiers/nvme_activations.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/fields.h"
 
 namespace zeropage {
 

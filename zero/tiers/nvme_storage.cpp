@@ -5,9 +5,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/check.h"
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "memory/storage.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

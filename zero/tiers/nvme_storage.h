@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "device/pending.h"
 #include "offload/nvme_file.h"
 #include "zero/tiers/tier_storage.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

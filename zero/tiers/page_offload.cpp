@@ -4,11 +4,11 @@
 
 #include "device/device_places.h"
 #include "device/topology.h"
-#include "memory/bytes.h"
-#include "memory/check.h"
 #include "zero/tiers/nvme_storage.h"
 #include "zero/tiers/simulated_storage.h"
 #include "zero/tiers/transient_storage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

@@ -8,11 +8,11 @@
 #include <memory>
 #include <string>
 
-#include "comm/world.h"
 #include "offload/copy_engine.h"
-#include "offload/worker_pool.h"
-#include "zero/options.h"
+#include "optim/worker_pool.h"
 #include "zero/tiers/tier_storage.h"
+#include "zeropage/options.h"
+#include "zeropage/world.h"
 
 namespace zeropage {
 

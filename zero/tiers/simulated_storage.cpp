@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "memory/exact.h"
+#include "base/exact.h"
 #include "memory/meta_memory.h"
 #include "zero/tiers/nvme_storage.h"
 

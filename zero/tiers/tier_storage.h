@@ -16,7 +16,7 @@
 #include <ATen/core/TensorBody.h>
 
 #include "device/topology.h"
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

@@ -4,8 +4,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include "memory/check.h"
 #include "memory/storage.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -4,7 +4,7 @@
 #include <limits>
 #include <sstream>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage::detail {
 namespace {

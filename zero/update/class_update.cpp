@@ -10,11 +10,11 @@
 #include <torch/serialize/archive.h>
 #include <torch/utils.h>
 
-#include "memory/charged_block.h"
-#include "memory/check.h"
-#include "offload/adopt_copy.h"
-#include "zero/options.h"
+#include "optim/adopt_copy.h"
 #include "zero/update/archive_values.h"
+#include "zeropage/check.h"
+#include "zeropage/options.h"
+#include "zeropage/testing.h"
 
 namespace zeropage {
 namespace {

@@ -11,9 +11,9 @@
 
 #include <ATen/ops/zeros.h>
 
-#include "memory/exact.h"
-#include "offload/fused_step.h"
-#include "offload/quantised_states.h"
+#include "base/exact.h"
+#include "optim/fused_step.h"
+#include "optim/quantised_states.h"
 #include "zero/update/page_update.h"
 #include "zero/update/state_blocks.h"
 

@@ -5,10 +5,10 @@
 #include <utility>
 #include <vector>
 
-#include "offload/stretch_list.h"
-#include "zero/optimizer_traits.h"
+#include "optim/stretch_list.h"
 #include "zero/update/fused_runs.h"
 #include "zero/update/saved_runs.h"
+#include "zeropage/optimizer.h"
 
 namespace zeropage {
 namespace {

@@ -1,5 +1,5 @@
-// Updates in one pass over memory (offload/fused_step): the formulas of the torch::optim class,
-// rounded otherwise, with the same bits on the host and on CUDA. zero/optimizer_traits.h names the
+// Updates in one pass over memory (optim/fused_step): the formulas of the torch::optim class,
+// rounded otherwise, with the same bits on the host and on CUDA. zeropage/optimizer.h names the
 // classes that have such a form; fused_update.cpp instantiates it for them.
 #pragma once
 

@@ -6,9 +6,9 @@
 #include <ATen/core/grad_mode.h>
 
 #include "device/named_range.h"
-#include "memory/check.h"
-#include "memory/event_sink.h"
 #include "memory/storage.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage {
 

@@ -26,13 +26,13 @@
 #include <thread>
 #include <vector>
 
-#include "device/pending.h"
 #include "device/stream.h"
-#include "memory/ledger.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/page_offload.h"
 #include "zero/update/page_update.h"
 #include "zero/update/upload_buffers.h"
+#include "zeropage/ledger.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

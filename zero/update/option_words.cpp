@@ -12,9 +12,9 @@
 #include <torch/optim/sgd.h>
 #include <torch/serialize/archive.h>
 
-#include "offload/lion_options.h"
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/update/archive_values.h"
+#include "zeropage/lion.h"
 
 namespace zeropage {
 namespace {

@@ -11,11 +11,11 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/optim/optimizer.h>
 
-#include "offload/fused_step.h"
-#include "offload/state_format.h"
+#include "optim/fused_step.h"
 #include "zero/gradients/gradient_presence.h"
 #include "zero/layout/shard_layout.h"
 #include "zero/tiers/tier_storage.h"
+#include "zeropage/detail/state_format.h"
 
 namespace zeropage {
 

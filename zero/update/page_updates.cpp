@@ -6,7 +6,7 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "memory/check.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 namespace {

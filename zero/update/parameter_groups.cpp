@@ -5,8 +5,8 @@
 #include <unordered_set>
 #include <utility>
 
-#include "memory/check.h"
 #include "zero/update/option_words.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -11,9 +11,9 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "zero/options.h"
 #include "zero/pages/parameter_pages.h"
 #include "zero/update/page_update.h"
+#include "zeropage/options.h"
 
 namespace zeropage {
 

@@ -4,10 +4,10 @@
 
 #include <c10/util/ScopeExit.h>
 
-#include "memory/check.h"
-#include "memory/event_sink.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
 
 namespace zeropage {
 

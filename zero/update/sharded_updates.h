@@ -51,7 +51,7 @@ class ShardedUpdates {
   const ShardedModel& parameters() const { return parameters_; }
   bool updates(const ParameterPages& pages) const { return parameters_.pages.get() == &pages; }
 
-  // For zero/saving/sharded_state.h. Calls visit for what this rank owns of each parameter's state, page by
+  // For zeropage/saving.h. Calls visit for what this rank owns of each parameter's state, page by
   // page, and end_page when it was called for all of a page; until then offloaded states have memory.
   // Throws where steps are one step late, and after a step that did not end.
   using VisitState = std::function<void(size_t page, OwnedState&)>;

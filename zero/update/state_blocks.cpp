@@ -2,7 +2,7 @@
 
 #include <ATen/ops/full.h>
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

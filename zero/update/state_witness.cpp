@@ -12,9 +12,9 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-#include "memory/check.h"
-#include "offload/lion.h"
 #include "operators/tensor_mark.h"
+#include "zeropage/check.h"
+#include "zeropage/lion.h"
 
 namespace zeropage {
 namespace {
@@ -22,7 +22,8 @@ namespace {
 using torch::optim::OptimizerParamState;
 
 constexpr const char* kWhatToDo =
-    "states lie in shards: read them by visit_owned_shards() (zero/owned_shards.h), set them by "
+    "states lie in shards: read them by visit_owned_shards() (zeropage/owned_shards.h), set them "
+    "by "
     "load_state(), or make the optimizer anew to begin without";
 
 class RefusesAll final : public memory::TensorMark {

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "device/named_range.h"
-#include "memory/check.h"
-#include "memory/event_sink.h"
-#include "memory/ledger.h"
+#include "zeropage/check.h"
+#include "zeropage/event_sink.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

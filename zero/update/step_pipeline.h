@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "offload/fused_step.h"
+#include "optim/fused_step.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "memory/storage.h"
-#include "offload/stochastic_rounding.h"
+#include "optim/stochastic_rounding.h"
 
 namespace zeropage {
 namespace {

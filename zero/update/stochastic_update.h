@@ -1,5 +1,5 @@
 // Updates bfloat16 parameters without master weights: in fp32 by another update, then rounded up or
-// down at random (offload/stochastic_rounding), so that an update far below the last place still
+// down at random (optim/stochastic_rounding), so that an update far below the last place still
 // counts on average.
 //
 // An element's random bits follow from the seed, the number of the step, the parameter's number and

@@ -2,9 +2,9 @@
 
 #include <utility>
 
-#include "memory/check.h"
 #include "zero/update/class_update.h"
 #include "zero/update/stochastic_update.h"
+#include "zeropage/check.h"
 
 namespace zeropage {
 

@@ -1,6 +1,6 @@
 #include "zero/update/upload_buffers.h"
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage {
 

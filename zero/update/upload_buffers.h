@@ -9,8 +9,8 @@
 
 #include <ATen/core/TensorBody.h>
 
-#include "device/pending.h"
 #include "zero/tiers/tier_storage.h"
+#include "zeropage/pending.h"
 
 namespace zeropage {
 

@@ -10,10 +10,10 @@
 #define USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-#include "comm/detail/detached_thread.h"
 #include "comm/devices/device_communicator.h"
 #include "comm/devices/nccl_environment.h"
-#include "memory/check.h"
+#include "comm/watch/detached_thread.h"
+#include "zeropage/check.h"
 
 namespace zeropage::comm {
 namespace {

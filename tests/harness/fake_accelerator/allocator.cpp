@@ -15,10 +15,10 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
-#include "memory/bytes.h"
 #include "tests/harness/fake_accelerator/counters.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "tests/harness/fake_accelerator/stream.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::testing {
 namespace {

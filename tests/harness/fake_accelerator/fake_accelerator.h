@@ -21,8 +21,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/Stream.h>
 
-#include "device/product_workspaces.h"
 #include "planning/caching_allocator.h"
+#include "zeropage/device.h"
 
 namespace zeropage::testing {
 

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "memory/ledger.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::testing {
 namespace {

@@ -14,8 +14,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 
-#include "memory/check.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
+#include "zeropage/check.h"
 
 namespace zeropage::testing {
 namespace {

@@ -3,13 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "parallel/linear.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
-#include "tests/zero/pipeline/pipeline_models.h"
+#include "tests/pipeline/pipeline_models.h"
 #include "zero/agreement/agreement_hashes.h"
-#include "zero/zeropage.h"
+#include "zeropage/parallel_layers.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::rank_agreement_test {
 namespace {

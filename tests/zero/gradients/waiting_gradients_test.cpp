@@ -9,7 +9,7 @@
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::waiting_gradients_test {
 namespace {

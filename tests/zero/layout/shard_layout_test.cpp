@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
+#include "zeropage/bytes.h"
 
 namespace zeropage::shard_layout_test {
 namespace {

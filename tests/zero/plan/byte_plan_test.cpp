@@ -3,13 +3,13 @@
 
 #include <gtest/gtest.h>
 
-#include "memory/memory_table.h"
-#include "memory/testing.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/ledger.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::byte_plan_test {
 namespace {

@@ -4,13 +4,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "memory/bytes.h"
-#include "memory/testing.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/square_layers.h"
 #include "zero/setup/sharded_model.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/testing.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::memory_limits_test {
 namespace {
@@ -111,7 +111,8 @@ TEST(MemoryLimitsTest, HoldWhileAModelIsWrapped) {
         error_of([&] { const Model model(make_layers(), world, limited(0, kLimit)); });
     EXPECT_THAT(error, HasSubstr("256.0 KiB of parameter for the page, page \"0.weight\", would "
                                  "pass the limit of device memory"));
-    EXPECT_THAT(error, HasSubstr("construct it without memory (zero/deferred_module.h)"));
+    EXPECT_THAT(error,
+                HasSubstr("construct it without memory (zeropage/distributed_data_parallel.h)"));
   });
 }
 

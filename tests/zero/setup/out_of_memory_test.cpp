@@ -3,13 +3,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "checkpointing/recompute.h"
-#include "memory/bytes.h"
 #include "memory/device_memory.h"
 #include "tests/harness/device_ranks.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_accelerator/fake_accelerator.h"
-#include "zero/zeropage.h"
+#include "zeropage/bytes.h"
+#include "zeropage/recompute.h"
+#include "zeropage/zeropage.h"
 
 namespace zeropage::out_of_memory_test {
 namespace {

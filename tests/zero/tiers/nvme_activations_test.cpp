@@ -1,5 +1,3 @@
-#include "zero/tiers/nvme_activations.h"
-
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -9,10 +7,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "checkpointing/activation_offload.h"
-#include "memory/ledger.h"
 #include "offload/nvme_heap.h"
 #include "tests/harness/errors.h"
+#include "zeropage/activation_offload.h"
+#include "zeropage/ledger.h"
 
 namespace zeropage::nvme_activations_test {
 namespace {

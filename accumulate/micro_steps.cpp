@@ -1,0 +1,257 @@
+#include "accumulate/micro_steps.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <ATen/ATen.h>
+
+#include "zero/gradients/not_finite.h"
+#include "zero/gradients/tied_gradients.h"
+#include "zeropage/check.h"
+
+namespace zeropage {
+namespace {
+
+// Whether a rank may reduce a parameter of this dtype in halves.
+bool may_reduce_halves(const Options& options, c10::ScalarType dtype) {
+  const bool is_cast = dtype == c10::kFloat && options.compute_dtype;
+  return reduce_dtype_of(options, dtype) == c10::kHalf ||
+         (is_cast && reduce_dtype_of(options, *options.compute_dtype) == c10::kHalf);
+}
+
+// Sums of halves overflow where their mean does not. The stages of a pipeline add up what they have, so they do alike,
+// whatever this one's pages are.
+comm::ReduceOp op_for(const ParameterPages& pages, const Options& options) {
+  bool half = false;
+  if (pipeline_world_of(pages) != nullptr) {
+    const std::vector<TensorOfModel>& of_model = pages.part()->parameters;
+    half = std::any_of(of_model.begin(), of_model.end(), [&](const TensorOfModel& parameter) {
+      return may_reduce_halves(options, parameter.dtype);
+    });
+  } else {
+    half = std::any_of(pages.layouts().begin(), pages.layouts().end(), [&](const auto& page) {
+      return page.requires_grad && reduce_dtype_of(options, page.dtype) == c10::kHalf;
+    });
+  }
+  return half ? comm::ReduceOp::kMean : comm::ReduceOp::kSum;
+}
+
+// Then autograd adds micro-steps up where the gradients lie, to the same bits: no copy, and nothing set aside.
+bool nothing_travels(const ShardedModel& sharded) {
+  const ParameterPages& pages = *sharded.pages;
+  return pages.world().size() == 1 && sharded.options.offload.optimizer == memory::Tier::kDevice &&
+         std::all_of(pages.plan().pages().begin(), pages.plan().pages().end(),
+                     [](const PagePlan& page) { return page.reduce_dtype == page.gradient_dtype; });
+}
+
+const AccumulatorOptions& checked(const AccumulatorOptions& options) {
+  ZP_CHECK(options.micro_steps > 0, "AccumulatorOptions::micro_steps: expected 1 or more, got ",
+           options.micro_steps);
+  ZP_CHECK(options.gradient_budget_bytes >= 0,
+           "AccumulatorOptions::gradient_budget_bytes: expected 0 (none) or more, got ",
+           options.gradient_budget_bytes);
+  ZP_CHECK(!options.clip_norm || *options.clip_norm > 0,
+           "AccumulatorOptions::clip_norm: expected a norm above 0, got ", *options.clip_norm);
+  ZP_CHECK(!options.clip_value || *options.clip_value > 0,
+           "AccumulatorOptions::clip_value: expected a value above 0, got ", *options.clip_value);
+  ZP_CHECK(!options.clip_norm || !options.clip_value,
+           "AccumulatorOptions: clip_norm and clip_value are both set, and which comes first would "
+           "matter; choose one");
+  return options;
+}
+
+// A loss in fp32 or fp64 rounds it as it does everything, and an infinite one lowers the loss scale.
+bool seed_is_exact(c10::ScalarType dtype, double factor) {
+  if (!is_low_precision(dtype)) return true;
+  const double carried = dtype == c10::kHalf
+                             ? static_cast<double>(c10::Half(static_cast<float>(factor)))
+                             : static_cast<double>(c10::BFloat16(static_cast<float>(factor)));
+  return carried == factor || std::isinf(carried);
+}
+
+}  // namespace
+
+bool on_any_stage(const ParameterPages& pages, bool needs_it) {
+  const comm::World* const stages = pipeline_world_of(pages);
+  if (stages == nullptr || stages->size() == 1) return needs_it;
+  return stages->max(needs_it ? 1.0 : 0.0) > 0;
+}
+
+at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
+  ZP_CHECK(loss.defined() && loss.numel() == 1 && loss.requires_grad(),
+           "accumulator.backward(): expected a loss of one element that requires grad, got ",
+           loss.defined() ? c10::str("sizes ", loss.sizes(),
+                                     loss.requires_grad() ? "" : " without requires_grad")
+                          : "an undefined tensor");
+  ZP_CHECK(std::isfinite(weight) && weight >= 0,
+           "accumulator.backward(): expected a finite weight of 0 or more, got ", weight);
+  const double factor = weight * scale;
+  const at::Tensor seed = at::full_like(loss.detach(), factor);
+  ZP_CHECK(seed_is_exact(loss.scalar_type(), factor), "accumulator.backward(): a loss in ",
+           loss.scalar_type(), " cannot carry its weight ", weight, " times the loss scale ", scale,
+           " exactly; compute the loss in fp32, criterion(output.to(torch::kFloat), ...)");
+  return seed;
+}
+
+MicroSteps::MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& options)
+    : sharded_(sharded),
+      op_(op_for(*sharded.pages, sharded.options)),
+      reduces_each_(on_any_stage(*sharded.pages, chooses_each(checked(options)))),
+      incomplete_(options.incomplete),
+      scale_changes_(options.loss_scaler && accumulate::changes(*options.loss_scaler)),
+      count_(options.micro_steps) {}
+
+bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
+  const Options& options = sharded_.options;
+  ZP_CHECK(!options.world_invariant || asked.reduce != ReduceMicroSteps::kOnce,
+           "AccumulatorOptions::reduce: ReduceMicroSteps::kOnce adds up a rank's micro-steps "
+           "before the ranks', but Options::world_invariant adds up the ranks' first; use "
+           "ReduceMicroSteps::kEach or ReduceMicroSteps::kAuto");
+  if (options.world_invariant || asked.reduce == ReduceMicroSteps::kEach) return true;
+  if (asked.reduce == ReduceMicroSteps::kOnce || nothing_travels(sharded_)) return false;
+  int64_t whole_bytes = 0;
+  for (const PagePlan& page : sharded_.pages->plan().pages()) {
+    whole_bytes += page.own_gradient_bytes;
+  }
+  return whole_bytes > asked.gradient_budget_bytes;
+}
+
+bool MicroSteps::step_in_backward() const {
+  return sharded_.options.offload.step == StepWhen::kInBackward;
+}
+
+void MicroSteps::begin() {
+  accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
+  is_mean_ = false;
+  overflow_.reset();
+  weight_ = {};
+  loss_ = {};
+}
+
+void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
+  const at::Tensor seed = seed_of(loss, weight, scale);
+  run({loss.detach(), weight, scale}, [&] { loss.backward(seed); });
+}
+
+void MicroSteps::begin_micro_step() {
+  ZP_CHECK(made_ < count_, "accumulator.backward(): expected step() after ", count_,
+           " micro-batches, got backward() number ", made_ + 1, "; raise micro_steps, or step");
+  if (made_ == 0) begin();
+  // Counted before it has ended: one that throws leaves gradients behind, too.
+  ++made_;
+}
+
+// The weight of a micro-step is the loss's to say. A micro-step without a loss counts nothing, and nothing of it is
+// discarded.
+void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& backward) {
+  begin_micro_step();
+  if (share.loss.defined()) weight_.add(share.weight);
+  {
+    const GradientAccumulation::MicroStep micro_step(*accumulation_,
+                                                     plan(share.weight, share.scale));
+    if (share.loss.defined()) loss_.add(share.loss, share.weight);
+    backward();
+  }
+  if (made_ < count_ || step_in_backward()) return;
+  accumulation_->offer_mean({.make = [this, scale = share.scale] { make_mean(scale); },
+                             .is_skipped_at_overflow = scale_changes_});
+}
+
+void MicroSteps::finish() {
+  accumulation_->finish();
+  if (!is_mean_) add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+}
+
+void MicroSteps::make_mean(double scale) {
+  const std::vector<PageLayout>& pages = sharded_.pages->layouts();
+  const auto in_half = std::find_if(pages.begin(), pages.end(), [&](const PageLayout& page) {
+    return page.requires_grad &&
+           sharded_.pages->plan()[static_cast<size_t>(&page - pages.data())].gradient_dtype ==
+               c10::kHalf;
+  });
+  ZP_CHECK(in_half == pages.end() || scale == 1, "p.grad() of page \"", in_half->name,
+           "\" is looked at between the last backward() of an accumulation and its step(): it is "
+           "in half, and "
+           "multiplied by the loss scale ",
+           scale,
+           ", without which half cannot hold small values; expected nobody to look; clip by "
+           "AccumulatorOptions::clip_norm or clip_value, and read the norm in the StepReport");
+  add_tied_gradients(*sharded_.pages, *sharded_.gradients);
+  const double weight =
+      scale_changes_ ? look_for_overflow().value() : sharded_.sums->sum_weight(weight_).value();
+  if (weight > 0) {
+    const double factor = mean_factor(weight, scale);
+    sharded_.gradients->change([factor](const at::Tensor& owned) { owned.mul_(factor); });
+  }
+  is_mean_ = true;
+  // What the script multiplies them by counts from here on.
+  if (pipeline_world_of(*sharded_.pages) != nullptr) sharded_.sums->watch_scale();
+}
+
+// A script may clip each element, and an infinity would be a number when the step looks. Returns the weight of all ranks.
+offload::ExactSum MicroSteps::look_for_overflow() {
+  const std::vector<int> one_group(sharded_.pages->parameters().size(), 0);
+  const NormSums sums = sharded_.sums->sum(one_group, 1, weight_);
+  if (!sums.all_finite) {
+    overflow_ = {.not_finite = names_over_stages(*sharded_.pages, sums.not_finite),
+                 .norm = std::sqrt(sums.squares_of_group.front().value())};
+  }
+  return sums.weight;
+}
+
+BackwardPlan MicroSteps::plan(double weight, double scale) const {
+  const bool is_last = made_ == count_;
+  BackwardPlan plan{
+      .collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
+      .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
+      .discards = weight == 0};
+  if (is_last && step_in_backward()) {
+    const double of_all = sharded_.sums->sum_weight(weight_).value();
+    plan.factor = mean_factor(of_all, scale);
+    // Then there will be no step.
+    if (of_all == 0) plan.part = StepPart::kMicroStep;
+  }
+  return plan;
+}
+
+void MeanLoss::add(const at::Tensor& loss, double weight) {
+  if (weight == 0) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor weighted = loss.detach().to(at::kDouble).reshape({}) * weight;
+  sum_ = sum_.defined() ? sum_ + weighted : weighted;
+  weight_ += weight;
+}
+
+at::Tensor MeanLoss::value() const {
+  return sum_.defined() ? sum_ / weight_ : at::Tensor();
+}
+
+void MicroSteps::check_complete() const {
+  if (made_ == count_) return;
+  const std::string found =
+      c10::str("accumulator.step(): expected ", count_, " micro-batches, got ", made_);
+  ZP_CHECK(made_ > 0 && incomplete_ == IncompleteStep::kWarn, found,
+           "; call backward() for the others, set_micro_steps() before a step of fewer, or "
+           "abandon()");
+  TORCH_WARN(memory::owner_prefix(), found, "; this step is the mean of those");
+}
+
+double MicroSteps::mean_factor(double weight, double scale) const {
+  if (is_mean_) return 1;
+  const double ranks = op_ == comm::ReduceOp::kMean ? sharded_.pages->world().size() : 1;
+  return ranks / (weight * scale);
+}
+
+void MicroSteps::end() {
+  made_ = 0;
+  accumulation_->end();
+}
+
+void MicroSteps::set_count(int64_t count) {
+  ZP_CHECK(count > 0, "accumulator.set_micro_steps(): expected 1 or more, got ", count);
+  ZP_CHECK(made_ == 0, "accumulator.set_micro_steps(): ", made_,
+           " micro-batches of a step are there already; set it between steps");
+  count_ = count;
+}
+
+}  // namespace zeropage

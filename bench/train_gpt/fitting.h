@@ -1,0 +1,19 @@
+// --device-memory and --host-memory: the setting that keeps below them, chosen before the first step
+// (zeropage/fit.h). What the command line says itself stays as it says.
+#pragma once
+
+#include <string>
+
+#include "bench/train_gpt/flags.h"
+#include "zeropage/plan.h"
+#include "zeropage/zeropage.h"
+
+namespace train_gpt {
+
+// What a simulated run on CUDA takes of a device besides tensors: as LibTorch does by our default, on sm_90.
+zeropage::DeviceAllocator allocator_of_simulated_cuda();
+
+// Puts the choice into the flags. Returns what it is, in a line; "" where no limit is given. Collective.
+std::string fit_to_limits(const zeropage::World& world, Flags& flags);
+
+}  // namespace train_gpt

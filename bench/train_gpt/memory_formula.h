@@ -1,0 +1,21 @@
+// What a rank holds from step to step, and its gradients, computed from the flags alone.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "bench/train_gpt/flags.h"
+#include "zero/plan/byte_plan.h"
+
+namespace train_gpt {
+
+// zeropage::formula_bytes() for the flags. With --offload-bytes as if all left.
+zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size);
+
+// zeropage::formula_gradient_bytes() for them.
+int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size);
+
+// State tensors of the parameter's size that an optimizer keeps.
+int64_t state_tensors(const std::string& optimizer);
+
+}  // namespace train_gpt

@@ -1,0 +1,167 @@
+#include "bench/train_gpt/model.h"
+
+namespace train_gpt {
+namespace {
+
+// has_embedding: whether the module has the tokens', as a stage may not.
+zeropage::TensorParallelPlan slices_of_layers(const GptConfig& config, bool has_embedding) {
+  using zeropage::Cut;
+  const int64_t head = config.d_model / config.heads;
+  zeropage::TensorParallelPlan plan = {
+      {"blocks.*.attention_qkv", Cut::column().parts(3).unit(head)},
+      {"blocks.*.attention_out", Cut::row().unit(head)},
+      {"blocks.*.mlp_up", Cut::column()},
+      {"blocks.*.mlp_down", Cut::row()}};
+  if (has_embedding) plan.emplace_back("token_embedding", Cut::vocabulary());
+  return plan;
+}
+
+// From here on each rank draws its own masks, but for those that compute the same samples. Where none are drawn, what
+// a state has of the generators shall not depend on how the model was constructed.
+void seed_masks(const Places& places, const Flags& flags) {
+  const zeropage::World* const stages = places.along("pipeline");
+  const int rank =
+      (stages == nullptr ? 0 : stages->rank() * places.data.size()) + places.data.rank();
+  const auto stream = static_cast<uint64_t>(flags.model.dropout > 0 ? rank : 0);
+  torch::manual_seed(splitmix64(splitmix64(flags.seed) + stream));
+}
+
+// The embeddings, a layer of blocks for each stage, and the head.
+zeropage::PipelineLayers layers_of_stages(Gpt& gpt, const Flags& flags) {
+  const auto children = gpt->named_children();
+  const auto& blocks = children["blocks"];
+  const int64_t stages = flags.pipeline * flags.chunks_of_rank();
+  zeropage::PipelineLayers layers = {
+      {"embeddings",
+       {children["token_embedding"], children["position_embedding"]},
+       [gpt](const torch::Tensor& tokens) mutable { return gpt->embed(tokens); }}};
+  const BlockLoop loop = block_loop(flags.checkpointing);
+  for (int64_t stage = 0; stage < stages; ++stage) {
+    const int64_t first = stage * flags.model.layers / stages;
+    const int64_t end = (stage + 1) * flags.model.layers / stages;
+    zeropage::PipelineLayer layer{.name = c10::str("blocks ", first, " to ", end - 1)};
+    torch::nn::ModuleList of_stage;
+    for (int64_t block = first; block < end; ++block) {
+      layer.modules.push_back(blocks->named_children()[std::to_string(block)]);
+      of_stage->push_back(layer.modules.back());
+    }
+    layer.forward = [of_stage, loop](const torch::Tensor& input) {
+      if (loop) return loop(of_stage, input);
+      torch::Tensor x = input;
+      for (const auto& block : *of_stage) x = block->as<Block>()->forward(x);
+      return x;
+    };
+    layers.push_back(std::move(layer));
+  }
+  layers.push_back(
+      {"head",
+       {children["final_norm"], children[flags.model.untied_head ? "head" : "token_embedding"]},
+       [gpt](const torch::Tensor& x) mutable { return gpt->logits(x); }});
+  return layers;
+}
+
+Gpt construct_on(torch::Device device, const std::function<Gpt()>& construct) {
+  // The values of a simulated model are needed by nobody, and would take memory of the host.
+  if (device.is_meta()) return zeropage::DeferredModule<Gpt>(construct).module();
+  Gpt gpt = construct();
+  gpt->to(device);
+  return gpt;
+}
+
+template <typename Wrapped>
+std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(const Flags& flags, Wrapped& model) {
+  using namespace torch::optim;
+  using zeropage::Optimizer;
+  if (flags.optimizer == "adamw") {
+    return std::make_unique<Optimizer<AdamW>>(model, AdamWOptions(flags.lr));
+  }
+  if (flags.optimizer == "adam") {
+    return std::make_unique<Optimizer<Adam>>(model, AdamOptions(flags.lr));
+  }
+  if (flags.optimizer == "sgd") {
+    return std::make_unique<Optimizer<SGD>>(model, SGDOptions(flags.lr));
+  }
+  if (flags.optimizer == "lion") {
+    return std::make_unique<Optimizer<zeropage::Lion>>(model, zeropage::LionOptions(flags.lr));
+  }
+  TORCH_INTERNAL_ASSERT(flags.optimizer == "adagrad");
+  return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));
+}
+
+}  // namespace
+
+int64_t parameters_of(const GptConfig& config) {
+  const int64_t d = config.d_model;
+  constexpr int64_t kSquaresOfABlock = 12;  // 3 and 1 of attention, 4 and 4 of the MLP
+  constexpr int64_t kVectorsOfABlock = 13;  // their biases 3, 1, 4, 1, and two norms
+  return config.layers * (kSquaresOfABlock * d * d + kVectorsOfABlock * d) +
+         (kVocabulary + config.sequence) * d + 2 * d + (config.untied_head ? kVocabulary * d : 0);
+}
+
+Model make_model(const Places& places, const Flags& flags) {
+  const zeropage::World& world = places.data;
+  const auto construct = [&] { return Gpt(flags.model, flags.seed); };
+  const auto wrapped = [&](auto module, const Gpt& gpt) -> Model {
+    if (!places.mesh) return {std::move(module), world, flags.options};
+    zeropage::tensor_parallel(gpt, (*places.mesh)["tensor"],
+                              slices_of_layers(flags.model, /*has_embedding=*/true));
+    return {std::move(module), *places.mesh, flags.options};
+  };
+  const auto wrap = [&] {
+    if (flags.constructs_deferred()) {
+      zeropage::DeferredModule<Gpt> deferred(construct);
+      const Gpt gpt = deferred.module();
+      return wrapped(std::move(deferred), gpt);
+    }
+    const Gpt gpt = construct_on(world.device(), construct);
+    return wrapped(gpt, gpt);
+  };
+  Model model = wrap();
+  model->run_blocks_by(block_loop(flags.checkpointing));
+  seed_masks(places, flags);
+  return model;
+}
+
+zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags) {
+  std::vector<int64_t> first_layers = {0};
+  const int64_t stages = flags.pipeline * flags.chunks_of_rank();
+  for (int64_t stage = 1; stage < stages; ++stage) first_layers.push_back(1 + stage);
+  const auto stage = zeropage::pipeline_stage<Gpt>(
+      [&] { return Gpt(flags.model, flags.seed); },
+      [&](Gpt& gpt) { return layers_of_stages(gpt, flags); }, (*places.mesh)["pipeline"],
+      {.chunks = flags.chunks_of_rank(), .first_layers = first_layers});
+  if (const zeropage::World* const slices = places.along("tensor")) {
+    const bool has_embedding = stage->named_children().contains("token_embedding");
+    zeropage::tensor_parallel(*stage, *slices, slices_of_layers(flags.model, has_embedding));
+  }
+  zeropage::Pipeline::Model model(stage, *places.mesh, flags.options);
+  seed_masks(places, flags);
+  return model;
+}
+
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model) {
+  return optimizer_of(flags, model);
+}
+
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
+                                                           zeropage::Pipeline::Model& model) {
+  return optimizer_of(flags, model);
+}
+
+Batch batch_without_values(const Flags& flags) {
+  const auto options = torch::TensorOptions().dtype(torch::kInt64).device(torch::kMeta);
+  const std::vector<int64_t> sizes = {flags.batch, flags.model.sequence};
+  return {torch::empty(sizes, options), torch::empty(sizes, options)};
+}
+
+torch::Tensor loss_of(Model& model, const Batch& batch) {
+  return next_token_loss(model(batch.inputs), batch.targets);
+}
+
+double mean_over_ranks(const zeropage::comm::World& world, double value) {
+  const auto tensor = torch::full({1}, value, torch::kFloat64);
+  world.communicator().all_reduce(tensor, zeropage::comm::ReduceOp::kMean, "the loss").wait();
+  return tensor.item<double>();
+}
+
+}  // namespace train_gpt

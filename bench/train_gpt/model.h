@@ -1,0 +1,34 @@
+// The wrapped model and its optimizer.
+#pragma once
+
+#include <memory>
+
+#include <torch/torch.h>
+
+#include "bench/train_gpt/flags.h"
+#include "bench/train_gpt/places.h"
+#include "bench/train_gpt/text_data.h"
+#include "examples/language_models/gpt.h"
+#include "zeropage/pipeline.h"
+#include "zeropage/zeropage.h"
+
+namespace train_gpt {
+
+using Model = zeropage::DistributedDataParallel<Gpt>;
+
+// Collective.
+Model make_model(const Places& places, const Flags& flags);
+// Elements of the whole module, of which a rank may have slices.
+int64_t parameters_of(const GptConfig& config);
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags, Model& model);
+std::unique_ptr<zeropage::ShardedOptimizer> make_optimizer(const Flags& flags,
+                                                           zeropage::Pipeline::Model& model);
+// This rank's stages of it, with --pipeline. Collective.
+zeropage::Pipeline::Model make_stages(const Places& places, const Flags& flags);
+
+// A micro-batch on the meta device.
+Batch batch_without_values(const Flags& flags);
+torch::Tensor loss_of(Model& model, const Batch& batch);
+double mean_over_ranks(const zeropage::comm::World& world, double value);
+
+}  // namespace train_gpt

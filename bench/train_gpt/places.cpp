@@ -1,0 +1,13 @@
+#include "bench/train_gpt/places.h"
+
+namespace train_gpt {
+
+Places Places::of(const zeropage::World& world, const Flags& flags) {
+  if (flags.ranks_of_model() == 1) return {.all = world, .data = world, .mesh = {}};
+  const zeropage::Mesh mesh(world, {{"pipeline", flags.pipeline},
+                                    {"data", world.size() / flags.ranks_of_model()},
+                                    {"tensor", flags.tensor}});
+  return {.all = world, .data = mesh["data"], .mesh = mesh};
+}
+
+}  // namespace train_gpt

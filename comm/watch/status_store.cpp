@@ -1,0 +1,103 @@
+#include "comm/watch/status_store.h"
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "comm/watch/store_calls.h"
+
+namespace zeropage::comm::detail {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long the store may take to answer.
+constexpr auto kMostPatience = milliseconds(2000);
+constexpr char kBetweenTexts = '\x1e';
+constexpr const char* kAskedKey = "asked";
+
+// What lies under the keys, each with kBetweenTexts behind it.
+std::string joined_texts(c10d::Store& store, const std::vector<std::string>& keys) {
+  std::string texts;
+  for (const std::vector<uint8_t>& text : store.multiGet(keys)) {
+    texts.append(text.begin(), text.end());
+    texts += kBetweenTexts;
+  }
+  return texts;
+}
+
+std::optional<std::vector<std::string>> divided(const std::optional<std::string>& joined) {
+  if (!joined || joined->empty()) return std::nullopt;
+  std::vector<std::string> texts;
+  std::istringstream in(*joined);
+  for (std::string text; std::getline(in, text, kBetweenTexts);) texts.push_back(text);
+  return texts;
+}
+
+}  // namespace
+
+StatusStore::StatusStore(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+                         milliseconds deadline)
+    : store_(connect_again(store)),
+      rank_(rank),
+      limit_(std::clamp(deadline / 8, kMostPatience / 10, kMostPatience)) {
+  for (int other = 0; other < size; ++other) keys_.push_back(c10::str("standing/", other));
+  // Every key exists, so that all can be read at once. A rank that is lost here is named by its
+  // connection to us.
+  ask_within(kMostPatience, [store = store_, key = own_key()] {
+    write_key(*store, key, "");
+    write_key(*store, kAskedKey, "");
+    return std::string();
+  });
+}
+
+std::optional<std::string> StatusStore::ask(std::function<std::string()> question) const {
+  return ask_within(limit_, std::move(question));
+}
+
+void StatusStore::tell(RankStatus ours) {
+  ours.heartbeat = ++heartbeat_;
+  ask([store = store_, key = own_key(), ours] {
+    if (is_served(store)) write_key(*store, key, ours.to_text());
+    return std::string();
+  });
+}
+
+void StatusStore::answer(RankStatus ours) {
+  ours.heartbeat = ++heartbeat_;
+  const auto asked = ask([store = store_, key = own_key(), ours, seen = asked_] {
+    if (!is_served(store)) return seen;
+    const std::vector<uint8_t> bytes = store->get(kAskedKey);
+    std::string now(bytes.begin(), bytes.end());
+    if (now != seen) write_key(*store, key, ours.to_text());
+    return now;
+  });
+  if (asked) asked_ = *asked;
+}
+
+std::optional<std::vector<std::string>> StatusStore::exchange(RankStatus ours) {
+  ours.heartbeat = ++heartbeat_;
+  return divided(ask([store = store_, keys = keys_, own = own_key(), rank = rank_, ours] {
+    if (!is_served(store)) return std::string();
+    write_key(*store, own, ours.to_text());
+    write_key(*store, kAskedKey, c10::str(rank, "/", ours.heartbeat));
+    return joined_texts(*store, keys);
+  }));
+}
+
+std::optional<std::vector<std::string>> StatusStore::read(const std::vector<int>& ranks) const {
+  std::vector<std::string> keys;
+  for (const int rank : ranks) keys.push_back(keys_[static_cast<size_t>(rank)]);
+  return divided(ask([store = store_, keys = std::move(keys)] {
+    return is_served(store) ? joined_texts(*store, keys) : std::string();
+  }));
+}
+
+std::string StatusStore::find(int rank) const {
+  const auto text = ask([store = store_, key = keys_[static_cast<size_t>(rank)]] {
+    return is_served(store) ? read_key(store, key, milliseconds(0)).value_or("") : "";
+  });
+  return text.value_or("");
+}
+
+}  // namespace zeropage::comm::detail

@@ -1,0 +1,30 @@
+# What this folder has from the project around it, for a build without that.
+find_package(Zeropage REQUIRED)
+
+function(zeropage_import target)
+  cmake_parse_arguments(arg "" "HEADER;LIBRARY" "" ${ARGN})
+  string(MAKE_C_IDENTIFIER "${target}" key)
+  find_path(${key}_include ${arg_HEADER} REQUIRED)
+  add_library(${target} INTERFACE IMPORTED)
+  # The compiler has /usr/include already, and naming it again breaks #include_next.
+  if(NOT ${key}_include STREQUAL "/usr/include")
+    target_include_directories(${target} INTERFACE ${${key}_include})
+  endif()
+  if(arg_LIBRARY)
+    find_library(${key}_library ${arg_LIBRARY} REQUIRED)
+    target_link_libraries(${target} INTERFACE ${${key}_library})
+  endif()
+endfunction()
+
+zeropage_import(zeropage::cli11 HEADER CLI/CLI.hpp)
+zeropage_import(zeropage::json HEADER nlohmann/json.hpp)
+zeropage_import(zeropage::crypto HEADER openssl/evp.h LIBRARY crypto)
+zeropage_import(zeropage::yaml HEADER yaml-cpp/yaml.h LIBRARY yaml-cpp)
+zeropage_import(zeropage::fmt HEADER fmt/format.h LIBRARY fmt)
+zeropage_import(zeropage::spdlog HEADER spdlog/spdlog.h LIBRARY spdlog)
+target_compile_definitions(zeropage::spdlog INTERFACE SPDLOG_SHARED_LIB SPDLOG_COMPILED_LIB SPDLOG_FMT_EXTERNAL)
+target_link_libraries(zeropage::spdlog INTERFACE zeropage::fmt)
+
+add_library(zeropage_warnings INTERFACE)
+function(zeropage_compile_as_program target)
+endfunction()

@@ -1,0 +1,383 @@
+// `plan()`: bytes and seconds of a setting before it runs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <iosfwd>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <c10/core/ScalarType.h>
+#include <torch/optim/adamw.h>
+
+#include "zeropage/checkpoint.h"
+#include "zeropage/detail/tensor_structure.h"
+#include "zeropage/device.h"
+#include "zeropage/distributed_data_parallel.h"
+#include "zeropage/ledger.h"
+#include "zeropage/optimizer.h"
+#include "zeropage/options.h"
+#include "zeropage/simulation.h"
+#include "zeropage/world.h"
+
+// How fast a machine is at what a training step does, for the seconds that a plan predicts (planning/step_time.h).
+//
+// Measured in a few seconds: a matrix product, an element-wise operator, a pass over memory, messages between two
+// ranks of this host, and a disk. Of one thread, so that any number of threads and ranks can be predicted.
+//
+// Cached in a file, by the processor, the dtype and LibTorch's release: $XDG_CACHE_HOME/zeropage, or
+// ~/.cache/zeropage. A figure that is not in it is measured and added.
+//
+// Threads: any; measure with nothing else running. Throws c10::Error for a file that is not what this
+// writes; one that cannot be written is said on stderr, and measured again next time.
+
+namespace zeropage {
+
+// Speeds of one thread; 0: not known.
+struct MachineSpeeds {
+  double product_flops_per_second = 0;      // of matrix products
+  double elementwise_bytes_per_second = 0;  // read and written by an operator such as GELU
+  double memory_bytes_per_second = 0;  // read and written by a pass over more than the caches hold
+  comm::Link link;                     // between ranks of a host
+  double disk_read_bytes_per_second = 0;  // of the folder that was asked for
+  double disk_write_bytes_per_second = 0;
+  int cores = 0;
+
+  bool known() const { return product_flops_per_second > 0; }
+};
+
+struct MachineSpeedsOptions {
+  // Dtype of parameters and activations.
+  c10::ScalarType dtype = c10::kFloat;
+  // A folder on the disk to measure; "": none is. Not cached, since folders may be anywhere.
+  std::string folder;
+  // The file; "": in the user's cache. "none": neither read nor written.
+  std::string cache;
+};
+
+// The speeds in the cache; measured where it has none.
+MachineSpeeds machine_speeds(const MachineSpeedsOptions& options = {});
+// Measured now.
+MachineSpeeds measure_machine(const MachineSpeedsOptions& options = {});
+
+// "32 GFLOP/s of products, 9.1 GiB/s element by element, ... a thread".
+std::string to_string(const MachineSpeeds& speeds);
+
+}  // namespace zeropage
+
+// What a plan is asked for and what it tries (zeropage/plan.h). Values.
+
+namespace zeropage {
+
+// In which segments the allocator of a device has its memory (memory/expandable_segments.h).
+enum class AllocatorSegments : uint8_t {
+  kExpandable,  // LibTorch's CUDA allocator, with expandable_segments:True
+  kFixed,       // and with expandable_segments:False
+  kNone,        // each tensor by itself, as on a host
+};
+// "expandable", "fixed", "none".
+std::string_view name(AllocatorSegments segments);
+
+// What is taken of a device besides what tensors ask for.
+struct DeviceAllocator {
+  AllocatorSegments segments = AllocatorSegments::kExpandable;
+  memory::ProductWorkspaces workspaces;  // unset: not known, and none are counted
+};
+
+// What a run gets. Bytes; 0: not known, and nothing is refused for it.
+struct WorldDescription {
+  int ranks = 1;           // 1 to comm::kMostSimulatedRanks
+  int ranks_per_host = 8;  // at most; the last host may have fewer
+  // The memory of a rank's device, as far as LibTorch's allocator may reserve it.
+  int64_t device_memory_bytes = 0;
+  // Memory of a host, for all of its ranks.
+  int64_t host_memory_bytes = 0;
+  int64_t nvme_bytes = 0;
+  // Ranks train in the memory of their host: what is on the device counts there too.
+  bool device_is_host = false;
+  // The allocator of a device that is not the host.
+  DeviceAllocator allocator;
+
+  // Whether there is an allocator between tensors and the device's memory.
+  bool has_allocator() const {
+    return !device_is_host && allocator.segments != AllocatorSegments::kNone;
+  }
+  // What a rank may have of the tier.
+  int64_t bytes_of_rank(memory::Tier tier) const;
+};
+
+// Which activations are computed again in backward.
+enum class CheckpointPolicy : uint8_t {
+  kNone,
+  kSelective,  // cheap operators (zeropage/recompute.h)
+  kBlocks,     // each block
+};
+// "none", "selective", "blocks".
+std::string_view name(CheckpointPolicy policy);
+
+// How pages come and go. The bits do not depend on it.
+struct PagingSetting {
+  int64_t page_bytes = Options::kPageBytesOfDevice;  // unset: of the training's options
+  int64_t prefetch_bytes =
+      Options::kTwoLargestPages;      // where the stage shards parameters; unset: likewise
+  StepWhen step = StepWhen::kInStep;  // where the optimizer has left the device
+
+  bool operator==(const PagingSetting&) const = default;
+};
+
+// One way to train the model.
+struct PlannedSetting {
+  Stage stage;
+  memory::Tier optimizer = memory::Tier::kDevice;   // OffloadOptions::optimizer
+  memory::Tier parameters = memory::Tier::kDevice;  // OffloadOptions::parameters
+  CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
+  // Which of PlanOptions::paging it has, in their order.
+  size_t paging_index = 0;
+  PagingSetting paging;
+};
+// "stage 2, optimizer on host, checkpoint blocks".
+std::string to_string(const PlannedSetting& setting);
+
+// The options of a training with that setting. training: all that settings have in common; what it says of
+// sharded parameters goes where the stage shards none. A folder on NVMe is not filled in.
+Options options_of(const Options& training, const PlannedSetting& setting);
+
+}  // namespace zeropage
+
+// A user's model in a simulated world, for plan() (zeropage/plan.h).
+//
+// Lifetime: shares the world. Threads: the one that plans.
+
+namespace zeropage {
+
+// What plan() needs to know of a training script. M: as in DistributedDataParallel<M>.
+template <typename M>
+struct ModelToPlan {
+  // Makes the module, as for a DeferredModule: its parameters get no values. Called several times.
+  std::function<M()> construct;
+  // Forward and loss of one micro-batch: one element in fp32. Inputs are to be on the meta device.
+  std::function<at::Tensor(DistributedDataParallel<M>& model)> loss;
+  // Makes regions of that many of the module's blocks (zeropage/checkpoint.h). Empty: it has
+  // none, and CheckpointPolicy::kBlocks is not planned.
+  std::function<void(M& module, checkpointing::EveryBlocks every)> checkpoint_blocks;
+  // Empty: AdamW.
+  std::function<std::unique_ptr<ShardedOptimizer>(DistributedDataParallel<M>& model)> optimizer;
+};
+
+namespace detail {
+
+class PlannedModel {
+ public:
+  PlannedModel() = default;
+  PlannedModel(const PlannedModel&) = delete;
+  PlannedModel& operator=(const PlannedModel&) = delete;
+  virtual ~PlannedModel() = default;
+
+  virtual DistributedDataParallelBase& model() = 0;
+  virtual ShardedOptimizer& optimizer() = 0;
+  virtual at::Tensor loss() = 0;
+  virtual void checkpoint_blocks(checkpointing::EveryBlocks every) = 0;
+};
+
+using MakePlannedModel =
+    std::function<std::unique_ptr<PlannedModel>(const comm::World& world, const Options& options)>;
+
+template <typename M>
+class PlannedModelOf final : public PlannedModel {
+ public:
+  PlannedModelOf(const ModelToPlan<M>& given, const comm::World& world, const Options& options)
+      : given_(given), model_(DeferredModule<M>(given.construct), world, options) {
+    optimizer_ = given_.optimizer ? given_.optimizer(model_)
+                                  : std::make_unique<Optimizer<torch::optim::AdamW>>(model_);
+  }
+
+  DistributedDataParallelBase& model() override { return model_; }
+  ShardedOptimizer& optimizer() override { return *optimizer_; }
+  at::Tensor loss() override { return given_.loss(model_); }
+  void checkpoint_blocks(checkpointing::EveryBlocks every) override {
+    given_.checkpoint_blocks(model_.module(), every);
+  }
+
+ private:
+  const ModelToPlan<M>& given_;
+  DistributedDataParallel<M> model_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;
+};
+
+}  // namespace detail
+}  // namespace zeropage
+
+// What a run will hold, send and compute, before it runs: for each stage, offload and checkpoint
+// policy, and which of them is the cheapest that fits.
+//
+//   const zeropage::Plan plan = zeropage::plan(
+//       [&] { return Gpt(config); }, torch::empty({4, 2048}, torch::kInt64),
+//       {.ranks = 64, .device_memory_bytes = 80_GiB});
+//   std::cout << plan;
+//
+// No formula computes the figures. The module is constructed without values, and
+// the training code itself runs a few steps of one rank of a simulated world with it: pages,
+// collectives, recompute and the optimizer, on tensors that have sizes and no memory. The ledger has what they
+// would hold (memory/meta_memory.h), and the communicator counts what they would send.
+//
+// The figures also have what LibTorch's CUDA allocator reserves for these tensors: the same requests go to a model
+// of it (planning/caching_allocator.h). A limit of the device is compared with that.
+//
+// What is not in the figures: what the process has besides tensors, such as code and a driver's
+// context, and what kernels take while they compute.
+//
+// Cost: seconds and some 100 MB, whatever the size of the model and the number of ranks. It draws
+// nothing from the random generators.
+// Threads: any, that has no OperatorInterceptor of its own.
+// Throws c10::Error for descriptions that make no sense, and what the module throws: an
+// operator without a form on the meta device (operators/meta_operators.h), a forward that reads values.
+
+namespace zeropage {
+
+struct PlanOptions {
+  // What all settings have in common, such as precision, page_bytes and shard_within. Its stage and what it
+  // offloads do not matter: those are what is tried.
+  Options training;
+  // Micro-batches of a step on each rank.
+  int64_t micro_steps = 1;
+  // Where the optimizer may be; at stage 3 the parameters go along, or not. Optimizers without a fused form
+  // stay on the device.
+  std::vector<memory::Tier> tiers = {memory::Tier::kDevice, memory::Tier::kHost,
+                                     memory::Tier::kNvme};
+  // The stages to try, by their numbers.
+  std::vector<int> stages = {0, 1, 2, 3};
+  std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
+                                            CheckpointPolicy::kBlocks};
+  // How fast the machines are, for the seconds of a step; by default not known.
+  MachineSpeeds speeds;
+  int threads = 0;  // of a rank; 0: its part of the host's cores
+  // What to try of pages, the preferred first. Later ones are tried only while nothing fits that keeps all on
+  // the device and computes nothing again.
+  std::vector<PagingSetting> paging = {PagingSetting()};
+};
+
+// What rank 0 of a world will hold and do; it has the most where shards differ.
+struct Forecast {
+  PlannedSetting setting;
+  // What lives from step to step, by the byte plan (zero/plan/byte_plan.h).
+  memory::TierBytes held;
+  // Each tier by kind, at the moment when its total is highest.
+  memory::TierBytes at_peak;
+  // The most that the device's allocator reserves, below its limit if that is enough. 0: each tensor is allocated
+  // by itself, or no steps were run.
+  int64_t reserved_bytes = 0;
+  // In one step, after the first.
+  comm::LinkTraffic sent;
+  // FLOPs of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
+  // Backward counts twice forward; what is recomputed counts again.
+  double flops = 0;
+  // Predicted seconds of a step (planning/step_time.h); 0 where PlanOptions::speeds are not known.
+  double seconds = 0;
+  // By tier: how much more than there is. What is on the device counts to the host, where that is the device.
+  std::array<int64_t, memory::kTierCount> missing_bytes{};
+
+  bool fits() const;
+  // At the peak; of the device what is reserved, of the host with what is on the device, where that is the host.
+  int64_t used_bytes(const WorldDescription& described, memory::Tier tier) const;
+};
+
+struct Plan {
+  int64_t parameters = 0;  // elements of the module, a tied one once
+  WorldDescription world;
+  // Whether steps were run. If not, forecasts are of what is held from step to step, and at the peak of gradients
+  // too, and of nothing more.
+  bool has_steps = true;
+  // The cheapest first. Where speeds are known that is the fastest, with less than 5 % no difference. Then what keeps more on the device before what offloads, the host before NVMe; then
+  // fewer FLOPs; then fewer bytes sent, where less than 2 % are no difference; then less that is
+  // computed again; then what comes first in PlanOptions::paging; then fewer bytes on the device. Those that do
+  // not fit have their places too.
+  std::vector<Forecast> forecasts;
+
+  // The cheapest that fits, and the next cheapest. Null: there is none.
+  const Forecast* choice() const;
+  const Forecast* next_best() const;
+  // The one that exceeds its limits least, if none fits. Throws for a plan without forecasts.
+  const Forecast& nearest() const;
+
+  // The table, the choice by kind, what limits it, and the next best.
+  std::string to_string() const;
+};
+std::ostream& operator<<(std::ostream& out, const Plan& plan);
+
+namespace detail {
+
+enum class Blocks : uint8_t { kNone, kAreRegions };
+
+Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
+          const PlanOptions& options);
+
+// The tensor with its sizes and strides alone.
+at::Tensor without_values(const at::Tensor& tensor);
+
+// model: outlives what this makes.
+template <typename M>
+MakePlannedModel make_planned(const ModelToPlan<M>& model) {
+  return [&model](const comm::World& of_rank, const Options& setting) {
+    return std::make_unique<PlannedModelOf<M>>(model, of_rank, setting);
+  };
+}
+template <typename M>
+Blocks blocks_of(const ModelToPlan<M>& model) {
+  return model.checkpoint_blocks ? Blocks::kAreRegions : Blocks::kNone;
+}
+
+// What plan() takes of a module whose loss is the mean of what forward gives.
+template <typename Construct, typename Sample>
+auto model_of(const Construct& construct, const Sample& sample_input) {
+  using M = std::invoke_result_t<const Construct&>;
+  const auto on_meta = [](const at::Tensor& tensor, const std::string&) {
+    return without_values(tensor);
+  };
+  const auto input = memory::map_tensors(sample_input, on_meta, "sample_input");
+  const auto forward = [input](DistributedDataParallel<M>& model) -> at::Tensor {
+    if constexpr (std::is_same_v<Sample, at::Tensor>) {
+      return model(input);
+    } else {
+      return std::apply(model, input);
+    }
+  };
+  return ModelToPlan<M>{
+      .construct = construct,
+      .loss =
+          [forward](DistributedDataParallel<M>& model) { return forward(model).mean(at::kFloat); },
+      .checkpoint_blocks = {},
+      .optimizer = {}};
+}
+
+}  // namespace detail
+
+template <typename M>
+Plan plan(const ModelToPlan<M>& model, const WorldDescription& world,
+          const PlanOptions& options = {}) {
+  return detail::plan(detail::make_planned(model), detail::blocks_of(model), world, options);
+}
+
+// A plan for a module of which only the number of fp32 parameters is known: what is held from step to step, and gradients
+// besides at the peak, by ZeRO's formula (formula_bytes() in zero/plan/byte_plan.h). Activations, pages, traffic and FLOPs are not in
+// it. states: of the optimizer, for each parameter; AdamW has 2.
+Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& world,
+                 const PlanOptions& options = {});
+
+// sample_input: a micro-batch of a rank, whose values do not matter: what forward takes, a tensor or a
+// std::tuple. forward gives one tensor, and the loss is its mean; a loss that keeps more needs a
+// ModelToPlan.
+template <typename Construct, typename Sample>
+requires(std::is_invocable_v<const Construct&>) Plan
+    plan(const Construct& construct, const Sample& sample_input, const WorldDescription& world,
+         const PlanOptions& options = {}) {
+  return plan(detail::model_of(construct, sample_input), world, options);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,199 @@
+// The loops over 8-bit states, written once and compiled for each set of instructions: by a source that
+// defines, before it includes this, ZEROPAGE_SET, the attribute of the set's functions, and Groups, which
+// has what the compiler does not find by itself: a group of codes from bytes to words and back. All else the
+// compiler makes vectors of, as wide as the set has them. Free of torch.
+//
+//   struct Groups {
+//     static constexpr int kNumel;
+//     // As widened() of the map.
+//     template <StateSign> static void widen(const uint8_t* codes, uint32_t* words);
+//     // The codes of magnitudes, with the signs of values.
+//     template <StateSign> static void narrow(const uint32_t* magnitudes, const float* values, uint8_t* codes);
+//   };
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <variant>
+
+#include "optim/cpu/quantised_loops.h"
+#include "zeropage/detail/state_format.h"
+
+// Always inlined, so that nothing between the loops of a block is a call.
+#define ZEROPAGE_SET_ELEMENT ZEROPAGE_SET inline __attribute__((always_inline))
+
+namespace zeropage::offload::cpu {
+namespace {
+
+template <StateSign kSign>
+ZEROPAGE_SET_ELEMENT void dequantise_block(const uint8_t* codes, float scale, float* values,
+                                           int64_t numel) {
+  int64_t i = 0;
+  for (; i + Groups::kNumel <= numel; i += Groups::kNumel) {
+    alignas(64) uint32_t words[Groups::kNumel];
+    Groups::widen<kSign>(codes + i, words);
+    ZEROPAGE_NO_OVERLAP
+    for (int k = 0; k < Groups::kNumel; ++k) {
+      values[i + k] = value_of_widened<kSign>(words[k], scale);
+    }
+  }
+  for (; i < numel; ++i) values[i] = dequantised<kSign>(codes[i], scale);
+}
+
+// The largest magnitude_of() a value.
+ZEROPAGE_SET_ELEMENT uint32_t largest_magnitude(const float* values, int64_t numel) {
+  uint32_t largest = 0;
+  for (int64_t i = 0; i < numel; ++i) largest = std::max(largest, magnitude_of(values[i]));
+  return largest;
+}
+
+// Returns the block's scale. largest: largest_magnitude() of its values.
+template <StateSign kSign>
+ZEROPAGE_SET_ELEMENT float quantise_block(const float* values, uint32_t largest, uint8_t* codes,
+                                          int64_t numel) {
+  const BlockScale block = block_scale(largest);
+  if (block.inverse == 0) {
+    std::memset(codes, 0, static_cast<size_t>(numel));
+    return block.scale;
+  }
+  int64_t i = 0;
+  for (; i + Groups::kNumel <= numel; i += Groups::kNumel) {
+    alignas(64) uint32_t magnitudes[Groups::kNumel];
+    ZEROPAGE_NO_OVERLAP
+    for (int k = 0; k < Groups::kNumel; ++k) {
+      magnitudes[k] = quantised_magnitude<kSign>(values[i + k], block.inverse);
+    }
+    Groups::narrow<kSign>(magnitudes, values + i, codes + i);
+  }
+  for (; i < numel; ++i) codes[i] = quantised<kSign>(values[i], block.inverse);
+  return block.scale;
+}
+
+// How far ahead a block is fetched: a page of fp32, where the processor's own fetching stops. The
+// arithmetic of a block is too long for the blocks after it to come in behind it by themselves.
+constexpr int64_t kAheadNumel = 1024;
+constexpr int64_t kCacheLineBytes = 64;
+
+// Past the end of memory it does nothing.
+template <typename Element>
+ZEROPAGE_SET_ELEMENT void fetch_block(const Element* block) {
+  constexpr int64_t kLineNumel = kCacheLineBytes / int64_t{sizeof(Element)};
+  for (int64_t i = 0; i < kStateBlockNumel; i += kLineNumel) __builtin_prefetch(block + i);
+}
+
+// The states of a block between codes and codes.
+struct BlockInFp32 {
+  alignas(64) float states[kMostStates][kStateBlockNumel];
+  uint32_t largest[kMostStates];  // of their magnitudes, once they are updated
+};
+
+template <typename Rule, typename Gradient>
+ZEROPAGE_SET_ELEMENT void update_block(const Rule& rule, float* values, const Gradient* gradients,
+                                       float gradient_scale, int64_t numel, BlockInFp32& block) {
+  float* const first = block.states[0];
+  float* const second = block.states[1];
+  float* const third = block.states[2];
+  uint32_t largest[kMostStates] = {};
+  ZEROPAGE_NO_OVERLAP
+  for (int64_t i = 0; i < numel; ++i) {
+    float states[kMostStates] = {};
+    if constexpr (Rule::kStates > 0) states[0] = first[i];
+    if constexpr (Rule::kStates > 1) states[1] = second[i];
+    if constexpr (Rule::kStates > 2) states[2] = third[i];
+    const float gradient = rounded::multiply(to_float(gradients[i]), gradient_scale);
+    values[i] = rule.apply(values[i], gradient, states);
+    if constexpr (Rule::kStates > 0) first[i] = states[0];
+    if constexpr (Rule::kStates > 1) second[i] = states[1];
+    if constexpr (Rule::kStates > 2) third[i] = states[2];
+    // Beside divisions and roots this takes less time than in a loop of its own.
+    for (int state = 0; state < Rule::kStates; ++state) {
+      largest[state] = std::max(largest[state], magnitude_of(states[state]));
+    }
+  }
+  for (int state = 0; state < Rule::kStates; ++state) block.largest[state] = largest[state];
+}
+
+// `numel` elements of a block of the stretch from `first` on.
+struct PartOfBlock {
+  int64_t block = 0;
+  int64_t first = 0;
+  int64_t numel = 0;
+};
+
+template <typename Rule>
+constexpr StateSign sign_of(int state) {
+  return state < Rule::kSignedStates ? StateSign::kSigned : StateSign::kUnsigned;
+}
+
+template <typename Rule, int kState = 0>
+ZEROPAGE_SET_ELEMENT void load_states(const QuantisedStretch& all, const PartOfBlock& part,
+                                      BlockInFp32& to) {
+  if constexpr (kState < Rule::kStates) {
+    dequantise_block<sign_of<Rule>(kState)>(all.codes[kState] + part.first,
+                                            all.scales[kState][part.block], to.states[kState],
+                                            part.numel);
+    load_states<Rule, kState + 1>(all, part, to);
+  }
+}
+
+template <typename Rule, int kState = 0>
+ZEROPAGE_SET_ELEMENT void store_states(const QuantisedStretch& all, const PartOfBlock& part,
+                                       const BlockInFp32& from) {
+  if constexpr (kState < Rule::kStates) {
+    all.scales[kState][part.block] = quantise_block<sign_of<Rule>(kState)>(
+        from.states[kState], from.largest[kState], all.codes[kState] + part.first, part.numel);
+    store_states<Rule, kState + 1>(all, part, from);
+  }
+}
+
+// In passes over a block, each short enough for the processor to look ahead in it: in a single one the chain
+// from a code to the next one is so long that the processor waits.
+template <typename Rule, typename Gradient>
+ZEROPAGE_SET void step_blocks(const Rule& shared_rule, const QuantisedStretch& all) {
+  // A copy: a store through a float pointer could change what is reached through references.
+  const Rule rule = shared_rule;
+  const auto* const gradients = static_cast<const Gradient*>(all.gradient);
+  BlockInFp32 in_fp32;
+  PartOfBlock part{.numel = std::min(kStateBlockNumel - all.first_in_block, all.numel)};
+  while (part.numel > 0) {
+    fetch_block(all.values + part.first + kAheadNumel);
+    load_states<Rule>(all, part, in_fp32);
+    update_block(rule, all.values + part.first, gradients + part.first, all.gradient_scale,
+                 part.numel, in_fp32);
+    fetch_block(gradients + part.first + kAheadNumel);
+    store_states<Rule>(all, part, in_fp32);
+    part = {part.block + 1, part.first + part.numel,
+            std::min(kStateBlockNumel, all.numel - part.first - part.numel)};
+  }
+}
+
+constexpr QuantisedLoops kLoopsOfSet = {
+    .step =
+        [](const UpdateRule& rule, const QuantisedStretch& stretch) {
+          std::visit(
+              [&]<typename Rule>(const Rule& of_class) {
+                visit_precision(stretch.gradient_precision, [&]<typename Gradient>() {
+                  step_blocks<Rule, Gradient>(of_class, stretch);
+                });
+              },
+              rule);
+        },
+    .dequantise =
+        [](StateSign sign, const uint8_t* codes, float scale, float* values, int64_t numel)
+            ZEROPAGE_SET {
+              if (sign == StateSign::kSigned) {
+                dequantise_block<StateSign::kSigned>(codes, scale, values, numel);
+              } else {
+                dequantise_block<StateSign::kUnsigned>(codes, scale, values, numel);
+              }
+            },
+    .quantise =
+        [](StateSign sign, const float* values, uint8_t* codes, int64_t numel) ZEROPAGE_SET {
+          const uint32_t largest = largest_magnitude(values, numel);
+          return sign == StateSign::kSigned
+                     ? quantise_block<StateSign::kSigned>(values, largest, codes, numel)
+                     : quantise_block<StateSign::kUnsigned>(values, largest, codes, numel);
+        }};
+
+}  // namespace
+}  // namespace zeropage::offload::cpu

@@ -1,0 +1,29 @@
+// The generators of random numbers in a saved state: the host's, and the device's if that is an accelerator,
+// of each rank by its places on the axes "data", "pipeline" and "tensor". So they come back to the ranks that
+// do the same work, whatever the order of the axes. Along an axis whose ranks draw alike there is one.
+//
+// Threads: one for each rank. Errors: c10::Error.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "zeropage/detail/model_ref.h"
+
+namespace zeropage::detail {
+
+// This rank's places, and its generators as they are now.
+nlohmann::json own_generators(const ModelRef& model);
+// Those of all ranks as the manifest has them. by_rank: own_generators() of each.
+nlohmann::json merged_generators(const std::vector<nlohmann::json>& by_rank);
+
+// Why the generators of a state cannot be those of these ranks; empty if they can. Where the state has one
+// for all ranks along "data" or "pipeline", those of now must be alike along it: ranks that were seeded apart
+// shall not draw the same numbers from here on. by_rank: own_generators() of each.
+std::string reason_to_stay(const nlohmann::json& saved, const std::vector<nlohmann::json>& by_rank);
+// own: own_generators() of a model; its rank's generators go on where the state's did.
+void set_generators(const nlohmann::json& saved, const nlohmann::json& own, const ModelRef& model);
+
+}  // namespace zeropage::detail

@@ -20,7 +20,7 @@ void PageGradient::reopen(const GradientPresence& present) {
     slot.is_kept = buckets_.reduced().is(slot.parameter, training_.gradient(slot.parameter));
     if (slot.is_kept) continue;
     ZP_CHECK(
-        state_ != State::kSummed || !present.has(slot.parameter), "parameter \"",
+        !is(State::kSummed) || !present.has(slot.parameter), "parameter \"",
         training_.name(slot.parameter),
         "\": its gradient was zeroed or replaced between two micro-batches of a step, whose "
         "sum it is part of; the accumulator zeroes gradients in step(), leave zero_grad() out");
@@ -33,12 +33,12 @@ void PageGradient::reopen(const GradientPresence& present) {
     for (const Slot& slot : slots_.all()) {
       if (slot.is_kept) training_.gradient(slot.parameter).reset();
     }
-  } else if (state_ == State::kSummed) {
+  } else if (is(State::kSummed)) {
     buckets_.skip(page_);
   } else {
     buckets_.forget(page_);
   }
-  state_ = State::kReopened;
+  state_.move_to(State::kReopened);
 }
 
 void PageGradient::forget(Slot& slot) {
@@ -74,8 +74,8 @@ void PageGradient::before_accumulate(size_t parameter, const GradientPresence& p
 }
 
 bool PageGradient::hides_kept() const {
-  return state_ == State::kReopened && std::any_of(slots_.all().begin(), slots_.all().end(),
-                                                   [](const Slot& slot) { return slot.is_kept; });
+  return is(State::kReopened) && std::any_of(slots_.all().begin(), slots_.all().end(),
+                                             [](const Slot& slot) { return slot.is_kept; });
 }
 
 void PageGradient::end_without_reduction() {
@@ -94,7 +94,7 @@ void PageGradient::end_without_reduction() {
     slot.seen_version = slot.view._version();
   }
   slots_.zero(hidden);
-  state_ = State::kCollecting;
+  state_.move_to(State::kCollecting);
   slots_.let_go();
 }
 
@@ -105,7 +105,7 @@ void PageGradient::abandon() {
   for (Slot& slot : slots_.all()) {
     if (slot.is_kept && !training_.gradient(slot.parameter).defined()) forget(slot);
   }
-  state_ = State::kCollecting;
+  state_.move_to(State::kCollecting);
   slots_.let_go();
 }
 
@@ -119,7 +119,7 @@ void PageGradient::start(comm::ReduceOp op, GradientPresence& present) {
     present.note(slot.parameter, has || slot.is_kept);
   }
   slots_.zero(missing);
-  state_ = State::kReducing;
+  state_.move_to(State::kReducing);
   reduction_ = buckets_.start_reduction(page_, op);
   if (buckets_.are_transient()) slots_.close();
 }
@@ -136,7 +136,7 @@ void PageGradient::close(const BackwardPlan& plan) {
     slot.is_kept = false;
     slot.seen_version = Slot::kUnseen;
   }
-  state_ = plan.accumulates() ? State::kSummed : State::kReduced;
+  state_.move_to(plan.accumulates() ? State::kSummed : State::kReduced);
   buckets_.close(page_, plan.backwards());
 }
 
@@ -155,8 +155,8 @@ void PageGradient::hand_over(const GradientPresence& present) {
 
 void PageGradient::drop() {
   // In the middle of a sum.
-  if (is_collecting() || state_ == State::kSummed) buckets_.forget(page_);
-  state_ = is_reduced() ? State::kReduced : State::kCollecting;
+  if (is_collecting() || is(State::kSummed)) buckets_.forget(page_);
+  state_.move_to(is_reduced() ? State::kReduced : State::kCollecting);
   for (Slot& slot : slots_.all()) {
     training_.gradient(slot.parameter).reset();
     slot.is_kept = false;

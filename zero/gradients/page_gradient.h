@@ -4,6 +4,8 @@
 //   kReduced, kSummed --reopen()--> kReopened --start()--> kReducing
 //   kReopened --end_without_reduction()--> kCollecting
 //
+// gradient_state.h has the table of all moves.
+//
 // While it collects, the bucket has this rank's own gradient, and p.grad() of the parameters are slots in
 // it. A reduced gradient that was not zeroed when the page is reopened is kept, and added to the next one: a mean
 // is never averaged again. In kReopened p.grad() shows nothing of the kept sum. In kCollecting p.grad() also stands
@@ -25,6 +27,7 @@
 #include "zero/gradients/gradient_buckets.h"
 #include "zero/gradients/gradient_presence.h"
 #include "zero/gradients/gradient_slots.h"
+#include "zero/gradients/gradient_state.h"
 #include "zero/gradients/training_parameters.h"
 #include "zeropage/pending.h"
 
@@ -36,9 +39,9 @@ class PageGradient {
 
   GradientSlots& slots() { return slots_; }
   const GradientSlots& slots() const { return slots_; }
-  bool is_collecting() const { return state_ == State::kCollecting || state_ == State::kReopened; }
-  bool is_reducing() const { return state_ == State::kReducing; }
-  bool is_reduced() const { return state_ == State::kReduced || state_ == State::kSummed; }
+  bool is_collecting() const { return is(State::kCollecting) || is(State::kReopened); }
+  bool is_reducing() const { return is(State::kReducing); }
+  bool is_reduced() const { return is(State::kReduced) || is(State::kSummed); }
 
   // Called before a gradient of this backward is accumulated. Throws if the present gradient is part of a sum and
   // was zeroed. present: of the last reduction.
@@ -66,13 +69,14 @@ class PageGradient {
   // p.grad() becomes the reduced gradient where any rank has one, and keeps its memory.
   void hand_over(const GradientPresence& present);
 
-  // Drops the gradient and the kept sum. REQUIRES: not is_reducing().
+  // Drops the gradient, the kept sum, and what a step that threw has left under way.
   void drop();
 
  private:
-  enum class State : uint8_t { kCollecting, kReopened, kReducing, kReduced, kSummed };
+  using State = GradientState;
   using Slot = GradientSlots::Slot;
 
+  bool is(State state) const { return state_.now() == state; }
   void forget(Slot& slot);
   void check_user_changes(Slot& slot);
 
@@ -82,7 +86,7 @@ class PageGradient {
   GradientBuckets& buckets_;
 
   GradientSlots slots_;
-  State state_ = State::kCollecting;
+  GradientStateMachine state_;
   size_t arrived_ = 0;  // gradients in this backward
   memory::Pending reduction_;
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "zero/plan/byte_plan.h"
 #include "zeropage/bytes.h"
@@ -87,13 +88,7 @@ Options options_of(const Options& training, const PlannedSetting& setting) {
     }
     return options;
   }
-  const Options defaults;
-  options.parameter_budget_bytes = defaults.parameter_budget_bytes;
-  options.prefetch_bytes = defaults.prefetch_bytes;
-  options.reshard = defaults.reshard;
-  options.minimum_sharded_bytes = defaults.minimum_sharded_bytes;
-  options.secondary_shard_within = defaults.secondary_shard_within;
-  return options;
+  return without_sharded_parameters(std::move(options));
 }
 
 }  // namespace zeropage

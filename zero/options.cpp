@@ -61,6 +61,19 @@ offload::StateFormat state_format_of(const Options& options, int64_t parameter_n
 
 namespace {
 
+// What only sharded parameters have a use for.
+constexpr auto kAboutShardedParameters =
+    std::tuple(&Options::parameter_budget_bytes, &Options::prefetch_bytes, &Options::reshard,
+               &Options::minimum_sharded_bytes, &Options::secondary_shard_within);
+
+// Whether any of these members is not at its default.
+template <typename Members>
+bool has_any_of(const Options& options, const Members& members) {
+  const Options defaults;
+  return std::apply([&](auto... each) { return ((options.*each != defaults.*each) || ...); },
+                    members);
+}
+
 // Nothing is kept beside what is double, and no step but the class's updates it.
 void validate_double(const Options& options) {
   const auto is_unset_or_double = [](const std::optional<c10::ScalarType>& dtype) {
@@ -186,6 +199,13 @@ void validate_limits(const Options& options) {
 
 }  // namespace
 
+Options without_sharded_parameters(Options options) {
+  const Options defaults;
+  std::apply([&](auto... members) { ((options.*members = defaults.*members), ...); },
+             kAboutShardedParameters);
+  return options;
+}
+
 void validate(const Options& options) {
   validate_precision(options);
   validate_offload(options);
@@ -239,12 +259,7 @@ void validate(const Options& options) {
   ZP_CHECK(options.minimum_sharded_bytes >= 0,
            "options.minimum_sharded_bytes: expected 0 or more, got ",
            options.minimum_sharded_bytes);
-  const Options defaults;
-  ZP_CHECK(options.stage.parameters ||
-               (options.parameter_budget_bytes == defaults.parameter_budget_bytes &&
-                options.prefetch_bytes == defaults.prefetch_bytes &&
-                options.reshard == defaults.reshard &&
-                options.minimum_sharded_bytes == defaults.minimum_sharded_bytes),
+  ZP_CHECK(options.stage.parameters || !has_any_of(options, kAboutShardedParameters),
            "options.parameter_budget_bytes, prefetch_bytes, reshard and minimum_sharded_bytes are "
            "about sharded parameters, and stage ",
            text_of(options.stage), " keeps parameters whole; use stage 3 or leave them out");

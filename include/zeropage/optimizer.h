@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -77,26 +78,26 @@ struct OptimizerTraits<torch::optim::LBFGS> {
 struct FusedForm;
 
 namespace detail {
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdamWOptions& defaults);
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdamOptions& defaults);
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::SGDOptions& defaults);
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdagradOptions& defaults);
-std::shared_ptr<const FusedForm> fused_form(const LionOptions& defaults);
+
+template <typename... Classes>
+struct ClassList {
+  template <typename A>
+  static constexpr bool kHas = (std::is_same_v<A, Classes> || ...);
+};
+
+// A rule of optim/update_rule.h each.
+using ClassesWithFusedForm = ClassList<torch::optim::AdamW, torch::optim::Adam, torch::optim::SGD,
+                                       torch::optim::Adagrad, Lion>;
+
+// A: one of them.
+template <typename A>
+std::shared_ptr<const FusedForm> fused_form(const typename OptimizerTraits<A>::Options& defaults);
+
 }  // namespace detail
 
 // Whether A has one. By class, not by its options: a class of yours may share them.
 template <typename A>
-inline constexpr bool kHasFusedForm = false;
-template <>
-inline constexpr bool kHasFusedForm<torch::optim::AdamW> = true;
-template <>
-inline constexpr bool kHasFusedForm<torch::optim::Adam> = true;
-template <>
-inline constexpr bool kHasFusedForm<torch::optim::SGD> = true;
-template <>
-inline constexpr bool kHasFusedForm<torch::optim::Adagrad> = true;
-template <>
-inline constexpr bool kHasFusedForm<Lion> = true;
+inline constexpr bool kHasFusedForm = detail::ClassesWithFusedForm::kHas<A>;
 
 }  // namespace zeropage
 
@@ -231,7 +232,7 @@ class Optimizer final : public ShardedOptimizer {
         .fused = nullptr,
         .defaults = std::make_unique<AlgorithmOptions>(defaults),
         .option_bytes = sizeof(AlgorithmOptions)};
-    if constexpr (kHasFusedForm<A>) algorithm.fused = detail::fused_form(defaults);
+    if constexpr (kHasFusedForm<A>) algorithm.fused = detail::fused_form<A>(defaults);
     return algorithm;
   }
 };

@@ -108,8 +108,8 @@ enum class StepWhen : uint8_t {
 struct OffloadOptions {
   // The tier of what the optimizer needs: fp32 values (the parameters' or their master weights),
   // its states, and, unless kDevice, the reduced gradients. kNvme: gradients are on the host. For
-  // AdamW, Adam, SGD, Adagrad and Lion, whose steps have a fused form. Bytes an owned element: 4 of
-  // values, 4 a state, and a gradient.
+  // optimizers with a fused form (kHasFusedForm of zeropage/optimizer.h). Bytes an owned element: 4 of values, 4 a state,
+  // and a gradient.
   memory::Tier optimizer = memory::Tier::kDevice;
 
   // The tier of sharded parameters: a page is brought when operators use it. The optimizer's fp32
@@ -188,8 +188,8 @@ enum class Reshard : uint8_t {
 enum class UpdateBy : uint8_t {
   kAuto,   // kFused where the class has such a form, else kClass
   kClass,  // the torch::optim class itself: its bits
-  kFused,  // one pass over memory: the same formulas, rounded otherwise. For AdamW, Adam, SGD,
-           // Adagrad and Lion; the same bits on the host and on CUDA
+  kFused,  // one pass over memory: the same formulas, rounded otherwise. For classes with such a form (kHasFusedForm of
+           // zeropage/optimizer.h); the same bits on the host and on CUDA
 };
 
 // How parameters in bfloat16 or half are updated.
@@ -335,6 +335,9 @@ offload::StateFormat state_format_of(const Options& options, int64_t parameter_n
 
 // Whether it is bfloat16 or half.
 bool is_low_precision(c10::ScalarType dtype);
+
+// The options with what is about sharded parameters alone, which is stage 3, at its defaults.
+Options without_sharded_parameters(Options options);
 
 // Throws for a value, or a combination of values, that is not supported.
 void validate(const Options& options);

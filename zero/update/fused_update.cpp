@@ -2,6 +2,8 @@
 
 #include <map>
 #include <memory>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -182,21 +184,41 @@ std::shared_ptr<const FusedForm> form_of(const AlgorithmOptions& defaults) {
 
 namespace detail {
 
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdamWOptions& defaults) {
-  return form_of(defaults);
-}
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdamOptions& defaults) {
-  return form_of(defaults);
-}
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::SGDOptions& defaults) {
-  return form_of(defaults);
-}
-std::shared_ptr<const FusedForm> fused_form(const torch::optim::AdagradOptions& defaults) {
-  return form_of(defaults);
-}
-std::shared_ptr<const FusedForm> fused_form(const LionOptions& defaults) {
+template <typename A>
+std::shared_ptr<const FusedForm> fused_form(const typename OptimizerTraits<A>::Options& defaults) {
   return form_of(defaults);
 }
 
 }  // namespace detail
+
+namespace {
+
+template <typename... A>
+auto fused_forms(detail::ClassList<A...> /*classes*/) {
+  return std::tuple(&detail::fused_form<A>...);
+}
+// Instantiates them.
+[[maybe_unused]] const auto kFusedForms = fused_forms(detail::ClassesWithFusedForm());
+
+std::string name_of_class(const std::string& qualified) {
+  return qualified.substr(qualified.rfind(':') + 1);
+}
+
+template <typename... A>
+std::string joined_names(detail::ClassList<A...> /*classes*/) {
+  const std::vector<std::string> names = {name_of_class(c10::demangle_type<A>())...};
+  std::string text;
+  for (size_t index = 0; index < names.size(); ++index) {
+    if (index > 0) text += index + 1 < names.size() ? ", " : " and ";
+    text += names[index];
+  }
+  return text;
+}
+
+}  // namespace
+
+std::string names_with_fused_form() {
+  return joined_names(detail::ClassesWithFusedForm());
+}
+
 }  // namespace zeropage

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "zero/update/page_update.h"
 
@@ -13,5 +14,8 @@ struct FusedForm {
   MakePageUpdate make;
   int64_t states = 0;  // that it keeps, of the parameters' size
 };
+
+// The classes that have one, for errors: "AdamW, Adam and SGD".
+std::string names_with_fused_form();
 
 }  // namespace zeropage

@@ -6,6 +6,7 @@
 
 #include <c10/util/ScopeExit.h>
 
+#include "zero/update/fused_update.h"
 #include "zeropage/check.h"
 
 namespace zeropage {
@@ -15,9 +16,8 @@ std::unique_ptr<OffloadedSteps> make_steps(const std::shared_ptr<PageOffload>& p
                                            const UpdateAlgorithm& algorithm) {
   if (!page_offload) return nullptr;
   ZP_CHECK(static_cast<bool>(algorithm.make_fused),
-           "options.offload.optimizer: ", algorithm.class_name,
-           " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; keep its state on the "
-           "device");
+           "options.offload.optimizer: ", algorithm.class_name, " has no fused form, ",
+           names_with_fused_form(), " have; keep its state on the device");
   const bool late = page_offload->options().step == StepWhen::kOneStepLate;
   return std::make_unique<OffloadedSteps>(
       page_offload, late ? OffloadedSteps::Publish::kWhenTold : OffloadedSteps::Publish::kAtOnce);

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "zero/update/class_update.h"
+#include "zero/update/fused_update.h"
 #include "zero/update/stochastic_update.h"
 #include "zeropage/check.h"
 
@@ -20,16 +21,15 @@ bool UpdateFactory::updates_fused() const {
   const bool has_fused = static_cast<bool>(algorithm_.make_fused);
   if (const char* const option = what_needs_fused()) {
     ZP_CHECK(has_fused, option, ": is done by the fused update, but ", algorithm_.class_name,
-             " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; leave it out");
+             " has no fused form, ", names_with_fused_form(), " have; leave it out");
     return true;
   }
   switch (parameters_.options.update_by) {
     case UpdateBy::kClass:
       return false;
     case UpdateBy::kFused:
-      ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name,
-               " has no fused form, AdamW, Adam, SGD, Adagrad and Lion have; use UpdateBy::kAuto "
-               "or UpdateBy::kClass");
+      ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name, " has no fused form, ",
+               names_with_fused_form(), " have; use UpdateBy::kAuto or UpdateBy::kClass");
       return true;
     case UpdateBy::kAuto:
       break;

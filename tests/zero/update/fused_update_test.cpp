@@ -214,7 +214,7 @@ std::vector<torch::Tensor> stepped_in_groups(const std::vector<std::vector<size_
   const OwnedPart part = AlternatingGroups::part();
   std::vector<std::unique_ptr<PageUpdate>> made;
   for (const std::vector<size_t>& parameters : updates) {
-    made.push_back(detail::fused_form(AdamWOptions())->make(part));
+    made.push_back(detail::fused_form<torch::optim::AdamW>(AdamWOptions())->make(part));
     made.back()->add_groups(AlternatingGroups::groups(parameters));
   }
   for (int step = 0; step < kSteps; ++step) {
@@ -251,7 +251,8 @@ TEST(FusedUpdateTest, ManySmallParametersHaveTheBitsOfUpdatesOfTheirOwn) {
 TEST(FusedUpdateTest, StatesOfAGroupThatAreMadeTogetherShareMemory) {
   std::vector<size_t> all(AlternatingGroups::kParameters);
   std::iota(all.begin(), all.end(), size_t{0});
-  const auto update = detail::fused_form(AdamWOptions())->make(AlternatingGroups::part());
+  const auto update =
+      detail::fused_form<torch::optim::AdamW>(AdamWOptions())->make(AlternatingGroups::part());
   update->add_groups(AlternatingGroups::groups(all));
   update->step(AlternatingGroups::gradient(), [](size_t) { return true; }, {});
   std::set<const c10::StorageImpl*> storages;
@@ -269,7 +270,7 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
                                               const std::vector<bool>& flags) {
   const OwnedPart part{.values = torch::linspace(-1, 1, 600), .copy_out = {}};
   const torch::Tensor gradient = torch::linspace(2, -1, 600);
-  const auto update = detail::fused_form(AdamWOptions())->make(part);
+  const auto update = detail::fused_form<torch::optim::AdamW>(AdamWOptions())->make(part);
   std::vector<OwnedGroup> groups(1);
   groups[0].shards = {{.parameter = 0, .range = {0, 256}, .state_format = format},
                       {.parameter = 1, .range = {256, 600}, .state_format = format}};

@@ -96,21 +96,23 @@ TEST_F(TrainResnetTest, SavesWhenSigtermComesAndGoesOnByItself) {
 
 TEST_F(TrainResnetTest, SavesWhenCtrlCComesAndEndsAtOnceAtTheSecond) {
   const std::string flags = "--ranks 2 --save-every 1 --save ";
-  const std::string log = path("log");
   // A shell's jobs in the background ignore SIGINT.
   const auto stopped = [&](const std::string& folder, const std::string& pause,
                            const std::string& then) {
+    // The file of another run would be read before the shell has emptied it.
+    const std::string log = path(folder + ".log");
     return shell("sh -c 'env --default-signal=INT " + command(flags + path(folder) + pause) +
-                 " > " + log + " 2>&1 & pid=$!; until grep -q \"step .1/\" " + log +
+                 " > " + log + " 2>&1 & pid=$!; until grep -qs \"step .1/\" " + log +
                  " || ! kill -0 $pid; do sleep 0.05; done; kill -INT $pid; " + then + "wait $pid'");
   };
   const Outcome once = stopped("once", " --pause 300", "");
-  EXPECT_EQ(once.exit_code, 130) << text_in(log);
-  EXPECT_THAT(text_in(log), HasSubstr("SIGINT: ended after the save of step"));
+  EXPECT_EQ(once.exit_code, 130) << text_in(path("once.log"));
+  EXPECT_THAT(text_in(path("once.log")), HasSubstr("SIGINT: ended after the save of step"));
   EXPECT_TRUE(std::filesystem::exists(path("once/latest")));
+  const std::string log = path("twice.log");
   const Outcome twice =
       stopped("twice", " --pause 60000",
-              "until grep -q \"received SIGINT\" " + log +
+              "until grep -qs \"received SIGINT\" " + log +
                   " || ! kill -0 $pid; do sleep 0.05; done; sleep 0.2; kill -INT $pid; ");
   EXPECT_EQ(twice.exit_code, 130) << text_in(log);
   EXPECT_THAT(text_in(log), Not(HasSubstr("ended after the save")));

@@ -21,28 +21,44 @@ std::string list_of(const std::vector<MeshAxis>& axes) {
   return list;
 }
 
-void check_axes(const World& world, const std::vector<MeshAxis>& axes) {
-  std::vector<std::string> lines = {c10::str("axes: ", list_of(axes))};
-  world.check_agreement("the mesh", lines);
-  ZP_CHECK(!axes.empty(), "Mesh: expected an axis or more, got none; name one, as {\"data\", ",
-           world.size(), "}");
+// "" if they are the axes of a world of that size.
+std::string what_is_wrong(const std::vector<MeshAxis>& axes, int world_size) {
+  if (axes.empty()) {
+    return c10::str("expected an axis or more, got none; name one, as {\"data\", ", world_size,
+                    "}");
+  }
   int64_t ranks = 1;
   for (size_t index = 0; index < axes.size(); ++index) {
     const MeshAxis& axis = axes[index];
-    ZP_CHECK(!axis.name.empty(), "Mesh: axis ", index, " has no name; name it, as \"data\"");
-    ZP_CHECK(axis.name != kReserved, "Mesh: the axis name \"", kReserved,
-             "\" is reserved; choose another");
-    ZP_CHECK(axis.size >= 1, "Mesh: axis \"", axis.name, "\": expected 1 rank or more, got ",
-             axis.size);
+    if (axis.name.empty()) return c10::str("axis ", index, " has no name; name it, as \"data\"");
+    if (axis.name == kReserved) {
+      return c10::str("the axis name \"", kReserved, "\" is reserved; choose another");
+    }
+    if (axis.size < 1) {
+      return c10::str("axis \"", axis.name, "\": expected 1 rank or more, got ", axis.size);
+    }
     const auto is_same = [&](const MeshAxis& other) { return other.name == axis.name; };
-    ZP_CHECK(std::count_if(axes.begin(), axes.end(), is_same) == 1, "Mesh: the axis name \"",
-             axis.name, "\" is there twice; choose another for one of them");
+    if (std::count_if(axes.begin(), axes.end(), is_same) != 1) {
+      return c10::str("the axis name \"", axis.name,
+                      "\" is there twice; choose another for one of them");
+    }
     // Past the world's size it is wrong whatever follows, and may not overflow.
-    if (ranks <= world.size()) ranks *= axis.size;
+    if (ranks <= world_size) ranks *= axis.size;
   }
-  ZP_CHECK(ranks == world.size(), "Mesh: the axes ", list_of(axes), " need ",
-           ranks > world.size() ? "more than " : "", ranks > world.size() ? world.size() : ranks,
-           " ranks, but the world has ", world.size(), "; make their sizes multiply to it");
+  if (ranks == world_size) return "";
+  return c10::str("the axes ", list_of(axes), " need ", ranks > world_size ? "more than " : "",
+                  ranks > world_size ? world_size : ranks, " ranks, but the world has ", world_size,
+                  "; make their sizes multiply to it");
+}
+
+void check_axes(const World& world, const std::vector<MeshAxis>& axes) {
+  std::vector<std::string> lines = {c10::str("axes: ", list_of(axes))};
+  world.check_agreement("the mesh", lines);
+  const std::string wrong = what_is_wrong(axes, world.size());
+  if (wrong.empty()) return;
+  // Rank 0 may serve the store, and ends with the error. An answer that has words is waited for.
+  world.settle("the mesh", wrong, [](const std::vector<std::string>& texts) { return texts[0]; });
+  ZP_THROW("Mesh: ", wrong);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ void train(const std::filesystem::path& folder) {
   // Before: torch::optim::AdamW optimizer(groups, AdamWOptions(3e-3));
   zeropage::Optimizer<torch::optim::AdamW> optimizer(groups, world, AdamWOptions(3e-3));
 
+  // LibTorch's StepLR changes the rate one step later than the class of that name in Python.
   torch::optim::StepLR scheduler(optimizer, /*step_size=*/20, /*gamma=*/0.5);
   zeropage::WeightAverage average(optimizer, {.decay = 0.9});
   zeropage::StateSaver saver(folder, world, {.keep_last = 2});

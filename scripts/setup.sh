@@ -32,9 +32,11 @@ done
 
 # LibTorch as PyPI ships it, without the 3 GB of CUDA libraries that only a GPU build loads.
 # libtorch_cpu.so needs libcudart and libcupti to start, and nothing else of CUDA.
-# safetensors (0.5 MB) is what tests compare our files with.
+# safetensors (0.5 MB) is what tests compare our files with, and what is behind it (7 MB) what torch's Python side imports: tests
+# compare the programs of examples/cookbook with it.
 wheels=(torch==2.11.0 nvidia-cuda-runtime==13.0.96 nvidia-cuda-cupti==13.0.85
-        tbb-devel==2023.2.0 tbb==2023.2.0 safetensors==0.8.0)
+        tbb-devel==2023.2.0 tbb==2023.2.0 safetensors==0.8.0
+        typing-extensions==4.16.0 sympy==1.14.0 mpmath==1.3.0)
 
 # What torch==2.11.0 itself requires of CUDA.
 cuda_wheels=('cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusolver,cusparse,nvjitlink,nvrtc,nvtx]==13.0.2'

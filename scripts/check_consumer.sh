@@ -34,6 +34,7 @@ cmake -S examples -B build/examples_alone "${against_install[@]}" -DCMAKE_BUILD_
   -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=50 >/dev/null
 cmake --build build/examples_alone
 build/examples_alone/quickstart
+"$prefix/bin/zp" run -n 4 -- build/examples_alone/cookbook_pipeline 2 1 2
 echo "examples: $(find build/examples_alone -maxdepth 1 -type f -executable | wc -l) programs are built against the installation alone"
 
 cat >"$programs/snippets/CMakeLists.txt" <<'END'

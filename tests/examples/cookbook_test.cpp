@@ -36,24 +36,6 @@ TEST_F(CookbookTest, RunThatIsStoppedGoesOnAtAnotherNumberOfRanksWithTheLossesOf
   expect_near(figures_in(stopped.output + again.output), figures_in(whole), kFp32);
 }
 
-TEST_F(CookbookTest, RunThatLostARankGoesOnFromItsLastStateAtAnotherNumberOfRanks) {
-  const std::string log = folder_ + "/log", run = folder_ + "/run";
-  std::filesystem::create_directories(folder_);
-  const Outcome killed = shell(
-      ranks(4) + program("sharded_wrapper") + " " + run + " >" + log +
-      " 2>&1 & launcher=$!; until [ -e " + run +
-      "/latest ] || ! kill -0 $launcher 2>/dev/null; do sleep 0.01; done; kill -KILL $(pgrep -P "
-      "$launcher | tail -1); wait $launcher; code=$?; cat " +
-      log + "; (exit $code)");
-  EXPECT_EQ(killed.exit_code, 128 + SIGKILL) << killed.output;
-  EXPECT_THAT(killed.output, HasSubstr("was killed by SIGKILL"));
-
-  const Outcome again = shell(ranks(2) + program("sharded_wrapper") + " " + run);
-  EXPECT_EQ(again.exit_code, 0) << again.output;
-  EXPECT_THAT(again.output, HasSubstr("goes on from step "));
-  EXPECT_EQ(figures_in(again.output).back().step, 100) << again.output;
-}
-
 TEST_F(CookbookTest, AxesThatAreNotTheWorldsAreToldByEachRank) {
   const Outcome outcome = shell(ranks(3) + program("pipeline") + " 2 1 1");
   EXPECT_EQ(outcome.exit_code, 1) << outcome.output;

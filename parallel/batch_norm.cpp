@@ -17,7 +17,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// In which statistics are applied. Exchanged they are in double precision, which costs nothing there.
+// The dtype in which statistics are applied. Exchanged they are in double precision, which costs nothing there.
 at::ScalarType precision_of(const at::Tensor& input) {
   return input.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }

@@ -15,7 +15,7 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 # A path as pages write it: `zero/plan/byte_plan` may stand for a header and its source.
 PATH = re.compile(r"`([a-z_]+/[\w/]+(?:\.[a-z]+)?)`")
 # A sentence without a subject, as the whole of a comment or of a help text begins it.
-RIDDLE = re.compile(r"(?:Of|In what|By what|To what|With what) ")
+RIDDLE = re.compile(r"(?:Of|In what|In which|By what|To what|With what) ")
 COMMENT = re.compile(r"^\s*// ?(.*)$")
 HELP = re.compile(r'\.help\s*=\s*"([^"]*)"')
 

@@ -1,4 +1,4 @@
-// In which order ranks in a row, or hosts, turn to each other. Places are [0, size).
+// The order in which ranks in a row, or hosts, turn to each other. Places are [0, size).
 #pragma once
 
 #include <bit>

@@ -33,7 +33,7 @@ using Clock = std::chrono::steady_clock;
 constexpr double kMean = 0.2860;
 constexpr double kDeviation = 0.3530;
 constexpr int64_t kPadding = 4;
-// In which memory is made, and the order of pages is recorded; they are not measured.
+// Memory is made and the order of pages recorded in these steps; they are not measured.
 constexpr int64_t kWarmUpSteps = 2;
 
 struct Images {

@@ -15,7 +15,7 @@ namespace zeropage {
 struct LionOptions : public torch::optim::OptimizerCloneableOptions<LionOptions> {
   using betas_t = std::tuple<double, double>;
 
-  LionOptions(double lr = 1e-4);  // NOLINT(google-explicit-constructor): as torch::optim's
+  LionOptions(double lr = 1e-4);  // implicit, as torch::optim's options are
 
   // Every update's size; at least 0.
   TORCH_ARG(double, lr) = 1e-4;

@@ -76,7 +76,7 @@ std::string to_string(const MachineSpeeds& speeds);
 
 namespace zeropage {
 
-// In which segments the allocator of a device has its memory (memory/expandable_segments.h).
+// The segments in which the allocator of a device has its memory (memory/expandable_segments.h).
 enum class AllocatorSegments : uint8_t {
   kExpandable,  // LibTorch's CUDA allocator, with expandable_segments:True
   kFixed,       // and with expandable_segments:False

@@ -50,7 +50,7 @@ struct ActionLists {
 
 }  // namespace zeropage::parallel
 
-// In which order each rank of a pipeline runs its forwards and backwards. A schedule makes lists of actions; the same lists are
+// The order in which each rank of a pipeline runs its forwards and backwards. A schedule makes lists of actions; the same lists are
 // simulated (simulation.h), checked (order.h), drawn (`zp schedule`) and run.
 //
 // Schedules are constant and may be used by any thread. Errors are std::invalid_argument.

@@ -5,7 +5,7 @@
 //
 //   struct Groups {
 //     static constexpr int kNumel;
-//     // As widened() of the map.
+//     // The same as widened() of the map.
 //     template <StateSign> static void widen(const uint8_t* codes, uint32_t* words);
 //     // The codes of magnitudes, with the signs of values.
 //     template <StateSign> static void narrow(const uint32_t* magnitudes, const float* values, uint8_t* codes);

@@ -257,7 +257,7 @@ TEST(RecomputeTest, ABudgetBelowWhatIsReachableIsRefusedWithTheFigure) {
   EXPECT_THAT(error, ::testing::HasSubstr("raise the budget"));
 }
 
-// As rank 0 and another rank, one after the other: what rank 0 tells is what the other one is told.
+// Runs as rank 0 and as another rank, one after the other: what rank 0 tells is what the other one is told.
 TEST(RecomputeTest, TheRanksFollowThePlanOrTheRefusalOfRankZero) {
   Transformer net(4, 32);
   const auto x = torch::randn({2, 16, 32});

@@ -142,7 +142,7 @@ TEST(SplitTest, AWorldOutlivesWhatItWasSplitFrom) {
   });
 }
 
-// As the gather for a next pass, which nobody waits for when a model goes. Where one rank goes before its operation has begun and
+// Stands for the gather for a next pass, which nobody waits for when a model goes. Where one rank goes before its operation has begun and
 // another is in it already, nobody is lost.
 TEST_P(MeshTest, APartMayGoWhileItsOperationsAreUnderWay) {
   run_ranks(

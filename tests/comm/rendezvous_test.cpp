@@ -59,7 +59,7 @@ TEST(RendezvousTest, ReadsTorchrunsVariables) {
   EXPECT_EQ(place.launcher, "torchrun");
 }
 
-// As srun sets them for the last of 2 x 2 tasks, in a job of more nodes than the step has.
+// The variables as srun sets them for the last of 2 x 2 tasks, in a job of more nodes than the step has.
 std::map<std::string, std::string> srun_task() {
   return {{"SLURM_PROCID", "3"},
           {"SLURM_NTASKS", "4"},
@@ -294,7 +294,7 @@ TEST(RendezvousTest, BindsEveryAddressOnlyWhereTheNameIsNotAnAddressOfThisHost) 
       detail::bind_store_socket("192.0.2.1", /*port=*/0, /*one_host=*/false);
   EXPECT_EQ(elsewhere.fd, -1);
   EXPECT_EQ(elsewhere.why_everywhere, "192.0.2.1 is not an address of this host");
-  // As a host's own name on Debian: one word that means loopback here alone.
+  // Like a host's own name on Debian: one word that means loopback here alone.
   const detail::StoreSocket own_name =
       detail::bind_store_socket("0x7f000101", /*port=*/0, /*one_host=*/false);
   EXPECT_EQ(own_name.fd, -1);

@@ -73,7 +73,7 @@ TEST(SharedMemoryTest, TriesTheVeryMemoryThatTensorsWillBeIn) {
   detail::HostLink second(std::move(again), options(1, nullptr));
   EXPECT_EQ(first.peers().find(), "");
   EXPECT_EQ(second.peers().find(), "");
-  // As memory that only a driver maps.
+  // Like memory that only a driver maps.
   ASSERT_EQ(mprotect(page, page_bytes, PROT_NONE), 0);
   EXPECT_EQ(first.peers().find(), "");
   EXPECT_THAT(second.peers().find(), AllOf(HasSubstr("rank 1 cannot read the memory of rank 0"),

@@ -274,7 +274,7 @@ TEST(SampleRandomTest, IsOfSeedEpochAndSampleAlone) {
   for (int64_t sample = 0; sample < 10000; ++sample)
     sum += data::SampleRandom(1, 0, sample).uniform();
   EXPECT_NEAR(sum / 10000, 0.5, 0.02);
-  // As published for a state of 0 (Steele et al. 2014), so that other languages draw the same.
+  // The numbers published for a state of 0 (Steele et al. 2014), so that other languages draw the same.
   EXPECT_EQ(data::splitmix64(0), 0xE220A8397B1DCDAFULL);
 }
 

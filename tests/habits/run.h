@@ -142,7 +142,7 @@ class PlainMasters final : public torch::optim::Optimizer {
   A update_;
 };
 
-// As an object that is used: what it stands for does its work at its end.
+// Lives as an object that is used: what it stands for does its work at its end.
 struct NoGuard {
   ~NoGuard() {}
 };

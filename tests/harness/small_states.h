@@ -78,7 +78,7 @@ struct SmallTensor {
 
 using SmallMetadata = std::map<std::string, std::string>;
 
-// As safetensors has them.
+// A file of these tensors in the format of safetensors.
 inline std::string safetensors_bytes(const std::vector<SmallTensor>& tensors,
                                      const SmallMetadata& metadata = {{"format", "pt"}}) {
   std::vector<state::TensorEntry> entries;

@@ -1,4 +1,4 @@
-// In which segments LibTorch's CUDA allocator has its memory, over a stand-in for CUDA's runtime: ours, unless somebody
+// The segments in which LibTorch's CUDA allocator has its memory, over a stand-in for CUDA's runtime: ours, unless somebody
 // set something.
 #include "memory/expandable_segments.h"
 

@@ -1,4 +1,4 @@
-// In which order the gradients of micro-steps are summed.
+// The order in which the gradients of micro-steps are summed.
 #pragma once
 
 #include "zero/gradients/micro_step_sums.h"

@@ -49,7 +49,7 @@ class PrefetchingLoader {
   PrefetchingLoader(const PrefetchingLoader&) = delete;
   PrefetchingLoader& operator=(const PrefetchingLoader&) = delete;
 
-  // As DistributedSampler's, of what next() has returned.
+  // Like DistributedSampler's, about what next() has returned.
   void set_epoch(int64_t epoch);
   void restart();
   std::optional<Batch> next();

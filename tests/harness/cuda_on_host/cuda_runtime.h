@@ -52,7 +52,7 @@ struct alignas(16) double2 {
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;
-  dim3(unsigned along_x = 1) : x(along_x) {}  // NOLINT(google-explicit-constructor): as CUDA's
+  dim3(unsigned along_x = 1) : x(along_x) {}  // implicit, as CUDA's is
 };
 
 // One dimension: .y and .z do not compile.

@@ -11,6 +11,7 @@ namespace {
 
 // Long against a launch, short against a machine that drifts.
 constexpr double kLeastSeconds = 0.05;
+constexpr int64_t kPreparedRuns = 10;
 
 void synchronize(const c10::Device& device) {
   if (device.is_cpu()) return;
@@ -66,11 +67,15 @@ std::vector<Spread> time_interleaved(const std::vector<TimedContender>& all, int
   benchmark::ClearRegisteredBenchmarks();
   for (int round = 0; round < rounds; ++round) {
     for (const TimedContender& contender : all) {
-      benchmark::RegisterBenchmark(
+      auto* const registered = benchmark::RegisterBenchmark(
           contender.name.c_str(),
-          [&contender](benchmark::State& state) { time_one(state, contender); })
-          ->UseManualTime()
-          ->MinTime(kLeastSeconds);
+          [&contender](benchmark::State& state) { time_one(state, contender); });
+      registered->UseManualTime();
+      if (contender.runs > 0) {
+        registered->Iterations(contender.runs);
+      } else {
+        registered->MinTime(kLeastSeconds);
+      }
     }
   }
   std::vector<Spread> seconds(all.size());
@@ -89,9 +94,10 @@ std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c1
   for (const Contender& contender : all) {
     if (contender.prepare) contender.prepare();
     contender.run();
-    timed.push_back({contender.name, [&contender, device](int64_t runs) {
-                       return seconds_of(contender, device, runs);
-                     }});
+    timed.push_back(
+        {contender.name,
+         [&contender, device](int64_t runs) { return seconds_of(contender, device, runs); },
+         contender.prepare ? kPreparedRuns : 0});
   }
   return time_interleaved(timed, rounds);
 }

@@ -18,7 +18,8 @@ namespace bench {
 struct Contender {
   std::string name;
   std::function<void()> run;  // once; queued, where the device has a stream
-  // Before each run, and not timed; each run is then waited for by itself. Empty: runs follow each other.
+  // Before each run, and not timed; each run is then waited for by itself, and a round has ten: it may take far
+  // longer than what is timed. Empty: runs follow each other.
   std::function<void()> prepare = {};
 };
 
@@ -30,6 +31,7 @@ std::vector<Spread> time_interleaved(const std::vector<Contender>& all, const c1
 struct TimedContender {
   std::string name;
   std::function<double(int64_t runs)> seconds_of;  // so many, one after the other
+  int64_t runs = 0;                                // in a round; 0: as many as take 0.05 s
 };
 
 // Seconds of one run of each contender in every round.

@@ -97,22 +97,21 @@ struct Figures {
 Figures run_steps(const Flags& flags, const train_gpt::TextData& data, torch::Device device,
                   train_gpt::Gpt& gpt, AdamW& optimizer) {
   Figures figures;
-  train_gpt::StepTimer timer;
   const auto finish = [&](const train_gpt::StepInFlight& step) {
-    figures.step_seconds.push_back(timer.seconds_of(step));
+    figures.step_seconds.push_back(step.seconds());
     figures.loss.push_back(step.loss());
   };
   std::optional<train_gpt::StepInFlight> before;
   for (int64_t step = 0; step < flags.steps; ++step) {
     const auto on_host =
         data.training_batch(flags.seed, static_cast<uint64_t>(step * flags.batch), flags.batch);
-    const auto start = train_gpt::Clock::now();
+    train_gpt::StepStart start(device);
     const auto batch = to_device(on_host, device);
     optimizer.zero_grad();
     const auto loss = train_gpt::next_token_loss(gpt(batch.inputs), batch.targets);
     loss.backward();
     optimizer.step();
-    train_gpt::StepInFlight enqueued(loss, start);
+    train_gpt::StepInFlight enqueued(std::move(start), loss);
     if (device.is_cpu()) {
       finish(enqueued);
       continue;

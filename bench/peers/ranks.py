@@ -68,48 +68,58 @@ def _meet(arguments):
     dist.init_process_group(backend)
 
 
+def _now_on(device):
+    """An event where the device's work comes to what is enqueued next; None on a host."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class StepStart:
+    """Where a step begins: now on a host, and on a device where its work comes to what is enqueued next."""
+
+    def __init__(self, device):
+        self.on_host = time.perf_counter()
+        self.on_device = _now_on(device)
+
+
 class StepInFlight:
     """A step that is enqueued, and may still be on its way on the device: as train_gpt times it."""
 
-    def __init__(self, loss, start):
+    def __init__(self, start, loss):
         self.start = start
-        self.passed = None
         self.on_host = loss
         if loss.is_cuda:
             self.on_host = torch.empty_like(loss, device="cpu", pin_memory=True)
             self.on_host.copy_(loss, non_blocking=True)
-            self.passed = torch.cuda.Event()
-            self.passed.record()
         self.enqueued = time.perf_counter()
+        self.ended = _now_on(loss.device)
 
-    def end(self):
-        """Waits for it, and returns when that was, as the host saw it."""
-        if self.passed is None:
-            return self.enqueued
-        self.passed.synchronize()
-        return time.perf_counter()
+    def seconds(self):
+        """Waits for it."""
+        if self.ended is None:
+            return self.enqueued - self.start.on_host
+        self.ended.synchronize()
+        return self.start.on_device.elapsed_time(self.ended) * 1e-3
 
 
 def _run_steps(arguments, data, step):
-    """The seconds and the losses by step. A device begins a step once it has ended the one before,
-    and that one's loss is read while it works at this one."""
+    """The seconds and the losses by step. The loss of one is read while a device works at the next."""
     device = device_of(arguments)
     step_seconds, losses = [], []
-    last_end = 0.0
 
     def finish(flying):
-        nonlocal last_end
-        end = flying.end()
-        step_seconds.append(end - max(flying.start, last_end))
+        step_seconds.append(flying.seconds())
         losses.append(flying.on_host.item())
-        last_end = end
 
     before = None
     for index in range(arguments.steps):
         inputs, targets = data.step(index)
-        start = time.perf_counter()
+        start = StepStart(device)
         loss = step(inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True))
-        enqueued = StepInFlight(loss, start)
+        enqueued = StepInFlight(start, loss)
         if arguments.device == "cpu":
             finish(enqueued)
             continue

@@ -1,26 +1,39 @@
 #include "bench/train_gpt/step_timing.h"
 
 #include <algorithm>
+#include <utility>
+
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 namespace train_gpt {
+namespace {
 
-StepInFlight::StepInFlight(const torch::Tensor& loss, Clock::time_point start)
-    : start_(start), is_on_device_(zeropage::memory::has_streams(loss.device().type())) {
-  loss_ = is_on_device_ ? zeropage::memory::start_copy_to_host(loss.detach())
-                        : zeropage::memory::ArrivingCopy{loss.detach(), {}};
-  enqueued_ = Clock::now();
+constexpr double kSecondsPerMillisecond = 1e-3;
+
+// Null on a host.
+std::shared_ptr<const c10::Event> now_on(torch::Device device) {
+  if (!zeropage::memory::has_streams(device.type())) return nullptr;
+  const auto event = std::make_shared<c10::Event>(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+  event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return event;
 }
 
-Clock::time_point StepInFlight::wait() const {
+}  // namespace
+
+StepStart::StepStart(torch::Device device) : on_host_(Clock::now()), on_device_(now_on(device)) {}
+
+StepInFlight::StepInFlight(StepStart start, const torch::Tensor& loss)
+    : start_(std::move(start)),
+      loss_(start_.on_device_ ? zeropage::memory::start_copy_to_host(loss.detach())
+                              : zeropage::memory::ArrivingCopy{loss.detach(), {}}),
+      enqueued_(Clock::now()),
+      ended_(now_on(loss.device())) {}
+
+double StepInFlight::seconds() const {
   loss_.arrived.synchronize();
-  return is_on_device_ ? Clock::now() : enqueued_;
-}
-
-double StepTimer::seconds_of(const StepInFlight& step) {
-  const Clock::time_point end = step.wait();
-  const std::chrono::duration<double> seconds = end - std::max(step.start(), last_end_);
-  last_end_ = end;
-  return seconds.count();
+  if (!ended_) return std::chrono::duration<double>(enqueued_ - start_.on_host_).count();
+  ended_->synchronize();
+  return start_.on_device_->elapsedTime(*ended_) * kSecondsPerMillisecond;
 }
 
 double median(std::vector<double> values) {

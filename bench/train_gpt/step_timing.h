@@ -3,8 +3,10 @@
 #pragma once
 
 #include <chrono>
+#include <memory>
 #include <vector>
 
+#include <c10/core/Event.h>
 #include <torch/torch.h>
 
 #include "device/page_locked.h"
@@ -13,31 +15,32 @@ namespace train_gpt {
 
 using Clock = std::chrono::steady_clock;
 
+// Where a step begins: now on a host, and on a device where its work comes to what is enqueued next. A host that is
+// ahead enqueues it long before.
+class StepStart {
+ public:
+  explicit StepStart(torch::Device device);
+
+ private:
+  friend class StepInFlight;
+  Clock::time_point on_host_;
+  std::shared_ptr<const c10::Event> on_device_;  // null on a host
+};
+
 // A step whose work may still be on its way on the device. Made when all of it is enqueued.
 class StepInFlight {
  public:
-  StepInFlight(const torch::Tensor& loss, Clock::time_point start);
+  StepInFlight(StepStart start, const torch::Tensor& loss);
 
-  // Waits for its end, and returns when that was, as the host saw it.
-  Clock::time_point wait() const;
-  Clock::time_point start() const { return start_; }
-  double loss() const { return loss_.values.item<double>(); }  // after wait()
+  // From its start to its end on the device where it has one, and to here on a host. Waits for it.
+  double seconds() const;
+  double loss() const { return loss_.values.item<double>(); }  // after seconds()
 
  private:
-  Clock::time_point start_;
-  bool is_on_device_;
+  StepStart start_;
   zeropage::memory::ArrivingCopy loss_;  // on the host
   Clock::time_point enqueued_;
-};
-
-// Steps that follow each other: a device begins one once it has ended the one before.
-class StepTimer {
- public:
-  // Waits for the end of `step`, and returns how long it took.
-  double seconds_of(const StepInFlight& step);
-
- private:
-  Clock::time_point last_end_;
+  std::shared_ptr<const c10::Event> ended_;
 };
 
 double median(std::vector<double> values);  // [1 or more]

@@ -154,7 +154,6 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
                      .quiet = !places.is_first()});
   model.train();
   auto paged = model.paging();
-  StepTimer timer;
   const auto note = [&](int64_t step, const zeropage::StepReport& report) {
     run.gradient_norm.push_back(report.norm);
     run.clipped_norm.push_back(report.clipped_norm);
@@ -168,7 +167,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
     zeropage::EnqueuedStep report;
   };
   const auto finish = [&](const Enqueued& step) {
-    run.step_seconds.push_back(timer.seconds_of(step.timing));
+    run.step_seconds.push_back(step.timing.seconds());
     run.loss.push_back(mean_over_ranks(world, step.timing.loss()));
     const auto index = run.first_step + static_cast<int64_t>(run.loss.size()) - 1;
     note(index, step.report.report());
@@ -184,7 +183,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
     for (auto& group : optimizer.param_groups()) group.options().set_lr(flags.learning_rate(step));
     const std::vector<Batch> batches = micro_batches(world, flags, data, saved.samples());
     const auto recorded = profiled.step(step);
-    const auto start = Clock::now();
+    StepStart start(device);
     trained.backward(batches, [&](int64_t micro_step) {
       return std::make_shared<InjectedInfinity>(places.all, flags, model, step, micro_step);
     });
@@ -192,7 +191,7 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
     zeropage::EnqueuedStep report = accumulator.enqueue_step(optimizer);
     run.update_seconds.push_back(
         std::chrono::duration<double>(Clock::now() - update_start).count());
-    Enqueued enqueued{StepInFlight(trained.loss(), start), std::move(report)};
+    Enqueued enqueued{StepInFlight(std::move(start), trained.loss()), std::move(report)};
     run.paging.push_back(model.paging() - paged);
     paged = model.paging();
     // While a device works at this step, the loss and the report of the one before are shown.

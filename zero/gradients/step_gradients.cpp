@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/grad_mode.h>
 
+#include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
 namespace zeropage {
@@ -17,7 +18,10 @@ std::vector<size_t> StepGradients::parameters() const {
 std::vector<uint8_t> StepGradients::presence() const {
   const TrainingParameters& training = reducer_->training();
   std::vector<uint8_t> presence(training.size());
-  for (const size_t index : training.all()) presence[index] = training.gradient(index).defined();
+  const std::vector<size_t>& all = training.all();
+  for_each_in_parallel(all.size(), [&](size_t i) {
+    presence[all[i]] = static_cast<uint8_t>(training.gradient(all[i]).defined());
+  });
   return presence;
 }
 
@@ -33,9 +37,16 @@ void StepGradients::prepare() {
   const torch::NoGradGuard no_grad;
   GradientBuckets& buckets = reducer_->buckets();
   bool any_by_hand = false;
-  for (const size_t index : reducer_->training().all()) {
+  const std::vector<size_t>& all = reducer_->training().all();
+  const auto is_set_by_script = [&](size_t i) {
+    const at::Tensor& gradient = reducer_->training().gradient(all[i]);
+    return gradient.defined() && !buckets.reduced().is(all[i], gradient);
+  };
+  // There is seldom one.
+  for (size_t i = first_in_parallel(all.size(), is_set_by_script); i < all.size(); ++i) {
+    if (!is_set_by_script(i)) continue;
+    const size_t index = all[i];
     at::Tensor& gradient = reducer_->training().gradient(index);
-    if (!gradient.defined() || buckets.reduced().is(index, gradient)) continue;
     ZP_CHECK(!reducer_->follower().on_reduced, "parameter \"", reducer_->training().name(index),
              "\": p.grad() was replaced after backward, which has made the step with it already "
              "(options.offload.step); use StepWhen::kInStep to change gradients");

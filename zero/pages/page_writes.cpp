@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
 namespace zeropage {
@@ -67,10 +68,10 @@ bool PageWrites::is_any_in_update() const {
 // The update went through the pages, behind autograd's back.
 void PageWrites::end_update(const std::vector<uint8_t>& updated) {
   paging_->end_step();
-  for (size_t index = 0; index < versions_.size(); ++index) {
+  for_each_in_parallel(versions_.size(), [&](size_t index) {
     if (updated[index] != 0) bump_version(index, By::kUs);
     versions_[index] = 0;
-  }
+  });
   masters_->end_update();
 }
 

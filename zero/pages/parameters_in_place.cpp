@@ -6,6 +6,7 @@
 
 #include "memory/storage.h"
 #include "parallel/slice_mark.h"
+#include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 
 namespace zeropage {
@@ -49,13 +50,14 @@ bool ParametersInPlace::has(size_t parameter) const {
 }
 
 void ParametersInPlace::check(const char* who) const {
-  for (size_t index = 0; index < in_place_.size(); ++index) {
-    ZP_CHECK(has(index), who, ": parameter \"", pages_->parameters()[index].parameter.name(),
-             "\" no longer lives in its page: torch::load(), ->to() or set_data() replaced its "
-             "memory after the module was wrapped; load under zeropage::GatheredParameters(model, "
-             "Modified::on_every_rank()), or change the module before wrapping it. Where nothing "
-             "wraps it, the optimizer is the model");
-  }
+  const size_t elsewhere =
+      first_in_parallel(in_place_.size(), [this](size_t index) { return !has(index); });
+  if (elsewhere == in_place_.size()) return;
+  ZP_THROW(who, ": parameter \"", pages_->parameters()[elsewhere].parameter.name(),
+           "\" no longer lives in its page: torch::load(), ->to() or set_data() replaced its "
+           "memory after the module was wrapped; load under zeropage::GatheredParameters(model, "
+           "Modified::on_every_rank()), or change the module before wrapping it. Where nothing "
+           "wraps it, the optimizer is the model");
 }
 
 std::string ParametersInPlace::put_back(const std::vector<size_t>& pages) const {

@@ -1,0 +1,38 @@
+// Looks at all parameters of a model on several threads. Each has its tensors elsewhere in memory, so that a look at 10,000 is
+// mostly waiting for memory, and threads wait at the same time.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "optim/parallel.h"
+
+namespace zeropage {
+
+// Fewer are seen by one thread: it takes as long as starting another.
+inline constexpr int64_t kParametersOfThread = 512;
+
+// Calls visit(i) for each i in [0, count), on any thread.
+template <typename Visit>
+void for_each_in_parallel(size_t count, const Visit& visit) {
+  offload::parallel_for(static_cast<int64_t>(count), kParametersOfThread,
+                        [&](int64_t begin, int64_t end) {
+                          for (int64_t i = begin; i < end; ++i) visit(static_cast<size_t>(i));
+                        });
+}
+
+// The least i in [0, count) for which holds(i), which is called on any thread; count where there is none.
+template <typename Holds>
+size_t first_in_parallel(size_t count, const Holds& holds) {
+  std::atomic<size_t> first = count;
+  for_each_in_parallel(count, [&](size_t i) {
+    if (i >= first.load(std::memory_order_relaxed) || !holds(i)) return;
+    size_t known = first.load();
+    while (i < known && !first.compare_exchange_weak(known, i)) {
+    }
+  });
+  return first;
+}
+
+}  // namespace zeropage

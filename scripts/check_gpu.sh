@@ -19,19 +19,19 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
 # Name, expected seconds, * by default, what it shows.
-part_list='first	60	*	versions, libraries, three steps at stages 0 and 3, two ranks on one device
-mends	90	*	activations on NVMe 20 times, what is chosen below limits of memory, page-locked memory, bits of NaN
+part_list='first	25	*	versions, libraries, three steps at stages 0 and 3, two ranks on one device
+mends	20	*	activations on NVMe 20 times, what is chosen below limits of memory, page-locked memory, bits of NaN
 small	60	*	AdamW of one stretch, of 10,000 tensors and of 8-bit states, beside copying and LibTorch
-memory	90	*	peak and reserved memory of 1.2 G parameters in bf16 at stages 0 and 3, beside the bare loop
-images	60	*	train_imagenet and train_resnet, with SyncBatchNorm too, on images made here, beside the host
-offload_1b	60	*	the offloaded optimizer, 1.2 G parameters, 1 and 8 micro-batches
-offload_6b	300	*	the same, 6.4 G parameters, 8 and 32 micro-batches (needs 80 GiB of host memory)
-kernels	180	-	kernels against the bits of the host, offload on the device, NCCL and staging
-train_gpt	240	-	train_gpt as users run it: its tests, each way to offload and to recompute, a snapshot of the memory
-ranks	180	-	two ranks on one device, stages 0 to 3, fp32, bf16 and fp16: the same weights; the memory of the formula
-micro_batches	180	-	the same with micro-batches and clipping, with stochastic rounding, and with 8-bit states
-meshes	120	-	tensor, pipeline, zero-bubble, --shard-within and stage 3 on four ranks: the losses of one rank
-states	90	-	a state of two ranks at stage 3, resumed by one rank at stage 1 and on the host; a killed rank
+memory	60	*	peak and reserved memory of 1.2 G parameters in bf16 at stages 0 and 3, beside the bare loop
+images	20	*	train_imagenet and train_resnet, with SyncBatchNorm too, on images made here, beside the host
+offload_1b	45	*	the offloaded optimizer, 1.2 G parameters, 1 and 8 micro-batches
+offload_6b	260	*	the same, 6.4 G parameters, 8 and 32 micro-batches (needs 80 GiB of host memory)
+kernels	20	*	kernels against the bits of the host, offload on the device, NCCL and staging
+train_gpt	60	*	train_gpt as users run it: its tests, each way to offload and to recompute, a snapshot of the memory
+ranks	40	*	two ranks on one device, stages 0 to 3, fp32, bf16 and fp16: the same weights; the memory of the formula
+micro_batches	60	*	the same with micro-batches and clipping, with stochastic rounding, and with 8-bit states
+meshes	35	*	tensor, pipeline, zero-bubble, --shard-within and stage 3 on four ranks: the losses of one rank
+states	20	*	a state of two ranks at stage 3, resumed by one rank at stage 1 and on the host; a killed rank
 peers	240	-	a GPT of 300 M parameters in bf16 at stage 0 beside the bare loop, PyTorch eager and torch.compile
 fsdp2	240	-	the same at stage 3 beside the bare loop and FSDP2
 profiles	120	-	gradient norm and clipping beside LibTorch; a profile of the kernels

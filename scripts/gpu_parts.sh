@@ -96,7 +96,7 @@ part_images() {
   image_run two-ranks $device 2 ZERO.STAGE 3
   image_run bf16 $device 2 ZERO.STAGE 3 ZERO.DTYPE bf16
   read_figures images "$out/images-"{host,one-rank,two-ranks}.jsonl
-  read_figures first_images "$out/images-"{host,bf16}.jsonl
+  read_figures images_bf16 "$out/images-"{host,bf16}.jsonl
   local where run resnet=("${no_tf32[@]}" "$built/examples/train_resnet" --data build/images/idx --steps 5 --width 16 --batch 64 --sync-batch-norm)
   for where in cpu $device; do
     passes "train_resnet on $where" 40 "${resnet[@]}" --device "$where" --json "$out/resnet-$where.json"

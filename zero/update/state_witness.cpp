@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <typeinfo>
 #include <utility>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 #include <torch/optim/adagrad.h>
@@ -13,6 +15,7 @@
 #include <torch/optim/sgd.h>
 
 #include "operators/tensor_mark.h"
+#include "zero/parameter_scan.h"
 #include "zeropage/check.h"
 #include "zeropage/lion.h"
 
@@ -60,11 +63,11 @@ struct Entries {
     return state;
   }
   static bool is_untouched(OptimizerParamState& entry, const at::Tensor& refusing) {
-    auto* const state = dynamic_cast<State*>(&entry);
-    if (state == nullptr) return false;
+    if (typeid(entry) != typeid(State)) return false;
+    auto& state = static_cast<State&>(entry);
     bool is_same = true;
-    visit(*state, [&](at::Tensor& tensor) { is_same = is_same && tensor.is_same(refusing); });
-    if constexpr (requires { state->step(); }) is_same = is_same && state->step() == kNoSteps;
+    visit(state, [&](at::Tensor& tensor) { is_same = is_same && tensor.is_same(refusing); });
+    if constexpr (requires { state.step(); }) is_same = is_same && state.step() == kNoSteps;
     return is_same;
   }
 };
@@ -119,15 +122,19 @@ void StateWitness::enter() {
 }
 
 void StateWitness::check(const char* who) const {
-  const Class* const known = find_class(class_name_);
   uint64_t sum = 0;
-  bool is_untouched = true;
+  std::vector<OptimizerParamState*> entries;
+  entries.reserve(optimizer_.state().size());
   for (const auto& [parameter, entry] : optimizer_.state()) {
     sum += reinterpret_cast<uintptr_t>(entry.get());
-    if (known != nullptr && entry && !known->is_untouched(*entry, refusing_)) is_untouched = false;
+    if (entry) entries.push_back(entry.get());
   }
+  const Class* const known = find_class(class_name_);
+  const auto is_touched = [&](size_t i) {
+    return known != nullptr && !known->is_untouched(*entries[i], refusing_);
+  };
   ZP_CHECK(
-      sum == sum_ && is_untouched, who,
+      sum == sum_ && first_in_parallel(entries.size(), is_touched) == entries.size(), who,
       ": something was put into the optimizer's state(), changed in it or taken out of it, which "
       "changes nothing: ",
       kWhatToDo);

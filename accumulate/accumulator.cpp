@@ -35,7 +35,7 @@ struct Accumulator::Parts {
         step(sharded, options, micro_steps, verdicts) {
     // What the options come to on this model.
     AccumulatorOptions seen = options;
-    seen.reduce = micro_steps.reduces_each() ? ReduceMicroSteps::kEach : ReduceMicroSteps::kOnce;
+    seen.reduce = micro_steps.reduction().when;
     std::vector<std::string> lines;
     memory::describe_fields("", seen, lines);
     check_agreement(*sharded.pages, "the accumulator", lines);
@@ -85,8 +85,8 @@ torch::Tensor Accumulator::loss() const {
   return parts_->micro_steps.loss();
 }
 
-bool Accumulator::reduces_each() const {
-  return parts_->micro_steps.reduces_each();
+const MicroStepReduction& Accumulator::reduction() const {
+  return parts_->micro_steps.reduction();
 }
 
 accumulate::LossScaler& Accumulator::loss_scaler() {

@@ -89,12 +89,15 @@ constexpr auto table_of(std::type_identity<AccumulatorOptions>) {
           field<&AccumulatorOptions::loss_scaler>(
               {.help = "The factor on the loss", .default_word = "dynamic for fp16, else none"}),
           field<&AccumulatorOptions::reduce>(
-              {.help = "Reduce gradients at each micro-step, or once; auto: once within "
-                       "--gradient-budget, or on one rank",
+              {.help =
+                   "Reduce gradients at each micro-step, or once; auto: once at stages 0 and 1, on "
+                   "one rank, and within --gradient-budget, which adds up in another order",
                .flag = {"reduce-micro-steps", "{}="}}),
           // What follows from it is compared: reduce.
           field<&AccumulatorOptions::gradient_budget_bytes>(
-              {.help = "Most bytes of whole gradients that a rank keeps over micro-steps",
+              {.help =
+                   "Most bytes of whole gradients that a rank keeps over micro-steps at stages 2 "
+                   "and 3",
                .unit = kBytes,
                .default_word = "none",
                .flag = {"gradient-budget", "BYTES"},

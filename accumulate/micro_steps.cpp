@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include <ATen/ATen.h>
 
 #include "zero/gradients/not_finite.h"
 #include "zero/gradients/tied_gradients.h"
+#include "zero/plan/byte_plan.h"
+#include "zeropage/bytes.h"
 #include "zeropage/check.h"
 
 namespace zeropage {
@@ -69,6 +72,40 @@ bool seed_is_exact(c10::ScalarType dtype, double factor) {
   return carried == factor || std::isinf(carried);
 }
 
+MicroStepReduction chosen_reduction(const ShardedModel& sharded, const AccumulatorOptions& asked) {
+  using enum ReduceMicroSteps;
+  const bool is_invariant = sharded.options.world_invariant;
+  ZP_CHECK(!is_invariant || asked.reduce != kOnce,
+           "AccumulatorOptions::reduce: ReduceMicroSteps::kOnce adds up a rank's micro-steps "
+           "before the ranks', but Options::world_invariant adds up the ranks' first; use "
+           "ReduceMicroSteps::kEach or ReduceMicroSteps::kAuto");
+  if (is_invariant) return {kEach, "Options::world_invariant adds up the ranks first"};
+  if (asked.reduce != kAuto) return {asked.reduce, "AccumulatorOptions::reduce asks for it"};
+  const BytePlan& plan = sharded.pages->plan();
+  if (plan.gradients() != Sharing::kSharded) {
+    return {kOnce, "each rank has whole gradients at this stage"};
+  }
+  if (nothing_travels(sharded)) return {kOnce, "this rank shares the model with no other"};
+  int64_t whole_bytes = 0;
+  for (const PagePlan& page : plan.pages()) whole_bytes += page.own_gradient_bytes;
+  const int64_t budget_bytes = asked.gradient_budget_bytes;
+  const std::string whole = "whole gradients take " + memory::format_bytes(whole_bytes);
+  if (whole_bytes <= budget_bytes) {
+    return {kOnce, whole + " of a gradient_budget_bytes of " + memory::format_bytes(budget_bytes)};
+  }
+  const std::string more =
+      budget_bytes == 0 ? ", and there is no gradient_budget_bytes"
+                        : " and gradient_budget_bytes are " + memory::format_bytes(budget_bytes);
+  return {kEach, "gradients are sharded at this stage: " + whole + more};
+}
+
+// All stages do what one needs.
+MicroStepReduction over_stages(const ParameterPages& pages, MicroStepReduction own) {
+  const bool is_each = own.when == ReduceMicroSteps::kEach;
+  if (on_any_stage(pages, is_each) == is_each) return own;
+  return {ReduceMicroSteps::kEach, "another stage of the pipeline reduces each"};
+}
+
 }  // namespace
 
 bool on_any_stage(const ParameterPages& pages, bool needs_it) {
@@ -96,25 +133,10 @@ at::Tensor seed_of(const at::Tensor& loss, double weight, double scale) {
 MicroSteps::MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& options)
     : sharded_(sharded),
       op_(op_for(*sharded.pages, sharded.options)),
-      reduces_each_(on_any_stage(*sharded.pages, chooses_each(checked(options)))),
+      reduction_(over_stages(*sharded.pages, chosen_reduction(sharded, checked(options)))),
       incomplete_(options.incomplete),
       scale_changes_(options.loss_scaler && accumulate::changes(*options.loss_scaler)),
       count_(options.micro_steps) {}
-
-bool MicroSteps::chooses_each(const AccumulatorOptions& asked) const {
-  const Options& options = sharded_.options;
-  ZP_CHECK(!options.world_invariant || asked.reduce != ReduceMicroSteps::kOnce,
-           "AccumulatorOptions::reduce: ReduceMicroSteps::kOnce adds up a rank's micro-steps "
-           "before the ranks', but Options::world_invariant adds up the ranks' first; use "
-           "ReduceMicroSteps::kEach or ReduceMicroSteps::kAuto");
-  if (options.world_invariant || asked.reduce == ReduceMicroSteps::kEach) return true;
-  if (asked.reduce == ReduceMicroSteps::kOnce || nothing_travels(sharded_)) return false;
-  int64_t whole_bytes = 0;
-  for (const PagePlan& page : sharded_.pages->plan().pages()) {
-    whole_bytes += page.own_gradient_bytes;
-  }
-  return whole_bytes > asked.gradient_budget_bytes;
-}
 
 bool MicroSteps::step_in_backward() const {
   return sharded_.options.offload.step == StepWhen::kInBackward;
@@ -136,7 +158,11 @@ void MicroSteps::backward(const at::Tensor& loss, double weight, double scale) {
 void MicroSteps::begin_micro_step() {
   ZP_CHECK(made_ < count_, "accumulator.backward(): expected step() after ", count_,
            " micro-batches, got backward() number ", made_ + 1, "; raise micro_steps, or step");
-  if (made_ == 0) begin();
+  if (made_ == 0) {
+    begin();
+  } else {
+    accumulation_->check_goes_on();
+  }
   // Counted before it has ended: one that throws leaves gradients behind, too.
   ++made_;
 }
@@ -147,10 +173,10 @@ void MicroSteps::run(const MicroStepShare& share, const std::function<void()>& b
   begin_micro_step();
   if (share.loss.defined()) weight_.add(share.weight);
   {
-    const GradientAccumulation::MicroStep micro_step(*accumulation_,
-                                                     plan(share.weight, share.scale));
+    GradientAccumulation::MicroStep micro_step(*accumulation_, plan(share.weight, share.scale));
     if (share.loss.defined()) loss_.add(share.loss, share.weight);
     backward();
+    micro_step.has_ended();
   }
   if (made_ < count_ || step_in_backward()) return;
   accumulation_->offer_mean({.make = [this, scale = share.scale] { make_mean(scale); },
@@ -201,10 +227,10 @@ offload::ExactSum MicroSteps::look_for_overflow() {
 
 BackwardPlan MicroSteps::plan(double weight, double scale) const {
   const bool is_last = made_ == count_;
-  BackwardPlan plan{
-      .collect = reduces_each_ || is_last ? Collect::kForReduction : Collect::kLocally,
-      .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
-      .discards = weight == 0};
+  const bool reduces_each = reduction_.when == ReduceMicroSteps::kEach;
+  BackwardPlan plan{.collect = reduces_each || is_last ? Collect::kForReduction : Collect::kLocally,
+                    .part = is_last ? StepPart::kLastMicroStep : StepPart::kMicroStep,
+                    .discards = weight == 0};
   if (is_last && step_in_backward()) {
     const double of_all = sharded_.sums->sum_weight(weight_).value();
     plan.factor = mean_factor(of_all, scale);
@@ -234,6 +260,11 @@ void MicroSteps::check_complete() const {
            "; call backward() for the others, set_micro_steps() before a step of fewer, or "
            "abandon()");
   TORCH_WARN(memory::owner_prefix(), found, "; this step is the mean of those");
+}
+
+std::string MicroStepReduction::to_string() const {
+  const bool is_each = when == ReduceMicroSteps::kEach;
+  return (is_each ? "at each micro-step: " : "once a step: ") + why;
 }
 
 double MicroSteps::mean_factor(double weight, double scale) const {

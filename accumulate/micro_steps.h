@@ -67,7 +67,7 @@ class MicroSteps {
   void set_count(int64_t count);
   // Since the last step.
   int64_t made() const { return made_; }
-  bool reduces_each() const { return reduces_each_; }
+  const MicroStepReduction& reduction() const { return reduction_; }
   // Whether the last one's backward makes the step, before all gradients are known.
   bool step_in_backward() const;
 
@@ -88,7 +88,6 @@ class MicroSteps {
  private:
   void make_mean(double scale);
   offload::ExactSum look_for_overflow();
-  bool chooses_each(const AccumulatorOptions& options) const;
   void begin();
   void begin_micro_step();
   BackwardPlan plan(double weight, double scale) const;
@@ -96,7 +95,7 @@ class MicroSteps {
   // Constant after construction.
   const ShardedModel sharded_;
   const comm::ReduceOp op_;
-  const bool reduces_each_;
+  const MicroStepReduction reduction_;
   const IncompleteStep incomplete_;
   const bool scale_changes_;
 

@@ -152,8 +152,12 @@ WorldDescription description_of(const comm::World& world, const Options& options
           .allocator = allocator_of(world, fit_options)};
 }
 
-std::string describe(const Forecast& choice, const WorldDescription& world) {
+std::string describe(const Plan& plan, const Forecast& choice) {
+  const WorldDescription& world = plan.world;
   std::string text = to_string(choice.setting);
+  if (plan.micro_steps > 1 && world.ranks > 1) {
+    text += "; micro-steps are reduced " + choice.reduction->to_string();
+  }
   for (const Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
     const int64_t limit = world.bytes_of_rank(tier);
     if (limit == 0 || choice.used_bytes(world, tier) == 0) continue;
@@ -211,12 +215,14 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
       const Plan plan = detail::plan(make, blocks, described,
                                      {.training = training,
                                       .micro_steps = fit_options.micro_steps,
+                                      .reduce = fit_options.reduce,
+                                      .gradient_budget_bytes = fit_options.gradient_budget_bytes,
                                       .tiers = tiers_to_try(world, options, fit_options),
                                       .stages = fit_options.stages,
                                       .policies = fit_options.policies,
                                       .paging = paging_to_try(world, options, fit_options)});
       if (const Forecast* const best = plan.choice()) {
-        choice = encode(best->setting, describe(*best, described));
+        choice = encode(best->setting, describe(plan, *best));
       } else {
         error = c10::str("fit(): no setting keeps below the limits of memory\n", plan);
       }

@@ -237,7 +237,9 @@ class Attempt {
                    options.training,
                    arrangement.to(has_tier(options, Tier::kNvme) ? Tier::kNvme : Tier::kHost),
                    paging.setting),
-               options.micro_steps) {}
+               {.micro_steps = options.micro_steps,
+                .reduce = options.reduce,
+                .gradient_budget_bytes = options.gradient_budget_bytes}) {}
 
   int64_t parameters() const { return trial_.parameters(); }
 
@@ -258,6 +260,7 @@ class Attempt {
           forecast_of(world_, setting_of(places, policy, paging_),
                       trial_.held(trial_options(options_.training, places, paging_.setting)),
                       is_moved ? on_host(figures, trial_.buffer_bytes()) : figures));
+      forecasts.back().reduction = trial_.reduction();
       // Backward has two products for each of forward.
       forecasts.back().flops = 3 * forward_flops_ + figures.recomputed_flops;
       recomputed_flops_.push_back(figures.recomputed_flops);
@@ -371,7 +374,10 @@ Plan plan_states(int64_t parameters, int64_t states, const WorldDescription& wor
                  const PlanOptions& options) {
   check(world, options);
   ZP_CHECK(parameters >= 1, "plan_states(): expected 1 parameter or more, got ", parameters);
-  Plan plan{.parameters = parameters, .world = world, .has_steps = false};
+  Plan plan{.parameters = parameters,
+            .micro_steps = options.micro_steps,
+            .world = world,
+            .has_steps = false};
   for (const Arrangement& arrangement : arrangements_to_try(options)) {
     for (const Tier tier : options.tiers) {
       if (!arrangement.has(tier)) continue;
@@ -405,7 +411,7 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
           const PlanOptions& options) {
   check(world, options);
   const UntouchedGenerator generator;
-  Plan plan{.world = world};
+  Plan plan{.micro_steps = options.micro_steps, .world = world};
   for (size_t index = 0; index < options.paging.size() && !is_settled(plan); ++index) {
     for (const Arrangement& arrangement : arrangements_to_try(options)) {
       if (is_tried_before(options, index, arrangement)) continue;

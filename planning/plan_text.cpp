@@ -130,6 +130,13 @@ std::string limit_text(const WorldDescription& world, const Forecast& forecast) 
   return out.str();
 }
 
+// A line, where a step has several micro-batches.
+std::string reduction_text(const Plan& plan, const Forecast& forecast) {
+  if (plan.micro_steps == 1 || !forecast.reduction || plan.world.ranks == 1) return "";
+  return c10::str("gradients of ", plan.micro_steps, " micro-batches are reduced ",
+                  forecast.reduction->to_string(), '\n');
+}
+
 std::string verdict_on_all(const Plan& plan) {
   const Forecast* const choice = plan.choice();
   std::ostringstream out;
@@ -137,12 +144,12 @@ std::string verdict_on_all(const Plan& plan) {
     const Forecast& nearest = plan.nearest();
     out << "nothing fits; nearest: " << zeropage::to_string(nearest.setting) << ", "
         << shortage(nearest) << '\n'
-        << by_kind(nearest) << limit_text(plan.world, nearest)
+        << by_kind(nearest) << reduction_text(plan, nearest) << limit_text(plan.world, nearest)
         << "use more ranks, a smaller batch or a lower precision\n";
     return out.str();
   }
   out << "choice: " << to_string(choice->setting) << '\n'
-      << by_kind(*choice) << limit_text(plan.world, *choice);
+      << by_kind(*choice) << reduction_text(plan, *choice) << limit_text(plan.world, *choice);
   if (const Forecast* const next = plan.next_best()) {
     out << "next best: " << to_string(next->setting) << ", "
         << format_bytes(next->at_peak[Tier::kDevice].total()) << " of device memory\n";

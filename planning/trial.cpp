@@ -9,7 +9,6 @@
 #include "zero/plan/byte_plan.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/sharded_updates.h"
-#include "zeropage/accumulator.h"
 #include "zeropage/recompute.h"
 
 namespace zeropage::detail {
@@ -36,12 +35,11 @@ comm::LinkTraffic sent_in(const comm::World& world) {
 
 struct Trial::Parts {
   Parts(const MakePlannedModel& make, const WorldDescription& description, const Options& options,
-        int64_t micro_steps)
+        const AccumulatorOptions& accumulation)
       : world(simulated(description)),
         planned(make(world, options)),
-        accumulator(planned->model(), {.micro_steps = micro_steps}),
-        workspaces(description.allocator.workspaces),
-        micro_steps(micro_steps) {}
+        accumulator(planned->model(), accumulation),
+        workspaces(description.allocator.workspaces) {}
 
   // Over all worlds that the model sends in.
   comm::LinkTraffic sent() const {
@@ -55,7 +53,7 @@ struct Trial::Parts {
 
   // touched: of forward; null where nobody asks, or a recompute looks at operators.
   void step(Recompute* recompute, TouchedBytes* touched) {
-    for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+    for (int64_t micro_step = 0; micro_step < accumulator.micro_steps(); ++micro_step) {
       at::Tensor loss;
       workspaces.before_forward();
       {
@@ -75,18 +73,17 @@ struct Trial::Parts {
   const std::unique_ptr<PlannedModel> planned;
   Accumulator accumulator;
   SimulatedWorkspaces workspaces;
-  const int64_t micro_steps;
 };
 
 Trial::Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
-             int64_t micro_steps)
+             const AccumulatorOptions& accumulation)
     : described_(world),
       ledger_(std::make_shared<memory::Ledger>("the plan")),
       allocations_(std::make_shared<AllocationRecord>()),
       parts_([&] {
         const memory::LedgerScope scope(ledger_);
         ledger_->sink().exchange(allocations_);
-        return std::make_unique<Parts>(make, world, options, micro_steps);
+        return std::make_unique<Parts>(make, world, options, accumulation);
       }()),
       held_(allocations_->take()) {}
 
@@ -107,6 +104,10 @@ memory::TierBytes Trial::held(const Options& options) const {
   const ParameterPages& pages = *sharded_parameters_of(parts_->planned->model()).pages;
   const comm::World& shards = pages.shards();
   return BytePlan(pages.layouts(), options, shards.rank(), shards.size()).held(states);
+}
+
+const MicroStepReduction& Trial::reduction() const {
+  return parts_->accumulator.reduction();
 }
 
 int64_t Trial::updated_numel() const {

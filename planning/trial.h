@@ -9,6 +9,7 @@
 
 #include "planning/allocation_record.h"
 #include "zero/plan/byte_plan.h"
+#include "zeropage/accumulator.h"
 #include "zeropage/plan.h"
 #include "zeropage/simulation.h"
 
@@ -31,12 +32,13 @@ class Trial {
  public:
   // options: of the training, with stage and offload.
   Trial(const MakePlannedModel& make, const WorldDescription& world, const Options& options,
-        int64_t micro_steps);
+        const AccumulatorOptions& accumulation);
   ~Trial();
   Trial(const Trial&) = delete;
   Trial& operator=(const Trial&) = delete;
 
   int64_t parameters() const;
+  const MicroStepReduction& reduction() const;
   // From step to step, by a byte plan: of these options, or of others that shard alike.
   memory::TierBytes held(const Options& options) const;
   // Elements that this rank updates.

@@ -48,6 +48,8 @@ bool may_step_in_backward(const Flags& flags) {
 
 zeropage::FitOptions fit_options_of(const Flags& flags) {
   zeropage::FitOptions options{.micro_steps = flags.accumulator.micro_steps,
+                               .reduce = flags.accumulator.reduce,
+                               .gradient_budget_bytes = flags.accumulator.gradient_budget_bytes,
                                .nvme_directory = flags.fit.nvme_directory,
                                .nvme_bytes = flags.fit.nvme_bytes,
                                .may_step_in_backward = may_step_in_backward(flags)};

@@ -146,6 +146,10 @@ int run_steps(const Places& places, const Flags& flags, const TextData& data, Tr
   if (places.is_first() && !saved.description().empty()) {
     std::cout << saved.description() << std::endl;
   }
+  if (places.is_first() && accumulator.micro_steps() > 1 && world.size() > 1) {
+    std::cout << "gradients of " << accumulator.micro_steps() << " micro-steps are reduced "
+              << accumulator.reduction().to_string() << std::endl;
+  }
   run.first_step = saved.steps();
   Progress progress({.steps = flags.steps,
                      .first_step = run.first_step,

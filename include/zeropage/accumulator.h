@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -215,10 +216,13 @@ namespace zeropage {
 
 // When the gradients of micro-steps are reduced over ranks. G: bytes of all gradients.
 enum class ReduceMicroSteps : uint8_t {
-  // kOnce if whole gradients in accumulate_dtype fit gradient_budget_bytes; otherwise, and without
-  // a budget, kEach. The stage does not matter, so bits do not depend on it. kOnce on a rank that shares the model
-  // with no other and keeps its gradients on the device, where both have the same bits. All stages of a pipeline do
-  // kEach if one of them would.
+  // kOnce where whole gradients take no memory that is not taken anyway: at stages 0 and 1, and on a rank that shares
+  // the model with no other and keeps its gradients on the device. At stages 2 and 3 kOnce if whole gradients in
+  // accumulate_dtype fit gradient_budget_bytes; otherwise, and without a budget, kEach. With Options::world_invariant
+  // kEach. All stages of a pipeline do kEach if one of them would. Accumulator::reduction() says which it is, and why.
+  //
+  // The two add up in different orders, so their results differ in the last bits. For the same bits at all stages name
+  // one of them.
   kAuto,
   // The gradients of each micro-step are reduced into what this rank owns: k reductions of G.
   // Memory as without accumulation; at stages 0 and 1 what a rank owns once more.
@@ -226,6 +230,16 @@ enum class ReduceMicroSteps : uint8_t {
   // Whole gradients add up on each rank: one reduction of G, and at stages 2 and 3 G bytes. At
   // stages 0 and 1, where they are whole anyway, it costs nothing.
   kOnce,
+};
+
+// What ReduceMicroSteps comes to on a model.
+struct MicroStepReduction {
+  ReduceMicroSteps when = ReduceMicroSteps::kEach;  // kEach or kOnce
+  // Why, as the end of a sentence: "each rank has whole gradients at this stage".
+  std::string why;
+
+  // "once a step: each rank has whole gradients at this stage".
+  std::string to_string() const;
 };
 
 // What step() does before the last micro-step.
@@ -238,7 +252,8 @@ struct AccumulatorOptions {
   // Micro-batches of a step on each rank; the same on all ranks.
   int64_t micro_steps = 1;
   ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
-  int64_t gradient_budget_bytes = 0;  // 0: none
+  // Most bytes of whole gradients that kAuto lets a rank keep over micro-steps at stages 2 and 3; 0: none.
+  int64_t gradient_budget_bytes = 0;
   IncompleteStep incomplete = IncompleteStep::kRefuse;
 
   // The largest norm of the mean gradient, over all parameters. Above 0.
@@ -280,7 +295,9 @@ struct AccumulatorOptions {
 // Otherwise the device itself skips an update with gradients that are not finite. step() then enqueues the update
 // and waits for its report only, and enqueue_step() does not wait at all.
 //
-// Before the last backward() of a step p.grad() is a sum so far. After it a script that reads p.grad() sees the
+// Before the last backward() of a step p.grad() is a sum so far: over this rank's micro-batches alone where they are
+// reduced once, over those of all ranks where each is reduced (reduction()). It may be read and multiplied, alike on all
+// ranks; do not zero or replace it, since the next backward() would throw. After it a script that reads p.grad() sees the
 // mean over micro-batches and ranks, without the scale of the loss, and may change it: the first operator that does
 // more than multiply or zero, gradient_norm(), and clip_grad_norm_() make all of p.grad() the mean. That is
 // collective, at stage 0 too. It throws where gradients are kept in half and scaled.
@@ -327,7 +344,7 @@ class Accumulator {
   }
 
   // Drops what was accumulated since the last step, on all ranks alike. Use it after a backward() that threw before
-  // gradients were exchanged.
+  // gradients were exchanged: until then backward() and step() throw, since a part of that micro-batch may be in the sum.
   void abandon();
 
   // For the next steps, such as a last one of an epoch; between steps only.
@@ -340,7 +357,8 @@ class Accumulator {
   // on the loss's device. Undefined before the first, and where none had weight.
   torch::Tensor loss() const;
 
-  bool reduces_each() const;
+  // Whether each micro-step is reduced or all of them once, and why: what AccumulatorOptions::reduce comes to.
+  const MicroStepReduction& reduction() const;
   // The scaler, to be saved and loaded with the training state. Waits for the verdict on the last step.
   accumulate::LossScaler& loss_scaler();
   // Null: norms are not judged.

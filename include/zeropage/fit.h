@@ -29,8 +29,10 @@
 namespace zeropage {
 
 struct FitOptions {
-  // Micro-batches of a step on each rank.
+  // Micro-batches of a step on each rank, and when their gradients are reduced: what the script's AccumulatorOptions say.
   int64_t micro_steps = 1;
+  ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
+  int64_t gradient_budget_bytes = 0;
   // The stages and policies to choose from. A list of one decides.
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,

@@ -17,6 +17,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/optim/adamw.h>
 
+#include "zeropage/accumulator.h"
 #include "zeropage/checkpoint.h"
 #include "zeropage/detail/tensor_structure.h"
 #include "zeropage/device.h"
@@ -245,8 +246,10 @@ struct PlanOptions {
   // What all settings have in common, such as precision, page_bytes and shard_within. Its stage and what it
   // offloads do not matter: those are what is tried.
   Options training;
-  // Micro-batches of a step on each rank.
+  // Micro-batches of a step on each rank, and when their gradients are reduced (AccumulatorOptions).
   int64_t micro_steps = 1;
+  ReduceMicroSteps reduce = ReduceMicroSteps::kAuto;
+  int64_t gradient_budget_bytes = 0;
   // Where the optimizer may be; at stage 3 the parameters go along, or not. Optimizers without a fused form
   // stay on the device.
   std::vector<memory::Tier> tiers = {memory::Tier::kDevice, memory::Tier::kHost,
@@ -273,6 +276,8 @@ struct Forecast {
   // The most that the device's allocator reserves, below its limit if that is enough. 0: each tensor is allocated
   // by itself, or no steps were run.
   int64_t reserved_bytes = 0;
+  // When the gradients of micro-steps are reduced, and why. Empty: no steps were run.
+  std::optional<MicroStepReduction> reduction;
   // In one step, after the first.
   comm::LinkTraffic sent;
   // FLOPs of the rank in one step: matrix products, convolutions and attention, two for a multiply-add.
@@ -290,6 +295,7 @@ struct Forecast {
 
 struct Plan {
   int64_t parameters = 0;  // elements of the module, a tied one once
+  int64_t micro_steps = 1;
   WorldDescription world;
   // Whether steps were run. If not, forecasts are of what is held from step to step, and at the peak of gradients
   // too, and of nothing more.

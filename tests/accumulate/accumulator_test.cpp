@@ -1,5 +1,9 @@
 #include "zeropage/accumulator.h"
 
+#include <array>
+#include <functional>
+#include <optional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/optim/schedulers/step_lr.h>
@@ -447,6 +451,13 @@ TEST_P(AccumulatorTest, GoesOnAfterABackwardThatThrewAndWasAbandoned) {
             EXPECT_THAT(error_of([&] { accumulator.step(optimizer); }),
                         ::testing::AnyOf(HasSubstr("ended by an exception"),
                                          HasSubstr("expected 2 micro-batches")));
+            if (before == 0) {
+              EXPECT_THAT(error_of([&] {
+                            accumulator.backward(model(torch::full({1, 7}, 1.0)).sum());
+                          }),
+                          AllOf(HasSubstr("the micro-batch before ended by an exception"),
+                                HasSubstr("call accumulator.abandon() on all ranks")));
+            }
             accumulator.abandon();
           }
           for (int micro = 0; micro < 2; ++micro) {
@@ -649,16 +660,109 @@ TEST_P(AccumulatorTest, RefusesABackwardPastItInTheMiddleOfAStep) {
   });
 }
 
-TEST_P(AccumulatorTest, NoticesGradientsThatAreZeroedInTheMiddleOfAStep) {
+// Whatever kAuto comes to at that stage.
+constexpr std::array kPolicies = {ReduceMicroSteps::kAuto, ReduceMicroSteps::kEach,
+                                  ReduceMicroSteps::kOnce};
+
+TEST_P(AccumulatorTest, NoticesGradientsThatAreZeroedOrReplacedInTheMiddleOfAStep) {
+  using Change = std::function<void(Linear&)>;
+  const std::vector<Change> changes = {
+      [](Linear& model) { model.zero_grad(); },
+      [](Linear& model) { model->bias.mutable_grad().reset(); },
+      [](Linear& model) {
+        model->weight.mutable_grad() = torch::zeros({7, 7});
+      },
+      [](Linear& model) { model->weight.mutable_grad() = model->weight.grad().clone(); },
+  };
+  for (const ReduceMicroSteps reduce : kPolicies) {
+    run_ranks(2, [&](comm::World& world) {
+      Linear model(make_linear(), world, options());
+      Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+      Accumulator accumulator(model, {.micro_steps = 3, .reduce = reduce});
+      for (const Change& change : changes) {
+        accumulator.backward(loss_with_slope(model, 1));
+        accumulator.backward(loss_with_slope(model, 1));
+        change(model);
+        EXPECT_THAT(error_of([&] { accumulator.backward(loss_with_slope(model, 1)); }),
+                    AllOf(HasSubstr("zeroed or replaced between two micro-batches"),
+                          HasSubstr("leave zero_grad() out")))
+            << &change - changes.data();
+        accumulator.abandon();
+      }
+      for (int micro = 0; micro < 3; ++micro) accumulator.backward(loss_with_slope(model, 2));
+      EXPECT_EQ(accumulator.step(optimizer).weight, 6) << "what was refused counted nothing";
+      EXPECT_DOUBLE_EQ(weight_of(model), -1.0);
+    });
+  }
+}
+
+// A script that does so on all ranks gets the same from either policy.
+TEST_P(AccumulatorTest, LetsScriptsMultiplyTheSumInTheMiddleOfAStep) {
+  for (const ReduceMicroSteps reduce : kPolicies) {
+    run_ranks(2, [&](comm::World& world) {
+      Linear model(make_linear(), world, options());
+      Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+      Accumulator accumulator(model, {.micro_steps = 4, .reduce = reduce});
+      const torch::NoGradGuard no_grad;
+      for (const double factor : {0.5, 0.0}) {
+        const double before = weight_of(model);
+        for (int micro = 0; micro < 4; ++micro) {
+          const torch::AutoGradMode on(true);
+          accumulator.backward(loss_with_slope(model, 1 + world.rank()));
+          if (micro == 1) model->weight.mutable_grad().mul_(factor);
+        }
+        accumulator.step(optimizer);
+        EXPECT_DOUBLE_EQ(before - weight_of(model), 1.5 * (2 * factor + 2) / 4);
+      }
+    });
+  }
+}
+
+TEST_P(AccumulatorTest, WeighsWhatEachRankHasWhereOneLeavesOutAMicroBatch) {
+  if (GetParam() == 3) GTEST_SKIP() << "at stage 3 a forward is collective";
   run_ranks(2, [&](comm::World& world) {
     Linear model(make_linear(), world, options());
-    Accumulator accumulator(model, {.micro_steps = 3});
-    accumulator.backward(loss_with_slope(model, 1));
-    model.zero_grad();
-    EXPECT_THAT(error_of([&] { accumulator.backward(loss_with_slope(model, 1)); }),
-                HasSubstr("zeroed or replaced between two micro-batches"));
-    accumulator.abandon();
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    Accumulator accumulator(
+        model,
+        {.micro_steps = 3, .reduce = ReduceMicroSteps::kOnce, .incomplete = IncompleteStep::kWarn});
+    const Warnings warnings;
+    for (int micro = world.rank(); micro < 3; ++micro) {
+      accumulator.backward(loss_with_slope(model, 1 + micro));
+    }
+    EXPECT_EQ(accumulator.step(optimizer).weight, 5);
+    EXPECT_NEAR(weight_of(model), 1 - (1 + 2 + 3 + 2 + 3) / 5.0, 1e-6);
+    EXPECT_EQ(warnings.words().size(), world.rank() == 0 ? 0U : 1U);
   });
+}
+
+TEST_P(AccumulatorTest, IsTheSameAroundAndWithinNoSync) {
+  for (const ReduceMicroSteps reduce : kPolicies) {
+    run_ranks(2, [&](comm::World& world) {
+      Linear model(make_linear(), world, options());
+      Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+      Accumulator accumulator(model, {.micro_steps = 2, .reduce = reduce});
+      {
+        const NoSync guard = model.no_sync();
+        accumulator.backward(loss_with_slope(model, 1 + world.rank()));
+      }
+      accumulator.backward(loss_with_slope(model, 1 + world.rank()));
+      accumulator.step(optimizer);
+      EXPECT_DOUBLE_EQ(weight_of(model), -0.5);
+      {
+        std::optional<NoSync> guard = model.no_sync();
+        accumulator.backward(loss_with_slope(model, 1 + world.rank()));
+        accumulator.backward(loss_with_slope(model, 1 + world.rank()));
+        accumulator.step(optimizer);
+        EXPECT_DOUBLE_EQ(weight_of(model), -2.0);
+        loss_with_slope(model, 1 + world.rank()).backward();
+        guard.reset();
+      }
+      loss_with_slope(model, 1 + world.rank()).backward();
+      optimizer.step();
+      EXPECT_DOUBLE_EQ(weight_of(model), -5.0) << "both of the script's own backwards";
+    });
+  }
 }
 
 TEST_P(AccumulatorTest, ScalesLossesInHalfFromTheStart) {
@@ -788,7 +892,9 @@ TEST(AccumulatorOptionsTest, AreRefusedOutOfRange) {
 TEST(AccumulatorOptionsTest, ThatDifferBetweenRanksAreNamed) {
   const auto words = [](const AccumulatorOptions& first, const AccumulatorOptions& second) {
     const auto errors = try_ranks(2, [&](comm::World& world) {
-      Linear model(make_linear(), world);
+      Options sharded;
+      sharded.stage = Stage::kGradients;
+      Linear model(make_linear(), world, sharded);
       Accumulator accumulator(model, world.rank() == 0 ? first : second);
     });
     EXPECT_EQ(message_of(errors[0]).empty(), message_of(errors[1]).empty());
@@ -810,9 +916,50 @@ TEST(AccumulatorOptionsTest, ThatDifferBetweenRanksAreNamed) {
   EXPECT_EQ(words({.micro_steps = 2}, {.micro_steps = 2}), "");
 }
 
-TEST(AccumulatorOptionsTest, ChooseWhenToReduceByTheBytesOfWholeGradients) {
+// "each: " or "once: ", and why.
+std::string reduction_of(Linear& model, const AccumulatorOptions& options) {
+  const MicroStepReduction reduction = Accumulator(model, options).reduction();
+  return (reduction.when == ReduceMicroSteps::kEach ? "each: " : "once: ") + reduction.why;
+}
+
+TEST(AccumulatorOptionsTest, ReduceOnceWhereGradientsAreWholeAnyway) {
   run_ranks(2, [](comm::World& world) {
-    for (const int stage : {0, 1, 2, 3}) {
+    for (const int stage : {0, 1}) {
+      for (const memory::Tier tier : {memory::Tier::kDevice, memory::Tier::kHost}) {
+        Options options;
+        options.stage = stage_of(stage);
+        options.offload.optimizer = tier;
+        Linear model(make_linear(), world, options);
+        EXPECT_EQ(reduction_of(model, {}), "once: each rank has whole gradients at this stage");
+        EXPECT_EQ(reduction_of(model, {.gradient_budget_bytes = 1}),
+                  "once: each rank has whole gradients at this stage");
+        EXPECT_EQ(reduction_of(model, {.reduce = ReduceMicroSteps::kEach}),
+                  "each: AccumulatorOptions::reduce asks for it");
+      }
+    }
+    Options half;
+    half.compute_dtype = half.reduce_dtype = torch::kHalf;
+    Linear model(make_linear(), world, half);
+    EXPECT_EQ(Accumulator(model, {.micro_steps = 2}).reduction().to_string(),
+              "once a step: each rank has whole gradients at this stage");
+  });
+}
+
+TEST(AccumulatorOptionsTest, ReduceOnceWithoutAWrapper) {
+  run_ranks(2, [](comm::World& world) {
+    torch::nn::Linear linear = make_linear();
+    for (const int stage : {0, 1}) {
+      Options options;
+      options.stage = stage_of(stage);
+      Optimizer<SGD> optimizer(linear->parameters(), world, SGDOptions(1.0), options);
+      EXPECT_EQ(Accumulator(optimizer).reduction().when, ReduceMicroSteps::kOnce);
+    }
+  });
+}
+
+TEST(AccumulatorOptionsTest, ChooseWhenToReduceShardedGradientsByTheBytesOfWholeOnes) {
+  run_ranks(2, [](comm::World& world) {
+    for (const int stage : {2, 3}) {
       Options options;
       options.stage = stage_of(stage);
       Linear model(make_linear(), world, options);
@@ -820,23 +967,32 @@ TEST(AccumulatorOptionsTest, ChooseWhenToReduceByTheBytesOfWholeGradients) {
       for (const PageLayout& page : sharded_parameters_of(model).pages->layouts()) {
         whole_bytes += 4 * page.numel;
       }
-      const auto reduces_each = [&](const AccumulatorOptions& accumulation) {
-        return Accumulator(model, accumulation).reduces_each();
-      };
-      EXPECT_TRUE(reduces_each({}));
-      EXPECT_TRUE(reduces_each({.gradient_budget_bytes = whole_bytes - 1}));
-      EXPECT_FALSE(reduces_each({.gradient_budget_bytes = whole_bytes})) << "stage " << stage;
-      EXPECT_FALSE(reduces_each({.reduce = ReduceMicroSteps::kOnce}));
-      EXPECT_TRUE(
-          reduces_each({.reduce = ReduceMicroSteps::kEach, .gradient_budget_bytes = whole_bytes}));
+      EXPECT_EQ(reduction_of(model, {}),
+                c10::str("each: gradients are sharded at this stage: whole gradients take ",
+                         whole_bytes, " B, and there is no gradient_budget_bytes"));
+      EXPECT_EQ(reduction_of(model, {.gradient_budget_bytes = whole_bytes - 1}),
+                c10::str("each: gradients are sharded at this stage: whole gradients take ",
+                         whole_bytes, " B and gradient_budget_bytes are ", whole_bytes - 1, " B"));
+      EXPECT_EQ(reduction_of(model, {.gradient_budget_bytes = whole_bytes}),
+                c10::str("once: whole gradients take ", whole_bytes,
+                         " B of a gradient_budget_bytes of ", whole_bytes, " B"));
+      EXPECT_EQ(reduction_of(model, {.reduce = ReduceMicroSteps::kOnce}),
+                "once: AccumulatorOptions::reduce asks for it");
+      EXPECT_EQ(
+          reduction_of(model, {.reduce = ReduceMicroSteps::kEach, .gradient_budget_bytes = 1024}),
+          "each: AccumulatorOptions::reduce asks for it");
     }
-    Options invariant;
-    invariant.world_invariant = true;
-    Linear model(make_linear(), world, invariant);
-    EXPECT_TRUE(Accumulator(model, {.gradient_budget_bytes = 1 << 20}).reduces_each());
-    EXPECT_THAT(error_of([&] { Accumulator(model, {.reduce = ReduceMicroSteps::kOnce}); }),
-                HasSubstr("world_invariant adds up the ranks' first; use ReduceMicroSteps::kEach "
-                          "or ReduceMicroSteps::kAuto"));
+    for (const int stage : {0, 1, 2, 3}) {
+      Options invariant;
+      invariant.stage = stage_of(stage);
+      invariant.world_invariant = true;
+      Linear model(make_linear(), world, invariant);
+      EXPECT_EQ(reduction_of(model, {.gradient_budget_bytes = 1 << 20}),
+                "each: Options::world_invariant adds up the ranks first");
+      EXPECT_THAT(error_of([&] { Accumulator(model, {.reduce = ReduceMicroSteps::kOnce}); }),
+                  HasSubstr("world_invariant adds up the ranks' first; use ReduceMicroSteps::kEach "
+                            "or ReduceMicroSteps::kAuto"));
+    }
   });
 }
 
@@ -844,37 +1000,38 @@ TEST(AccumulatorOptionsTest, CountTheBytesOfGradientsInTheDtypeTheyAddUpIn) {
   run_ranks(2, [](comm::World& world) {
     for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
       Options options;
+      options.stage = Stage::kGradients;
       options.compute_dtype = torch::kBFloat16;
       options.accumulate_dtype = dtype;
       Linear model(make_linear(), world, options);
       const int64_t numel = sharded_parameters_of(model).pages->layouts().front().numel;
-      const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-      EXPECT_FALSE(
-          Accumulator(model, {.gradient_budget_bytes = numel * element_bytes}).reduces_each());
-      EXPECT_TRUE(
-          Accumulator(model, {.gradient_budget_bytes = numel * element_bytes - 1}).reduces_each());
+      const auto bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+      EXPECT_THAT(reduction_of(model, {.gradient_budget_bytes = bytes}), HasSubstr("once: "));
+      EXPECT_THAT(reduction_of(model, {.gradient_budget_bytes = bytes - 1}), HasSubstr("each: "));
     }
   });
 }
 
 TEST(AccumulatorOptionsTest, OneRankAloneAddsUpWhereItsGradientsLieUnlessTheyLeaveOrAreRounded) {
   run_ranks(1, [](comm::World& world) {
-    const auto reduces_each = [&](const Options& options, ReduceMicroSteps reduce) {
+    const auto reduction = [&](Options options, ReduceMicroSteps reduce) {
+      options.stage = Stage::kGradients;
       Linear model(make_linear(), world, options);
-      return Accumulator(model, {.reduce = reduce}).reduces_each();
+      return reduction_of(model, {.reduce = reduce});
     };
-    EXPECT_FALSE(reduces_each({}, ReduceMicroSteps::kAuto));
-    EXPECT_TRUE(reduces_each({}, ReduceMicroSteps::kEach));
+    EXPECT_EQ(reduction({}, ReduceMicroSteps::kAuto),
+              "once: this rank shares the model with no other");
+    EXPECT_THAT(reduction({}, ReduceMicroSteps::kEach), HasSubstr("each: "));
     Options invariant;
     invariant.world_invariant = true;
-    EXPECT_TRUE(reduces_each(invariant, ReduceMicroSteps::kAuto));
+    EXPECT_THAT(reduction(invariant, ReduceMicroSteps::kAuto), HasSubstr("each: "));
     Options offloaded;
     offloaded.offload.optimizer = memory::Tier::kHost;
-    EXPECT_TRUE(reduces_each(offloaded, ReduceMicroSteps::kAuto));
+    EXPECT_THAT(reduction(offloaded, ReduceMicroSteps::kAuto), HasSubstr("each: "));
     Options rounded;
     rounded.compute_dtype = torch::kBFloat16;
     rounded.reduce_dtype = torch::kBFloat16;
-    EXPECT_TRUE(reduces_each(rounded, ReduceMicroSteps::kAuto));
+    EXPECT_THAT(reduction(rounded, ReduceMicroSteps::kAuto), HasSubstr("each: "));
   });
 }
 

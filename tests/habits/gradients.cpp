@@ -134,6 +134,35 @@ const int kAccumulatesAndReplaces = is_right_in_accumulation(
       return 0.0;
     });
 
+const int kZeroesBetweenMicroBatches =
+    is_refused(kGroup, "zeroes gradients between the micro-batches of an Accumulator",
+               "its gradient was zeroed or replaced between two micro-batches",
+               "leave zero_grad() out; step() zeroes", [](auto& run) {
+                 auto model = run.wrap(make<Mlp>());
+                 auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+                 Accumulator accumulator(model, {.micro_steps = 2});
+                 accumulator.backward(loss_of_step(run, model, 0));
+                 optimizer->zero_grad();
+                 accumulator.backward(loss_of_step(run, model, 1));
+               });
+
+const int kGoesOnPastAMicroBatchThatThrew = is_refused(
+    kGroup, "goes on with the next micro-batch after a hook threw in an Accumulator's backward()",
+    "the micro-batch before ended by an exception",
+    "call `accumulator.abandon()` on all ranks, and run the step again", [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      Accumulator accumulator(model, {.micro_steps = 3});
+      accumulator.backward(loss_of_step(run, model, 0));
+      const Samples samples = samples_of(run.rank(), 7);
+      const torch::Tensor outputs = model(samples.inputs);
+      outputs.register_hook([](const torch::Tensor&) -> torch::Tensor {
+        throw std::runtime_error("a hook of the script");
+      });
+      EXPECT_NE(error_of([&] { accumulator.backward(loss_against(outputs, samples.targets)); }),
+                "");
+      accumulator.backward(loss_of_step(run, model, 1));
+    });
+
 const int kClips = is_right(kGroup, "clips by zeropage::clip_grad_norm_",
                             [](auto& run) {
                               return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3,

@@ -17,6 +17,7 @@ namespace {
 using namespace memory;
 using testing::error_of;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::run_ranks;
 
 constexpr int64_t kWidth = 256;
@@ -93,6 +94,26 @@ TEST(FitTest, TakesTheCheapestThatFitsAndTrainingKeepsBelowTheLimit) {
     EXPECT_THAT(fit_layers(world, limited(1_GiB)).description, HasSubstr("stage "));
     EXPECT_FALSE(shards_parameters(fit_layers(world, limited(1_GiB)).options));
     EXPECT_TRUE(shards_gradients(fit_layers(world, limited(5 * kParameterBytes / 2)).options));
+  });
+}
+
+TEST(FitTest, SaysWhenMicroStepsAreReducedAndCountsWhatTheScriptAsksFor) {
+  run_ranks(2, [](comm::World& world) {
+    EXPECT_THAT(fit_layers(world, limited(1_GiB), {.micro_steps = 4}).description,
+                HasSubstr("; micro-steps are reduced once a step: each rank has whole gradients"));
+    EXPECT_THAT(fit_layers(world, limited(1_GiB)).description, Not(HasSubstr("micro-steps")));
+    // Whole gradients beside the shards, which fit only where micro-steps are reduced each.
+    const Options tight = limited(11 * kParameterBytes / 4);
+    const FitOptions once{.micro_steps = 4,
+                          .reduce = ReduceMicroSteps::kOnce,
+                          .stages = {3},
+                          .policies = {CheckpointPolicy::kNone}};
+    FitOptions each = once;
+    each.reduce = ReduceMicroSteps::kAuto;
+    EXPECT_THAT(fit_layers(world, tight, each).description,
+                HasSubstr("micro-steps are reduced at each micro-step: gradients are sharded"));
+    EXPECT_THAT(error_of([&] { fit_layers(world, tight, once); }),
+                HasSubstr("no setting keeps below the limits"));
   });
 }
 

@@ -14,6 +14,7 @@ namespace {
 
 using namespace memory;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 torch::nn::Sequential make_layers() {
   torch::nn::Sequential layers;
@@ -95,6 +96,41 @@ TEST(PlanTest, CountsTheFlopsOfAStep) {
   const double forward = 4 * 2.0 * 32 * 256 * 256;
   EXPECT_EQ(find(plan, {.stage = 0}).flops, 3 * 3 * forward);
   EXPECT_EQ(find(plan, {.stage = 3}).flops, 3 * 3 * forward);
+}
+
+TEST(PlanTest, KnowsWhenMicroStepsAreReducedAndWhatThatHoldsAndSends) {
+  // A page a layer.
+  const auto forced = [](ReduceMicroSteps reduce) {
+    PlanOptions options{.micro_steps = 8, .reduce = reduce};
+    options.training.page_bytes = 64_KiB;
+    return plan_layers({.ranks = 4}, options);
+  };
+  const Plan by_default = forced(ReduceMicroSteps::kAuto);
+  const Plan each = forced(ReduceMicroSteps::kEach);
+  const Plan once = forced(ReduceMicroSteps::kOnce);
+  for (const int stage : {0, 1, 2, 3}) {
+    const Forecast& of_default = find(by_default, {.stage = stage});
+    const Forecast& as = find(stage < 2 ? once : each, {.stage = stage});
+    EXPECT_EQ(of_default.sent.total().bytes, as.sent.total().bytes);
+    EXPECT_EQ(of_default.at_peak[Tier::kDevice].total(), as.at_peak[Tier::kDevice].total());
+    ASSERT_TRUE(of_default.reduction.has_value());
+    EXPECT_EQ(of_default.reduction->when, as.reduction->when);
+    EXPECT_LT(find(once, {.stage = stage}).sent.total().bytes,
+              find(each, {.stage = stage}).sent.total().bytes);
+  }
+  EXPECT_LT(find(once, {.stage = 1}).at_peak[Tier::kDevice].total(),
+            find(each, {.stage = 1}).at_peak[Tier::kDevice].total());
+  EXPECT_GT(find(once, {.stage = 2}).at_peak[Tier::kDevice].total(),
+            find(each, {.stage = 2}).at_peak[Tier::kDevice].total())
+      << "whole gradients";
+  const Plan within = plan_layers(
+      {.ranks = 4}, {.micro_steps = 8, .gradient_budget_bytes = 4 * kParameters, .stages = {2}});
+  EXPECT_EQ(find(within, {.stage = 2}).reduction->when, ReduceMicroSteps::kOnce);
+  EXPECT_THAT(by_default.to_string(), HasSubstr("gradients of 8 micro-batches are reduced once a "
+                                                "step: each rank has whole gradients"));
+  EXPECT_THAT(plan_layers({.ranks = 4}, {.micro_steps = 8, .stages = {2}}).to_string(),
+              HasSubstr("are reduced at each micro-step: gradients are sharded at this stage"));
+  EXPECT_THAT(plan_layers({.ranks = 4}).to_string(), Not(HasSubstr("are reduced")));
 }
 
 TEST(PlanTest, ChoosesTheCheapestThatFits) {

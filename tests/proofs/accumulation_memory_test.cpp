@@ -1,5 +1,7 @@
 // What an accumulation holds and sends: the bytes of zeropage/accumulator.h and zeropage/options.h, by the
 // ledger and by the communicator's count.
+#include <iostream>
+
 #include <gtest/gtest.h>
 
 #include "tests/harness/accumulated.h"
@@ -38,10 +40,17 @@ struct Usage {
   int64_t gradient_after_step = 0;
   int64_t reduce_scattered = 0;  // bytes of payload a rank sent in one step
   int64_t all_reduced = 0;
+  int64_t sent = 0;  // by any operation
+  int64_t peak = 0;  // of all kinds
 };
 
 int64_t held(Kind kind) {
   return memory::Ledger::current()->now()[kind];
+}
+
+int64_t all_bytes(const comm::WireTraffic& traffic) {
+  return traffic.all_gather.bytes + traffic.reduce_scatter.bytes + traffic.all_reduce.bytes +
+         traffic.broadcast.bytes + traffic.pair.bytes + traffic.reduce.bytes;
 }
 
 // Usage of the second of two steps, on rank 0.
@@ -61,6 +70,7 @@ Usage usage(int ranks, Options options, const AccumulatorOptions& accumulation) 
     };
     for (int step = 0; step < 2; ++step) {
       own = {};
+      memory::Ledger::current()->reset_peak();
       const comm::WireTraffic before = world.communicator().wire_traffic();
       for (int64_t micro = 0; micro < accumulation.micro_steps; ++micro) {
         auto x = inputs;
@@ -80,6 +90,8 @@ Usage usage(int ranks, Options options, const AccumulatorOptions& accumulation) 
       const comm::WireTraffic after = world.communicator().wire_traffic();
       own.reduce_scattered = after.reduce_scatter.bytes - before.reduce_scatter.bytes;
       own.all_reduced = after.all_reduce.bytes - before.all_reduce.bytes;
+      own.sent = all_bytes(after) - all_bytes(before);
+      own.peak = memory::Ledger::current()->at_peak(c10::kCPU).total();
     }
     if (world.rank() == 0) result = own;
   });
@@ -194,12 +206,45 @@ TEST_P(AccumulationMemoryTest, AutoReducesOnceWhereWholeGradientsFitTheBudget) {
   run_ranks(ranks(), [&](comm::World& world) {
     DistributedDataParallel<torch::nn::Sequential> model(make_layers(), world, options);
     const auto reduces_each = [&](int64_t budget) {
-      return Accumulator(model, {.micro_steps = 2, .gradient_budget_bytes = budget}).reduces_each();
+      return Accumulator(model, {.micro_steps = 2, .gradient_budget_bytes = budget})
+                 .reduction()
+                 .when == ReduceMicroSteps::kEach;
     };
     EXPECT_TRUE(reduces_each(0));
     EXPECT_TRUE(reduces_each(whole_bytes() - 1));
     EXPECT_FALSE(reduces_each(whole_bytes()));
   });
+}
+
+// All bytes of a step: gradients, the new parameters, and what ranks compare.
+TEST_P(AccumulationMemoryTest, SendsAQuarterOrLessOfEightMicroStepsByDefault) {
+  for (const int stage : {0, 1}) {
+    const Usage each = usage_at(stage, ranks(), ReduceMicroSteps::kEach);
+    const Usage by_default = usage_at(stage, ranks(), ReduceMicroSteps::kAuto);
+    EXPECT_LE(4 * by_default.sent, each.sent) << "stage " << stage;
+    std::cout << "stage " << stage << ", " << ranks() << " ranks, " << kMicroSteps
+              << " micro-steps: " << each.sent << " bytes sent by kEach, " << by_default.sent
+              << " by kAuto\n";
+  }
+  EXPECT_EQ(usage_at(2, ranks(), ReduceMicroSteps::kAuto).sent,
+            usage_at(2, ranks(), ReduceMicroSteps::kEach).sent);
+}
+
+// The choice costs no byte on the device or the host, wherever the optimizer is.
+TEST_P(AccumulationMemoryTest, TakesNoMoreByDefaultThanReducedEachAtStagesZeroAndOne) {
+  for (const int stage : {0, 1}) {
+    for (const memory::Tier tier : {memory::Tier::kDevice, memory::Tier::kHost}) {
+      Options options;
+      options.stage = stage_of(stage);
+      options.offload.optimizer = tier;
+      const Usage each =
+          usage(ranks(), options, {.micro_steps = 4, .reduce = ReduceMicroSteps::kEach});
+      const Usage by_default = usage(ranks(), options, {.micro_steps = 4});
+      EXPECT_LE(by_default.peak, each.peak) << "stage " << stage;
+      EXPECT_LE(by_default.in_backwards.gradient, each.in_backwards.gradient) << "stage " << stage;
+      EXPECT_LE(by_default.in_backwards.bucket, each.in_backwards.bucket) << "stage " << stage;
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, AccumulationMemoryTest, ::testing::Values(2, 4));

@@ -93,6 +93,52 @@ INSTANTIATE_TEST_SUITE_P(RanksStages, AccumulationParityTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4),
                                             ::testing::Values(0, 1, 2, 3)));
 
+// ---- what is chosen by default ----
+
+// With gradients whose sums fp32 holds exactly, in whatever order they are added up.
+std::vector<torch::Tensor> trained_exactly(int ranks, const Options& options,
+                                           ReduceMicroSteps reduce) {
+  std::vector<torch::Tensor> trained;
+  run_ranks(ranks, [&](comm::World& world) {
+    DistributedDataParallel<Ragged> model(make_seeded<Ragged>(), world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    Accumulator accumulator(model, {.micro_steps = 4, .reduce = reduce, .clip_norm = 2.0});
+    for (int step = 0; step < 3; ++step) {
+      for (int micro = 0; micro < 4; ++micro) {
+        const int index = (step * 4 + micro) * world.size() + world.rank();
+        accumulator.backward(loss_with_known_gradients(model.named_parameters(), index));
+      }
+      EXPECT_TRUE(accumulator.step(optimizer).stepped());
+    }
+    const auto parameters = copies_of(model.parameters());
+    if (world.rank() == 0) trained = parameters;
+  });
+  return trained;
+}
+
+TEST(DefaultReductionTest, GivesTheBitsOfEitherPolicyAtEveryStageWhereSumsAreExact) {
+  for (const int ranks : {2, 3}) {
+    const auto expected = trained_exactly(ranks, options_of(0), ReduceMicroSteps::kEach);
+    for (const int stage : {0, 1, 2, 3}) {
+      for (const auto reduce :
+           {ReduceMicroSteps::kAuto, ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce}) {
+        EXPECT_TRUE(same_bits(expected, trained_exactly(ranks, options_of(stage), reduce)))
+            << ranks << " ranks, stage " << stage << ", policy " << static_cast<int>(reduce);
+      }
+    }
+  }
+}
+
+TEST(DefaultReductionTest, GivesTheBitsOfEitherPolicyWithTheOptimizerOnTheHost) {
+  Options on_host = options_of(1);
+  on_host.update_by = UpdateBy::kFused;
+  const auto expected = trained_exactly(2, on_host, ReduceMicroSteps::kEach);
+  on_host.offload.optimizer = memory::Tier::kHost;
+  for (const auto reduce : {ReduceMicroSteps::kAuto, ReduceMicroSteps::kEach}) {
+    EXPECT_TRUE(same_bits(expected, trained_exactly(2, on_host, reduce)));
+  }
+}
+
 // ---- any split of the same micro-batches ----
 
 // As experts: parts for micro-batches of even and of odd index, and one that the first do not use.

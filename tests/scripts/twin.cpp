@@ -4,6 +4,10 @@ namespace zeropage::scripts {
 
 Script twin_of(Script script) {
   for (Setting& setting : script.settings) {
+    // Sums in the order that it had.
+    if (setting.reduced == Reduced::kAuto) {
+      setting.reduced = setting.stage < 2 ? Reduced::kOnce : Reduced::kEach;
+    }
     setting.stage = 0;
     setting.shard_within = 0;
     setting.optimizer = setting.parameters = Left::kDevice;

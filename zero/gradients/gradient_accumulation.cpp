@@ -38,6 +38,7 @@ GradientAccumulation::~GradientAccumulation() {
 
 void GradientAccumulation::end() {
   if (std::exchange(has_ended_, true)) return;
+  sums_.clear();
   gradients_->mean().end();
   BackwardPlan plan = reducer_->plan();
   plan.op = comm::ReduceOp::kMean;
@@ -53,10 +54,46 @@ void GradientAccumulation::set_part(StepPart part) {
 }
 
 GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, BackwardPlan plan)
-    : reducer_(*accumulation.reducer_), between_(reducer_.plan()) {
+    : accumulation_(accumulation), reducer_(*accumulation.reducer_), between_(reducer_.plan()) {
   TORCH_INTERNAL_ASSERT(between_.part == StepPart::kNone);
+  accumulation_.is_in_micro_step_ = true;
+  accumulation_.sums_.clear();
   plan.op = between_.op;
   reducer_.set_plan(plan);
+}
+
+void GradientAccumulation::MicroStep::has_ended() {
+  accumulation_.is_in_micro_step_ = false;
+  if (reducer_.plan().part == StepPart::kMicroStep) accumulation_.remember_sums();
+}
+
+void GradientAccumulation::check_last_has_ended(const char* who) const {
+  ZP_CHECK(!is_in_micro_step_, who,
+           ": the micro-batch before ended by an exception, and a part of its gradients may be in "
+           "the sum of the step; call accumulator.abandon() on all ranks, and run the step's "
+           "micro-batches again");
+}
+
+void GradientAccumulation::remember_sums() {
+  for (const size_t index : reducer_->training().all()) {
+    const at::Tensor& gradient = reducer_->training().gradient(index);
+    if (gradient.defined()) sums_.emplace_back(index, gradient.getIntrusivePtr());
+  }
+}
+
+// Dropped or replaced, while the weights of the micro-batches before still count. In place a script may do to the sum
+// what it likes.
+void GradientAccumulation::check_goes_on() const {
+  check_last_has_ended("accumulator.backward()");
+  for (const auto& [index, sum] : sums_) {
+    const at::Tensor& gradient = reducer_->training().gradient(index);
+    ZP_CHECK(
+        gradient.defined() && !sum.expired() && sum.lock().get() == gradient.unsafeGetTensorImpl(),
+        "parameter \"", reducer_->training().name(index),
+        "\": its gradient was zeroed or replaced between two micro-batches of a step, whose "
+        "sum it is part of; the accumulator zeroes gradients in step(), leave zero_grad() "
+        "out");
+  }
 }
 
 void GradientAccumulation::offer_mean(OfferedMean::Offer offer) {
@@ -71,6 +108,7 @@ void GradientAccumulation::offer_mean(OfferedMean::Offer offer) {
 
 void GradientAccumulation::finish() {
   TORCH_INTERNAL_ASSERT(reducer_->plan().part == StepPart::kNone);
+  check_last_has_ended("accumulator.step()");
   gradients_->mean().settle();
   set_part(StepPart::kLastMicroStep);
   try {

@@ -13,6 +13,10 @@
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
+
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/step_gradients.h"
@@ -29,6 +33,9 @@ class GradientAccumulation {
   GradientAccumulation(const GradientAccumulation&) = delete;
   GradientAccumulation& operator=(const GradientAccumulation&) = delete;
 
+  // Throws where the last micro-step did not end, or its sums were zeroed or replaced since.
+  void check_goes_on() const;
+
   // While it lives, the one backward of a micro-step may run.
   class MicroStep {
    public:
@@ -38,7 +45,11 @@ class GradientAccumulation {
     MicroStep(const MicroStep&) = delete;
     MicroStep& operator=(const MicroStep&) = delete;
 
+    // The backward has returned, and not thrown.
+    void has_ended();
+
    private:
+    GradientAccumulation& accumulation_;
     GradientReducer& reducer_;
     const BackwardPlan between_;
   };
@@ -53,10 +64,15 @@ class GradientAccumulation {
 
  private:
   void set_part(StepPart part);
+  void check_last_has_ended(const char* who) const;
+  void remember_sums();
 
   const std::shared_ptr<GradientReducer> reducer_;
   const std::shared_ptr<StepGradients> gradients_;
   bool has_ended_ = false;
+  bool is_in_micro_step_ = false;
+  // p.grad() of the parameters that had one behind the last micro-step, between two of them.
+  std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::TensorImpl>>> sums_;
 };
 
 }  // namespace zeropage

@@ -35,8 +35,12 @@ struct GradientNorm {
 GradientNorm gradient_norm(const ModelRef& model);
 GradientNorm gradient_norm(const ModelRef& model, const torch::optim::Optimizer& optimizer);
 
+// The norm of all gradients before and after a clipping. As a number it is the norm before, which
+// torch::nn::utils::clip_grad_norm_ returns.
 struct ClippedNorm {
   double before = 0, after = 0;
+
+  operator double() const { return before; }  // NOLINT(google-explicit-constructor)
 };
 
 // What to do about gradients that are not finite.

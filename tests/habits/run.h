@@ -340,7 +340,7 @@ class OurRun {
   }
   template <typename Model>
   double clip(Model& model, double most) {
-    return clip_grad_norm_(model, most).before;
+    return clip_grad_norm_(model, most);
   }
   template <typename Model>
   Values values(Model& model) {

@@ -205,6 +205,8 @@ TEST(ClipTest, ByNormIsLibTorchsAtEveryStageAndIsStepped) {
       Optimizer<SGD> optimizer(model, SGDOptions(1.0));
       backward(model);
       const ClippedNorm norm = clip_grad_norm_(model, 0.75);
+      const double as_libtorch_returns_it = norm;
+      EXPECT_EQ(as_libtorch_returns_it, norm.before);
       EXPECT_NEAR(norm.before, expected, 1e-6 * expected);
       EXPECT_NEAR(norm.after, 0.75, 1e-6);
       EXPECT_NEAR(gradient_norm(model).total, norm.after, 1e-6);

@@ -43,12 +43,15 @@ ActivationOffload::ActivationOffload(const ActivationOffloadOptions& options)
 }
 
 ActivationOffload::~ActivationOffload() = default;
+ActivationOffload::ActivationOffload(ActivationOffload&&) noexcept = default;
+ActivationOffload& ActivationOffload::operator=(ActivationOffload&&) noexcept = default;
 
 std::shared_ptr<SavedTensorHooks> ActivationOffload::hooks() const {
   return offloader_;
 }
 
 std::unique_ptr<ActivationPolicy::Forward> ActivationOffload::begin_forward() {
+  check_not_moved_from(offloader_ != nullptr, "ActivationOffload");
   const auto around = SavedTensorScope::current();
   const auto deciding = around ? around->handing_on_to(offloader_) : nullptr;
   return forward_through(deciding ? deciding : offloader_);

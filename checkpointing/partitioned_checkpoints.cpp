@@ -154,8 +154,12 @@ PartitionedCheckpoints::PartitionedCheckpoints(PartitionOptions options)
     : partitioner_(std::make_shared<detail::Partitioner>(checked(std::move(options)))) {}
 
 PartitionedCheckpoints::~PartitionedCheckpoints() = default;
+PartitionedCheckpoints::PartitionedCheckpoints(PartitionedCheckpoints&&) noexcept = default;
+PartitionedCheckpoints& PartitionedCheckpoints::operator=(PartitionedCheckpoints&&) noexcept =
+    default;
 
 std::unique_ptr<ActivationPolicy::Forward> PartitionedCheckpoints::begin_forward() {
+  check_not_moved_from(partitioner_ != nullptr, "PartitionedCheckpoints");
   return forward_through(partitioner_);
 }
 

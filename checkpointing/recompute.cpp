@@ -133,6 +133,8 @@ Recompute::Recompute(RecomputeOptions options)
 }
 
 Recompute::~Recompute() = default;
+Recompute::Recompute(Recompute&&) noexcept = default;
+Recompute& Recompute::operator=(Recompute&&) noexcept = default;
 
 std::unique_ptr<ActivationPolicy::Forward> Recompute::begin_forward() {
   class UnderTape final : public Forward {
@@ -150,6 +152,7 @@ std::unique_ptr<ActivationPolicy::Forward> Recompute::begin_forward() {
     const memory::InterceptorScope interceptor_;
     const memory::KindScope kind_;
   };
+  check_not_moved_from(account_ != nullptr, "Recompute");
   if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return nullptr;
   if (last_ && last_->meter() != nullptr) plan_from(*last_->meter());
   // A forward that did otherwise is the one to plan for.

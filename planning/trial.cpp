@@ -126,10 +126,10 @@ int64_t Trial::buffer_bytes() const {
 
 StepFigures Trial::run(CheckpointPolicy policy) {
   const memory::LedgerScope scope(ledger_);
-  std::unique_ptr<Recompute> recompute;
+  std::optional<Recompute> recompute;
   if (policy == CheckpointPolicy::kSelective) {
-    recompute.reset(new Recompute(zeropage::recompute(
-        parts_->planned->model(), checkpointing::RecomputeOptions::selective())));
+    recompute =
+        zeropage::recompute(parts_->planned->model(), checkpointing::RecomputeOptions::selective());
   }
   const bool by_blocks = policy == CheckpointPolicy::kBlocks;
   if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::each());
@@ -137,12 +137,13 @@ StepFigures Trial::run(CheckpointPolicy policy) {
   // Makes the optimizer's states, and records the order of pages, which each policy has of its own.
   const bool has_pages = sharded_parameters_of(parts_->planned->model()).paging->pager() != nullptr;
   if (!std::exchange(has_stepped_, true) || has_pages) {
-    parts_->step(recompute.get(), nullptr);
+    parts_->step(recompute ? &*recompute : nullptr, nullptr);
   }
   const comm::LinkTraffic sent_before = parts_->sent();
   const checkpointing::RecomputeStatistics before = checkpointing::recompute_statistics();
   TouchedBytes touched;
-  parts_->step(recompute.get(), policy == CheckpointPolicy::kNone ? &touched : nullptr);
+  parts_->step(recompute ? &*recompute : nullptr,
+               policy == CheckpointPolicy::kNone ? &touched : nullptr);
   const checkpointing::RecomputeStatistics after = checkpointing::recompute_statistics();
   if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::none());
   StepFigures figures;

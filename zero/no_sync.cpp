@@ -7,13 +7,6 @@
 namespace zeropage {
 namespace {
 
-Collect exchange_collect(GradientReducer& reducer, Collect collect) {
-  BackwardPlan plan = reducer.plan();
-  const Collect before = std::exchange(plan.collect, collect);
-  reducer.set_plan(plan);
-  return before;
-}
-
 std::shared_ptr<GradientReducer> checked_reducer(const ShardedModel& sharded) {
   ZP_CHECK(!sharded.options.world_invariant,
            "no_sync(): adds up this rank's micro-batches before the ranks', but "
@@ -24,11 +17,18 @@ std::shared_ptr<GradientReducer> checked_reducer(const ShardedModel& sharded) {
 
 }  // namespace
 
-NoSync::NoSync(const ShardedModel& sharded)
-    : reducer_(checked_reducer(sharded)), before_(exchange_collect(*reducer_, Collect::kLocally)) {}
+NoSync::NoSync(const ShardedModel& sharded) : reducer_(checked_reducer(sharded)) {
+  reducer_->begin_no_sync();
+}
 
-NoSync::~NoSync() {
-  if (reducer_ != nullptr) exchange_collect(*reducer_, before_);
+NoSync& NoSync::operator=(NoSync&& other) noexcept {
+  NoSync taken(std::move(other));
+  std::swap(reducer_, taken.reducer_);
+  return *this;
+}
+
+void NoSync::end() {
+  if (reducer_ != nullptr) std::exchange(reducer_, nullptr)->end_no_sync();
 }
 
 }  // namespace zeropage

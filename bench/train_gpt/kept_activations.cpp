@@ -15,8 +15,7 @@ KeptActivations::KeptActivations(const CheckpointFlags& flags, const zeropage::c
     RecomputeOptions options = flags.policy == CheckpointFlags::Policy::kBudget
                                    ? RecomputeOptions::budget(flags.budget_bytes)
                                    : RecomputeOptions::selective();
-    recompute_.reset(
-        new zeropage::checkpointing::Recompute(zeropage::recompute(model, std::move(options))));
+    recompute_ = zeropage::recompute(model, std::move(options));
   }
   if (flags.offload != CheckpointFlags::Offload::kNone) {
     zeropage::checkpointing::ActivationOffloadOptions options;

@@ -2,7 +2,6 @@
 // forward and its loss.
 #pragma once
 
-#include <memory>
 #include <optional>
 #include <string>
 
@@ -37,7 +36,7 @@ class KeptActivations {
   std::string table() const;
 
  private:
-  std::unique_ptr<zeropage::checkpointing::Recompute> recompute_;  // null: no flag asks for it
+  std::optional<zeropage::checkpointing::Recompute> recompute_;  // nothing: no flag asks for it
   std::optional<zeropage::checkpointing::ActivationOffload> offload_;
 };
 

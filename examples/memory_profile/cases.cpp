@@ -96,10 +96,9 @@ void run_case(const Setting& setting, const World& world, zeropage::profile::Pro
   zeropage::DistributedDataParallel<Trained> model(Trained(make_model(setting.model)), world,
                                                    options);
   zeropage::Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
-  std::unique_ptr<zeropage::checkpointing::Recompute> recompute;  // null: all are kept
+  std::optional<zeropage::checkpointing::Recompute> recompute;  // nothing: all are kept
   if (setting.activations == Activations::kRecomputed) {
-    recompute.reset(new zeropage::checkpointing::Recompute(
-        zeropage::recompute(model, zeropage::checkpointing::RecomputeOptions::selective())));
+    recompute = zeropage::recompute(model, zeropage::checkpointing::RecomputeOptions::selective());
   }
   for (int step = 0; step <= kStepsBefore; ++step) {
     const auto train = [&] {

@@ -62,12 +62,12 @@ std::unique_ptr<zeropage::WeightAverage> average_of(Model& model, const TrainKey
       model, zeropage::WeightAverageOptions{.decay = train.average_decay});
 }
 
-std::unique_ptr<Recompute> recompute_of(const Model& model, const ZeroKeys& zero) {
-  if (zero.recompute == RecomputePolicy::kNone) return nullptr;
+std::optional<Recompute> recompute_of(const Model& model, const ZeroKeys& zero) {
+  if (zero.recompute == RecomputePolicy::kNone) return std::nullopt;
   RecomputeOptions options = zero.recompute == RecomputePolicy::kBudget
                                  ? RecomputeOptions::budget(zero.recompute_budget)
                                  : RecomputeOptions::selective();
-  return std::unique_ptr<Recompute>(new Recompute(zeropage::recompute(model, std::move(options))));
+  return zeropage::recompute(model, std::move(options));
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ class TrainedModel {
   const std::unique_ptr<zeropage::ShardedOptimizer> optimizer_;
   zeropage::Accumulator accumulator_;
   const std::unique_ptr<zeropage::WeightAverage> average_;
-  const std::unique_ptr<zeropage::checkpointing::Recompute> recompute_;  // null: none is asked for
+  std::optional<zeropage::checkpointing::Recompute> recompute_;  // nothing: none is asked for
   std::optional<zeropage::checkpointing::ActivationOffload> offload_;
   const Criterion criterion_;
   const int64_t micro_steps_;

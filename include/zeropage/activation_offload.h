@@ -143,6 +143,8 @@ class ActivationOffload : public ActivationPolicy {
   // Throws if an option makes no sense.
   explicit ActivationOffload(const ActivationOffloadOptions& options = {});
   ~ActivationOffload() override;
+  ActivationOffload(ActivationOffload&&) noexcept;
+  ActivationOffload& operator=(ActivationOffload&&) noexcept;
 
   // For hooks of your own that pass tensors to it, and for PartitionOptions::onward.
   std::shared_ptr<SavedTensorHooks> hooks() const;
@@ -156,7 +158,7 @@ class ActivationOffload : public ActivationPolicy {
  private:
   std::unique_ptr<Forward> begin_forward() override;
 
-  const std::shared_ptr<detail::ActivationOffloader> offloader_;
+  std::shared_ptr<detail::ActivationOffloader> offloader_;
 };
 
 }  // namespace zeropage::checkpointing

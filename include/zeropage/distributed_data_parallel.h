@@ -17,13 +17,16 @@
 #include "zeropage/options.h"
 
 // While it lives, backward adds up gradients on this rank and does not average them: the first backward after it does, for
-// all of them together. Made by DistributedDataParallel::no_sync() and ShardedOptimizer::no_sync().
+// all of them together. Made by DistributedDataParallel::no_sync() and ShardedOptimizer::no_sync(). Guards may nest, and
+// end in any order.
+//
+//   std::optional<zeropage::NoSync> guard;
+//   if (!is_last) guard = model.no_sync();
 //
 // Lifetime: shares the reducer. Threads: the training thread.
 
 namespace zeropage {
 
-enum class Collect : uint8_t;
 class GradientReducer;
 struct ShardedModel;
 
@@ -31,12 +34,15 @@ class NoSync {
  public:
   // Throws where world_invariant, which adds up the ranks first.
   explicit NoSync(const ShardedModel& sharded);
-  ~NoSync();
-  NoSync(NoSync&&) = default;
+  ~NoSync() { end(); }
+  // What was moved from is no guard any more.
+  NoSync(NoSync&& other) noexcept = default;
+  NoSync& operator=(NoSync&& other) noexcept;
 
  private:
+  void end();
+
   std::shared_ptr<GradientReducer> reducer_;  // null: moved from
-  const Collect before_;
 };
 
 }  // namespace zeropage
@@ -112,7 +118,7 @@ DeferredModule(F) -> DeferredModule<std::invoke_result_t<F>>;
 // What forward allocates is Kind::kActivation on the ledger, or kRecompute where it is repeated.
 // Lifetime: shares the module.
 // Buffers (running statistics) become rank 0's at the end of each backward that averages, and before a
-// forward in training mode without gradients.
+// forward in training mode without gradients (Options::broadcast_buffers).
 // Collective: construction, backward, a forward after parameters were unfrozen; at stage 3 every use of a
 // parameter.
 // Threads: the training thread.

@@ -76,6 +76,8 @@ class PartitionedCheckpoints : public ActivationPolicy {
   // Throws if the group or the predicate is missing or makes no sense.
   explicit PartitionedCheckpoints(PartitionOptions options);
   ~PartitionedCheckpoints() override;
+  PartitionedCheckpoints(PartitionedCheckpoints&&) noexcept;
+  PartitionedCheckpoints& operator=(PartitionedCheckpoints&&) noexcept;
 
   // For hooks of your own that pass tensors to it.
   std::shared_ptr<SavedTensorHooks> hooks() const;
@@ -83,7 +85,7 @@ class PartitionedCheckpoints : public ActivationPolicy {
  private:
   std::unique_ptr<Forward> begin_forward() override;
 
-  const std::shared_ptr<detail::Partitioner> partitioner_;
+  std::shared_ptr<detail::Partitioner> partitioner_;
 };
 
 }  // namespace zeropage::checkpointing

@@ -100,6 +100,8 @@ class Recompute : public ActivationPolicy {
   // Throws if an option makes no sense.
   explicit Recompute(RecomputeOptions options = {});
   ~Recompute() override;
+  Recompute(Recompute&&) noexcept;
+  Recompute& operator=(Recompute&&) noexcept;
 
   // The forecast of the plan in force; nothing while a step is measured, or without a budget.
   std::optional<int64_t> forecast_peak_bytes() const;
@@ -120,8 +122,8 @@ class Recompute : public ActivationPolicy {
   std::unique_ptr<detail::DropPolicy> choose_policy() const;
   void plan_from(const detail::StepMeter& measured);
 
-  const RecomputeOptions options_;
-  const std::shared_ptr<detail::RecomputeAccount> account_;
+  RecomputeOptions options_;
+  std::shared_ptr<detail::RecomputeAccount> account_;
   std::shared_ptr<detail::ForwardTape> last_;
   std::shared_ptr<const detail::ForwardPlan> plan_;
   std::string plan_table_;

@@ -116,7 +116,8 @@ std::unique_ptr<PackedTensor> pack_with(const std::shared_ptr<SavedTensorHooks>&
 // it keeps goes where the offload puts it. A region (zeropage/checkpoint.h) within passes its inputs on in the
 // same way. If two scopes of the same kind nest, the inner one decides.
 //
-// Lifetime: a policy outlives its scopes; graphs live on without it.
+// Lifetime: a policy outlives its scopes, and stays where it is while one lives; graphs live on without it. Policies
+// move: what was moved from may only be destroyed or assigned to.
 // Threads: a scope concerns the calling thread. Backward may run on any.
 // Errors: a policy's constructor throws c10::Error, with the class's name, where an option makes no
 // sense. Backward throws where a tensor that it needs was changed in place since the forward.
@@ -126,17 +127,19 @@ namespace zeropage::checkpointing {
 // What decides over activations: Recompute, ActivationOffload, PartitionedCheckpoints.
 class ActivationPolicy {
  public:
-  ActivationPolicy() = default;
-  ActivationPolicy(const ActivationPolicy&) = delete;
-  ActivationPolicy& operator=(const ActivationPolicy&) = delete;
   virtual ~ActivationPolicy() = default;
 
  protected:
+  ActivationPolicy() = default;
+  ActivationPolicy(ActivationPolicy&&) noexcept = default;
+  ActivationPolicy& operator=(ActivationPolicy&&) noexcept = default;
+
   // One forward under the policy, for as long as it lives.
   class Forward {
    public:
     virtual ~Forward() = default;
   };
+  static void check_not_moved_from(bool has_state, const char* policy);
   // One whose saved tensors go to `hooks`.
   static std::unique_ptr<Forward> forward_through(std::shared_ptr<SavedTensorHooks> hooks);
 

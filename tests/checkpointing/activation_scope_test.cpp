@@ -1,6 +1,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -22,6 +23,7 @@ namespace {
 
 using memory::Kind;
 using memory::operator""_KiB;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using zeropage::testing::error_of;
 
@@ -304,6 +306,40 @@ TEST_F(ActivationScopeTest, PartitionedCheckpointsPackWithinTheirScopeAlone) {
     EXPECT_EQ(SavedTensorScope::current(), partitioned.hooks());
   }
   EXPECT_EQ(SavedTensorScope::current(), before);
+}
+
+// Functions return them, and vectors have them.
+TEST_F(ActivationScopeTest, PoliciesMoveAndWhatWasMovedFromIsRefusedByName) {
+  const auto x = torch::randn({64, 64});
+  torch::nn::Linear linear(64, 64);
+  const Forward forward = [&](const torch::Tensor& in) { return linear(in.sin()).sin().sum(); };
+  const auto plain = gradients(*linear, x, forward, {});
+  const auto expect_moves = [&](auto policy, auto other, const char* name) {
+    expect_same_bits(plain, gradients(*linear, x, forward, {&policy}));
+    auto moved = std::move(policy);
+    expect_same_bits(plain, gradients(*linear, x, forward, {&moved}));
+    EXPECT_THAT(error_of([&] { const ActivationScope scope(policy); }),
+                AllOf(HasSubstr(name), HasSubstr("was moved from")));
+    other = std::move(moved);
+    expect_same_bits(plain, gradients(*linear, x, forward, {&other}));
+    policy = std::move(other);
+    expect_same_bits(plain, gradients(*linear, x, forward, {&policy}));
+    std::vector<decltype(policy)> several;
+    several.push_back(std::move(policy));
+    expect_same_bits(plain, gradients(*linear, x, forward, {&several.front()}));
+    // Graphs live on without their policy.
+    const auto in = x.clone().requires_grad_();
+    linear->zero_grad();
+    const auto loss = forward_under({&several.front()}, forward, in);
+    several.clear();
+    loss.backward();
+    expect_same_bits({plain.front()}, {in.grad()});
+  };
+  const RecomputeOptions recompute{.least_bytes = 1};
+  expect_moves(Recompute(recompute), Recompute(), "Recompute");
+  expect_moves(ActivationOffload({.least_bytes = 0}), ActivationOffload(), "ActivationOffload");
+  expect_moves(PartitionedCheckpoints(PartitionOptions{}),
+               PartitionedCheckpoints(PartitionOptions{}), "PartitionedCheckpoints");
 }
 
 TEST_F(ActivationScopeTest, OptionsThatMakeNoSenseAreRefusedWithTheNameOfTheirClass) {

@@ -51,6 +51,23 @@ const int kTwice = is_right(
     },
     kNearly);
 
+const int kKeepsTheGuard = is_right(
+    kGroup, "keeps the guard of no_sync() in a std::optional over several backwards",
+    [](auto& run) {
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<SGD>(model, SGDOptions(0.1));
+      std::optional<decltype(run.no_sync(model))> guard;
+      for (int pass = 0; pass < 9; ++pass) {
+        if (pass % 3 == 0) optimizer->zero_grad();
+        if (pass % 3 == 0) guard = run.no_sync(model);
+        if (pass % 3 == 2) guard.reset();
+        backward_of_step(run, model, pass);
+        if (pass % 3 == 2) optimizer->step();
+      }
+      return everything(run, model);
+    },
+    kNearly);
+
 const int kRetains = is_right(
     kGroup, "runs backward twice over a graph that it retains",
     [](auto& run) {

@@ -1,5 +1,11 @@
 #include "zeropage/distributed_data_parallel.h"
 
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -351,6 +357,38 @@ TEST_P(DistributedDataParallelTest, RunsBackwardOverSharedModulesAndRetainedGrap
     loss.backward({}, /*retain_graph=*/true);
     loss.backward();
     EXPECT_DOUBLE_EQ(applied_gradient(model, optimizer), 6.0);
+  });
+}
+
+TEST_P(DistributedDataParallelTest, TakesGuardsOfNoSyncThatMoveAndEndInAnyOrder) {
+  run_ranks(2, [&](comm::World& world) {
+    DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());
+    Optimizer<SGD> optimizer(model, SGDOptions(1.0));
+    const auto is_local = [&] {
+      model.zero_grad();
+      const comm::WireTraffic before = world.communicator().wire_traffic();
+      backward(model, 1.0 + world.rank());
+      const comm::WireTraffic after = world.communicator().wire_traffic();
+      return after.all_reduce.messages == before.all_reduce.messages;
+    };
+    std::optional<NoSync> guard;
+    EXPECT_FALSE(is_local());
+    guard = model.no_sync();
+    EXPECT_TRUE(is_local());
+    guard = model.no_sync();
+    EXPECT_TRUE(is_local()) << "the new guard is in force, and the old one has ended";
+    NoSync moved = std::move(*guard);
+    guard.reset();
+    EXPECT_TRUE(is_local()) << "what was moved from ended nothing";
+    {
+      std::vector<NoSync> several;
+      several.push_back(model.no_sync());
+      several.push_back(std::move(moved));
+      several.push_back(model.no_sync());
+      several.erase(several.begin());
+      EXPECT_TRUE(is_local());
+    }
+    EXPECT_FALSE(is_local());
   });
 }
 

@@ -28,6 +28,20 @@ GradientReducer::GradientReducer(const PageParts& parts, std::unique_ptr<Gradien
   adopt_training();
 }
 
+void GradientReducer::set_collect(Collect collect) {
+  BackwardPlan changed = plan();
+  changed.collect = collect;
+  set_plan(changed);
+}
+
+void GradientReducer::begin_no_sync() {
+  if (no_syncs_++ == 0) set_collect(Collect::kLocally);
+}
+
+void GradientReducer::end_no_sync() {
+  if (--no_syncs_ == 0) set_collect(Collect::kForReduction);
+}
+
 void GradientReducer::adopt_training() {
   for (const size_t page : training_.adopt()) reductions_.begin_training(page);
 }

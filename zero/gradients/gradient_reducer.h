@@ -43,6 +43,11 @@ class GradientReducer {
   const BackwardPlan& plan() const { return reductions_.plan(); }
   void set_plan(const BackwardPlan& plan) { reductions_.set_plan(plan); }
 
+  // Between the first and as many calls of the second, backwards outside an accumulation add up on this rank. Between
+  // two backwards.
+  void begin_no_sync();
+  void end_no_sync();
+
   const TrainingParameters& training() const { return training_; }
   // From here on parameters that were unfrozen have gradients, and optimizers update them. Collective where there are
   // any, and throws on all ranks unless they are the same on all; between two steps.
@@ -81,6 +86,7 @@ class GradientReducer {
 
   bool reduces_in_backward() const { return plan().collect == Collect::kForReduction; }
   void adopt_training();
+  void set_collect(Collect collect);
   void enter_backward();
   void end_reducing_backward();
   void leave_backward();
@@ -98,6 +104,7 @@ class GradientReducer {
   PageReductions reductions_;
   int backward_ = kNoBackward;  // autograd's id of the backward in progress
   bool reduced_in_cycle_ = false;
+  int no_syncs_ = 0;
   std::function<void()> after_reduction_;
 };
 

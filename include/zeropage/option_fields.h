@@ -140,7 +140,9 @@ constexpr auto table_of(std::type_identity<Options>) {
               {.help = "How the optimizer updates: by torch::optim's class, with its bits, or in "
                        "one fused pass; auto: fused where the class has such a form"}),
           field<&Options::broadcast_buffers>(
-              {.help = "Give all ranks rank 0's buffers at the end of backward"})),
+              {.help =
+                   "Give all ranks rank 0's values of the buffers that a rank has written, at the "
+                   "end of backward"})),
       section(
           "Precision",
           field<&Options::compute_dtype>({.help = "Dtype of parameters, gradients and activations",

@@ -237,8 +237,12 @@ struct Options {
   UpdateBy update_by = UpdateBy::kAuto;
 
   // Each backward that averages ends by giving all ranks rank 0's buffers (running means), so that
-  // several forwards may come before it; a training forward without gradients begins with it. Costs a
-  // broadcast of all buffers a backward; nothing for a module without buffers.
+  // several forwards may come before it; a training forward without gradients begins with it. Only buffers that some
+  // rank has written to since are sent, which ranks tell each other by a byte a buffer in a message that a backward sends
+  // anyway; those of floating point with at most one dimension, such as running means, are always sent. A write through
+  // data_ptr() or .data() is seen on the host, to a few elements of a buffer of more than 64 KiB within 64 backwards. On
+  // an accelerator it is not seen: write by operators there. Costs a broadcast of what is sent; nothing for a module
+  // without buffers.
   bool broadcast_buffers = true;
 
   // The same bits for any power-of-two split of the same micro-batches over ranks and micro-steps:

@@ -348,6 +348,147 @@ TEST_P(DistributedDataParallelTest, TakesRankZerosBuffersAtTheEndOfEachBackwardT
   });
 }
 
+// A rotary table that no forward writes, one that some do, statistics, and a count.
+struct TablesImpl : torch::nn::Module {
+  TablesImpl() {
+    table = register_buffer("table", torch::ones({kRows, 7}));
+    codes = register_buffer("codes", torch::ones({kRows, 7}));
+    mean = register_buffer("mean", torch::ones({7}));
+    count = register_buffer("count", torch::zeros({}, torch::kInt64));
+    linear = register_module("linear", torch::nn::Linear(7, 7));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(x * table[0] + codes[0]); }
+
+  static constexpr int64_t kRows = 8192;
+  torch::Tensor table, codes, mean, count;
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Tables);
+
+constexpr int64_t kTableBytes = TablesImpl::kRows * 7 * 4;
+
+// A backward of each of two ranks, after which both have rank 0's buffers. Returns the bytes of buffers that a rank sent
+// or passed on.
+class BackwardsOverTables {
+ public:
+  BackwardsOverTables(comm::World& world, const Options& options)
+      : world_(world), model_(Tables(), world, options) {}
+
+  Tables& tables() { return model_.module(); }
+  DistributedDataParallel<Tables>& model() { return model_; }
+
+  int64_t sent_in_backward() {
+    return sent_in([&] { model_(torch::ones({2, 7})).sum().backward(); });
+  }
+  int64_t sent_in(const std::function<void()>& call) {
+    const int64_t before = world_.communicator().wire_traffic().broadcast.bytes;
+    call();
+    const int64_t own = world_.communicator().wire_traffic().broadcast.bytes - before;
+    // The root of two ranks sends all there is.
+    const auto of_all = torch::tensor({static_cast<double>(own)}, torch::kDouble);
+    world_.communicator().all_reduce(of_all, comm::ReduceOp::kMax, "bytes").wait();
+    return static_cast<int64_t>(of_all.item<double>());
+  }
+  void expect_alike(const std::string& after) {
+    for (const auto& buffer : model_.named_buffers()) {
+      const auto sums = world_.gather_text(
+          buffer.key(), c10::str(buffer.value().to(torch::kDouble).sum().item<double>()));
+      EXPECT_EQ(sums[0], sums[1]) << buffer.key() << " after " << after;
+    }
+  }
+
+ private:
+  comm::World& world_;
+  DistributedDataParallel<Tables> model_;
+};
+
+TEST_P(DistributedDataParallelTest, SendsBuffersOnlyWhereSomebodyMayHaveWrittenThem) {
+  constexpr int64_t kStatistics = 7 * 4, kCount = 8;
+  run_ranks(2, [&](comm::World& world) {
+    const torch::NoGradGuard no_grad;
+    BackwardsOverTables run(world, options());
+    const auto sent = [&] {
+      const torch::AutoGradMode on(true);
+      return run.sent_in_backward();
+    };
+    EXPECT_EQ(sent(), kStatistics) << "batch norms write past the version, so always";
+    EXPECT_EQ(sent(), kStatistics);
+    run.tables()->codes.add_(world.rank());
+    run.tables()->count.add_(1);
+    EXPECT_EQ(sent(), kStatistics + kTableBytes + kCount);
+    run.expect_alike("a write on all ranks");
+    EXPECT_EQ(sent(), kStatistics);
+    // One rank alone: the others send and take it, too.
+    for (const int rank : {0, 1}) {
+      if (world.rank() == rank) run.tables()->table.mul_(2);
+      EXPECT_EQ(sent(), kStatistics + kTableBytes) << "rank " << rank;
+      run.expect_alike("a write on a rank");
+      EXPECT_EQ(run.tables()->table.sum().item<double>(), 2 * 7 * TablesImpl::kRows);
+      EXPECT_EQ(sent(), kStatistics);
+    }
+    // Another storage.
+    if (world.rank() == 1) run.tables()->table.set_data(torch::zeros({TablesImpl::kRows, 7}));
+    EXPECT_EQ(sent(), kStatistics + kTableBytes);
+    run.expect_alike("set_data()");
+    // Past the version: all of it at once, and of a small one any element.
+    if (world.rank() == 1) run.tables()->table.data().mul_(3);
+    if (world.rank() == 0) *run.tables()->count.data_ptr<int64_t>() = 17;
+    EXPECT_EQ(sent(), kStatistics + kTableBytes + kCount);
+    run.expect_alike("data_ptr()");
+    EXPECT_EQ(run.tables()->count.item<int64_t>(), 17);
+    EXPECT_EQ(sent(), kStatistics);
+    // A single element, within 64 backwards.
+    if (world.rank() == 1) run.tables()->table.data_ptr<float>()[4321] = 5;
+    int64_t in_64 = 0;
+    for (int time = 0; time < 64; ++time) in_64 += sent();
+    EXPECT_EQ(in_64, 64 * kStatistics + kTableBytes);
+    run.expect_alike("a single element");
+  });
+}
+
+TEST_P(DistributedDataParallelTest, SendsWhatWasWrittenInEvalModeWithTheNextTrainingBackward) {
+  run_ranks(2, [&](comm::World& world) {
+    BackwardsOverTables run(world, options());
+    run.sent_in_backward();
+    run.model().eval();
+    {
+      const torch::NoGradGuard no_grad;
+      run.tables()->codes.add_(world.rank());
+      // One rank may evaluate alone, and at stage 3 all do.
+      if (world.rank() == 0 || GetParam() == 3) run.model()(torch::ones({2, 7}));
+    }
+    EXPECT_EQ(run.sent_in_backward(), 0) << "of a frozen module";
+    run.model().train();
+    EXPECT_GE(run.sent_in_backward(), kTableBytes);
+    run.expect_alike("training goes on");
+  });
+}
+
+// They wait for each other whatever mode each is in.
+TEST_P(DistributedDataParallelTest, SendsBuffersAlikeWhereOneRankIsInEvalMode) {
+  run_ranks(2, [&](comm::World& world) {
+    BackwardsOverTables run(world, options());
+    if (world.rank() == 1) run.model().eval();
+    const torch::NoGradGuard no_grad;
+    run.tables()->codes.add_(world.rank());
+    const torch::AutoGradMode on(true);
+    EXPECT_GE(run.sent_in_backward(), kTableBytes);
+    run.expect_alike("a backward");
+  });
+}
+
+TEST_P(DistributedDataParallelTest, SendsNoTableBeforeATrainingForwardWithoutGradients) {
+  run_ranks(2, [&](comm::World& world) {
+    BackwardsOverTables run(world, options());
+    const torch::NoGradGuard no_grad;
+    const auto forward = [&] { run.model()(torch::ones({2, 7})); };
+    EXPECT_EQ(run.sent_in(forward), 7 * 4);
+    if (world.rank() == 1) run.tables()->codes.add_(1);
+    EXPECT_EQ(run.sent_in(forward), 7 * 4 + kTableBytes);
+    run.expect_alike("a forward");
+  });
+}
+
 TEST_P(DistributedDataParallelTest, RunsBackwardOverSharedModulesAndRetainedGraphs) {
   run_ranks(2, [&](comm::World& world) {
     DistributedDataParallel<torch::nn::Linear> model(make_linear(), world, options());

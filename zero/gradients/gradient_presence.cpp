@@ -12,6 +12,10 @@ GradientPresence::GradientPresence(size_t parameters, size_t pages)
       of_all_(at::zeros({static_cast<int64_t>(parameters + kToldBytes)}, at::kByte)),
       of_page_(pages) {}
 
+void GradientPresence::make_room_beside(size_t count) {
+  of_all_ = at::zeros({static_cast<int64_t>(parameters_ + kToldBytes + count)}, at::kByte);
+}
+
 comm::Pending GradientPresence::start_agreeing(const AgreementHashes& own_hashes,
                                                comm::Communicator& communicator) {
   put(own_hashes, of_all_.mutable_data_ptr<uint8_t>() + parameters_);

@@ -4,6 +4,8 @@
 // Threads: the thread that runs backward.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -23,6 +25,13 @@ class GradientPresence {
 
   void note(size_t parameter, bool has) { of_all_.mutable_data_ptr<uint8_t>()[parameter] = has; }
   bool has(size_t parameter) const { return of_all_.const_data_ptr<uint8_t>()[parameter] != 0; }
+
+  // Bytes of somebody else's that go along: before it ends this rank's, then the largest of all.
+  void make_room_beside(size_t count);
+  const uint8_t* beside() const {
+    return of_all_.const_data_ptr<uint8_t>() + parameters_ + kToldBytes;
+  }
+  uint8_t* beside() { return of_all_.mutable_data_ptr<uint8_t>() + parameters_ + kToldBytes; }
 
   // has() is about any rank once this has ended, and agreed_on() of all. Collective.
   comm::Pending start_agreeing(const AgreementHashes& own_hashes, comm::Communicator& communicator);
@@ -47,7 +56,7 @@ class GradientPresence {
   };
 
   const size_t parameters_;
-  const at::Tensor of_all_;  // [parameters + kToldBytes], uint8
+  at::Tensor of_all_;  // [parameters + kToldBytes + those beside], uint8
   std::vector<OfPage> of_page_;
 };
 

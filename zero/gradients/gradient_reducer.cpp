@@ -42,6 +42,11 @@ void GradientReducer::end_no_sync() {
   if (--no_syncs_ == 0) set_collect(Collect::kForReduction);
 }
 
+void GradientReducer::set_beside_gradients(BesideGradients beside) {
+  beside_ = std::move(beside);
+  reductions_.make_room_beside(beside_.count);
+}
+
 void GradientReducer::adopt_training() {
   for (const size_t page : training_.adopt()) reductions_.begin_training(page);
 }
@@ -121,8 +126,8 @@ void GradientReducer::leave_backward() {
 void GradientReducer::end_reducing_backward() {
   const torch::NoGradGuard no_grad;
   const AgreementHashes own_hashes = agreement_->own_hashes();
-  const AgreementResult agreed_on = reductions_.finish(own_hashes);
-  if (after_reduction_) after_reduction_();
+  const AgreementResult agreed_on = reductions_.finish(own_hashes, beside_.tell);
+  if (beside_.hear) beside_.hear(reductions_.beside());
   leave_backward();
   reduced_in_cycle_ = true;
   agreement_->take_backward_result(own_hashes, agreed_on);

@@ -15,6 +15,7 @@
 // Threads: the thread that runs backward; one backward at a time, not nested.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,6 +32,15 @@
 #include "zeropage/ledger.h"
 
 namespace zeropage {
+
+// Bytes that ranks tell each other at the end of a backward that reduces: each rank gets the largest of each.
+struct BesideGradients {
+  size_t count = 0;
+  // Writes this rank's, when all its gradients are there.
+  std::function<void(uint8_t* bytes)> tell;
+  // Collectives in it are in the order of the backward's.
+  std::function<void(const uint8_t* largest)> hear;
+};
 
 class GradientReducer {
  public:
@@ -56,9 +66,8 @@ class GradientReducer {
   // There is at most one follower.
   const BackwardFollower& follower() const { return reductions_.follower(); }
   void set_follower(BackwardFollower follower) { reductions_.set_follower(std::move(follower)); }
-  // Called at the end of each backward that reduced gradients. Collectives in it are in the order of
-  // the backward's.
-  void set_after_reduction(std::function<void()> call) { after_reduction_ = std::move(call); }
+  // What goes along with the last message of each backward that reduces gradients. Set once, on all ranks alike.
+  void set_beside_gradients(BesideGradients beside);
 
   // Whether every gradient since the last step is reduced.
   bool is_reduced() const { return backward_ == kNoBackward && reduced_in_cycle_; }
@@ -105,7 +114,7 @@ class GradientReducer {
   int backward_ = kNoBackward;  // autograd's id of the backward in progress
   bool reduced_in_cycle_ = false;
   int no_syncs_ = 0;
-  std::function<void()> after_reduction_;
+  BesideGradients beside_;
 };
 
 // Before a step, of parameters that were unfrozen: throws where the wrapper has not been told of them; those of an optimizer

@@ -107,12 +107,14 @@ void PageReductions::end_all() {
   while (!reducing_.empty()) end_first();
 }
 
-AgreementResult PageReductions::finish(const AgreementHashes& own_hashes) {
+AgreementResult PageReductions::finish(const AgreementHashes& own_hashes,
+                                       const std::function<void(uint8_t* bytes)>& tell) {
   for (; next_ < training_.pages().size(); ++next_) {
     const size_t page = training_.pages()[next_];
     if (gradients_[page].is_reduced()) gradients_[page].reopen(present_);
     start(page);
   }
+  if (tell) tell(present_.beside());
   const comm::Pending agreement =
       present_.start_agreeing(own_hashes, pages_->world().communicator());
   end_all();

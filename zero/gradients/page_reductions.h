@@ -3,6 +3,7 @@
 // Lifetime: what it is given outlives it. Threads: the thread that runs backward.
 #pragma once
 
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -54,7 +55,12 @@ class PageReductions {
   bool have_begun() const { return next_ > 0; }
   // Ends a backward: reduces all pages that were not, and makes p.grad() the reduced gradients. Returns whether the
   // ranks' hashes agree. Collective.
-  AgreementResult finish(const AgreementHashes& own_hashes);
+  // tell: writes what goes along; may be empty.
+  AgreementResult finish(const AgreementHashes& own_hashes,
+                         const std::function<void(uint8_t* bytes)>& tell);
+  // What goes along with the message at the end: as many bytes, of which all ranks have the largest then.
+  void make_room_beside(size_t count) { present_.make_room_beside(count); }
+  const uint8_t* beside() const { return present_.beside(); }
   // Ends a backward that reduces nothing.
   void end_without_reduction();
   // A backward has ended by an exception. REQUIRES: not have_begun().

@@ -1,7 +1,20 @@
-// Gives every rank rank 0's buffers (running statistics), a few coalesced broadcasts for the whole
-// module.
+// Gives every rank rank 0's buffers (running statistics), a few coalesced broadcasts for the whole module.
+//
+// Only buffers that some rank may have written to since the last time are sent, so a table that nobody writes costs
+// nothing. A write by an operator raises the version of the tensor, and another storage is seen by its address. A write
+// through .data() or data_ptr(), or by a kernel past the dispatcher, raises none: on the host one line of the cache in 64
+// is compared each time, other ones each time, and small buffers are compared as a whole. On an accelerator such a write
+// is not seen. Kernels of batch norms write their statistics so, thus floating-point buffers of at most one dimension
+// are always sent.
+//
+// Whether a buffer is sent is the same on all ranks: each tells what it saw in a message that travels anyway, and all
+// send what any of them tells.
+//
+// Threads: the training thread, or the one that runs backward.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
@@ -12,15 +25,40 @@ namespace zeropage {
 
 class BufferSync {
  public:
-  BufferSync(comm::World world, std::vector<at::Tensor> buffers);
+  BufferSync(comm::World world, const std::vector<at::Tensor>& buffers);
+  BufferSync(const BufferSync&) = delete;
+  BufferSync& operator=(const BufferSync&) = delete;
 
-  // Their version counters stay, so that a graph that saved them may still be run backward.
-  // Collective; nothing for a module without buffers or a world of one.
-  void broadcast_from_rank_zero() const;
+  size_t count() const { return buffers_.size(); }
+  // A byte a buffer: whether it may have been written to on this rank since it was sent last.
+  void tell_written(uint8_t* written);
+
+  // Their version counters stay, so that a graph that saved them may still be run backward. written: of any rank, so
+  // alike on all. Collective where one is; nothing for a world of one.
+  void broadcast_from_rank_zero(const uint8_t* written);
+  // The same of all buffers.
+  void broadcast_all_from_rank_zero();
+  // The same of those that some rank has written to, which the ranks tell each other first, unless there are none at all.
+  void broadcast_written_from_rank_zero();
 
  private:
+  struct Buffer {
+    at::Tensor tensor;
+    // When it was sent last.
+    int64_t version = 0;
+    const void* address = nullptr;
+    std::vector<uint64_t>
+        hashes;  // of the lines of each round; one of all where it is small; empty: not on the host
+  };
+
+  static bool is_always_sent(const at::Tensor& tensor);
+  bool is_written(const Buffer& buffer) const;
+  static void note_sent(Buffer& buffer);
+  void broadcast_alike(const std::vector<Buffer*>& alike) const;
+
   const comm::World world_;
-  std::vector<std::vector<at::Tensor>> alike_;  // in dtype and device
+  std::vector<Buffer> buffers_;
+  uint64_t round_ = 0;  // of samples
 };
 
 }  // namespace zeropage

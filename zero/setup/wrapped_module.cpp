@@ -1,5 +1,6 @@
 #include "zero/setup/wrapped_module.h"
 
+#include <algorithm>
 #include <iostream>
 #include <utility>
 
@@ -28,19 +29,35 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
       ranks_(std::move(ranks)),
       options_(options),
       sharded_(shard_module_parameters(*module_, ranks_.data, ranks_.tensor, options, tape)),
-      buffers_(ranks_.data, module_->buffers()) {
-  buffers_.broadcast_from_rank_zero();
+      buffers_(std::make_shared<BufferSync>(ranks_.data, module_->buffers())) {
+  buffers_->broadcast_all_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
     versions_.push_back(placed.parameter.tensor._version());
   }
-  // The reducer may outlive the module, with an optimizer.
-  sharded_.reducer->set_after_reduction([buffers = buffers_, has_reduced = has_reduced_,
-                                         broadcasts = options_.broadcast_buffers,
-                                         module = std::weak_ptr<torch::nn::Module>(module_)] {
+  send_buffers_beside_gradients();
+}
+
+// The reducer may outlive the module, with an optimizer.
+void WrappedModule::send_buffers_beside_gradients() {
+  BesideGradients beside;
+  if (options_.broadcast_buffers && world().size() > 1) {
+    beside.count = buffers_->count();
+    beside.tell = [buffers = buffers_,
+                   module = std::weak_ptr<torch::nn::Module>(module_)](uint8_t* written) {
+      const auto trained = module.lock();
+      if (trained && trained->is_training()) {
+        buffers->tell_written(written);
+      } else {
+        std::fill_n(written, buffers->count(), uint8_t{0});
+      }
+    };
+  }
+  beside.hear = [buffers = buffers_, has_reduced = has_reduced_,
+                 broadcasts = options_.broadcast_buffers](const uint8_t* written) {
     *has_reduced = true;
-    const auto trained = module.lock();
-    if (broadcasts && trained && trained->is_training()) buffers.broadcast_from_rank_zero();
-  });
+    if (broadcasts) buffers->broadcast_from_rank_zero(written);
+  };
+  sharded_.reducer->set_beside_gradients(std::move(beside));
 }
 
 void WrappedModule::before_forward() {
@@ -56,7 +73,7 @@ void WrappedModule::before_forward() {
   // No backward follows that would do it. In eval mode buffers do not change, and up to stage 2 one
   // rank may evaluate alone.
   if (options_.broadcast_buffers && module_->is_training() && !c10::GradMode::is_enabled()) {
-    buffers_.broadcast_from_rank_zero();
+    buffers_->broadcast_written_from_rank_zero();
   }
   sharded_.reducer->adopt_unfrozen();
   sharded_.reducer->release_zeroed();

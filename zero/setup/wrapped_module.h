@@ -41,6 +41,7 @@ class WrappedModule {
   void before_forward();
 
  private:
+  void send_buffers_beside_gradients();
   void check_module() const;
   void tell_of_foreign_optimizer();
 
@@ -48,7 +49,8 @@ class WrappedModule {
   const RanksOfModel ranks_;
   const Options options_;
   const ShardedModel sharded_;
-  const BufferSync buffers_;  // after the parameters: a deferred module's buffers come with them
+  // After the parameters: a deferred module's buffers come with them.
+  const std::shared_ptr<BufferSync> buffers_;
   std::vector<int64_t> versions_;  // of the parameters, when the module was wrapped
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =
       std::make_shared<std::atomic<bool>>(false);

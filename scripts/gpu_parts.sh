@@ -150,10 +150,12 @@ part_ranks() {
 }
 
 part_micro_batches() {
-  two_ranks bf16-accumulated --compute-dtype bf16 --accumulate 4 --clip-norm 1
+  # One order of sums at all stages.
+  local each=(--accumulate 4 --reduce-micro-steps each)
+  two_ranks bf16-accumulated --compute-dtype bf16 "${each[@]}" --clip-norm 1
   two_ranks bf16-stochastic --compute-dtype bf16 --low-precision-update stochastic
   two_ranks bf16-8bit --compute-dtype bf16 --low-precision-update split --optimizer-state 8bit
-  two_ranks fp16-accumulated --compute-dtype fp16 --accumulate 4 --clip-norm 1
+  two_ranks fp16-accumulated --compute-dtype fp16 "${each[@]}" --clip-norm 1
   return 0
 }
 

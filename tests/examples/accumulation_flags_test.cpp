@@ -31,13 +31,14 @@ TEST_F(AccumulationFlagsTest, HaveTheLossAndNormOfOneBatchAtEveryStage) {
   }
 }
 
-TEST_F(AccumulationFlagsTest, GiveTheSameBitsAtEveryStage) {
-  for (const std::string flags :
-       {"--accumulate 2", "--accumulate 8 --clip-norm 0.5",
-        "--accumulate 3 --reduce-micro-steps once", "--accumulate 2 --compute-dtype bf16",
-        "--accumulate 2 --compute-dtype fp16 --reduce-dtype fp32",
-        "--accumulate 2 --compute-dtype bf16 --low-precision-update stochastic",
-        "--accumulate 2 --compute-dtype bf16 --keep-fp32 *norm"}) {
+TEST_F(AccumulationFlagsTest, GiveTheSameBitsAtEveryStageWhereTheyNameTheOrderOfSums) {
+  const std::string each = "--reduce-micro-steps each ", once = "--reduce-micro-steps once ";
+  for (const std::string& flags :
+       {each + "--accumulate 2", each + "--accumulate 8 --clip-norm 0.5", once + "--accumulate 3",
+        each + "--accumulate 2 --compute-dtype bf16",
+        once + "--accumulate 2 --compute-dtype fp16 --reduce-dtype fp32",
+        each + "--accumulate 2 --compute-dtype bf16 --low-precision-update stochastic",
+        each + "--accumulate 2 --compute-dtype bf16 --keep-fp32 *norm"}) {
     const auto first = run("--ranks 2 --page-bytes 16KiB --stage 0 " + flags);
     for (const int stage : {1, 2, 3}) {
       const auto other =
@@ -46,6 +47,23 @@ TEST_F(AccumulationFlagsTest, GiveTheSameBitsAtEveryStage) {
       EXPECT_EQ(other["gradient_norm"], first["gradient_norm"]) << flags << " stage " << stage;
     }
   }
+}
+
+TEST_F(AccumulationFlagsTest, ReduceOnceAtStagesZeroAndOneByDefaultAndSaySo) {
+  const auto hash = [&](int stage, const std::string& flags) {
+    return run("--ranks 2 --accumulate 8 --stage " + std::to_string(stage) +
+               flags)["weights_sha256"];
+  };
+  for (const int stage : {0, 1, 2, 3}) {
+    const std::string policy = stage < 2 ? "once" : "each";
+    EXPECT_EQ(hash(stage, ""), hash(stage, " --reduce-micro-steps " + policy)) << stage;
+  }
+  EXPECT_THAT(train_gpt(tiny("--ranks 2 --accumulate 8")).output,
+              HasSubstr("gradients of 8 micro-steps are reduced once a step: each rank has whole "
+                        "gradients at this stage"));
+  EXPECT_THAT(train_gpt(tiny("--ranks 2 --accumulate 8 --stage 2")).output,
+              HasSubstr("gradients of 8 micro-steps are reduced at each micro-step: gradients are "
+                        "sharded at this stage"));
 }
 
 TEST_F(AccumulationFlagsTest, WorldInvariantRunsHaveTheSameBitsForEverySplit) {

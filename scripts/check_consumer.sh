@@ -31,7 +31,7 @@ tail -n 3 build/installed_tools.log
 # The examples, as whoever copies their folder builds them.
 rm -rf build/examples_alone
 cmake -S examples -B build/examples_alone "${against_install[@]}" -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 \
-  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=50 >/dev/null
+  -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=50 -DCMAKE_PROJECT_INCLUDE="$PWD/scripts/torch_header_once.cmake" >/dev/null
 cmake --build build/examples_alone
 build/examples_alone/quickstart
 "$prefix/bin/zp" run -n 4 -- build/examples_alone/cookbook_pipeline 2 1 2

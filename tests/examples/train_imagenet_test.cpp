@@ -207,19 +207,20 @@ TEST_F(TrainImagenetTest, ValidationIsEqualToTheLastDigitAtAnyNumberOfRanks) {
   }
 }
 
-TEST_F(TrainImagenetTest, TheWeightsDoNotDependOnStageRecomputeOffloadOrLoaderThreads) {
+// At stages 0 and 1 micro-batches are added up in another order.
+TEST_F(TrainImagenetTest, TheWeightsDoNotDependOnStage2Or3RecomputeOffloadOrLoaderThreads) {
   const auto hash = [&](const std::string& out, std::vector<std::string> overrides) {
     overrides.insert(overrides.begin(),
                      {"OUT_DIR", path(out), "TRAIN.ACCUMULATION", "2", "TRAIN.MIXUP", "0.3",
                       "TRAIN.LABEL_SMOOTHING", "0.1", "MODEL.SYNC_BATCH_NORM", "true"});
     return train(config(overrides), 2);
   };
-  const std::string expected = hash("plain", {});
+  const std::string expected = hash("plain", {"ZERO.STAGE", "2"});
   EXPECT_EQ(
       hash("sharded", {"ZERO.STAGE", "3", "ZERO.RECOMPUTE", "selective", "ZERO.OFFLOAD_OPTIMIZER",
                        "host", "DATA.LOADER_THREADS", "3", "DATA.IN_MEMORY", "false"}),
       expected);
-  EXPECT_NE(hash("unmixed", {"TRAIN.MIXUP", "0"}), expected);
+  EXPECT_NE(hash("unmixed", {"ZERO.STAGE", "2", "TRAIN.MIXUP", "0"}), expected);
 }
 
 TEST_F(TrainImagenetTest, GoesOnInMidEpochAsIfItHadNotStopped) {

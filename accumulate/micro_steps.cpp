@@ -136,7 +136,9 @@ MicroSteps::MicroSteps(const ShardedModel& sharded, const AccumulatorOptions& op
       reduction_(over_stages(*sharded.pages, chosen_reduction(sharded, checked(options)))),
       incomplete_(options.incomplete),
       scale_changes_(options.loss_scaler && accumulate::changes(*options.loss_scaler)),
-      count_(options.micro_steps) {}
+      count_(options.micro_steps) {
+  sharded_.facts->note_micro_steps(count_);
+}
 
 bool MicroSteps::step_in_backward() const {
   return sharded_.options.offload.step == StepWhen::kInBackward;
@@ -283,6 +285,7 @@ void MicroSteps::set_count(int64_t count) {
   ZP_CHECK(made_ == 0, "accumulator.set_micro_steps(): ", made_,
            " micro-batches of a step are there already; set it between steps");
   count_ = count;
+  sharded_.facts->note_micro_steps(count_);
 }
 
 }  // namespace zeropage

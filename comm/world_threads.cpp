@@ -7,6 +7,8 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include "comm/failure.h"
+#include "comm/watch/watch.h"
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 #include "zeropage/world.h"
@@ -70,6 +72,7 @@ void World::threads(int ranks, const std::function<void(World&)>& function,
         world.communicator().barrier("the end of World::threads").wait();
       } catch (...) {
         failures.note(rank);
+        if (const auto watch = world.communicator().watch()) detail::tell_of_shortage(*watch, rank);
       }
     } catch (...) {
       failures.note(rank);

@@ -68,11 +68,15 @@ MappingPool::Block take(size_t bytes) {
     return mappings().take(bytes);
   } catch (const std::bad_alloc&) {
     const auto asked = static_cast<int64_t>(bytes);
-    C10_THROW_ERROR(
-        OutOfMemoryError,
-        c10::str(owner_prefix(), "out of host memory: ", describe_request(current_kind(), asked),
-                 " asked for, ", format_bytes(allocated_bytes.load()), " held in this process\n",
-                 memory_report(*Ledger::current(), c10::DeviceType::CPU, asked)));
+    throw_shortage(
+        *Ledger::current(),
+        c10::str("out of host memory: ", describe_request(current_kind(), asked), " asked for, ",
+                 format_bytes(allocated_bytes.load()), " held in this process"),
+        {.device = c10::DeviceType::CPU,
+         .kind = current_kind(),
+         .asked_bytes = asked,
+         .missing_bytes = asked,
+         .counts_host_tier = true});
   }
 }
 

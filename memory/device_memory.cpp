@@ -60,15 +60,19 @@ int64_t device_allocated_bytes(c10::DeviceType device) {
 }
 
 std::string out_of_memory_report(const DeviceShortage& shortage) {
-  return c10::str(
-      owner_prefix(), "out of ", c10::DeviceTypeName(shortage.device, /*lower_case=*/true),
+  const std::string what = c10::str(
+      "out of ", c10::DeviceTypeName(shortage.device, /*lower_case=*/true),
       " memory: ", describe_request(current_kind(), shortage.asked_bytes), " asked for, ",
       format_bytes(shortage.free_bytes), " free on the device",
       shortage.cached_bytes == 0
           ? std::string()
-          : c10::str(", ", format_bytes(shortage.cached_bytes), " unused in pieces of the cache"),
-      "\n", memory_report(*Ledger::current(), shortage.device, shortage.asked_bytes),
-      shortage.advice.empty() ? "" : shortage.advice + "\n");
+          : c10::str(", ", format_bytes(shortage.cached_bytes), " unused in pieces of the cache"));
+  return c10::str(shortage_report(*Ledger::current(), what,
+                                  {.device = shortage.device,
+                                   .kind = current_kind(),
+                                   .asked_bytes = shortage.asked_bytes,
+                                   .missing_bytes = shortage.asked_bytes}),
+                  shortage.advice.empty() ? "" : shortage.advice + "\n");
 }
 
 void throw_out_of_memory(const DeviceShortage& shortage) {

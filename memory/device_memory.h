@@ -32,7 +32,7 @@ struct DeviceShortage {
   std::string advice = {};   // in a line; "" for none
 };
 
-// What the calling thread's ledger holds on the device, now and at the peak, and what would have fitted.
+// What the calling thread's ledger holds on the device, now and at the peak, and what makes the step fit.
 std::string out_of_memory_report(const DeviceShortage& shortage);
 // Throws c10::OutOfMemoryError with that report. An allocator calls it before it throws its own error, which knows
 // no kinds and no options. So a program that catches the error has printed nothing, and one that does not prints

@@ -243,6 +243,16 @@ Breakdown Ledger::offloaded_at_peak(Tier tier) const {
   return accounts_[index_of(account_of(tier))].at_peak;
 }
 
+void Ledger::note_shortage(std::string words) const {
+  const std::lock_guard lock(mutex_);
+  shortage_ = std::move(words);
+}
+
+std::string Ledger::shortage() const {
+  const std::lock_guard lock(mutex_);
+  return shortage_;
+}
+
 void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device, const void* block) {
   const std::lock_guard lock(mutex_);
   const Account account = account_of(device);

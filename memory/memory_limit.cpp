@@ -51,7 +51,8 @@ MemoryLimitScope::MemoryLimitScope(std::shared_ptr<Ledger> ledger, const MemoryL
     : ledger_(std::move(ledger)),
       limits_(limits),
       advise_(advise ? std::make_shared<const AdviseOnMemory>(std::move(advise)) : nullptr),
-      last_events_(std::make_unique<LastEvents>()) {
+      last_events_(std::make_unique<LastEvents>()),
+      activations_of_(account_limited_as(limits.device)) {
   const std::lock_guard lock(ledger_->mutex_);
   ledger_->scopes_.push_back(this);
   ledger_->is_limited_ |= limits_.any();
@@ -70,15 +71,20 @@ void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>&
   const auto held_in = [&](Account other) {
     return ledger.accounts_[static_cast<size_t>(other)].total;
   };
-  const auto refuse = [&](const char* memory, const char* option, int64_t held, int64_t limit) {
+  const auto refuse = [&](const char* memory, const char* option, int64_t held, int64_t limit,
+                          bool counts_host_tier) {
     lock.unlock();
-    const std::string who = ledger.owner();
-    C10_THROW_ERROR(OutOfMemoryError,
-                    c10::str(who.empty() ? "" : "[" + who + "] ", describe_request(kind, bytes),
-                             " would pass the limit of ", memory, " memory: ", format_bytes(held),
-                             " of ", format_bytes(limit), " a rank are held (options.", option,
-                             "), so ", format_bytes(held + bytes - limit), " are missing\n",
-                             memory_report(ledger, shown_device(account), held + bytes - limit)));
+    const int64_t missing = held + bytes - limit;
+    throw_shortage(ledger,
+                   c10::str(describe_request(kind, bytes), " would pass the limit of ", memory,
+                            " memory: ", format_bytes(held), " of ", format_bytes(limit),
+                            " a rank are held (options.", option, "), so ", format_bytes(missing),
+                            " are missing"),
+                   {.device = shown_device(account),
+                    .kind = kind,
+                    .asked_bytes = bytes,
+                    .missing_bytes = missing,
+                    .counts_host_tier = counts_host_tier});
   };
   const bool on_host = account == Account::kHost || account == Account::kHostTier;
   for (const MemoryLimitScope* const scope : ledger.scopes_) {
@@ -87,13 +93,14 @@ void MemoryLimitScope::check(const Ledger& ledger, std::unique_lock<std::mutex>&
         account == account_limited_as(limits.device)) {
       const int64_t held = held_in(account);
       if (bytes > limits.device_bytes - held) {
-        refuse("device", "device_memory_bytes", held, limits.device_bytes);
+        refuse("device", "device_memory_bytes", held, limits.device_bytes,
+               /*counts_host_tier=*/false);
       }
     }
     if (limits.host_bytes != MemoryLimits::kNone && on_host) {
       const int64_t held = held_in(Account::kHost) + held_in(Account::kHostTier);
       if (bytes > limits.host_bytes - held) {
-        refuse("host", "host_memory_bytes", held, limits.host_bytes);
+        refuse("host", "host_memory_bytes", held, limits.host_bytes, /*counts_host_tier=*/true);
       }
     }
   }
@@ -107,6 +114,26 @@ void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Acco
 void MemoryLimitScope::note(const Ledger& ledger, Account account, Kind kind, int64_t bytes) {
   // The oldest one has seen most, and one is enough.
   ledger.scopes_.front()->last_events_->note(account, kind, bytes, OwnerScope::current());
+  if (bytes < 0) return;
+  const int64_t activations = ledger.accounts_[static_cast<size_t>(account)].activations;
+  for (MemoryLimitScope* const scope : ledger.scopes_) {
+    if (scope->activations_of_ != account) continue;
+    scope->activation_peak_ = std::max(scope->activation_peak_, activations);
+  }
+}
+
+int64_t MemoryLimitScope::begin_activations(c10::DeviceType device) {
+  const std::lock_guard lock(ledger_->mutex_);
+  activations_of_ = account_limited_as(device);
+  activation_peak_ = ledger_->accounts_[static_cast<size_t>(activations_of_)].activations;
+  // Who begins a forward has gone on.
+  ledger_->shortage_.clear();
+  return activation_peak_;
+}
+
+int64_t MemoryLimitScope::activation_peak() const {
+  const std::lock_guard lock(ledger_->mutex_);
+  return activation_peak_;
 }
 
 void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes) {
@@ -118,21 +145,22 @@ std::string MemoryLimitScope::last_events(const Ledger& ledger) {
   return ledger.scopes_.empty() ? "" : ledger.scopes_.front()->last_events_->describe();
 }
 
-std::string MemoryLimitScope::advice(const Ledger& ledger, c10::DeviceType device,
-                                     int64_t missing_bytes) {
-  std::vector<std::shared_ptr<const AdviseOnMemory>> asked;
+std::string MemoryLimitScope::advice(const Ledger& ledger, const MemoryRequest& request) {
+  std::vector<std::pair<std::shared_ptr<const AdviseOnMemory>, int64_t>> asked;
   {
     const std::lock_guard lock(ledger.mutex_);
     for (const MemoryLimitScope* const scope : ledger.scopes_) {
-      if (scope->advise_) asked.push_back(scope->advise_);
+      if (scope->advise_) asked.emplace_back(scope->advise_, scope->activation_peak_);
     }
   }
-  const MemoryShortage shortage{.on_device = ledger.now(device),
-                                .on_host = ledger.offloaded(Tier::kHost),
-                                .missing_bytes = missing_bytes,
-                                .is_of_host = device == c10::DeviceType::CPU};
+  MemoryShortage shortage{.request = request,
+                          .on_device = ledger.now(request.device),
+                          .on_host = ledger.offloaded(Tier::kHost)};
   std::string text;
-  for (const auto& advise : asked) text += (*advise)(shortage);
+  for (const auto& [advise, activation_peak] : asked) {
+    shortage.activation_peak = activation_peak;
+    text += (*advise)(shortage);
+  }
   return text;
 }
 
@@ -150,7 +178,10 @@ std::string describe_request(Kind kind, int64_t bytes) {
   return text;
 }
 
-std::string memory_report(const Ledger& ledger, c10::DeviceType device, int64_t missing_bytes) {
+std::string shortage_report(const Ledger& ledger, const std::string& what,
+                            const MemoryRequest& request) {
+  const c10::DeviceType device = request.device;
+  ledger.note_shortage(what);
   const Breakdown now = ledger.now(device);
   const Breakdown at_peak = ledger.at_peak(device);
   const Breakdown on_host = ledger.offloaded(Tier::kHost);
@@ -158,6 +189,8 @@ std::string memory_report(const Ledger& ledger, c10::DeviceType device, int64_t 
                                        {"at the peak", at_peak, at_peak.persistent()}};
   if (on_host.total() > 0) columns.push_back({"on host", on_host, on_host.persistent()});
   std::string text = memory_table(columns);
+  const std::string who = ledger.owner();
+  text = (who.empty() ? "" : "[" + who + "] ") + what + "\n" + text;
   Breakdown held = now;
   for (size_t kind = 0; kind < kKindCount && device == c10::DeviceType::CPU; ++kind) {
     held.bytes[kind] += on_host.bytes[kind];
@@ -165,10 +198,15 @@ std::string memory_report(const Ledger& ledger, c10::DeviceType device, int64_t 
   text += "most is held by: " + largest_kinds(held) + "\n";
   const std::string last = MemoryLimitScope::last_events(ledger);
   if (!last.empty()) text += "the last changes, the newest at the end:\n" + last;
-  const std::string advice = MemoryLimitScope::advice(ledger, device, missing_bytes);
+  const std::string advice = MemoryLimitScope::advice(ledger, request);
   text += advice.empty() ? "use more ranks, a higher stage, smaller pages or a smaller batch\n"
                          : advice;
   return text;
+}
+
+[[noreturn]] void throw_shortage(const Ledger& ledger, const std::string& what,
+                                 const MemoryRequest& request) {
+  C10_THROW_ERROR(OutOfMemoryError, shortage_report(ledger, what, request));
 }
 
 }  // namespace zeropage::memory

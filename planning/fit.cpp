@@ -19,9 +19,6 @@ namespace {
 using memory::format_bytes;
 using memory::Tier;
 
-// A forecast may be that part of a limit too low (tests/proofs/planned_figures_test.cpp has 3 %).
-constexpr int64_t kMarginPart = 32;
-
 bool has(const std::vector<Tier>& tiers, Tier tier) {
   return std::find(tiers.begin(), tiers.end(), tier) != tiers.end();
 }
@@ -122,7 +119,7 @@ int64_t nvme_bytes_of(const FitOptions& fit_options) {
 // What a rank holds already, such as its data, is not there any more. For a limit, not for none.
 int64_t left_of(int64_t limit_bytes, int64_t held_bytes) {
   if (limit_bytes == Options::kNoLimit) return Options::kNoLimit;
-  return std::max<int64_t>(1, limit_bytes - limit_bytes / kMarginPart - held_bytes);
+  return std::max<int64_t>(1, limit_bytes - limit_bytes / kForecastMarginPart - held_bytes);
 }
 
 DeviceAllocator allocator_of(const comm::World& world, const FitOptions& fit_options) {

@@ -1,5 +1,6 @@
 #include "zeropage/distributed_data_parallel.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "zero/setup/wrapped_module.h"
@@ -106,8 +107,14 @@ const ShardedModel& sharded_parameters_of(const DistributedDataParallelBase& mod
   return model.wrapped_->sharded();
 }
 
-void DistributedDataParallelBase::before_forward() {
-  wrapped_->before_forward();
+void DistributedDataParallelBase::before_forward(std::initializer_list<int64_t> samples) {
+  const auto* const first =
+      std::find_if(samples.begin(), samples.end(), [](int64_t count) { return count != 0; });
+  wrapped_->before_forward(first == samples.end() ? 0 : *first);
+}
+
+std::shared_ptr<void> DistributedDataParallelBase::until_forward_ends() {
+  return {nullptr, [wrapped = wrapped_.get()](void*) { wrapped->after_forward(); }};
 }
 
 memory::Kind DistributedDataParallelBase::kind_of_forward() {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <exception>
 
+#include "comm/failure.h"
+
 namespace zeropage::comm::detail {
 
 WorldState::~WorldState() {
@@ -10,6 +12,8 @@ WorldState::~WorldState() {
   if (communicator && std::uncaught_exceptions() == 0) {
     if (watch) watch->begin_leave();
     communicator->finish();
+  } else if (watch) {
+    tell_of_shortage(*watch, names[place.rank]);
   }
   if (!texts) return;
   // Where something failed here the others fail too, and one that is lost reads nothing any more.

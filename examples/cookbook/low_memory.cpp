@@ -129,7 +129,7 @@ std::optional<double> try_batch(Model& model, zeropage::Accumulator& accumulator
       sum += loss.item<double>() * samples;
     }
   } catch (const c10::OutOfMemoryError& error) {
-    // What was asked for, who held what, and which changes of options would have fitted.
+    // What was asked for, who held what, and what makes the step fit.
     std::fprintf(stderr, "%s\n", zeropage::message_of(error).c_str());
     // A gradient that ranks have exchanged cannot be taken back, so several ranks begin again from the last state.
     TORCH_CHECK(model.world().size() == 1, "start again with ", 2 * pieces, " pieces");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -163,10 +164,21 @@ class DistributedDataParallelBase {
                               const comm::Mesh& mesh, const Options& options,
                               const memory::ConstructionTape* tape);
 
-  void before_forward();
+  // samples: in dimension 0 of each argument of forward, 0 where it has none. The first that is not 0 counts.
+  void before_forward(std::initializer_list<int64_t> samples);
+  // Tells the model of the end of its forward, which it has to outlive.
+  [[nodiscard]] std::shared_ptr<void> until_forward_ends();
   static memory::Kind kind_of_forward();
   // While it lives, the thread is in a forward, as an event sink sees it (zeropage/event_sink.h).
   static std::shared_ptr<void> range_of_forward();
+
+  static int64_t samples_of(const at::Tensor& argument) {
+    return argument.defined() && argument.dim() > 0 ? argument.size(0) : 0;
+  }
+  template <typename Argument>
+  static int64_t samples_of(const Argument& /*argument*/) {
+    return 0;
+  }
 
   // Tensors of floating point in options.compute_dtype; all else as it is.
   template <typename Argument>
@@ -224,7 +236,8 @@ class DistributedDataParallel final : public DistributedDataParallelBase {
 
   template <typename... Arguments>
   auto forward(Arguments&&... arguments) {
-    before_forward();
+    before_forward({samples_of(arguments)...});
+    const auto until_end = until_forward_ends();
     const memory::KindScope kind(kind_of_forward());
     const auto range = range_of_forward();
     try {

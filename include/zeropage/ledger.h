@@ -133,6 +133,11 @@ class Ledger {
   void rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device = c10::DeviceType::CPU,
               const void* block = nullptr);
 
+  // What ran out last on this ledger, in a line; "" where nothing did, or the script has gone on since. Other ranks are told
+  // of it if this one ends.
+  void note_shortage(std::string words) const;
+  std::string shortage() const;
+
   // The sink that gets the events of these bytes, and of the rank whose ledger this is.
   EventSinkSlot& sink() { return *sink_; }
 
@@ -159,8 +164,9 @@ class Ledger {
   // Guarded by mutex_.
   std::string owner_;
   std::array<Sums, 5> accounts_;  // by Account (zeropage/event_sink.h)
-  std::vector<const MemoryLimitScope*> scopes_;
+  std::vector<MemoryLimitScope*> scopes_;
   bool is_limited_ = false;  // by any of them
+  mutable std::string shortage_;
 };
 
 // While it lives, the calling thread charges `ledger`.

@@ -432,14 +432,14 @@ const int kTooSmall =
                      model, torch::optim::AdamOptions(0.1));
                });
 
-const int kOverBudget =
-    is_refused(kGroup, "makes activations that pass a limit of memory",
-               "would pass the limit of device memory: ",
-               "a smaller micro-batch, or what the error says would have fitted", [](auto& run) {
-                 run.options.device_memory_bytes = 1 << 20;
-                 auto model = run.wrap(make<Mlp>());
-                 model(torch::ones({1 << 16, 7}));
-               });
+const int kOverBudget = is_refused(
+    kGroup, "makes activations that pass a limit of memory",
+    "would pass the limit of device memory: ",
+    "what the error says makes the step fit: a smaller micro-batch first", [](auto& run) {
+      run.options.device_memory_bytes = 1 << 20;
+      auto model = run.wrap(make<Mlp>());
+      model(torch::ones({1 << 16, 7}));
+    });
 
 // ---- several models ----
 

@@ -70,7 +70,7 @@ TEST_F(MemoryLimitTest, HoldsTheLowestOfSeveralUntilItEnds) {
 
 TEST_F(MemoryLimitTest, AddsWhatIsAdvisedByThoseWhoLive) {
   const auto advise = [](const MemoryShortage& shortage) {
-    return "free " + std::to_string(shortage.missing_bytes) + " of " +
+    return "free " + std::to_string(shortage.request.missing_bytes) + " of " +
            std::to_string(shortage.on_device.total()) + "\n";
   };
   const MemoryLimitScope limit(ledger_, {.device_bytes = 100});

@@ -1,6 +1,7 @@
 #include "zero/plan/byte_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "zero/tiers/transient_storage.h"
 #include "zeropage/check.h"
@@ -343,6 +344,20 @@ int64_t formula_gradient_bytes(const Options& options, int64_t parameters, int w
     bytes += bytes_without_padding(options, buffer, parameters, world_size);
   }
   return bytes;
+}
+
+std::vector<HigherStage> higher_stages(const Options& options, int highest) {
+  const Stage now = options.stage;
+  std::vector<HigherStage> stages;
+  for (int number = 1; number <= highest; ++number) {
+    HigherStage higher{number, options};
+    Stage& stage = higher.options.stage;
+    stage = stage_of(number);
+    const bool keeps = stage.optimizer_state >= now.optimizer_state &&
+                       stage.gradients >= now.gradients && stage.parameters >= now.parameters;
+    if (keeps && !(stage == now)) stages.push_back(std::move(higher));
+  }
+  return stages;
 }
 
 bool shards_parameters(const Options& options) {

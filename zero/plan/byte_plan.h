@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -115,6 +116,17 @@ memory::TierBytes formula_bytes(const Options& options, int64_t parameters, int 
 // What its gradients take on the device besides, from backward to zero_grad(). ZeRO's formula (Rajbhandari et al. 2020,
 // section 5) is the sum of both.
 int64_t formula_gradient_bytes(const Options& options, int64_t parameters, int world_size);
+
+// The options at a stage that shards all that theirs does, and more.
+struct HigherStage {
+  int number = 0;
+  Options options;
+
+  // "stage 2".
+  std::string words() const { return "stage " + std::to_string(number); }
+};
+// Up to that stage, the lowest first.
+std::vector<HigherStage> higher_stages(const Options& options, int highest);
 
 // What the options say of all pages, for who has none yet. Sharded parameters and sharded gradients
 // need a module, whose forward and backward are followed.

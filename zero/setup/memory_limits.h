@@ -7,6 +7,8 @@
 
 #include "memory/memory_limit.h"
 #include "zero/plan/byte_plan.h"
+#include "zero/setup/memory_advice.h"
+#include "zero/setup/step_facts.h"
 #include "zeropage/options.h"
 #include "zeropage/world.h"
 
@@ -22,16 +24,10 @@ void check_limits_hold(const comm::World& world, const Options& options, const s
                        const memory::TierBytes& need, int64_t transient_bytes);
 
 // From here on no allocation of the calling thread's ledger passes a limit, and who runs out of memory is told
-// the cheapest changes that would have fitted. layouts: of the model's pages.
-std::unique_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world,
-                                                       const Options& options,
-                                                       const std::vector<PageLayout>& layouts,
-                                                       int shard_rank, int shard_ranks);
-
-// The changes of options, the cheapest first, that would have left room, in lines; "" where none of them would. A
-// line also for activations, where computing them again would do.
-std::string cheapest_changes(const Options& options, const std::vector<PageLayout>& layouts,
-                             int rank, int ranks, bool device_is_host,
-                             const memory::MemoryShortage& shortage);
+// what makes the step fit. model: its options, layouts, ranks and whether it is wrapped. held_bytes: of its parameters, on
+// the device already.
+std::shared_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world, LimitedModel model,
+                                                       std::shared_ptr<StepFacts> facts,
+                                                       int64_t held_bytes);
 
 }  // namespace zeropage

@@ -110,9 +110,10 @@ void check_part(const ModelPart& part, const Options& options) {
 }
 
 // Before anything is moved. Returns the limits that hold from there on. held_bytes: of the module.
-std::shared_ptr<const memory::MemoryLimitScope> check_memory(const ParameterPages& pages,
-                                                             const Options& options,
-                                                             int64_t held_bytes) {
+std::shared_ptr<memory::MemoryLimitScope> check_memory(const ParameterPages& pages,
+                                                       const Options& options, int64_t held_bytes,
+                                                       bool is_wrapped,
+                                                       std::shared_ptr<StepFacts> facts) {
   const comm::World& world = pages.world();
   const BytePlan& plan = pages.plan();
   const memory::TierBytes held = plan.held_with_gradients(/*states=*/0);
@@ -125,8 +126,13 @@ std::shared_ptr<const memory::MemoryLimitScope> check_memory(const ParameterPage
     check_host_holds(world, "what is offloaded of the model", held[memory::Tier::kHost].total(),
                      memory::read_host_memory());
   }
-  return limit_memory(world, options, pages.layouts(), pages.shards().rank(),
-                      pages.shards().size());
+  return limit_memory(world,
+                      {.options = options,
+                       .layouts = pages.layouts(),
+                       .rank = pages.shards().rank(),
+                       .ranks = pages.shards().size(),
+                       .is_wrapped = is_wrapped},
+                      std::move(facts), held_bytes);
 }
 
 ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& world,
@@ -142,13 +148,17 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
     check_can_be_split(parameter, options);
     if (!parameter.tensor.is_meta()) held_bytes += static_cast<int64_t>(parameter.tensor.nbytes());
   }
-  std::shared_ptr<const memory::MemoryLimitScope> limits;
+  std::shared_ptr<memory::MemoryLimitScope> limits;
+  const auto facts = std::make_shared<StepFacts>();
   PageParts parts;
   try {
-    parts = make_pages(
-        PageWorlds(world, options.shard_within, options.secondary_shard_within),
-        std::move(parameters), pages_options(options, world, std::move(model)), deferred,
-        [&](const ParameterPages& pages) { limits = check_memory(pages, options, held_bytes); });
+    parts = make_pages(PageWorlds(world, options.shard_within, options.secondary_shard_within),
+                       std::move(parameters), pages_options(options, world, std::move(model)),
+                       deferred, [&](const ParameterPages& pages) {
+                         limits =
+                             check_memory(pages, options, held_bytes,
+                                          /*is_wrapped=*/unfrozen == Unfrozen::kInForward, facts);
+                       });
   } catch (c10::OutOfMemoryError& error) {
     error.add_context(
         "while the model is wrapped: one that was constructed with values is whole until it is in "
@@ -164,9 +174,19 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
       parts, make_gradient_buckets(options, parts.pages), agreement, unfrozen);
   auto gradients = std::make_shared<StepGradients>(reducer);
   auto sums = std::make_shared<NormSummer>(parts.pages, gradients, agreement);
-  return {std::move(parts),     std::move(agreement), std::move(reducer),
-          std::move(gradients), std::move(sums),      options,
-          std::move(limits)};
+  return {std::move(parts),   std::move(agreement),
+          std::move(reducer), std::move(gradients),
+          std::move(sums),    options,
+          std::move(limits),  facts};
+}
+
+bool has_batch_norm(const torch::nn::Module& module) {
+  const ModuleSelection norms = ModuleSelection::batch_norms();
+  bool found = norms.contains("", module);
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    found |= norms.contains(child.key(), *child.value());
+  }
+  return found;
 }
 
 }  // namespace
@@ -187,13 +207,12 @@ ShardedModel shard_module_parameters(const torch::nn::Module& module, const comm
   world.check_agreement("the wrapped model", lines);
   // In a simulated world there are no values to compute.
   const bool stays_without = world.communicator().device().is_meta();
-  if (tape == nullptr || stays_without) {
-    return shard(std::move(parameters), world, options, Unfrozen::kInForward,
-                 {model_part_of(module), tensor});
-  }
-  const DeferredValues deferred{*tape, module.buffers()};
-  return shard(std::move(parameters), world, options, Unfrozen::kInForward,
-               {model_part_of(module), tensor}, &deferred);
+  std::optional<DeferredValues> deferred;
+  if (tape != nullptr && !stays_without) deferred.emplace(DeferredValues{*tape, module.buffers()});
+  ShardedModel model = shard(std::move(parameters), world, options, Unfrozen::kInForward,
+                             {model_part_of(module), tensor}, deferred ? &*deferred : nullptr);
+  if (has_batch_norm(module)) model.facts->note_batch_norm();
+  return model;
 }
 
 ShardedModel shard_bare_parameters(const std::vector<at::Tensor>& tensors, const comm::World& world,

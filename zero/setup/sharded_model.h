@@ -12,6 +12,7 @@
 #include "zero/gradients/step_gradients.h"
 #include "zero/layout/module_parameters.h"
 #include "zero/pages/make_pages.h"
+#include "zero/setup/step_facts.h"
 #include "zeropage/options.h"
 #include "zeropage/world.h"
 
@@ -31,7 +32,8 @@ struct ShardedModel : PageParts {
   std::shared_ptr<StepGradients> gradients;
   std::shared_ptr<NormSummer> sums;
   Options options;
-  std::shared_ptr<const memory::MemoryLimitScope> limits;
+  std::shared_ptr<memory::MemoryLimitScope> limits;
+  std::shared_ptr<StepFacts> facts;  // for the advice of those limits
 };
 
 // Shards a wrapped module, whose gradients are averaged in backward. tape: of a module that was constructed

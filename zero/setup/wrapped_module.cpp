@@ -4,6 +4,7 @@
 #include <iostream>
 #include <utility>
 
+#include "memory/memory_limit.h"
 #include "zeropage/check.h"
 #include "zeropage/recompute.h"
 
@@ -53,14 +54,16 @@ void WrappedModule::send_buffers_beside_gradients() {
     };
   }
   beside.hear = [buffers = buffers_, has_reduced = has_reduced_,
-                 broadcasts = options_.broadcast_buffers](const uint8_t* written) {
+                 broadcasts = options_.broadcast_buffers, limits = sharded_.limits,
+                 facts = sharded_.facts](const uint8_t* written) {
     *has_reduced = true;
+    facts->end_backward(limits->activation_peak());
     if (broadcasts) buffers->broadcast_from_rank_zero(written);
   };
   sharded_.reducer->set_beside_gradients(std::move(beside));
 }
 
-void WrappedModule::before_forward() {
+void WrappedModule::before_forward(int64_t samples) {
   sharded_.memory->check_stream("forward()");
   check_module();
   // An evaluation may use other memory: scripts swap averaged weights in by set_data(), and back.
@@ -78,6 +81,12 @@ void WrappedModule::before_forward() {
   sharded_.reducer->adopt_unfrozen();
   sharded_.reducer->release_zeroed();
   tell_of_foreign_optimizer();
+  sharded_.facts->begin_forward(samples,
+                                sharded_.limits->begin_activations(world().device().type()));
+}
+
+void WrappedModule::after_forward() {
+  sharded_.facts->end_forward();
 }
 
 // Right, but not what the stage promises.

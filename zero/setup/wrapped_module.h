@@ -38,7 +38,9 @@ class WrappedModule {
   const ShardedModel& sharded() const { return sharded_; }
 
   // Collective after parameters were unfrozen, and where buffers are broadcast.
-  void before_forward();
+  // samples: in dimension 0 of its first tensor; 0: not known.
+  void before_forward(int64_t samples);
+  void after_forward();
 
  private:
   void send_buffers_beside_gradients();

@@ -25,6 +25,7 @@ ShardedUpdates::ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer&
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
   groups_.check_agreement(class_name());
   parameters_.gradients->note_optimizer();
+  note_facts();
   // Last: what it leaves with the reducer is taken back by its destructor alone.
   pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_);
 }
@@ -38,6 +39,13 @@ void ShardedUpdates::check_class_takes_options(const torch::optim::Optimizer& op
     empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
     factory_.algorithm().make_class_optimizer(std::move(empty));
   }
+}
+
+void ShardedUpdates::note_facts() const {
+  constexpr int64_t kStatesOfMost = 2;  // of classes that do not say
+  const bool is_fused = static_cast<bool>(factory_.algorithm().make_fused);
+  const int64_t states = states_of_a_parameter();
+  parameters_.facts->note_optimizer(states == 0 && !is_fused ? kStatesOfMost : states, is_fused);
 }
 
 void ShardedUpdates::check_memory_holds_states() const {

@@ -77,6 +77,7 @@ class ShardedUpdates {
  private:
   void check_class_takes_options(const torch::optim::Optimizer& optimizer) const;
   void check_memory_holds_states() const;
+  void note_facts() const;
   void check_whole(const char* who) const;
   void begin_visit();
   // updated: by parameter, whether it has a gradient.

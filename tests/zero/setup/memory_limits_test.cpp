@@ -95,7 +95,8 @@ TEST(MemoryLimitsTest, NameTheAllocationOfAStepThatPassesThem) {
     EXPECT_THAT(error,
                 HasSubstr(" of activation in forward would pass the limit of device memory: "));
     EXPECT_THAT(error, HasSubstr("optimizer_state"));
-    EXPECT_THAT(error, HasSubstr("what would have fitted, the cheapest first:\n  stage 1: "));
+    EXPECT_THAT(error, HasSubstr("a step as it is needs about "));
+    EXPECT_THAT(error, HasSubstr(", the cheapest first:\n  micro-batch 600 -> "));
     // The step was refused, and not the model.
     step(1);
   });
@@ -147,46 +148,38 @@ TEST(MemoryLimitsTest, AreRefusedInWordsWhereTheyContradictOtherOptions) {
   EXPECT_EQ(refused([](Options&) {}), "");
 }
 
-TEST(MemoryLimitsTest, AdviseTheCheapestChangesThatWouldHaveFitted) {
-  run_ranks(2, [](comm::World& world) {
-    Options options = limited(0, Options::kNoLimit);
-    const Model model(make_layers(), world, options);
-    const auto& layouts = sharded_parameters_of(model).pages->layouts();
-    MemoryShortage shortage;
-    shortage.on_device[Kind::kOptimizerState] = 2 * kParameterBytes;
-    shortage.on_device[Kind::kGradient] = kParameterBytes;
-    const auto advised = [&](int64_t missing_bytes, bool device_is_host) {
-      shortage.missing_bytes = missing_bytes;
-      return cheapest_changes(options, layouts, 0, 2, device_is_host, shortage);
-    };
-    // Stage 1 halves the states, stage 2 the gradients too.
-    EXPECT_EQ(advised(kParameterBytes, true),
-              "what would have fitted, the cheapest first:\n"
-              "  stage 1: 1.0 MiB less\n  stage 2: 1.2 MiB less\n"
-              "  stage 3: 1.2 MiB less\n");
-    EXPECT_THAT(advised(kParameterBytes + 1, true), Not(HasSubstr("stage 1")));
-    // In a forward there are none.
-    shortage.on_device[Kind::kGradient] = 0;
-    EXPECT_THAT(advised(kParameterBytes, true),
-                AllOf(HasSubstr("stage 1"), Not(HasSubstr("stage 2"))));
-    shortage.on_device[Kind::kGradient] = kParameterBytes;
-    EXPECT_THAT(advised(kParameterBytes + 1, false),
-                HasSubstr("options.offload.optimizer on the host"));
-    EXPECT_THAT(
-        advised(100 * kParameterBytes, true),
-        HasSubstr("no single change of stage, offload or recompute would have left 100.0 MiB"));
-    // What leaves the device takes the host's.
-    shortage.is_of_host = true;
-    EXPECT_THAT(advised(1, false), HasSubstr("no single change of"));
-    EXPECT_THAT(advised(kParameterBytes, true), HasSubstr("  stage 1: 1.0 MiB less\n"));
-    options.offload.optimizer = Tier::kHost;
-    EXPECT_THAT(advised(1, false), HasSubstr("  stage 1: "));
-    options.offload.optimizer = Tier::kDevice;
-    shortage.is_of_host = false;
-    shortage.on_device[Kind::kActivation] = 8 * kParameterBytes;
-    EXPECT_THAT(advised(5 * kParameterBytes, true),
-                HasSubstr("activations that are computed again (checkpointing/), about: "));
+// Its process may be gone before they notice, and they would hear of a lost rank.
+TEST(MemoryLimitsTest, TellTheOtherRanksWhoRanOutOfMemoryAndHowMuchIsMissing) {
+  const auto errors = testing::try_ranks(3, [](comm::World& world) {
+    Model model(make_layers(), world, limited(1, 8 * kParameterBytes));
+    Optimizer<torch::optim::AdamW> optimizer(model);
+    model(torch::ones({world.rank() == 1 ? 3000 : 1, kWidth})).sum().backward();
+    optimizer.step();
   });
+  EXPECT_THAT(testing::message_of(errors[1]),
+              HasSubstr("[rank 1/3] 2.9 MiB of activation in forward"));
+  for (const size_t other : {0, 2}) {
+    EXPECT_THAT(
+        testing::message_of(errors[other]),
+        AllOf(HasSubstr("rank 1 ran out of memory: 2.9 MiB of activation in forward would pass "
+                        "the limit of device memory: "),
+              HasSubstr(" are missing"), Not(HasSubstr("lost rank")),
+              Not(HasSubstr("optimizer_state "))));
+  }
+}
+
+// Who caught the error and went on has not failed of it.
+TEST(MemoryLimitsTest, ForgetAShortageThatTheScriptHasCaught) {
+  const auto errors = testing::try_ranks(2, [](comm::World& world) {
+    Model model(make_layers(), world, limited(1, 8 * kParameterBytes));
+    EXPECT_NE(error_of([&] { model(torch::ones({3000, kWidth})); }), "");
+    EXPECT_NE(Ledger::current()->shortage(), "");
+    model(torch::ones({1, kWidth})).sum().backward();
+    EXPECT_EQ(Ledger::current()->shortage(), "");
+    ZP_CHECK(world.rank() == 0, "something else");
+    world.communicator().barrier("a wait").wait();
+  });
+  EXPECT_THAT(testing::message_of(errors[0]), Not(HasSubstr("ran out of memory")));
 }
 
 }  // namespace

@@ -13,14 +13,4 @@ namespace zeropage::comm {
 // calls the world.
 void fail(const World& world, const std::string& why);
 
-namespace detail {
-
-class Watch;
-
-// The same for a rank that ends because memory ran out, as the calling thread's ledger says; else it does nothing. The others
-// would only hear that the rank is lost. name: what the rank is called. Throws nothing.
-void tell_of_shortage(Watch& watch, int name);
-
-}  // namespace detail
-
 }  // namespace zeropage::comm

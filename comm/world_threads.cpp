@@ -7,8 +7,7 @@
 #include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
-#include "comm/failure.h"
-#include "comm/watch/watch.h"
+#include "comm/watch/rank_failure.h"
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 #include "zeropage/world.h"

@@ -17,7 +17,11 @@ void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Acco
                   Kind kind, int64_t bytes);
 
 // Keeps the change for errors about memory (memory/last_events.h). bytes: less than 0 where they were freed.
+// block: tells live blocks apart; null for bytes that are charged by hand.
 // REQUIRES: somebody limits the ledger or advises on it, and the caller holds its mutex.
-void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes);
+void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes,
+                 const void* block);
+// The same for bytes that are of another kind from here on.
+void note_rename(const Ledger& ledger, Kind to, const void* block);
 
 }  // namespace zeropage::memory

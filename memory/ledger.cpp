@@ -207,7 +207,7 @@ void Ledger::change(size_t index, Kind kind, int64_t bytes, const void* block) {
   Sums& sums = accounts_[index];
   sums.add(kind, bytes);
   if (bytes > 0) sums.note_peaks();
-  if (!scopes_.empty()) note_change(*this, static_cast<Account>(index), kind, bytes);
+  if (!scopes_.empty()) note_change(*this, static_cast<Account>(index), kind, bytes, block);
   if (sink_->empty()) return;
   if (const auto sink = sink_->get()) {
     sink->on_ledger({bytes < 0 ? LedgerEvent::What::kDischarge : LedgerEvent::What::kCharge,
@@ -260,6 +260,7 @@ void Ledger::rename(Kind from, Kind to, int64_t bytes, c10::DeviceType device, c
   sums.add(from, -bytes);
   sums.add(to, bytes);
   sums.note_peaks();
+  if (!scopes_.empty()) note_rename(*this, to, block);
   if (sink_->empty()) return;
   if (const auto sink = sink_->get()) {
     sink->on_ledger({LedgerEvent::What::kRename, account, to, from, bytes, sums.total, block});

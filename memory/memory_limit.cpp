@@ -7,6 +7,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
+#include "memory/allocation_owners.h"
 #include "memory/charge_check.h"
 #include "memory/last_events.h"
 #include "zeropage/bytes.h"
@@ -33,6 +34,10 @@ std::string largest_kinds(const Breakdown& bytes) {
   return text;
 }
 
+bool is_of_activations(Kind kind) {
+  return kind == Kind::kActivation || kind == Kind::kRecompute || kind == Kind::kActivationAndOther;
+}
+
 Account account_limited_as(c10::DeviceType device) {
   if (device == c10::DeviceType::CPU) return Account::kHost;
   return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;
@@ -52,6 +57,7 @@ MemoryLimitScope::MemoryLimitScope(std::shared_ptr<Ledger> ledger, const MemoryL
       limits_(limits),
       advise_(advise ? std::make_shared<const AdviseOnMemory>(std::move(advise)) : nullptr),
       last_events_(std::make_unique<LastEvents>()),
+      owners_(limits.any() ? std::make_unique<AllocationOwners>() : nullptr),
       activations_of_(account_limited_as(limits.device)) {
   const std::lock_guard lock(ledger_->mutex_);
   ledger_->scopes_.push_back(this);
@@ -111,9 +117,17 @@ void check_charge(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Acco
   MemoryLimitScope::check(ledger, lock, account, kind, bytes);
 }
 
-void MemoryLimitScope::note(const Ledger& ledger, Account account, Kind kind, int64_t bytes) {
+void MemoryLimitScope::note(const Ledger& ledger, Account account, Kind kind, int64_t bytes,
+                            const void* block) {
   // The oldest one has seen most, and one is enough.
   ledger.scopes_.front()->last_events_->note(account, kind, bytes, OwnerScope::current());
+  if (block != nullptr) {
+    for (MemoryLimitScope* const scope : ledger.scopes_) {
+      if (!scope->owners_) continue;
+      if (bytes < 0) scope->owners_->free(block);
+      if (bytes > 0 && is_of_activations(kind)) scope->owners_->take(block, bytes);
+    }
+  }
   if (bytes < 0) return;
   const int64_t activations = ledger.accounts_[static_cast<size_t>(account)].activations;
   for (MemoryLimitScope* const scope : ledger.scopes_) {
@@ -136,8 +150,30 @@ int64_t MemoryLimitScope::activation_peak() const {
   return activation_peak_;
 }
 
-void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes) {
-  MemoryLimitScope::note(ledger, account, kind, bytes);
+void note_change(const Ledger& ledger, Account account, Kind kind, int64_t bytes,
+                 const void* block) {
+  MemoryLimitScope::note(ledger, account, kind, bytes, block);
+}
+
+// What becomes a gradient or a state is no activation any more.
+void MemoryLimitScope::note_rename(const Ledger& ledger, Kind to, const void* block) {
+  if (block == nullptr || is_of_activations(to)) return;
+  for (MemoryLimitScope* const scope : ledger.scopes_) {
+    if (scope->owners_) scope->owners_->free(block);
+  }
+}
+
+void note_rename(const Ledger& ledger, Kind to, const void* block) {
+  MemoryLimitScope::note_rename(ledger, to, block);
+}
+
+std::string MemoryLimitScope::largest_owners(const Ledger& ledger) {
+  constexpr size_t kShown = 10;
+  const std::lock_guard lock(ledger.mutex_);
+  for (const MemoryLimitScope* const scope : ledger.scopes_) {
+    if (scope->owners_) return scope->owners_->describe(kShown);
+  }
+  return "";
 }
 
 std::string MemoryLimitScope::last_events(const Ledger& ledger) {
@@ -166,12 +202,17 @@ std::string MemoryLimitScope::advice(const Ledger& ledger, const MemoryRequest& 
 
 std::string describe_request(Kind kind, int64_t bytes) {
   std::string text = c10::str(format_bytes(bytes), " of ", name(kind));
+  std::string by = describe(operator_label());
   // The node is there on the thread that runs backward.
   if (const auto node = torch::autograd::get_current_node()) {
-    text += " in backward (" + node->name() + ")";
+    text += " in backward";
+    by = node->name() + (by.empty() ? "" : ", ") + by;
   } else if (kind == Kind::kActivation) {
     text += " in forward";
+  } else if (kind == Kind::kActivationAndOther && operator_label().phase == StepPhase::kLoss) {
+    text += " between forward and backward, as of the loss,";
   }
+  if (!by.empty()) text += " (" + by + ")";
   const OwnerScope::Owner owner = OwnerScope::current();
   if (*owner.name != '\0') text += c10::str(" for the ", owner.name);
   if (!owner.page.empty()) text += c10::str(", page \"", owner.page, "\",");
@@ -196,6 +237,8 @@ std::string shortage_report(const Ledger& ledger, const std::string& what,
     held.bytes[kind] += on_host.bytes[kind];
   }
   text += "most is held by: " + largest_kinds(held) + "\n";
+  const std::string owners = MemoryLimitScope::largest_owners(ledger);
+  if (!owners.empty()) text += "activations are held by operators, the largest first:\n" + owners;
   const std::string last = MemoryLimitScope::last_events(ledger);
   if (!last.empty()) text += "the last changes, the newest at the end:\n" + last;
   const std::string advice = MemoryLimitScope::advice(ledger, request);

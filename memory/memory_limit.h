@@ -63,6 +63,7 @@ struct MemoryShortage {
 // lock held: reads constants alone.
 using AdviseOnMemory = std::function<std::string(const MemoryShortage&)>;
 
+class AllocationOwners;
 class LastEvents;
 
 class MemoryLimitScope {
@@ -84,11 +85,16 @@ class MemoryLimitScope {
   static void check(const Ledger& ledger, std::unique_lock<std::mutex>& lock, Account account,
                     Kind kind, int64_t bytes);
   // note_change() (memory/charge_check.h).
-  static void note(const Ledger& ledger, Account account, Kind kind, int64_t bytes);
+  static void note(const Ledger& ledger, Account account, Kind kind, int64_t bytes,
+                   const void* block);
+  // note_rename() (memory/charge_check.h).
+  static void note_rename(const Ledger& ledger, Kind to, const void* block);
   // What everybody on this ledger advises.
   static std::string advice(const Ledger& ledger, const MemoryRequest& request);
   // The ledger's last changes since the oldest scope on it was made, in lines; "" where there are none.
   static std::string last_events(const Ledger& ledger);
+  // The operators whose activations are held since the oldest scope with a limit was made, in lines.
+  static std::string largest_owners(const Ledger& ledger);
 
  private:
   const std::shared_ptr<Ledger> ledger_;
@@ -96,6 +102,7 @@ class MemoryLimitScope {
   const std::shared_ptr<const AdviseOnMemory> advise_;  // null: none
   // Guarded by the ledger's mutex.
   const std::unique_ptr<LastEvents> last_events_;
+  const std::unique_ptr<AllocationOwners> owners_;  // null without a limit
   Account activations_of_;
   int64_t activation_peak_ = 0;
 };

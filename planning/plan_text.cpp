@@ -68,11 +68,28 @@ bool tells_reserved(const Plan& plan) {
                      [](const Forecast& forecast) { return forecast.reserved_bytes > 0; });
 }
 
-std::string row(const Forecast& forecast, bool is_choice, bool tells_reserved) {
+// Whether pages were tried in several ways.
+bool tells_paging(const Plan& plan) {
+  return std::any_of(plan.forecasts.begin(), plan.forecasts.end(), [](const Forecast& forecast) {
+    return !(forecast.setting.paging == PagingSetting());
+  });
+}
+
+// How large pages are, how far ahead they are fetched, and whether the step is made in backward; "-" for the training's.
+std::string text_of_paging(const PagingSetting& paging) {
+  const std::string pages =
+      paging.page_bytes == Options::kPageBytesOfDevice ? "-" : format_bytes(paging.page_bytes);
+  const bool is_ahead = paging.prefetch_bytes == Options::kTwoLargestPages;
+  return cell(pages, 11) + cell(is_ahead ? "-" : format_bytes(paging.prefetch_bytes), 10) +
+         cell(paging.step == StepWhen::kInBackward ? "backward" : "-", 10);
+}
+
+std::string row(const Forecast& forecast, bool is_choice, bool tells_reserved, bool tells_paging) {
   const PlannedSetting& setting = forecast.setting;
   std::ostringstream out;
   out << (is_choice ? "* " : "  ") << std::left << std::setw(7) << text_of(setting.stage)
       << std::setw(17) << text_of_offload(setting) << std::setw(11) << name(setting.checkpointing)
+      << (tells_paging ? text_of_paging(setting.paging) : "")
       << bytes_cell(forecast.at_peak[Tier::kDevice].total(), 11)
       << (tells_reserved ? bytes_cell(forecast.reserved_bytes, 11) : "")
       << bytes_cell(forecast.at_peak[Tier::kHost].total(), 11)
@@ -164,18 +181,20 @@ std::string verdict_on_all(const Plan& plan) {
 std::string Plan::to_string() const {
   const bool has_seconds = !forecasts.empty() && forecasts.front().seconds > 0;
   const bool has_reserved = tells_reserved(*this);
+  const bool has_paging = tells_paging(*this);
   std::ostringstream out;
   out << parameters << " parameters on " << world.ranks << (world.ranks == 1 ? " rank" : " ranks")
       << ", " << std::min(world.ranks, world.ranks_per_host) << " a host; "
       << (has_steps ? "bytes at the peak of a step, and what a rank sends in one"
                     : "bytes at the end of backward: activations and traffic are not known")
       << (has_seconds ? "; the fastest first\n\n" : "; the cheapest first\n\n")
-      << "  stage  offload          checkpoint      device" << (has_reserved ? "   reserved" : "")
-      << "       host       nvme        sent       compute" << (has_seconds ? "       step" : "")
-      << "  fits\n";
+      << "  stage  offload          checkpoint "
+      << (has_paging ? "     pages  prefetch      step" : "") << "     device"
+      << (has_reserved ? "   reserved" : "") << "       host       nvme        sent       compute"
+      << (has_seconds ? "       step" : "") << "  fits\n";
   const Forecast* const best = choice();
   for (const Forecast& forecast : forecasts) {
-    out << row(forecast, &forecast == best, has_reserved);
+    out << row(forecast, &forecast == best, has_reserved, has_paging);
   }
   out << '\n' << verdict_on_all(*this);
   return out.str();

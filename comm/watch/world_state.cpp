@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "comm/failure.h"
+#include "comm/watch/rank_failure.h"
 
 namespace zeropage::comm::detail {
 

@@ -53,6 +53,10 @@ struct FitOptions {
   // Host memory of a rank to leave free for what no plan knows, such as the buffers of a save (13 MiB), and
   // the copy that a StateSaver writes from beside training.
   int64_t besides_bytes = 0;
+  // Device memory of a rank to leave free for what the script holds there from step to step and no plan knows: batches,
+  // tensors of its own, and a WeightAverage, which takes 4 bytes for each parameter that the rank owns. What is there
+  // already when fit() is called is counted without it.
+  int64_t besides_device_bytes = 0;
 };
 
 struct Fitted {
@@ -82,6 +86,16 @@ requires(std::is_invocable_v<const Construct&>) Fitted
     fit(const Construct& construct, const Sample& sample_input, const comm::World& world,
         const Options& options, const FitOptions& fit_options = {}) {
   return fit(detail::model_of(construct, sample_input), world, options, fit_options);
+}
+
+// criterion, sample_target: as for plan().
+template <typename Construct, typename Sample, typename Target, typename Criterion>
+requires(std::is_invocable_v<const Construct&>) Fitted
+    fit(const Construct& construct, const Sample& sample_input, const Target& sample_target,
+        const Criterion& criterion, const comm::World& world, const Options& options,
+        const FitOptions& fit_options = {}) {
+  return fit(detail::model_of(construct, sample_input, sample_target, criterion), world, options,
+             fit_options);
 }
 
 }  // namespace zeropage

@@ -8,6 +8,7 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/square_layers.h"
+#include "zero/plan/byte_plan.h"
 #include "zeropage/bytes.h"
 #include "zeropage/zeropage.h"
 
@@ -141,6 +142,16 @@ TEST(FitTest, UsesTheDiskThatMayBeUsed) {
   });
 }
 
+TEST(FitTest, LeavesTheDeviceRoomForWhatTheScriptHolds) {
+  run_ranks(2, [](comm::World& world) {
+    const Options options = limited(8 * kParameterBytes);
+    const Fitted all = fit_layers(world, options);
+    const Fitted beside = fit_layers(world, options, {.besides_device_bytes = 4 * kParameterBytes});
+    EXPECT_NE(all.description, beside.description);
+    EXPECT_LE(train(world, beside.options).peak_bytes, 4 * kParameterBytes) << beside.description;
+  });
+}
+
 TEST(FitTest, RefusesOnAllRanksWhatNothingFits) {
   run_ranks(2, [](comm::World& world) {
     const std::string error = error_of([&] { fit_layers(world, limited(kParameterBytes)); });
@@ -194,6 +205,8 @@ TEST(FitTest, RefusesLimitsAndChoicesThatContradictEachOther) {
                 HasSubstr("expected stages from 0 to 3, got 7"));
     EXPECT_THAT(refused(limited(1_GiB), {.besides_bytes = -1}),
                 HasSubstr("FitOptions::besides_bytes: expected 0 or more bytes to leave free"));
+    EXPECT_THAT(refused(limited(1_GiB), {.besides_device_bytes = -1}),
+                HasSubstr("FitOptions::besides_device_bytes: expected 0 or more"));
     EXPECT_THAT(refused(limited(1_GiB), {.nvme_bytes = 5}), HasSubstr("5 B of no folder"));
     EXPECT_THAT(refused(limited(1_GiB), {.nvme_directory = "/no/such"}), HasSubstr("/no/such"));
     Options by_class = limited(1_GiB);

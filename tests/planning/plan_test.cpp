@@ -373,6 +373,41 @@ TEST(PlanStatesTest, GivesEveryFigureOfZerosTable) {
   }
 }
 
+torch::nn::Sequential make_words() {
+  return torch::nn::Sequential(torch::nn::Embedding(8192, 32), torch::nn::Linear(32, 8192));
+}
+
+// Tokens have a loss over classes, which keeps as much as the logits again and more.
+TEST(PlanTest, TakesTheLossAndSaysWhereItWasGuessed) {
+  const torch::Tensor tokens = torch::zeros({4, 16}, torch::kInt64);
+  const PlanOptions options{.stages = {0}, .policies = {CheckpointPolicy::kNone}};
+  ::testing::internal::CaptureStderr();
+  const Plan guessed = plan(make_words, tokens, {}, options);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              HasSubstr("forward takes integers and no loss was given"));
+  ::testing::internal::CaptureStderr();
+  const Plan given = plan(
+      make_words, tokens, tokens,
+      [](const torch::Tensor& logits, const torch::Tensor& next) {
+        return torch::nn::functional::cross_entropy(logits.flatten(0, 1), next.flatten());
+      },
+      {}, options);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  constexpr int64_t kLogitBytes = 4 * 16 * 8192 * 4;
+  EXPECT_GT(given.choice()->at_peak[Tier::kDevice].total(),
+            guessed.choice()->at_peak[Tier::kDevice].total() + kLogitBytes / 2);
+}
+
+TEST(PlanTest, ShowsPagesWhereTheyDiffer) {
+  EXPECT_THAT(plan_layers({}).to_string(), ::testing::Not(HasSubstr("prefetch")));
+  const std::string text =
+      plan_layers({.ranks = 2, .device_memory_bytes = 1},
+                  {.stages = {3}, .paging = {{}, {.page_bytes = 1_MiB, .prefetch_bytes = 0}}})
+          .to_string();
+  EXPECT_THAT(text, HasSubstr("checkpoint      pages  prefetch      step     device"));
+  EXPECT_THAT(text, HasSubstr("1.0 MiB       0 B         -"));
+}
+
 // Sharded parameters are sent once more, so they are not for free.
 TEST(PlanStatesTest, PrefersStagesThatSendLess) {
   const Plan plan = plan_states(7'500'000'000, 2, {.ranks = 64});

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "memory/memory_limit.h"
+#include "zero/setup/memory_limits.h"
 #include "zeropage/check.h"
 #include "zeropage/recompute.h"
 
@@ -34,6 +35,13 @@ WrappedModule::WrappedModule(std::shared_ptr<torch::nn::Module> module, RanksOfM
   buffers_->broadcast_all_from_rank_zero();
   for (const PlacedParameter& placed : sharded_.pages->parameters()) {
     versions_.push_back(placed.parameter.tensor._version());
+  }
+  if (limits_of(world(), options_).any()) {
+    std::vector<memory::OperatorLabels::Parameter> parameters;
+    for (const auto& parameter : module_->named_parameters()) {
+      parameters.push_back({parameter.key(), parameter.value()});
+    }
+    labels_ = std::make_unique<memory::OperatorLabels>(parameters);
   }
   send_buffers_beside_gradients();
 }
@@ -81,12 +89,14 @@ void WrappedModule::before_forward(int64_t samples) {
   sharded_.reducer->adopt_unfrozen();
   sharded_.reducer->release_zeroed();
   tell_of_foreign_optimizer();
+  if (labels_) labels_->begin(memory::StepPhase::kForward);
   sharded_.facts->begin_forward(samples,
                                 sharded_.limits->begin_activations(world().device().type()));
 }
 
 void WrappedModule::after_forward() {
   sharded_.facts->end_forward();
+  if (labels_) labels_->begin(memory::StepPhase::kLoss);
 }
 
 // Right, but not what the stage promises.

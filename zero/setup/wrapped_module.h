@@ -11,6 +11,7 @@
 
 #include <torch/nn/module.h>
 
+#include "operators/operator_labels.h"
 #include "zero/pages/buffer_sync.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/options.h"
@@ -57,6 +58,7 @@ class WrappedModule {
   const std::shared_ptr<std::atomic<bool>> has_reduced_ =
       std::make_shared<std::atomic<bool>>(false);
   bool told_ = false;
+  std::unique_ptr<memory::OperatorLabels> labels_;  // null where memory is not limited
 };
 
 }  // namespace zeropage

@@ -92,8 +92,10 @@ TEST(MemoryLimitsTest, NameTheAllocationOfAStepThatPassesThem) {
     };
     step(1);
     const std::string error = error_of([&] { step(600); });
-    EXPECT_THAT(error,
-                HasSubstr(" of activation in forward would pass the limit of device memory: "));
+    EXPECT_THAT(
+        error,
+        HasSubstr(
+            " of activation in forward (3: aten::matmul) would pass the limit of device memory: "));
     EXPECT_THAT(error, HasSubstr("optimizer_state"));
     EXPECT_THAT(error, HasSubstr("a step as it is needs about "));
     EXPECT_THAT(error, HasSubstr(", the cheapest first:\n  micro-batch 600 -> "));
@@ -148,6 +150,38 @@ TEST(MemoryLimitsTest, AreRefusedInWordsWhereTheyContradictOtherOptions) {
   EXPECT_EQ(refused([](Options&) {}), "");
 }
 
+TEST(MemoryLimitsTest, NameTheOperatorsAndTheModulesWhoseActivationsAreHeld) {
+  run_ranks(2, [](comm::World& world) {
+    Model model(make_layers(), world, limited(1, 8 * kParameterBytes));
+    // 3 layers of 2 MiB fit, and the fourth does not.
+    const torch::Tensor rows = torch::ones({2048, kWidth});
+    const std::string error = error_of([&] { model(rows); });
+    EXPECT_THAT(error, HasSubstr("2.0 MiB of activation in forward (2: aten::matmul) would pass"));
+    EXPECT_THAT(error,
+                HasSubstr("activations are held by operators, the largest first:\n  "
+                          "what no operator of a step made, such as the data: 2.0 MiB in 2\n  "
+                          "0: aten::matmul in forward: 2.0 MiB in 1\n  "
+                          "1: aten::matmul in forward: 2.0 MiB in 1\n"));
+  });
+}
+
+// It is computed where the wrapper does not see it.
+TEST(MemoryLimitsTest, TellTheLossFromForwardAndBackward) {
+  run_ranks(2, [](comm::World& world) {
+    Model model(make_layers(), world, limited(1, 8 * kParameterBytes));
+    const torch::Tensor out = model(torch::ones({256, kWidth}));
+    const std::string in_loss = error_of([&] { out.repeat({64, 1}).exp().sum().backward(); });
+    EXPECT_THAT(in_loss,
+                HasSubstr("MiB of activation_and_other between forward and backward, as of the "
+                          "loss, (after 3: aten::repeat) would pass"));
+    const torch::Tensor loss = out.exp().sum();
+    const torch::Tensor rest = torch::empty(
+        {8 * kParameterBytes - Ledger::current()->now().total() - 1_KiB}, torch::kByte);
+    EXPECT_THAT(error_of([&] { loss.backward(); }),
+                HasSubstr("in backward (ExpBackward0, after 3: aten::mul)"));
+  });
+}
+
 // Its process may be gone before they notice, and they would hear of a lost rank.
 TEST(MemoryLimitsTest, TellTheOtherRanksWhoRanOutOfMemoryAndHowMuchIsMissing) {
   const auto errors = testing::try_ranks(3, [](comm::World& world) {
@@ -159,12 +193,11 @@ TEST(MemoryLimitsTest, TellTheOtherRanksWhoRanOutOfMemoryAndHowMuchIsMissing) {
   EXPECT_THAT(testing::message_of(errors[1]),
               HasSubstr("[rank 1/3] 2.9 MiB of activation in forward"));
   for (const size_t other : {0, 2}) {
-    EXPECT_THAT(
-        testing::message_of(errors[other]),
-        AllOf(HasSubstr("rank 1 ran out of memory: 2.9 MiB of activation in forward would pass "
-                        "the limit of device memory: "),
-              HasSubstr(" are missing"), Not(HasSubstr("lost rank")),
-              Not(HasSubstr("optimizer_state "))));
+    EXPECT_THAT(testing::message_of(errors[other]),
+                AllOf(HasSubstr("rank 1 ran out of memory: 2.9 MiB of activation in forward (0: "
+                                "aten::matmul) would pass the limit of device memory: "),
+                      HasSubstr(" are missing"), Not(HasSubstr("lost rank")),
+                      Not(HasSubstr("most is held by"))));
   }
 }
 

@@ -34,10 +34,6 @@ std::string largest_kinds(const Breakdown& bytes) {
   return text;
 }
 
-bool is_of_activations(Kind kind) {
-  return kind == Kind::kActivation || kind == Kind::kRecompute || kind == Kind::kActivationAndOther;
-}
-
 Account account_limited_as(c10::DeviceType device) {
   if (device == c10::DeviceType::CPU) return Account::kHost;
   return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;

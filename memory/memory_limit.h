@@ -33,6 +33,11 @@ struct MemoryLimits {
   bool any() const { return device_bytes != kNone || host_bytes != kNone; }
 };
 
+// Whether it is of what a forward and its backward make.
+inline bool is_of_activations(Kind kind) {
+  return kind == Kind::kActivation || kind == Kind::kRecompute || kind == Kind::kActivationAndOther;
+}
+
 // What did not fit, and where.
 struct MemoryRequest {
   c10::DeviceType device = c10::DeviceType::CPU;

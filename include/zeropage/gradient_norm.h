@@ -40,7 +40,7 @@ GradientNorm gradient_norm(const ModelRef& model, const torch::optim::Optimizer&
 struct ClippedNorm {
   double before = 0, after = 0;
 
-  operator double() const { return before; }  // NOLINT(google-explicit-constructor)
+  operator double() const { return before; }
 };
 
 // What to do about gradients that are not finite.

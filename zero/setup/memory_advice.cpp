@@ -23,10 +23,6 @@ constexpr size_t kMostLines = 5;
 // How little recompute surely keeps: logits and inputs of products stay.
 constexpr double kSurelyKept = 0.8;
 
-bool is_of_activations(Kind kind) {
-  return kind == Kind::kActivation || kind == Kind::kRecompute || kind == Kind::kActivationAndOther;
-}
-
 int64_t times(int64_t bytes, double factor) {
   return static_cast<int64_t>(static_cast<double>(bytes) * factor);
 }

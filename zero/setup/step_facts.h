@@ -37,7 +37,7 @@ class StepFacts {
     bool in_backward = false;  // an autograd node asks for memory
   };
 
-  // As the calling thread sees them.
+  // What is known so far; in_backward is of the calling thread.
   Values now() const;
 
   void note_batch_norm() {

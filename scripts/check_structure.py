@@ -23,6 +23,8 @@ ALLOWED = {
     "paging": {"base", "memory", "device", "operators"},
     **{leaf: FLOORS - {"paging"} for leaf in (*LEAVES, "data")},
     "parallel": {*FLOORS, "comm"},
+    # Nothing in the library needs it: users' modules do.
+    "fused": {*FLOORS, "comm", "optim", "parallel"},
     # data/ is a library of its own above zeropage, which programs link and the library does not.
     "zero": {*FLOORS, *LEAVES, "parallel"},
     "accumulate": {*FLOORS, *LEAVES, "parallel", "zero"},
@@ -40,7 +42,7 @@ ALLOWED = {
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
 # The public API: lines of code, for what explains them is wanted.
-UMBRELLA, MOST_LINES_BEHIND_IT = "include/zeropage/zeropage.h", 4050
+UMBRELLA, MOST_LINES_BEHIND_IT = "include/zeropage/zeropage.h", 4000
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
               "device/accelerator_driver", "device/device_places", "include/zeropage/fields.h", "base/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",

@@ -1,0 +1,134 @@
+// The fused operators as loops over rows, for each instruction set and dtype. Everything is computed in fp32 and rounded once,
+// and sums go in one order, so the bits do not depend on the set. Free of torch.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "optim/cpu/instructions.h"
+#include "optim/low_precision.h"
+
+namespace zeropage::fused::cpu {
+
+inline void set(float& to, float value) {
+  to = value;
+}
+template <typename Low>
+void set(Low& to, float value) {
+  offload::assign(to, value);
+}
+
+// What e^x of a row adds up to.
+struct ExponentSum {
+  float largest = 0;  // of the row
+  double sum = 0;     // of e^(x - largest)
+};
+
+// Rows [width] behind one another. y = (x - mean) / deviation * weight + bias; root mean squares have neither mean nor bias.
+template <typename T>
+struct NormRows {
+  int64_t width = 0;
+  double epsilon = 0;
+  const T* input = nullptr;
+  const T* residual = nullptr;  // added to the input; may be null
+  const T* weight = nullptr;    // [width]
+  const T* bias = nullptr;      // [width]; may be null
+  T* sum = nullptr;             // input + residual; null where residual is
+  T* output = nullptr;
+  float* means = nullptr;     // [rows]; null: root mean squares
+  float* inverses = nullptr;  // [rows] 1 / deviation
+};
+
+template <typename T>
+struct NormGradientRows {
+  int64_t width = 0;
+  const T* gradient = nullptr;         // of the output
+  const T* gradient_of_sum = nullptr;  // may be null
+  const T* sum = nullptr;              // what was normalised
+  const T* weight = nullptr;
+  const float* means = nullptr;  // null: root mean squares
+  const float* inverses = nullptr;
+  T* of_input = nullptr;
+};
+
+// Heads of tokens: x[a][b][c][0 .. width), rotated by the angles of row c, or of row (a, c).
+template <typename T>
+struct RotaryRows {
+  int64_t width = 0;      // even
+  int64_t sizes[3] = {};  // a, b, c
+  int64_t input_strides[3] = {};
+  int64_t output_strides[3] = {};
+  int64_t angle_strides[2] = {};  // of a, and of c
+  const T* input = nullptr;
+  const float* cosines = nullptr;  // [width / 2]
+  const float* sines = nullptr;
+  float direction = 1;  // -1: back
+  T* output = nullptr;
+};
+
+enum class Gelu : uint8_t { kExact, kTanh };
+
+template <typename T>
+struct LoopsOf {
+  // row: [numel], at least 1.
+  ExponentSum (*sum_exponents)(const T* row, int64_t numel);
+  // row = e^(row - largest) * factor
+  void (*to_probabilities)(T* row, int64_t numel, float largest, float factor);
+
+  void (*normalise)(const NormRows<T>& norm, int64_t begin, int64_t end);
+  // Adds to of_weight and of_bias, [width]; of_bias may be null.
+  void (*norm_gradient)(const NormGradientRows<T>& norm, int64_t begin, int64_t end,
+                        float* of_weight, float* of_bias);
+
+  // Rows counted through a, b and c.
+  void (*rotate)(const RotaryRows<T>& rotary, int64_t begin, int64_t end);
+
+  // output = gate sigmoid(gate) value
+  void (*swiglu)(const T* gate, const T* value, T* output, int64_t numel);
+  void (*swiglu_gradient)(const T* gradient, const T* gate, const T* value, T* of_gate, T* of_value,
+                          int64_t numel);
+
+  // A row: output = gelu(input + bias)
+  void (*bias_gelu)(Gelu form, const T* input, const T* bias, T* output, int64_t width);
+  // Adds to of_bias, [width].
+  void (*bias_gelu_gradient)(Gelu form, const T* gradient, const T* input, const T* bias,
+                             T* of_input, float* of_bias, int64_t width);
+};
+
+struct Loops {
+  LoopsOf<float> of_float;
+  LoopsOf<offload::BFloat16Bits> of_bfloat16;
+  LoopsOf<offload::HalfBits> of_half;
+};
+
+extern const Loops kLoopsOnAnyProcessor;
+#if defined(__x86_64__)
+extern const Loops kLoopsWithAvx2;
+extern const Loops kLoopsWithAvx512;
+#endif
+
+inline const Loops& loops(offload::cpu::Instructions most = offload::cpu::Instructions::kAvx512) {
+  switch (offload::cpu::usable(most)) {
+#if defined(__x86_64__)
+    case offload::cpu::Instructions::kAvx512:
+      return kLoopsWithAvx512;
+    case offload::cpu::Instructions::kAvx2:
+      return kLoopsWithAvx2;
+#endif
+    default:
+      return kLoopsOnAnyProcessor;
+  }
+}
+
+template <typename T>
+const LoopsOf<T>& loops_of(offload::cpu::Instructions most = offload::cpu::Instructions::kAvx512) {
+  if constexpr (std::is_same_v<T, float>) {
+    return loops(most).of_float;
+  } else if constexpr (std::is_same_v<T, offload::BFloat16Bits>) {
+    return loops(most).of_bfloat16;
+  } else {
+    return loops(most).of_half;
+  }
+}
+
+}  // namespace zeropage::fused::cpu

@@ -1,0 +1,69 @@
+// The fused operators as LibTorch's dispatcher has them, and what their sources share.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include <ATen/ATen.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include "fused/cpu/loops.h"
+
+namespace zeropage::fused {
+
+// A typed handle of zeropage::<name>, registered with the function's signature.
+template <typename Function>
+auto operator_of(const char* name, Function* /*signature*/) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
+}
+
+// The dtype of what is computed between an operator's inputs and outputs.
+inline at::ScalarType wide_type(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Whether cpu/loops.h has loops for it.
+inline bool has_loops(const at::Tensor& tensor) {
+  const at::ScalarType dtype = tensor.scalar_type();
+  return tensor.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
+}
+
+// Calls visit.template operator()<T>() for the element type of a tensor that has_loops().
+template <typename Visit>
+void visit_elements(const at::Tensor& tensor, const Visit& visit) {
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+      return visit.template operator()<float>();
+    case at::kBFloat16:
+      return visit.template operator()<offload::BFloat16Bits>();
+    default:
+      return visit.template operator()<offload::HalfBits>();
+  }
+}
+
+// Null for an undefined tensor.
+template <typename T>
+T* elements(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<T*>(tensor.data_ptr()) : nullptr;
+}
+
+inline at::Tensor value_or_none(const std::optional<at::Tensor>& tensor) {
+  return tensor.value_or(at::Tensor());
+}
+
+// Sums over rows, such as a norm weight's gradient, are made in at most this many parts, of rows that depend on nothing else. So
+// their bits do not depend on the number of threads.
+inline constexpr int64_t kMostParts = 32;
+inline constexpr int64_t kLeastRowsOfPart = 16;
+inline int64_t rows_of_part(int64_t rows) {
+  return std::max(kLeastRowsOfPart, (rows + kMostParts - 1) / kMostParts);
+}
+
+// Throws in a backward that is to be differentiated. who: the operator.
+void refuse_second_derivative(const char* who);
+// Throws unless tensors have one dtype, that of a floating-point number, and one device. who: the operator; what: the second's name.
+void check_alike(const char* who, const at::Tensor& first, const at::Tensor& second,
+                 const char* what);
+
+}  // namespace zeropage::fused

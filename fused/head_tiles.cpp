@@ -37,7 +37,7 @@ int64_t rows_of_tile(const HeadArguments& head) {
   int64_t most = std::max<int64_t>(1, head.tile_bytes / row_bytes);
   if (head.tile_bytes == 0) {
     most = on_device ? std::max<int64_t>(1024, 256_MiB / row_bytes)
-                     : std::max<int64_t>(256, 32_MiB / row_bytes);
+                     : std::max<int64_t>(512, 64_MiB / row_bytes);
   }
   const int64_t tiles = (tokens + most - 1) / most;
   return (tokens + tiles - 1) / tiles;

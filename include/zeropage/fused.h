@@ -61,7 +61,7 @@ struct LinearCrossEntropyOptions {
   // Targets that have no loss and no gradient, as in torch::nn::CrossEntropyLoss. On the host their rows cost no time either.
   int64_t ignore_index = -100;
   LossOver over = LossOver::kMean;
-  // Memory of the logits that exist at a time. Unit: bytes. 0: 32 MiB on the host and 256 MiB on a device, or 256 and 1,024 rows
+  // Memory of the logits that exist at a time. Unit: bytes. 0: 64 MiB on the host and 256 MiB on a device, or 512 and 1,024 rows
   // where those take more. Fewer bytes take longer, as each tile reads the weight anew.
   int64_t tile_bytes = 0;
 };

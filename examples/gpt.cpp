@@ -6,7 +6,7 @@
 //   zp run -n 4 -- gpt TEXT [RUN]    as many ranks as the launcher starts
 //
 // Ctrl-C saves and ends; the same call goes on from there, also with another number of ranks.
-#include "language_models/gpt.h"
+#include "byte_gpt/gpt.h"
 
 #include <cmath>
 #include <cstdio>

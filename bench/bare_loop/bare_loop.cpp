@@ -10,7 +10,7 @@
 
 #include "bench/train_gpt/step_timing.h"
 #include "bench/train_gpt/text_data.h"
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "examples/weights_hash/weights_hash.h"
 #include "zeropage/check.h"
 #include "zeropage/process_memory.h"

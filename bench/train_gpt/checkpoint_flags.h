@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "zeropage/checkpoint.h"
 
 namespace train_gpt {

@@ -11,7 +11,7 @@
 
 #include "bench/train_gpt/checkpoint_flags.h"
 #include "bench/train_gpt/own_forms.h"
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "zero/plan/byte_plan.h"
 #include "zeropage/accumulator.h"
 #include "zeropage/options.h"

@@ -8,7 +8,7 @@
 #include "bench/train_gpt/flags.h"
 #include "bench/train_gpt/places.h"
 #include "bench/train_gpt/text_data.h"
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "zeropage/pipeline.h"
 #include "zeropage/zeropage.h"
 

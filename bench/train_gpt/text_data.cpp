@@ -9,7 +9,7 @@
 #include <ATen/Context.h>
 
 #include "device/page_locked.h"
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "bench/train_gpt/text_data.h"
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "zeropage/zeropage.h"
 
 namespace train_gpt {

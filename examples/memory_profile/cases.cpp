@@ -8,7 +8,7 @@
 #include <zeropage/zeropage.h>
 
 #include "image_models/model_registry.h"
-#include "language_models/gpt.h"
+#include "byte_gpt/gpt.h"
 
 namespace memory_profile {
 namespace {

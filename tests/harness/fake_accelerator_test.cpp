@@ -15,7 +15,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/fake_environment.h"
 #include "tests/harness/reference.h"

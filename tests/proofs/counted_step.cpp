@@ -2,7 +2,7 @@
 
 #include <optional>
 
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "tests/harness/device_ranks.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/zeropage.h"

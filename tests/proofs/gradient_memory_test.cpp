@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "examples/language_models/gpt.h"
+#include "examples/byte_gpt/gpt.h"
 #include "memory/meta_memory.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"

@@ -1,4 +1,4 @@
-#include "language_models/gpt.h"
+#include "byte_gpt/gpt.h"
 
 #include <cmath>
 

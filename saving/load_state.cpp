@@ -6,6 +6,7 @@
 
 #include "saving/detail/collective_errors.h"
 #include "saving/detail/name_lists.h"
+#include "saving/detail/plain_weights.h"
 #include "saving/detail/run_json.h"
 #include "saving/detail/saved_generators.h"
 #include "saving/detail/state_loading.h"
@@ -161,6 +162,14 @@ LoadReport load(const std::filesystem::path& path, const ModelRef& model,
   return report;
 }
 
+LoadReport load_weights_alone(const std::filesystem::path& path, const ModelRef& model,
+                              const LoadOptions& options) {
+  if (detail::is_plain_weights(model->all_ranks().beside("state", options.deadline), path)) {
+    return detail::load_plain_weights(path, model, options);
+  }
+  return load(path, model, nullptr, nullptr, options);
+}
+
 }  // namespace
 
 LoadReport load_state(const std::filesystem::path& path, const TrainedModule& model,
@@ -175,12 +184,12 @@ LoadReport load_state(const std::filesystem::path& path, const TrainedModule& mo
 
 LoadReport load_weights(const std::filesystem::path& path, const DistributedDataParallelBase& model,
                         const LoadOptions& options) {
-  return load(path, model, nullptr, nullptr, options);
+  return load_weights_alone(path, model, options);
 }
 
 LoadReport load_weights(const std::filesystem::path& path, const TrainedModule& model,
                         const ShardedOptimizer& optimizer, const LoadOptions& options) {
-  return load(path, model.with(optimizer), nullptr, nullptr, options);
+  return load_weights_alone(path, model.with(optimizer), options);
 }
 
 }  // namespace zeropage

@@ -61,12 +61,12 @@ struct RunExtra {
 //   zeropage::load_weights("gpt2/model.safetensors", gpt);
 //   zeropage::load_weights("run", gpt);  // of a saved run: what its `latest` names
 //
-// A module that DistributedDataParallel has wrapped takes a saved state by the other load_weights()
-// (zeropage/saving.h), and a plain file under a guard that says where it writes:
+// A module that DistributedDataParallel has wrapped takes the same files by the other load_weights(), straight into what each
+// rank owns:
 //
-//   zeropage::GatheredParameters guard(model, zeropage::Modified::on_rank(0));
-//   if (world.rank() == 0) zeropage::load_weights("gpt2/model.safetensors", model.module());
+//   zeropage::load_weights("gpt2/model.safetensors", model);
 //
+// Files of other formats: zeropage/weights_source.h.
 // Memory: the file's largest tensor. Threads: any. Throws state::StateError for what is wrong with a file or does not
 // fit, with all names; nothing of the module has changed then, unless a file cannot be read to its end.
 
@@ -255,8 +255,9 @@ LoadReport load_state(const std::filesystem::path& path, const TrainedModule& mo
                       ShardedOptimizer& optimizer, RunState& run, const LoadOptions& options = {});
 LoadReport load_state(const std::filesystem::path& path, const TrainedModule& model,
                       ShardedOptimizer& optimizer, const LoadOptions& options = {});
-// Weights and buffers of any state; zeropage/saving.h has those of any safetensors file, for a
-// module without ranks. Master weights take over the most exact values that it has.
+// Weights and buffers of any state, or of a safetensors file or an index of several, whoever wrote them, as the plain
+// module's load_weights() above takes them. Each rank reads what it owns. Master weights take over the most exact values that
+// there are. A plain file has no checksums, so verify_first, fall_back and the optimizer's options are not read.
 LoadReport load_weights(const std::filesystem::path& path, const DistributedDataParallelBase& model,
                         const LoadOptions& options = {});
 LoadReport load_weights(const std::filesystem::path& path, const TrainedModule& model,

@@ -44,4 +44,5 @@
 #include "zeropage/sync_batch_norm.h"
 #include "zeropage/tensor_parallel.h"
 #include "zeropage/weight_average.h"
+#include "zeropage/weights_source.h"
 #include "zeropage/world.h"

@@ -6,8 +6,8 @@
 
 #include <ATen/ATen.h>
 
-#include "optim/split_values.h"
 #include "saving/detail/element_runs.h"
+#include "saving/detail/owned_weights.h"
 #include "saving/detail/state_plan.h"
 #include "zero/averaged_pages.h"
 #include "zero/model_parts.h"
@@ -21,9 +21,6 @@ namespace {
 
 using nlohmann::json;
 using state::StateError;
-
-// Most elements that are converted, or copied to a device, at once.
-constexpr int64_t kMostElementsAtOnce = 1 << 18;
 
 std::string shape_text(const std::vector<uint64_t>& shape) {
   std::string text = "[";
@@ -221,26 +218,15 @@ void StateLoading::match_average(LoadReport& report) const {
 
 void StateLoading::read(const Source& source, int64_t first, const at::Tensor& to) {
   const auto size = static_cast<uint64_t>(state::size_of(source.entry->dtype));
-  const at::ScalarType dtype = scalar_type(source.entry->dtype);
-  const uint64_t begin = source.entry->begin + static_cast<uint64_t>(first) * size;
   const std::string state =
       source.file == saved_.optimizer() ? parts_of(source.entry->name).second : std::string();
   state::BlockReader& reader =
       readers_.try_emplace(Stream(source.file, state), *source.file).first->second;
-  if (to.is_cpu() && to.scalar_type() == dtype) {
-    reader.read(begin, begin + static_cast<uint64_t>(to.numel()) * size,
-                static_cast<char*>(to.mutable_data_ptr()));
-    return;
-  }
-  const memory::KindScope kind(memory::Kind::kStaging);
-  for (int64_t at = 0; at < to.numel(); at += kMostElementsAtOnce) {
-    const int64_t numel = std::min(kMostElementsAtOnce, to.numel() - at);
-    const at::Tensor read = at::empty({numel}, dtype);
-    const uint64_t from = begin + static_cast<uint64_t>(at) * size;
-    reader.read(from, from + static_cast<uint64_t>(numel) * size,
-                static_cast<char*>(read.mutable_data_ptr()));
-    to.narrow(0, at, numel).copy_(read);
-  }
+  read_as(scalar_type(source.entry->dtype), first, to, [&](int64_t at, const at::Tensor& piece) {
+    const uint64_t begin = source.entry->begin + static_cast<uint64_t>(at) * size;
+    reader.read(begin, begin + static_cast<uint64_t>(piece.numel()) * size,
+                static_cast<char*>(piece.mutable_data_ptr()));
+  });
 }
 
 void StateLoading::load_weights() {
@@ -268,30 +254,13 @@ void StateLoading::load_parameter(const PlacedParameter& placed,
   const Source raw = weight(placed.parameter);
   if (!raw) return;
   const Source most_exact = exact(placed.parameter);
-  const Range own = pages_.owned(placed.page);
-  const auto part = [&](const at::Tensor& of_owned, const ElementRun& run) {
-    return of_owned.narrow(0, run.in_page - own.begin, run.numel);
+  const auto reader = [this](const Source& source) -> ReadElements {
+    return [this, source](int64_t first, const at::Tensor& to) { read(source, first, to); };
   };
-  if (owned.remainders.defined()) {
-    for_each_run(placed, own, [&](const ElementRun& run) {
-      const at::Tensor wide = at::empty({run.numel}, at::kFloat);
-      read(most_exact, run.in_whole, wide);
-      const offload::SplitValues split = offload::split_values(wide.to(owned.values.device()));
-      part(owned.values, run).copy_(split.high);
-      part(owned.remainders, run).copy_(split.low);
-    });
-    return;
-  }
-  const bool same = scalar_type(raw.entry->dtype) == owned.values.scalar_type();
-  // Where every rank has all of it, others read the rest.
-  const Range shard = pages_.layouts()[placed.page].shard(pages_.shards().rank());
-  for_each_run(placed, intersection(own, shard), [&](const ElementRun& run) {
-    read(same ? raw : most_exact, run.in_whole, part(owned.values, run));
-  });
-  if (!owned.copy.defined()) return;
-  for_each_run(placed, own, [&](const ElementRun& run) {
-    read(most_exact, run.in_whole, part(owned.copy, run));
-  });
+  fill_owned(pages_, placed, owned,
+             {.dtype = scalar_type(raw.entry->dtype),
+              .rounded = reader(raw),
+              .exact = reader(most_exact)});
 }
 
 void StateLoading::load_optimizer() {

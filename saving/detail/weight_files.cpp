@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "saving/detail/state_plan.h"
 #include "zeropage/saved_state.h"
 #include "zeropage/state_error.h"
 #include "zeropage/state_folder.h"
@@ -47,7 +48,11 @@ std::set<std::string> files_in(const fs::path& index) {
 
 }  // namespace
 
-WeightFiles::WeightFiles(const fs::path& path) {
+bool WeightFiles::is_plain(const fs::path& path) {
+  return path.string().ends_with(kIndexEnd) || !fs::is_directory(path);
+}
+
+WeightFiles::WeightFiles(const fs::path& path) : name_(path.string()) {
   if (path.string().ends_with(kIndexEnd)) {
     add_indexed(path);
   } else if (fs::is_directory(path)) {
@@ -59,11 +64,11 @@ WeightFiles::WeightFiles(const fs::path& path) {
 
 void WeightFiles::add_file(const fs::path& path) {
   const auto file = std::make_shared<state::File>(path, state::File::Access::kRead);
-  OneFile one{.header = state::read_safetensors_header(*file), .read = nullptr};
-  one.read = [file, data = one.header.data_begin](uint64_t begin, uint64_t end, char* to) {
-    file->read(data + begin, to, end - begin);
-  };
-  add(file->name(), std::move(one));
+  const state::SafetensorsHeader header = state::read_safetensors_header(*file);
+  add(file->name(), header,
+      [file, data = header.data_begin](uint64_t begin, uint64_t end, char* to) {
+        file->read(data + begin, to, end - begin);
+      });
 }
 
 void WeightFiles::add_indexed(const fs::path& index) {
@@ -74,47 +79,30 @@ void WeightFiles::add_state(const fs::path& directory) {
   const auto saved = std::make_shared<state::SavedState>(directory);
   saved->verify();
   const auto reader = std::make_shared<state::BlockReader>(saved->weights());
-  add(saved->weights().name(), {.header = saved->weights().header(),
-                                .read = [saved, reader](uint64_t begin, uint64_t end, char* to) {
-                                  reader->read(begin, end, to);
-                                }});
+  add(saved->weights().name(), saved->weights().header(),
+      [saved, reader](uint64_t begin, uint64_t end, char* to) { reader->read(begin, end, to); });
 }
 
-void WeightFiles::add(const std::string& name, OneFile file) {
-  for (size_t place = 0; place < file.header.tensors.size(); ++place) {
-    const std::string& tensor = file.header.tensors[place].name;
-    if (by_name_.emplace(tensor, std::pair(files_.size(), place)).second) continue;
-    throw StateError(name, 0, "\"" + tensor + "\" is in another file of the index too");
+void WeightFiles::add(const std::string& name, const state::SafetensorsHeader& header,
+                      ReadBytes read) {
+  for (const state::TensorEntry& tensor : header.tensors) {
+    if (!places_.emplace(tensor.name, Place{files_.size(), tensor.begin}).second) {
+      throw StateError(name, 0, "\"" + tensor.name + "\" is in another file of the index too");
+    }
+    tensors_.push_back({.name = tensor.name,
+                        .sizes = {tensor.shape.begin(), tensor.shape.end()},
+                        .dtype = scalar_type(tensor.dtype)});
   }
-  files_.push_back(std::move(file));
+  // What the first file says.
+  aliases_.insert(header.metadata.begin(), header.metadata.end());
+  files_.push_back(std::move(read));
 }
 
-WeightFiles::Found WeightFiles::find(const std::string& name) const {
-  const auto stored = [this](const std::string& by) -> Found {
-    const auto at = by_name_.find(by);
-    if (at == by_name_.end()) return {};
-    const auto [file, place] = at->second;
-    return {&files_[file].header.tensors[place], file};
-  };
-  if (const Found found = stored(name)) return found;
-  for (const OneFile& file : files_) {
-    const auto tied = file.header.metadata.find(name);
-    if (tied != file.header.metadata.end()) return stored(tied->second);
-  }
-  return {};
-}
-
-std::vector<std::string> WeightFiles::names() const {
-  std::vector<std::string> names;
-  for (const OneFile& file : files_) {
-    for (const state::TensorEntry& tensor : file.header.tensors) names.push_back(tensor.name);
-  }
-  return names;
-}
-
-void WeightFiles::read(const Found& found, char* to) const {
-  if (found.entry->begin == found.entry->end) return;
-  files_[found.file].read(found.entry->begin, found.entry->end, to);
+void WeightFiles::read(const Entry& entry, int64_t first, const at::Tensor& to) {
+  if (to.numel() == 0) return;
+  const Place& place = places_.at(entry.name);
+  const uint64_t begin = place.begin + static_cast<uint64_t>(first * to.element_size());
+  files_[place.file](begin, begin + to.nbytes(), static_cast<char*>(to.mutable_data_ptr()));
 }
 
 }  // namespace zeropage::detail

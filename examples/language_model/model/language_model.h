@@ -1,0 +1,86 @@
+// A language model: a plain LibTorch module, whose parameters have Hugging Face's names.
+//
+//   const auto model = make_model(read_config("config.json"), {.seed = 1});
+//   zeropage::load_weights("model.safetensors", model);
+//   const torch::Tensor loss = model->forward(tokens, targets);
+//
+// tokens, targets, documents: [batch, length] of int64.
+// Throws c10::Error for sequences that are longer than longest_sequence().
+// Threads: the training thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <torch/torch.h>
+#include <zeropage/checkpoint.h>
+
+#include "language_model/model/config.h"
+#include "language_model/model/layers.h"
+
+namespace language_model {
+
+// What all layers of one forward share.
+struct ForwardContext {
+  RotaryAngles angles;  // where the model has them
+  AttentionMask mask;
+  KeyValueCache* cache = nullptr;
+};
+
+class LanguageModel : public torch::nn::Module {
+ public:
+  // The mean loss over the targets that are not kIgnored, fp32 []. documents: numbers of the documents that are packed into each
+  // row. A token sees its own document only, and positions begin anew with each; undefined: a row is one document.
+  torch::Tensor forward(const torch::Tensor& tokens, const torch::Tensor& targets,
+                        const torch::Tensor& documents = {});
+
+  // [batch, vocabulary], fp32: of the token behind the last one. The tokens go behind those in the cache, which takes them too.
+  torch::Tensor next_logits(const torch::Tensor& tokens, KeyValueCache& cache);
+  // [batch, length, vocabulary].
+  torch::Tensor logits(const torch::Tensor& tokens, const torch::Tensor& documents = {});
+
+  // Layers that backward computes again, from now on; none at first.
+  void recompute(zeropage::checkpointing::EveryBlocks every) { recompute_ = every; }
+
+  // Adds adapters to these layers, by the ends of their names ("q_proj"), and freezes everything else. Before the module is
+  // wrapped. Throws where a name has no layer, with the names that there are.
+  void add_adapters(const std::vector<std::string>& targets, const AdapterOptions& options);
+  // By name, such as "model.layers.0.self_attn.q_proj".
+  std::vector<std::pair<std::string, Projection>> projections() const;
+
+  const ModelConfig& config() const { return config_; }
+
+ protected:
+  explicit LanguageModel(ModelConfig config)
+      : config_(std::move(config)), recompute_(zeropage::checkpointing::EveryBlocks::none()) {}
+
+  // Draws the weights: normal with config().initial_deviation, biases zero and norms one, and smaller where `is_residual`
+  // says of a name that the layer adds to the residual stream.
+  void draw(uint64_t seed, const std::function<bool(const std::string&)>& is_residual);
+
+ private:
+  // What the head sees: [batch, length, width].
+  torch::Tensor body(const torch::Tensor& tokens, const torch::Tensor& documents,
+                     KeyValueCache* cache);
+  virtual torch::Tensor embed(const torch::Tensor& tokens, const torch::Tensor& positions) = 0;
+  virtual int64_t layer_count() const = 0;
+  virtual torch::Tensor run_layer(int64_t layer, const torch::Tensor& x,
+                                  const ForwardContext& context) = 0;
+  virtual torch::Tensor final_norm(const torch::Tensor& x) = 0;
+  virtual const torch::Tensor& head_weight() const = 0;  // [vocabulary, width]
+
+  const ModelConfig config_;
+  zeropage::checkpointing::EveryBlocks recompute_;
+};
+
+struct MakeOptions {
+  // What the weights are drawn from. None: they are zero, for a module that is loaded next.
+  std::optional<uint64_t> seed;
+};
+std::shared_ptr<LanguageModel> make_model(const ModelConfig& config,
+                                          const MakeOptions& options = {});
+
+}  // namespace language_model

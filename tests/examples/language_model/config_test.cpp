@@ -1,0 +1,125 @@
+// examples/language_model/model/config: shapes from Hugging Face's config.json.
+#include "language_model/model/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "language_model/model/language_model.h"
+#include "tests/examples/language_model/small_models.h"
+#include "tests/harness/errors.h"
+
+namespace zeropage::language_model_config_test {
+namespace {
+
+using namespace language_model;
+using nlohmann::json;
+using ::testing::AllOf;
+using testing::error_of;
+using ::testing::HasSubstr;
+
+ModelConfig of(const json& object) {
+  return config_from_json(object, "config.json");
+}
+
+TEST(LanguageModelConfigTest, HasHuggingFacesDefaultsForWhatIsLeftOut) {
+  const ModelConfig llama = of({{"model_type", "llama"}});
+  EXPECT_EQ(llama.width, 4096);
+  EXPECT_EQ(llama.mlp_width, 11008);
+  EXPECT_EQ(llama.key_value_heads, 32);
+  EXPECT_EQ(llama.head_width, 128);
+  EXPECT_EQ(llama.context, 2048);
+  EXPECT_FALSE(llama.tied_head);
+  // As published: Llama 2 7B.
+  EXPECT_EQ(count_parameters(llama), 6'738'415'616);
+
+  const ModelConfig mistral = of({{"model_type", "mistral"}});
+  EXPECT_EQ(mistral.key_value_heads, 8);
+  EXPECT_EQ(mistral.window, 4096);
+  EXPECT_EQ(longest_sequence(mistral), 4096) << "a window is not cut into the mask";
+  EXPECT_EQ(of({{"model_type", "mistral"}, {"sliding_window", nullptr}}).window, std::nullopt);
+
+  const ModelConfig gpt2 = of({{"model_type", "gpt2"}});
+  EXPECT_EQ(gpt2.mlp_width, 3072);
+  EXPECT_TRUE(gpt2.tied_head);
+  EXPECT_EQ(count_parameters(gpt2), 124'439'808);
+
+  const ModelConfig qwen2 = of({{"model_type", "qwen2"}});
+  EXPECT_TRUE(qwen2.query_bias);
+  EXPECT_FALSE(qwen2.output_bias);
+}
+
+TEST(LanguageModelConfigTest, OfAnotherArchitectureIsRefusedWithThoseThatAreKnown) {
+  EXPECT_THAT(error_of([] {
+                of({{"model_type", "bert"}});
+              }),
+              AllOf(HasSubstr("config.json: model_type \"bert\" is not known"),
+                    HasSubstr("llama, mistral, qwen2, gpt2")));
+  EXPECT_THAT(error_of([] { of({{"hidden_size", 8}}); }), HasSubstr("model_type is missing"));
+  EXPECT_THAT(error_of([] { of(json::array()); }), HasSubstr("expected a JSON object"));
+}
+
+TEST(LanguageModelConfigTest, NamesAllThatIsWrongAtOnce) {
+  const std::string error = error_of([] {
+    of({{"model_type", "llama"},
+        {"hidden_size", "wide"},
+        {"num_attention_heads", 12},
+        {"num_key_value_heads", 5},
+        {"hidden_act", "gelu"},
+        {"rms_norm_eps", -1},
+        {"tie_word_embeddings", 1},
+        {"quantization_config", {{"bits", 4}}},
+        {"rope_scaling", {{"rope_type", "yarn"}, {"factor", 4}}}});
+  });
+  for (const char* part :
+       {"hidden_size: expected a whole number above 0, got \"wide\"",
+        "hidden_size 4096 is no multiple of the 12 num_attention_heads",
+        "12 is no multiple of num_key_value_heads 5", "hidden_act: expected \"silu\"",
+        "rms_norm_eps: expected a number above 0", "tie_word_embeddings: expected true or false",
+        "quantization_config", "\"yarn\" are not supported"}) {
+    EXPECT_THAT(error, HasSubstr(part));
+  }
+}
+
+TEST(LanguageModelConfigTest, ReadsLlama3sPositionsUnderBothKeys) {
+  const json scaling = {{"rope_type", "llama3"},
+                        {"factor", 32.0},
+                        {"low_freq_factor", 1.0},
+                        {"high_freq_factor", 4.0},
+                        {"original_max_position_embeddings", 8192}};
+  const ModelConfig old =
+      of({{"model_type", "llama"}, {"rope_theta", 500000.0}, {"rope_scaling", scaling}});
+  json parameters = scaling;
+  parameters["rope_theta"] = 500000.0;
+  const ModelConfig now = of({{"model_type", "llama"}, {"rope_parameters", parameters}});
+  EXPECT_EQ(old, now);
+  EXPECT_EQ(now.rope_scaling->factor, 32);
+  json part = scaling;
+  part.erase("low_freq_factor");
+  EXPECT_THAT(error_of([&] {
+                of({{"model_type", "llama"}, {"rope_scaling", part}});
+              }),
+              HasSubstr("rope_scaling: low_freq_factor is missing"));
+}
+
+TEST(LanguageModelConfigTest, WrittenAndReadIsTheSame) {
+  for (const ModelConfig& config : testing::small_configs()) {
+    SCOPED_TRACE(name_of(config.architecture));
+    EXPECT_EQ(of(to_json(config, "float32")), config);
+  }
+}
+
+TEST(LanguageModelConfigTest, CountsTheParametersThatTheModelHas) {
+  for (const ModelConfig& config : testing::small_configs()) {
+    SCOPED_TRACE(name_of(config.architecture));
+    const auto model = make_model(config);
+    std::set<const c10::TensorImpl*> seen;
+    int64_t numel = 0;
+    for (const torch::Tensor& parameter : model->parameters()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) numel += parameter.numel();
+    }
+    EXPECT_EQ(count_parameters(config), numel);
+  }
+}
+
+}  // namespace
+}  // namespace zeropage::language_model_config_test

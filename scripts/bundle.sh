@@ -10,7 +10,7 @@ rm -rf bundle
 mkdir -p bundle/include bundle/lib
 
 headers=(gtest gmock CLI nlohmann hwloc hwloc.h openssl benchmark liburing liburing.h xxhash.h
-         jerror.h jmorecfg.h jpeglib.h libpng16 png.h pngconf.h pnglibconf.h zconf.h zlib.h yaml-cpp spdlog fmt pcre2.h)
+         jerror.h jmorecfg.h jpeglib.h libpng16 png.h pngconf.h pnglibconf.h zconf.h zlib.h yaml-cpp spdlog fmt pcre2.h utf8proc.h)
 for header in "${headers[@]}"; do cp -rL "/usr/include/$header" bundle/include/; done
 # Debian keeps what depends on the architecture apart.
 for header in openssl hwloc jconfig.h; do
@@ -18,7 +18,7 @@ for header in openssl hwloc jconfig.h; do
 done
 cp -rL .venv/include/tbb .venv/include/oneapi bundle/include/
 
-cp -L "$libdir"/lib{gtest,gtest_main,gmock,crypto,uring,jpeg,png,z,pcre2-8,yaml-cpp}.a bundle/lib/
+cp -L "$libdir"/lib{gtest,gtest_main,gmock,crypto,uring,jpeg,png,z,pcre2-8,utf8proc,yaml-cpp}.a bundle/lib/
 # The header of the NCCL that libtorch_cuda.so loads: an installed torch may come without it.
 nccl=$(ls .venv/lib/python3*/site-packages/nvidia/nccl/include/nccl.h 2>/dev/null || true)
 if [ -n "$nccl" ]; then cp -L $nccl bundle/include/; fi

@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 
 packages=(cmake ninja-build ccache python3-venv libgtest-dev libcli11-dev nlohmann-json3-dev
           libhwloc-dev libssl-dev libbenchmark-dev liburing-dev libxxhash-dev
-          libjpeg62-turbo-dev libpng-dev zlib1g-dev libpcre2-dev libyaml-cpp-dev libspdlog-dev)
+          libjpeg62-turbo-dev libpng-dev zlib1g-dev libpcre2-dev libutf8proc-dev libyaml-cpp-dev libspdlog-dev)
 with_cuda='' with_cluster=''
 for flag in "$@"; do
   case $flag in

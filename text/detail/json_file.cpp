@@ -1,0 +1,20 @@
+#include "text/detail/json_file.h"
+
+#include "text/detail/mapped_file.h"
+#include "zeropage/text/text_error.h"
+
+namespace zeropage::text::detail {
+
+nlohmann::json read_json(const std::filesystem::path& file) {
+  const MappedFile mapped(file);
+  try {
+    return nlohmann::json::parse(mapped.bytes());
+  } catch (const nlohmann::json::parse_error& error) {
+    throw TextError(mapped.name(), "expected JSON, got something else at byte " +
+                                       std::to_string(error.byte) + " of " +
+                                       std::to_string(mapped.bytes().size()) +
+                                       "; the file is damaged, cut off, or another one");
+  }
+}
+
+}  // namespace zeropage::text::detail

@@ -1,0 +1,186 @@
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <zeropage/check.h>
+
+#include "command_line/command_line.h"
+#include "language_model/generate/generation.h"
+#include "language_model/program/commands.h"
+#include "language_model/program/run_flags.h"
+#include "language_model/weights/open_model.h"
+#include "output_files/output_files.h"
+#include "progress/words.h"
+
+namespace zp_lm {
+namespace {
+
+using language_model::Prompt;
+
+struct GenerateFlags {
+  ModelFlags model;
+  RunFlags run;
+  std::vector<std::string> prompts;
+  std::string prompts_file;
+  bool begin_token = false;
+  bool past_end = false;
+  uint64_t seed = 0;
+  language_model::GenerationOptions options;
+};
+
+std::vector<std::string> texts_of(const GenerateFlags& flags) {
+  std::vector<std::string> texts = flags.prompts;
+  if (!flags.prompts_file.empty()) {
+    std::ifstream file(flags.prompts_file);
+    ZP_CHECK(file, flags.prompts_file, ": cannot be read");
+    for (std::string line; std::getline(file, line);) texts.push_back(line);
+  }
+  ZP_CHECK(!texts.empty(), "no prompt: give --prompt TEXT, or --prompts FILE with a line");
+  return texts;
+}
+
+class Answering {
+ public:
+  Answering(const GenerateFlags& flags, const zeropage::World& world)
+      : flags_(flags),
+        world_(world),
+        files_(flags.model.model),
+        tokenizer_(tokenizer_of(flags.model, files_)),
+        texts_(texts_of(flags)),
+        // One prompt: all ranks compute its answer together. Several: ranks take turns.
+        is_single_(texts_.size() == 1) {
+    for (size_t i = is_single_ ? 0 : static_cast<size_t>(world.rank()); i < texts_.size();
+         i += is_single_ ? 1 : static_cast<size_t>(world.size())) {
+      mine_.push_back(i);
+      Prompt prompt{.tokens = tokenizer_.encode(texts_[i]), .seed = flags.seed + i};
+      if (flags.begin_token) {
+        const auto begin = files_.config().begin_token;
+        ZP_CHECK(begin, "--begin-token: the model's config names none");
+        prompt.tokens.insert(prompt.tokens.begin(), static_cast<int32_t>(*begin));
+      }
+      prompts_.push_back(std::move(prompt));
+    }
+  }
+
+  int run() {
+    auto model = language_model::open_model(
+        files_, world_,
+        {.sharding = sharding_of(flags_.run), .adapters_from = flags_.model.adapters});
+    language_model::GenerationOptions options = flags_.options;
+    if (!flags_.past_end) options.end_tokens = files_.config().end_tokens;
+    zeropage::text::StreamDecoder stream(tokenizer_);
+    const bool streams = is_single_ && world_.rank() == 0;
+    if (streams) std::cout << texts_[0] << std::flush;
+    const auto start = std::chrono::steady_clock::now();
+    const auto answers = generate(model, prompts_, options, [&](size_t /*prompt*/, int32_t token) {
+      if (streams && !tokenizer_.is_special(token)) std::cout << stream.add(token) << std::flush;
+    });
+    seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (streams) std::cout << stream.finish() << std::endl;
+    report(answers);
+    return 0;
+  }
+
+ private:
+  nlohmann::json json_of(size_t index, const std::vector<int32_t>& answer) const {
+    std::vector<int32_t> shown;
+    std::copy_if(answer.begin(), answer.end(), std::back_inserter(shown),
+                 [&](int32_t token) { return !tokenizer_.is_special(token); });
+    return {{"index", mine_[index]},
+            {"prompt", texts_[mine_[index]]},
+            {"answer", tokenizer_.decode(shown)},
+            {"prompt_tokens", prompts_[index].tokens.size()},
+            {"tokens", answer}};
+  }
+
+  // In the order of the prompts, on rank 0.
+  void report(const std::vector<std::vector<int32_t>>& answers) const {
+    nlohmann::json own = nlohmann::json::array();
+    for (size_t i = 0; i < answers.size(); ++i) own.push_back(json_of(i, answers[i]));
+    if (is_single_ && world_.rank() != 0) own.clear();
+    // Bytes that are no UTF-8 become marks.
+    const std::string text = own.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    std::vector<nlohmann::json> all;
+    for (const std::string& of_rank : world_.gather_text("answers", text)) {
+      for (auto& answer : nlohmann::json::parse(of_rank)) all.push_back(std::move(answer));
+    }
+    if (world_.rank() != 0) return;
+    std::sort(all.begin(), all.end(),
+              [](const auto& left, const auto& right) { return left["index"] < right["index"]; });
+    size_t tokens = 0;
+    for (const nlohmann::json& answer : all) {
+      tokens += answer["tokens"].size();
+      if (is_single_) continue;
+      std::cout << answer["prompt"].get<std::string>() << answer["answer"].get<std::string>()
+                << "\n---" << std::endl;
+    }
+    const double rate = static_cast<double>(tokens) / seconds_;
+    std::cerr << tokens << " tokens, " << examples::fixed(rate, 1) << " a second" << std::endl;
+    if (flags_.run.json.empty()) return;
+    const nlohmann::json json = {
+        {"answers", all}, {"seconds", seconds_}, {"tokens_per_second", rate}};
+    examples::write_output({"--json", flags_.run.json}, json.dump(2) + "\n");
+  }
+
+  const GenerateFlags& flags_;
+  const zeropage::World& world_;
+  const language_model::ModelFiles files_;
+  const zeropage::text::Tokenizer tokenizer_;
+  const std::vector<std::string> texts_;
+  const bool is_single_;
+  std::vector<size_t> mine_;  // which prompts this rank answers
+  std::vector<Prompt> prompts_;
+  double seconds_ = 0;
+};
+
+}  // namespace
+
+Command generate_command(CLI::App& app) {
+  const auto flags = std::make_shared<GenerateFlags>();
+  CLI::App* const command = app.add_subcommand(
+      "generate", "Continues texts, token by token, also from sharded parameters");
+  command->option_defaults()->always_capture_default();
+  add_model_flags(*command, flags->model);
+  command->add_option("--prompt", flags->prompts, "A text to continue; several: ranks share them")
+      ->allow_extra_args(false)
+      ->group("Text");
+  command->add_option("--prompts", flags->prompts_file, "A file of them, one a line")
+      ->group("Text");
+  command
+      ->add_flag("--begin-token", flags->begin_token,
+                 "Put the model's token of a text's beginning in front")
+      ->group("Text");
+  command->add_option("--tokens", flags->options.most_tokens, "The most tokens of an answer")
+      ->check(examples::positive())
+      ->group("Text");
+  command->add_flag("--past-end", flags->past_end, "Go on behind tokens that end an answer")
+      ->group("Text");
+  auto& sampling = flags->options.sampling;
+  command
+      ->add_option("--temperature", sampling.temperature,
+                   "0: always the most probable token; 1: as the model says")
+      ->check(examples::non_negative())
+      ->group("Sampling");
+  command->add_option("--top-k", sampling.top_k, "Choose from so many most probable ones; 0: all")
+      ->check(examples::non_negative())
+      ->group("Sampling");
+  command
+      ->add_option("--top-p", sampling.top_p,
+                   "Choose from the fewest most probable ones that together have this probability")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group("Sampling");
+  command->add_option("--seed", flags->seed, "The same answers for the same seed")
+      ->group("Sampling");
+  add_run_flags(*command, flags->run);
+  return {command, [flags] {
+            examples::check_outputs({{"--json", flags->run.json}});
+            return on_ranks(flags->run,
+                            [&](zeropage::World& world) { return Answering(*flags, world).run(); });
+          }};
+}
+
+}  // namespace zp_lm

@@ -1,0 +1,144 @@
+#include "language_model/program/run_flags.h"
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <iterator>
+#include <stdexcept>
+#include <thread>
+
+#include <CLI/CLI.hpp>
+#include <torch/torch.h>
+#include <zeropage/bytes.h>
+#include <zeropage/check.h>
+#include <zeropage/process_memory.h>
+
+#include "command_line/command_line.h"
+#include "progress/words.h"
+
+namespace zp_lm {
+namespace {
+
+constexpr const char* kRanks = "Ranks";
+constexpr const char* kModel = "Model";
+
+int threads_of(const RunFlags& flags, int local_ranks) {
+  if (flags.threads > 0) return flags.threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / local_ranks);
+}
+
+}  // namespace
+
+void add_run_flags(CLI::App& app, RunFlags& flags) {
+  app.add_option("--ranks", flags.ranks, "Local ranks to start, unless a launcher did")
+      ->check(CLI::Range(1, 64))
+      ->group(kRanks);
+  app.add_flag("--as-threads", flags.as_threads, "Run these ranks as threads of one process")
+      ->group(kRanks);
+  app.add_option("--device", flags.device, "Where ranks compute")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->group(kRanks);
+  app.add_option("--threads", flags.threads,
+                 "Threads of a rank; 0: the cores, shared among local ranks")
+      ->check(examples::non_negative())
+      ->group(kRanks);
+  app.add_option("--stage", flags.stage,
+                 "What is sharded over ranks: 3: parameters, gradients and the optimizer's states; "
+                 "2: the latter two; 1: states; 0: nothing")
+      ->check(CLI::Range(0, 3))
+      ->group(kRanks);
+  app.add_option("--dtype", flags.dtype, "What is computed in")
+      ->check(CLI::IsMember({"fp32", "bf16"}))
+      ->group(kRanks);
+  examples::add_bytes(app, "--page-bytes", flags.page_bytes, 0,
+                      "Size of a page of parameters; 0: as suits the device")
+      ->group(kRanks);
+  app.add_option("--json", flags.json, "File for what this run measured");
+}
+
+zeropage::Options sharding_of(const RunFlags& flags) {
+  zeropage::Options options;
+  options.stage = zeropage::stage_of(flags.stage);
+  if (flags.dtype == "bf16") options.compute_dtype = torch::kBFloat16;
+  options.page_bytes = flags.page_bytes;
+  return options;
+}
+
+int on_ranks(const RunFlags& flags, const std::function<int(zeropage::World&)>& run,
+             std::optional<std::chrono::milliseconds> grace) {
+  zeropage::WorldOptions world_options;
+  if (flags.device == "cuda") world_options.device = c10::kCUDA;
+  const auto with_threads = [&](zeropage::World& world) {
+    torch::set_num_threads(threads_of(flags, world.local_size()));
+    return run(world);
+  };
+  if (zeropage::launched_by_environment()) {
+    ZP_CHECK(!flags.as_threads,
+             "--as-threads: a launcher has started the ranks as processes already; leave it out");
+    auto world = zeropage::World::from_environment(world_options);
+    return with_threads(world);
+  }
+  if (flags.as_threads) {
+    std::atomic<int> code = 0;
+    zeropage::World::threads(flags.ranks, [&](zeropage::World& world) { code = run(world); },
+                             world_options, {.threads_per_rank = threads_of(flags, flags.ranks)});
+    return code;
+  }
+  zeropage::LaunchOptions launch;
+  if (grace) launch.grace = *grace;
+  return zeropage::World::launch(flags.ranks, with_threads, world_options, launch);
+}
+
+void add_model_flags(CLI::App& app, ModelFlags& flags) {
+  app.add_option("--model", flags.model,
+                 "A .gguf file, or a folder with Hugging Face's config.json and safetensors")
+      ->required()
+      ->group(kModel);
+  app.add_option("--tokenizer", flags.tokenizer,
+                 "A .gguf file, a tokenizer.json, or a folder with one; default: the model's")
+      ->group(kModel);
+  app.add_option("--adapters", flags.adapters,
+                 "Folder of adapters that `zp-lm lora` or peft wrote, for this model")
+      ->group(kModel);
+}
+
+zeropage::text::Tokenizer tokenizer_of(const ModelFlags& flags,
+                                       const language_model::ModelFiles& files) {
+  using zeropage::text::Tokenizer;
+  auto tokenizer = flags.tokenizer.empty() ? (files.gguf() ? Tokenizer::from_gguf(*files.gguf())
+                                                           : Tokenizer::from_path(flags.model))
+                                           : Tokenizer::from_path(flags.tokenizer);
+  ZP_CHECK(tokenizer.vocabulary_size() <= files.config().vocabulary, tokenizer.name(),
+           ": has tokens up to ", tokenizer.vocabulary_size() - 1,
+           ", and the model's vocabulary ends at ", files.config().vocabulary - 1,
+           "; give the model's own with --tokenizer");
+  return tokenizer;
+}
+
+std::string read_text(const std::string& path, const std::string& from) {
+  std::ifstream stream(path, std::ios::binary);
+  ZP_CHECK(stream, path, ": cannot be read");
+  std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const size_t begin = text.find(from);
+  ZP_CHECK(begin != std::string::npos, path, ": has no \"", from, "\"");
+  return text.substr(begin);
+}
+
+std::string OpeningCost::words() const {
+  return examples::fixed(static_cast<double>(parameters) / 1e6, 1) +
+         " M parameters; highest resident memory of a rank so far " +
+         zeropage::format_bytes(resident_peak) + ", " + zeropage::format_bytes(resident_before) +
+         " of them before the model was opened";
+}
+
+OpeningCost opening_cost(const zeropage::World& world, int64_t parameters,
+                         int64_t resident_before) {
+  const auto most = [&](int64_t bytes) {
+    return static_cast<int64_t>(world.max(static_cast<double>(bytes)));
+  };
+  return {.parameters = parameters,
+          .resident_before = most(resident_before),
+          .resident_peak = most(zeropage::memory::peak_resident_bytes())};
+}
+
+}  // namespace zp_lm

@@ -50,8 +50,9 @@ torch::Tensor Gpt2LayerImpl::forward(const torch::Tensor& x, int64_t layer,
   const auto drop = [&](const torch::Tensor& t) {
     return torch::dropout(t, dropout_, is_training());
   };
-  const torch::Tensor mixed = x + drop(attn(ln_1(x), layer, context));
-  return mixed + drop(mlp(ln_2(mixed)));
+  const auto [normed, mixed] = zeropage::fused::add_layer_norm(
+      drop(attn(ln_1(x), layer, context)), x, ln_2->weight, ln_2->bias, ln_2->options.eps());
+  return mixed + drop(mlp(normed));
 }
 
 Gpt2BodyImpl::Gpt2BodyImpl(const ModelConfig& config) {

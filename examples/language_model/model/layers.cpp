@@ -5,16 +5,6 @@
 
 namespace language_model {
 
-torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double epsilon) {
-  const torch::Tensor wide = x.to(torch::kFloat32);
-  const torch::Tensor scale = torch::rsqrt(wide.square().mean(-1, /*keepdim=*/true) + epsilon);
-  return (wide * scale).to(x.scalar_type()) * weight;
-}
-
-torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up) {
-  return torch::silu(gate) * up;
-}
-
 RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions) {
   std::vector<float> frequencies;
   for (int64_t i = 0; i < config.head_width; i += 2) {
@@ -33,15 +23,9 @@ RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& posit
     frequencies.push_back(static_cast<float>(frequency));
   }
   const torch::Tensor by_pair = torch::tensor(frequencies).to(positions.device());
-  const torch::Tensor half = positions.to(torch::kFloat32).unsqueeze(-1) * by_pair;
-  const torch::Tensor angles = torch::cat({half, half}, -1).unsqueeze(1);
+  torch::Tensor angles = positions.to(torch::kFloat32).unsqueeze(-1) * by_pair;
+  if (angles.size(0) == 1) angles = angles.squeeze(0);
   return {angles.cos(), angles.sin()};
-}
-
-torch::Tensor rotate(const torch::Tensor& x, const RotaryAngles& angles) {
-  const auto halves = x.chunk(2, -1);
-  const torch::Tensor turned = torch::cat({-halves[1], halves[0]}, -1);
-  return x * angles.cos.to(x.scalar_type()) + turned * angles.sin.to(x.scalar_type());
 }
 
 torch::Tensor attention(const torch::Tensor& queries, const torch::Tensor& keys,
@@ -71,14 +55,18 @@ torch::Tensor attention(const torch::Tensor& queries, const torch::Tensor& keys,
 
 torch::Tensor head_loss(const torch::Tensor& x, const torch::Tensor& weight,
                         const torch::Tensor& targets) {
-  const torch::Tensor logits = torch::linear(x, weight).to(torch::kFloat32);
-  return torch::nn::functional::cross_entropy(
-      logits.view({-1, weight.size(0)}), targets.reshape({-1}),
-      torch::nn::functional::CrossEntropyFuncOptions().ignore_index(kIgnored));
+  using namespace zeropage::fused;
+  const torch::Tensor sum =
+      linear_cross_entropy(x, weight, targets, {.ignore_index = kIgnored, .over = LossOver::kSum});
+  return sum / targets.ne(kIgnored).sum().clamp_min(1);
 }
 
 RmsNormImpl::RmsNormImpl(int64_t width, double epsilon)
     : weight(register_parameter("weight", torch::ones({width}))), epsilon_(epsilon) {}
+
+zeropage::fused::Added RmsNormImpl::add(const torch::Tensor& x, const torch::Tensor& residual) {
+  return zeropage::fused::add_rms_norm(x, residual, weight, epsilon_);
+}
 
 ProjectionImpl::ProjectionImpl(int64_t inputs, int64_t outputs, bool has_bias, Layout layout)
     : inputs_(inputs), outputs_(outputs), layout_(layout) {

@@ -1,4 +1,4 @@
-// What the models are made of. Each formula is one function, in LibTorch's own operators.
+// What the models are made of. What zeropage/fused.h has in one pass comes from there.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <torch/torch.h>
+#include <zeropage/fused.h>
 
 #include "language_model/model/config.h"
 
@@ -13,21 +14,13 @@ namespace language_model {
 
 // ---- formulas ----
 
-// x / sqrt(mean of x^2 + epsilon) * weight, over the last dimension, computed in fp32 (Zhang and Sennrich 2019).
-torch::Tensor rms_norm(const torch::Tensor& x, const torch::Tensor& weight, double epsilon);
-
-// silu(gate) * up (Shazeer 2020, "GLU Variants Improve Transformer").
-torch::Tensor swiglu(const torch::Tensor& gate, const torch::Tensor& up);
-
-// Rotary positions (Su et al. 2021) in the order of Hugging Face: element i of a head turns with element i + width / 2.
+// Rotary positions for zeropage::fused::rotary(): fp32 [length, head width / 2], or [batch, length, head width / 2].
 struct RotaryAngles {
-  torch::Tensor cos;  // [1 or batch, 1, length, head width], fp32
+  torch::Tensor cos;
   torch::Tensor sin;
 };
 // positions: [1 or batch, length] of whole numbers.
 RotaryAngles rotary_angles(const ModelConfig& config, const torch::Tensor& positions);
-// x: [batch, heads, length, head width].
-torch::Tensor rotate(const torch::Tensor& x, const RotaryAngles& angles);
 
 // Which keys a query sees.
 struct AttentionMask {
@@ -42,7 +35,7 @@ torch::Tensor attention(const torch::Tensor& queries, const torch::Tensor& keys,
 
 // A target that counts for nothing.
 inline constexpr int64_t kIgnored = -100;
-// The mean cross entropy of the next token over all targets but kIgnored, fp32 []. NaN where there are none. x: [..., width]; weight:
+// The mean cross entropy of the next token over all targets but kIgnored, fp32 []. 0 where there are none. x: [..., width]; weight:
 // [vocabulary, width]; targets: [...].
 torch::Tensor head_loss(const torch::Tensor& x, const torch::Tensor& weight,
                         const torch::Tensor& targets);
@@ -52,7 +45,11 @@ torch::Tensor head_loss(const torch::Tensor& x, const torch::Tensor& weight,
 class RmsNormImpl : public torch::nn::Module {
  public:
   RmsNormImpl(int64_t width, double epsilon);
-  torch::Tensor forward(const torch::Tensor& x) { return rms_norm(x, weight, epsilon_); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return zeropage::fused::rms_norm(x, weight, epsilon_);
+  }
+  // The norm of x + residual, and the sum.
+  zeropage::fused::Added add(const torch::Tensor& x, const torch::Tensor& residual);
 
   torch::Tensor weight;
 

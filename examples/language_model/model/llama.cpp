@@ -16,8 +16,11 @@ torch::Tensor LlamaAttentionImpl::forward(const torch::Tensor& x, int64_t layer,
   const auto by_head = [&](const torch::Tensor& t) {
     return t.view({x.size(0), x.size(1), -1, head_width_}).transpose(1, 2);
   };
-  const torch::Tensor queries = rotate(by_head(q_proj(x)), context.angles);
-  torch::Tensor keys = rotate(by_head(k_proj(x)), context.angles);
+  const auto turned = [&](const torch::Tensor& heads) {
+    return zeropage::fused::rotary(heads, context.angles.cos, context.angles.sin);
+  };
+  const torch::Tensor queries = turned(by_head(q_proj(x)));
+  torch::Tensor keys = turned(by_head(k_proj(x)));
   torch::Tensor values = by_head(v_proj(x));
   if (context.cache != nullptr) std::tie(keys, values) = context.cache->append(layer, keys, values);
   return o_proj(attention(queries, keys, values, context.mask));
@@ -33,7 +36,7 @@ LlamaMlpImpl::LlamaMlpImpl(const ModelConfig& config) {
 }
 
 torch::Tensor LlamaMlpImpl::forward(const torch::Tensor& x) {
-  return down_proj(swiglu(gate_proj(x), up_proj(x)));
+  return down_proj(zeropage::fused::swiglu(gate_proj(x), up_proj(x)));
 }
 
 LlamaLayerImpl::LlamaLayerImpl(const ModelConfig& config) {
@@ -46,8 +49,9 @@ LlamaLayerImpl::LlamaLayerImpl(const ModelConfig& config) {
 
 torch::Tensor LlamaLayerImpl::forward(const torch::Tensor& x, int64_t layer,
                                       const ForwardContext& context) {
-  const torch::Tensor mixed = x + self_attn(input_layernorm(x), layer, context);
-  return mixed + mlp(post_attention_layernorm(mixed));
+  const auto [normed, mixed] =
+      post_attention_layernorm->add(self_attn(input_layernorm(x), layer, context), x);
+  return mixed + mlp(normed);
 }
 
 LlamaBodyImpl::LlamaBodyImpl(const ModelConfig& config) {

@@ -70,7 +70,8 @@ TEST(LanguageModelTest, RotatesElementIWithElementIPlusHalf) {
   const ModelConfig config = small_llama();
   const RotaryAngles angles = rotary_angles(config, torch::arange(5).unsqueeze(0));
   torch::manual_seed(1);
-  const torch::Tensor x = torch::randn({1, 1, 5, 8}), y = rotate(x, angles);
+  const torch::Tensor x = torch::randn({1, 1, 5, 8}),
+                      y = zeropage::fused::rotary(x, angles.cos, angles.sin);
   for (int64_t position = 0; position < 5; ++position) {
     for (int64_t i = 0; i < 4; ++i) {
       const double angle = static_cast<double>(position) * std::pow(10000.0, -2.0 * i / 8);

@@ -71,7 +71,7 @@ TEST_F(PlanCommandTest, ExitsWithOneWhereNothingFits) {
 }
 
 // Numbers of parameters that the models are published with.
-TEST_F(PlanCommandTest, ReadsConfigsOfGpt2AndLlama) {
+TEST_F(PlanCommandTest, ReadsConfigsOfGpt2LlamaMistralAndQwen2) {
   const auto gpt2 = planned(config(
       R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
           "n_positions": 1024, "n_inner": null})"));
@@ -81,6 +81,15 @@ TEST_F(PlanCommandTest, ReadsConfigsOfGpt2AndLlama) {
           "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256,
           "tie_word_embeddings": true})"));
   EXPECT_EQ(llama["parameters"], 1235814400);
+  const auto mistral = planned(config(
+      R"({"model_type": "mistral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+          "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "sliding_window": 4096})"));
+  EXPECT_EQ(mistral["parameters"], 7241732096);
+  // Queries, keys and values have biases.
+  const auto qwen2 = planned(config(
+      R"({"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+          "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": true})"));
+  EXPECT_EQ(qwen2["parameters"], 494032768);
 }
 
 TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
@@ -136,7 +145,8 @@ TEST_F(PlanCommandTest, RefusesConfigsThatItDoesNotKnow) {
   const auto refused = [&](const std::string& text, const std::string& words) {
     expect_refused(warm_plan(config(text)), words);
   };
-  refused(R"({"model_type": "bert"})", "\"model_type\" is \"bert\", but gpt2 and llama are known");
+  refused(R"({"model_type": "bert"})",
+          "\"model_type\" is \"bert\", but gpt2, llama, mistral and qwen2 are known");
   refused(R"({"n_embd": 768})", "\"model_type\" is missing");
   refused(R"({"model_type": "gpt2", "n_embd": "wide", "n_head": 2})",
           "\"n_embd\": expected a whole number");

@@ -109,14 +109,19 @@ class LlamaBlock final : public BlockPart {
         query_(of_heads("query", shape, shape.heads)),
         key_(of_heads("key", shape, shape.key_heads)),
         value_(of_heads("value", shape, shape.key_heads)),
-        out_(register_module("out", linear(shape.heads * shape.head_width, shape.width, false))),
-        gate_(register_module("gate", linear(shape.width, shape.feed_forward, false))),
-        up_(register_module("up", linear(shape.width, shape.feed_forward, false))),
-        down_(register_module("down", linear(shape.feed_forward, shape.width, false))) {}
+        out_(register_module(
+            "out", linear(shape.heads * shape.head_width, shape.width, shape.has_output_bias))),
+        gate_(register_module(
+            "gate", linear(shape.width, shape.feed_forward, shape.has_feed_forward_bias))),
+        up_(register_module("up",
+                            linear(shape.width, shape.feed_forward, shape.has_feed_forward_bias))),
+        down_(register_module(
+            "down", linear(shape.feed_forward, shape.width, shape.has_feed_forward_bias))) {}
 
  private:
   torch::nn::Linear of_heads(const char* name, const DecoderShape& shape, int64_t heads) {
-    return register_module(name, linear(shape.width, heads * shape.head_width, false));
+    return register_module(name,
+                           linear(shape.width, heads * shape.head_width, shape.has_query_bias));
   }
 
   // [1, 1, length, width]: the angles by position, of each half of a head.

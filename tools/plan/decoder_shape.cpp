@@ -135,13 +135,8 @@ DecoderShape gpt2_of(const Config& config) {
           .is_head_tied = config.flag_or("tie_word_embeddings", true)};
 }
 
-DecoderShape llama_of(const Config& config) {
-  for (const char* const key : {"attention_bias", "mlp_bias"}) {
-    if (config.flag_or(key, false)) {
-      refuse(config.path() + ": \"" + key +
-             "\" is true, but the Llama that is planned has no biases");
-    }
-  }
+// name: the model_type. Qwen2 has biases of queries, keys and values, and no key that says so.
+DecoderShape llama_of(const Config& config, const std::string& name) {
   const int64_t width = config.number("hidden_size");
   const int64_t heads = config.number("num_attention_heads");
   const int64_t head_width = config.number_or("head_dim", 0);
@@ -154,7 +149,10 @@ DecoderShape llama_of(const Config& config) {
           .feed_forward = config.number("intermediate_size"),
           .vocabulary = config.number("vocab_size"),
           .positions = 0,
-          .is_head_tied = config.flag_or("tie_word_embeddings", false)};
+          .is_head_tied = config.flag_or("tie_word_embeddings", false),
+          .has_query_bias = name == "qwen2" || config.flag_or("attention_bias", false),
+          .has_output_bias = name != "qwen2" && config.flag_or("attention_bias", false),
+          .has_feed_forward_bias = config.flag_or("mlp_bias", false)};
 }
 
 }  // namespace
@@ -209,9 +207,11 @@ DecoderShape read_config(const std::string& path) {
       type != values.end() && type->is_string() ? type->get<std::string>() : "";
   const Config config(path, values);
   if (name == "gpt2") return checked(path, gpt2_of(config));
-  if (name == "llama") return checked(path, llama_of(config));
+  if (name == "llama" || name == "mistral" || name == "qwen2") {
+    return checked(path, llama_of(config, name));
+  }
   refuse(path + ": \"model_type\" is " + (name.empty() ? "missing" : "\"" + name + "\"") +
-         ", but gpt2 and llama are known; describe another one's size by --model");
+         ", but gpt2, llama, mistral and qwen2 are known; describe another one's size by --model");
 }
 
 }  // namespace zeropage::tools

@@ -11,7 +11,7 @@ namespace zeropage::tools {
 struct DecoderShape {
   enum class Family : uint8_t {
     kGpt,    // learned positions, layer norms, biases, GELU (Radford et al. 2019)
-    kLlama,  // rotated positions, RMS norms, no biases, gated SiLU, shared keys (Touvron et al. 2023)
+    kLlama,  // rotated positions, RMS norms, gated SiLU, shared keys (Touvron et al. 2023); Mistral and Qwen2 too
   };
 
   Family family = Family::kGpt;
@@ -24,11 +24,15 @@ struct DecoderShape {
   int64_t vocabulary = 0;
   int64_t positions = 0;  // of a table of them; 0: as many as a sample has tokens
   bool is_head_tied = true;
+  // Llama's families alone: biases of queries, keys and values, of attention's output, and of the feed-forward layer.
+  bool has_query_bias = false;
+  bool has_output_bias = false;
+  bool has_feed_forward_bias = false;
 };
 
 // "gpt:d=4096,layers=32,heads=32" and "llama:...": besides key_heads, ffn, vocabulary, positions, tied.
 DecoderShape read_shape(const std::string& text);
-// The file's path. Of model_type gpt2 and llama.
+// The file's path. model_type: gpt2, llama, mistral or qwen2.
 DecoderShape read_config(const std::string& path);
 
 }  // namespace zeropage::tools

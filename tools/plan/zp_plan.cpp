@@ -95,7 +95,8 @@ void add_flags(CLI::App& app, Request& request) {
                    "gpt:d=WIDTH,layers=N,heads=N or llama:...; besides key_heads, ffn, vocabulary, "
                    "tied (0 or 1), positions (of gpt)")
       ->type_name("SHAPE");
-  what->add_option("--config", request.config, "A Hugging Face config.json of GPT-2 or Llama")
+  what->add_option("--config", request.config,
+                   "A Hugging Face config.json of GPT-2, Llama, Mistral or Qwen2")
       ->type_name("FILE");
   what->add_option("--parameters", request.parameters,
                    "Number of parameters, such as 7.5B: plans parameters, gradients and states, no "

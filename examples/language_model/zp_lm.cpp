@@ -1,5 +1,7 @@
-// Language models of real weights, over sharded ranks: loss, generation, export.
+// Language models of real weights, over sharded ranks: training, loss, generation, export.
 //
+//   zp-lm finetune --model SmolLM2-135M.gguf --text austen/*.txt --ranks 2 --out tuned
+//   zp-lm lora --model SmolLM2-135M.gguf --text austen/*.txt --rank 8 --ranks 2 --out adapters
 //   zp-lm eval --model SmolLM2-135M.gguf --text prideprejudice.txt --ranks 2
 //   zp-lm generate --model SmolLM2-135M.gguf --prompt "Photosynthesis is the process by which"
 #include <exception>
@@ -15,8 +17,9 @@
 int main(int argc, char** argv) {
   CLI::App app("Language models of real weights, over sharded ranks", "zp-lm");
   app.require_subcommand(1);
-  const zp_lm::Command commands[] = {zp_lm::eval_command(app), zp_lm::generate_command(app),
-                                     zp_lm::export_command(app)};
+  const zp_lm::Command commands[] = {zp_lm::finetune_command(app), zp_lm::lora_command(app),
+                                     zp_lm::pretrain_command(app), zp_lm::eval_command(app),
+                                     zp_lm::generate_command(app), zp_lm::export_command(app)};
   if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {
     for (const zp_lm::Command& command : commands) {

@@ -17,5 +17,9 @@ struct Command {
 Command eval_command(CLI::App& app);
 Command generate_command(CLI::App& app);
 Command export_command(CLI::App& app);
+// One trainer: all weights of a model, adapters beside frozen weights, or all weights from the beginning.
+Command finetune_command(CLI::App& app);
+Command lora_command(CLI::App& app);
+Command pretrain_command(CLI::App& app);
 
 }  // namespace zp_lm

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <stdexcept>
 #include <utility>
 
@@ -43,6 +44,15 @@ std::string hugging_face_name(const std::string& name) {
   const std::string inner = translated(kInLayer, name.substr(end + 1));
   if (inner.empty()) return "";
   return "model.layers." + name.substr(kBlock.size(), end - kBlock.size()) + "." + inner;
+}
+
+// The shortest decimal number that the file's fp32 stands for: 1e-05, and not 9.999999747378752e-06.
+double as_written(double number) {
+  char text[32];
+  const auto written = std::to_chars(text, text + sizeof text, static_cast<float>(number));
+  double decimal = number;
+  std::from_chars(text, written.ptr, decimal);
+  return decimal;
 }
 
 // llama.cpp interleaves the two halves of each head's rows, so that rotary pairs lie side by side.
@@ -97,8 +107,10 @@ ModelConfig config_of(const GgufFile& file) {
                              "not known");
   }
   config.context = file.integer(key("context_length"));
-  config.norm_epsilon = file.number(key("attention.layer_norm_rms_epsilon"));
-  if (file.has(key("rope.freq_base"))) config.rope_theta = file.number(key("rope.freq_base"));
+  config.norm_epsilon = as_written(file.number(key("attention.layer_norm_rms_epsilon")));
+  if (file.has(key("rope.freq_base"))) {
+    config.rope_theta = as_written(file.number(key("rope.freq_base")));
+  }
   config.tied_head = !file.has_tensor("output.weight");
   config.query_bias = file.has_tensor("blk.0.attn_q.bias");
   config.output_bias = file.has_tensor("blk.0.attn_output.bias");

@@ -1,0 +1,259 @@
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <zeropage/check.h>
+#include <zeropage/memory_report.h>
+#include <zeropage/process_memory.h>
+
+#include "command_line/command_line.h"
+#include "command_line/stop_signal.h"
+#include "language_model/evaluate/evaluation.h"
+#include "language_model/program/commands.h"
+#include "language_model/program/train_flags.h"
+#include "language_model/weights/adapters.h"
+#include "language_model/weights/export.h"
+#include "language_model/weights/open_model.h"
+#include "output_files/output_files.h"
+#include "progress/words.h"
+
+namespace zp_lm {
+namespace {
+
+using nlohmann::json;
+
+// Tokens of a row, where the model takes as many.
+constexpr int64_t kLength = 512;
+// What local ranks get after a signal to end their step and save.
+constexpr std::chrono::minutes kGraceOfSave{5};
+
+struct Texts {
+  std::vector<int32_t> training;
+  std::vector<int32_t> held_out;        // none: fewer than two
+  std::optional<int32_t> document_end;  // none: documents see each other
+};
+
+Texts read_texts(const TrainFlags& flags, const zeropage::text::Tokenizer& tokenizer) {
+  Texts texts;
+  const auto end = tokenizer.document_end();
+  if (!flags.joins_documents) texts.document_end = end;
+  const auto add = [&](const std::string& file, std::vector<int32_t>& to) {
+    const std::vector<int32_t> tokens = tokenizer.encode(read_text(file));
+    to.insert(to.end(), tokens.begin(), tokens.end());
+    if (end) to.push_back(*end);
+  };
+  for (const std::string& file : flags.texts) add(file, texts.training);
+  if (!flags.held_out.empty()) {
+    add(flags.held_out, texts.held_out);
+  } else {
+    const auto share = static_cast<double>(texts.training.size()) * flags.held_out_share;
+    const auto cut = texts.training.end() - static_cast<int64_t>(share);
+    texts.held_out.assign(cut, texts.training.end());
+    texts.training.erase(cut, texts.training.end());
+  }
+  if (static_cast<int64_t>(texts.held_out.size()) > flags.held_out_tokens) {
+    texts.held_out.resize(static_cast<size_t>(flags.held_out_tokens));
+  }
+  return texts;
+}
+
+class Run {
+ public:
+  Run(const TrainFlags& flags, const zeropage::World& world)
+      : flags_(flags),
+        world_(world),
+        resident_before_(zeropage::memory::peak_resident_bytes()),
+        files_(flags.model.model),
+        tokenizer_(tokenizer_of(flags.model, files_)),
+        texts_(read_texts(flags, tokenizer_)),
+        length_(length_of(flags, files_.config())),
+        rows_(texts_.training, length_, texts_.document_end),
+        model_(open()),
+        trainer_(model_, rows_, options_, report(), evaluation()) {}
+
+  int train() {
+    const OpeningCost cost =
+        opening_cost(world_, language_model::count_parameters(files_.config()), resident_before_);
+    say(cost.words());
+    say(std::to_string(texts_.training.size()) + " tokens in " + std::to_string(rows_.count()) +
+        " rows of " + std::to_string(length_));
+    trainer_.resume(flags_.goes_on);
+    zeropage::memory::reset_peak_resident_bytes();
+    if (const int signal = trainer_.run()) return examples::exit_code_of(signal);
+    const zeropage::MemoryReport memory = zeropage::memory_report(world_);
+    int64_t held = 0, peak = 0, resident = 0;
+    for (const auto& rank : memory.ranks) {
+      held = std::max(held, rank.held.persistent());
+      peak = std::max(peak, rank.at_peak.total());
+      resident = std::max(resident, rank.peak_resident_bytes);
+    }
+    say("a rank holds " + zeropage::format_bytes(held) + " from step to step, " +
+        zeropage::format_bytes(peak) + " at its peak, " + zeropage::format_bytes(resident) +
+        " resident");
+    write();
+    if (world_.rank() != 0 || flags_.run.json.empty()) return 0;
+    const json figures = {{"command", flags_.training == Training::kAdapters ? "lora" : "train"},
+                          {"ranks", world_.size()},
+                          {"stage", flags_.run.stage},
+                          {"dtype", flags_.run.dtype},
+                          {"parameters", cost_.parameters},
+                          {"resident_bytes_before_opening", cost_.resident_before},
+                          {"peak_resident_bytes_of_opening", cost_.resident_peak},
+                          {"persistent_bytes", held},
+                          {"peak_bytes", peak},
+                          {"peak_resident_bytes", resident},
+                          {"steps", steps_},
+                          {"held_out", held_out_}};
+    examples::write_output({"--json", flags_.run.json}, figures.dump(1) + "\n");
+    return 0;
+  }
+
+ private:
+  static int64_t length_of(const TrainFlags& flags, const language_model::ModelConfig& config) {
+    const int64_t longest = language_model::longest_sequence(config);
+    ZP_CHECK(flags.length <= longest, "--length ", flags.length,
+             ": the model's sequences have up to ", longest, " tokens");
+    return flags.length > 0 ? flags.length : std::min(kLength, longest);
+  }
+
+  language_model::WrappedModel open() {
+    options_ = flags_.options;
+    options_.seed = flags_.seed;
+    check(options_);
+    language_model::OpenOptions open{.sharding = sharding_of(flags_),
+                                     .adapters_from = flags_.model.adapters};
+    if (flags_.training == Training::kAdapters && flags_.model.adapters.empty()) {
+      open.adapters = {.options = flags_.adapter,
+                       .layers = adapter_layers(flags_, files_.config().architecture),
+                       .seed = flags_.seed};
+    }
+    auto model = flags_.training == Training::kFromTheBeginning
+                     ? language_model::new_model(files_.config(), flags_.seed, world_, open)
+                     : language_model::open_model(files_, world_, open);
+    cost_ =
+        opening_cost(world_, language_model::count_parameters(files_.config()), resident_before_);
+    if (flags_.recomputes_layers) model->recompute(zeropage::EveryBlocks::each());
+    // Dropout draws other numbers on each rank.
+    torch::manual_seed(flags_.seed + 1 + static_cast<uint64_t>(world_.rank()));
+    return model;
+  }
+
+  std::function<double()> evaluation() {
+    if (texts_.held_out.size() < 2) return nullptr;
+    return [this] {
+      return language_model::evaluate(model_, texts_.held_out, length_, options_.micro_batch).loss;
+    };
+  }
+
+  language_model::Trainer::Report report() {
+    return {
+        .step = [this](const auto& step) { report_step(step); },
+        .held_out =
+            [this](int64_t step, double loss) {
+              held_out_.push_back({{"step", step}, {"loss", loss}});
+              say("step " + std::to_string(step) + "  held-out loss " + examples::fixed(loss, 4));
+            },
+        .note = [this](const std::string& note) { say(note); }};
+  }
+
+  void report_step(const language_model::TrainedStep& step) {
+    steps_.push_back({{"step", step.step},
+                      {"loss", step.loss},
+                      {"norm", step.norm},
+                      {"lr", step.rate},
+                      {"targets", step.targets},
+                      {"seconds", step.seconds},
+                      {"skipped", step.skipped}});
+    seconds_ += step.seconds;
+    targets_ += step.targets;
+    ++steps_since_;
+    const bool is_time = step.step % flags_.report_every == 0 || step.step == options_.steps;
+    if (!is_time) return;
+    const double left = seconds_ / static_cast<double>(steps_since_) *
+                        static_cast<double>(options_.steps - step.step);
+    char rate[32];
+    std::snprintf(rate, sizeof rate, "lr %.2e", step.rate);
+    std::vector<std::string> parts = {
+        "step " + std::to_string(step.step) + "/" + std::to_string(options_.steps) + "  loss " +
+            examples::fixed(step.loss, 4),
+        "norm " + examples::fixed(step.norm, 2), rate,
+        examples::fixed(static_cast<double>(targets_) / seconds_, 0) + " tokens/s",
+        examples::duration(left) + " left"};
+    if (step.skipped) parts.emplace_back("skipped");
+    say(examples::line_of(parts));
+    seconds_ = 0;
+    targets_ = steps_since_ = 0;
+  }
+
+  void write() {
+    const bool is_adapted = flags_.training == Training::kAdapters;
+    const language_model::ExportOptions options{.tokenizer_from = flags_.model.model};
+    if (!flags_.out.empty() && is_adapted) {
+      language_model::save_adapters(flags_.out, model_, flags_.model.model);
+    } else if (!flags_.out.empty()) {
+      language_model::export_model(flags_.out, model_, options);
+    }
+    if (!flags_.merged.empty()) language_model::export_model(flags_.merged, model_, options);
+    for (const std::string& folder : {flags_.out, flags_.merged}) {
+      if (!folder.empty()) say("wrote " + folder);
+    }
+  }
+
+  void say(const std::string& line) const {
+    if (world_.rank() == 0) std::cout << line << std::endl;
+  }
+
+  const TrainFlags& flags_;
+  const zeropage::World& world_;
+  const int64_t resident_before_;
+  const language_model::ModelFiles files_;
+  const zeropage::text::Tokenizer tokenizer_;
+  const Texts texts_;
+  const int64_t length_;
+  const language_model::PackedRows rows_;
+  language_model::TrainingOptions options_;
+  OpeningCost cost_;
+  language_model::WrappedModel model_;
+  language_model::Trainer trainer_;
+  json steps_ = json::array(), held_out_ = json::array();
+  double seconds_ = 0;  // since the last line, as the next two
+  int64_t targets_ = 0, steps_since_ = 0;
+};
+
+Command command_of(CLI::App& app, Training training, const std::string& name,
+                   const std::string& help) {
+  const auto flags = std::make_shared<TrainFlags>();
+  flags->training = training;
+  CLI::App* const command = app.add_subcommand(name, help);
+  command->option_defaults()->always_capture_default();
+  add_train_flags(*command, *flags);
+  return {command, [flags] {
+            examples::check_outputs({{"--json", flags->run.json}});
+            const auto run = [&](zeropage::World& world) { return Run(*flags, world).train(); };
+            if (flags->options.save.empty()) return on_ranks(flags->run, run);
+            return on_ranks(flags->run, run, kGraceOfSave);
+          }};
+}
+
+}  // namespace
+
+Command finetune_command(CLI::App& app) {
+  return command_of(app, Training::kAllWeights, "finetune",
+                    "Trains all weights of a model on texts");
+}
+
+Command lora_command(CLI::App& app) {
+  return command_of(app, Training::kAdapters, "lora",
+                    "Trains adapters of low rank beside a model's frozen weights");
+}
+
+Command pretrain_command(CLI::App& app) {
+  return command_of(app, Training::kFromTheBeginning, "pretrain",
+                    "Trains a model of that shape from the beginning");
+}
+
+}  // namespace zp_lm

@@ -1,0 +1,189 @@
+#include "language_model/program/train_flags.h"
+
+#include <CLI/CLI.hpp>
+#include <zeropage/check.h>
+
+#include "command_line/command_line.h"
+
+namespace zp_lm {
+namespace {
+
+void add_text(CLI::App& app, TrainFlags& flags) {
+  constexpr const char* kGroup = "Text";
+  app.add_option("--text", flags.texts, "Files of text; each is a document")
+      ->required()
+      ->group(kGroup);
+  app.add_option("--held-out", flags.held_out,
+                 "A file that is not trained on, for its loss; default: the end of the texts")
+      ->group(kGroup);
+  app.add_option("--held-out-share", flags.held_out_share,
+                 "Share of the texts' tokens, from the end, that is not trained on; 0: none")
+      ->check(CLI::Range(0.0, 0.9))
+      ->group(kGroup);
+  app.add_option("--held-out-tokens", flags.held_out_tokens, "The most of them that are looked at")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--length", flags.length, "Tokens of a row; 0: up to 512, as the model can")
+      ->check(examples::non_negative())
+      ->group(kGroup);
+  app.add_flag("--join-documents", flags.joins_documents,
+               "Let a token see the documents before its own in a row")
+      ->group(kGroup);
+}
+
+void add_steps(CLI::App& app, language_model::TrainingOptions& options) {
+  constexpr const char* kGroup = "Steps";
+  app.add_option("--steps", options.steps)->check(examples::positive())->group(kGroup);
+  app.add_option("--batch", options.batch, "Rows of a step, over all ranks")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--micro-batch", options.micro_batch, "Rows of one forward of a rank")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--lr", options.learning_rate, "Highest learning rate")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--least-lr", options.least_rate,
+                 "Learning rate at the end, where the cosine arrives, as a share of --lr")
+      ->check(CLI::Range(0.0, 1.0))
+      ->group(kGroup);
+  app.add_option("--warm-up", options.warm_up, "Steps over which the learning rate rises")
+      ->check(examples::non_negative())
+      ->group(kGroup);
+  app.add_option("--weight-decay", options.weight_decay, "AdamW's, of matrices")
+      ->check(examples::non_negative())
+      ->group(kGroup);
+  app.add_option("--beta1", options.beta1)->check(CLI::Range(0.0, 0.9999999))->group(kGroup);
+  app.add_option("--beta2", options.beta2)->check(CLI::Range(0.0, 0.9999999))->group(kGroup);
+  app.add_option("--clip-norm", options.clip_norm, "The gradient's largest norm; 0: any")
+      ->check(examples::non_negative())
+      ->group(kGroup);
+}
+
+void add_memory(CLI::App& app, TrainFlags& flags) {
+  constexpr const char* kGroup = "Memory";
+  app.add_option("--states", flags.states, "What the optimizer's states are kept in")
+      ->check(CLI::IsMember({"fp32", "bf16", "8bit"}))
+      ->group(kGroup);
+  app.add_flag("--recompute-layers", flags.recomputes_layers,
+               "Keep each layer's input alone, and compute the rest again in backward")
+      ->group(kGroup);
+  examples::add_bytes(app, "--activation-budget", flags.options.activation_budget_bytes, 1,
+                      "The most activations, for which operators are computed again")
+      ->group(kGroup);
+  CLI::Option* const nvme =
+      app.add_option("--nvme", flags.nvme_folder, "Folder on a local disk, for the tier nvme");
+  nvme->group(kGroup);
+  const CLI::IsMember tiers({"device", "host", "nvme"});
+  app.add_option("--optimizer-on", flags.optimizer_tier,
+                 "Where the optimizer's fp32 values and states are")
+      ->check(tiers)
+      ->group(kGroup);
+  app.add_option("--parameters-on", flags.parameter_tier,
+                 "Where parameters are that no operator uses; at stage 3, with the optimizer")
+      ->check(tiers)
+      ->group(kGroup);
+  examples::add_bytes(app, "--device-memory", flags.device_memory_bytes, 1,
+                      "The most bytes of tensors of a rank on its device")
+      ->group(kGroup);
+}
+
+void add_adapters(CLI::App& app, TrainFlags& flags) {
+  constexpr const char* kGroup = "Adapters";
+  app.add_option("--rank", flags.adapter.rank, "Of the change to a layer")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--alpha", flags.adapter.alpha, "The change is multiplied by alpha / rank")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--dropout", flags.adapter.dropout, "Of an adapter's inputs, in training")
+      ->check(CLI::Range(0.0, 0.99))
+      ->group(kGroup);
+  app.add_option("--layers", flags.layers,
+                 "Ends of the names of layers that get one, such as q_proj; default: all layers")
+      ->group(kGroup);
+  app.add_option("--merged", flags.merged, "Folder for the model with its adapters merged")
+      ->group(kGroup);
+}
+
+void add_run(CLI::App& app, TrainFlags& flags) {
+  constexpr const char* kGroup = "Run";
+  const bool has_adapters = flags.training == Training::kAdapters;
+  app.add_option("--out", flags.out,
+                 has_adapters ? "Folder for the trained adapters, as peft has them"
+                              : "Folder for the trained model, as Hugging Face has it")
+      ->group(kGroup);
+  CLI::Option* const save = app.add_option(
+      "--save", flags.options.save,
+      "Folder for states; SIGTERM and Ctrl-C then save, and the exit code is 143 or 130");
+  save->group(kGroup);
+  app.add_option("--save-every", flags.options.save_every,
+                 "Steps between two states; 0: at the end")
+      ->check(examples::non_negative())
+      ->group(kGroup);
+  app.add_flag(
+         "--resume", flags.goes_on,
+         "Go on from the newest whole state of --save, at any number of ranks, if there is one")
+      ->needs(save)
+      ->group(kGroup);
+  app.add_option("--evaluate-every", flags.options.evaluate_every,
+                 "Steps between two losses on held-out text; 0: at the beginning and the end")
+      ->check(examples::non_negative())
+      ->group(kGroup);
+  app.add_option("--report-every", flags.report_every, "Steps between two lines")
+      ->check(examples::positive())
+      ->group(kGroup);
+  app.add_option("--seed", flags.seed, "Of the rows' order, and of weights that are drawn")
+      ->group(kGroup);
+}
+
+zeropage::Tier tier_of(const std::string& word) {
+  if (word == "host") return zeropage::Tier::kHost;
+  return word == "nvme" ? zeropage::Tier::kNvme : zeropage::Tier::kDevice;
+}
+
+}  // namespace
+
+void add_train_flags(CLI::App& app, TrainFlags& flags) {
+  switch (flags.training) {
+    case Training::kAllWeights:
+      break;
+    case Training::kAdapters:
+      flags.options.learning_rate = 2e-4;
+      flags.options.weight_decay = 0;
+      break;
+    case Training::kFromTheBeginning:
+      flags.options.learning_rate = 6e-4;
+      flags.options.weight_decay = 0.1;
+      flags.options.warm_up = 100;
+      flags.options.steps = 1000;
+  }
+  add_model_flags(app, flags.model);
+  add_text(app, flags);
+  add_steps(app, flags.options);
+  if (flags.training == Training::kAdapters) add_adapters(app, flags);
+  add_memory(app, flags);
+  add_run(app, flags);
+  add_run_flags(app, flags.run);
+}
+
+zeropage::Options sharding_of(const TrainFlags& flags) {
+  using zeropage::offload::StateFormat;
+  zeropage::Options options = sharding_of(flags.run);
+  if (flags.states == "bf16") options.optimizer_state = StateFormat::kBf16;
+  if (flags.states == "8bit") options.optimizer_state = StateFormat::k8Bit;
+  options.offload.optimizer = tier_of(flags.optimizer_tier);
+  options.offload.parameters = tier_of(flags.parameter_tier);
+  options.offload.nvme_directory = flags.nvme_folder;
+  options.device_memory_bytes = flags.device_memory_bytes;
+  return options;
+}
+
+std::vector<std::string> adapter_layers(const TrainFlags& flags,
+                                        language_model::Architecture architecture) {
+  if (!flags.layers.empty()) return flags.layers;
+  if (architecture == language_model::Architecture::kGpt2) return {"c_attn", "c_proj", "c_fc"};
+  return {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+}
+
+}  // namespace zp_lm

@@ -68,6 +68,7 @@ class LossOfHead : public torch::autograd::Function<LossOfHead> {
     if (head.of_hidden) context->saved_data["of_hidden"] = results.of_hidden.view(hidden.sizes());
     if (head.of_weight) context->saved_data["of_weight"] = results.of_weight;
     if (head.of_bias) context->saved_data["of_bias"] = results.of_bias;
+    context->saved_data["biased"] = bias.has_value();
     context->saved_data["divisor"] = divisor;
     context->saved_data["dtype"] = hidden.scalar_type();
     return results.loss / divisor;
@@ -76,23 +77,24 @@ class LossOfHead : public torch::autograd::Function<LossOfHead> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     refuse_second_derivative("linear_cross_entropy()");
     auto& kept = context->saved_data;
-    ZP_CHECK(kept.count("divisor") == 1, kLoss,
-             ": expected one backward, got a second one over a retained graph, whose gradients the "
-             "first has taken; run forward "
-             "again, or add the losses up before one backward");
     const Tensor factor = gradients[0] / kept["divisor"].toTensor();
     const auto dtype = kept["dtype"].toScalarType();
-    const auto scaled = [&](const char* name) {
+    // Each is given once, when it is asked for: who splits a backward asks for the input's and for the weight's by turns.
+    const auto scaled = [&](const char* name, size_t edge) {
+      if (!context->needs_input_grad(edge)) return Tensor();
       const auto found = kept.find(name);
-      if (found == kept.end()) return Tensor();
+      ZP_CHECK(found != kept.end(), kLoss,
+               ": expected one backward, got a second one over a retained graph, whose gradients "
+               "the first has taken; run "
+               "forward again, or add the losses up before one backward");
       Tensor gradient = std::move(found->second).toTensor();
       kept.erase(found);
       return gradient.mul_(factor).to(dtype);
     };
-    const Tensor of_hidden = scaled("of_hidden");
-    const Tensor of_weight = scaled("of_weight");
-    const Tensor of_bias = scaled("of_bias");
-    kept.clear();
+    const Tensor of_hidden = scaled("of_hidden", 0);
+    const Tensor of_weight = scaled("of_weight", 1);
+    const bool biased = kept["biased"].toBool();
+    const Tensor of_bias = biased ? scaled("of_bias", 2) : Tensor();
     return {of_hidden, of_weight, of_bias, Tensor(), Tensor(), Tensor()};
   }
 };

@@ -131,6 +131,21 @@ TEST(LinearCrossEntropyTest, GivesGradientsToWhatWantsThemAlone) {
   EXPECT_FALSE(linear_cross_entropy(head.hidden, head.weight, head.targets).requires_grad());
 }
 
+// As zero-bubble pipelines split a backward.
+TEST(LinearCrossEntropyTest, GivesTheInputsGradientFirstAndTheWeightsLater) {
+  const Head head = head_of(torch::kDouble), exact = exact_copy(head);
+  plain_loss(exact, true, LossOver::kMean).backward();
+  const Tensor loss = linear_cross_entropy(head.hidden, head.weight, head.targets, {}, head.bias);
+  const auto of = [&loss](const Tensor& input, bool again) {
+    return torch::autograd::grad({loss}, {input}, {}, /*retain_graph=*/again)[0];
+  };
+  expect_near(of(head.hidden, true), exact.hidden.grad(), 1e-12, "hidden");
+  expect_near(of(head.bias, true), exact.bias.grad(), 1e-12, "bias");
+  expect_near(of(head.weight, true), exact.weight.grad(), 1e-12, "weight");
+  EXPECT_THAT(error_of([&] { of(head.weight, false); }),
+              HasSubstr("a second one over a retained graph"));
+}
+
 TEST(LinearCrossEntropyTest, AddsToATiedWeightsOtherGradient) {
   const Head head = head_of(torch::kDouble);
   const auto loss_of = [&](const Tensor& weight, bool fused) {

@@ -5,6 +5,8 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 
+#include "zeropage/fused.h"
+
 namespace zeropage::scripts {
 namespace {
 
@@ -29,6 +31,20 @@ struct Scale : torch::autograd::Function<Scale> {
 
 torch::Tensor flat(const torch::Tensor& x) {
   return x.reshape({x.size(0), kWidth});
+}
+
+// Of [batch, 1, 2, 8].
+torch::Tensor angles_like(const torch::Tensor& x) {
+  const auto wide = x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
+  return torch::arange(8, torch::TensorOptions(wide)).view({2, 4}) * 0.3;
+}
+
+torch::Tensor plainly_rotated(const torch::Tensor& x) {
+  const torch::Tensor angles = angles_like(x);
+  const auto halves = x.chunk(2, -1);
+  const torch::Tensor cosines = angles.cos(), sines = angles.sin();
+  return torch::cat(
+      {halves[0] * cosines - halves[1] * sines, halves[1] * cosines + halves[0] * sines}, -1);
 }
 
 }  // namespace
@@ -138,6 +154,28 @@ torch::Tensor ComposedModule::own(const std::string& name, torch::Tensor values)
 ComposedModule::Function ComposedModule::made(const Unit& unit, const std::string& name) {
   if (unit.kind >= Kind::kShared) return made_by_hand(unit, name);
   return made_of_layers(unit.kind, name);
+}
+
+torch::Tensor ComposedModule::through_operators(const torch::Tensor& x, const FusedParameters& of,
+                                                const torch::Tensor& words) const {
+  const auto heads = [](const torch::Tensor& y) { return y.view({-1, 1, 2, 8}); };
+  if (is_plain_) {
+    const torch::Tensor sum = x + of.gate;
+    const torch::Tensor normed = sum * (sum.square().mean(-1, true) + 1e-6).rsqrt() * of.norm;
+    const torch::Tensor gated = torch::silu(of.gate) * normed;
+    const torch::Tensor turned = flat(plainly_rotated(heads(torch::gelu(gated + of.bias))));
+    return turned + sum * nn::functional::cross_entropy(torch::linear(normed, of.head), words);
+  }
+  const fused::Added added = fused::add_rms_norm(x, of.gate, of.norm);
+  const torch::Tensor gated = fused::swiglu(of.gate, added.normed);
+  const torch::Tensor angles = angles_like(x);
+  const torch::Tensor turned =
+      flat(fused::rotary(heads(fused::bias_gelu(gated, of.bias)), angles.cos(), angles.sin()));
+  // Two tokens a tile.
+  const auto tile = static_cast<int64_t>(2 * kWords * x.element_size());
+  const torch::Tensor loss =
+      fused::linear_cross_entropy(added.normed, of.head, words, {.tile_bytes = tile});
+  return turned + added.sum * loss.to(x.scalar_type());
 }
 
 ComposedModule::Function ComposedModule::made_of_layers(Kind kind, const std::string& name) {
@@ -327,6 +365,15 @@ ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const st
     case Kind::kStrided: {
       auto weight = own(name, torch::zeros({kWidth, kWidth}).t());
       return [weight](const torch::Tensor& x, const Given&) { return torch::matmul(x, weight); };
+    }
+    case Kind::kFused: {
+      auto norm = vector();
+      auto bias = own(name + "_bias", torch::zeros({kWidth}));
+      auto gate = linear("_gate");
+      auto head = own(name + "_head", torch::zeros({kWords, kWidth}));
+      return [this, norm, bias, gate, head](const torch::Tensor& x, const Given& given) mutable {
+        return through_operators(x, {norm, bias, gate->forward(x), head}, given.words);
+      };
     }
     case Kind::kMasked: {
       auto weight = vector();

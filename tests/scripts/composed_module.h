@@ -48,6 +48,9 @@ class ComposedModule : public torch::nn::Module {
   std::vector<std::shared_ptr<torch::nn::Module>> modules_of(int unit) const;
   std::vector<torch::Tensor> tensors_of(int unit) const;  // beside its modules'
 
+  // LibTorch's operators in place of the fused ones.
+  void use_plain_operators() { is_plain_ = true; }
+
   // Behind that unit forward throws std::runtime_error("thrown on purpose"), once.
   void throw_behind(int unit) { throws_behind_ = unit; }
   // How each unit is run; by default as it is.
@@ -68,6 +71,12 @@ class ComposedModule : public torch::nn::Module {
   Function made_of_layers(Kind kind, const std::string& name);
   Function made_by_hand(const Unit& unit, const std::string& name);
   torch::Tensor own(const std::string& name, torch::Tensor values);
+  struct FusedParameters {
+    torch::Tensor norm, bias, gate, head;
+  };
+  // Every operator of zeropage/fused.h, or LibTorch's in their place.
+  torch::Tensor through_operators(const torch::Tensor& x, const FusedParameters& of,
+                                  const torch::Tensor& words) const;
 
   bool is_of(const std::string& name, int unit) const;
 
@@ -76,6 +85,7 @@ class ComposedModule : public torch::nn::Module {
   std::vector<torch::nn::Linear> linears_;  // by unit; null where it is none
   const Masks masks_;
   bool packs_ = false;
+  bool is_plain_ = false;
   int throws_behind_ = -1;
   Wrap wrap_;
 };

@@ -19,6 +19,7 @@ PlainSide::PlainSide(const Script& script) : Side(script, script.settings.front(
   module_ = std::make_shared<ComposedModule>(
       script.units, script.seed, ComposedModule::masks_of(script.seed, most_ranks(script)));
   module_->to(torch::kDouble);
+  module_->use_plain_operators();
   if (script.has_pipelines) module_->set_packs();
   const auto all = parameters();
   for (const torch::Tensor& parameter : all) average_.push_back(parameter.detach().clone());

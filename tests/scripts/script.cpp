@@ -40,6 +40,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kBranch, "branch"},
                                     {Kind::kWeightNorm, "weight_norm"},
                                     {Kind::kStrided, "strided"},
+                                    {Kind::kFused, "fused"},
                                     {Kind::kMasked, "masked"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kBackwardNoSync, "backward_no_sync"},

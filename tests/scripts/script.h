@@ -46,6 +46,7 @@ enum class Kind : uint8_t {
   kBranch,
   kWeightNorm,
   kStrided,
+  kFused,
   kMasked,
 };
 

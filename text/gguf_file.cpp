@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "text/detail/gguf_blocks.h"
-#include "text/detail/mapped_file.h"
+#include "text/mapped_file.h"
 #include "zeropage/text/text_error.h"
 
 namespace zeropage::text {
@@ -256,7 +256,7 @@ class GgufFile::Contents {
     return values;
   }
 
-  const detail::MappedFile file;
+  const MappedFile file;
   uint32_t version = 0;
   std::map<std::string, GgufValue, std::less<>> metadata;
   std::vector<GgufTensor> tensors;

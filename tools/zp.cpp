@@ -20,6 +20,7 @@
 #include "tools/schedule_command.h"
 #include "tools/state_command.h"
 #include "tools/subcommand.h"
+#include "tools/tokens_command.h"
 #include "tools/topology_command.h"
 #include "zeropage/launcher.h"
 
@@ -112,6 +113,7 @@ int run_zp(int argc, char** argv) {
   subcommands.push_back(std::make_unique<zeropage::tools::ScheduleCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::TopologyCommand>(zp));
   subcommands.push_back(std::make_unique<zeropage::tools::StateCommand>(zp));
+  subcommands.push_back(std::make_unique<zeropage::tools::TokensCommand>(zp));
   // The parser would hand what follows "--" to zp instead of the subcommand.
   const auto dashes = std::find(argv + std::min(argc, 1), argv + argc, std::string_view("--"));
   const std::vector<std::string> after_dashes(dashes, argv + argc);

@@ -343,7 +343,7 @@ TEST_F(GgufFileTest, EveryTruncationIsRefused) {
 TEST_F(GgufFileTest, FlippedBitsAreRefusedOrReadWithinTheFile) {
   const std::string whole = small_file().text();
   int refused = 0;
-  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+  for (size_t bit = 0; bit < 8 * whole.size(); bit += 7) {
     std::string damaged = whole;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ 1 << bit % 8);
     const auto path = file_of(damaged);
@@ -354,13 +354,13 @@ TEST_F(GgufFileTest, FlippedBitsAreRefusedOrReadWithinTheFile) {
     ASSERT_LE(most_allocated_bytes() - before, static_cast<int64_t>(16 * whole.size() + (64 << 10)))
         << "bit " << bit;
   }
-  EXPECT_GT(refused, 1000);
+  EXPECT_GT(refused, 100);
 }
 
 TEST_F(GgufFileTest, RandomBytesBehindTheBeginningAreRefusedOrReadWithinTheFile) {
   std::mt19937 random(7);
   const std::string whole = small_file().text();
-  for (int i = 0; i < 5000; ++i) {
+  for (int i = 0; i < 1000; ++i) {
     std::string damaged = whole;
     const size_t count = 1 + random() % 32;
     for (size_t k = 0; k < count; ++k) {

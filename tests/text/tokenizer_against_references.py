@@ -148,6 +148,9 @@ def main():
         for name, path, mode, encode in references(args.data, Path(folder)):
             ours = Ours(args.program, path)
             for what, strings in texts.items():
+                if "qwen2" in name:
+                    # The reference composes by an older Unicode, in which U+07FD and others have no order.
+                    strings = [text for text in strings if normalizers.NFC().normalize_str(text) == unicodedata.normalize("NFC", text)]
                 packed = [text.encode() for text in strings]
                 found, seconds, _ = ours.encode(packed, mode)
                 begin = time.perf_counter()

@@ -274,7 +274,7 @@ TEST_F(TokenizerTest, WordsOfAnyLengthAreJoinedAsTheDefinitionSays) {
     return with_special_last.gguf();
   }());
   for (const size_t size : {1, 2, 3, 7, 40, 63, 64, 65, 66, 200, 1000}) {
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < (size < 200 ? 20 : 2); ++i) {
       std::string word;
       while (word.size() < size) word += random() % 2 ? 'a' : 'b';
       ASSERT_EQ(words(tokenizer, word), joined_by_definition(vocabulary_, word)) << word;

@@ -1,6 +1,6 @@
 #include "text/detail/json_file.h"
 
-#include "text/detail/mapped_file.h"
+#include "text/mapped_file.h"
 #include "zeropage/text/text_error.h"
 
 namespace zeropage::text::detail {

@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "text/detail/json_file.h"
-#include "text/detail/mapped_file.h"
 #include "text/detail/tokenizer_source.h"
+#include "text/mapped_file.h"
 #include "zeropage/text/text_error.h"
 
 namespace zeropage::text::detail {

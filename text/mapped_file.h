@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace zeropage::text::detail {
+namespace zeropage::text {
 
 class MappedFile {
  public:
@@ -23,4 +23,4 @@ class MappedFile {
   std::string_view bytes_;
 };
 
-}  // namespace zeropage::text::detail
+}  // namespace zeropage::text

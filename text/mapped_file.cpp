@@ -1,4 +1,4 @@
-#include "text/detail/mapped_file.h"
+#include "text/mapped_file.h"
 
 #include <cerrno>
 #include <cstring>
@@ -9,7 +9,7 @@
 
 #include "zeropage/text/text_error.h"
 
-namespace zeropage::text::detail {
+namespace zeropage::text {
 namespace {
 
 // Closes what was opened, also where mapping it throws.
@@ -43,4 +43,4 @@ MappedFile::~MappedFile() {
   if (!bytes_.empty()) ::munmap(const_cast<char*>(bytes_.data()), bytes_.size());
 }
 
-}  // namespace zeropage::text::detail
+}  // namespace zeropage::text

@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "fused/cuda/rows.h"
 #include "fused/operators.h"
 #include "optim/parallel.h"
 #include "zeropage/check.h"
@@ -29,13 +30,17 @@ void for_each_stretch(int64_t numel, const Body& body) {
 }
 
 Tensor gate_forward(const Tensor& given_gate, const Tensor& given_value) {
-  if (!has_loops(given_gate)) {
+  const std::optional<void*> stream = kernel_stream(given_gate);
+  if (!has_loops(given_gate) && !stream) {
     const auto wide = wide_type(given_gate);
     return (at::silu(given_gate.to(wide)) * given_value.to(wide)).to(given_gate.scalar_type());
   }
   const Tensor gate = given_gate.contiguous(), value = given_value.contiguous();
   Tensor output = at::empty_like(gate);
   visit_elements(gate, [&]<typename T>() {
+    if (stream)
+      return cuda::swiglu(elements<T>(gate), elements<T>(value), elements<T>(output), gate.numel(),
+                          *stream);
     for_each_stretch(gate.numel(), [&](int64_t first, int64_t numel) {
       cpu::loops_of<T>().swiglu(elements<T>(gate) + first, elements<T>(value) + first,
                                 elements<T>(output) + first, numel);
@@ -46,7 +51,8 @@ Tensor gate_forward(const Tensor& given_gate, const Tensor& given_value) {
 
 TwoTensors gate_backward(const Tensor& given_gradient, const Tensor& given_gate,
                          const Tensor& given_value) {
-  if (!has_loops(given_gate)) {
+  const std::optional<void*> stream = kernel_stream(given_gate);
+  if (!has_loops(given_gate) && !stream) {
     const auto wide = wide_type(given_gate), dtype = given_gate.scalar_type();
     const Tensor gate = given_gate.to(wide), gradient = given_gradient.to(wide);
     const Tensor sigmoid = at::sigmoid(gate);
@@ -58,6 +64,11 @@ TwoTensors gate_backward(const Tensor& given_gradient, const Tensor& given_gate,
                value = given_value.contiguous();
   Tensor of_gate = at::empty_like(gate), of_value = at::empty_like(gate);
   visit_elements(gate, [&]<typename T>() {
+    if (stream) {
+      return cuda::swiglu_gradient(elements<T>(gradient), elements<T>(gate), elements<T>(value),
+                                   elements<T>(of_gate), elements<T>(of_value), gate.numel(),
+                                   *stream);
+    }
     for_each_stretch(gate.numel(), [&](int64_t first, int64_t numel) {
       cpu::loops_of<T>().swiglu_gradient(elements<T>(gradient) + first, elements<T>(gate) + first,
                                          elements<T>(value) + first, elements<T>(of_gate) + first,
@@ -90,8 +101,13 @@ const char* approximation(bool tanh) {
   return tanh ? "tanh" : "none";
 }
 
+GeluForm form_of(bool tanh) {
+  return tanh ? GeluForm::kTanh : GeluForm::kExact;
+}
+
 Tensor gelu_forward(const Tensor& given_input, const Tensor& given_bias, bool tanh) {
-  if (!has_loops(given_input)) {
+  const std::optional<void*> stream = kernel_stream(given_input);
+  if (!has_loops(given_input) && !stream) {
     const auto wide = wide_type(given_input);
     return at::gelu(given_input.to(wide) + given_bias.to(wide), approximation(tanh))
         .to(given_input.scalar_type());
@@ -101,13 +117,16 @@ Tensor gelu_forward(const Tensor& given_input, const Tensor& given_bias, bool ta
   const int64_t rows = width == 0 ? 0 : input.numel() / width;
   Tensor output = at::empty_like(input);
   visit_elements(input, [&]<typename T>() {
+    if (stream) {
+      return cuda::bias_gelu(form_of(tanh), elements<T>(input), elements<T>(bias),
+                             elements<T>(output), rows, width, *stream);
+    }
     offload::parallel_for(rows, std::max<int64_t>(1, kLeastElements / std::max<int64_t>(1, width)),
                           [&](int64_t begin, int64_t end) {
                             for (int64_t row = begin; row < end; ++row) {
                               cpu::loops_of<T>().bias_gelu(
-                                  tanh ? cpu::Gelu::kTanh : cpu::Gelu::kExact,
-                                  elements<T>(input) + row * width, elements<T>(bias),
-                                  elements<T>(output) + row * width, width);
+                                  form_of(tanh), elements<T>(input) + row * width,
+                                  elements<T>(bias), elements<T>(output) + row * width, width);
                             }
                           });
   });
@@ -117,7 +136,8 @@ Tensor gelu_forward(const Tensor& given_input, const Tensor& given_bias, bool ta
 TwoTensors gelu_backward(const Tensor& given_gradient, const Tensor& given_input,
                          const Tensor& given_bias, bool tanh) {
   const int64_t width = given_bias.numel();
-  if (!has_loops(given_input)) {
+  const std::optional<void*> stream = kernel_stream(given_input);
+  if (!has_loops(given_input) && !stream) {
     const auto wide = wide_type(given_input);
     const Tensor of_input = at::gelu_backward(
         given_gradient.to(wide), given_input.to(wide) + given_bias.to(wide), approximation(tanh));
@@ -128,15 +148,19 @@ TwoTensors gelu_backward(const Tensor& given_gradient, const Tensor& given_input
                bias = given_bias.contiguous();
   const int64_t rows = width == 0 ? 0 : input.numel() / width;
   const int64_t part_rows = rows_of_part(rows);
-  const int64_t parts = (rows + part_rows - 1) / part_rows;
+  const int64_t parts = stream ? parts_on_device(rows) : (rows + part_rows - 1) / part_rows;
   Tensor of_input = at::empty_like(input);
   const Tensor bias_parts = at::zeros({parts, width}, input.options().dtype(at::kFloat));
   visit_elements(input, [&]<typename T>() {
+    if (stream) {
+      return cuda::bias_gelu_gradient(form_of(tanh), elements<T>(gradient), elements<T>(input),
+                                      elements<T>(bias), elements<T>(of_input),
+                                      elements<float>(bias_parts), rows, width, parts, *stream);
+    }
     offload::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
         for (int64_t row = part * part_rows; row < std::min(rows, (part + 1) * part_rows); ++row) {
-          cpu::loops_of<T>().bias_gelu_gradient(tanh ? cpu::Gelu::kTanh : cpu::Gelu::kExact,
-                                                elements<T>(gradient) + row * width,
+          cpu::loops_of<T>().bias_gelu_gradient(form_of(tanh), elements<T>(gradient) + row * width,
                                                 elements<T>(input) + row * width, elements<T>(bias),
                                                 elements<T>(of_input) + row * width,
                                                 elements<float>(bias_parts) + part * width, width);

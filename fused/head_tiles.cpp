@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 
+#include "fused/cuda/rows.h"
 #include "fused/operators.h"
 #include "optim/parallel.h"
 #include "parallel/rank_operators.h"
@@ -30,9 +31,9 @@ int64_t rows_of_tile(const HeadArguments& head) {
   const bool on_device = !head.hidden.is_cpu() && !head.hidden.is_meta();
   const int64_t ranks = head.ranks == nullptr ? 1 : head.ranks->world.size();
   const int64_t columns = std::max<int64_t>(1, (head.classes + ranks - 1) / ranks);
-  const int64_t row_bytes =
-      columns *
-      static_cast<int64_t>(head.hidden.element_size() + (is_low(head.hidden) && on_device ? 4 : 0));
+  // What is composed has an fp32 tile beside one of low precision.
+  const bool has_two = on_device && is_low(head.hidden) && !kernel_stream(head.hidden);
+  const int64_t row_bytes = columns * (head.hidden.element_size() + (has_two ? 4 : 0));
   const int64_t tokens = std::max<int64_t>(1, head.hidden.size(0));
   int64_t most = std::max<int64_t>(1, head.tile_bytes / row_bytes);
   if (head.tile_bytes == 0) {
@@ -177,11 +178,15 @@ class Tiles {
   // These turn logits into their gradients if those are wanted, and return the sum of the tile's losses. []
   Tensor loss_of(Tensor& logits, const Tensor& targets, bool gradients) const {
     if (has_loops(logits)) return by_loops(logits, targets, gradients);
+    if (const auto stream = kernel_stream(logits))
+      return by_kernels(*stream, logits, targets, gradients);
     if (!logits.is_meta()) return composed(logits, targets, gradients);
     over_ranks(head_, at::empty({3, logits.size(0)}, logits.options().dtype(at::kDouble)));
     return at::empty({}, logits.options().dtype(wide_));
   }
   Tensor by_loops(const Tensor& logits, const Tensor& targets, bool gradients) const;
+  Tensor by_kernels(void* stream, const Tensor& logits, const Tensor& targets,
+                    bool gradients) const;
   Tensor composed(Tensor& logits, const Tensor& targets, bool gradients) const;
 
   const HeadArguments& head_;
@@ -209,7 +214,7 @@ Tensor Tiles::by_loops(const Tensor& logits, const Tensor& targets, bool gradien
     offload::parallel_for(rows, 1, [&](int64_t begin, int64_t end) {
       for (int64_t row = begin; row < end; ++row) {
         const T* const of_row = values + row * columns;
-        const cpu::ExponentSum exponents = cpu::loops_of<T>().sum_exponents(of_row, columns);
+        const ExponentSum exponents = cpu::loops_of<T>().sum_exponents(of_row, columns);
         largest[row] = exponents.largest;
         sums[row] = exponents.sum;
         const int64_t own = own_class(row);
@@ -232,12 +237,32 @@ Tensor Tiles::by_loops(const Tensor& logits, const Tensor& targets, bool gradien
                                               static_cast<float>(factor));
           const int64_t own = own_class(row);
           if (is_here(own))
-            cpu::set(of_row[own], static_cast<float>(std::exp(of_target[row]) * factor - 1));
+            set(of_row[own], static_cast<float>(std::exp(of_target[row]) * factor - 1));
         }
       });
     });
   }
   return sum_of_losses(of_all);
+}
+
+Tensor Tiles::by_kernels(void* stream, const Tensor& logits, const Tensor& targets,
+                         bool gradients) const {
+  const Figures figures = at::empty({3, logits.size(0)}, logits.options().dtype(at::kFloat));
+  Tensor losses;
+  visit_elements(logits, [&]<typename T>() {
+    const cuda::LogitTile<T> tile{.logits = elements<T>(logits),
+                                  .targets = elements<int64_t>(targets),
+                                  .rows = logits.size(0),
+                                  .columns = logits.size(1),
+                                  .first_class = first_class_,
+                                  .ignore_index = head_.ignore_index};
+    cuda::sum_exponents(tile, elements<float>(figures), stream);
+    const Figures of_all = over_ranks(head_, figures);
+    if (gradients)
+      cuda::to_gradients(tile, elements<float>(figures), elements<float>(of_all), stream);
+    losses = of_all[1].log() - of_all[2];
+  });
+  return losses.masked_fill_(targets.eq(head_.ignore_index), 0).sum();
 }
 
 Tensor Tiles::composed(Tensor& logits, const Tensor& targets, bool gradients) const {

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "fused/cuda/rows.h"
 #include "fused/operators.h"
 #include "optim/parallel.h"
 #include "zeropage/check.h"
@@ -43,8 +44,9 @@ NormResults normalise_composed(const Tensor& input, const Tensor& residual, cons
   return results;
 }
 
-NormResults normalise_by_loops(const Tensor& input, const Tensor& residual, const Tensor& weight,
-                               const Tensor& bias, bool centred, double epsilon) {
+NormResults normalise_in_one_pass(std::optional<void*> stream, const Tensor& input,
+                                  const Tensor& residual, const Tensor& weight, const Tensor& bias,
+                                  bool centred, double epsilon) {
   NormResults results;
   const int64_t width = input.size(-1);
   const int64_t rows = width == 0 ? 0 : input.numel() / width;
@@ -53,16 +55,17 @@ NormResults normalise_by_loops(const Tensor& input, const Tensor& residual, cons
   results.inverses = at::empty({rows}, input.options().dtype(at::kFloat));
   if (centred) results.means = at::empty_like(results.inverses);
   visit_elements(input, [&]<typename T>() {
-    const cpu::NormRows<T> norm{.width = width,
-                                .epsilon = epsilon,
-                                .input = elements<T>(input),
-                                .residual = elements<T>(residual),
-                                .weight = elements<T>(weight),
-                                .bias = elements<T>(bias),
-                                .sum = residual.defined() ? elements<T>(results.sum) : nullptr,
-                                .output = elements<T>(results.normed),
-                                .means = elements<float>(results.means),
-                                .inverses = elements<float>(results.inverses)};
+    const NormRows<T> norm{.width = width,
+                           .epsilon = epsilon,
+                           .input = elements<T>(input),
+                           .residual = elements<T>(residual),
+                           .weight = elements<T>(weight),
+                           .bias = elements<T>(bias),
+                           .sum = residual.defined() ? elements<T>(results.sum) : nullptr,
+                           .output = elements<T>(results.normed),
+                           .means = elements<float>(results.means),
+                           .inverses = elements<float>(results.inverses)};
+    if (stream) return cuda::normalise(norm, rows, *stream);
     offload::parallel_for(rows, kLeastRowsOfPart, [&](int64_t begin, int64_t end) {
       cpu::loops_of<T>().normalise(norm, begin, end);
     });
@@ -74,9 +77,11 @@ NormResults normalise(const Tensor& input, const Tensor& residual, const Tensor&
                       const Tensor& bias, bool centred, double epsilon) {
   const Tensor rows = input.contiguous();
   const Tensor added = residual.defined() ? residual.contiguous() : residual;
-  if (!has_loops(input)) return normalise_composed(rows, added, weight, bias, centred, epsilon);
-  return normalise_by_loops(rows, added, weight.contiguous(),
-                            bias.defined() ? bias.contiguous() : bias, centred, epsilon);
+  const std::optional<void*> stream = kernel_stream(input);
+  if (!has_loops(input) && !stream)
+    return normalise_composed(rows, added, weight, bias, centred, epsilon);
+  return normalise_in_one_pass(stream, rows, added, weight.contiguous(),
+                               bias.defined() ? bias.contiguous() : bias, centred, epsilon);
 }
 
 using NormGradients = std::tuple<Tensor, Tensor, Tensor>;
@@ -103,25 +108,30 @@ NormGradients norm_gradients_composed(const Tensor& gradient, const Tensor& of_s
           of_bias ? over_rows(from_above) : Tensor()};
 }
 
-NormGradients norm_gradients_by_loops(const Tensor& gradient, const Tensor& of_sum,
-                                      const Tensor& sum, const Tensor& weight, const Tensor& means,
-                                      const Tensor& inverses, bool of_weight, bool of_bias) {
+NormGradients norm_gradients_in_one_pass(std::optional<void*> stream, const Tensor& gradient,
+                                         const Tensor& of_sum, const Tensor& sum,
+                                         const Tensor& weight, const Tensor& means,
+                                         const Tensor& inverses, bool of_weight, bool of_bias) {
   const int64_t width = sum.size(-1);
   const int64_t rows = inverses.numel();
   const int64_t part_rows = rows_of_part(rows);
-  const int64_t parts = (rows + part_rows - 1) / part_rows;
+  const int64_t parts = stream ? parts_on_device(rows) : (rows + part_rows - 1) / part_rows;
   const Tensor of_input = at::empty_like(sum);
   const Tensor weight_parts = at::zeros({parts, width}, inverses.options());
   const Tensor bias_parts = of_bias ? at::zeros({parts, width}, inverses.options()) : Tensor();
   visit_elements(sum, [&]<typename T>() {
-    const cpu::NormGradientRows<T> norm{.width = width,
-                                        .gradient = elements<T>(gradient),
-                                        .gradient_of_sum = elements<T>(of_sum),
-                                        .sum = elements<T>(sum),
-                                        .weight = elements<T>(weight),
-                                        .means = elements<float>(means),
-                                        .inverses = elements<float>(inverses),
-                                        .of_input = elements<T>(of_input)};
+    const NormGradientRows<T> norm{.width = width,
+                                   .gradient = elements<T>(gradient),
+                                   .gradient_of_sum = elements<T>(of_sum),
+                                   .sum = elements<T>(sum),
+                                   .weight = elements<T>(weight),
+                                   .means = elements<float>(means),
+                                   .inverses = elements<float>(inverses),
+                                   .of_input = elements<T>(of_input)};
+    if (stream) {
+      return cuda::norm_gradient(norm, rows, parts, elements<float>(weight_parts),
+                                 elements<float>(bias_parts), *stream);
+    }
     offload::parallel_for(parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t part = begin; part < end; ++part) {
         float* const bias = of_bias ? elements<float>(bias_parts) + part * width : nullptr;
@@ -141,12 +151,13 @@ NormGradients norm_backward(const Tensor& gradient, const OptionalTensor& gradie
   const Tensor rows = gradient.contiguous();
   Tensor of_sum = value_or_none(gradient_of_sum);
   if (of_sum.defined()) of_sum = of_sum.contiguous();
-  if (!has_loops(sum)) {
+  const std::optional<void*> stream = kernel_stream(sum);
+  if (!has_loops(sum) && !stream) {
     return norm_gradients_composed(rows, of_sum, sum, weight, value_or_none(means), inverses,
                                    of_weight, of_bias);
   }
-  return norm_gradients_by_loops(rows, of_sum, sum, weight.contiguous(), value_or_none(means),
-                                 inverses, of_weight, of_bias);
+  return norm_gradients_in_one_pass(stream, rows, of_sum, sum, weight.contiguous(),
+                                    value_or_none(means), inverses, of_weight, of_bias);
 }
 
 class Norm : public torch::autograd::Function<Norm> {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <type_traits>
 
 #include <ATen/ATen.h>
@@ -29,7 +30,11 @@ inline bool has_loops(const at::Tensor& tensor) {
   return tensor.is_cpu() && (dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kHalf);
 }
 
-// Calls visit.template operator()<T>() for the element type of a tensor that has_loops().
+// The stream on which kernels for it run, as a cudaStream_t; nothing where there are none for it: other devices, fp64, a build without
+// CUDA.
+std::optional<void*> kernel_stream(const at::Tensor& tensor);
+
+// Calls visit.template operator()<T>() for the element type of a tensor that has_loops(), or kernels.
 template <typename Visit>
 void visit_elements(const at::Tensor& tensor, const Visit& visit) {
   switch (tensor.scalar_type()) {
@@ -58,6 +63,11 @@ inline constexpr int64_t kMostParts = 32;
 inline constexpr int64_t kLeastRowsOfPart = 16;
 inline int64_t rows_of_part(int64_t rows) {
   return std::max(kLeastRowsOfPart, (rows + kMostParts - 1) / kMostParts);
+}
+// The same on a device, which has more processors: rows part, part + parts, ... each.
+inline constexpr int64_t kMostPartsOnDevice = 256;
+inline int64_t parts_on_device(int64_t rows) {
+  return std::min(kMostPartsOnDevice, rows);
 }
 
 // Throws in a backward that is to be differentiated. who: the operator.

@@ -1,6 +1,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "fused/cuda/rows.h"
 #include "fused/operators.h"
 #include "optim/parallel.h"
 #include "zeropage/check.h"
@@ -27,13 +28,14 @@ Tensor rotate_composed(const Tensor& heads, const Tensor& cosines, const Tensor&
   return rotated;
 }
 
-Tensor rotate_by_loops(const Tensor& given, const Tensor& cosines, const Tensor& sines, bool back) {
+Tensor rotate_in_one_pass(std::optional<void*> stream, const Tensor& given, const Tensor& cosines,
+                          const Tensor& sines, bool back) {
   constexpr int64_t kLeastElements = 4096;
   const Tensor heads = given.stride(-1) == 1 ? given : given.contiguous();
   Tensor rotated = at::empty_like(heads);
   const int64_t batch_stride = cosines.dim() == 3 ? cosines.stride(0) : 0;
   visit_elements(heads, [&]<typename T>() {
-    const cpu::RotaryRows<T> rotary{
+    const RotaryRows<T> rotary{
         .width = heads.size(3),
         .sizes = {heads.size(0), heads.size(1), heads.size(2)},
         .input_strides = {heads.stride(0), heads.stride(1), heads.stride(2)},
@@ -46,6 +48,7 @@ Tensor rotate_by_loops(const Tensor& given, const Tensor& cosines, const Tensor&
         .output = elements<T>(rotated),
     };
     const int64_t rows = heads.size(0) * heads.size(1) * heads.size(2);
+    if (stream) return cuda::rotate(rotary, rows, *stream);
     offload::parallel_for(
         rows, std::max<int64_t>(1, kLeastElements / std::max<int64_t>(1, rotary.width)),
         [&](int64_t begin, int64_t end) { cpu::loops_of<T>().rotate(rotary, begin, end); });
@@ -54,8 +57,9 @@ Tensor rotate_by_loops(const Tensor& given, const Tensor& cosines, const Tensor&
 }
 
 Tensor rotate(const Tensor& heads, const Tensor& cosines, const Tensor& sines, bool back) {
-  if (!has_loops(heads)) return rotate_composed(heads, cosines, sines, back);
-  return rotate_by_loops(heads, cosines.contiguous(), sines.contiguous(), back);
+  const std::optional<void*> stream = kernel_stream(heads);
+  if (!has_loops(heads) && !stream) return rotate_composed(heads, cosines, sines, back);
+  return rotate_in_one_pass(stream, heads, cosines.contiguous(), sines.contiguous(), back);
 }
 
 Tensor call_rotate(const Tensor& heads, const Tensor& cosines, const Tensor& sines, bool back) {

@@ -202,8 +202,8 @@ struct GeluParts {
 };
 
 // Hendrycks and Gimpel, 2016: with the error function, and with tanh, which is 2 sigmoid(2 u) - 1.
-ZEROPAGE_VECTOR GeluParts gelu_parts(Gelu form, const Vector& x) {
-  if (form == Gelu::kExact) {
+ZEROPAGE_VECTOR GeluParts gelu_parts(GeluForm form, const Vector& x) {
+  if (form == GeluForm::kExact) {
     const Vector part = 0.5F + 0.5F * error_function(x * 0.70710678118654752F);
     return {part, part + x * 0.39894228040143268F * exponential(x * x * -0.5F)};
   }
@@ -215,7 +215,7 @@ ZEROPAGE_VECTOR GeluParts gelu_parts(Gelu form, const Vector& x) {
 }
 
 template <typename T>
-void bias_gelu(Gelu form, const T* input, const T* bias, T* output, int64_t width) {
+void bias_gelu(GeluForm form, const T* input, const T* bias, T* output, int64_t width) {
   for_each_vector(
       width, [&](int64_t i, int64_t lanes) __attribute__((always_inline)) {
         const Vector x = load_part(input + i, lanes) + load_part(bias + i, lanes);
@@ -224,7 +224,7 @@ void bias_gelu(Gelu form, const T* input, const T* bias, T* output, int64_t widt
 }
 
 template <typename T>
-void bias_gelu_gradient(Gelu form, const T* gradient, const T* input, const T* bias, T* of_input,
+void bias_gelu_gradient(GeluForm form, const T* gradient, const T* input, const T* bias, T* of_input,
                         float* of_bias, int64_t width) {
   for_each_vector(
       width, [&](int64_t i, int64_t lanes) __attribute__((always_inline)) {

@@ -11,8 +11,8 @@
 // paged parameters, in checkpointed and recomputed regions, under tensor_parallel() and in a simulated world, as LibTorch's own do.
 //
 // fp32, bf16 and fp16 are computed in fp32 and rounded once; fp64 in fp64. On the host fp32, bf16 and fp16 have vectorised loops, whose
-// bits do not depend on the processor. fp64, and devices, run a composition of LibTorch's operators in place, with the same
-// arguments, results and tensors kept.
+// bits do not depend on the processor, and on CUDA kernels. fp64, and other devices, run a composition of LibTorch's operators in
+// place, with the same results and tensors kept.
 //
 // Threads: any; each uses LibTorch's intra-op threads. Errors: c10::Error for sizes, dtypes and devices that do not fit. A backward
 // with create_graph=true throws: there is no second derivative.

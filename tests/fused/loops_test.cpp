@@ -104,7 +104,7 @@ std::vector<unsigned char> everything(Instructions instructions) {
   loops.swiglu_gradient(z.data(), x.data(), y.data(), first.data(), second.data(), kNumel);
   append(bytes, first);
   append(bytes, second);
-  for (const Gelu form : {Gelu::kExact, Gelu::kTanh}) {
+  for (const GeluForm form : {GeluForm::kExact, GeluForm::kTanh}) {
     loops.bias_gelu(form, x.data(), weight.data(), first.data(), kWidth);
     loops.bias_gelu_gradient(form, z.data(), x.data(), weight.data(), second.data(), of_bias.data(),
                              kWidth);

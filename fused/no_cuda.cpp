@@ -1,0 +1,79 @@
+// The kernels of builds without CUDA: none. Nobody calls them where are_built() is false.
+#include <stdexcept>
+
+#include "fused/cuda/rows.h"
+
+namespace zeropage::fused::cuda {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw std::logic_error("zeropage::fused: this build has no CUDA kernels");
+}
+
+}  // namespace
+
+bool are_built() {
+  return false;
+}
+
+template <typename T>
+void normalise(const NormRows<T>& /*norm*/, int64_t /*rows*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void norm_gradient(const NormGradientRows<T>& /*norm*/, int64_t /*rows*/, int64_t /*parts*/,
+                   float* /*of_weight*/, float* /*of_bias*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void rotate(const RotaryRows<T>& /*rotary*/, int64_t /*rows*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void swiglu(const T* /*gate*/, const T* /*value*/, T* /*output*/, int64_t /*numel*/,
+            void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void swiglu_gradient(const T* /*gradient*/, const T* /*gate*/, const T* /*value*/, T* /*of_gate*/,
+                     T* /*of_value*/, int64_t /*numel*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void bias_gelu(GeluForm /*form*/, const T* /*input*/, const T* /*bias*/, T* /*output*/,
+               int64_t /*rows*/, int64_t /*width*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void bias_gelu_gradient(GeluForm /*form*/, const T* /*gradient*/, const T* /*input*/,
+                        const T* /*bias*/, T* /*of_input*/, float* /*of_bias*/, int64_t /*rows*/,
+                        int64_t /*width*/, int64_t /*parts*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void sum_exponents(const LogitTile<T>& /*tile*/, float* /*figures*/, void* /*stream*/) {
+  refuse();
+}
+template <typename T>
+void to_gradients(const LogitTile<T>& /*tile*/, const float* /*own*/, const float* /*all*/,
+                  void* /*stream*/) {
+  refuse();
+}
+
+#define ZEROPAGE_OF_ELEMENT(T)                                                                  \
+  template void normalise(const NormRows<T>&, int64_t, void*);                                  \
+  template void norm_gradient(const NormGradientRows<T>&, int64_t, int64_t, float*, float*,     \
+                              void*);                                                           \
+  template void rotate(const RotaryRows<T>&, int64_t, void*);                                   \
+  template void swiglu(const T*, const T*, T*, int64_t, void*);                                 \
+  template void swiglu_gradient(const T*, const T*, const T*, T*, T*, int64_t, void*);          \
+  template void bias_gelu(GeluForm, const T*, const T*, T*, int64_t, int64_t, void*);           \
+  template void bias_gelu_gradient(GeluForm, const T*, const T*, const T*, T*, float*, int64_t, \
+                                   int64_t, int64_t, void*);                                    \
+  template void sum_exponents(const LogitTile<T>&, float*, void*);                              \
+  template void to_gradients(const LogitTile<T>&, const float*, const float*, void*);
+ZEROPAGE_OF_ELEMENT(float)
+ZEROPAGE_OF_ELEMENT(offload::BFloat16Bits)
+ZEROPAGE_OF_ELEMENT(offload::HalfBits)
+
+}  // namespace zeropage::fused::cuda

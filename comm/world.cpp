@@ -8,6 +8,7 @@
 #include <torch/version.h>
 
 #include "comm/communicator_choice.h"
+#include "comm/uncaught_error.h"
 #include "comm/watch/store_calls.h"
 #include "comm/watch/world_state.h"
 #include "device/stream.h"
@@ -70,6 +71,7 @@ World World::from_environment(const WorldOptions& options) {
   const Place place = read_place();
   if (place.world_size > 1) {
     memory::Ledger::process()->set_owner(c10::str("rank ", place.rank, "/", place.world_size));
+    detail::say_uncaught_errors_shortly();
   }
   return {place, open_store(place, options.deadline), options};
 }

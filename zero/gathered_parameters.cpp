@@ -9,6 +9,7 @@
 #include "zero/model_parts.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/check.h"
+#include "zeropage/distributed_data_parallel.h"
 #include "zeropage/tensor_parallel.h"
 
 namespace zeropage {

@@ -6,7 +6,7 @@
 
 namespace zeropage::comm::detail {
 
-std::string failure_report(const FailedRank& failed, const OutputTail& tail,
+std::string failure_report(const FailedRank& failed, const RankOutput& output,
                            const LaunchOptions& options) {
   const std::string name = "rank " + std::to_string(failed.rank);
   std::ostringstream text;
@@ -21,11 +21,15 @@ std::string failure_report(const FailedRank& failed, const OutputTail& tail,
   if (failed.end.signal == SIGKILL) {
     text << "zeropage: if nobody sent it, the machine was out of memory: dmesg tells\n";
   }
+  if (output.left_out() > 0) {
+    text << "zeropage: left out " << output.left_out()
+         << " lines of LibTorch's stack; TORCH_SHOW_CPP_STACKTRACES=1 shows them\n";
+  }
   if (failed.streams == RankStart::Streams::kInherited) {
     text << "zeropage: " << name << " wrote to our own output: its last lines are above\n";
-  } else if (!tail.lines().empty()) {
+  } else if (!output.tail().empty()) {
     text << "zeropage: last lines of " << name << ":\n";
-    for (const std::string& line : tail.lines()) text << "  | " << line << '\n';
+    for (const std::string& line : output.tail()) text << "  | " << line << '\n';
   } else if (options.tail_lines > 0) {
     text << "zeropage: " << name << " printed nothing\n";
   }

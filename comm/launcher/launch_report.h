@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/launcher/line_forwarder.h"
+#include "comm/launcher/rank_output.h"
 #include "comm/launcher/rank_process.h"
 #include "zeropage/launcher.h"
 
@@ -22,7 +22,7 @@ struct FailedRank {
 };
 
 // "zeropage: rank 1 (pid 1234) was killed by SIGKILL", and its last lines.
-std::string failure_report(const FailedRank& failed, const OutputTail& tail,
+std::string failure_report(const FailedRank& failed, const RankOutput& output,
                            const LaunchOptions& options);
 
 // "rank 3", "ranks 0, 1, 2"; long lists are cut.

@@ -2,40 +2,33 @@
 
 #include <algorithm>
 #include <array>
-#include <poll.h>
 #include <utility>
 
 namespace zeropage::comm::detail {
-
-void OutputTail::add(std::string_view line) {
-  if (capacity_ == 0) return;
-  if (lines_.size() == capacity_) lines_.pop_front();
-  lines_.emplace_back(line);
-}
 
 LineForwarder::LineForwarder(FileDescriptor source, int target, std::string prefix)
     : source_(std::move(source)), target_(target), prefix_(std::move(prefix)) {
   set_nonblocking(source_);
 }
 
-bool LineForwarder::forward_available(OutputTail& tail) {
+bool LineForwarder::forward_available(RankOutput& output) {
   std::array<char, 16384> buffer;
   const ssize_t count = ::read(source_.get(), buffer.data(), buffer.size());
   if (count > 0) {
-    split(std::string_view(buffer.data(), static_cast<std::size_t>(count)), tail);
+    split(std::string_view(buffer.data(), static_cast<std::size_t>(count)), output);
     return true;
   }
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return false;
-  finish(tail);
+  finish(output);
   return false;
 }
 
-void LineForwarder::finish(OutputTail& tail) {
-  if (!line_.empty()) emit(tail);
+void LineForwarder::finish(RankOutput& output) {
+  if (!line_.empty()) emit(output);
   source_.reset();
 }
 
-void LineForwarder::split(std::string_view bytes, OutputTail& tail) {
+void LineForwarder::split(std::string_view bytes, RankOutput& output) {
   while (!bytes.empty()) {
     if (std::exchange(after_return_, false) && bytes.front() == '\n') {
       bytes.remove_prefix(1);
@@ -54,32 +47,20 @@ void LineForwarder::split(std::string_view bytes, OutputTail& tail) {
         after_return_ = false;
         continue;
       }
-      emit(tail);
+      emit(output);
     } else if (taken == room) {
-      emit(tail);
+      emit(output);
     }
   }
 }
 
-void LineForwarder::emit(OutputTail& tail) {
-  tail.add(line_);
-  write_fully(target_, prefix_ + line_ + '\n');
+void LineForwarder::emit(RankOutput& output) {
+  if (stack_.takes(line_) && !output.shows_stacks()) {
+    output.leave_out();
+  } else {
+    output.add(line_, target_, prefix_);
+  }
   line_.clear();
-}
-
-void write_fully(int fd, std::string_view text) noexcept {
-  while (!text.empty()) {
-    const ssize_t count = ::write(fd, text.data(), text.size());
-    if (count >= 0) {
-      text.remove_prefix(static_cast<std::size_t>(count));
-    } else if (errno == EAGAIN) {
-      // Whoever shares our terminal or pipe may have made it non-blocking.
-      pollfd writable{fd, POLLOUT, 0};
-      ::poll(&writable, 1, -1);
-    } else if (errno != EINTR) {
-      return;
-    }
-  }
 }
 
 }  // namespace zeropage::comm::detail

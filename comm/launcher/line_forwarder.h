@@ -1,5 +1,5 @@
 // Copies one stream of one rank to one of ours, a whole line at a time, each behind the rank's
-// prefix, and keeps the last lines for the report.
+// prefix.
 //
 // Lifetime: a LineForwarder owns the read end of the rank's pipe, and closes it at end of file; the
 // target descriptor must outlive it.
@@ -9,25 +9,13 @@
 #pragma once
 
 #include <cstddef>
-#include <deque>
 #include <string>
 #include <string_view>
 
 #include "comm/launcher/file_descriptor.h"
+#include "comm/launcher/rank_output.h"
 
 namespace zeropage::comm::detail {
-
-// The last lines of a rank, stdout and stderr in the order they were read.
-class OutputTail {
- public:
-  explicit OutputTail(std::size_t capacity) : capacity_(capacity) {}
-  void add(std::string_view line);
-  const std::deque<std::string>& lines() const { return lines_; }
-
- private:
-  std::size_t capacity_;
-  std::deque<std::string> lines_;
-};
 
 class LineForwarder {
  public:
@@ -41,23 +29,21 @@ class LineForwarder {
 
   // One read, without blocking. Returns whether it found anything, so that a caller can drain the
   // pipe.
-  bool forward_available(OutputTail& tail);
+  bool forward_available(RankOutput& output);
 
   // Passes on a line that has no end yet, and closes the pipe.
-  void finish(OutputTail& tail);
+  void finish(RankOutput& output);
 
  private:
-  void split(std::string_view bytes, OutputTail& tail);
-  void emit(OutputTail& tail);
+  void split(std::string_view bytes, RankOutput& output);
+  void emit(RankOutput& output);
 
   FileDescriptor source_;
   int target_;
   std::string prefix_;
+  NativeStack stack_;
   std::string line_;           // what came since the last line end
   bool after_return_ = false;  // the last byte was '\r': a '\n' that follows belongs to it
 };
-
-// Writes all of `text` with as few writes as the descriptor allows (one, normally).
-void write_fully(int fd, std::string_view text) noexcept;
 
 }  // namespace zeropage::comm::detail

@@ -1,6 +1,7 @@
 #include "comm/launcher/rank_supervisor.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <poll.h>
 #include <utility>
@@ -15,6 +16,9 @@ constexpr std::chrono::milliseconds kTerminationTime{1000};
 
 // A killed rank's connections close a moment before its end can be seen, so that a peer may end first.
 constexpr std::chrono::milliseconds kLateNotice{500};
+
+// How long the words of a rank that blames another are held back for that rank's own, which come a moment later.
+constexpr std::chrono::milliseconds kHoldTime{1000};
 
 // Whether this is the cause and the end of another rank with an exit code is the effect. Losing a
 // peer may make a rank abort, but raises no other signal.
@@ -46,8 +50,10 @@ void RankSupervisor::start_rank(std::function<int(int status)> body) {
   }
   start.body = std::move(body);
   start.close_in_child = others;
-  Rank& rank = ranks_.emplace_back(
-      Rank{RankProcess::start(start, relay_), OutputTail(options_.tail_lines), {}});
+  const bool shows_stacks = std::getenv("TORCH_SHOW_CPP_STACKTRACES") != nullptr;
+  Rank& rank = ranks_.emplace_back(Rank{RankProcess::start(start, relay_),
+                                        RankOutput(number, options_.tail_lines, shows_stacks),
+                                        {}});
   if (start.streams == RankStart::Streams::kPiped) {
     const std::string prefix = "[rank " + std::to_string(number) + "] ";
     rank.streams.emplace_back(std::move(rank.process.standard_output), STDOUT_FILENO, prefix);
@@ -59,16 +65,20 @@ int RankSupervisor::run() {
   while (!running_ranks().empty()) {
     wait_and_forward();
     handle_signals();
+    release_held();
     if (deadline_ && Clock::now() >= *deadline_) escalate();
   }
   end_leftovers_and_drain();
+  find_cause();
+  if (culprit_) ranks_[*culprit_].output.release();
+  for (Rank& rank : ranks_) rank.output.release();
   if (culprit_) {
     const Rank& rank = ranks_[*culprit_];
     const auto streams =
         rank.streams.empty() ? RankStart::Streams::kInherited : RankStart::Streams::kPiped;
     write_fully(STDERR_FILENO,
                 failure_report({*culprit_, rank.process.pid(), *rank.process.end(), streams},
-                               rank.tail, options_));
+                               rank.output, options_));
   }
   for (Rank& rank : ranks_) rank.process.reap();
   return exit_code();
@@ -76,12 +86,12 @@ int RankSupervisor::run() {
 
 void RankSupervisor::wait_and_forward() {
   std::vector<pollfd> watched{{relay_.fd(), POLLIN, 0}};
-  std::vector<std::pair<LineForwarder*, OutputTail*>> sources;
+  std::vector<std::pair<LineForwarder*, RankOutput*>> sources;
   for (Rank& rank : ranks_) {
     for (LineForwarder& stream : rank.streams) {
       if (!stream.is_open()) continue;
       watched.push_back({stream.source(), POLLIN, 0});
-      sources.emplace_back(&stream, &rank.tail);
+      sources.emplace_back(&stream, &rank.output);
     }
   }
   if (::poll(watched.data(), watched.size(), poll_timeout()) <= 0) return;
@@ -91,8 +101,14 @@ void RankSupervisor::wait_and_forward() {
 }
 
 int RankSupervisor::poll_timeout() const {
-  if (!deadline_) return -1;
-  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*deadline_ - Clock::now());
+  std::optional<Clock::time_point> next = deadline_;
+  for (const Rank& rank : ranks_) {
+    const auto& held_since = rank.output.held_since();
+    if (held_since)
+      next = std::min(next.value_or(Clock::time_point::max()), *held_since + kHoldTime);
+  }
+  if (!next) return -1;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
   constexpr std::chrono::milliseconds::rep kLongest = std::numeric_limits<int>::max();
   return static_cast<int>(std::clamp<std::chrono::milliseconds::rep>(left.count(), 0, kLongest));
 }
@@ -127,6 +143,7 @@ void RankSupervisor::notice_ends(const std::vector<SignalEvent>& order) {
 
 void RankSupervisor::on_end(int rank) {
   const RankEnd& end = *ranks_[rank].process.end();
+  ranks_[rank].ended_by_itself = phase_ < Phase::kTerminating;
   if (phase_ == Phase::kRunning && end.failed()) {
     culprit_ = rank;
     first_failure_ = Clock::now();
@@ -185,20 +202,53 @@ void RankSupervisor::signal_all(int signal) const {
   for (const Rank& rank : ranks_) rank.process.signal_group(signal);
 }
 
+// What a rank says of another comes behind what that one says itself.
+void RankSupervisor::release_held() {
+  for (Rank& rank : ranks_) {
+    if (!rank.output.held_since()) continue;
+    const auto blamed = static_cast<std::size_t>(*rank.output.blamed());
+    const bool is_ours = blamed < ranks_.size();
+    if (is_ours && ranks_[blamed].process.end()) {
+      drain(ranks_[blamed]);
+      if (!ranks_[blamed].output.held_since()) rank.output.release();
+    }
+    if (!is_ours || Clock::now() >= *rank.output.held_since() + kHoldTime) rank.output.release();
+  }
+}
+
+void RankSupervisor::drain(Rank& rank) {
+  for (LineForwarder& stream : rank.streams) {
+    while (stream.is_open() && stream.forward_available(rank.output)) {
+    }
+  }
+}
+
 void RankSupervisor::end_leftovers_and_drain() {
   // Not until end of file: a daemon that left the group may hold the pipe open for ever.
   signal_all(SIGKILL);
   for (Rank& rank : ranks_) {
+    drain(rank);
     for (LineForwarder& stream : rank.streams) {
-      while (stream.is_open() && stream.forward_available(rank.tail)) {
-      }
-      if (stream.is_open()) stream.finish(rank.tail);
+      if (stream.is_open()) stream.finish(rank.output);
     }
   }
   // A signal that came with the last end counts as well.
   for (const SignalEvent& event : relay_.take()) {
     if (event.signal == SIGCHLD || event.signal == SIGTSTP || phase_ != Phase::kRunning) continue;
     if (!interrupted_by_) interrupted_by_ = event.signal;
+  }
+}
+
+// A rank may end before the one whose failure it ends of. A signal is a cause in itself.
+void RankSupervisor::find_cause() {
+  for (std::size_t hops = 0; culprit_ && hops < ranks_.size(); ++hops) {
+    const Rank& rank = ranks_[*culprit_];
+    const auto& blamed = rank.output.blamed();
+    if (explains_failure_of_others(*rank.process.end()) || !blamed) return;
+    const auto other = static_cast<std::size_t>(*blamed);
+    if (other >= ranks_.size()) return;
+    if (!ranks_[other].ended_by_itself || !ranks_[other].process.end()->failed()) return;
+    culprit_ = *blamed;
   }
 }
 

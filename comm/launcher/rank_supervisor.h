@@ -43,8 +43,9 @@ class RankSupervisor {
 
   struct Rank {
     RankProcess process;
-    OutputTail tail;
+    RankOutput output;
     std::vector<LineForwarder> streams;  // stdout, stderr; none when inherited
+    bool ended_by_itself = false;        // before ranks were told to end
   };
 
   void wait_and_forward();
@@ -56,7 +57,10 @@ class RankSupervisor {
   void escalate();
   void enter(Phase phase, std::chrono::milliseconds time);
   void signal_all(int signal) const;
+  void release_held();
+  void drain(Rank& rank);
   void end_leftovers_and_drain();
+  void find_cause();
 
   int poll_timeout() const;
   std::vector<int> running_ranks() const;
@@ -68,7 +72,7 @@ class RankSupervisor {
   std::deque<Rank> ranks_;
   Phase phase_ = Phase::kRunning;
   std::optional<Clock::time_point> deadline_;  // when to leave the phase
-  std::optional<int> culprit_;                 // the rank that failed first
+  std::optional<int> culprit_;                 // the rank that failed first; at the end, the cause
   Clock::time_point first_failure_;
   std::optional<int> interrupted_by_;  // the signal that ended the launch, before any rank failed
 };

@@ -77,12 +77,14 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
   for (const int place : awaited) {
     const auto condition = segment_.board(place).condition.load();
     if (condition != Condition::kLeft && condition != Condition::kGone) continue;
-    const std::string words = c10::str(
-        "lost rank ", peers_.name_of(place), ": it let its world go. Rank ", peers_.name_of(place),
-        " ", segment_.describe_standing(place), "; all ranks must call the same operations");
+    const bool left = condition == Condition::kLeft;
+    const std::string words =
+        c10::str("lost rank ", peers_.name_of(place),
+                 left ? ": it let its world go. Rank " : ": an exception ended it. Rank ",
+                 peers_.name_of(place), " ", segment_.describe_standing(place),
+                 left ? "; all ranks must call the same operations" : "; see its last lines");
     const int rank = peers_.rank_of(place);
-    throw condition == Condition::kLeft ? PeerError::of_leave(rank, words)
-                                        : PeerError::explain(rank, words);
+    throw left ? PeerError::of_leave(rank, words) : PeerError::explain(rank, words);
   }
   if (awaited.empty()) return;
   const auto now = Clock::now();

@@ -63,9 +63,11 @@ namespace zeropage::comm {
 // should return:
 //
 //   - 0: every rank returned 0.
-//   - 1..255: the exit code of the rank that failed first, 128 + n when signal n killed it. The
-//     other ranks got `grace`, then SIGTERM, a second later SIGKILL; a report with the failed
-//     rank's last lines is on stderr.
+//   - 1..255: the exit code of the rank that failed first, 128 + n when signal n killed it. Where that rank says that it
+//     lost another one which failed as well ("[rank 0/2] ... lost rank 1"), it is the other one's. The
+//     other ranks got `grace`, then SIGTERM, a second later SIGKILL; a report with that
+//     rank's last lines is the last thing on stderr. What a rank says of another that it lost is held back for up to a second,
+//     until that one has had its say.
 //   - 128 + n: signal n (SIGINT, SIGTERM, SIGHUP, SIGQUIT) reached the launcher and was passed on
 //     to the ranks; those that still ran after `grace` were killed. Losing the reader of our own
 //     output counts as SIGPIPE, passed on as SIGTERM.
@@ -76,7 +78,7 @@ int launch_program(const std::vector<std::string>& argv, const LaunchOptions& op
 // `function`, flushes the standard streams and ends without running destructors of statics. What
 // `function` returns is the exit code (1 if its low eight bits would hide a failure). An exception
 // that leaves it is printed and the exit code is 1; the stack that LibTorch appends to its messages
-// is printed only with TORCH_SHOW_CPP_STACKTRACES=1.
+// is printed only with TORCH_SHOW_CPP_STACKTRACES=1, as for what launch_program starts.
 //
 // Throws std::runtime_error when the process already has a second thread, or has started an
 // accelerator's driver (device/accelerator_driver.h): call it first thing in main().

@@ -171,6 +171,69 @@ TEST(LauncherTest, RepeatsTheLastLinesOfTheCulpritOnly) {
   EXPECT_THAT(launch.err(), Not(HasSubstr("| fine")));
 }
 
+// What one of two ranks says when it loses the other, as Zeropage's errors do.
+const std::string kLost =
+    "echo '[rank 0/2] all_gather #3 of page \"a\": lost rank 1: an exception ended it' >&2; exit 1";
+
+TEST(LauncherTest, ShowsTheRefusalThatEndedTheOthersFirstAndLast) {
+  LaunchedProcess launch(
+      shell(kRankOne + "{ sleep 0.3; echo 'no file a' >&2; sleep 0.2; exit 5; }; " + kLost,
+            ranks(2, milliseconds(3000))));
+  EXPECT_EQ(launch.wait(), 5);
+  EXPECT_THAT(launch.err(),
+              testing::StartsWith("[rank 1] no file a\n[rank 0] [rank 0/2] all_gather"));
+  EXPECT_THAT(launch.err(), ContainsRegex("zeropage: rank 1 \\(pid [0-9]+\\) exited with code 5\n"
+                                          "zeropage: last lines of rank 1:\n  \\| no file a\n$"));
+}
+
+TEST(LauncherTest, FollowsRanksThatBlameEachOtherToTheOneThatBlamesNobody) {
+  LaunchedProcess launch(shell(
+      "case $RANK in 0) echo '[rank 0/3] broadcast #1: lost rank 1 (process 7)' >&2; exit 1;; "
+      "1) sleep 0.1; echo '[rank 1/3] broadcast #1: rank 2 ran out of memory: 4 MiB' >&2; exit 1;; "
+      "2) sleep 0.2; echo '[rank 2/3] 4 MiB would pass the limit' >&2; exit 6;; esac",
+      ranks(3, milliseconds(3000))));
+  EXPECT_EQ(launch.wait(), 6);
+  EXPECT_THAT(launch.err(), testing::StartsWith("[rank 2] "));
+  EXPECT_THAT(launch.err(), testing::EndsWith("  | [rank 2/3] 4 MiB would pass the limit\n"));
+}
+
+// It may have ended in good order, or hang on.
+TEST(LauncherTest, BlamesTheRankThatFailedWhereTheOneThatItLostDidNot) {
+  LaunchedProcess in_order(shell(kRankOne + "exit 0; " + kLost, ranks(2)));
+  EXPECT_EQ(in_order.wait(), 1);
+  EXPECT_THAT(in_order.err(), HasSubstr("zeropage: rank 0 (pid "));
+  LaunchedProcess hangs(shell(kRankOne + "exec sleep 100; " + kLost, ranks(2, milliseconds(1500))));
+  EXPECT_EQ(hangs.wait(), 1);
+  EXPECT_LT(hangs.seconds(), 1.5 + kMargin);
+  const std::string said = hangs.err();
+  EXPECT_THAT(said, HasSubstr("zeropage: rank 0 (pid "));
+  // Its words are not held back until the end.
+  EXPECT_LT(said.find("[rank 0] [rank 0/2]"), said.find("rank 1 still running")) << said;
+}
+
+TEST(LauncherTest, LeavesLibTorchsStacksOutUnlessTheyAreAskedFor) {
+  const std::string throws =
+      "{ echo; echo '  what():  shapes differ'; "
+      "echo 'Exception raised from meta at LinearAlgebra.cpp:195 (most recent call first):'; "
+      "echo 'frame #0: c10::Error'; echo 'frame #1: <unknown function> + 0x5'; echo; "
+      "echo 'frame #2 of the film'; } >&2; exit 1";
+  LaunchedProcess launch(shell(throws, ranks(1)));
+  EXPECT_EQ(launch.wait(), 1);
+  EXPECT_THAT(launch.err(),
+              HasSubstr("zeropage: left out 4 lines of LibTorch's stack; "
+                        "TORCH_SHOW_CPP_STACKTRACES=1 shows them\n"
+                        "zeropage: last lines of rank 0:\n  | \n  |   what():  shapes differ\n"
+                        "  | frame #2 of the film\n"));
+  EXPECT_THAT(launch.err(), Not(HasSubstr("frame #0")));
+  LaunchedProcess asked([&] {
+    ::setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+    return shell(throws, ranks(1))();
+  });
+  EXPECT_EQ(asked.wait(), 1);
+  EXPECT_THAT(asked.err(), HasSubstr("[rank 0] frame #1: <unknown function> + 0x5\n"));
+  EXPECT_THAT(asked.err(), Not(HasSubstr("left out")));
+}
+
 TEST(LauncherTest, PassesSigtermOnAndReturnsItsCode) {
   LaunchedProcess launch(shell("trap 'echo saved; exit 0' TERM; echo ready $RANK; sleep 100 & wait",
                                ranks(2, milliseconds(2000))));

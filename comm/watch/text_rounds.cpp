@@ -18,6 +18,8 @@ using std::chrono::milliseconds;
 constexpr auto kVerdictMargin = milliseconds(5000);
 // Ranks out of step find out by themselves, of each other: the first to know waits for the other.
 constexpr auto kTimeForOthers = milliseconds(750);
+// How long the ranks that are left have to read a text, once one is lost.
+constexpr auto kTimeForReaders = milliseconds(2000);
 // Between looks whether there still is a rank to wait for.
 constexpr auto kBetweenProbes = milliseconds(200);
 constexpr auto kNoWait = milliseconds(1);
@@ -266,14 +268,21 @@ int64_t TextRounds::count_readers(const std::string& round, int64_t more) {
 }
 
 bool TextRounds::wait_until_read(const std::string& round, int64_t readers) {
-  const auto leave_at = Clock::now() + kVerdictMargin;
+  auto leave_at = Clock::now() + kVerdictMargin;
   auto pause = kFirstReadPause;
   while (count_readers(round, 0) < readers) {
+    leave_sooner_without_ranks(leave_at);
     if (Clock::now() > leave_at) return false;
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongReadPause);
   }
   return true;
+}
+
+// Who is lost reads nothing more; the others have long enough.
+void TextRounds::leave_sooner_without_ranks(std::chrono::steady_clock::time_point& leave_at) {
+  const auto soon = Clock::now() + kTimeForReaders;
+  if (soon < leave_at && !options_.lost_ranks().empty()) leave_at = soon;
 }
 
 void TextRounds::note_gathered(const std::string& round, const std::vector<std::string>& texts) {
@@ -291,7 +300,7 @@ void TextRounds::note_gathered(const std::string& round, const std::vector<std::
 // Whoever has not read yet would find no store, and take this rank for lost.
 void TextRounds::wait_for_readers() {
   if (options_.rank != options_.store_server || last_key_.empty()) return;
-  const auto leave_at = Clock::now() + kVerdictMargin;
+  auto leave_at = Clock::now() + kVerdictMargin;
   const auto is_there = [&] {
     const auto found = ask_within(kRoundTripLimit, [store = options_.store, key = last_key_] {
       return std::string(store->check({key}) ? "yes" : "no");
@@ -300,6 +309,7 @@ void TextRounds::wait_for_readers() {
   };
   auto pause = kFirstReadPause;
   while (is_there() && Clock::now() < leave_at) {
+    leave_sooner_without_ranks(leave_at);
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongReadPause);
   }

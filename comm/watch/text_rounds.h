@@ -78,6 +78,7 @@ class TextRounds {
   void remove_text(const std::string& key, size_t bytes);
   int64_t count_readers(const std::string& round, int64_t more);
   bool wait_until_read(const std::string& round, int64_t readers);
+  void leave_sooner_without_ranks(std::chrono::steady_clock::time_point& leave_at);
   void note_gathered(const std::string& round, const std::vector<std::string>& texts);
   void remove_answer(const std::string& round, size_t bytes);
 

@@ -165,6 +165,34 @@ std::set<std::string> addresses_listened_at() {
   return addresses;
 }
 
+// Rank 1 has given its text and dies before there is an answer, as in a save. Rank 0 would wait five seconds for it to read.
+TEST(LostReaderTest, IsNotWaitedForBeforeTheAnswerGoesOn) {
+  LaunchedProcess launched([] {
+    return World::launch(2, [](World& world) {
+      if (world.rank() == 1) {
+        std::thread([] {
+          std::this_thread::sleep_for(300ms);
+          ::raise(SIGKILL);
+        }).detach();
+      }
+      const auto start = std::chrono::steady_clock::now();
+      world.settle("an answer", "text", [](const auto&) {
+        std::this_thread::sleep_for(800ms);
+        return std::string("words");
+      });
+      const auto waited = std::chrono::steady_clock::now() - start;
+      std::printf(
+          "waited=%d\n",
+          static_cast<int>(std::chrono::duration_cast<std::chrono::milliseconds>(waited).count()));
+      return 0;
+    });
+  });
+  EXPECT_EQ(launched.wait(), 128 + SIGKILL);
+  const int waited = launched.printed_number("waited");
+  EXPECT_GE(waited, 800);
+  EXPECT_LT(waited, 4000) << launched.err();
+}
+
 TEST(LocalRanksTest, ListenOnLoopbackAlone) {
   LaunchedProcess launched([] {
     return World::launch(2,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 namespace language_model {
 namespace {
@@ -19,6 +21,35 @@ torch::Tensor rows_of(const std::vector<int32_t>& tokens, int64_t window, int64_
         .copy_(torch::from_blob(const_cast<int32_t*>(tokens.data() + begin), {numel}, torch::kInt));
   }
   return rows;
+}
+
+// read: rows [first, first + count) of `all`, by which the ranks take turns.
+TextLoss shared_loss(WrappedModel& model, int64_t all, int64_t batch,
+                     const std::function<Rows(int64_t first, int64_t count)>& read) {
+  const torch::NoGradGuard no_grad;
+  const bool was_training = model.is_training();
+  model.eval();
+  const zeropage::comm::World& world = model.world();
+  const auto to_device = [&](const torch::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(world.device()) : tensor;
+  };
+  const int64_t turns = (all + batch * world.size() - 1) / (batch * world.size());
+  double sum = 0, predicted = 0;
+  for (int64_t turn = 0; turn < turns; ++turn) {
+    // A rank without rows of its own repeats the first: operators on shared parameters are collective.
+    const int64_t first = (turn * world.size() + world.rank()) * batch;
+    const bool is_own = first < all;
+    const Rows rows = is_own ? read(first, std::min(batch, all - first)) : read(0, 1);
+    const auto weight = static_cast<double>(is_own ? rows.learned() : 0);
+    const torch::Tensor loss =
+        model(to_device(rows.tokens), to_device(rows.targets), to_device(rows.documents));
+    if (weight > 0) sum += loss.item<double>() * weight;
+    predicted += weight;
+  }
+  model.train(was_training);
+  const torch::Tensor sums =
+      world.sum(torch::tensor({sum, predicted}, torch::kDouble).to(world.device()));
+  return {.loss = (sums[0] / sums[1]).item<double>(), .tokens = sums[1].item<int64_t>()};
 }
 
 }  // namespace
@@ -39,31 +70,20 @@ TextLoss evaluate(WrappedModel& model, const std::vector<int32_t>& tokens, int64
   TORCH_CHECK(window >= 2 && window <= longest_sequence(config), "windows of ", window,
               " tokens: expected 2 to ", longest_sequence(config),
               ", the model's longest sequence");
-  const torch::NoGradGuard no_grad;
-  const bool was_training = model.is_training();
-  model.eval();
-  const zeropage::comm::World& world = model.world();
   window = std::min(window, count);
   const int64_t windows = (count - 2) / (window - 1) + 1;
-  const int64_t turns = (windows + batch * world.size() - 1) / (batch * world.size());
-  double sum = 0, predicted = 0;
-  for (int64_t turn = 0; turn < turns; ++turn) {
-    // A rank without a window of its own repeats the first: operators on shared parameters are collective.
-    const int64_t first = (turn * world.size() + world.rank()) * batch;
-    const bool is_own = first < windows;
-    const int64_t rows = is_own ? std::min(batch, windows - first) : 1;
-    const torch::Tensor ids = rows_of(tokens, window, is_own ? first : 0, rows);
-    const torch::Tensor targets = ids.slice(1, 1);
-    const double weight = is_own ? targets.ne(kIgnored).sum().item<double>() : 0;
-    const torch::Tensor loss =
-        model(ids.slice(1, 0, -1).clamp_min(0).to(world.device()), targets.to(world.device()));
-    if (weight > 0) sum += loss.item<double>() * weight;
-    predicted += weight;
-  }
-  model.train(was_training);
-  const torch::Tensor all =
-      world.sum(torch::tensor({sum, predicted}, torch::kDouble).to(world.device()));
-  return {.loss = (all[0] / all[1]).item<double>(), .tokens = all[1].item<int64_t>()};
+  return shared_loss(model, windows, batch, [&](int64_t first, int64_t rows) {
+    const torch::Tensor ids = rows_of(tokens, window, first, rows);
+    return Rows{.tokens = ids.slice(1, 0, -1).clamp_min(0), .targets = ids.slice(1, 1)};
+  });
+}
+
+TextLoss evaluate(WrappedModel& model, const TrainingRows& rows, int64_t batch) {
+  return shared_loss(model, rows.count(), batch, [&](int64_t first, int64_t count) {
+    std::vector<int64_t> chosen(static_cast<size_t>(count));
+    std::iota(chosen.begin(), chosen.end(), first);
+    return rows.read(chosen);
+  });
 }
 
 }  // namespace language_model

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "language_model/data/rows.h"
 #include "language_model/model/wrapped_model.h"
 
 namespace language_model {
@@ -20,5 +21,9 @@ struct TextLoss {
 // batch: windows of one forward. Throws for tokens of another vocabulary. Collective. Threads: the training thread.
 TextLoss evaluate(WrappedModel& model, const std::vector<int32_t>& tokens, int64_t window,
                   int64_t batch = 1);
+
+// The mean over all targets of these rows, which the ranks share. batch: rows of one forward. NaN where there is no target.
+// Collective. Threads: the training thread.
+TextLoss evaluate(WrappedModel& model, const TrainingRows& rows, int64_t batch = 1);
 
 }  // namespace language_model

@@ -28,6 +28,8 @@ struct GenerateFlags {
   std::string prompts_file;
   bool begin_token = false;
   bool past_end = false;
+  bool is_chat = false;
+  std::string system;
   uint64_t seed = 0;
   language_model::GenerationOptions options;
 };
@@ -56,7 +58,7 @@ class Answering {
     for (size_t i = is_single_ ? 0 : static_cast<size_t>(world.rank()); i < texts_.size();
          i += is_single_ ? 1 : static_cast<size_t>(world.size())) {
       mine_.push_back(i);
-      Prompt prompt{.tokens = tokenizer_.encode(texts_[i]), .seed = flags.seed + i};
+      Prompt prompt{.tokens = tokens_of(texts_[i]), .seed = flags.seed + i};
       if (flags.begin_token) {
         const auto begin = files_.config().begin_token;
         ZP_CHECK(begin, "--begin-token: the model's config names none");
@@ -71,10 +73,16 @@ class Answering {
         files_, world_,
         {.sharding = sharding_of(flags_.run), .adapters_from = flags_.model.adapters});
     language_model::GenerationOptions options = flags_.options;
-    if (!flags_.past_end) options.end_tokens = files_.config().end_tokens;
+    if (!flags_.past_end) {
+      options.end_tokens = files_.config().end_tokens;
+      if (flags_.is_chat) {
+        options.end_tokens.push_back(
+            zeropage::text::answer_end(tokenizer_, chat_template_of(tokenizer_)));
+      }
+    }
     zeropage::text::StreamDecoder stream(tokenizer_);
     const bool streams = is_single_ && world_.rank() == 0;
-    if (streams) std::cout << texts_[0] << std::flush;
+    if (streams && !flags_.is_chat) std::cout << texts_[0] << std::flush;
     const auto start = std::chrono::steady_clock::now();
     const auto answers = generate(model, prompts_, options, [&](size_t /*prompt*/, int32_t token) {
       if (streams && !tokenizer_.is_special(token)) std::cout << stream.add(token) << std::flush;
@@ -86,6 +94,13 @@ class Answering {
   }
 
  private:
+  std::vector<int32_t> tokens_of(const std::string& text) const {
+    if (!flags_.is_chat) return tokenizer_.encode(text);
+    const std::vector<zeropage::text::ChatMessage> messages = {{"user", text}};
+    return zeropage::text::chat_prompt(
+        messages, tokenizer_, {.format = chat_template_of(tokenizer_), .system = flags_.system});
+  }
+
   nlohmann::json json_of(size_t index, const std::vector<int32_t>& answer) const {
     std::vector<int32_t> shown;
     std::copy_if(answer.begin(), answer.end(), std::back_inserter(shown),
@@ -115,8 +130,8 @@ class Answering {
     for (const nlohmann::json& answer : all) {
       tokens += answer["tokens"].size();
       if (is_single_) continue;
-      std::cout << answer["prompt"].get<std::string>() << answer["answer"].get<std::string>()
-                << "\n---" << std::endl;
+      std::cout << answer["prompt"].get<std::string>() << (flags_.is_chat ? "\n" : "")
+                << answer["answer"].get<std::string>() << "\n---" << std::endl;
     }
     const double rate = static_cast<double>(tokens) / seconds_;
     std::cerr << tokens << " tokens, " << examples::fixed(rate, 1) << " a second" << std::endl;

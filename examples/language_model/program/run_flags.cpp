@@ -115,6 +115,11 @@ zeropage::text::Tokenizer tokenizer_of(const ModelFlags& flags,
   return tokenizer;
 }
 
+zeropage::text::ChatTemplate chat_template_of(const zeropage::text::Tokenizer& tokenizer) {
+  using zeropage::text::ChatTemplate;
+  return tokenizer.id_of("<|im_start|>") ? ChatTemplate::kChatMl : ChatTemplate::kPlain;
+}
+
 std::string read_text(const std::string& path, const std::string& from) {
   std::ifstream stream(path, std::ios::binary);
   ZP_CHECK(stream, path, ": cannot be read");

@@ -10,6 +10,7 @@
 
 #include <zeropage/names.h>
 #include <zeropage/options.h>
+#include <zeropage/text/chat_examples.h>
 #include <zeropage/text/tokenizer.h>
 #include <zeropage/world.h>
 
@@ -48,6 +49,9 @@ struct ModelFlags {
 void add_model_flags(CLI::App& app, ModelFlags& flags);
 zeropage::text::Tokenizer tokenizer_of(const ModelFlags& flags,
                                        const language_model::ModelFiles& files);
+
+// ChatML where the vocabulary has its tokens.
+zeropage::text::ChatTemplate chat_template_of(const zeropage::text::Tokenizer& tokenizer);
 
 // Throws where the file cannot be read. from: the text begins where this is found first, which must be; "": at the beginning.
 std::string read_text(const std::string& path, const std::string& from = "");

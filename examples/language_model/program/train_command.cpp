@@ -31,34 +31,44 @@ constexpr int64_t kLength = 512;
 // What local ranks get after a signal to end their step and save.
 constexpr std::chrono::minutes kGraceOfSave{5};
 
-struct Texts {
-  std::vector<int32_t> training;
-  std::vector<int32_t> held_out;        // none: fewer than two
-  std::optional<int32_t> document_end;  // none: documents see each other
-};
+// The token between documents; none: they see each other, or the vocabulary has none.
+std::optional<language_model::DocumentMark> mark_of(const TrainFlags& flags,
+                                                    const language_model::TokenText& text,
+                                                    std::optional<int32_t> end) {
+  if (!end || flags.joins_documents || text.numel == 0) return std::nullopt;
+  int64_t first = 0;
+  text.read(0, 1, &first);
+  return language_model::DocumentMark{.token = *end, .is_first = first == *end};
+}
 
-Texts read_texts(const TrainFlags& flags, const zeropage::text::Tokenizer& tokenizer) {
-  Texts texts;
-  const auto end = tokenizer.document_end();
-  if (!flags.joins_documents) texts.document_end = end;
-  const auto add = [&](const std::string& file, std::vector<int32_t>& to) {
-    const std::vector<int32_t> tokens = tokenizer.encode(read_text(file));
-    to.insert(to.end(), tokens.begin(), tokens.end());
-    if (end) to.push_back(*end);
-  };
-  for (const std::string& file : flags.texts) add(file, texts.training);
-  if (!flags.held_out.empty()) {
-    add(flags.held_out, texts.held_out);
+std::unique_ptr<language_model::TrainingRows> read_rows(const TrainFlags& flags,
+                                                        const zeropage::text::Tokenizer& tokenizer,
+                                                        int64_t length) {
+  using language_model::TokenText;
+  namespace text = zeropage::text;
+  auto end = tokenizer.document_end();
+  if (!flags.chat.empty()) {
+    const text::ChatOptions options{.format = chat_template_of(tokenizer), .system = flags.system};
+    return std::make_unique<language_model::ChatRows>(
+        text::read_chat_examples(flags.chat, tokenizer, options), length, flags.chat);
+  }
+  TokenText tokens;
+  if (!flags.tokens.empty()) {
+    auto file = std::make_shared<text::TokenFile>(flags.tokens);
+    file->check_vocabulary(tokenizer);
+    if (file->vocabulary()) end = file->vocabulary()->document_end;
+    tokens = TokenText::of(std::move(file));
   } else {
-    const auto share = static_cast<double>(texts.training.size()) * flags.held_out_share;
-    const auto cut = texts.training.end() - static_cast<int64_t>(share);
-    texts.held_out.assign(cut, texts.training.end());
-    texts.training.erase(cut, texts.training.end());
+    std::vector<int32_t> all;
+    for (const std::string& file : flags.texts) {
+      tokenizer.encode(read_text(file), text::SpecialTokens::kAsText,
+                       [&](auto some) { all.insert(all.end(), some.begin(), some.end()); });
+      if (end) all.push_back(*end);
+    }
+    tokens = TokenText::of(std::move(all));
   }
-  if (static_cast<int64_t>(texts.held_out.size()) > flags.held_out_tokens) {
-    texts.held_out.resize(static_cast<size_t>(flags.held_out_tokens));
-  }
-  return texts;
+  const auto mark = mark_of(flags, tokens, end);
+  return std::make_unique<language_model::PackedRows>(std::move(tokens), length, mark);
 }
 
 class Run {
@@ -69,9 +79,11 @@ class Run {
         resident_before_(zeropage::memory::peak_resident_bytes()),
         files_(flags.model.model),
         tokenizer_(tokenizer_of(flags.model, files_)),
-        texts_(read_texts(flags, tokenizer_)),
         length_(length_of(flags, files_.config())),
-        rows_(texts_.training, length_, texts_.document_end),
+        all_(read_rows(flags, tokenizer_, length_)),
+        cut_(cut_of(flags, all_->count())),
+        rows_(*all_, 0, cut_),
+        held_out_rows_(*all_, cut_, std::min(all_->count(), cut_ + flags.held_out_rows)),
         model_(open()),
         trainer_(model_, rows_, options_, report(), evaluation()) {}
 
@@ -79,8 +91,8 @@ class Run {
     const OpeningCost cost =
         opening_cost(world_, language_model::count_parameters(files_.config()), resident_before_);
     say(cost.words());
-    say(std::to_string(texts_.training.size()) + " tokens in " + std::to_string(rows_.count()) +
-        " rows of " + std::to_string(length_));
+    say(std::to_string(rows_.count()) + " rows of " + std::to_string(length_) +
+        " tokens to train on");
     trainer_.resume(flags_.goes_on);
     zeropage::memory::reset_peak_resident_bytes();
     if (const int signal = trainer_.run()) return examples::exit_code_of(signal);
@@ -120,6 +132,12 @@ class Run {
     return flags.length > 0 ? flags.length : std::min(kLength, longest);
   }
 
+  static int64_t cut_of(const TrainFlags& flags, int64_t rows) {
+    const int64_t cut =
+        rows - static_cast<int64_t>(static_cast<double>(rows) * flags.held_out_share);
+    return std::max<int64_t>(1, cut);
+  }
+
   language_model::WrappedModel open() {
     options_ = flags_.options;
     options_.seed = flags_.seed;
@@ -143,9 +161,9 @@ class Run {
   }
 
   std::function<double()> evaluation() {
-    if (texts_.held_out.size() < 2) return nullptr;
+    if (held_out_rows_.count() == 0) return nullptr;
     return [this] {
-      return language_model::evaluate(model_, texts_.held_out, length_, options_.micro_batch).loss;
+      return language_model::evaluate(model_, held_out_rows_, options_.micro_batch).loss;
     };
   }
 
@@ -212,9 +230,10 @@ class Run {
   const int64_t resident_before_;
   const language_model::ModelFiles files_;
   const zeropage::text::Tokenizer tokenizer_;
-  const Texts texts_;
   const int64_t length_;
-  const language_model::PackedRows rows_;
+  const std::unique_ptr<language_model::TrainingRows> all_;
+  const int64_t cut_;  // where held-out rows begin
+  const language_model::RowRange rows_, held_out_rows_;
   language_model::TrainingOptions options_;
   OpeningCost cost_;
   language_model::WrappedModel model_;

@@ -10,17 +10,21 @@ namespace {
 
 void add_text(CLI::App& app, TrainFlags& flags) {
   constexpr const char* kGroup = "Text";
-  app.add_option("--text", flags.texts, "Files of text; each is a document")
-      ->required()
-      ->group(kGroup);
-  app.add_option("--held-out", flags.held_out,
-                 "A file that is not trained on, for its loss; default: the end of the texts")
+  CLI::Option_group* const kinds = app.add_option_group(kGroup, "One kind of:");
+  kinds->add_option("--text", flags.texts, "Files of text; each is a document");
+  kinds->add_option("--tokens", flags.tokens,
+                    "A file of tokens, as `zp tokens make`, nanoGPT and llm.c write it");
+  kinds->add_option("--chat", flags.chat,
+                    "Conversations or instructions as lines of JSON; answers alone are learned");
+  kinds->require_option(1);
+  app.add_option("--system", flags.system,
+                 "The system's message of conversations that do not begin with one")
       ->group(kGroup);
   app.add_option("--held-out-share", flags.held_out_share,
-                 "Share of the texts' tokens, from the end, that is not trained on; 0: none")
+                 "Share of the rows, from the end, that is not trained on; 0: none")
       ->check(CLI::Range(0.0, 0.9))
       ->group(kGroup);
-  app.add_option("--held-out-tokens", flags.held_out_tokens, "The most of them that are looked at")
+  app.add_option("--held-out-rows", flags.held_out_rows, "The most of them that are looked at")
       ->check(examples::positive())
       ->group(kGroup);
   app.add_option("--length", flags.length, "Tokens of a row; 0: up to 512, as the model can")

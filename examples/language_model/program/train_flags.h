@@ -18,11 +18,14 @@ struct TrainFlags {
   RunFlags run;
   language_model::TrainingOptions options;
 
+  // One of these kinds.
   std::vector<std::string> texts;
-  std::string held_out;            // a file; "": the end of the texts
-  double held_out_share = 0.05;    // of the texts' tokens
-  int64_t held_out_tokens = 8192;  // the most that are looked at
-  int64_t length = 0;              // of a row, in tokens; 0: up to kLength, as the model can
+  std::string tokens;            // a file of `zp tokens make`, nanoGPT or llm.c
+  std::string chat;              // lines of JSON
+  std::string system;            // of conversations that do not begin with one
+  double held_out_share = 0.05;  // of the rows, from the end
+  int64_t held_out_rows = 64;    // the most of them that are looked at
+  int64_t length = 0;            // of a row, in tokens; 0: up to kLength, as the model can
   bool joins_documents = false;
 
   std::string states = "fp32";  // of the optimizer; or bf16, 8bit

@@ -23,8 +23,8 @@
 #include <zeropage/recompute.h>
 #include <zeropage/saving.h>
 
+#include "language_model/data/rows.h"
 #include "language_model/model/wrapped_model.h"
-#include "language_model/train/training_rows.h"
 
 namespace language_model {
 

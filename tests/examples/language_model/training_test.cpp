@@ -34,6 +34,10 @@ std::vector<int32_t> documents() {
   return tokens;
 }
 
+PackedRows packed(const std::vector<int32_t>& tokens) {
+  return {TokenText::of(tokens), /*length=*/16, DocumentMark{kEnd}};
+}
+
 struct Setting {
   int ranks = 1;
   int stage = 0;
@@ -66,7 +70,7 @@ Trained train(const Setting& setting, TrainingOptions options = few_steps(), boo
     WrappedModel model =
         new_model(config, /*seed=*/1, world, {.sharding = sharding, .adapters = setting.adapters});
     model->recompute(setting.recompute);
-    const PackedRows rows(tokens, /*length=*/16, kEnd);
+    const PackedRows rows = packed(tokens);
     std::vector<double> losses;
     Trainer trainer(model, rows, options,
                     {.step = [&](const TrainedStep& step) { losses.push_back(step.loss); }});
@@ -115,7 +119,7 @@ Trained by_hand() {
   groups.emplace_back(vectors, adam(0));
   torch::optim::AdamW optimizer(groups);
   const std::vector<int32_t> tokens = documents();
-  const PackedRows rows(tokens, 16, kEnd);
+  const PackedRows rows = packed(tokens);
   RowOrder order(rows.count(), options.seed);
   Trained trained;
   for (int64_t step = 0; step < options.steps; ++step) {
@@ -180,7 +184,7 @@ TEST(LanguageModelTrainingTest, GoesOnAtAnotherNumberOfRanksAndStage) {
     config.initial_deviation = 0.2;
     WrappedModel model = new_model(config, 1, world, {.sharding = {.stage = stage_of(3)}});
     const std::vector<int32_t> tokens = documents();
-    const PackedRows rows(tokens, 16, kEnd);
+    const PackedRows rows = packed(tokens);
     EXPECT_THAT(error_of([&] {
                   Trainer trainer(model, rows, part, {.step = [](const TrainedStep& step) {
                                     TORCH_CHECK(step.step < 3, "cut off");
@@ -197,7 +201,7 @@ TEST(LanguageModelTrainingTest, GoesOnAtAnotherNumberOfRanksAndStage) {
   run_ranks(1, [&](World& world) {
     WrappedModel model = new_model(small_llama(), 1, world);
     const std::vector<int32_t> tokens = documents();
-    const PackedRows rows(tokens, 16, kEnd);
+    const PackedRows rows = packed(tokens);
     EXPECT_THAT(error_of([&] { Trainer(model, rows, part, {}).resume(/*if_there=*/false); }),
                 HasSubstr("has a state of another run"));
   });
@@ -221,7 +225,7 @@ TEST(LanguageModelTrainingTest, AdaptersAloneAreTrainedAndHeld) {
         config, 1, world,
         {.sharding = {.stage = stage_of(3), .page_bytes = 1 << 16}, .adapters = setting.adapters});
     const std::vector<int32_t> tokens = documents();
-    const PackedRows rows(tokens, 16, kEnd);
+    const PackedRows rows = packed(tokens);
     const TrainingOptions options = few_steps();
     Trainer trainer(model, rows, options, {});
     trainer.run();
@@ -239,19 +243,43 @@ TEST(LanguageModelTrainingTest, AdaptersAloneAreTrainedAndHeld) {
 }
 
 TEST(LanguageModelTrainingTest, RowsHaveDocumentsAndNoTargetBehindTheirEnd) {
-  const std::vector<int32_t> tokens = {5, 6, 0, 7, 0, 8, 9, 1, 2};
-  const Rows rows = PackedRows(tokens, /*length=*/4, /*end=*/0).read({0, 1});
-  EXPECT_TRUE(torch::equal(rows.tokens, torch::tensor({{5, 6, 0, 7}, {0, 8, 9, 1}}, torch::kLong)));
-  EXPECT_TRUE(
-      torch::equal(rows.targets, torch::tensor({{6, 0, -100, 0}, {-100, 9, 1, 2}}, torch::kLong)));
-  EXPECT_TRUE(
-      torch::equal(rows.documents, torch::tensor({{0, 0, 0, 1}, {0, 1, 1, 1}}, torch::kLong)));
+  const TokenText text = TokenText::of(std::vector<int32_t>{5, 6, 0, 7, 0, 8, 9, 1, 2});
+  const Rows rows = PackedRows(text, /*length=*/4, DocumentMark{0}).read({0, 1});
+  const auto same = [](const torch::Tensor& left, const std::vector<int64_t>& right) {
+    return torch::equal(left.flatten(), torch::tensor(right));
+  };
+  EXPECT_TRUE(same(rows.tokens, {5, 6, 0, 7, 0, 8, 9, 1}));
+  EXPECT_TRUE(same(rows.targets, {6, 0, -100, 0, -100, 9, 1, 2}));
+  EXPECT_TRUE(same(rows.documents, {0, 0, 0, 1, 0, 1, 1, 1}));
   EXPECT_EQ(rows.learned(), 6);
-  const Rows joined = PackedRows(tokens, 4, std::nullopt).read({0});
+  // llm.c's files have the token in front of a document.
+  const Rows first = PackedRows(text, 4, DocumentMark{0, /*is_first=*/true}).read({0, 1});
+  EXPECT_TRUE(same(first.targets, {6, -100, 7, -100, 8, 9, 1, 2}));
+  EXPECT_TRUE(same(first.documents, {0, 0, 1, 1, 1, 1, 1, 1}));
+  const Rows joined = PackedRows(text, 4, std::nullopt).read({0});
   EXPECT_FALSE(joined.documents.defined());
   EXPECT_EQ(joined.learned(), 4);
-  EXPECT_THAT(error_of([&] { PackedRows(tokens, 9, std::nullopt); }),
+  EXPECT_THAT(error_of([&] { PackedRows(text, 9, std::nullopt); }),
               HasSubstr("the text has 9 tokens, and a row 9 and a target behind them"));
+}
+
+TEST(LanguageModelTrainingTest, ConversationsArePackedWholeAndAnswersAloneAreLearned) {
+  const std::vector<text::ChatExample> examples = {
+      {{1, 2, 3, 4}, {0, 0, 1, 1}, 1}, {{5, 6, 7}, {0, 1, 0}, 2}, {{8, 9}, {0, 1}, 5}};
+  const ChatRows rows(examples, /*length=*/6, "chat.jsonl");
+  ASSERT_EQ(rows.count(), 2) << "the second example does not fit behind the first";
+  const Rows read = rows.read({0, 1});
+  const auto same = [](const torch::Tensor& left, const std::vector<int64_t>& right) {
+    return torch::equal(left.flatten(), torch::tensor(right));
+  };
+  EXPECT_TRUE(same(read.tokens, {1, 2, 3, 4, 0, 0, 5, 6, 7, 8, 9, 0}));
+  EXPECT_TRUE(same(read.targets, {-100, 3, 4, -100, -100, -100, 6, -100, -100, 9, -100, -100}));
+  EXPECT_TRUE(same(read.documents, {0, 0, 0, 0, -1, -1, 0, 0, 0, 1, 1, -1}));
+  EXPECT_EQ(read.learned(), 4);
+  EXPECT_THAT(error_of([&] { ChatRows(examples, 3, "chat.jsonl"); }),
+              HasSubstr("chat.jsonl: 1 of 3 examples are longer than a row of 3 tokens, the first "
+                        "in line 1 with 4"));
+  EXPECT_THAT(error_of([&] { ChatRows({}, 3, "chat.jsonl"); }), HasSubstr("has no example"));
 }
 
 TEST(LanguageModelTrainingTest, EveryRowComesOnceAnEpochInAnotherOrderEach) {

@@ -32,7 +32,7 @@ def ours(arguments, folder, result):
     settings = [word for name, value in SETTINGS.items() for word in (f"--{name}", value)]
     run([BUILD / "examples/zp-lm", "finetune", "--model", folder / "model", "--tokenizer", arguments.model, "--text", *arguments.text, "--join-documents", "--steps",
          arguments.steps, "--batch", arguments.batch, "--micro-batch", arguments.batch // arguments.ranks, "--length", arguments.length,
-         "--held-out-tokens", 2, "--least-lr", LEAST_RATE, *settings, "--ranks", arguments.ranks, "--threads", arguments.threads, "--stage", 3,
+         "--held-out-share", 0, "--least-lr", LEAST_RATE, *settings, "--ranks", arguments.ranks, "--threads", arguments.threads, "--stage", 3,
          "--json", result])
     found = json.loads(result.read_text())
     return {"loss": [step["loss"] for step in found["steps"]], "seconds": [step["seconds"] for step in found["steps"]],

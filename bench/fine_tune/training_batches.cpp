@@ -1,4 +1,4 @@
-// Writes the batches that `zp-lm finetune` with these flags trains on, for whoever is to train on the same: a safetensors file with int64
+// Writes the batches that `zp-lm finetune --join-documents --held-out-share 0` trains on, for whoever is to train on the same: a safetensors file with int64
 // "batches" [steps, rows, length + 1]. training_batches --help.
 #include <fstream>
 #include <iostream>
@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include "bench/measuring_main.h"
-#include "language_model/train/training_rows.h"
+#include "language_model/data/rows.h"
 #include "zeropage/check.h"
 #include "zeropage/text/tokenizer.h"
 
@@ -21,7 +21,6 @@ struct Flags {
   int64_t length = 128;
   int64_t batch = 2;
   int64_t steps = 200;
-  double held_out_share = 0.05;
   uint64_t seed = 1;
 };
 
@@ -35,14 +34,12 @@ std::vector<int32_t> training_tokens(const Flags& flags) {
     all.insert(all.end(), tokens.begin(), tokens.end());
     if (const auto end = tokenizer.document_end()) all.push_back(*end);
   }
-  all.resize(all.size() -
-             static_cast<size_t>(static_cast<double>(all.size()) * flags.held_out_share));
   return all;
 }
 
 void write(const Flags& flags) {
-  const std::vector<int32_t> tokens = training_tokens(flags);
-  const language_model::PackedRows rows(tokens, flags.length, std::nullopt);
+  const language_model::PackedRows rows(language_model::TokenText::of(training_tokens(flags)),
+                                        flags.length, std::nullopt);
   language_model::RowOrder order(rows.count(), flags.seed);
   std::vector<int64_t> places;
   for (int64_t place = 0; place < flags.steps * flags.batch; ++place)
@@ -70,7 +67,8 @@ void write(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Writes the batches of `zp-lm finetune --join-documents` as safetensors");
+  CLI::App app(
+      "Writes the batches of `zp-lm finetune --join-documents --held-out-share 0` as safetensors");
   app.add_option("--tokenizer", flags.tokenizer,
                  "A .gguf file, a tokenizer.json, or a folder with one")
       ->required();
@@ -84,9 +82,6 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--steps", flags.steps, "Steps")
       ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--held-out-share", flags.held_out_share,
-                 "Share of the texts that is not trained on")
       ->capture_default_str();
   app.add_option("--seed", flags.seed, "Seed of the rows' order")->capture_default_str();
   return bench::parse_and_measure("training_batches", app, argc, argv, [&] { write(flags); });

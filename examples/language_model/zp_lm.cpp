@@ -25,9 +25,12 @@ int main(int argc, char** argv) {
     for (const zp_lm::Command& command : commands) {
       if (command.app->parsed()) return command.run();
     }
+  } catch (const CLI::ValidationError& error) {
+    std::cerr << error.what() << '\n';
+    return examples::kUsageError;
   } catch (const std::exception& error) {
     std::cerr << "zp-lm: " << zeropage::message_of(error) << '\n';
     return 1;
   }
-  return 2;
+  return examples::kUsageError;
 }

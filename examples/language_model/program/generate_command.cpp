@@ -166,6 +166,11 @@ Command generate_command(CLI::App& app) {
   command->add_option("--prompts", flags->prompts_file, "A file of them, one a line")
       ->group("Text");
   command
+      ->add_flag("--chat", flags->is_chat, "A prompt is what a user says, and the model answers it")
+      ->group("Text");
+  command->add_option("--system", flags->system, "The system's message in front of it")
+      ->group("Text");
+  command
       ->add_flag("--begin-token", flags->begin_token,
                  "Put the model's token of a text's beginning in front")
       ->group("Text");
@@ -186,7 +191,7 @@ Command generate_command(CLI::App& app) {
   command
       ->add_option("--top-p", sampling.top_p,
                    "Choose from the fewest most probable ones that together have this probability")
-      ->check(CLI::Range(0.0, 1.0))
+      ->check(CLI::Range(1e-9, 1.0))
       ->group("Sampling");
   command->add_option("--seed", flags->seed, "The same answers for the same seed")
       ->group("Sampling");

@@ -251,6 +251,9 @@ Command command_of(CLI::App& app, Training training, const std::string& name,
   command->option_defaults()->always_capture_default();
   add_train_flags(*command, *flags);
   return {command, [flags] {
+            if (flags->options.micro_batch > flags->options.batch) {
+              throw CLI::ValidationError("--micro-batch: more rows than --batch has");
+            }
             examples::check_outputs({{"--json", flags->run.json}});
             const auto run = [&](zeropage::World& world) { return Run(*flags, world).train(); };
             if (flags->options.save.empty()) return on_ranks(flags->run, run);

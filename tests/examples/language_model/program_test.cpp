@@ -1,0 +1,174 @@
+// zp-lm, run as users run it. ZP_LM is its path.
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "language_model/weights/safetensors_writer.h"
+#include "tests/examples/language_model/small_models.h"
+#include "tests/harness/shell.h"
+#include "tests/text/small_vocabulary.h"
+
+namespace zeropage::language_model_program_test {
+namespace {
+
+using namespace zeropage::testing;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class LanguageModelProgramTest : public ::testing::Test {
+ protected:
+  // A model that knows the small vocabulary, its tokenizer, and a text.
+  LanguageModelProgramTest() {
+    language_model::ModelConfig config = small_llama();
+    config.vocabulary = static_cast<int64_t>(SmallVocabulary().tokens.size());
+    config.context = 64;
+    const auto model = drawn(config);
+    scratch_.put("config.json", to_json(model->config(), "float32").dump());
+    scratch_.put("tokenizer.json", SmallVocabulary().tokenizer_json().dump());
+    std::vector<language_model::SafetensorsWriter::Entry> entries;
+    for (const auto& parameter : model->named_parameters()) {
+      if (parameter.key() == "lm_head.weight") continue;
+      entries.push_back({parameter.key(), parameter.value().sizes().vec()});
+    }
+    language_model::SafetensorsWriter file(scratch_ / "model.safetensors", entries);
+    for (const auto& entry : entries) file.write(entry.name, model->named_parameters()[entry.name]);
+    file.finish();
+    std::string text;
+    for (int i = 0; i < 120; ++i) text += "hello there, " + std::to_string(i * i) + " times. ";
+    scratch_.put("text.txt", text);
+  }
+
+  std::string path(const std::string& name) const { return (scratch_ / name).string(); }
+  Outcome run(const std::string& arguments) const {
+    return shell(std::string(ZP_LM) + " " + arguments);
+  }
+  // With the model, on two ranks of one thread.
+  Outcome run_model(const std::string& command, const std::string& more) const {
+    return run(command + " --model " + scratch_.path().string() + " --threads 1 --ranks 2 --json " +
+               path("out.json") + " " + more);
+  }
+  nlohmann::json json() const { return nlohmann::json::parse(std::ifstream(path("out.json"))); }
+  std::string text_flags() const { return "--text " + path("text.txt") + " --length 32 "; }
+
+  const TextScratch scratch_;
+};
+
+TEST_F(LanguageModelProgramTest, MistakesEndWithTwoAndHelpWithZero) {
+  EXPECT_EQ(run("").exit_code, 2);
+  EXPECT_EQ(run("--help").exit_code, 0);
+  for (const std::string command : {"finetune", "lora", "pretrain", "eval", "generate", "export"}) {
+    const Outcome help = run(command + " --help");
+    EXPECT_EQ(help.exit_code, 0) << command;
+    EXPECT_THAT(help.output, AllOf(HasSubstr("--model"), HasSubstr("Ranks:")));
+    EXPECT_EQ(run(command + " --no-such-flag").exit_code, 2) << command;
+  }
+  EXPECT_THAT(run_model("finetune", "").output, HasSubstr("--text"));
+  const Outcome both = run_model("finetune", text_flags() + "--chat x.jsonl");
+  EXPECT_EQ(both.exit_code, 2) << both.output;
+  const Outcome micro = run_model("finetune", text_flags() + "--batch 2 --micro-batch 3");
+  EXPECT_EQ(micro.exit_code, 2) << micro.output;
+  EXPECT_THAT(micro.output, HasSubstr("--micro-batch: more rows than --batch has"));
+}
+
+TEST_F(LanguageModelProgramTest, TrainsEvaluatesExportsAndContinues) {
+  const Outcome trained =
+      run_model("finetune", text_flags() + "--steps 12 --batch 4 --lr 1e-2 --out " + path("tuned"));
+  ASSERT_EQ(trained.exit_code, 0) << trained.output;
+  EXPECT_THAT(trained.output, AllOf(HasSubstr("step 12/12  loss"), HasSubstr("held-out loss"),
+                                    HasSubstr("wrote " + path("tuned"))));
+  const nlohmann::json figures = json();
+  EXPECT_EQ(figures["steps"].size(), 12);
+  EXPECT_LT(figures["held_out"][1]["loss"].get<double>(),
+            figures["held_out"][0]["loss"].get<double>());
+  EXPECT_TRUE(std::filesystem::exists(path("tuned/tokenizer.json")));
+
+  const auto loss_of = [&](const std::string& model) {
+    const Outcome outcome = run("eval --model " + model + " --text " + path("text.txt") +
+                                " --threads 1 --ranks 2 --json " + path("out.json"));
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return json()["loss"].get<double>();
+  };
+  EXPECT_LT(loss_of(path("tuned")), loss_of(scratch_.path().string()));
+
+  const Outcome answer =
+      run_model("generate", "--prompt 'hello there' --prompt 12 --tokens 5 --temperature 1");
+  ASSERT_EQ(answer.exit_code, 0) << answer.output;
+  EXPECT_EQ(json()["answers"].size(), 2);
+  EXPECT_EQ(json()["answers"][1]["prompt"], "12");
+}
+
+TEST_F(LanguageModelProgramTest, AdaptersAreWrittenAloneAndMergedOnRequest) {
+  const std::string lora = text_flags() + "--steps 4 --batch 4 --lr 1e-2 --rank 2 ";
+  const Outcome trained =
+      run_model("lora", lora + "--out " + path("adapters") + " --merged " + path("merged"));
+  ASSERT_EQ(trained.exit_code, 0) << trained.output;
+  const auto loss_of = [&](const std::string& flags) {
+    const Outcome outcome = run("eval --text " + path("text.txt") + " --threads 1 --json " +
+                                path("out.json") + " " + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return json()["loss"].get<double>();
+  };
+  const double adapted =
+      loss_of("--model " + scratch_.path().string() + " --adapters " + path("adapters"));
+  EXPECT_NEAR(adapted, loss_of("--model " + path("merged")), 1e-5);
+  EXPECT_GT(std::abs(adapted - loss_of("--model " + scratch_.path().string())), 1e-3);
+}
+
+TEST_F(LanguageModelProgramTest, ASignalSavesAndTheSameCallGoesOn) {
+  const std::string flags =
+      text_flags() + "--steps 4000 --batch 2 --report-every 1 --save " + path("run") + " --resume";
+  const std::string command = std::string(ZP_LM) + " finetune --model " + scratch_.path().string() +
+                              " --threads 1 --ranks 2 " + flags;
+  // The shell is the program then, and timeout its parent.
+  const Outcome ended = shell("timeout --signal TERM 8 " + command + "; echo code $?");
+  EXPECT_THAT(ended.output, HasSubstr("a signal ended the run after the save of step"));
+  ASSERT_TRUE(std::filesystem::exists(path("run/latest"))) << ended.output;
+  const Outcome again = shell("timeout --signal TERM 8 " + command + "; echo code $?");
+  EXPECT_THAT(again.output, HasSubstr("goes on behind step"));
+  const Outcome refused = run_model("finetune", text_flags() + "--save " + path("run"));
+  EXPECT_EQ(refused.exit_code, 1);
+  EXPECT_THAT(refused.output, HasSubstr("has a state of another run"));
+}
+
+TEST_F(LanguageModelProgramTest, BadInputIsRefusedWithASentenceBeforeTheFirstStep) {
+  scratch_.put("empty.txt", "");
+  scratch_.put("bad.jsonl", "{\"messages\": 1}\n");
+  std::filesystem::create_directories(path("bert"));
+  scratch_.put("bert/config.json", R"({"model_type": "bert"})");
+  for (const auto& [arguments, words] : std::vector<std::pair<std::string, std::string>>{
+           {"eval --model " + path("bert") + " --text " + path("text.txt"),
+            "model_type \"bert\" is not known"},
+           {"eval --model " + path("nowhere") + " --text x", "is not there"},
+           {"eval --model " + scratch_.path().string() + " --text " + path("empty.txt"),
+            "the loss needs two or more"},
+           {"eval --model " + scratch_.path().string() + " --text " + path("none.txt"),
+            "none.txt: cannot be read"},
+           {"generate --model " + scratch_.path().string() + " --prompt ''", "has no token"},
+           {"generate --model " + scratch_.path().string() + " --prompt '" + std::string(200, 'x') +
+                "'",
+            "no room for an answer"},
+           {"finetune --model " + scratch_.path().string() + " --text " + path("empty.txt"),
+            "give more text, or shorter rows"},
+           {"finetune --model " + scratch_.path().string() + " --length 65 --text " +
+                path("text.txt"),
+            "--length 65: the model's sequences have up to 64 tokens"},
+           {"finetune --model " + scratch_.path().string() + " --chat " + path("bad.jsonl"),
+            "bad.jsonl"},
+           {"lora --model " + scratch_.path().string() + " --layers c_attn --text " +
+                path("text.txt"),
+            "has no layer \"c_attn\""}}) {
+    const Outcome outcome = run(arguments + " --threads 1");
+    EXPECT_EQ(outcome.exit_code, 1) << arguments << "\n" << outcome.output;
+    EXPECT_THAT(outcome.output, AllOf(HasSubstr("zp-lm: "), HasSubstr(words))) << arguments;
+    EXPECT_THAT(outcome.output, Not(HasSubstr("step 1/")));
+  }
+}
+
+}  // namespace
+}  // namespace zeropage::language_model_program_test

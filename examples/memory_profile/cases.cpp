@@ -7,8 +7,8 @@
 #include <zeropage/recompute.h>
 #include <zeropage/zeropage.h>
 
-#include "image_models/model_registry.h"
 #include "byte_gpt/gpt.h"
+#include "image_models/model_registry.h"
 
 namespace memory_profile {
 namespace {

@@ -1,10 +1,10 @@
 // examples/language_model/model/config: shapes from Hugging Face's config.json.
-#include "language_model/model/config.h"
+#include "examples/language_model/model/config.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "language_model/model/language_model.h"
+#include "examples/language_model/model/language_model.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/errors.h"
 

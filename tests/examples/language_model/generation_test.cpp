@@ -1,10 +1,10 @@
 // examples/language_model/generate: texts that go on.
-#include "language_model/generate/generation.h"
+#include "examples/language_model/generate/generation.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "language_model/weights/open_model.h"
+#include "examples/language_model/weights/open_model.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"

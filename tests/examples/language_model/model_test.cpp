@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "language_model/model/language_model.h"
+#include "examples/language_model/model/language_model.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/errors.h"
 

@@ -11,9 +11,9 @@
 
 #include <zeropage/zeropage.h>
 
-#include "language_model/weights/adapters.h"
-#include "language_model/weights/export.h"
-#include "language_model/weights/open_model.h"
+#include "examples/language_model/weights/adapters.h"
+#include "examples/language_model/weights/export.h"
+#include "examples/language_model/weights/open_model.h"
 
 namespace {
 

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "language_model/weights/safetensors_writer.h"
+#include "examples/language_model/weights/safetensors_writer.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/shell.h"
 #include "tests/text/small_vocabulary.h"

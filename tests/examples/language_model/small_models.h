@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "language_model/model/language_model.h"
+#include "examples/language_model/model/language_model.h"
 
 namespace zeropage::testing {
 

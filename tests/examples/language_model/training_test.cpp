@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "language_model/train/trainer.h"
-#include "language_model/weights/open_model.h"
+#include "examples/language_model/train/trainer.h"
+#include "examples/language_model/weights/open_model.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"

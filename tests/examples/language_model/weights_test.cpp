@@ -5,11 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "language_model/evaluate/evaluation.h"
-#include "language_model/weights/adapters.h"
-#include "language_model/weights/export.h"
-#include "language_model/weights/open_model.h"
-#include "language_model/weights/safetensors_writer.h"
+#include "examples/language_model/evaluate/evaluation.h"
+#include "examples/language_model/weights/adapters.h"
+#include "examples/language_model/weights/export.h"
+#include "examples/language_model/weights/open_model.h"
+#include "examples/language_model/weights/safetensors_writer.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"

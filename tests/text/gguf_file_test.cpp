@@ -326,10 +326,10 @@ void read_everything(const GgufFile& file) {
     std::vector<float> values(static_cast<size_t>(tensor.numel));
     if (can_read(tensor.type)) file.read(tensor, 0, tensor.numel, values.data());
   }
-  for (const auto& [key, value] : file.metadata()) {
-    text_error_of([&] { file.integer(key); });
-    text_error_of([&] { file.numbers(key); });
-    text_error_of([&] { file.strings(key); });
+  for (const auto& pair : file.metadata()) {
+    text_error_of([&] { file.integer(pair.first); });
+    text_error_of([&] { file.numbers(pair.first); });
+    text_error_of([&] { file.strings(pair.first); });
   }
 }
 

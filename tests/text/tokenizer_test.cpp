@@ -292,6 +292,12 @@ TEST_F(TokenizerTest, ALongWordAndALongRunOfSpacesEnd) {
   EXPECT_EQ(llama.decode(llama.encode(spaces + "x")), spaces + "x");
 }
 
+TEST_F(TokenizerTest, AnExpressionThatTriesWithoutEndIsNamed) {
+  const Tokenizer tokenizer = from_json(with_cuts(split("(a+a?)+[bc]")));
+  EXPECT_THAT(text_error_of([&] { tokenizer.encode(std::string(60, 'a')); }),
+              HasSubstr("tokenizer.json: its expression finds no match in a text of 60 bytes"));
+}
+
 TEST_F(TokenizerTest, LongTextsAreHandedOnInTurns) {
   const Tokenizer tokenizer = gpt2();
   std::string text;

@@ -1,6 +1,7 @@
 #include "text/detail/pattern.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <new>
@@ -28,6 +29,10 @@ constexpr std::string_view kNewerNumbers =
     "\\x{10d40}-\\x{10d49}\\x{116d0}-\\x{116e3}\\x{11bf0}-\\x{11bf9}\\x{11de0}-\\x{11de9}"
     "\\x{11f50}-\\x{11f59}\\x{16130}-\\x{16139}\\x{16d70}-\\x{16d79}\\x{16ff4}-\\x{16ff6}"
     "\\x{1ccf0}-\\x{1ccf9}\\x{1d2c0}-\\x{1d2d3}\\x{1e4f0}-\\x{1e4f9}\\x{1e5f1}-\\x{1e5fa}";
+
+// How much an expression may try in one match.
+constexpr uint64_t kMostSteps = 1'000'000;
+constexpr uint64_t kMostStepsAByte = 64;
 
 std::string words_of(int error) {
   std::array<PCRE2_UCHAR, 256> words{};
@@ -120,14 +125,6 @@ Pattern::Pattern(std::string_view text, Kind kind, const std::string& source) : 
       code, [](void* held) { pcre2_code_free(static_cast<pcre2_code*>(held)); });
   // Where memory may not be made executable, expressions are interpreted.
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
-  pcre2_match_context* const limits = pcre2_match_context_create(nullptr);
-  if (limits == nullptr) throw std::bad_alloc();
-  limits_ = std::shared_ptr<void>(limits, [](void* held) {
-    pcre2_match_context_free(static_cast<pcre2_match_context*>(held));
-  });
-  // A run of a billion spaces is a text, too.
-  pcre2_set_match_limit(limits, UINT32_MAX);
-  pcre2_set_depth_limit(limits, UINT32_MAX);
 }
 
 Pattern::Matcher::Matcher(const Pattern& pattern) : pattern_(&pattern) {
@@ -135,11 +132,19 @@ Pattern::Matcher::Matcher(const Pattern& pattern) : pattern_(&pattern) {
   if (match == nullptr) throw std::bad_alloc();
   match_ = std::shared_ptr<void>(
       match, [](void* held) { pcre2_match_data_free(static_cast<pcre2_match_data*>(held)); });
+  pcre2_match_context* const limits = pcre2_match_context_create(nullptr);
+  if (limits == nullptr) throw std::bad_alloc();
+  limits_ = std::shared_ptr<void>(limits, [](void* held) {
+    pcre2_match_context_free(static_cast<pcre2_match_context*>(held));
+  });
 }
 
 std::optional<Pattern::Matcher::Span> Pattern::Matcher::next(std::string_view text, size_t from) {
   const auto* const code = static_cast<const pcre2_code*>(pattern_->code_.get());
-  auto* const limits = static_cast<pcre2_match_context*>(pattern_->limits_.get());
+  auto* const limits = static_cast<pcre2_match_context*>(limits_.get());
+  // A run of a million spaces is a text, too. An expression that tries more than some ways a byte is no tokenizer's.
+  const uint64_t most = kMostSteps + kMostStepsAByte * text.size();
+  pcre2_set_match_limit(limits, static_cast<uint32_t>(std::min<uint64_t>(most, UINT32_MAX)));
   const auto find = [&](uint32_t options) {
     return pcre2_match(code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(), from,
                        options | PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, match_of(match_), limits);

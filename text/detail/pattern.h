@@ -28,18 +28,18 @@ class Pattern {
       size_t end;
     };
     // The first match in valid UTF-8 that begins at `from` or behind, and is not empty. Throws TextError for an expression that
-    // finds no end.
+    // tries too much.
     std::optional<Span> next(std::string_view text, size_t from);
 
    private:
     const Pattern* pattern_;
     std::shared_ptr<void> match_;
+    std::shared_ptr<void> limits_;
   };
 
  private:
   std::string source_;
   std::shared_ptr<void> code_;
-  std::shared_ptr<void> limits_;
 };
 
 }  // namespace zeropage::text::detail

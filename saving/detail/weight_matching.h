@@ -27,7 +27,7 @@ class WeightMatching {
   const WeightsSource::Entry* match(const std::vector<std::string>& names, at::IntArrayRef sizes,
                                     at::ScalarType dtype);
 
-  // Of what was matched so far.
+  // What is missing and unexpected of what was matched so far.
   ModuleLoadReport report() const;
   const std::vector<std::string>& unfit() const { return unfit_; }
   // Throws one error with all names for what is unfit and, if strict, for what the report has.

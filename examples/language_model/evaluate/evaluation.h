@@ -15,7 +15,7 @@ struct TextLoss {
   double perplexity() const;
 };
 
-// Of each token from the second on, from those before it in its window. Windows of `window` tokens follow each other and
+// The loss of each token from the second on, predicted from those before it in its window. Windows of `window` tokens follow each other and
 // overlap in one; the ranks share them. tokens: the same on all ranks, two or more. window: from 2 to longest_sequence(); it
 // predicts one token less than it has.
 // batch: windows of one forward. Throws for tokens of another vocabulary. Collective. Threads: the training thread.

@@ -11,7 +11,7 @@ namespace {
 
 using zeropage::checkpointing::EveryBlocks;
 
-// Of each token, the index in its row at which its document begins: [batch, length].
+// The index in its row at which each token's document begins: [batch, length].
 torch::Tensor begins_of(const torch::Tensor& documents) {
   const torch::Tensor index = torch::arange(documents.size(1), documents.options());
   torch::Tensor is_first = torch::ones_like(documents, torch::kBool);

@@ -48,7 +48,7 @@ struct TrainingOptions {
 };
 // Throws with all that makes no sense.
 void check(const TrainingOptions& options);
-// Of the step, from 0 on: linear warm-up, then a cosine down to the least.
+// The learning rate of that step, from 0 on: linear warm-up, then a cosine down to the least.
 double learning_rate_at(const TrainingOptions& options, int64_t step);
 
 struct TrainedStep {

@@ -8,7 +8,7 @@
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::language_model_config_test {
+namespace zeropage::config_test {
 namespace {
 
 using namespace language_model;
@@ -122,4 +122,4 @@ TEST(LanguageModelConfigTest, CountsTheParametersThatTheModelHas) {
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_config_test
+}  // namespace zeropage::config_test

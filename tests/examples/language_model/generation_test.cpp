@@ -10,7 +10,7 @@
 #include "tests/harness/ranks.h"
 #include "zeropage/zeropage.h"
 
-namespace zeropage::language_model_generation_test {
+namespace zeropage::generation_test {
 namespace {
 
 using namespace language_model;
@@ -137,4 +137,4 @@ TEST(LanguageModelGenerationTest, TheSameSeedGivesTheSameAnswer) {
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_generation_test
+}  // namespace zeropage::generation_test

@@ -6,7 +6,7 @@
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/errors.h"
 
-namespace zeropage::language_model_test {
+namespace zeropage::model_test {
 namespace {
 
 using namespace language_model;
@@ -243,4 +243,4 @@ TEST(LanguageModelTest, AnAdapterForALayerThatIsNotThereIsRefusedWithThoseThatAr
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_test
+}  // namespace zeropage::model_test

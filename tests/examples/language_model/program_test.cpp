@@ -12,7 +12,7 @@
 #include "tests/harness/shell.h"
 #include "tests/text/small_vocabulary.h"
 
-namespace zeropage::language_model_program_test {
+namespace zeropage::program_test {
 namespace {
 
 using namespace zeropage::testing;
@@ -171,4 +171,4 @@ TEST_F(LanguageModelProgramTest, BadInputIsRefusedWithASentenceBeforeTheFirstSte
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_program_test
+}  // namespace zeropage::program_test

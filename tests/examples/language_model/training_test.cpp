@@ -13,7 +13,7 @@
 #include "tests/harness/ranks.h"
 #include "zeropage/zeropage.h"
 
-namespace zeropage::language_model_training_test {
+namespace zeropage::training_test {
 namespace {
 
 using namespace language_model;
@@ -216,7 +216,7 @@ TEST(LanguageModelTrainingTest, AdaptersAloneAreTrainedAndHeld) {
   setting.stage = 0;
   expect_near(sharded, train(setting));
 
-  // Of frozen weights a rank has its share, and of the adapters values and two states; gradients are gone.
+  // A rank has its share of the frozen weights, and of the adapters' values and two states; gradients are gone.
   run_ranks(2, [&](World& world) {
     ModelConfig config = small_llama();
     config.width = 192;
@@ -314,4 +314,4 @@ TEST(LanguageModelTrainingTest, OptionsThatMakeNoSenseAreAllNamed) {
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_training_test
+}  // namespace zeropage::training_test

@@ -16,7 +16,7 @@
 #include "tests/harness/ranks.h"
 #include "zeropage/zeropage.h"
 
-namespace zeropage::language_model_weights_test {
+namespace zeropage::weights_test {
 namespace {
 
 using namespace language_model;
@@ -233,4 +233,4 @@ TEST_F(LanguageModelWeightsTest, AdaptersSavedAloneAndMergedComputeTheSame) {
 }
 
 }  // namespace
-}  // namespace zeropage::language_model_weights_test
+}  // namespace zeropage::weights_test

@@ -1,4 +1,7 @@
 // The programs of examples/cookbook, run as users run them. COOKBOOK is what their paths begin with, ZP the launcher.
+#include <fstream>
+#include <sstream>
+
 #include "tests/examples/cookbook_run.h"
 
 namespace cookbook_test {
@@ -58,6 +61,28 @@ TEST_F(CookbookTest, LimitThatIsTooSmallIsToldWithAdviceAndMetBySmallerMicroBatc
   const Outcome refused = shell(program("low_memory") + " 300KiB");
   EXPECT_EQ(refused.exit_code, 1) << refused.output;
   EXPECT_THAT(refused.output, HasSubstr("the model needs"));
+}
+
+// So that the page says how much a conversion is.
+TEST_F(CookbookTest, LinesThatNameZeropageAreAsManyAsThePageSays) {
+  const std::string folder = EXAMPLES_FOLDER;
+  std::stringstream page;
+  page << std::ifstream(folder + "/README.md").rdbuf();
+  static const std::regex names("zeropage|\\bworld\\b");
+  for (const char* const name : {"drop_in_optimizer", "sharded_wrapper", "low_memory",
+                                 "tensor_parallel", "pipeline", "memory_in_ci"}) {
+    std::ifstream source(folder + "/cookbook/" + name + ".cpp");
+    int lines = 0, of_zeropage = 0;
+    for (std::string line; std::getline(source, line);) {
+      const size_t begin = line.find_first_not_of(' ');
+      if (begin == std::string::npos || line.compare(begin, 2, "//") == 0) continue;
+      ++lines;
+      of_zeropage += std::regex_search(line, names) ? 1 : 0;
+    }
+    const std::string row = "| `" + std::string(name) + "` | " + std::to_string(of_zeropage) +
+                            " | " + std::to_string(lines) + " |\n";
+    EXPECT_THAT(page.str(), HasSubstr(row));
+  }
 }
 
 TEST_F(CookbookTest, MemoryTestPassesAndFindsOutputsThatAreKept) {

@@ -9,6 +9,7 @@
 #include "tests/harness/tiny_models.h"
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/setup/sharded_model.h"
+#include "zero/setup/slow_precision.h"
 #include "zeropage/testing.h"
 #include "zeropage/zeropage.h"
 
@@ -41,6 +42,37 @@ void train(DistributedDataParallel<Module>& model, torch::ScalarType dtype) {
     EXPECT_EQ(outputs.scalar_type(), dtype);
     loss_of(outputs, {samples.inputs, samples.targets.to(dtype)}).backward();
     optimizer.step();
+  }
+}
+
+TEST(SlowPrecisionTest, IsToldWhereTheProcessorHasNoInstructionsForIt) {
+  const HostPrecisions none{}, bfloat16_alone{.bfloat16 = true};
+  EXPECT_EQ(words_on_slow_precision({kFloat, torch::kDouble}, none), "");
+  EXPECT_EQ(words_on_slow_precision({kFloat, kBFloat16}, bfloat16_alone), "");
+  EXPECT_THAT(
+      words_on_slow_precision({kFloat, kBFloat16}, none),
+      HasSubstr("zeropage: the model computes in bfloat16, for which this host's processor "
+                "has no instructions (avx512_bf16, amx_bf16): a step may take several times "
+                "as long as in float"));
+  EXPECT_THAT(words_on_slow_precision({kHalf}, bfloat16_alone), HasSubstr("computes in half"));
+}
+
+// In a process that computes in half nowhere else, as ctest's shards may; so no more than once is all that is sure.
+TEST(SlowPrecisionTest, IsToldOnceAProcessByRankZero) {
+  ::testing::internal::CaptureStderr();
+  for (int times = 0; times < 2; ++times) {
+    run_ranks(2, [](World& world) {
+      Options options;
+      options.compute_dtype = kHalf;
+      DistributedDataParallel<torch::nn::Linear> model(torch::nn::Linear(4, 4), world, options);
+    });
+  }
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  const size_t first = said.find("computes in half");
+  if (HostPrecisions::of_this_host().half) {
+    EXPECT_EQ(first, std::string::npos);
+  } else if (first != std::string::npos) {
+    EXPECT_EQ(said.find("computes in half", first + 1), std::string::npos) << said;
   }
 }
 

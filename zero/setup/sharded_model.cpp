@@ -8,6 +8,7 @@
 #include "zero/setup/choose_gradients.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
+#include "zero/setup/slow_precision.h"
 #include "zeropage/check.h"
 #include "zeropage/device.h"
 
@@ -166,6 +167,7 @@ ShardedModel shard(std::vector<NamedParameter> parameters, const comm::World& wo
         "the limit");
     throw;
   }
+  tell_of_slow_precision(world, parts.pages->layouts());
   // A module that was on the device leaves the memory of its storages with LibTorch's allocator, in pieces that what
   // comes next does not fit into.
   if (held_bytes > 0) memory::release_cached_memory(world.device());

@@ -24,6 +24,10 @@ constexpr auto table_of(std::type_identity<RecomputeOptions>) {
           {.help = "Most bytes of activations; none: only cheap operators are computed again",
            .unit = kBytes,
            .default_word = "none"}),
+      field<&RecomputeOptions::blocks>(
+          {.help = "Blocks of which the input alone stays; find_blocks() gives them",
+           .default_word = "none"}),
+      field<&RecomputeOptions::keeps_all>({.help = "Nothing is computed again"}),
       field<&RecomputeOptions::least_bytes>(
           {.help = "Saved tensors below this size stay", .unit = kBytes}),
       field<&RecomputeOptions::device>({.help = "Device of the activations"}),

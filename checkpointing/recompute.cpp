@@ -123,11 +123,27 @@ RecomputePlan agreed_plan(const RecordedStep& step, int64_t budget_bytes,
 
 }  // namespace
 
+RecomputeOptions RecomputeOptions::by_blocks(ModuleBlocks blocks) {
+  RecomputeOptions options;
+  options.blocks = std::move(blocks);
+  return options;
+}
+
+RecomputeOptions RecomputeOptions::nothing() {
+  RecomputeOptions options;
+  options.keeps_all = true;
+  return options;
+}
+
 Recompute::Recompute(RecomputeOptions options)
     : options_(std::move(options)), account_(std::make_shared<detail::RecomputeAccount>()) {
   ZP_CHECK(!options_.budget_bytes || *options_.budget_bytes > 0,
            "Recompute: expected a budget of 1 byte or more, got ", *options_.budget_bytes,
            "; leave it out to recompute selectively");
+  ZP_CHECK(
+      !options_.budget_bytes || options_.blocks.parameters.empty(),
+      "Recompute: expected a budget or blocks, got both; blocks are computed again whatever is "
+      "left, and a budget chooses among all operators");
   ZP_CHECK(options_.least_bytes >= 0, "Recompute: expected least_bytes of 0 or more, got ",
            options_.least_bytes, "; 0 lets every saved tensor be dropped");
 }
@@ -153,7 +169,9 @@ std::unique_ptr<ActivationPolicy::Forward> Recompute::begin_forward() {
     const memory::KindScope kind_;
   };
   check_not_moved_from(account_ != nullptr, "Recompute");
-  if (!at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) return nullptr;
+  if (options_.keeps_all || !at::GradMode::is_enabled() || c10::InferenceMode::is_enabled()) {
+    return nullptr;
+  }
   if (last_ && last_->meter() != nullptr) plan_from(*last_->meter());
   // A forward that did otherwise is the one to plan for.
   if (last_ && last_->departed()) plan_.reset();
@@ -167,6 +185,9 @@ std::unique_ptr<ActivationPolicy::Forward> Recompute::begin_forward() {
 }
 
 std::unique_ptr<detail::DropPolicy> Recompute::choose_policy() const {
+  if (!options_.blocks.parameters.empty()) {
+    return std::make_unique<detail::BlockDrops>(options_.least_bytes, options_.blocks.parameters);
+  }
   if (!options_.budget_bytes) return std::make_unique<detail::SelectiveDrops>(options_.least_bytes);
   const int64_t limit_bytes = std::max<int64_t>(1, *options_.budget_bytes - held_before(options_));
   if (plan_) {

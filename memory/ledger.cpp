@@ -248,6 +248,16 @@ void Ledger::note_shortage(std::string words) const {
   shortage_ = std::move(words);
 }
 
+void Ledger::expect(std::optional<ExpectedPeak> peak) {
+  const std::lock_guard lock(mutex_);
+  expected_ = std::move(peak);
+}
+
+std::optional<ExpectedPeak> Ledger::expected() const {
+  const std::lock_guard lock(mutex_);
+  return expected_;
+}
+
 std::string Ledger::shortage() const {
   const std::lock_guard lock(mutex_);
   return shortage_;

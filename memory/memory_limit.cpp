@@ -34,6 +34,28 @@ std::string largest_kinds(const Breakdown& bytes) {
   return text;
 }
 
+// By how much which kind passes what was counted on, of what is held and asked for; the most first.
+std::string beyond_expected(const ExpectedPeak& expected, const Breakdown& counted,
+                            const Breakdown& held, const MemoryRequest& request) {
+  Breakdown with_request = held;
+  with_request[request.kind] += request.asked_bytes;
+  std::vector<std::pair<int64_t, Kind>> beyond;
+  for (size_t index = 0; index < kKindCount; ++index) {
+    const int64_t bytes = with_request.bytes[index] - counted.bytes[index];
+    if (bytes > 0) beyond.emplace_back(bytes, static_cast<Kind>(index));
+  }
+  std::sort(beyond.rbegin(), beyond.rend());
+  std::string text = c10::str(expected.counted_by, " had counted on ",
+                              format_bytes(counted.total()), " at the peak");
+  for (size_t index = 0; index < beyond.size(); ++index) {
+    const auto [bytes, kind] = beyond[index];
+    text +=
+        c10::str(index == 0 ? "; with what is asked for there is more of " : ", ", name(kind), " (",
+                 format_bytes(with_request[kind]), ", counted ", format_bytes(counted[kind]), ")");
+  }
+  return text + (beyond.empty() ? "; no kind has more than that\n" : "\n");
+}
+
 Account account_limited_as(c10::DeviceType device) {
   if (device == c10::DeviceType::CPU) return Account::kHost;
   return device == c10::DeviceType::Meta ? Account::kMeta : Account::kAccelerator;
@@ -225,6 +247,15 @@ std::string shortage_report(const Ledger& ledger, const std::string& what,
   std::vector<MemoryColumn> columns = {{"now", now, now.persistent()},
                                        {"at the peak", at_peak, at_peak.persistent()}};
   if (on_host.total() > 0) columns.push_back({"on host", on_host, on_host.persistent()});
+  const std::optional<ExpectedPeak> expected = ledger.expected();
+  Breakdown counted;
+  if (expected) {
+    counted = expected->on_device;
+    for (size_t kind = 0; kind < kKindCount && device == c10::DeviceType::CPU; ++kind) {
+      counted.bytes[kind] += expected->on_host.bytes[kind];
+    }
+    columns.push_back({expected->counted_by, counted, counted.persistent()});
+  }
   std::string text = memory_table(columns);
   const std::string who = ledger.owner();
   text = (who.empty() ? "" : "[" + who + "] ") + what + "\n" + text;
@@ -233,6 +264,7 @@ std::string shortage_report(const Ledger& ledger, const std::string& what,
     held.bytes[kind] += on_host.bytes[kind];
   }
   text += "most is held by: " + largest_kinds(held) + "\n";
+  if (expected) text += beyond_expected(*expected, counted, held, request);
   const std::string owners = MemoryLimitScope::largest_owners(ledger);
   if (!owners.empty()) text += "activations are held by operators, the largest first:\n" + owners;
   const std::string last = MemoryLimitScope::last_events(ledger);

@@ -2,8 +2,8 @@
 //
 // On the meta device an operator computes sizes and no values. PyTorch has many of those in Python
 // only; here are the ones that transformers and small convolution nets need: embeddings, attention,
-// layer and batch norm, equal, where, relu, mean squared error, convolution. Attention keeps what the
-// host's kernel does, not all scores. Others end in LibTorch's words "attempted to
+// layer and batch norm, equal, where, relu, mean squared error, convolution. Attention and LSTM keep what the
+// host's kernels do. Others end in LibTorch's words "attempted to
 // run this operator with Meta tensors".
 #pragma once
 

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <sstream>
 #include <utility>
 
 #include "device/stream.h"
 #include "memory/expandable_segments.h"
+#include "planning/fewer_samples.h"
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
 #include "zeropage/bytes.h"
@@ -165,9 +167,23 @@ WorldDescription description_of(const comm::World& world, const Options& options
           .allocator = allocator_of(world, fit_options)};
 }
 
+// What the script does for the choice.
+std::string line_for_script(const Plan& plan, const Forecast& choice) {
+  const CheckpointPolicy policy = choice.setting.checkpointing;
+  if (policy == CheckpointPolicy::kNone) return "";
+  if (policy == CheckpointPolicy::kBlocks && plan.blocks.empty()) {
+    return "make regions of the blocks, as ModelToPlan::checkpoint_blocks does";
+  }
+  return "around forward and loss: ActivationScope forward(recompute), with auto recompute = "
+         "zeropage::recompute(model, fitted) behind the model";
+}
+
 std::string describe(const Plan& plan, const Forecast& choice) {
   const WorldDescription& world = plan.world;
   std::string text = to_string(choice.setting);
+  if (choice.setting.checkpointing == CheckpointPolicy::kBlocks && !plan.blocks.empty()) {
+    text += ", " + plan.blocks;
+  }
   if (plan.micro_steps > 1 && world.ranks > 1) {
     text += "; micro-steps are reduced " + choice.reduction->to_string();
   }
@@ -182,34 +198,130 @@ std::string describe(const Plan& plan, const Forecast& choice) {
   return text;
 }
 
-// A choice as text between ranks: numbers, then the description.
-std::string encode(const PlannedSetting& setting, const std::string& description) {
+// What all ranks are told.
+struct Choice {
+  PlannedSetting setting;
+  memory::TierBytes at_peak;
+  std::vector<std::string> lists_of_blocks;
+  std::string description;
+  std::string for_script;
+};
+
+// A choice as text between ranks: numbers, then a line for each text.
+std::string encode(const Choice& choice) {
+  const PlannedSetting& setting = choice.setting;
   std::ostringstream out;
   out << text_of(setting.stage) << ' ' << static_cast<int>(setting.optimizer) << ' '
       << static_cast<int>(setting.parameters) << ' ' << static_cast<int>(setting.checkpointing)
       << ' ' << setting.paging.page_bytes << ' ' << setting.paging.prefetch_bytes << ' '
-      << static_cast<int>(setting.paging.step) << ' ' << description;
+      << static_cast<int>(setting.paging.step);
+  for (const memory::Breakdown& tier : choice.at_peak.by_tier) {
+    for (const int64_t bytes : tier.bytes) out << ' ' << bytes;
+  }
+  out << ' ' << choice.lists_of_blocks.size() << '\n'
+      << choice.description << '\n'
+      << choice.for_script;
+  // The module itself has no name.
+  for (const std::string& list : choice.lists_of_blocks) out << '\n' << list;
   return out.str();
 }
 
-std::pair<PlannedSetting, std::string> decode(const std::string& text) {
+Choice decode(const std::string& text) {
   std::istringstream in(text);
   int stage = 0, optimizer = 0, parameters = 0, checkpointing = 0, step = 0;
-  PlannedSetting setting;
+  Choice choice;
+  PlannedSetting& setting = choice.setting;
   in >> stage >> optimizer >> parameters >> checkpointing >> setting.paging.page_bytes >>
       setting.paging.prefetch_bytes >> step;
+  for (memory::Breakdown& tier : choice.at_peak.by_tier) {
+    for (int64_t& bytes : tier.bytes) in >> bytes;
+  }
+  size_t lists = 0;
+  in >> lists;
   in.get();
   setting.stage = stage_of(stage);
   setting.optimizer = static_cast<Tier>(optimizer);
   setting.parameters = static_cast<Tier>(parameters);
   setting.checkpointing = static_cast<CheckpointPolicy>(checkpointing);
   setting.paging.step = static_cast<StepWhen>(step);
-  std::string description;
-  std::getline(in, description);
-  return {setting, description};
+  std::getline(in, choice.description);
+  std::getline(in, choice.for_script);
+  choice.lists_of_blocks.resize(lists);
+  for (std::string& list : choice.lists_of_blocks) std::getline(in, list);
+  return choice;
+}
+
+// The choice of a plan; nothing fits: none.
+std::optional<Choice> choice_of(const Plan& plan) {
+  const Forecast* const best = plan.choice();
+  if (best == nullptr) return std::nullopt;
+  Choice choice{.setting = best->setting,
+                .at_peak = best->at_peak,
+                .description = describe(plan, *best),
+                .for_script = line_for_script(plan, *best)};
+  if (best->setting.checkpointing == CheckpointPolicy::kBlocks) {
+    choice.lists_of_blocks = plan.lists_of_blocks;
+  }
+  return choice;
+}
+
+// What an error about memory compares with: the forecast, and what this rank held before.
+memory::ExpectedPeak expected_peak(const comm::World& world, const memory::TierBytes& at_peak,
+                                   const Options& options) {
+  const memory::Ledger& ledger = *memory::Ledger::current();
+  memory::ExpectedPeak expected{.counted_by = "fit()",
+                                .on_device = at_peak[Tier::kDevice],
+                                .on_host = at_peak[Tier::kHost],
+                                .options = zeropage::describe(options)};
+  const memory::Breakdown held = ledger.now(world.device().type());
+  const memory::Breakdown offloaded = ledger.offloaded(Tier::kHost);
+  for (size_t kind = 0; kind < memory::kKindCount; ++kind) {
+    expected.on_device.bytes[kind] += held.bytes[kind];
+    expected.on_host.bytes[kind] += offloaded.bytes[kind];
+  }
+  return expected;
+}
+
+// The line to write, where a smaller micro-batch makes it fit; else "". The rest of the step is as it was. samples: of a
+// micro-batch; 0: not known.
+std::string with_smaller(const detail::MakePlannedModel& make, detail::Blocks blocks,
+                         const WorldDescription& described, PlanOptions asked, int64_t samples) {
+  const int64_t micro_steps = asked.micro_steps;
+  for (int64_t pieces = 2; pieces <= samples; pieces *= 2) {
+    const detail::FewerSamples fewer(pieces);
+    asked.micro_steps = micro_steps * pieces;
+    try {
+      const Plan plan = detail::plan(make, blocks, described, asked);
+      if (const auto found = choice_of(plan)) {
+        const int64_t planned = fewer.planned_samples();
+        return c10::str("with micro-batches of ", planned, " samples instead of ", samples,
+                        " it fits: give fit() a sample of ", planned,
+                        ", FitOptions::micro_steps = ", asked.micro_steps,
+                        " and an Accumulator of as many: ", found->description, '\n');
+      }
+    } catch (const std::exception&) {
+      // A forward that takes no fewer samples.
+      return "";
+    }
+  }
+  return "";
 }
 
 }  // namespace
+
+checkpointing::Recompute recompute(const DistributedDataParallelBase& model, const Fitted& fitted) {
+  using checkpointing::RecomputeOptions;
+  RecomputeOptions options = RecomputeOptions::nothing();
+  if (fitted.checkpointing == CheckpointPolicy::kSelective) {
+    options = RecomputeOptions::selective();
+  } else if (!fitted.blocks.empty()) {
+    // The module itself has no name, and is found without.
+    const bool is_module = fitted.blocks.front().empty();
+    options = RecomputeOptions::by_blocks(checkpointing::find_blocks(
+        model.untyped_module(), is_module ? std::vector<std::string>() : fitted.blocks));
+  }
+  return recompute(model, std::move(options));
+}
 
 namespace detail {
 
@@ -225,32 +337,39 @@ Fitted fit(const MakePlannedModel& make, Blocks blocks, const comm::World& world
       // A simulated rank is on no device, whose pages it would have.
       Options training = options;
       training.page_bytes = page_bytes_on(world.device(), options);
-      const Plan plan = detail::plan(make, blocks, described,
-                                     {.training = training,
-                                      .micro_steps = fit_options.micro_steps,
-                                      .reduce = fit_options.reduce,
-                                      .gradient_budget_bytes = fit_options.gradient_budget_bytes,
-                                      .tiers = tiers_to_try(world, options, fit_options),
-                                      .stages = fit_options.stages,
-                                      .policies = fit_options.policies,
-                                      .paging = paging_to_try(world, options, fit_options)});
-      if (const Forecast* const best = plan.choice()) {
-        choice = encode(best->setting, describe(plan, *best));
+      PlanOptions asked{.training = training,
+                        .micro_steps = fit_options.micro_steps,
+                        .reduce = fit_options.reduce,
+                        .gradient_budget_bytes = fit_options.gradient_budget_bytes,
+                        .tiers = tiers_to_try(world, options, fit_options),
+                        .stages = fit_options.stages,
+                        .policies = fit_options.policies,
+                        .blocks = fit_options.blocks,
+                        .paging = paging_to_try(world, options, fit_options)};
+      const FewerSamples whole(/*pieces=*/1);
+      const Plan plan = detail::plan(make, blocks, described, asked);
+      if (const auto found = choice_of(plan)) {
+        choice = encode(*found);
       } else {
-        error = c10::str("fit(): no setting keeps below the limits of memory\n", plan);
+        error = c10::str("fit(): no setting keeps below the limits of memory\n", plan,
+                         with_smaller(make, blocks, described, asked, whole.samples()));
       }
     } catch (const std::exception& failure) {  // the model's own, too: the others wait
       error = memory::message_of(failure);
     }
   }
   zeropage::throw_alike(world, "what fits", error);
-  const auto [setting, description] = decode(world.gather_text("what was chosen", choice)[0]);
+  const Choice chosen = decode(world.gather_text("what was chosen", choice)[0]);
+  const PlannedSetting& setting = chosen.setting;
   Fitted fitted{.options = options_of(options, setting),
                 .checkpointing = setting.checkpointing,
-                .description = description};
+                .blocks = chosen.lists_of_blocks,
+                .description = chosen.description,
+                .for_script = chosen.for_script};
   if (setting.optimizer == Tier::kNvme) {
     fitted.options.offload.nvme_directory = fit_options.nvme_directory;
   }
+  memory::Ledger::current()->expect(expected_peak(world, chosen.at_peak, fitted.options));
   return fitted;
 }
 

@@ -12,6 +12,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include "operators/generator_state.h"
+#include "planning/fewer_samples.h"
 #include "planning/step_time.h"
 #include "planning/trial.h"
 #include "zero/plan/byte_plan.h"
@@ -245,6 +246,22 @@ class Attempt {
 
   int64_t parameters() const { return trial_.parameters(); }
 
+  // Whether there are blocks to recompute; the plan is told which, or why there are none.
+  bool finds_blocks(Plan& plan) {
+    if (!plan.without_blocks.empty()) return false;
+    try {
+      const auto& blocks = trial_.find_blocks(options_.blocks);
+      plan.blocks = blocks.to_string();
+      plan.lists_of_blocks = blocks.lists;
+      return true;
+    } catch (const c10::Error& error) {
+      // Who asks for nothing else is to hear it.
+      if (!options_.blocks.empty() || options_.policies.size() == 1) throw;
+      plan.without_blocks = memory::message_of(error);
+      return false;
+    }
+  }
+
   void add(CheckpointPolicy policy, std::vector<Forecast>& forecasts) {
     const bool is_asked_for = has(options_.policies, policy);
     const bool counts_flops = policy == CheckpointPolicy::kSelective;
@@ -419,7 +436,8 @@ at::Tensor mean_of(const at::Tensor& output, bool warns) {
 
 at::Tensor without_values(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+  return at::empty_strided(FewerSamples::sizes_of(tensor), tensor.strides(),
+                           tensor.options().device(c10::kMeta));
 }
 
 Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
@@ -433,7 +451,10 @@ Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& w
       Attempt attempt(make, arrangement, {index, options.paging[index]}, world, options);
       plan.parameters = attempt.parameters();
       for (const CheckpointPolicy policy : kPolicies) {
-        if (policy == CheckpointPolicy::kBlocks && blocks == Blocks::kNone) continue;
+        if (policy == CheckpointPolicy::kBlocks && has(options.policies, policy) &&
+            blocks == Blocks::kAreFound && !attempt.finds_blocks(plan)) {
+          continue;
+        }
         attempt.add(policy, plan.forecasts);
       }
       attempt.predict_seconds(plan.forecasts);

@@ -154,6 +154,20 @@ std::string reduction_text(const Plan& plan, const Forecast& forecast) {
                   forecast.reduction->to_string(), '\n');
 }
 
+// What the script is to do, where a setting recomputes blocks that were found.
+std::string blocks_text(const Plan& plan, const Forecast& forecast) {
+  if (plan.blocks.empty() || forecast.setting.checkpointing != CheckpointPolicy::kBlocks) return "";
+  std::string lists;
+  for (const std::string& list : plan.lists_of_blocks) {
+    lists += (lists.empty() ? ", {\"" : "\", \"") + list;
+  }
+  // The module itself is found by no name.
+  if (plan.lists_of_blocks.front().empty()) lists = "";
+  return c10::str("blocks are ", plan.blocks,
+                  ": zeropage::recompute(model, RecomputeOptions::by_blocks(find_blocks(*module",
+                  lists, lists.empty() ? "" : "\"}", "))) around forward and loss\n");
+}
+
 std::string verdict_on_all(const Plan& plan) {
   const Forecast* const choice = plan.choice();
   std::ostringstream out;
@@ -162,11 +176,13 @@ std::string verdict_on_all(const Plan& plan) {
     out << "nothing fits; nearest: " << zeropage::to_string(nearest.setting) << ", "
         << shortage(nearest) << '\n'
         << by_kind(nearest) << reduction_text(plan, nearest) << limit_text(plan.world, nearest)
-        << "use more ranks, a smaller batch or a lower precision\n";
+        << blocks_text(plan, nearest) << "use more ranks, a smaller batch or a lower precision\n";
+    if (!plan.without_blocks.empty()) out << "not tried: " << plan.without_blocks << '\n';
     return out.str();
   }
   out << "choice: " << to_string(choice->setting) << '\n'
-      << by_kind(*choice) << reduction_text(plan, *choice) << limit_text(plan.world, *choice);
+      << by_kind(*choice) << reduction_text(plan, *choice) << blocks_text(plan, *choice)
+      << limit_text(plan.world, *choice);
   if (const Forecast* const next = plan.next_best()) {
     out << "next best: " << to_string(next->setting) << ", "
         << format_bytes(next->at_peak[Tier::kDevice].total()) << " of device memory\n";

@@ -1,7 +1,6 @@
 #include "planning/trial.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "planning/simulated_workspaces.h"
@@ -124,6 +123,13 @@ int64_t Trial::buffer_bytes() const {
   return page_offload ? page_offload->buffer_bytes() : 0;
 }
 
+const checkpointing::ModuleBlocks& Trial::find_blocks(const std::vector<std::string>& lists) {
+  if (!blocks_) {
+    blocks_ = checkpointing::find_blocks(parts_->planned->model().untyped_module(), lists);
+  }
+  return *blocks_;
+}
+
 StepFigures Trial::run(CheckpointPolicy policy) {
   const memory::LedgerScope scope(ledger_);
   std::optional<Recompute> recompute;
@@ -131,7 +137,11 @@ StepFigures Trial::run(CheckpointPolicy policy) {
     recompute =
         zeropage::recompute(parts_->planned->model(), checkpointing::RecomputeOptions::selective());
   }
-  const bool by_blocks = policy == CheckpointPolicy::kBlocks;
+  if (policy == CheckpointPolicy::kBlocks && blocks_) {
+    recompute = zeropage::recompute(parts_->planned->model(),
+                                    checkpointing::RecomputeOptions::by_blocks(*blocks_));
+  }
+  const bool by_blocks = policy == CheckpointPolicy::kBlocks && !blocks_;
   if (by_blocks) parts_->planned->checkpoint_blocks(EveryBlocks::each());
   ledger_->reset_peak();
   // Makes the optimizer's states, and records the order of pages, which each policy has of its own.

@@ -5,12 +5,15 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "planning/allocation_record.h"
 #include "zero/plan/byte_plan.h"
 #include "zeropage/accumulator.h"
 #include "zeropage/plan.h"
+#include "zeropage/recompute.h"
 #include "zeropage/simulation.h"
 
 namespace zeropage::detail {
@@ -45,6 +48,8 @@ class Trial {
   int64_t updated_numel() const;
   // Buffers on the host through which what is on NVMe passes.
   int64_t buffer_bytes() const;
+  // CheckpointPolicy::kBlocks recomputes those of these lists from here on, or those that are found. Throws where none are.
+  const checkpointing::ModuleBlocks& find_blocks(const std::vector<std::string>& lists);
   StepFigures run(CheckpointPolicy policy);
 
  private:
@@ -59,6 +64,7 @@ class Trial {
   // What was allocated before the steps of a policy, and is still there.
   std::vector<AllocationChange> held_;
   bool has_stepped_ = false;
+  std::optional<checkpointing::ModuleBlocks> blocks_;  // none: the script's own regions
 };
 
 }  // namespace zeropage::detail

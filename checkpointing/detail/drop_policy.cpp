@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "operators/operator_schema.h"
+
 namespace zeropage::checkpointing::detail {
 namespace {
 
@@ -67,7 +69,52 @@ void CheapestDrops::end_forward(size_t /*operators*/) {
   kept_.clear();
 }
 
-void PlannedDrops::see(const Operation& operation) {
+BlockDrops::BlockDrops(int64_t least_bytes, const std::vector<std::vector<at::Tensor>>& blocks)
+    : DropPolicy(least_bytes), last_(static_cast<int>(blocks.size()) - 1) {
+  for (size_t block = 0; block < blocks.size(); ++block) {
+    for (const at::Tensor& parameter : blocks[block]) {
+      block_of_storage_.emplace(parameter.storage().unsafeGetStorageImpl(),
+                                static_cast<int>(block));
+    }
+  }
+}
+
+void BlockDrops::see_arguments(at::ArrayRef<c10::IValue> arguments) {
+  for (const c10::IValue& argument : arguments) {
+    for (const at::Tensor& tensor : memory::tensors_in(argument)) {
+      if (!tensor.defined() || !tensor.has_storage()) continue;
+      const auto found = block_of_storage_.find(tensor.storage().unsafeGetStorageImpl());
+      if (found != block_of_storage_.end()) {
+        now_ = found->second;
+        return;
+      }
+      // A parameter of no block, as of a norm behind the blocks or a head.
+      if (tensor.is_leaf() && tensor.requires_grad()) now_ = kNone;
+    }
+  }
+}
+
+void BlockDrops::see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) {
+  see_arguments(arguments);
+  block_of_operation_.resize(operation.index, kNone);
+  block_of_operation_.push_back(now_);
+}
+
+int BlockDrops::block_of(const Value& value) const {
+  return value.producer ? block_of_operation_[value.producer->index] : kNone;
+}
+
+bool BlockDrops::drops(Value& value) const {
+  const int block = block_of(value);
+  return block != kNone && block != last_ && block == now_;
+}
+
+bool BlockDrops::keeps_after_all(const Value& value) const {
+  return value.saved && value.source == Value::Source::kOperator && !value.memory.is_kept() &&
+         block_of(value) != now_;
+}
+
+void PlannedDrops::see(const Operation& operation, at::ArrayRef<c10::IValue> /*arguments*/) {
   if (departed_) return;
   const auto& planned = plan_->signatures;
   departed_ = operation.index >= planned.size() || planned[operation.index] != operation.signature;

@@ -6,8 +6,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+
+#include <ATen/core/ivalue.h>
 
 #include "checkpointing/detail/recorded_forward.h"
 #include "checkpointing/detail/value_table.h"
@@ -29,8 +32,12 @@ class DropPolicy {
     return value.bytes >= least_bytes_ && value.can_be_made_again();
   }
 
+  // The forward is about to run an operator that is made of others, which it then runs one by one.
+  virtual void see_arguments(at::ArrayRef<c10::IValue> /*arguments*/) {}
   // The forward is about to run that operator.
-  virtual void see(const Operation& /*operation*/) {}
+  virtual void see(const Operation& /*operation*/, at::ArrayRef<c10::IValue> /*arguments*/) {}
+  // Whether the operator that is about to run reads a value that was dropped, and is to be kept after all.
+  virtual bool keeps_after_all(const Value& /*value*/) const { return false; }
   // Whether the value goes as soon as it is saved. REQUIRES: may_drop().
   virtual bool drops(Value& value) const = 0;
   // The value is kept. By default it is kept for good, so its producer is let go.
@@ -71,6 +78,28 @@ class CheapestDrops final : public DropPolicy {
   std::vector<std::weak_ptr<Value>> kept_;  // that may be dropped yet
 };
 
+// What a block makes is dropped, but for what another part of the forward reads: the next block's input. A block begins with the
+// first operator that takes one of its parameters, and ends with one that takes a parameter of another block or of none.
+class BlockDrops final : public DropPolicy {
+ public:
+  // blocks: the parameters of each, in the order of the forward.
+  BlockDrops(int64_t least_bytes, const std::vector<std::vector<at::Tensor>>& blocks);
+
+  void see_arguments(at::ArrayRef<c10::IValue> arguments) override;
+  void see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) override;
+  bool drops(Value& value) const override;
+  bool keeps_after_all(const Value& value) const override;
+
+ private:
+  static constexpr int kNone = -1;
+  int block_of(const Value& value) const;
+
+  const int last_;
+  std::unordered_map<const c10::StorageImpl*, int> block_of_storage_;
+  std::vector<int> block_of_operation_;  // by Operation::index
+  int now_ = kNone;
+};
+
 // What a measured forward was, and which of its values are dropped.
 struct ForwardPlan {
   std::vector<size_t> signatures;  // of its operators
@@ -83,7 +112,7 @@ class PlannedDrops final : public DropPolicy {
   PlannedDrops(std::shared_ptr<const ForwardPlan> plan, int64_t least_bytes, int64_t limit_bytes)
       : DropPolicy(least_bytes), plan_(std::move(plan)), unplanned_(least_bytes, limit_bytes) {}
 
-  void see(const Operation& operation) override;
+  void see(const Operation& operation, at::ArrayRef<c10::IValue> arguments) override;
   bool drops(Value& value) const override;
   void keep(const std::shared_ptr<Value>& value, const ValueTable& values) override;
   void end_forward(size_t operators) override;

@@ -9,6 +9,7 @@
 #include "checkpointing/detail/saved_storage.h"
 #include "checkpointing/detail/unchanged.h"
 #include "device/stream.h"
+#include "operators/operator_schema.h"
 #include "operators/tensor_mark.h"
 
 namespace zeropage::checkpointing::detail {
@@ -83,6 +84,10 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
   }
   const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
   if (facts.is_composite || memory::is_replaced(handle, arguments)) {
+    {
+      const std::lock_guard lock(mutex_);
+      policy_->see_arguments(arguments);
+    }
     memory::run_operator_from_outside(handle, keys, stack);
     return;
   }
@@ -91,7 +96,8 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
   {
     const std::lock_guard lock(mutex_);
     operation = log_.begin_operator(handle, facts, arguments);
-    policy_->see(*operation);
+    policy_->see(*operation, arguments);
+    keep_after_all(*operation, arguments);
   }
   {
     const auto end = c10::make_scope_exit([this] {
@@ -111,6 +117,23 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
   if (meter_) meter_->note_seconds(*operation);
 }
 
+void ForwardTape::keep_after_all(const Operation& operation, at::ArrayRef<c10::IValue> arguments) {
+  for (size_t index = 0; index < arguments.size(); ++index) {
+    for (const Operation::Tensor& recorded : operation.arguments[index].tensors()) {
+      if (!recorded.value || !policy_->keeps_after_all(*recorded.value)) continue;
+      const auto storage = recorded.value->identity.lock();
+      for (const at::Tensor& tensor : memory::tensors_in(arguments[index])) {
+        if (!tensor.defined() || !tensor.has_storage()) continue;
+        if (tensor.storage().unsafeGetStorageImpl() != storage.get()) continue;
+        recorded.value->memory.keep(tensor, onward_);
+        recorded.value->version = Version(tensor);
+        policy_->keep(recorded.value, log_.values());
+        break;
+      }
+    }
+  }
+}
+
 std::shared_ptr<SavedTensorHooks> ForwardTape::hooks(std::shared_ptr<SavedTensorHooks> onward) {
   return std::make_shared<TapeHooks>(shared_from_this(), std::move(onward));
 }
@@ -120,6 +143,7 @@ std::unique_ptr<PackedTensor> ForwardTape::pack(const at::Tensor& tensor,
   const std::lock_guard lock(mutex_);
   const auto value = in_backward() ? nullptr : log_.note_saved(tensor);
   if (!value) return pack_with(onward, tensor);
+  onward_ = onward;
   const bool first = !std::exchange(value->saved, true);
   if (first && counts(*value)) {
     const bool may_drop = policy_->may_drop(*value);

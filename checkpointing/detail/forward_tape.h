@@ -58,6 +58,7 @@ class ForwardTape final : public memory::OperatorInterceptor,
  private:
   class Packed;
 
+  void keep_after_all(const Operation& operation, at::ArrayRef<c10::IValue> arguments);
   at::Tensor unpack(const std::shared_ptr<Value>& value, const Geometry& geometry);
   void release(const std::shared_ptr<Value>& value);
   void end_backward();
@@ -71,6 +72,7 @@ class ForwardTape final : public memory::OperatorInterceptor,
   ForwardAccount account_;
   ForwardLog log_;
   ValueReplay replay_;
+  std::shared_ptr<SavedTensorHooks> onward_;  // of the last tensor that was saved
 };
 
 }  // namespace zeropage::checkpointing::detail

@@ -147,6 +147,8 @@ class DistributedDataParallelBase {
   // What gathers of sharded parameters have cost since wrapping; all zero if no parameter is sharded.
   memory::PagingStatistics paging() const;
 
+  // The wrapped module, whatever its type.
+  const torch::nn::Module& untyped_module() const { return *base_; }
   std::vector<at::Tensor> parameters() const { return base_->parameters(); }
   torch::OrderedDict<std::string, at::Tensor> named_parameters() const;
   std::vector<at::Tensor> buffers() const { return base_->buffers(); }

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "zeropage/plan.h"
+#include "zeropage/recompute.h"
 #include "zeropage/world.h"
 
 namespace zeropage {
@@ -37,6 +38,8 @@ struct FitOptions {
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
                                             CheckpointPolicy::kBlocks};
+  // Whose blocks CheckpointPolicy::kBlocks recomputes (PlanOptions::blocks). Empty: those that are found.
+  std::vector<std::string> blocks;
   // Where the optimizer may be. Empty: on the device; on the host, where that is not the device; and on NVMe, where
   // nvme_directory is set.
   std::vector<memory::Tier> tiers;
@@ -61,10 +64,30 @@ struct FitOptions {
 
 struct Fitted {
   Options options;  // as they were given, with the choice in them
+  // What the script computes again, by recompute(model, fitted).
   CheckpointPolicy checkpointing = CheckpointPolicy::kNone;
+  // The names of what holds the blocks that are computed again. Empty: none are, or the script makes regions of them, as
+  // ModelToPlan::checkpoint_blocks does.
+  std::vector<std::string> blocks;
   // The choice, and what it takes of each limit, in a line; for the log, and for RunState::values of a state on disk.
   std::string description;
+  // What the script does for the choice besides taking the options, in a line; "" for nothing.
+  std::string for_script;
 };
+
+// What the choice computes again: nothing, cheap operators, or the blocks. The same lines for any choice:
+//
+//   auto recompute = zeropage::recompute(model, fitted);
+//   for (auto& batch : *loader) {
+//     torch::Tensor loss;
+//     {
+//       const zeropage::ActivationScope forward(recompute);
+//       loss = criterion(model(batch.data), batch.target);
+//     }
+//     loss.backward();
+//
+// Where the script makes regions of blocks itself, it is nothing.
+checkpointing::Recompute recompute(const DistributedDataParallelBase& model, const Fitted& fitted);
 
 namespace detail {
 

@@ -85,6 +85,14 @@ struct TierBytes {
   TierBytes& operator+=(const TierBytes& other);
 };
 
+// What somebody counted on that a rank would hold at the peak of a step, to compare with where memory runs out.
+struct ExpectedPeak {
+  std::string counted_by;  // "fit()"
+  Breakdown on_device;
+  Breakdown on_host;                 // offloaded to the host
+  std::vector<std::string> options;  // of the run that is meant (describe(Options))
+};
+
 class EventSinkSlot;
 
 class Ledger {
@@ -138,6 +146,11 @@ class Ledger {
   void note_shortage(std::string words) const;
   std::string shortage() const;
 
+  // What a forecast says of the run that this rank is about to begin; nothing: no forecast does. Errors about memory show it
+  // beside what is held.
+  void expect(std::optional<ExpectedPeak> peak);
+  std::optional<ExpectedPeak> expected() const;
+
   // The sink that gets the events of these bytes, and of the rank whose ledger this is.
   EventSinkSlot& sink() { return *sink_; }
 
@@ -167,6 +180,7 @@ class Ledger {
   std::vector<MemoryLimitScope*> scopes_;
   bool is_limited_ = false;  // by any of them
   mutable std::string shortage_;
+  std::optional<ExpectedPeak> expected_;
 };
 
 // While it lives, the calling thread charges `ledger`.

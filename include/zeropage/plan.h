@@ -166,7 +166,7 @@ struct ModelToPlan {
   // Forward and loss of one micro-batch: one element in fp32. Inputs are to be on the meta device.
   std::function<at::Tensor(DistributedDataParallel<M>& model)> loss;
   // Makes regions of that many of the module's blocks (zeropage/checkpoint.h). Empty: it has
-  // none, and CheckpointPolicy::kBlocks is not planned.
+  // none, and CheckpointPolicy::kBlocks recomputes the blocks that find_blocks() finds (zeropage/recompute.h).
   std::function<void(M& module, checkpointing::EveryBlocks every)> checkpoint_blocks;
   // Empty: AdamW.
   std::function<std::unique_ptr<ShardedOptimizer>(DistributedDataParallel<M>& model)> optimizer;
@@ -258,6 +258,9 @@ struct PlanOptions {
   std::vector<int> stages = {0, 1, 2, 3};
   std::vector<CheckpointPolicy> policies = {CheckpointPolicy::kNone, CheckpointPolicy::kSelective,
                                             CheckpointPolicy::kBlocks};
+  // The ModuleLists and Sequentials whose blocks CheckpointPolicy::kBlocks recomputes, by name. Empty: the module's own, where
+  // it is clear which (find_blocks() in zeropage/recompute.h); else Plan::without_blocks says why that policy was not tried.
+  std::vector<std::string> blocks;
   // How fast the machines are, for the seconds of a step; by default not known.
   MachineSpeeds speeds;
   int threads = 0;  // of a rank; 0: its part of the host's cores
@@ -305,6 +308,12 @@ struct Plan {
   // computed again; then what comes first in PlanOptions::paging; then fewer bytes on the device. Those that do
   // not fit have their places too.
   std::vector<Forecast> forecasts;
+  // Which blocks CheckpointPolicy::kBlocks recomputes, "the 12 of "h"", and the names of what holds them. Empty: those of
+  // ModelToPlan::checkpoint_blocks, or none was tried.
+  std::string blocks;
+  std::vector<std::string> lists_of_blocks;
+  // Why that policy was not tried although it was asked for. Empty: it was.
+  std::string without_blocks;
 
   // The cheapest that fits, and the next cheapest. Null: there is none.
   const Forecast* choice() const;
@@ -319,12 +328,13 @@ std::ostream& operator<<(std::ostream& out, const Plan& plan);
 
 namespace detail {
 
-enum class Blocks : uint8_t { kNone, kAreRegions };
+// Whose business blocks are: find_blocks(), or ModelToPlan::checkpoint_blocks.
+enum class Blocks : uint8_t { kAreFound, kAreRegions };
 
 Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,
           const PlanOptions& options);
 
-// The tensor with its sizes and strides alone.
+// The tensor with its sizes and strides alone; where fewer samples are planned (planning/fewer_samples.h), with as many.
 at::Tensor without_values(const at::Tensor& tensor);
 
 // model: outlives what this makes.
@@ -336,7 +346,7 @@ MakePlannedModel make_planned(const ModelToPlan<M>& model) {
 }
 template <typename M>
 Blocks blocks_of(const ModelToPlan<M>& model) {
-  return model.checkpoint_blocks ? Blocks::kAreRegions : Blocks::kNone;
+  return model.checkpoint_blocks ? Blocks::kAreRegions : Blocks::kAreFound;
 }
 
 // The mean, as a loss that was guessed. warns: says so once, since one over classes keeps more.
@@ -357,10 +367,11 @@ auto model_of(const Construct& construct, const Sample& sample_input, const Loss
   using M = std::invoke_result_t<const Construct&>;
   const auto input = sample_without_values(sample_input, "sample_input");
   const auto forward = [input](DistributedDataParallel<M>& model) {
+    const auto now = sample_without_values(input, "sample_input");
     if constexpr (std::is_same_v<Sample, at::Tensor>) {
-      return model(input);
+      return model(now);
     } else {
-      return std::apply(model, input);
+      return std::apply(model, now);
     }
   };
   return ModelToPlan<M>{.construct = construct,
@@ -389,7 +400,7 @@ auto model_of(const Construct& construct, const Sample& sample_input, const Targ
               const Criterion& criterion) {
   const auto target = sample_without_values(sample_target, "sample_target");
   return model_of(construct, sample_input, [criterion, target](const auto& output) -> at::Tensor {
-    return criterion(output, target);
+    return criterion(output, sample_without_values(target, "sample_target"));
   });
 }
 

@@ -6,9 +6,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
+#include <torch/nn/module.h>
 
 #include "zeropage/saved_tensors.h"
 
@@ -47,11 +49,13 @@ RecomputeStatistics recompute_statistics();
 // A model that several ranks train makes it by `zeropage::recompute(model, options)`
 // (zeropage/recompute.h), so that all ranks repeat the same operators.
 //
-// Two ways to choose. *Selective* (Korthikanti et al. 2022, section 5): what takes a matrix product,
+// Three ways to choose. *Selective* (Korthikanti et al. 2022, section 5): what takes a matrix product,
 // convolution or attention to compute again stays, what is cheap is dropped. *By budget*: the first
 // step is measured, costs in seconds and bytes over time, and from then on the set of least extra
 // time is dropped whose forecast peak fits (checkpointing/recompute_plan.h). While it is measured,
-// the first step keeps to the budget by dropping what takes the fewest operations a byte.
+// the first step keeps to the budget by dropping what takes the fewest operations a byte. *By blocks* (Chen et al.
+// 2016): of each block of a module that is a list of equal ones, its input stays, and all else is dropped. It needs the
+// least memory and the most time.
 //
 // More is cheap among operators than among blocks: a norm or an activation function is computed again from its
 // input alone. Operators are repeated one by one, with the random state,
@@ -79,12 +83,35 @@ class StepMeter;
 struct ForwardPlan;
 }  // namespace detail
 
+// The parameters of each block of a module, in the order in which forward runs the blocks.
+struct ModuleBlocks {
+  std::vector<std::string> lists;  // the names of the ModuleLists and Sequentials that hold them
+  std::vector<std::vector<at::Tensor>> parameters;
+
+  // "the 12 of \"blocks\"".
+  std::string to_string() const;
+};
+
+// The blocks of a module. lists: the ModuleLists and Sequentials that hold them, by their names ("encoder.layers"), in the
+// order in which forward runs them. None: the one of two or more modules of one type, which have modules of their own and
+// together more than half of the parameters.
+// Throws where there is none or it is not clear which it is: the message has the names to choose from, and the line to write.
+ModuleBlocks find_blocks(const torch::nn::Module& module,
+                         const std::vector<std::string>& lists = {});
+
 struct RecomputeOptions {
   static RecomputeOptions selective() { return {}; }
   // The most bytes of activations.
   static RecomputeOptions budget(int64_t bytes) { return {.budget_bytes = bytes}; }
 
+  // All of each block but its input. The last block is kept, since its backward comes at once.
+  static RecomputeOptions by_blocks(ModuleBlocks blocks);
+  // Nothing: for a script that is told what to recompute.
+  static RecomputeOptions nothing();
+
   std::optional<int64_t> budget_bytes;
+  ModuleBlocks blocks;  // none: not by blocks
+  bool keeps_all = false;
   // Smaller saved tensors stay: repeating an operator costs more than they save.
   int64_t least_bytes = 16 * 1024;
   // Where activations lie.

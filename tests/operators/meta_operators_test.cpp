@@ -115,6 +115,83 @@ M module_on(torch::Device device, const std::function<M()>& construct) {
   return DeferredModule<M>(construct).module();
 }
 
+// Tensors that are made while it lives have that dtype.
+class DefaultDtype {
+ public:
+  explicit DefaultDtype(torch::ScalarType dtype) {
+    torch::set_default_dtype(c10::scalarTypeToTypeMeta(dtype));
+  }
+  ~DefaultDtype() { torch::set_default_dtype(before_); }
+  DefaultDtype(const DefaultDtype&) = delete;
+  DefaultDtype& operator=(const DefaultDtype&) = delete;
+
+ private:
+  const caffe2::TypeMeta before_ = torch::get_default_dtype();
+};
+
+TEST_F(MetaOperatorsTest, GiveAnLstmItsSizesWithWhatTheHostsKernelKeepsAndTakes) {
+  observe_meta_memory();
+  at::set_num_threads(1);
+  struct Bytes {
+    std::string result;
+    int64_t kept, forward_peak, backward_peak;
+  };
+  const auto bytes_on = [](torch::Device device, const torch::nn::LSTMOptions& options,
+                           at::IntArrayRef sizes, torch::ScalarType dtype) {
+    const auto ledger = std::make_shared<Ledger>();
+    const LedgerScope scope(ledger);
+    auto lstm = module_on<torch::nn::LSTM>(device, [&] {
+      const DefaultDtype of_parameters(dtype);
+      return torch::nn::LSTM(options);
+    });
+    const Tensor input = torch::zeros(sizes, torch::dtype(dtype).device(device)).requires_grad_();
+    const auto held = [&] { return ledger->now(device.type()).total(); };
+    const int64_t before = held();
+    ledger->reset_peak();
+    Bytes bytes;
+    Tensor output = std::get<0>(lstm(input));
+    bytes.kept = held() - before;
+    bytes.forward_peak = ledger->at_peak(device.type()).total() - before;
+    ledger->reset_peak();
+    bytes.result = describe(output);
+    output.sum().backward();
+    bytes.backward_peak = ledger->at_peak(device.type()).total() - before;
+    for (const Tensor& parameter : lstm->parameters()) bytes.result += describe(parameter.grad());
+    bytes.result += describe(input.grad());
+    return bytes;
+  };
+  using torch::nn::LSTMOptions;
+  for (const auto dtype : {torch::kFloat, torch::kBFloat16}) {
+    for (const auto& [options, sizes] :
+         {std::pair(LSTMOptions(96, 96).num_layers(2).batch_first(true), std::vector{8L, 64L, 96L}),
+          std::pair(LSTMOptions(100, 50).bidirectional(true), std::vector{32L, 3L, 100L}),
+          std::pair(LSTMOptions(128, 256).num_layers(2).bidirectional(true).dropout(0.1),
+                    std::vector{40L, 16L, 128L})}) {
+      const Bytes host = bytes_on(torch::kCPU, options, sizes, dtype);
+      const Bytes meta = bytes_on(torch::kMeta, options, sizes, dtype);
+      SCOPED_TRACE(c10::str(dtype, " ", options.input_size(), " -> ", options.hidden_size()));
+      EXPECT_EQ(meta.result, host.result);
+      // Another processor may lay its rows out otherwise.
+      const auto expect_near = [](int64_t expected, int64_t got, double below, double above) {
+        EXPECT_GE(static_cast<double>(got), (1 - below) * static_cast<double>(expected));
+        EXPECT_LE(static_cast<double>(got), (1 + above) * static_cast<double>(expected));
+      };
+      expect_near(host.kept, meta.kept, 0.01, 0.01);
+      expect_near(host.forward_peak, meta.forward_peak, 0.01, 0.1);
+      expect_near(host.backward_peak, meta.backward_peak, 0.01, 0.1);
+    }
+  }
+}
+
+TEST_F(MetaOperatorsTest, LeaveAnLstmThatTheHostsKernelDoesNotTakeToLibTorch) {
+  const auto run = [](const Tensors& in) {
+    auto lstm = module_on<torch::nn::LSTM>(
+        in[0].device(), [] { return torch::nn::LSTM(torch::nn::LSTMOptions(6, 8).proj_size(4)); });
+    return std::get<0>(lstm(in[0])).contiguous();
+  };
+  expect_shapes_of_host(run, {floats({5, 3, 6})});
+}
+
 TEST_F(MetaOperatorsTest, GiveTransformersOfLibTorchTheirSizes) {
   using namespace torch::nn;
   const auto encode = [](const Tensors& in) {

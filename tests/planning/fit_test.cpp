@@ -176,6 +176,118 @@ TEST(FitTest, RefusesALimitThatIsUsedUpBeforeItBegins) {
   EXPECT_EQ(WorldDescription{.ranks = 8}.bytes_of_rank(Tier::kHost), 0) << "not known";
 }
 
+// A residual block, which its recompute leaves the input of.
+struct ResidualImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x + down(torch::gelu(up(torch::layer_norm(x, {x.size(-1)}))));
+  }
+  torch::nn::Linear up = register_module("up", torch::nn::Linear(32, 128));
+  torch::nn::Linear down = register_module("down", torch::nn::Linear(128, 32));
+};
+TORCH_MODULE(Residual);
+
+torch::nn::Sequential make_blocks() {
+  torch::nn::Sequential net;
+  for (int i = 0; i < 8; ++i) net->push_back(Residual());
+  return net;
+}
+
+// A step of the net, as a script makes it that is told what to recompute.
+int64_t peak_of_step(comm::World& world, const Fitted& fitted, const torch::Tensor& x) {
+  DistributedDataParallel<torch::nn::Sequential> model(make_blocks(), world, fitted.options);
+  Optimizer<torch::optim::AdamW> optimizer(model);
+  auto recompute = zeropage::recompute(model, fitted);
+  Ledger::current()->reset_peak();
+  for (int step = 0; step < 2; ++step) {
+    torch::Tensor loss;
+    {
+      const ActivationScope forward(recompute);
+      loss = model(x).square().mean();
+    }
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return static_cast<int64_t>(world.max(static_cast<double>(Ledger::current()->at_peak().total())));
+}
+
+TEST(FitTest, FindsTheBlocksOfAListByItselfAndSaysWhatTheScriptDoes) {
+  run_ranks(2, [](comm::World& world) {
+    const torch::Tensor x = torch::ones({512, 32});
+    Fitted all;
+    const int64_t peak = peak_of_step(world, all, x);
+    const Fitted fitted = fit(make_blocks, x, world, limited(peak * 2 / 3),
+                              {.policies = {CheckpointPolicy::kNone, CheckpointPolicy::kBlocks}});
+    EXPECT_EQ(fitted.checkpointing, CheckpointPolicy::kBlocks);
+    EXPECT_THAT(fitted.description, HasSubstr("checkpoint blocks, the 8 of the module itself"));
+    EXPECT_THAT(fitted.for_script,
+                HasSubstr("around forward and loss: ActivationScope forward(recompute), with auto "
+                          "recompute = zeropage::recompute(model, fitted)"));
+    EXPECT_LE(peak_of_step(world, fitted, x), peak * 2 / 3) << fitted.description;
+    // Who names a list that is not there is told.
+    EXPECT_THAT(error_of([&] {
+                  fit(make_blocks, x, world, limited(peak * 2 / 3), {.blocks = {"layers"}});
+                }),
+                HasSubstr("expected the name of a ModuleList or Sequential, got \"layers\""));
+  });
+}
+
+TEST(FitTest, SaysWhichMicroBatchFitsWhereNothingElseDoes) {
+  run_ranks(1, [](comm::World& world) {
+    const torch::Tensor x = torch::ones({512, 32});
+    const Options tight = limited(peak_of_step(world, {}, x) / 3);
+    const FitOptions whole{.policies = {CheckpointPolicy::kNone}};
+    const std::string error = error_of([&] { fit(make_blocks, x, world, tight, whole); });
+    EXPECT_THAT(error, HasSubstr("with micro-batches of "));
+    EXPECT_THAT(error, HasSubstr(" samples instead of 512 it fits: give fit() a sample of "));
+    // Followed.
+    const auto number_behind = [&](const std::string& words) {
+      return std::stoll(error.substr(error.find(words) + words.size()));
+    };
+    const int64_t samples = number_behind("a sample of ");
+    FitOptions followed = whole;
+    followed.micro_steps = number_behind("FitOptions::micro_steps = ");
+    EXPECT_EQ(samples * followed.micro_steps, 512);
+    const Fitted fitted = fit(make_blocks, x.narrow(0, 0, samples), world, tight, followed);
+    EXPECT_THAT(fitted.description, HasSubstr("stage "));
+    // Targets that are flattened have a multiple of the samples.
+    const std::string with_loss = error_of([&] {
+      fit(
+          make_blocks, x, torch::ones({512 * 32}),
+          [](const torch::Tensor& output, const torch::Tensor& target) {
+            return torch::mse_loss(output.flatten(), target);
+          },
+          world, tight, whole);
+    });
+    EXPECT_THAT(with_loss, HasSubstr("with micro-batches of "));
+  });
+}
+
+TEST(FitTest, IsComparedWithWhatIsHeldWhereMemoryRunsOut) {
+  run_ranks(2, [](comm::World& world) {
+    const torch::Tensor x = torch::ones({256, 32});
+    const FitOptions whole{.policies = {CheckpointPolicy::kNone}};
+    const Options limits = limited(peak_of_step(world, {}, x) * 11 / 10);
+    const Fitted fitted = fit(make_blocks, x, world, limits, whole);
+    EXPECT_LE(peak_of_step(world, fitted, x), limits.device_memory_bytes);
+    // Four times the samples that fit() was shown.
+    const std::string error = error_of([&] {
+      peak_of_step(world, fitted, torch::ones({1024, 32}));
+    });
+    EXPECT_THAT(error, HasSubstr("fit() had counted on "));
+    EXPECT_THAT(error, HasSubstr("; with what is asked for there is more of activation ("));
+    EXPECT_THAT(error, HasSubstr("fit()\n")) << "a column of the table";
+    // A run with other options is another one.
+    Fitted other = fitted;
+    other.options.stage = stage_of(3);
+    other.options.page_bytes = 64_KiB;
+    EXPECT_THAT(error_of([&] {
+                  peak_of_step(world, other, torch::ones({2048, 32}));
+                }),
+                Not(HasSubstr("fit() had counted on ")));
+  });
+}
+
 // Rank 0 alone constructs the model; the others wait for what it chose.
 TEST(FitTest, TellsAllRanksWhatTheModelsConstructorThrows) {
   run_ranks(2, [](comm::World& world) {

@@ -66,6 +66,11 @@ void check_limits_hold(const comm::World& world, const Options& options, const s
 std::shared_ptr<memory::MemoryLimitScope> limit_memory(const comm::World& world, LimitedModel model,
                                                        std::shared_ptr<StepFacts> facts,
                                                        int64_t held_bytes) {
+  const auto expected = memory::Ledger::current()->expected();
+  // It is of another run.
+  if (expected && expected->options != describe(model.options)) {
+    memory::Ledger::current()->expect(std::nullopt);
+  }
   model.device_is_host = world.device().is_cpu();
   model.limits = limits_of(world, model.options);
   MemoryLimits limits = model.limits;

@@ -8,7 +8,7 @@
 #include <torch/torch.h>
 
 #include "bench/measuring_main.h"
-#include "language_model/data/rows.h"
+#include "examples/language_model/data/rows.h"
 #include "zeropage/check.h"
 #include "zeropage/text/tokenizer.h"
 

@@ -224,8 +224,8 @@ void bias_gelu(GeluForm form, const T* input, const T* bias, T* output, int64_t 
 }
 
 template <typename T>
-void bias_gelu_gradient(GeluForm form, const T* gradient, const T* input, const T* bias, T* of_input,
-                        float* of_bias, int64_t width) {
+void bias_gelu_gradient(GeluForm form, const T* gradient, const T* input, const T* bias,
+                        T* of_input, float* of_bias, int64_t width) {
   for_each_vector(
       width, [&](int64_t i, int64_t lanes) __attribute__((always_inline)) {
         const Vector x = load_part(input + i, lanes) + load_part(bias + i, lanes);

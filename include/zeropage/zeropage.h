@@ -44,5 +44,4 @@
 #include "zeropage/sync_batch_norm.h"
 #include "zeropage/tensor_parallel.h"
 #include "zeropage/weight_average.h"
-#include "zeropage/weights_source.h"
 #include "zeropage/world.h"

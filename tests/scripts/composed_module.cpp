@@ -33,7 +33,7 @@ torch::Tensor flat(const torch::Tensor& x) {
   return x.reshape({x.size(0), kWidth});
 }
 
-// Of [batch, 1, 2, 8].
+// For heads of [batch, 1, 2, 8].
 torch::Tensor angles_like(const torch::Tensor& x) {
   const auto wide = x.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat;
   return torch::arange(8, torch::TensorOptions(wide)).view({2, 4}) * 0.3;

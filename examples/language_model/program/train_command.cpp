@@ -88,9 +88,7 @@ class Run {
         trainer_(model_, rows_, options_, report(), evaluation()) {}
 
   int train() {
-    const OpeningCost cost =
-        opening_cost(world_, language_model::count_parameters(files_.config()), resident_before_);
-    say(cost.words());
+    say(cost_.words());
     say(std::to_string(rows_.count()) + " rows of " + std::to_string(length_) +
         " tokens to train on");
     trainer_.resume(flags_.goes_on);

@@ -436,8 +436,12 @@ at::Tensor mean_of(const at::Tensor& output, bool warns) {
 
 at::Tensor without_values(const at::Tensor& tensor) {
   if (!tensor.defined()) return tensor;
-  return at::empty_strided(FewerSamples::sizes_of(tensor), tensor.strides(),
-                           tensor.options().device(c10::kMeta));
+  const std::vector<int64_t> sizes = FewerSamples::sizes_of(tensor);
+  // An operator more would be one of the forward's.
+  if (tensor.is_meta() && !tensor.requires_grad() && tensor.sizes() == at::IntArrayRef(sizes)) {
+    return tensor;
+  }
+  return at::empty_strided(sizes, tensor.strides(), tensor.options().device(c10::kMeta));
 }
 
 Plan plan(const MakePlannedModel& make, Blocks blocks, const WorldDescription& world,

@@ -18,6 +18,8 @@
 #include "zeropage/plan.h"
 #include "zeropage/profile_testing.h"
 #include "zeropage/profiler.h"
+#include "zeropage/text/token_file.h"
+#include "zeropage/text/tokenizer.h"
 #include "zeropage/zeropage.h"
 
 using zeropage::operator""_GiB;

@@ -190,10 +190,12 @@ TEST_F(TokenizerTest, NormalFormCIsMadeWhereTheTokenizerWantsIt) {
 }
 
 TEST_F(TokenizerTest, WhiteSpaceAndLettersAreThoseOfUnicode) {
-  const Tokenizer tokenizer = gpt2();
+  vocabulary_.merge(" ", "\xE1");
+  const Tokenizer tokenizer = from_json(vocabulary_.tokenizer_json());
   const auto count = [&](const std::string& text) { return tokenizer.encode(text).size(); };
   // U+180E is no white space any more, so it is a word with the mark behind it and takes the space in front.
-  EXPECT_EQ(count(" \u180e!"), 5U);
+  EXPECT_EQ(count(" \u180e!"), 4U);
+  EXPECT_EQ(words(tokenizer, " \u180e!").front(), " \xE1");
   // A letter of Unicode 16 is one word with the "s" behind it, so "'s" is no contraction of its own.
   EXPECT_THAT(words(tokenizer, "'\U00010D4A's").back(), "'s");
   EXPECT_THAT(words(tokenizer, "\U00010D4Ahe").back(), "he");
@@ -282,6 +284,20 @@ TEST_F(TokenizerTest, WordsOfAnyLengthAreJoinedAsTheDefinitionSays) {
   }
 }
 
+TEST_F(TokenizerTest, APairIsForgottenWhenOneOfTheTwoIsJoinedToAnother) {
+  // "ab" is a pair until "bc", which comes first, takes its "b".
+  vocabulary_.merge("b", "c");
+  vocabulary_.merge("a", "b");
+  vocabulary_.merge("a", "bc");
+  const Tokenizer tokenizer = from_json(vocabulary_.tokenizer_json());
+  for (const int times : {1, 20, 21, 22, 200}) {
+    std::string word;
+    for (int i = 0; i < times; ++i) word += "abc";
+    EXPECT_THAT(words(tokenizer, word),
+                ::testing::AllOf(::testing::SizeIs(times), ::testing::Each("abc")));
+  }
+}
+
 TEST_F(TokenizerTest, ALongWordAndALongRunOfSpacesEnd) {
   const Tokenizer tokenizer = gpt2();
   const std::string letters(2'000'000, 'l');
@@ -338,6 +354,9 @@ TEST_F(TokenizerTest, AStreamShowsWholeCharacters) {
   // What cannot become a character any more is shown.
   EXPECT_EQ(stream.add(0xe4), "");
   EXPECT_EQ(stream.add('h'), "\xe4h");
+  // Half of a surrogate is no character.
+  EXPECT_EQ(stream.add(0xed), "");
+  EXPECT_EQ(stream.add(0xa0), "\xed\xa0");
 }
 
 TEST_F(TokenizerTest, NumbersThatTheVocabularyDoesNotHaveAreNamed) {

@@ -143,6 +143,13 @@ TEST_F(TokenFileTest, TokensOfAnotherVocabularyAreRefusedWithBothInWords) {
               AllOf(HasSubstr("train.bin: expected tokens of the vocabulary with 271 tokens, hash"),
                     HasSubstr("other.json"), HasSubstr("got those of 270 tokens"),
                     HasSubstr("tokenizer.json)"), HasSubstr("make them again")));
+  // As many tokens, of which one is another.
+  SmallVocabulary alike;
+  alike.tokens.back() = alike.special.back() = "<|other|>";
+  const Tokenizer of_that_size =
+      Tokenizer::from_json(scratch_.put("alike.json", alike.tokenizer_json().dump()));
+  EXPECT_THAT(text_error_of([&] { TokenFile(path()).check_vocabulary(of_that_size); }),
+              HasSubstr("got those of 270 tokens"));
   std::filesystem::remove(beside());
   scratch_.put("train.bin", packed<uint16_t>({1, 2, 271}));
   EXPECT_THAT(text_error_of([&] { TokenFile(path()).check_vocabulary(tokenizer()); }),

@@ -190,12 +190,10 @@ TEST_F(TokenizerTest, NormalFormCIsMadeWhereTheTokenizerWantsIt) {
 }
 
 TEST_F(TokenizerTest, WhiteSpaceAndLettersAreThoseOfUnicode) {
-  vocabulary_.merge(" ", "\xE1");
+  vocabulary_.merge("!", "\xE1");
   const Tokenizer tokenizer = from_json(vocabulary_.tokenizer_json());
-  const auto count = [&](const std::string& text) { return tokenizer.encode(text).size(); };
-  // U+180E is no white space any more, so it is a word with the mark behind it and takes the space in front.
-  EXPECT_EQ(count(" \u180e!"), 4U);
-  EXPECT_EQ(words(tokenizer, " \u180e!").front(), " \xE1");
+  // U+180E is no white space any more, so it is in one word with the mark in front of it.
+  EXPECT_EQ(words(tokenizer, "!\u180e").front(), "!\xE1");
   // A letter of Unicode 16 is one word with the "s" behind it, so "'s" is no contraction of its own.
   EXPECT_THAT(words(tokenizer, "'\U00010D4A's").back(), "'s");
   EXPECT_THAT(words(tokenizer, "\U00010D4Ahe").back(), "he");

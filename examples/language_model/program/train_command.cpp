@@ -101,7 +101,7 @@ class Run {
       peak = std::max(peak, rank.at_peak.total());
       resident = std::max(resident, rank.peak_resident_bytes);
     }
-    say("a rank holds " + zeropage::format_bytes(held) + " from step to step, " +
+    say("a rank holds " + zeropage::format_bytes(held) + " on its device from step to step, " +
         zeropage::format_bytes(peak) + " at its peak, " + zeropage::format_bytes(resident) +
         " resident");
     write();

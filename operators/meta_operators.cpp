@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -12,6 +16,7 @@
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/lstm_native.h>
 #include <ATen/ops/mkldnn_rnn_layer.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/library.h>
 
 namespace zeropage::memory {
@@ -287,12 +292,48 @@ LstmGradients lstm_layer_backward(
           in_float(bias),  in_float(state),  in_float(cell)};
 }
 
+bool is_made_by(const std::shared_ptr<torch::autograd::Node>& node, std::string_view operation) {
+  if (node == nullptr) return false;
+  if (node->name().find(operation) != std::string::npos) return true;
+  const auto& edges = node->next_edges();
+  return std::any_of(edges.begin(), edges.end(), [operation](const torch::autograd::Edge& edge) {
+    return is_made_by(edge.function, operation);
+  });
+}
+
+// Whether a layer of that dtype is oneDNN's on this host. LibTorch asks the processor and oneDNN's settings, which are not ours to
+// repeat: a layer of one element tells.
+bool is_onednns(at::ScalarType dtype) {
+  bool found = false;
+  // On a thread of its own, which has none of the caller's modes.
+  std::thread([dtype, &found] {
+    try {
+      const auto as = at::TensorOptions(at::kCPU).dtype(dtype);
+      const auto weight = [&as](int64_t inputs) {
+        return (inputs == 0 ? at::zeros({4}, as) : at::zeros({4, inputs}, as)).requires_grad_();
+      };
+      const Tensor state = at::zeros({1, 1, 1}, as);
+      const auto [output, last, cell] = at::lstm(
+          at::zeros({1, 1, 1}, as), {state, state}, {weight(1), weight(1), weight(0), weight(0)},
+          /*has_biases=*/true, /*num_layers=*/1, /*dropout=*/0.0, /*train=*/true,
+          /*bidirectional=*/false, /*batch_first=*/false);
+      found = is_made_by(output.grad_fn(), "MkldnnRnnLayer");
+    } catch (const c10::Error&) {
+      // A host that cannot run it has no kernel for it.
+    }
+  }).join();
+  return found;
+}
+
 // The host's kernel takes no projections, and no other precisions.
 bool is_layers_of_onednn(const Tensor& input, at::TensorList states) {
+  static const bool takes_float = is_onednns(at::kFloat),
+                    takes_bfloat16 = is_onednns(at::kBFloat16);
   const auto dtype = input.scalar_type();
-  return at::globalContext().userEnabledMkldnn() && at::hasMKLDNN() &&
-         (dtype == at::kFloat || dtype == at::kBFloat16) && input.numel() > 0 && input.dim() == 3 &&
-         states.size() == 2 && states[0].size(2) == states[1].size(2);
+  const bool takes =
+      (dtype == at::kFloat && takes_float) || (dtype == at::kBFloat16 && takes_bfloat16);
+  return takes && at::globalContext().userEnabledMkldnn() && input.numel() > 0 &&
+         input.dim() == 3 && states.size() == 2 && states[0].size(2) == states[1].size(2);
 }
 
 // LibTorch's own choice on the meta device is a product for each step.

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <zeropage/check.h>
+#include <zeropage/ledger.h>
 #include <zeropage/memory_report.h>
 #include <zeropage/process_memory.h>
 
@@ -95,9 +96,9 @@ class Run {
     zeropage::memory::reset_peak_resident_bytes();
     if (const int signal = trainer_.run()) return examples::exit_code_of(signal);
     const zeropage::MemoryReport memory = zeropage::memory_report(world_);
-    int64_t held = 0, peak = 0, resident = 0;
+    const auto held = static_cast<int64_t>(world_.max(static_cast<double>(held_)));
+    int64_t peak = 0, resident = 0;
     for (const auto& rank : memory.ranks) {
-      held = std::max(held, rank.held.persistent());
       peak = std::max(peak, rank.at_peak.total());
       resident = std::max(resident, rank.peak_resident_bytes);
     }
@@ -177,6 +178,8 @@ class Run {
   }
 
   void report_step(const language_model::TrainedStep& step) {
+    // Evaluation leaves pages of parameters whole until the next step.
+    held_ = zeropage::memory::Ledger::current()->now(world_.device().type()).persistent();
     steps_.push_back({{"step", step.step},
                       {"loss", step.loss},
                       {"norm", step.norm},
@@ -237,6 +240,7 @@ class Run {
   language_model::WrappedModel model_;
   language_model::Trainer trainer_;
   json steps_ = json::array(), held_out_ = json::array();
+  int64_t held_ = 0;    // by this rank behind its last step
   double seconds_ = 0;  // since the last line, as the next two
   int64_t targets_ = 0, steps_since_ = 0;
 };

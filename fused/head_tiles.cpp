@@ -77,12 +77,16 @@ class WeightGradient {
   }
 
   void add_blocks(const Tensor& of_logits, const Tensor& hidden) {
+    // A sum over tokens that no loss scale and no mean has divided yet may be beyond fp16.
+    const bool is_half = hidden.scalar_type() == at::kHalf;
+    const Tensor factor = is_half ? hidden.to(at::kFloat) : hidden;
     constexpr int64_t kBlockBytes = 8_MiB;
     const int64_t rows = std::max<int64_t>(
         1, kBlockBytes / std::max<int64_t>(1, hidden.size(1) * hidden.element_size()));
     for (int64_t first = 0; first < sum_.size(0); first += rows) {
       const int64_t numel = std::min(rows, sum_.size(0) - first);
-      const Tensor product = at::mm(of_logits.narrow(1, first, numel).t(), hidden);
+      const Tensor of_block = of_logits.narrow(1, first, numel).t();
+      const Tensor product = at::mm(is_half ? of_block.to(at::kFloat) : of_block, factor);
       Tensor block = sum_.narrow(0, first, numel);
       if (is_empty_) {
         block.copy_(product);

@@ -125,6 +125,9 @@ Tensor rotary(const Tensor& heads, const Tensor& cosines, const Tensor& sines) {
            heads.scalar_type(), " of ", heads.sizes());
   check_table(heads, cosines);
   check_table(heads, sines);
+  ZP_CHECK(cosines.sizes() == sines.sizes(),
+           "zeropage::fused::rotary(): expected tables of the same sizes, got cosines of ",
+           cosines.sizes(), " and sines of ", sines.sizes(), "; take both for the same positions");
   return call_rotate(heads, cosines, sines, /*back=*/false);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 #include <stdexcept>
 
@@ -98,6 +99,13 @@ void TokensCommand::make() const {
       .format = form_ == "llm.c" ? TokenFormat::kLlmC : TokenFormat::kNanoGpt,
       .special = special_ ? text::SpecialTokens::kRecognised : text::SpecialTokens::kAsText,
       .separator = unescaped(separator_)};
+  for (const std::string& text : texts_) {
+    std::error_code unknown;
+    if (std::filesystem::equivalent(text, file_, unknown)) {
+      throw text::TextError(
+          file_, "is one of the texts, and its tokens would replace it; give another -o");
+    }
+  }
   const Tokenizer tokenizer = Tokenizer::from_path(tokenizer_);
   const MadeTokens made = make_tokens(texts_, file_, tokenizer, options);
   const auto bytes = static_cast<double>(made.bytes);

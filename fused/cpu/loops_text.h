@@ -78,11 +78,14 @@ void normalise(const NormRows<T>& norm, int64_t begin, int64_t end) {
     }
     double mean = 0;
     if (norm.means != nullptr) {
+      // About the first number: a row that is far from zero, or of one number, loses nothing.
+      const float about = offload::to_float(sum[0]);
       LaneSum total;
       for_each_vector(
-          width, [&](int64_t i, int64_t lanes)
-                     __attribute__((always_inline)) { total.add(load_part(sum + i, lanes)); });
-      mean = total.total() / static_cast<double>(width);
+          width, [&](int64_t i, int64_t lanes) __attribute__((always_inline)) {
+            total.add(load_part(sum + i, lanes, about) - about);
+          });
+      mean = about + total.total() / static_cast<double>(width);
       norm.means[row] = static_cast<float>(mean);
     }
     const auto centre = static_cast<float>(mean);

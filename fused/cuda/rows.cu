@@ -48,8 +48,10 @@ __global__ void __launch_bounds__(kThreads) normalise_rows(NormRows<T> norm, int
     float mean = 0;
     if (norm.means != nullptr) {
       float mine = 0;
-      for (int64_t i = threadIdx.x; i < width; i += kThreads) mine += to_float(sum[i]);
-      mean = sum_of_block(mine, shared) / static_cast<float>(width);
+      // About the first number of the input, as another thread writes the sum's.
+      const float about = to_float(norm.input[row * width]);
+      for (int64_t i = threadIdx.x; i < width; i += kThreads) mine += to_float(sum[i]) - about;
+      mean = about + sum_of_block(mine, shared) / static_cast<float>(width);
     }
     float mine = 0;
     for (int64_t i = threadIdx.x; i < width; i += kThreads) {

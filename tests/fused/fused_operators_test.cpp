@@ -254,6 +254,15 @@ TEST(FusedOperatorsTest, TakeASumThatIsUsedAlone) {
   EXPECT_TRUE(torch::equal(residual.grad(), torch::ones({4, 8})));
 }
 
+// The mean is that of one number, to its last bit.
+TEST(FusedOperatorsTest, MakeZerosOfARowOfOneNumber) {
+  for (const float number : {1234.567F, 12345.678F, 1e6F}) {
+    const Tensor normed =
+        layer_norm(torch::full({2, 768}, number), torch::ones({768}), torch::zeros({768}));
+    EXPECT_TRUE(torch::equal(normed, torch::zeros({2, 768}))) << number;
+  }
+}
+
 TEST(FusedOperatorsTest, TakeNoRows) {
   const Tensor x = torch::zeros({0, 8}).requires_grad_(),
                weight = torch::ones({8}).requires_grad_();
@@ -285,6 +294,10 @@ TEST(FusedOperatorsTest, SayWhichSizesAndDtypesDoNotFit) {
       }),
       HasSubstr("expected tables of [3, 2] or [1, 3, 2] for heads of [1, 2, 3, 4], got [3, 4]"));
   const Tensor table = torch::zeros({3, 2});
+  EXPECT_THAT(error_of([&] {
+                rotary(torch::zeros({1, 2, 3, 4}), table, torch::zeros({1, 3, 2}));
+              }),
+              HasSubstr("tables of the same sizes, got cosines of [3, 2] and sines of [1, 3, 2]"));
   EXPECT_THAT(error_of([&] {
                 rotary(torch::zeros({1, 2, 3, 4}), table.to(torch::kBFloat16), table);
               }),

@@ -184,6 +184,16 @@ TEST(LinearCrossEntropyTest, KeepsSmallGradientsOfFp16UntilTheScaleComes) {
   expect_near(head.weight.grad(), exact.weight.grad(), 0.01, "weight");
 }
 
+// A class that all tokens have: the sum over them is beyond fp16, their mean is not.
+TEST(LinearCrossEntropyTest, AddsUpMoreThanFp16HasRoomFor) {
+  constexpr int64_t kMany = 16384;
+  const Tensor hidden = torch::full({kMany, 1}, 5.0, torch::kHalf);
+  const Tensor weight = torch::zeros({32, 1}, torch::kHalf).requires_grad_();
+  linear_cross_entropy(hidden, weight, torch::zeros({kMany}, torch::kLong)).backward();
+  EXPECT_EQ(weight.grad()[0].item<double>(), -4.84375);
+  EXPECT_NEAR(weight.grad()[1].item<double>(), 5.0 / 32, 1e-3);
+}
+
 int64_t peak_of(const std::function<void()>& step) {
   memory::Ledger::current()->reset_peak();
   const int64_t before = memory::Ledger::current()->at_peak().total();

@@ -266,6 +266,11 @@ ModelConfig config_from_json(const json& object, const std::string& name) {
                   " is no multiple of num_key_value_heads " +
                   std::to_string(config.key_value_heads));
   }
+  constexpr int64_t kMostLayers = 10'000;
+  if (config.layers > kMostLayers) {
+    fields.refuse("expected at most " + std::to_string(kMostLayers) + " layers, got " +
+                  std::to_string(config.layers));
+  }
   config.initial_deviation = fields.positive("initializer_range", 0.02);
   const std::vector<int64_t> begin = fields.tokens("bos_token_id");
   if (!begin.empty()) config.begin_token = begin.front();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <stdexcept>
@@ -122,7 +123,8 @@ zeropage::text::ChatTemplate chat_template_of(const zeropage::text::Tokenizer& t
 
 std::string read_text(const std::string& path, const std::string& from) {
   std::ifstream stream(path, std::ios::binary);
-  ZP_CHECK(stream, path, ": cannot be read");
+  ZP_CHECK(stream && !std::filesystem::is_directory(path), path,
+           ": cannot be read; expected a file of text");
   std::string text{std::istreambuf_iterator<char>(stream), {}};
   const size_t begin = text.find(from);
   ZP_CHECK(begin != std::string::npos, path, ": has no \"", from, "\"");

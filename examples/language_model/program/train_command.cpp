@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <memory>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -140,6 +142,16 @@ class Run {
   language_model::WrappedModel open() {
     options_ = flags_.options;
     options_.seed = flags_.seed;
+    options_.settings = {{"model", flags_.model.model},
+                         {"seed", std::to_string(flags_.seed)},
+                         {"rows of a step", std::to_string(options_.batch)},
+                         {"tokens of a row", std::to_string(length_)},
+                         {"number of rows", std::to_string(rows_.count())}};
+    if (flags_.training == Training::kAdapters) {
+      options_.fixed_settings = {
+          {"adapters with --alpha", examples::fixed(flags_.adapter.alpha, 6)}};
+    }
+    check_draws();
     check(options_);
     language_model::OpenOptions open{.sharding = sharding_of(flags_),
                                      .adapters_from = flags_.model.adapters};
@@ -157,6 +169,18 @@ class Run {
     // Dropout draws other numbers on each rank.
     torch::manual_seed(flags_.seed + 1 + static_cast<uint64_t>(world_.rank()));
     return model;
+  }
+
+  // Threads of one process share LibTorch's generator, and a layer that is computed again would draw another mask.
+  void check_draws() const {
+    const auto& config = files_.config();
+    const double most =
+        std::max({config.embedding_dropout, config.attention_dropout, config.residual_dropout,
+                  flags_.training == Training::kAdapters ? flags_.adapter.dropout : 0.0});
+    ZP_CHECK(!flags_.run.as_threads || flags_.run.ranks == 1 || most == 0,
+             "--as-threads: the model has dropout, whose masks ranks would draw from one "
+             "generator; leave the flag out, so that "
+             "ranks are processes");
   }
 
   std::function<double()> evaluation() {
@@ -245,6 +269,18 @@ class Run {
   int64_t targets_ = 0, steps_since_ = 0;
 };
 
+// Before hours of training: that a folder can be made, and written to.
+void check_folder(const std::string& folder) {
+  if (folder.empty()) return;
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  const bool is_writable = !error && ::access(folder.c_str(), W_OK | X_OK) == 0;
+  ZP_CHECK(is_writable && std::filesystem::is_directory(folder), folder,
+           ": expected a folder to write to, got ",
+           error ? error.message() : "one that cannot be written to",
+           "; give another --out or --merged");
+}
+
 Command command_of(CLI::App& app, Training training, const std::string& name,
                    const std::string& help) {
   const auto flags = std::make_shared<TrainFlags>();
@@ -257,6 +293,7 @@ Command command_of(CLI::App& app, Training training, const std::string& name,
               throw CLI::ValidationError("--micro-batch: more rows than --batch has");
             }
             examples::check_outputs({{"--json", flags->run.json}});
+            for (const std::string& folder : {flags->out, flags->merged}) check_folder(folder);
             const auto run = [&](zeropage::World& world) { return Run(*flags, world).train(); };
             if (flags->options.save.empty()) return on_ranks(flags->run, run);
             return on_ranks(flags->run, run, kGraceOfSave);

@@ -36,7 +36,8 @@ void check(const TrainingOptions& options) {
   need(options.batch > 0, "batch: expected 1 row or more");
   need(options.micro_batch > 0, "micro_batch: expected 1 row or more");
   need(options.micro_batch <= options.batch, "micro_batch: more rows than a step has");
-  need(options.learning_rate > 0, "learning_rate: expected a number above 0");
+  need(options.learning_rate > 0 && std::isfinite(options.learning_rate),
+       "learning_rate: expected a finite number above 0");
   need(options.least_rate >= 0 && options.least_rate <= 1, "least_rate: expected 0 to 1");
   need(options.warm_up >= 0, "warm_up: expected 0 steps or more");
   need(options.weight_decay >= 0, "weight_decay: expected 0 or more");
@@ -98,6 +99,21 @@ Trainer::Trainer(WrappedModel& model, const TrainingRows& rows, const TrainingOp
                  zeropage::StateSaverOptions{.keep_last = 2, .on_signal = true});
 }
 
+void Trainer::compare_settings() {
+  for (const auto& [name, now] : options_.fixed_settings) {
+    const auto saved = state_.values.find(name);
+    TORCH_CHECK(saved == state_.values.end() || saved->second == now, options_.save,
+                ": the state has ", name, " ", saved->second, ", and this run ", now,
+                "; go on with the state's, or train anew");
+  }
+  for (const auto& [name, now] : options_.settings) {
+    const auto saved = state_.values.find(name);
+    if (report_.note && saved != state_.values.end() && saved->second != now) {
+      report_.note("the state's " + name + " was " + saved->second + ", and is now " + now);
+    }
+  }
+}
+
 void Trainer::resume(bool if_there) {
   if (!saver_) return;
   // What rank 0 sees decides, as ranks may see a shared folder at different moments.
@@ -113,7 +129,10 @@ void Trainer::resume(bool if_there) {
                    loaded.directory.string());
       for (const std::string& note : loaded.notes) report_.note(note);
     }
+    compare_settings();
   }
+  state_.values = options_.settings;
+  state_.values.insert(options_.fixed_settings.begin(), options_.fixed_settings.end());
   zeropage::check_can_save(options_.save, model_, optimizer_);
 }
 
@@ -174,6 +193,11 @@ void Trainer::evaluate_at(int64_t step) {
 // A step that is skipped changes nothing; many in a row will not stop.
 void Trainer::check_finite(const TrainedStep& trained) {
   skipped_in_a_row_ = trained.skipped ? skipped_in_a_row_ + 1 : 0;
+  const bool is_last = state_.step == options_.steps;
+  TORCH_CHECK(!is_last || (!trained.skipped && std::isfinite(trained.loss)), "step ", trained.step,
+              ": the last step's loss or gradient is not finite, so nothing is written; lower the "
+              "learning rate, "
+              "and go on from the last state");
   TORCH_CHECK(
       skipped_in_a_row_ < kMostSkippedInARow, "step ", trained.step, ": the last ",
       skipped_in_a_row_,

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +46,10 @@ struct TrainingOptions {
   std::string save;            // folder of states; "": none
   int64_t save_every = 0;      // steps; 0: at the end
   int64_t evaluate_every = 0;  // steps; 0: before the first and behind the last
+  // What a state says of its run, by name: its model, its rows. A run that goes on with others notes them.
+  std::map<std::string, std::string> settings = {};
+  // The same, which must be equal.
+  std::map<std::string, std::string> fixed_settings = {};
 };
 // Throws with all that makes no sense.
 void check(const TrainingOptions& options);
@@ -91,6 +96,7 @@ class Trainer {
   Rows micro_rows(int64_t micro, double& weight);
   void evaluate_at(int64_t step);
   void check_finite(const TrainedStep& trained);
+  void compare_settings();
   int end_after_save(int signal);
 
   WrappedModel& model_;

@@ -101,6 +101,17 @@ AdapterFiles::AdapterFiles(const fs::path& folder) : folder_(folder) {
       throw std::runtime_error(name + ": " + unknown + " is not supported");
     }
   }
+  for (const char* unknown :
+       {"alpha_pattern", "rank_pattern", "modules_to_save", "layers_to_transform",
+        "exclude_modules", "megatron_config", "lora_bias"}) {
+    const json value = config.value(unknown, json());
+    if (!value.is_null() && !(value.is_structured() && value.empty()) && value != false) {
+      throw std::runtime_error(name + ": " + unknown + " is not supported, got " + value.dump());
+    }
+  }
+  if (const json bias = config.value("bias", json("none")); bias != "none") {
+    throw std::runtime_error(name + ": bias: expected \"none\", got " + bias.dump());
+  }
   options_ = {.rank = rank, .alpha = alpha, .dropout = 0};
   for (const json& layer : layers) {
     if (!layer.is_string()) throw std::runtime_error(name + ": target_modules: expected names");

@@ -1,16 +1,28 @@
 #include "zero/setup/slow_precision.h"
 
 #include <atomic>
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <iostream>
 
 #include <c10/util/StringUtil.h>
 
 namespace zeropage {
 
+// By CPUID's leaf 7 (Intel, "Software Developer's Manual", volume 2A): compilers differ in the names that they know. What the operating
+// system keeps of it does not matter for a word on speed.
 HostPrecisions HostPrecisions::of_this_host() {
-  const bool tiles = __builtin_cpu_supports("amx-bf16") != 0;
-  return {.bfloat16 = tiles || __builtin_cpu_supports("avx512bf16") != 0,
-          .half = __builtin_cpu_supports("avx512fp16") != 0};
+#if defined(__x86_64__)
+  constexpr unsigned kLeaf = 7, kAvx512Bf16 = 1U << 5, kAmxBf16 = 1U << 22, kAvx512Fp16 = 1U << 23;
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0, of_second = 0;
+  if (__get_cpuid_count(kLeaf, 1, &eax, &ebx, &ecx, &edx) != 0) of_second = eax;
+  if (__get_cpuid_count(kLeaf, 0, &eax, &ebx, &ecx, &edx) == 0) return {};
+  return {.bfloat16 = (of_second & kAvx512Bf16) != 0 || (edx & kAmxBf16) != 0,
+          .half = (edx & kAvx512Fp16) != 0};
+#else
+  return {.bfloat16 = true, .half = true};
+#endif
 }
 
 std::string words_on_slow_precision(const std::vector<c10::ScalarType>& dtypes,

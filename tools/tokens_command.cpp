@@ -157,7 +157,7 @@ void TokensCommand::show() const {
                   ? (std::to_string(vocabulary->size) + " tokens, " + vocabulary->name).c_str()
                   : "unknown; no .json lies beside the file");
   std::printf("begins: %s\n", json(first).dump().c_str());
-  // As JSON, so that a terminal obeys none of it.
+  // JSON escapes what a terminal would obey.
   if (tokenizer) std::printf("as text: %s\n", found["text"].dump(-1, ' ', true, kReplace).c_str());
 }
 

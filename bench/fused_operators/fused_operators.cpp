@@ -113,7 +113,7 @@ std::vector<Case> cases_of(const Flags& flags, const torch::TensorOptions& as) {
        {drawn({flags.tokens, width}), drawn({flags.classes, width})},
        [targets](const Leaves& in) { return fused::linear_cross_entropy(in[0], in[1], targets); },
        [targets](const Leaves& in) {
-         // As training scripts have it: the loss of low precision in fp32.
+         // Training scripts compute the loss of low precision in fp32.
          return F::cross_entropy(torch::linear(in[0], in[1]).to(torch::kFloat), targets);
        }},
   };

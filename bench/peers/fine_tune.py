@@ -176,7 +176,7 @@ def main():
         dist.all_reduce(mean)
         losses.append(mean.item() / ranks)
         seconds.append(time.perf_counter() - begin)
-    # As tensors: objects would take NumPy.
+    # Tensors travel without NumPy, objects do not.
     own = torch.tensor([base, of_opening, rss_peak()])
     all_ranks = [torch.empty_like(own) for _ in range(ranks)]
     dist.all_gather(all_ranks, own)

@@ -11,7 +11,7 @@ namespace zeropage::detail {
 // Whether rank 0 finds such a file, or an index of some, and no folder of states. Collective.
 bool is_plain_weights(const comm::World& texts, const std::filesystem::path& path);
 
-// As load_weights() of what open_weights() opens on each rank. Collective.
+// Each rank opens the path by open_weights(), and load_weights() takes it. Collective.
 LoadReport load_plain_weights(const std::filesystem::path& path, const ModelRef& model,
                               const LoadOptions& options);
 

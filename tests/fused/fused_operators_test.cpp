@@ -72,7 +72,7 @@ std::vector<Pair> all_pairs() {
   const auto both = [](const Added& added) { return Tensors{added.normed, added.sum}; };
   const auto rotated = [](const Tensor& angle) {
     return Function([angle](const Tensors& in) {
-      // As attention has its heads, which are a transposed view.
+      // Attention's heads are a transposed view.
       const Tensor by_head = in[0].transpose(1, 2);
       return Tensors{
           rotary(by_head, table_for(by_head, angle.cos()), table_for(by_head, angle.sin()))};

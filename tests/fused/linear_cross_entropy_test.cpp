@@ -131,7 +131,7 @@ TEST(LinearCrossEntropyTest, GivesGradientsToWhatWantsThemAlone) {
   EXPECT_FALSE(linear_cross_entropy(head.hidden, head.weight, head.targets).requires_grad());
 }
 
-// As zero-bubble pipelines split a backward.
+// Zero-bubble pipelines split a backward so.
 TEST(LinearCrossEntropyTest, GivesTheInputsGradientFirstAndTheWeightsLater) {
   const Head head = head_of(torch::kDouble), exact = exact_copy(head);
   plain_loss(exact, true, LossOver::kMean).backward();

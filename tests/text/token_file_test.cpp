@@ -143,7 +143,7 @@ TEST_F(TokenFileTest, TokensOfAnotherVocabularyAreRefusedWithBothInWords) {
               AllOf(HasSubstr("train.bin: expected tokens of the vocabulary with 271 tokens, hash"),
                     HasSubstr("other.json"), HasSubstr("got those of 270 tokens"),
                     HasSubstr("tokenizer.json)"), HasSubstr("make them again")));
-  // As many tokens, of which one is another.
+  // The same number of tokens, one of which differs.
   SmallVocabulary alike;
   alike.tokens.back() = alike.special.back() = "<|other|>";
   const Tokenizer of_that_size =

@@ -17,7 +17,7 @@
 namespace language_model {
 
 enum class Architecture : uint8_t { kLlama, kMistral, kQwen2, kGpt2 };
-// As model_type has it: "llama".
+// The word of model_type: "llama".
 const char* name_of(Architecture architecture);
 
 // Llama 3's change of the rotary frequencies for texts that are longer than those it was first trained on.

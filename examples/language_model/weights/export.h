@@ -21,7 +21,7 @@ struct ExportOptions {
 void export_model(const std::filesystem::path& folder, WrappedModel& model,
                   const ExportOptions& options = {});
 
-// As config.json has it: "bfloat16".
+// The word of config.json: "bfloat16".
 const char* name_of(torch::ScalarType dtype);
 
 // Runs what rank 0 alone does, which may throw, in pieces between collective calls. What it throws, all ranks throw in the end.

@@ -19,7 +19,7 @@ class Tokenizer;
 
 // How messages become one text.
 enum class ChatTemplate : uint8_t {
-  // As SmolLM2 and Qwen2 have it: <|im_start|>ROLE, a new line, the content, <|im_end|> and a new line for each message. An
+  // SmolLM2's and Qwen2's: <|im_start|>ROLE, a new line, the content, <|im_end|> and a new line for each message. An
   // answer's content and its <|im_end|> are learned.
   kChatMl,
   // For a vocabulary without these tokens: "User: ", "Assistant: " or "System: ", the content, and a new line; behind an answer the

@@ -29,7 +29,7 @@ TEST(LanguageModelConfigTest, HasHuggingFacesDefaultsForWhatIsLeftOut) {
   EXPECT_EQ(llama.head_width, 128);
   EXPECT_EQ(llama.context, 2048);
   EXPECT_FALSE(llama.tied_head);
-  // As published: Llama 2 7B.
+  // Llama 2 7B's numbers, which are published.
   EXPECT_EQ(count_parameters(llama), 6'738'415'616);
 
   const ModelConfig mistral = of({{"model_type", "mistral"}});

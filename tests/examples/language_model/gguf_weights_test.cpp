@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kUint32 = 4, kFloat32 = 6, kF32 = 0;
 
-// As llama.cpp's converter writes rows of queries and keys: the halves of each head in turns.
+// The rows of queries and keys in llama.cpp's order: the halves of each head in turns.
 torch::Tensor interleaved(const torch::Tensor& rows, int64_t heads) {
   std::vector<int64_t> sizes = {heads, 2, rows.size(0) / heads / 2};
   for (int64_t dim = 1; dim < rows.dim(); ++dim) sizes.push_back(rows.size(dim));

@@ -15,9 +15,9 @@ HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 # A path as pages write it: `zero/plan/byte_plan` may stand for a header and its source.
 PATH = re.compile(r"`([a-z_]+/[\w/]+(?:\.[a-z]+)?)`")
 # A sentence without a subject, as the whole of a comment or of a help text begins it.
-RIDDLE = re.compile(r"(?:Of|In what|In which|By what|To what|With what) ")
+RIDDLE = re.compile(r"(?:Of|As(?! if| many)|In what|In which|By what|To what|With what) ")
 COMMENT = re.compile(r"^\s*// ?(.*)$")
-HELP = re.compile(r'\.help\s*=\s*"([^"]*)"')
+HELP = re.compile(r'(?:\.help\s*=|add_(?:option|flag|bytes)\w*\([^;]*?,)\s*"([A-Z][^"]*)"')
 
 
 def anchor_of(heading):
@@ -38,6 +38,8 @@ def riddles(text):
     []
     >>> riddles('{.help = "In what gradients travel"}'), riddles('{.help = "Dtype of gradients"}')
     ([(1, 'In what gradients travel')], [])
+    >>> riddles('app.add_option("--rank", rank,\\n  "Of the change")'), riddles('// As json has it.'), riddles('// As if it had died.')
+    ([(2, 'Of the change')], [(1, 'As json has it.')], [])
     """
     found = []
     goes_on = False
@@ -46,9 +48,10 @@ def riddles(text):
         if comment and not goes_on and RIDDLE.match(comment[1]):
             found.append((number, comment[1]))
         goes_on = bool(comment and comment[1])
-        for words in HELP.findall(line):
-            if RIDDLE.match(words):
-                found.append((number, words))
+    # A call goes over several lines.
+    for help_text in HELP.finditer(text):
+        if RIDDLE.match(help_text[1]):
+            found.append((text.count("\n", 0, help_text.start(1)) + 1, help_text[1]))
     return found
 
 

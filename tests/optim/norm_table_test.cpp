@@ -124,7 +124,7 @@ TEST(NormTableTest, RefusesGradientsAndWordsOfOthersInWords) {
               HasSubstr("expected fp64, fp32, bf16 or fp16, got Int"));
 }
 
-// As a kernel adds them: three parts of 32 bits a term, never carried.
+// A kernel adds so: three parts of 32 bits a term, never carried.
 TEST(ExactDigitsTest, AddUpToTheExactSum) {
   std::mt19937_64 random(1);
   std::vector<double> terms;

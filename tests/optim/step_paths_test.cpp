@@ -18,7 +18,7 @@ using torch::optim::SGDOptions;
 
 class StepPathsTest : public EveryStepCaseTest {};
 
-// As raw pointers to it.
+// The same with raw pointers to it.
 FlatStretch flat_of(const Stretch& stretch) {
   FlatStretch flat;
   flat.values = stretch.values.data_ptr<float>();

@@ -245,7 +245,7 @@ TEST_F(PagerTest, EvictsTheSamePageAfterALookAtWhatAGuardHolds) {
     Pins guard;
     guard.add({paging_->pager, 0}, false);
     guard.take_outside_trace("GatheredParameters");
-    // As one rank of several may, without gradients: its pass would be that of an evaluation.
+    // One rank of several may do so without gradients: its pass would be that of an evaluation.
     const at::NoGradGuard no_grad;
     use({0});
   }

@@ -141,7 +141,7 @@ TEST(DefaultReductionTest, GivesTheBitsOfEitherPolicyWithTheOptimizerOnTheHost) 
 
 // ---- any split of the same micro-batches ----
 
-// As experts: parts for micro-batches of even and of odd index, and one that the first do not use.
+// Experts: parts for micro-batches of even and of odd index, and one that the first do not use.
 struct ExpertsImpl : torch::nn::Module {
   ExpertsImpl() {
     shared = register_module("shared", torch::nn::Linear(7, 40));

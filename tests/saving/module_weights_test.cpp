@@ -205,7 +205,7 @@ TEST_F(ModuleWeightsTest, UnderOtherNamesTiedNamesAndAPrefixAreFound) {
                         {{"net.kernel", {2, 3}, kWeight.bytes}, {"net.bias", {2}, kBias.bytes}}),
                linear, {.names = {{"weight", "kernel"}}, .prefix = "net."});
   EXPECT_EQ(linear->weight[1][2].item<float>(), 6);
-  // As safetensors.torch.save_model() writes tied tensors.
+  // safetensors.torch.save_model() writes tied tensors so.
   load_weights(put_file("c.safetensors",
                         {{"head", {2, 3}, bytes_of_values<float>({6, 5, 4, 3, 2, 1})}, kBias},
                         {{"weight", "head"}}),

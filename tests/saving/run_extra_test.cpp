@@ -44,7 +44,7 @@ RunExtra extra_of(Schedule& schedule) {
           [&schedule](const std::string& text) { schedule.set_steps(std::stol(text)); }};
 }
 
-// As LibTorch's classes save themselves.
+// LibTorch's classes save themselves so.
 struct Sampler {
   void save(torch::serialize::OutputArchive& archive) const {
     archive.write("epoch", c10::IValue(epoch));

@@ -735,7 +735,7 @@ TEST_F(StateSaverTest, AsksForTheEndOnAllRanksWhenASignalCameToOne) {
   });
 }
 
-// As ranks that live on where a job was started again.
+// Ranks that live on where a job was started again.
 TEST_F(StateSaverTest, TheOlderOfTwoRunsInAFolderThrowsAndRemovesNothing) {
   for (const bool asynchronous : {true, false}) {
     const std::string folder = path(asynchronous ? "beside" : "at once");

@@ -261,7 +261,7 @@ TEST_F(StateFolderTest, RemovingLeavesFilesThatAreNotOfAState) {
 
 TEST_F(StateFolderTest, ARemovalThatARunDiedInIsFinished) {
   for (const int64_t number : {20, 40}) save_step(number);
-  // As a run leaves it: the manifest is removed first.
+  // A run leaves it so: the manifest is removed first.
   fs::rename(step(20), run_ / ".step-20.removing");
   fs::remove(run_ / ".step-20.removing" / kManifestFile);
   save_step(20);

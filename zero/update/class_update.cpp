@@ -32,7 +32,7 @@ int64_t longest_tile(const at::Tensor& values) {
 
 constexpr const char* kStep = "step";
 
-// As LibTorch names a parameter in an archive.
+// LibTorch's name of a parameter in an archive.
 std::string key_of(const at::Tensor& values) {
   return std::to_string(reinterpret_cast<size_t>(values.unsafeGetTensorImpl()));
 }
@@ -138,7 +138,7 @@ void ClassUpdate::visit_states(StateAccess access, const VisitState& visit) {
   if (!states.empty()) load_states(states);
 }
 
-// As A::save() writes a group.
+// The form in which A::save() writes a group.
 void ClassUpdate::write_group(torch::serialize::OutputArchive& archive, size_t group) const {
   const OptimizerParamGroup& of_group = optimizer_->param_groups()[group];
   archive.write("params/size", torch::tensor(static_cast<int64_t>(of_group.params().size())));

@@ -37,7 +37,9 @@ void add_text(CLI::App& app, TrainFlags& flags) {
 
 void add_steps(CLI::App& app, language_model::TrainingOptions& options) {
   constexpr const char* kGroup = "Steps";
-  app.add_option("--steps", options.steps)->check(examples::positive())->group(kGroup);
+  app.add_option("--steps", options.steps, "Steps of the optimizer")
+      ->check(examples::positive())
+      ->group(kGroup);
   app.add_option("--batch", options.batch, "Rows of a step, over all ranks")
       ->check(examples::positive())
       ->group(kGroup);
@@ -57,8 +59,12 @@ void add_steps(CLI::App& app, language_model::TrainingOptions& options) {
   app.add_option("--weight-decay", options.weight_decay, "AdamW's, of matrices")
       ->check(examples::non_negative())
       ->group(kGroup);
-  app.add_option("--beta1", options.beta1)->check(CLI::Range(0.0, 0.9999999))->group(kGroup);
-  app.add_option("--beta2", options.beta2)->check(CLI::Range(0.0, 0.9999999))->group(kGroup);
+  app.add_option("--beta1", options.beta1, "AdamW's decay of the first moment")
+      ->check(CLI::Range(0.0, 0.9999999))
+      ->group(kGroup);
+  app.add_option("--beta2", options.beta2, "AdamW's decay of the second moment")
+      ->check(CLI::Range(0.0, 0.9999999))
+      ->group(kGroup);
   app.add_option("--clip-norm", options.clip_norm, "The gradient's largest norm; 0: any")
       ->check(examples::non_negative())
       ->group(kGroup);
@@ -94,13 +100,14 @@ void add_memory(CLI::App& app, TrainFlags& flags) {
 
 void add_adapters(CLI::App& app, TrainFlags& flags) {
   constexpr const char* kGroup = "Adapters";
-  app.add_option("--rank", flags.adapter.rank, "Of the change to a layer")
+  app.add_option("--rank", flags.adapter.rank, "Rank of the change to a layer")
       ->check(examples::positive())
       ->group(kGroup);
   app.add_option("--alpha", flags.adapter.alpha, "The change is multiplied by alpha / rank")
       ->check(examples::positive())
       ->group(kGroup);
-  app.add_option("--dropout", flags.adapter.dropout, "Of an adapter's inputs, in training")
+  app.add_option("--dropout", flags.adapter.dropout,
+                 "Share of an adapter's inputs that is dropped in training")
       ->check(CLI::Range(0.0, 0.99))
       ->group(kGroup);
   app.add_option("--layers", flags.layers,
@@ -137,7 +144,7 @@ void add_run(CLI::App& app, TrainFlags& flags) {
   app.add_option("--report-every", flags.report_every, "Steps between two lines")
       ->check(examples::positive())
       ->group(kGroup);
-  app.add_option("--seed", flags.seed, "Of the rows' order, and of weights that are drawn")
+  app.add_option("--seed", flags.seed, "Seed of the rows' order, and of weights that are drawn")
       ->group(kGroup);
 }
 

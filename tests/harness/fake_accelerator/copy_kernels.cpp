@@ -32,7 +32,7 @@ void wait_for_values(c10::Stream stream) {
   rethrow_task_error(stream.device_index());
 }
 
-// As CUDA does it: on the source's stream, in order with the target's.
+// CUDA copies so: on the source's stream, in order with the target's.
 void copy_between_devices(const Tensor& from, const Tensor& to) {
   const c10::Stream its = current_fake_stream(from.device().index());
   const c10::Stream other = current_fake_stream(to.device().index());

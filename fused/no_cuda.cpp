@@ -60,20 +60,8 @@ void to_gradients(const LogitTile<T>& /*tile*/, const float* /*own*/, const floa
   refuse();
 }
 
-#define ZEROPAGE_OF_ELEMENT(T)                                                                  \
-  template void normalise(const NormRows<T>&, int64_t, void*);                                  \
-  template void norm_gradient(const NormGradientRows<T>&, int64_t, int64_t, float*, float*,     \
-                              void*);                                                           \
-  template void rotate(const RotaryRows<T>&, int64_t, void*);                                   \
-  template void swiglu(const T*, const T*, T*, int64_t, void*);                                 \
-  template void swiglu_gradient(const T*, const T*, const T*, T*, T*, int64_t, void*);          \
-  template void bias_gelu(GeluForm, const T*, const T*, T*, int64_t, int64_t, void*);           \
-  template void bias_gelu_gradient(GeluForm, const T*, const T*, const T*, T*, float*, int64_t, \
-                                   int64_t, int64_t, void*);                                    \
-  template void sum_exponents(const LogitTile<T>&, float*, void*);                              \
-  template void to_gradients(const LogitTile<T>&, const float*, const float*, void*);
-ZEROPAGE_OF_ELEMENT(float)
-ZEROPAGE_OF_ELEMENT(offload::BFloat16Bits)
-ZEROPAGE_OF_ELEMENT(offload::HalfBits)
+ZEROPAGE_INSTANTIATE_ROWS(float)
+ZEROPAGE_INSTANTIATE_ROWS(offload::BFloat16Bits)
+ZEROPAGE_INSTANTIATE_ROWS(offload::HalfBits)
 
 }  // namespace zeropage::fused::cuda

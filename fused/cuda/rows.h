@@ -59,4 +59,18 @@ void sum_exponents(const LogitTile<T>& tile, float* figures, void* stream);
 template <typename T>
 void to_gradients(const LogitTile<T>& tile, const float* own, const float* all, void* stream);
 
+// The kernels of an element type, for the source that defines them and the one that stands for it.
+#define ZEROPAGE_INSTANTIATE_ROWS(T)                                                            \
+  template void normalise(const NormRows<T>&, int64_t, void*);                                  \
+  template void norm_gradient(const NormGradientRows<T>&, int64_t, int64_t, float*, float*,     \
+                              void*);                                                           \
+  template void rotate(const RotaryRows<T>&, int64_t, void*);                                   \
+  template void swiglu(const T*, const T*, T*, int64_t, void*);                                 \
+  template void swiglu_gradient(const T*, const T*, const T*, T*, T*, int64_t, void*);          \
+  template void bias_gelu(GeluForm, const T*, const T*, T*, int64_t, int64_t, void*);           \
+  template void bias_gelu_gradient(GeluForm, const T*, const T*, const T*, T*, float*, int64_t, \
+                                   int64_t, int64_t, void*);                                    \
+  template void sum_exponents(const LogitTile<T>&, float*, void*);                              \
+  template void to_gradients(const LogitTile<T>&, const float*, const float*, void*);
+
 }  // namespace zeropage::fused::cuda

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <cuda_runtime.h>
 #include <limits>
-#include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include "fused/cpu/loops.h"
 #include "fused/cuda/rows.h"
+#include "tests/fused/drawn_elements.h"
 
 namespace zeropage::fused::kernels_on_host_test {
 namespace {
@@ -19,15 +19,6 @@ using namespace zeropage::testing;
 using lockstep::Order;
 
 constexpr int64_t kRows = 7, kWidth = 301;  // more than a block's threads, and no multiple
-
-template <typename T>
-std::vector<T> drawn(int64_t numel, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0, 2);
-  std::vector<T> values(static_cast<size_t>(numel));
-  for (T& value : values) set(value, normal(generator));
-  return values;
-}
 
 // relative: of the largest.
 template <typename T>
@@ -70,9 +61,10 @@ class FusedKernelsOnHostTest : public ::testing::Test {
   }
 
   const cpu::LoopsOf<T>& loops = cpu::loops_of<T>();
-  const std::vector<T> x = drawn<T>(kRows * kWidth, 1), y = drawn<T>(kRows * kWidth, 2),
-                       z = drawn<T>(kRows * kWidth, 3), weight = drawn<T>(kWidth, 4),
-                       bias = drawn<T>(kWidth, 5);
+  const std::vector<T> x = drawn_elements<T>(kRows * kWidth, 1),
+                       y = drawn_elements<T>(kRows * kWidth, 2),
+                       z = drawn_elements<T>(kRows * kWidth, 3),
+                       weight = drawn_elements<T>(kWidth, 4), bias = drawn_elements<T>(kWidth, 5);
 };
 
 using Elements = ::testing::Types<float, offload::BFloat16Bits, offload::HalfBits>;
@@ -138,7 +130,7 @@ TYPED_TEST(FusedKernelsOnHostTest, NormaliseAsTheLoopsDo) {
 
 TYPED_TEST(FusedKernelsOnHostTest, RotateAndGateAsTheLoopsDo) {
   using T = TypeParam;
-  const auto angles = drawn<float>(kRows * kWidth, 6);
+  const auto angles = drawn_elements<float>(kRows * kWidth, 6);
   this->everywhere([&] {
     const auto rotary = [&](std::vector<T>& to) {
       to.assign(this->x.size(), T{});

@@ -3,16 +3,18 @@
 
 #include <cmath>
 #include <cstring>
-#include <random>
 #include <vector>
 
 #include <gtest/gtest.h>
+
+#include "tests/fused/drawn_elements.h"
 
 namespace zeropage::fused::cpu::loops_test {
 namespace {
 
 using offload::cpu::Instructions;
 using offload::cpu::instructions_of_processor;
+using zeropage::testing::drawn_elements;
 
 std::vector<Instructions> sets_here() {
   std::vector<Instructions> sets;
@@ -28,15 +30,6 @@ constexpr int64_t kWidth = 77;
 constexpr int64_t kRows = 5;
 
 template <typename T>
-std::vector<T> drawn(int64_t numel, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::normal_distribution<float> normal(0, 2);
-  std::vector<T> values(static_cast<size_t>(numel));
-  for (T& value : values) set(value, normal(generator));
-  return values;
-}
-
-template <typename T>
 void append(std::vector<unsigned char>& bytes, const std::vector<T>& values) {
   const auto* const first = reinterpret_cast<const unsigned char*>(values.data());
   bytes.insert(bytes.end(), first, first + values.size() * sizeof(T));
@@ -47,9 +40,9 @@ template <typename T>
 std::vector<unsigned char> everything(Instructions instructions) {
   const LoopsOf<T>& loops = loops_of<T>(instructions);
   constexpr int64_t kNumel = kRows * kWidth;
-  const auto x = drawn<T>(kNumel, 1), y = drawn<T>(kNumel, 2), z = drawn<T>(kNumel, 3),
-             weight = drawn<T>(kWidth, 4);
-  const auto angles = drawn<float>(kNumel, 5);
+  const auto x = drawn_elements<T>(kNumel, 1), y = drawn_elements<T>(kNumel, 2),
+             z = drawn_elements<T>(kNumel, 3), weight = drawn_elements<T>(kWidth, 4);
+  const auto angles = drawn_elements<float>(kNumel, 5);
   std::vector<unsigned char> bytes;
   std::vector<T> first(x.size()), second(x.size());
   std::vector<float> means(kRows), inverses(kRows), of_weight(kWidth), of_bias(kWidth);
@@ -161,7 +154,7 @@ TEST(FusedLoopsTest, KeepWhatIsNoNumber) {
 
 // The sum of 49,152 numbers of one size has 16 bits more than each.
 TEST(FusedLoopsTest, AddUpALargeVocabularyToFp32sPrecision) {
-  auto row = drawn<float>(49152, 9);
+  auto row = drawn_elements<float>(49152, 9);
   const ExponentSum sum = loops_of<float>().sum_exponents(row.data(), 49152);
   double expected = 0;
   for (const float value : row)

@@ -49,6 +49,25 @@ struct HandMade : Net {
   torch::nn::Linear last = register_module("last", torch::nn::Linear(64, 8));
 };
 
+// A block whose last operator saves its own result for backward, before the next block has read it.
+struct SaturatedImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) { return torch::tanh(layer(torch::sin(x))); }
+  torch::nn::Linear layer = register_module("layer", torch::nn::Linear(64, 64));
+};
+TORCH_MODULE(Saturated);
+
+struct SaturatedNet : Net {
+  explicit SaturatedNet(int count) {
+    for (int i = 0; i < count; ++i) blocks->push_back(Saturated());
+  }
+  torch::Tensor forward(const torch::Tensor& x) override {
+    torch::Tensor y = x;
+    for (const auto& block : *blocks) y = block->as<Saturated>()->forward(y);
+    return y;
+  }
+  torch::nn::ModuleList blocks = register_module("blocks", torch::nn::ModuleList());
+};
+
 class BlocksTest : public ::testing::Test {
  protected:
   BlocksTest() { at::set_num_threads(1); }
@@ -137,6 +156,21 @@ TEST_F(BlocksTest, KeepTheirInputsAndTheLastBlock) {
   EXPECT_GE(eight - five, 3 * 64 * row);
   // And the squares' sums of each row, which are small, and a normed input.
   EXPECT_LE(eight - five, 3 * (2 * 64 + 4) * row);
+}
+
+// Without its input a block would be computed again from the first one's.
+TEST_F(BlocksTest, KeepAnInputThatTheBlockBeforeHadSavedAndDropped) {
+  torch::manual_seed(1);
+  const torch::Tensor x = torch::randn({256, 64});
+  const int64_t input = x.numel() * 4;  // bytes
+  const auto kept_with = [&](int blocks) {
+    SaturatedNet net(blocks);
+    Recompute recompute(RecomputeOptions::by_blocks(find_blocks(net)));
+    const Step of_blocks = step(net, x, &recompute);
+    expect_same(step(net, x, nullptr), of_blocks);
+    return of_blocks.kept;
+  };
+  EXPECT_EQ(kept_with(8) - kept_with(5), 3 * input);
 }
 
 TEST_F(BlocksTest, AreThoseOfTheListWithMostParameters) {

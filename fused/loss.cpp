@@ -6,6 +6,7 @@
 
 #include "fused/head_tiles.h"
 #include "fused/operators.h"
+#include "parallel/rank_operators.h"
 #include "parallel/slice_gradient.h"
 #include "parallel/slice_mark.h"
 #include "zeropage/check.h"
@@ -126,6 +127,7 @@ Tensor loss(const Tensor& hidden, const Tensor& weight, const std::optional<Tens
 }
 
 TORCH_LIBRARY_FRAGMENT(zeropage, library) {
+  parallel::register_ranks();
   library.def(
       "linear_cross_entropy(Tensor hidden, Tensor weight, Tensor? bias, Tensor targets, int "
       "ignore_index, bool mean, "

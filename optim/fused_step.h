@@ -36,6 +36,12 @@ concept HasFusedStep = requires(const Options& options) {
   { rule_of(options, int64_t{1}) } -> std::same_as<UpdateRule>;
 };
 
+// Those whose step is the first of two passes: it writes directions in place of the values (optim/tensor_form.h).
+template <typename Options>
+concept HasTwoPasses = requires(const Options& options) {
+  { descent_of(options) } -> std::same_as<UpdateRule>;
+};
+
 namespace detail {
 std::vector<at::Tensor> make_states(const UpdateRule& rule, double initial,
                                     const at::Tensor& values, StateFormat format);

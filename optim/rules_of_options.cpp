@@ -114,6 +114,42 @@ UpdateRule rule_of(const LionOptions& options, int64_t step) {
                   .step_size = rounded_once(options.lr())};
 }
 
+UpdateRule rule_of(const MuonOptions& options, int64_t step) {
+  check_step("Muon", step);
+  check_options(options);
+  if (options.rule() == MuonRule::kAdamW) {
+    return adam_rule<WeightDecay::kOfValue, false>(options, step);
+  }
+  const float momentum = rounded_once(options.momentum());
+  const float complement = rounded_once(1 - options.momentum());
+  if (options.nesterov()) return MuonDirectionRule<true>{momentum, complement};
+  return MuonDirectionRule<false>{momentum, complement};
+}
+
+UpdateRule rule_of(const LambOptions& options, int64_t step) {
+  check_step("LAMB", step);
+  check_options(options);
+  const auto [beta1, beta2] = options.betas();
+  const auto steps = static_cast<double>(step);
+  return LambRule{.decay = rounded_once(options.weight_decay()),
+                  .beta1 = rounded_once(beta1),
+                  .beta1_complement = rounded_once(1 - beta1),
+                  .beta2 = rounded_once(beta2),
+                  .beta2_complement = rounded_once(1 - beta2),
+                  .average_factor = rounded_once(1 / (1 - std::pow(beta1, steps))),
+                  .root_factor = rounded_once(1 / std::sqrt(1 - std::pow(beta2, steps))),
+                  .eps = rounded_once(options.eps())};
+}
+
+UpdateRule descent_of(const MuonOptions& options) {
+  return DescentRule{.decay = rounded_once(1 - options.lr() * options.weight_decay()),
+                     .step_size = rounded_once(options.lr())};
+}
+
+UpdateRule descent_of(const LambOptions& options) {
+  return DescentRule{.decay = 1, .step_size = rounded_once(options.lr())};
+}
+
 std::vector<std::string> state_names(const torch::optim::AdamWOptions& options) {
   return adam_state_names(options.amsgrad());
 }
@@ -133,6 +169,15 @@ std::vector<std::string> state_names(const torch::optim::AdagradOptions& /*optio
 
 std::vector<std::string> state_names(const LionOptions& /*options*/) {
   return {"exp_avg"};
+}
+
+std::vector<std::string> state_names(const MuonOptions& options) {
+  if (options.rule() == MuonRule::kAdamW) return adam_state_names(/*amsgrad=*/false);
+  return {"momentum_buffer"};
+}
+
+std::vector<std::string> state_names(const LambOptions& /*options*/) {
+  return adam_state_names(/*amsgrad=*/false);
 }
 
 }  // namespace zeropage::offload

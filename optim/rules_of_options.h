@@ -15,7 +15,9 @@
 #include <torch/optim/sgd.h>
 
 #include "optim/update_rule.h"
+#include "zeropage/lamb.h"
 #include "zeropage/lion.h"
+#include "zeropage/muon.h"
 
 namespace zeropage::offload {
 
@@ -24,6 +26,13 @@ UpdateRule rule_of(const torch::optim::AdamOptions& options, int64_t step);
 UpdateRule rule_of(const torch::optim::SGDOptions& options, int64_t step);
 UpdateRule rule_of(const torch::optim::AdagradOptions& options, int64_t step);
 UpdateRule rule_of(const LionOptions& options, int64_t step);
+// The first pass's, where there are two.
+UpdateRule rule_of(const MuonOptions& options, int64_t step);
+UpdateRule rule_of(const LambOptions& options, int64_t step);
+
+// The second pass's.
+UpdateRule descent_of(const MuonOptions& options);
+UpdateRule descent_of(const LambOptions& options);
 
 // LibTorch's names of the states, in the rule's order: "exp_avg", "exp_avg_sq", ...
 std::vector<std::string> state_names(const torch::optim::AdamWOptions& options);
@@ -31,6 +40,8 @@ std::vector<std::string> state_names(const torch::optim::AdamOptions& options);
 std::vector<std::string> state_names(const torch::optim::SGDOptions& options);
 std::vector<std::string> state_names(const torch::optim::AdagradOptions& options);
 std::vector<std::string> state_names(const LionOptions& options);
+std::vector<std::string> state_names(const MuonOptions& options);
+std::vector<std::string> state_names(const LambOptions& options);
 
 // What a state's elements are before the first step.
 template <typename Options>

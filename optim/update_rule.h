@@ -136,11 +136,68 @@ struct LionRule {
   }
 };
 
+// Some updates go over the elements twice, because there is something of the whole tensor between (optim/tensor_form.h). The
+// first pass leaves a direction in place of the value. The second one is DescentRule.
+
+// The direction of Muon (Jordan et al. 2024), whose matrix is orthogonalised then. States: momentum_buffer.
+template <bool kNesterov>
+struct MuonDirectionRule {
+  static constexpr int kStates = 1;
+  static constexpr int kSignedStates = 1;
+
+  float momentum = 0;
+  float momentum_complement = 0;
+
+  ZEROPAGE_ELEMENT float apply(float /*value*/, float gradient, float* states) const {
+    states[0] = detail::moved(states[0], momentum, momentum_complement, gradient);
+    if constexpr (!kNesterov) return states[0];
+    return detail::moved(gradient, momentum_complement, momentum, states[0]);
+  }
+};
+
+// The direction of LAMB (You et al. 2019, algorithm 2). States: exp_avg, exp_avg_sq.
+struct LambRule {
+  static constexpr int kStates = 2;
+  static constexpr int kSignedStates = 1;
+
+  float decay = 0;  // weight_decay
+  float beta1 = 0;
+  float beta1_complement = 0;
+  float beta2 = 0;
+  float beta2_complement = 0;
+  float average_factor = 0;  // 1 / (1 - beta1^step)
+  float root_factor = 0;     // 1 / sqrt(1 - beta2^step)
+  float eps = 0;
+
+  ZEROPAGE_ELEMENT float apply(float value, float gradient, float* states) const {
+    using namespace rounded;
+    states[0] = detail::moved(states[0], beta1, beta1_complement, gradient);
+    states[1] = detail::moved(states[1], beta2, multiply(beta2_complement, gradient), gradient);
+    const float denominator = multiply_add(square_root(states[1]), root_factor, eps);
+    const float direction = divide(multiply(states[0], average_factor), denominator);
+    return detail::with_l2(direction, decay, value);
+  }
+};
+
+// A step along a direction, which comes as the gradient.
+struct DescentRule {
+  static constexpr int kStates = 0;
+  static constexpr int kSignedStates = 0;
+
+  float decay = 1;      // 1 - lr weight_decay, a factor on the value
+  float step_size = 0;  // lr
+
+  ZEROPAGE_ELEMENT float apply(float value, float gradient, float* /*states*/) const {
+    using namespace rounded;
+    return multiply_add(-step_size, gradient, multiply(value, decay));
+  }
+};
+
 using UpdateRule =
     std::variant<AdamRule<WeightDecay::kOfValue, false>, AdamRule<WeightDecay::kOfValue, true>,
                  AdamRule<WeightDecay::kInGradient, false>,
                  AdamRule<WeightDecay::kInGradient, true>, SgdRule<Momentum::kNone>,
-                 SgdRule<Momentum::kHeavyBall>, SgdRule<Momentum::kNesterov>, AdagradRule,
-                 LionRule>;
+                 SgdRule<Momentum::kHeavyBall>, SgdRule<Momentum::kNesterov>, AdagradRule, LionRule,
+                 MuonDirectionRule<false>, MuonDirectionRule<true>, LambRule, DescentRule>;
 
 }  // namespace zeropage::offload

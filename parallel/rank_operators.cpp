@@ -9,7 +9,7 @@ namespace zeropage::parallel {
 namespace {
 
 TORCH_LIBRARY(zeropage, library) {
-  library.class_<Ranks>("Ranks");
+  register_ranks();
   library.def(
       "all_reduce(Tensor tensor, int op, __torch__.torch.classes.zeropage.Ranks ranks, str name) "
       "-> Tensor");
@@ -38,6 +38,10 @@ auto find_operator(const char* name, Function* /*signature*/) {
 }
 
 }  // namespace
+
+void register_ranks() {
+  static const torch::class_<Ranks> registered("zeropage", "Ranks");
+}
 
 at::Tensor all_reduce(const at::Tensor& tensor, comm::ReduceOp op, const RanksPointer& ranks,
                       const std::string& name) {

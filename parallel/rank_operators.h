@@ -22,6 +22,10 @@
 
 namespace zeropage::parallel {
 
+// Makes Ranks a type that schemas may name. Each library of operators calls it before it names the type, since nobody knows
+// which is registered first.
+void register_ranks();
+
 // ---- collectives; what they are differentiated to is in zeropage/parallel_layers.h ----
 
 // The sum or the maximum over ranks, element by element. tensor: of the same sizes on all ranks.

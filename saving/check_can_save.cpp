@@ -23,7 +23,8 @@ uint64_t bytes_of_a_state(const detail::StatePlan& plan, const ModelRef& model,
     const bool halves =
         state_format_of(sharded.options, parameter.tensor.numel()) == offload::StateFormat::kBf16;
     const int64_t numel = c10::multiply_integers(parameter.whole_sizes());
-    bytes += static_cast<uint64_t>(numel * updates_of(optimizer).states_of_a_parameter()) *
+    bytes += static_cast<uint64_t>(static_cast<double>(numel) *
+                                   updates_of(optimizer).states_of_a_parameter()) *
              (halves ? 2 : sizeof(float));
   }
   const comm::World* const stages = pipeline_world_of(*sharded.pages);

@@ -22,15 +22,16 @@ std::vector<at::Tensor> all_of(const ShardedOptimizer::Groups& groups) {
 
 ShardedOptimizer::ShardedOptimizer(const DistributedDataParallelBase& model, const Groups& groups,
                                    Algorithm algorithm)
-    : ShardedOptimizer(sharded_parameters_of(model), groups, std::move(algorithm)) {}
+    : ShardedOptimizer(sharded_parameters_of(model), &model.untyped_module(), groups,
+                       std::move(algorithm)) {}
 
 ShardedOptimizer::ShardedOptimizer(const comm::World& world, const Options& options,
                                    const Groups& groups, Algorithm algorithm)
-    : ShardedOptimizer(shard_bare_parameters(all_of(groups), world, options), groups,
-                       std::move(algorithm)) {}
+    : ShardedOptimizer(shard_bare_parameters(all_of(groups), world, options), /*module=*/nullptr,
+                       groups, std::move(algorithm)) {}
 
-ShardedOptimizer::ShardedOptimizer(const ShardedModel& parameters, const Groups& groups,
-                                   Algorithm algorithm)
+ShardedOptimizer::ShardedOptimizer(const ShardedModel& parameters, const torch::nn::Module* module,
+                                   const Groups& groups, Algorithm algorithm)
     : Optimizer(groups, algorithm.defaults->clone()),
       updates_(std::make_unique<ShardedUpdates>(
           parameters, *this,
@@ -38,6 +39,9 @@ ShardedOptimizer::ShardedOptimizer(const ShardedModel& parameters, const Groups&
               .class_name = std::move(algorithm.class_name),
               .make_class_optimizer = std::move(algorithm.make_class_optimizer),
               .make_fused = algorithm.fused ? algorithm.fused->make : MakePageUpdate(),
+              .tensors = algorithm.fused ? algorithm.fused->tensors : nullptr,
+              .embeddings =
+                  module != nullptr ? offload::Embeddings(*module) : offload::Embeddings(),
               .states = algorithm.fused ? algorithm.fused->states : 0,
               .options = {typeid(*algorithm.defaults), algorithm.option_bytes},
           })) {}

@@ -2,13 +2,20 @@
 
 namespace train_gpt {
 
-int64_t state_tensors(const std::string& optimizer) {
+double state_tensors(const Flags& flags, int64_t parameters) {
+  const std::string& optimizer = flags.optimizer;
   if (optimizer == "sgd") return 0;
-  return optimizer == "adagrad" || optimizer == "lion" ? 1 : 2;
+  if (optimizer == "adagrad" || optimizer == "lion") return 1;
+  if (optimizer != "muon") return 2;
+  // Muon has one of the blocks' matrices, and AdamW two of the others.
+  constexpr int64_t kSquaresOfABlock = 12;
+  const int64_t matrices =
+      flags.model.layers * kSquaresOfABlock * flags.model.d_model * flags.model.d_model;
+  return 2 - static_cast<double>(matrices) / static_cast<double>(parameters);
 }
 
 zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameters, int world_size) {
-  return formula_bytes(flags.options, parameters, world_size, state_tensors(flags.optimizer));
+  return formula_bytes(flags.options, parameters, world_size, state_tensors(flags, parameters));
 }
 
 int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size) {

@@ -68,6 +68,31 @@ Gpt construct_on(torch::Device device, const std::function<Gpt()>& construct) {
   return gpt;
 }
 
+// Blocks' matrices by Muon, query, key and value apart; all else by AdamW. Updates are as large as AdamW's, so that one rate is
+// for both.
+template <typename Wrapped>
+zeropage::ShardedOptimizer::Groups muon_groups(const Flags& flags, const Wrapped& model) {
+  using zeropage::MuonOptions;
+  std::vector<torch::Tensor> fused;
+  std::vector<torch::Tensor> matrices;
+  std::vector<torch::Tensor> others;
+  for (const auto& named : model.named_parameters()) {
+    const bool is_of_block = named.key().starts_with("blocks.") && named.value().dim() == 2;
+    const bool is_fused = named.key().find("attention_qkv") != std::string::npos;
+    (!is_of_block ? others : is_fused ? fused : matrices).push_back(named.value());
+  }
+  const MuonOptions muon = MuonOptions(flags.lr).scale(zeropage::MuonScale::kMatchRmsAdamW);
+  zeropage::ShardedOptimizer::Groups groups;
+  const auto add = [&](const std::vector<torch::Tensor>& parameters, const MuonOptions& options) {
+    if (parameters.empty()) return;
+    groups.emplace_back(parameters, std::make_unique<MuonOptions>(options));
+  };
+  add(fused, MuonOptions(muon).row_blocks({flags.model.d_model}));
+  add(matrices, muon);
+  add(others, MuonOptions::adamw(flags.lr));
+  return groups;
+}
+
 template <typename Wrapped>
 std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(const Flags& flags, Wrapped& model) {
   using namespace torch::optim;
@@ -83,6 +108,12 @@ std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(const Flags& flags, Wra
   }
   if (flags.optimizer == "lion") {
     return std::make_unique<Optimizer<zeropage::Lion>>(model, zeropage::LionOptions(flags.lr));
+  }
+  if (flags.optimizer == "muon") {
+    return std::make_unique<Optimizer<zeropage::Muon>>(model, muon_groups(flags, model));
+  }
+  if (flags.optimizer == "lamb") {
+    return std::make_unique<Optimizer<zeropage::Lamb>>(model, zeropage::LambOptions(flags.lr));
   }
   TORCH_INTERNAL_ASSERT(flags.optimizer == "adagrad");
   return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));

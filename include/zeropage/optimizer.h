@@ -1,6 +1,7 @@
 // `Optimizer`: the wrapper of an optimizer of `torch::optim`, with or without a wrapped module.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -18,23 +19,27 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include "zeropage/detail/update_reads.h"
 #include "zeropage/distributed_data_parallel.h"
+#include "zeropage/lamb.h"
 #include "zeropage/lion.h"
+#include "zeropage/muon.h"
 #include "zeropage/options.h"
+#include "zeropage/tensor_update.h"
 #include "zeropage/world.h"
 
 // What Zeropage must know of an optimizer class to shard its state.
 //
 // An update is element-wise when an element's new value depends on that element's value, gradient
 // and state alone. Then it may run on any part of a parameter, and gives the same bits as on the
-// whole.
+// whole. Others read more: zeropage::Lamb and zeropage::Muon, and those of your own (zeropage/tensor_update.h).
 //
-// For a class of your own, with the constructor A(std::vector<OptimizerParamGroup>, Options):
+// For an element-wise class of your own, with the constructor A(std::vector<OptimizerParamGroup>, Options):
 //
 //   template <>
 //   struct zeropage::OptimizerTraits<MyOptimizer> {
 //     using Options = MyOptimizerOptions;
-//     static constexpr bool kElementWise = true;
+//     static constexpr UpdateReads kReads = UpdateReads::kElement;
 //   };
 
 namespace zeropage {
@@ -42,14 +47,14 @@ namespace zeropage {
 template <typename A>
 struct OptimizerTraits {
   using Options = torch::optim::OptimizerOptions;
-  static constexpr bool kElementWise = false;
+  static constexpr UpdateReads kReads = UpdateReads::kModel;
 };
 
 namespace detail {
 template <typename O>
 struct ElementWise {
   using Options = O;
-  static constexpr bool kElementWise = true;
+  static constexpr UpdateReads kReads = UpdateReads::kElement;
 };
 }  // namespace detail
 
@@ -67,11 +72,27 @@ struct OptimizerTraits<torch::optim::RMSprop> : detail::ElementWise<torch::optim
 };
 template <>
 struct OptimizerTraits<Lion> : detail::ElementWise<LionOptions> {};
+template <>
+struct OptimizerTraits<Lamb> {
+  using Options = LambOptions;
+  static constexpr UpdateReads kReads = UpdateReads::kSums;
+};
+template <>
+struct OptimizerTraits<Muon> {
+  using Options = MuonOptions;
+  static constexpr UpdateReads kReads = UpdateReads::kMatrix;
+};
 // Its update searches along a line through all parameters at once: a part of it has no meaning.
 template <>
 struct OptimizerTraits<torch::optim::LBFGS> {
   using Options = torch::optim::LBFGSOptions;
-  static constexpr bool kElementWise = false;
+  static constexpr UpdateReads kReads = UpdateReads::kModel;
+};
+
+template <std::derived_from<TensorUpdateBase> A>
+struct OptimizerTraits<A> {
+  using Options = typename A::Options;
+  static constexpr UpdateReads kReads = A::kReads;
 };
 
 // An update of A's formulas in one pass over memory (UpdateBy::kFused).
@@ -87,11 +108,15 @@ struct ClassList {
 
 // A rule of optim/update_rule.h each.
 using ClassesWithFusedForm = ClassList<torch::optim::AdamW, torch::optim::Adam, torch::optim::SGD,
-                                       torch::optim::Adagrad, Lion>;
+                                       torch::optim::Adagrad, Lion, Muon, Lamb>;
 
 // A: one of them.
 template <typename A>
 std::shared_ptr<const FusedForm> fused_form(const typename OptimizerTraits<A>::Options& defaults);
+
+std::shared_ptr<const FusedForm> own_form(const std::shared_ptr<const TensorUpdateBase>& update,
+                                          UpdateReads reads,
+                                          const torch::optim::OptimizerOptions& defaults);
 
 }  // namespace detail
 
@@ -169,7 +194,9 @@ class ShardedOptimizer : public torch::optim::Optimizer {
   friend ShardedUpdates& updates_of(ShardedOptimizer& optimizer);
   friend const ShardedUpdates& updates_of(const ShardedOptimizer& optimizer);
 
-  ShardedOptimizer(const ShardedModel& parameters, const Groups& groups, Algorithm algorithm);
+  // module: null where nothing is wrapped.
+  ShardedOptimizer(const ShardedModel& parameters, const torch::nn::Module* module,
+                   const Groups& groups, Algorithm algorithm);
 
   std::unique_ptr<ShardedUpdates> updates_;
 };
@@ -194,7 +221,8 @@ namespace zeropage {
 
 template <typename A>
 class Optimizer final : public ShardedOptimizer {
-  static_assert(OptimizerTraits<A>::kElementWise,
+  static_assert(OptimizerTraits<A>::kReads == UpdateReads::kElement || kHasFusedForm<A> ||
+                    std::derived_from<A, TensorUpdateBase>,
                 "zeropage::Optimizer<A>: A's update is not known to be element-wise, so its state "
                 "cannot be sharded: a rank would update a part of a parameter as if it were all of "
                 "it. torch::optim::LBFGS is such a class; use torch::optim::LBFGS itself on one "
@@ -225,13 +253,18 @@ class Optimizer final : public ShardedOptimizer {
 
  private:
   static Algorithm algorithm(const AlgorithmOptions& defaults) {
-    Algorithm algorithm{
-        .class_name = c10::demangle_type<A>(),
-        .make_class_optimizer =
-            [defaults](Groups shards) { return std::make_unique<A>(std::move(shards), defaults); },
-        .fused = nullptr,
-        .defaults = std::make_unique<AlgorithmOptions>(defaults),
-        .option_bytes = sizeof(AlgorithmOptions)};
+    Algorithm algorithm{.class_name = c10::demangle_type<A>(),
+                        .make_class_optimizer = nullptr,
+                        .fused = nullptr,
+                        .defaults = std::make_unique<AlgorithmOptions>(defaults),
+                        .option_bytes = sizeof(AlgorithmOptions)};
+    if constexpr (std::derived_from<A, TensorUpdateBase>) {
+      algorithm.fused = detail::own_form(std::make_shared<const A>(), A::kReads, defaults);
+    } else {
+      algorithm.make_class_optimizer = [defaults](Groups shards) {
+        return std::make_unique<A>(std::move(shards), defaults);
+      };
+    }
     if constexpr (kHasFusedForm<A>) algorithm.fused = detail::fused_form<A>(defaults);
     return algorithm;
   }

@@ -18,7 +18,7 @@ namespace zeropage::testing {
 
 using AnyOptions =
     std::variant<torch::optim::AdamWOptions, torch::optim::AdamOptions, torch::optim::SGDOptions,
-                 torch::optim::AdagradOptions, LionOptions>;
+                 torch::optim::AdagradOptions, LionOptions, MuonOptions, LambOptions>;
 
 struct StepCase {
   std::string name;
@@ -50,6 +50,9 @@ inline std::vector<StepCase> all_step_cases() {
     add("AdagradSlows" + decays,
         AdagradOptions(0.1).weight_decay(decay).lr_decay(0.2).initial_accumulator_value(0.5));
     add("Lion" + decays, LionOptions(0.01).weight_decay(decay));
+    // Their first passes.
+    add("Muon" + decays, MuonOptions(0.02).weight_decay(decay).nesterov(decay == 0));
+    add("Lamb" + decays, LambOptions(0.02).weight_decay(decay));
   }
   return cases;
 }

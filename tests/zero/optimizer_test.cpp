@@ -47,7 +47,7 @@ struct Sign : torch::optim::Optimizer {
 template <>
 struct zeropage::OptimizerTraits<Sign> {
   using Options = SignOptions;
-  static constexpr bool kElementWise = true;
+  static constexpr UpdateReads kReads = UpdateReads::kElement;
 };
 
 namespace zeropage::optimizer_test {

@@ -136,7 +136,7 @@ void add_flags(CLI::App& app, Request& request) {
             "Memory of a host, for all of its ranks [no limit]");
   add_bytes(app, "--nvme", request.world.nvme_bytes, "Bytes of a host's disks [no limit]");
   app.add_option("--optimizer", request.optimizer, "Optimizer: LibTorch's class, ours for lion")
-      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad"}))
+      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad", "muon", "lamb"}))
       ->capture_default_str();
   Options& training = request.options.training;
   add_dtype(app, "--compute-dtype", training.compute_dtype,
@@ -172,12 +172,20 @@ MakeOptimizer optimizer_of(const std::string& name) {
   if (name == "adam") return &make_optimizer<Adam>;
   if (name == "sgd") return &make_optimizer<SGD>;
   if (name == "lion") return &make_optimizer<Lion>;
+  if (name == "lamb") return &make_optimizer<Lamb>;
+  if (name == "muon") {
+    return [](DistributedDataParallel<Decoder>& model) -> std::unique_ptr<ShardedOptimizer> {
+      return std::make_unique<Optimizer<Muon>>(
+          model, muon_groups(model.untyped_module(), MuonOptions(1e-3)));
+    };
+  }
   return &make_optimizer<Adagrad>;
 }
 
 int64_t states_of(const std::string& optimizer) {
   if (optimizer == "sgd") return 0;
-  return optimizer == "adamw" || optimizer == "adam" ? 2 : 1;
+  // Muon's one, as if all were matrices.
+  return optimizer == "adamw" || optimizer == "adam" || optimizer == "lamb" ? 2 : 1;
 }
 
 Plan plan_of(const Request& request) {

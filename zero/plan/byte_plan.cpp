@@ -1,6 +1,7 @@
 #include "zero/plan/byte_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "zero/tiers/transient_storage.h"
@@ -263,7 +264,7 @@ void BytePlan::begin_training(size_t page, const PageLayout& layout) {
   pages_[page] = Planner(options_, rank_, world_size_).plan(layout, leaves);
 }
 
-memory::TierBytes BytePlan::held(int64_t states) const {
+memory::TierBytes BytePlan::held(double states) const {
   memory::TierBytes all = this->states(states);
   int64_t largest_passing = 0;
   int64_t passing = 0;
@@ -284,16 +285,17 @@ int64_t BytePlan::gradient_bytes() const {
   return bytes;
 }
 
-memory::TierBytes BytePlan::held_with_gradients(int64_t states) const {
+memory::TierBytes BytePlan::held_with_gradients(double states) const {
   memory::TierBytes all = held(states);
   all[Tier::kDevice][Kind::kGradient] += gradient_bytes();
   return all;
 }
 
-memory::TierBytes BytePlan::states(int64_t states) const {
+memory::TierBytes BytePlan::states(double states) const {
   memory::TierBytes all;
   for (const PagePlan& page : pages_) {
-    all[page.optimizer_tier][Kind::kOptimizerState] += page.state_bytes * states;
+    all[page.optimizer_tier][Kind::kOptimizerState] +=
+        std::llround(static_cast<double>(page.state_bytes) * states);
   }
   return all;
 }
@@ -315,7 +317,7 @@ int64_t BytePlan::transient_bytes() const {
 }
 
 memory::TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
-                                int64_t states) {
+                                double states) {
   const Manner manner = manner_of(options);
   const PagePlan page = plan_of(options, manner);
   memory::TierBytes formula;
@@ -331,8 +333,9 @@ memory::TierBytes formula_bytes(const Options& options, int64_t parameters, int 
   const int64_t state_bytes = bytes_of_state(options, manner.dtype, options.optimizer_state,
                                              /*first_in_block=*/0, parameters);
   const bool updates_shard = page.parameters != Sharing::kReplicated;
-  formula[page.optimizer_tier][Kind::kOptimizerState] =
-      states * (updates_shard ? state_bytes / sharing_ranks(options, world_size) : state_bytes);
+  formula[page.optimizer_tier][Kind::kOptimizerState] = std::llround(
+      states * static_cast<double>(updates_shard ? state_bytes / sharing_ranks(options, world_size)
+                                                 : state_bytes));
   return formula;
 }
 

@@ -90,15 +90,15 @@ class BytePlan {
   // where they are otherwise.
   void begin_training(size_t page, const PageLayout& layout);
 
-  // What this rank holds from step to step, with an optimizer of that many states: between zero_grad() and the next
+  // What this rank holds from step to step, with an optimizer of that many states for each parameter, in the mean: between zero_grad() and the next
   // backward.
-  memory::TierBytes held(int64_t states) const;
+  memory::TierBytes held(double states) const;
   // What its gradients take on the device besides, from backward to zero_grad().
   int64_t gradient_bytes() const;
   // Both: what it holds at the end of a backward.
-  memory::TierBytes held_with_gradients(int64_t states) const;
+  memory::TierBytes held_with_gradients(double states) const;
   // The states alone.
-  memory::TierBytes states(int64_t states) const;
+  memory::TierBytes states(double states) const;
   // What it holds on the device besides while a step runs: two largest pages, or the budget, and a bucket.
   int64_t transient_bytes() const;
 
@@ -110,9 +110,9 @@ class BytePlan {
 };
 
 // What a rank holds from step to step of an fp32 module of that many parameters, as if nothing were padded and all
-// of it sharded, cast and offloaded as the options say. states: of the optimizer, for each parameter.
+// of it sharded, cast and offloaded as the options say. states: of the optimizer, for each parameter, in the mean.
 memory::TierBytes formula_bytes(const Options& options, int64_t parameters, int world_size,
-                                int64_t states);
+                                double states);
 // What its gradients take on the device besides, from backward to zero_grad(). ZeRO's formula (Rajbhandari et al. 2020,
 // section 5) is the sum of both.
 int64_t formula_gradient_bytes(const Options& options, int64_t parameters, int world_size);

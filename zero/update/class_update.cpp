@@ -82,7 +82,7 @@ void ClassUpdate::set_options(size_t group, const torch::optim::OptimizerOptions
 }
 
 void ClassUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradient,
-                       const offload::GradientFactors& factors) {
+                       const offload::GradientFactors& factors, const Directions& /*directions*/) {
   TORCH_INTERNAL_ASSERT(!factors.found_inf.defined(), "a class reads no flag");
   ++steps_;
   if (tiles_.empty()) return;

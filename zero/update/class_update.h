@@ -23,7 +23,7 @@ class ClassUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors) override;
+            const offload::GradientFactors& factors, const Directions& directions) override;
   // What the class saves of itself: tensors with an element for each of the tile's, and `step`. A class
   // without that number counts as having stepped when the optimizer has. Throws where it saves anything
   // else, or does not load what it saved. kWrite costs the states once more.

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "optim/adopt_copy.h"
+#include "optim/split_values.h"
 #include "optim/stretch_list.h"
 #include "zero/update/fused_runs.h"
 #include "zero/update/saved_runs.h"
@@ -21,10 +23,14 @@ namespace {
 //
 // Which of them a call updates follows from who has a gradient, which is the same at most steps. So calls are kept,
 // and made anew where that, or what the runs are, has changed.
+//
+// Groups that read more of a tensor than an element have two passes. Their calls are made in both, the second time
+// parameter by parameter.
 template <offload::HasFusedStep AlgorithmOptions>
 class FusedUpdate final : public PageUpdate {
  public:
-  explicit FusedUpdate(OwnedPart part) : part_(std::move(part)), runs_(part_), saved_(runs_) {}
+  FusedUpdate(OwnedPart part, std::shared_ptr<const offload::TensorForm> tensors)
+      : part_(std::move(part)), tensors_(std::move(tensors)), runs_(part_), saved_(runs_) {}
 
   void add_groups(std::vector<OwnedGroup> groups) override { runs_.add_groups(std::move(groups)); }
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override {
@@ -36,21 +42,39 @@ class FusedUpdate final : public PageUpdate {
   // Each shard counts its steps.
   void set_updates(int64_t /*updates*/) override {}
 
-  bool reads_found_inf() const override { return true; }
+  // What is between two passes does not.
+  bool reads_found_inf() const override { return tensors_ == nullptr; }
   void uncount_step() override {
     if (!std::exchange(counts_last_step_, false)) return;
     for (FusedShard& shard : runs_.shards()) shard.steps -= shard.stepped_last ? 1 : 0;
   }
 
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors) override {
-    const bool is_as_before = !note_gradients(has_gradient);
-    if (!is_as_before) unfreeze();
-    runs_.make_states();
-    if (!is_as_before || calls_of_ != runs_.version()) make_calls();
-    for (FusedShard& shard : runs_.shards()) shard.steps += shard.stepped_last ? 1 : 0;
-    counts_last_step_ = true;
-    for (const Call& call : calls_) update(call, gradient, factors);
+            const offload::GradientFactors& factors, const Directions& directions) override {
+    if (!std::exchange(is_begun_, false)) begin(has_gradient);
+    for (const Call& call : calls_) {
+      if (reads(call) == UpdateReads::kElement) {
+        update(call, gradient, factors);
+      } else {
+        descend(call, directions);
+      }
+    }
+  }
+
+  void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
+                       const offload::GradientFactors& factors, const at::Tensor& directions,
+                       const std::function<void()>& on_values) override {
+    begin(has_gradient);
+    is_begun_ = true;
+    for (const Call& call : calls_) {
+      if (reads(call) == UpdateReads::kSums) copy_values(call, directions);
+    }
+    on_values();
+    for (const Call& call : calls_) {
+      if (reads(call) == UpdateReads::kElement) continue;
+      offload::Stretch stretch = stretch_of(call, gradient, directions);
+      run(call, std::move(stretch), factors);
+    }
   }
 
  private:
@@ -64,6 +88,16 @@ class FusedUpdate final : public PageUpdate {
     std::vector<Part> parts;
     offload::StretchPieces pieces = {};  // of several
   };
+
+  // A step: counts it, and makes its calls.
+  void begin(const HasGradient& has_gradient) {
+    const bool is_as_before = !note_gradients(has_gradient);
+    if (!is_as_before) unfreeze();
+    runs_.make_states();
+    if (!is_as_before || calls_of_ != runs_.version()) make_calls();
+    for (FusedShard& shard : runs_.shards()) shard.steps += shard.stepped_last ? 1 : 0;
+    counts_last_step_ = true;
+  }
 
   // Whether another parameter has one, or has none, than at the last step.
   bool note_gradients(const HasGradient& has_gradient) {
@@ -130,54 +164,135 @@ class FusedUpdate final : public PageUpdate {
     return {pieces, part_.values.device()};
   }
 
+  const AlgorithmOptions& options_of(const Call& call) const {
+    return runs_.options(runs_.all()[call.parts.front().run]);
+  }
+
+  UpdateReads reads(const Call& call) const {
+    return tensors_ ? tensors_->reads(options_of(call)) : UpdateReads::kElement;
+  }
+
   void update(const Call& call, const at::Tensor& gradient,
               const offload::GradientFactors& factors) const {
+    offload::Stretch stretch = stretch_of(call, gradient, part_.values);
+    const auto of_parts = [&](const at::Tensor& flat) { return of_call(call, flat); };
+    stretch.copy_out = of_parts(part_.copy_out);
+    stretch.remainders = of_parts(part_.remainders);
+    stretch.adopts_copy = part_.adopts_copy;
+    run(call, std::move(stretch), factors);
+  }
+
+  // A single part's own, or all.
+  static at::Tensor of_call(const Call& call, const at::Tensor& flat) {
+    if (call.parts.size() > 1 || !flat.defined()) return flat;
+    const Range& range = call.parts.front().range;
+    return flat.narrow(0, range.begin, range.numel());
+  }
+
+  // values: [owned numel], what the call writes.
+  offload::Stretch stretch_of(const Call& call, const at::Tensor& gradient,
+                              const at::Tensor& values) const {
     const Part& first = call.parts.front();
     const FusedRun& run = runs_.all()[first.run];
-    const AlgorithmOptions& options = runs_.options(run);
     const bool is_one = call.parts.size() == 1;
-    const auto of_parts = [&](const at::Tensor& flat) {
-      if (!is_one || !flat.defined()) return flat;
-      return flat.narrow(0, first.range.begin, first.range.numel());
-    };
-    offload::Stretch stretch{.values = of_parts(part_.values),
-                             .gradient = of_parts(gradient),
-                             .copy_out = of_parts(part_.copy_out),
+    offload::Stretch stretch{.values = of_call(call, values),
+                             .gradient = of_call(call, gradient),
+                             .copy_out = {},
                              .states = {},
-                             .remainders = of_parts(part_.remainders),
-                             .place = run.place,
-                             .adopts_copy = part_.adopts_copy};
-    for (size_t index = 0; index < offload::state_names(options).size(); ++index) {
+                             .place = run.place};
+    for (size_t index = 0; index < offload::state_names(runs_.options(run)).size(); ++index) {
       stretch.states.push_back(is_one ? runs_.states_of(run, first.range, index)
                                       : runs_.states_beside(run)[index]);
       if (run.format == offload::StateFormat::k8Bit) {
         stretch.scales.push_back(runs_.scales_of(run, index));
       }
     }
-    const int64_t steps = runs_.shards()[first.shard].steps;
-    if (is_one) {
-      offload::fused_step(options, steps, stretch, factors);
+    return stretch;
+  }
+
+  void run(const Call& call, const offload::Stretch& stretch,
+           const offload::GradientFactors& factors) const {
+    const int64_t steps = runs_.shards()[call.parts.front().shard].steps;
+    if (call.parts.size() == 1) {
+      offload::fused_step(options_of(call), steps, stretch, factors);
     } else {
-      offload::fused_step_of_pieces(options, steps, stretch, call.pieces, factors);
+      offload::fused_step_of_pieces(options_of(call), steps, stretch, call.pieces, factors);
+    }
+  }
+
+  // visit(shard) for each that the call updates.
+  template <typename Visit>
+  void for_each_shard(const Call& call, const Visit& visit) const {
+    for (const Part& part : call.parts) {
+      for (size_t index = part.shard; index < runs_.shards().size(); ++index) {
+        const FusedShard& shard = runs_.shards()[index];
+        if (shard.run != part.run || shard.range.begin >= part.range.end) break;
+        visit(shard);
+      }
+    }
+  }
+
+  static at::Tensor of_shard(const FusedShard& shard, const at::Tensor& flat) {
+    return flat.defined() ? flat.narrow(0, shard.range.begin, shard.range.numel()) : flat;
+  }
+
+  // In fp32, with what the user wrote to the parameters.
+  void copy_values(const Call& call, const at::Tensor& to) const {
+    if (part_.values.is_meta()) return;
+    for_each_shard(call, [&](const FusedShard& shard) {
+      at::Tensor values = of_shard(shard, part_.values);
+      if (part_.adopts_copy) offload::adopt_copy(values, of_shard(shard, part_.copy_out));
+      if (part_.remainders.defined()) {
+        values = offload::joined_values(values, of_shard(shard, part_.remainders));
+      }
+      of_shard(shard, to).copy_(values);
+    });
+  }
+
+  void descend(const Call& call, const Directions& directions) const {
+    if constexpr (offload::HasTwoPasses<AlgorithmOptions>) {
+      const offload::UpdateRule rule = offload::descent_of(options_of(call));
+      for_each_shard(call, [&](const FusedShard& shard) {
+        const offload::Stretch stretch{.values = of_shard(shard, part_.values),
+                                       .gradient = of_shard(shard, directions.values),
+                                       .copy_out = of_shard(shard, part_.copy_out),
+                                       .states = {},
+                                       .remainders = of_shard(shard, part_.remainders),
+                                       .place = runs_.all()[shard.run].place,
+                                       .adopts_copy = part_.adopts_copy};
+        offload::detail::fused_step(rule, shard.steps, {&stretch, 1},
+                                    {.scale = directions.factor(shard.parameter)});
+      });
     }
   }
 
   const OwnedPart part_;
+  const std::shared_ptr<const offload::TensorForm> tensors_;  // null: all groups have one pass
   FusedRuns<AlgorithmOptions> runs_;
   SavedRuns<AlgorithmOptions> saved_;
   std::vector<Call> calls_;  // of the last step
   uint64_t calls_of_ = 0;    // the version of the runs when they were made
   bool counts_last_step_ = false;
+  bool is_begun_ = false;  // a step whose first pass was made
 };
 
 template <typename AlgorithmOptions>
+std::shared_ptr<const offload::TensorForm> tensor_form() {
+  if constexpr (std::is_same_v<AlgorithmOptions, MuonOptions>) return offload::muon_form();
+  if constexpr (std::is_same_v<AlgorithmOptions, LambOptions>) return offload::lamb_form();
+  return nullptr;
+}
+
+template <typename AlgorithmOptions>
 std::shared_ptr<const FusedForm> form_of(const AlgorithmOptions& defaults) {
-  return std::make_shared<const FusedForm>(
-      FusedForm{.make =
-                    [](OwnedPart part) {
-                      return std::make_unique<FusedUpdate<AlgorithmOptions>>(std::move(part));
-                    },
-                .states = static_cast<int64_t>(offload::state_names(defaults).size())});
+  const auto tensors = tensor_form<AlgorithmOptions>();
+  return std::make_shared<const FusedForm>(FusedForm{
+      .make =
+          [tensors](OwnedPart part) {
+            return std::make_unique<FusedUpdate<AlgorithmOptions>>(std::move(part), tensors);
+          },
+      .states = static_cast<int64_t>(offload::state_names(defaults).size()),
+      .tensors = tensors});
 }
 
 }  // namespace

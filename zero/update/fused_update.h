@@ -4,8 +4,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "optim/tensor_form.h"
 #include "zero/update/page_update.h"
 
 namespace zeropage {
@@ -13,6 +15,8 @@ namespace zeropage {
 struct FusedForm {
   MakePageUpdate make;
   int64_t states = 0;  // that it keeps, of the parameters' size
+  // What becomes of directions between two passes; null: all its updates have one.
+  std::shared_ptr<const offload::TensorForm> tensors = nullptr;
 };
 
 // The classes that have one, for errors: "AdamW, Adam and SGD".

@@ -14,7 +14,9 @@
 
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/update/archive_values.h"
+#include "zeropage/lamb.h"
 #include "zeropage/lion.h"
+#include "zeropage/muon.h"
 
 namespace zeropage {
 namespace {
@@ -35,6 +37,19 @@ uint64_t hash_of_adam(const O& options) {
                          options.amsgrad());
 }
 
+uint64_t hash_of_muon(const MuonOptions& options) {
+  const auto [a, b, c] = options.ns_coefficients();
+  const auto [first, second] = options.betas();
+  Fingerprint hash;
+  for (const int64_t rows : options.row_blocks()) hash.add(static_cast<double>(rows));
+  hash.add(hash_of_numbers(static_cast<int>(options.rule()), options.lr(), options.weight_decay(),
+                           options.momentum(), options.nesterov(), a, b, c, options.ns_steps(),
+                           options.ns_eps(), static_cast<int>(options.ns_dtype()),
+                           static_cast<int>(options.scale()), static_cast<int>(options.matrices()),
+                           options.takes_embeddings(), first, second, options.eps()));
+  return hash.value();
+}
+
 // A class that is derived from one of these may have more.
 template <typename O>
 const O* as(const OptimizerOptions& options) {
@@ -52,6 +67,12 @@ std::optional<uint64_t> hash_of_known(const OptimizerOptions& options) {
     const auto [first, second] = lion->betas();
     return hash_of_numbers(lion->lr(), first, second, lion->weight_decay());
   }
+  if (const auto* lamb = as<LambOptions>(options)) {
+    const auto [first, second] = lamb->betas();
+    return hash_of_numbers(lamb->lr(), first, second, lamb->eps(), lamb->weight_decay(),
+                           lamb->trust_ratio());
+  }
+  if (const auto* muon = as<MuonOptions>(options)) return hash_of_muon(*muon);
   if (const auto* adagrad = as<torch::optim::AdagradOptions>(options)) {
     return hash_of_numbers(adagrad->lr(), adagrad->lr_decay(), adagrad->weight_decay(),
                            adagrad->initial_accumulator_value(), adagrad->eps());

@@ -79,6 +79,14 @@ enum class StateAccess : uint8_t {
   kWrite,  // what the visitor leaves in it is the state from then on
 };
 
+// What the second pass of an update goes along, where there are two (optim/tensor_form.h).
+struct Directions {
+  at::Tensor values =
+      {};  // [owned numel] fp32, beside the part's values; undefined: there is one pass
+  // By which a parameter's are multiplied.
+  std::function<double(size_t parameter)> factor = nullptr;
+};
+
 class PageUpdate {
  public:
   virtual ~PageUpdate() = default;
@@ -91,9 +99,17 @@ class PageUpdate {
   virtual void set_options(size_t group, const torch::optim::OptimizerOptions& options) = 0;
   // gradient: [owned numel], other memory in each step; undefined where no parameter has one. Leaves
   // parameters without a gradient alone, and their state. Gradients are multiplied by the
-  // scale, in fp32, first of all; in place or not. REQUIRES: no found_inf, or reads_found_inf().
+  // scale, in fp32, first of all; in place or not. REQUIRES: no found_inf, or reads_found_inf(). Where there are
+  // two passes it is the second one, after the first.
   virtual void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-                    const offload::GradientFactors& factors) = 0;
+                    const offload::GradientFactors& factors, const Directions& directions) = 0;
+
+  // The first pass, of the parameters whose update has two, with what step() will be given. Writes a direction for each
+  // of their elements to `directions`, [owned numel] fp32. on_values is called when that has their values, before.
+  virtual void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
+                               const offload::GradientFactors& factors,
+                               const at::Tensor& directions,
+                               const std::function<void()>& on_values);
   // Whether a device's flag can keep step() from changing anything.
   virtual bool reads_found_inf() const { return false; }
   // The last step() found that flag set, and does not count. REQUIRES: reads_found_inf().
@@ -109,6 +125,15 @@ class PageUpdate {
  protected:
   PageUpdate() = default;
 };
+
+// Of an update that has one pass.
+inline void PageUpdate::make_directions(const at::Tensor& /*gradient*/,
+                                        const HasGradient& /*has_gradient*/,
+                                        const offload::GradientFactors& /*factors*/,
+                                        const at::Tensor& /*directions*/,
+                                        const std::function<void()>& /*on_values*/) {
+  TORCH_INTERNAL_ASSERT(false, "the update has one pass");
+}
 
 using MakePageUpdate = std::function<std::unique_ptr<PageUpdate>(OwnedPart)>;
 

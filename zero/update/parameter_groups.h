@@ -39,6 +39,13 @@ class ParameterGroups {
   // Whether the parameter is in a group that was adopted.
   bool contain(size_t parameter) const { return grouped_[parameter]; }
 
+  struct Member {
+    size_t group;
+    size_t parameter;
+  };
+  // The page's parameters that are in groups which were adopted: group by group, each in the user's order.
+  const std::vector<Member>& of_page(size_t page) const { return of_pages_[page]; }
+
   // The groups from `first` on that were adopted, as far as this rank owns any of them in that page.
   std::vector<OwnedGroup> owned(size_t page, size_t first) const;
 
@@ -46,11 +53,6 @@ class ParameterGroups {
   void check_agreement(const std::string& class_name) const;
 
  private:
-  struct Member {
-    size_t group;
-    size_t parameter;
-  };
-
   ParameterShard shard_of(const PlacedParameter& placed, size_t parameter) const;
   void check_ends_agree() const;
   const std::string& name(size_t parameter) const {
@@ -63,7 +65,6 @@ class ParameterGroups {
   std::vector<bool> grouped_;  // by parameter
   // By group that was adopted.
   std::vector<std::vector<const c10::TensorImpl*>> adopted_;
-  // By page: group by group, each in the user's order.
   std::vector<std::vector<Member>> of_pages_;
 };
 

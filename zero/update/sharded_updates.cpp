@@ -1,5 +1,6 @@
 #include "zero/update/sharded_updates.h"
 
+#include <cmath>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
@@ -24,16 +25,21 @@ ShardedUpdates::ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer&
   check_memory_holds_states();
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
   groups_.check_agreement(class_name());
+  if (factory_.algorithm().tensors) {
+    tensors_ =
+        std::make_unique<TensorPasses>(parameters_, groups_, *updates_, factory_.algorithm());
+  }
   parameters_.gradients->note_optimizer();
   note_facts();
   // Last: what it leaves with the reducer is taken back by its destructor alone.
-  pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_);
+  pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_, tensors_.get());
 }
 
 ShardedUpdates::~ShardedUpdates() = default;
 
 // A checks its options when it is made, also on a rank that owns nothing.
 void ShardedUpdates::check_class_takes_options(const torch::optim::Optimizer& optimizer) const {
+  if (!factory_.algorithm().make_class_optimizer) return;
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     std::vector<OptimizerParamGroup> empty;
     empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());
@@ -41,10 +47,29 @@ void ShardedUpdates::check_class_takes_options(const torch::optim::Optimizer& op
   }
 }
 
+double ShardedUpdates::states_of_a_parameter() const {
+  const UpdateAlgorithm& algorithm = factory_.algorithm();
+  if (!algorithm.tensors) return static_cast<double>(algorithm.states);
+  double elements = 0;
+  double states = 0;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const auto of_group = static_cast<double>(algorithm.tensors->states(groups_.options(group)));
+    for (const size_t index : groups_.parameters_of(group)) {
+      const auto numel =
+          static_cast<double>(parameters_.pages->parameters()[index].parameter.tensor.numel());
+      elements += numel;
+      states += numel * of_group;
+    }
+  }
+  return elements > 0 ? states / elements : static_cast<double>(algorithm.states);
+}
+
 void ShardedUpdates::note_facts() const {
   constexpr int64_t kStatesOfMost = 2;  // of classes that do not say
-  const bool is_fused = static_cast<bool>(factory_.algorithm().make_fused);
-  const int64_t states = states_of_a_parameter();
+  const UpdateAlgorithm& algorithm = factory_.algorithm();
+  const bool is_fused = static_cast<bool>(algorithm.make_fused) &&
+                        (!algorithm.tensors || algorithm.tensors->can_leave());
+  const auto states = static_cast<int64_t>(std::ceil(states_of_a_parameter()));
   parameters_.facts->note_optimizer(states == 0 && !is_fused ? kStatesOfMost : states, is_fused);
 }
 
@@ -137,6 +162,7 @@ void ShardedUpdates::step() {
   witness_.check("step()");
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
+  if (tensors_) tensors_->adopt();
   parameters_.gradients->prepare();
   std::vector<uint8_t> has_gradient = parameters_.gradients->presence();
   agreement_.begin_step();

@@ -22,6 +22,7 @@
 #include "zero/update/parameter_groups.h"
 #include "zero/update/state_witness.h"
 #include "zero/update/step_pipeline.h"
+#include "zero/update/tensor_passes.h"
 #include "zero/update/update_factory.h"
 
 namespace zeropage {
@@ -61,8 +62,9 @@ class ShardedUpdates {
   void visit_states_of(size_t page, StateAccess access, const VisitState& visit,
                        const std::function<void(size_t page)>& end_page);
   const std::string& class_name() const { return factory_.algorithm().class_name; }
-  // Number of states of a parameter's size that it keeps; 0 if that is not known before the first step.
-  int64_t states_of_a_parameter() const { return factory_.algorithm().states; }
+  // Number of states of a parameter's size that it keeps, in the mean over elements where groups differ; 0 if that is not known
+  // before the first step.
+  double states_of_a_parameter() const;
   // Steps made, those before a load included. Waits for the verdict on the last one.
   int64_t steps() {
     resolve_verdict();
@@ -90,6 +92,7 @@ class ShardedUpdates {
   ParameterGroups groups_;
   OptimizerAgreement agreement_;
   std::unique_ptr<PageUpdates> updates_;
+  std::unique_ptr<TensorPasses> tensors_;  // null where all updates have one pass
   std::unique_ptr<StepPipeline> pipeline_;
   int64_t made_ = 0;                  // one more where pending_report_ says that it was not made
   offload::GradientFactors factors_;  // of the step that is made now

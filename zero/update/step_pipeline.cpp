@@ -12,8 +12,8 @@
 namespace zeropage {
 
 StepPipeline::StepPipeline(ShardedModel parameters, const ParameterGroups& groups,
-                           const PageUpdates& updates)
-    : parameters_(std::move(parameters)), groups_(groups), updates_(updates) {
+                           const PageUpdates& updates, TensorPasses* tensors)
+    : parameters_(std::move(parameters)), groups_(groups), updates_(updates), tensors_(tensors) {
   if (updates_.steps() != nullptr) follow_backward();
 }
 
@@ -49,7 +49,8 @@ void StepPipeline::start_in_backward(size_t page, const HasGradient& has_gradien
   const OfPage* const of_page = updates_.offloaded(page);
   if (of_page == nullptr) return;
   parameters_.writes->begin_update_in_backward(page, has_gradient);
-  start_offloaded(*of_page, has_gradient, factor, in_backward_before_update(page));
+  start_offloaded(*of_page, has_gradient, factor, /*directions=*/{},
+                  in_backward_before_update(page));
 }
 
 // An accumulation reports the norm of gradients that are gone by then.
@@ -72,7 +73,8 @@ OffloadedSteps::Gradient StepPipeline::gradient_of(size_t page) const {
 
 // has_gradient: asked here only.
 void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has_gradient,
-                                   double factor, BeforeUpdate before_update) const {
+                                   double factor, const Directions& directions,
+                                   BeforeUpdate before_update) const {
   const ParameterPages& pages = *parameters_.pages;
   const Range owned = pages.owned(of_page.page);
   std::vector<size_t> with_gradient;  // ascending
@@ -89,27 +91,53 @@ void StepPipeline::start_offloaded(const OfPage& of_page, const HasGradient& has
   updates_.set_options(of_page);
   updates_.steps()->start(
       *of_page.part,
-      [update = of_page.update.get(), with_gradient = std::move(with_gradient), factor,
+      [update = of_page.update.get(), with_gradient = std::move(with_gradient), factor, directions,
        before_update = std::move(before_update)](const at::Tensor& gradient) {
         if (before_update) before_update(gradient);
         const auto has = [&with_gradient](size_t parameter) {
           return std::binary_search(with_gradient.begin(), with_gradient.end(), parameter);
         };
-        update->step(gradient, has, {.scale = factor});
+        update->step(gradient, has, {.scale = factor}, directions);
       },
       gradient_of(of_page.page), std::move(unchanged));
 }
 
 void StepPipeline::update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
-                                    const offload::GradientFactors& factors) const {
+                                    const offload::GradientFactors& factors,
+                                    const Directions& directions) const {
   updates_.set_options(of_page);
   const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
   try {
-    of_page.update->step(parameters_.gradients->owned(of_page.page), has_gradient, factors);
+    of_page.update->step(parameters_.gradients->owned(of_page.page), has_gradient, factors,
+                         directions);
   } catch (c10::Error& error) {
     error.add_context(c10::str(memory::owner_prefix(), "updating page \"",
                                parameters_.pages->layouts()[of_page.page].name, "\""));
     throw;
+  }
+}
+
+void StepPipeline::run_in_buckets(const HasGradient& has_gradient,
+                                  const offload::GradientFactors& factors,
+                                  std::vector<comm::Pending>& in_flight) const {
+  for (const MatrixBucket& bucket : tensors_->buckets()) {
+    const std::vector<Directions> directions = tensors_->make(bucket, has_gradient, factors);
+    const auto for_each_page = [&](const auto& visit) {
+      for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+        visit(updates_.all()[at], directions[at - bucket.first_page]);
+      }
+    };
+    for_each_page([&](const OfPage& of_page, const Directions& of) {
+      if (of_page.part) start_offloaded(of_page, has_gradient, factors.scale, of);
+    });
+    for_each_page([&](const OfPage& of_page, const Directions& of) {
+      if (of_page.part) {
+        updates_.steps()->take(*of_page.part);
+      } else {
+        update_on_device(of_page, has_gradient, factors, of);
+      }
+      in_flight.push_back(parameters_.memory->start_gather(of_page.page));
+    });
   }
 }
 
@@ -119,6 +147,19 @@ void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
   const HasGradient has = [&has_gradient](size_t parameter) {
     return has_gradient[parameter] != 0;
   };
+  std::vector<comm::Pending> in_flight;
+  if (tensors_ != nullptr) {
+    run_in_buckets(has, factors, in_flight);
+  } else {
+    run_at_once(has, factors, in_flight);
+  }
+  const memory::OwnerScope owner("updated parameters");
+  for (const comm::Pending& pending : in_flight) pending.wait();
+}
+
+void StepPipeline::run_at_once(const HasGradient& has_gradient,
+                               const offload::GradientFactors& factors,
+                               std::vector<comm::Pending>& in_flight) const {
   const bool late = parameters_.options.offload.step == StepWhen::kOneStepLate;
   OffloadedSteps* const steps = updates_.steps();
   for (const OfPage& of_page : updates_.all()) {
@@ -128,20 +169,17 @@ void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
       steps->publish(*of_page.part);
     }
     if (!steps->started(*of_page.part)) {
-      start_offloaded(of_page, has, factors.scale);
+      start_offloaded(of_page, has_gradient, factors.scale);
     }
   }
-  std::vector<comm::Pending> in_flight;
   for (const OfPage& of_page : updates_.all()) {
     if (!of_page.part) {
-      update_on_device(of_page, has, factors);
+      update_on_device(of_page, has_gradient, factors);
     } else if (!late) {
       steps->take(*of_page.part);
     }
     in_flight.push_back(parameters_.memory->start_gather(of_page.page));
   }
-  const memory::OwnerScope owner("updated parameters");
-  for (const comm::Pending& pending : in_flight) pending.wait();
 }
 
 }  // namespace zeropage

@@ -1,6 +1,9 @@
 // The order in which a step's updates are made and their values travel: offloaded pages are begun first,
 // or were in backward, then each page is updated, and its new values are gathered while the next one is.
 //
+// Where updates read whole tensors, pages go in buckets: the first pass of all of a bucket's, then the same with the second one
+// (zero/update/tensor_passes.h).
+//
 // With StepWhen::kInBackward and kOneStepLate it follows gradients into the middle of a backward.
 //
 // Lifetime: that of the optimizer, whose updates and groups it uses; takes back what it left with the
@@ -14,13 +17,15 @@
 #include "zero/setup/sharded_model.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
+#include "zero/update/tensor_passes.h"
 
 namespace zeropage {
 
 class StepPipeline {
  public:
-  // Throws where another optimizer of the model follows backward already.
-  StepPipeline(ShardedModel parameters, const ParameterGroups& groups, const PageUpdates& updates);
+  // tensors: null where all updates have one pass. Throws where another optimizer of the model follows backward already.
+  StepPipeline(ShardedModel parameters, const ParameterGroups& groups, const PageUpdates& updates,
+               TensorPasses* tensors);
   ~StepPipeline();
   StepPipeline(const StepPipeline&) = delete;
   StepPipeline& operator=(const StepPipeline&) = delete;
@@ -40,13 +45,21 @@ class StepPipeline {
   BeforeUpdate in_backward_before_update(size_t page) const;
   OffloadedSteps::Gradient gradient_of(size_t page) const;
   void start_offloaded(const OfPage& of_page, const HasGradient& has_gradient, double factor,
+                       const Directions& directions = {},
                        BeforeUpdate before_update = nullptr) const;
   void update_on_device(const OfPage& of_page, const HasGradient& has_gradient,
-                        const offload::GradientFactors& factors) const;
+                        const offload::GradientFactors& factors,
+                        const Directions& directions = {}) const;
+  // Both leave in in_flight what has still to be gathered.
+  void run_at_once(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+                   std::vector<comm::Pending>& in_flight) const;
+  void run_in_buckets(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+                      std::vector<comm::Pending>& in_flight) const;
 
   const ShardedModel parameters_;
   const ParameterGroups& groups_;
   const PageUpdates& updates_;
+  TensorPasses* const tensors_;
   bool follows_ = false;  // backward
 };
 

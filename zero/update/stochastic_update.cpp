@@ -36,10 +36,10 @@ void StochasticUpdate::set_options(size_t group, const torch::optim::OptimizerOp
 }
 
 void StochasticUpdate::step(const at::Tensor& gradient, const HasGradient& has_gradient,
-                            const offload::GradientFactors& factors) {
+                            const offload::GradientFactors& factors, const Directions& directions) {
   c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
   memory::give_memory(storage, values_.to(at::kFloat));
-  update_->step(gradient, has_gradient, factors);
+  update_->step(gradient, has_gradient, factors, directions);
   for (const ParameterShard& shard : shards_) {
     if (shard.range.empty() || !has_gradient(shard.parameter)) continue;
     const auto of_shard = [&](const at::Tensor& flat) {
@@ -52,6 +52,16 @@ void StochasticUpdate::step(const at::Tensor& gradient, const HasGradient& has_g
                                    .first_element = shard.first_element});
   }
   ++steps_;
+  memory::drop_memory(storage);
+}
+
+void StochasticUpdate::make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
+                                       const offload::GradientFactors& factors,
+                                       const at::Tensor& directions,
+                                       const std::function<void()>& on_values) {
+  c10::StorageImpl& storage = *wide_.storage().unsafeGetStorageImpl();
+  memory::give_memory(storage, values_.to(at::kFloat));
+  update_->make_directions(gradient, has_gradient, factors, directions, on_values);
   memory::drop_memory(storage);
 }
 

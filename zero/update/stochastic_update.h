@@ -23,7 +23,10 @@ class StochasticUpdate final : public PageUpdate {
   void add_groups(std::vector<OwnedGroup> groups) override;
   void set_options(size_t group, const torch::optim::OptimizerOptions& options) override;
   void step(const at::Tensor& gradient, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors) override;
+            const offload::GradientFactors& factors, const Directions& directions) override;
+  void make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
+                       const offload::GradientFactors& factors, const at::Tensor& directions,
+                       const std::function<void()>& on_values) override;
   // Values that were not updated are bfloat16 still, and rounding leaves those alone.
   bool reads_found_inf() const override { return update_->reads_found_inf(); }
   void uncount_step() override {

@@ -26,6 +26,10 @@ bool UpdateFactory::updates_fused() const {
   }
   switch (parameters_.options.update_by) {
     case UpdateBy::kClass:
+      ZP_CHECK(
+          algorithm_.tensors == nullptr, "options.update_by: ", algorithm_.class_name,
+          " reads whole tensors, and the class by itself would take a rank's part for one; use "
+          "UpdateBy::kAuto or UpdateBy::kFused");
       return false;
     case UpdateBy::kFused:
       ZP_CHECK(has_fused, "options.update_by: ", algorithm_.class_name, " has no fused form, ",
@@ -35,7 +39,10 @@ bool UpdateFactory::updates_fused() const {
       break;
   }
   const c10::Device device = parameters_.pages->world().communicator().device();
-  return has_fused && (device.is_cpu() || device.is_cuda() || device.is_meta());
+  const bool can = has_fused && (device.is_cpu() || device.is_cuda() || device.is_meta());
+  ZP_CHECK(can || algorithm_.tensors == nullptr, algorithm_.class_name, ": has no update on ",
+           device, "; use a device of CUDA or the CPU, or offload the optimizer to the host");
+  return can;
 }
 
 bool UpdateFactory::rounds_stochastically(const PageLayout& layout) const {
@@ -65,6 +72,13 @@ std::unique_ptr<PageUpdate> UpdateFactory::make(size_t page) const {
     if (fused_ && (part.values.scalar_type() == at::kFloat || part.remainders.defined())) {
       return algorithm_.make_fused(std::move(part));
     }
+    ZP_CHECK(
+        algorithm_.tensors == nullptr, algorithm_.class_name,
+        ": expected fp32 values or master weights, but page \"", layout.name, "\" has ",
+        part.values.scalar_type(),
+        " without them; set options.low_precision_update to LowPrecisionUpdate::kMasterWeights "
+        "or LowPrecisionUpdate::kStochasticRounding for low precision, or convert the module to "
+        "fp32");
     return std::make_unique<ClassUpdate>(std::move(part), algorithm_.make_class_optimizer);
   };
   OwnedPart part = owned_part(page);

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 
+#include "optim/embeddings.h"
+#include "optim/tensor_form.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/class_update.h"
 #include "zero/update/option_words.h"
@@ -19,7 +21,11 @@ struct UpdateAlgorithm {
   std::string class_name;  // for errors and for comparing ranks
   MakeClassOptimizer make_class_optimizer;
   MakePageUpdate make_fused;  // empty: it has no fused form
-  int64_t states = 0;         // that it keeps, of the parameters' size; 0 where that is not known
+  // Of a class whose updates have two passes; otherwise null. Then it has a fused form.
+  std::shared_ptr<const offload::TensorForm> tensors = nullptr;
+  // Of the module, where it is known.
+  offload::Embeddings embeddings = {};
+  int64_t states = 0;  // that it keeps, of the parameters' size; 0 where that is not known
   OptionsClass options = {};
 };
 

@@ -50,7 +50,7 @@ class Warm : public SGD {
 template <>
 struct zeropage::OptimizerTraits<zeropage::rank_agreement_test::Warm> {
   using Options = rank_agreement_test::WarmOptions;
-  static constexpr bool kElementWise = true;
+  static constexpr UpdateReads kReads = UpdateReads::kElement;
 };
 
 namespace zeropage::rank_agreement_test {

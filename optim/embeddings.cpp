@@ -1,0 +1,24 @@
+#include "optim/embeddings.h"
+
+#include <torch/nn/modules/embedding.h>
+
+namespace zeropage::offload {
+
+Embeddings::Embeddings(const torch::nn::Module& module) {
+  const auto add = [this](const at::Tensor& weight) {
+    weights_.insert(weight.unsafeGetTensorImpl());
+    sizes_.insert(weight.sizes().vec());
+  };
+  // Without the module itself, which may lie on the stack.
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    if (const auto* one = part->as<torch::nn::Embedding>()) add(one->weight);
+    if (const auto* bag = part->as<torch::nn::EmbeddingBag>()) add(bag->weight);
+  }
+}
+
+bool Embeddings::contain(const at::Tensor& parameter) const {
+  return weights_.contains(parameter.unsafeGetTensorImpl()) ||
+         (parameter.dim() == 2 && sizes_.contains(parameter.sizes().vec()));
+}
+
+}  // namespace zeropage::offload

@@ -1,0 +1,27 @@
+// Which parameters of a module are embeddings, or heads: matrices of which each row belongs to a token, and no direction of the
+// whole.
+#pragma once
+
+#include <set>
+#include <unordered_set>
+#include <vector>
+
+#include <ATen/core/TensorBody.h>
+#include <torch/nn/module.h>
+
+namespace zeropage::offload {
+
+class Embeddings {
+ public:
+  Embeddings() = default;
+  explicit Embeddings(const torch::nn::Module& module);
+
+  // Whether it is the weight of an embedding, or has the sizes of one, as a head has.
+  bool contain(const at::Tensor& parameter) const;
+
+ private:
+  std::unordered_set<const c10::TensorImpl*> weights_;
+  std::set<std::vector<int64_t>> sizes_;
+};
+
+}  // namespace zeropage::offload

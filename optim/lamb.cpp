@@ -1,0 +1,141 @@
+#include "zeropage/lamb.h"
+
+#include <cmath>
+#include <memory>
+
+#include <torch/serialize/archive.h>
+
+#include "optim/tensor_form.h"
+#include "optim/whole_step.h"
+#include "zeropage/check.h"
+
+namespace zeropage {
+namespace {
+
+const LambOptions& lamb(const torch::optim::OptimizerOptions& options) {
+  return static_cast<const LambOptions&>(options);
+}
+
+class LambForm final : public offload::TensorForm {
+ public:
+  int64_t states(const Options& options) const override {
+    return static_cast<int64_t>(offload::state_names(lamb(options)).size());
+  }
+  UpdateReads reads(const Options& /*options*/) const override { return UpdateReads::kSums; }
+
+  double factor(const Options& options, at::IntArrayRef /*sizes*/,
+                const Sums& sums) const override {
+    if (!lamb(options).trust_ratio()) return 1;
+    const double of_values = std::sqrt(sums.values.value());
+    const double of_directions = std::sqrt(sums.directions.value());
+    return of_values > 0 && of_directions > 0 ? of_values / of_directions : 1;
+  }
+};
+
+}  // namespace
+
+namespace offload {
+
+std::shared_ptr<const TensorForm> lamb_form() {
+  return std::make_shared<const LambForm>();
+}
+
+}  // namespace offload
+
+LambOptions::LambOptions(double lr) : lr_(lr) {}
+
+void LambOptions::serialize(torch::serialize::InputArchive& archive) {
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, lr);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(betas_t, betas);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, eps);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, weight_decay);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(bool, trust_ratio);
+}
+
+void LambOptions::serialize(torch::serialize::OutputArchive& archive) const {
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(betas);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(eps);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(weight_decay);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(trust_ratio);
+}
+
+double LambOptions::get_lr() const {
+  return lr();
+}
+
+void LambOptions::set_lr(double lr) {
+  this->lr(lr);
+}
+
+bool operator==(const LambOptions& one, const LambOptions& other) {
+  return one.lr() == other.lr() && one.betas() == other.betas() && one.eps() == other.eps() &&
+         one.weight_decay() == other.weight_decay() && one.trust_ratio() == other.trust_ratio();
+}
+
+void check_options(const LambOptions& options) {
+  const auto [beta1, beta2] = options.betas();
+  ZP_CHECK(options.lr() >= 0, "LAMB: lr: expected 0 or more, got ", options.lr());
+  ZP_CHECK(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1,
+           "LAMB: betas: expected each in [0, 1), got ", beta1, " and ", beta2);
+  ZP_CHECK(options.eps() >= 0, "LAMB: eps: expected 0 or more, got ", options.eps());
+  ZP_CHECK(options.weight_decay() >= 0, "LAMB: weight_decay: expected 0 or more, got ",
+           options.weight_decay());
+}
+
+void LambParamState::serialize(torch::serialize::InputArchive& archive) {
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, step);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg_sq);
+}
+
+void LambParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(step);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg_sq);
+}
+
+Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+           const LambOptions& defaults)
+    : Optimizer(groups, std::make_unique<LambOptions>(defaults)) {
+  check_options(defaults);
+  for (const auto& group : param_groups_) check_options(lamb(group.options()));
+}
+
+torch::Tensor Lamb::step(LossClosure closure) {
+  torch::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  const torch::NoGradGuard no_grad;
+  const LambForm form;
+  for (auto& group : param_groups_) {
+    const LambOptions& options = lamb(group.options());
+    check_options(options);
+    for (const torch::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      auto& slot = state_[parameter.unsafeGetTensorImpl()];
+      if (!slot) {
+        auto made = std::make_unique<LambParamState>();
+        made->exp_avg(torch::zeros_like(parameter));
+        made->exp_avg_sq(torch::zeros_like(parameter));
+        slot = std::move(made);
+      }
+      auto& state = static_cast<LambParamState&>(*slot);
+      offload::whole_step("LAMB", options, ++state.step(), form, parameter, parameter.grad(),
+                          {state.exp_avg(), state.exp_avg_sq()});
+    }
+  }
+  return loss;
+}
+
+void Lamb::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
+}
+
+void Lamb::load(torch::serialize::InputArchive& archive) {
+  torch::optim::serialize<LambParamState, LambOptions>(archive, *this);
+}
+
+}  // namespace zeropage

@@ -1,0 +1,53 @@
+#include "zero/update/matrix_owners.h"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+
+namespace zeropage {
+namespace {
+
+void assign_owners(std::vector<OwnedMatrix>& matrices, std::vector<double>& loads) {
+  std::vector<OwnedMatrix*> dearest_first;
+  for (OwnedMatrix& matrix : matrices) dearest_first.push_back(&matrix);
+  std::stable_sort(
+      dearest_first.begin(), dearest_first.end(),
+      [](const OwnedMatrix* left, const OwnedMatrix* right) { return left->cost > right->cost; });
+  for (OwnedMatrix* const matrix : dearest_first) {
+    const auto least = std::min_element(loads.begin(), loads.end());
+    matrix->owner = static_cast<int>(std::distance(loads.begin(), least));
+    *least += matrix->cost;
+  }
+}
+
+}  // namespace
+
+std::vector<MatrixBucket> matrix_buckets(const std::vector<std::vector<OwnedMatrix>>& pages,
+                                         int ranks, int64_t bucket_numel) {
+  int64_t all = 0;
+  for (const auto& page : pages) {
+    for (const OwnedMatrix& matrix : page) all += matrix.numel;
+  }
+  const auto full = static_cast<double>(bucket_numel) * ranks;
+  // Alike, since a bucket of a few is as long as its dearest matrix.
+  const int64_t count = std::max<int64_t>(1, std::llround(static_cast<double>(all) / full));
+  std::vector<MatrixBucket> buckets;
+  int64_t numel = 0;
+  for (size_t page = 0; page < pages.size(); ++page) {
+    if (buckets.empty() || numel * count >= all) {
+      buckets.push_back({.first_page = page});
+      numel = 0;
+    }
+    MatrixBucket& bucket = buckets.back();
+    bucket.end_page = page + 1;
+    for (const OwnedMatrix& matrix : pages[page]) {
+      bucket.matrices.push_back(matrix);
+      numel += matrix.numel;
+    }
+  }
+  std::vector<double> loads(static_cast<size_t>(ranks));
+  for (MatrixBucket& bucket : buckets) assign_owners(bucket.matrices, loads);
+  return buckets;
+}
+
+}  // namespace zeropage

@@ -1,0 +1,37 @@
+// Which rank computes the update of which matrix, where an optimizer reads whole ones (optim/tensor_form.h). The rank has the
+// matrix for that time only: states stay where they are.
+//
+// Pages go in buckets, one after the other, so that what ranks hold of other ranks' matrices is bounded. Within a bucket the
+// dearest matrix goes first, to the rank that has the least to do so far (longest processing time; Graham 1969).
+//
+// Pure: follows from the layout and the groups' options, and is the same on all ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace zeropage {
+
+struct OwnedMatrix {
+  size_t parameter = 0;
+  double cost = 0;
+  int64_t numel = 0;
+  int owner = 0;
+};
+
+// Pages [first_page, end_page) of a list of pages, and the matrices in them.
+struct MatrixBucket {
+  size_t first_page = 0;
+  size_t end_page = 0;
+  std::vector<OwnedMatrix> matrices = {};
+};
+
+// Elements of a bucket, for each rank: 64 MiB in fp32. Fewer balance worse: a bucket has few matrices for many ranks.
+inline constexpr int64_t kBucketNumel = int64_t{16} << 20;
+
+// pages: the matrices of each page, whose owners are not known yet. As many buckets as have about that many elements a rank
+// each; a page is in one.
+std::vector<MatrixBucket> matrix_buckets(const std::vector<std::vector<OwnedMatrix>>& pages,
+                                         int ranks, int64_t bucket_numel = kBucketNumel);
+
+}  // namespace zeropage

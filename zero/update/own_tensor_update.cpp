@@ -1,0 +1,153 @@
+#include "zero/update/own_tensor_update.h"
+
+#include <cmath>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+
+#include "optim/adopt_copy.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+#include "zeropage/optimizer.h"
+
+namespace zeropage {
+namespace {
+
+class OwnForm final : public offload::TensorForm {
+ public:
+  OwnForm(std::shared_ptr<const TensorUpdateBase> update, UpdateReads reads)
+      : update_(std::move(update)), reads_(reads) {}
+
+  int64_t states(const Options& options) const override {
+    return static_cast<int64_t>(update_->states_of(options).size());
+  }
+  bool can_leave() const override { return false; }
+  UpdateReads reads(const Options& /*options*/) const override { return reads_; }
+  std::string objection_to(const Options& /*options*/, at::IntArrayRef sizes) const override {
+    return update_->objection_to(sizes);
+  }
+  // Nobody knows what it does: as many operations as Muon's.
+  double cost(const Options& /*options*/, at::IntArrayRef sizes) const override {
+    const int64_t numel = c10::multiply_integers(sizes);
+    const int64_t rows = sizes.empty() ? 1 : sizes.front();
+    return static_cast<double>(numel) * static_cast<double>(std::min(rows, numel / rows));
+  }
+  void transform(const Options& options, const at::Tensor& directions) const override {
+    update_->transform_any(options, directions);
+  }
+  double factor(const Options& options, at::IntArrayRef sizes, const Sums& sums) const override {
+    return update_->factor_any(options, sizes, std::sqrt(sums.values.value()),
+                               std::sqrt(sums.directions.value()));
+  }
+
+ private:
+  const std::shared_ptr<const TensorUpdateBase> update_;
+  const UpdateReads reads_;
+};
+
+}  // namespace
+
+namespace detail {
+
+std::shared_ptr<const FusedForm> own_form(const std::shared_ptr<const TensorUpdateBase>& update,
+                                          UpdateReads reads,
+                                          const torch::optim::OptimizerOptions& defaults) {
+  return std::make_shared<const FusedForm>(
+      FusedForm{.make =
+                    [update](OwnedPart part) {
+                      return std::make_unique<OwnTensorUpdate>(std::move(part), update);
+                    },
+                .states = static_cast<int64_t>(update->states_of(defaults).size()),
+                .tensors = std::make_shared<const OwnForm>(update, reads)});
+}
+
+}  // namespace detail
+
+OwnTensorUpdate::OwnTensorUpdate(OwnedPart part, std::shared_ptr<const TensorUpdateBase> update)
+    : part_(std::move(part)), update_(std::move(update)) {
+  ZP_CHECK(part_.states == nullptr,
+           "options.offload.optimizer: a TensorUpdate of your own keeps its states on the device; "
+           "leave the option out");
+  ZP_CHECK(
+      !part_.remainders.defined(),
+      "options.low_precision_update: a TensorUpdate of your own updates fp32 values, and split "
+      "ones are none; use LowPrecisionUpdate::kMasterWeights");
+}
+
+void OwnTensorUpdate::add_groups(std::vector<OwnedGroup> groups) {
+  for (OwnedGroup& group : groups) {
+    for (const ParameterShard& shard : group.shards) {
+      ZP_CHECK(shard.state_format == offload::StateFormat::kFp32,
+               "options.optimizer_state: a TensorUpdate of your own has states of fp32; leave the "
+               "option out");
+      if (shard.range.empty()) continue;
+      shards_.push_back(
+          {.parameter = shard.parameter, .group = options_.size(), .range = shard.range});
+    }
+    options_.push_back(std::move(group.options));
+  }
+}
+
+void OwnTensorUpdate::make_states(Shard& shard) const {
+  const size_t wanted = update_->states_of(*options_[shard.group]).size();
+  const memory::SurvivorScope state(memory::Kind::kOptimizerState);
+  while (shard.states.size() < wanted) {
+    shard.states.push_back(
+        at::zeros({shard.range.numel()}, part_.values.options().dtype(at::kFloat)));
+  }
+}
+
+void OwnTensorUpdate::make_directions(const at::Tensor& gradient, const HasGradient& has_gradient,
+                                      const offload::GradientFactors& factors,
+                                      const at::Tensor& directions,
+                                      const std::function<void()>& on_values) {
+  const auto of = [](const Shard& shard, const at::Tensor& flat) {
+    return flat.narrow(0, shard.range.begin, shard.range.numel());
+  };
+  for (const Shard& shard : shards_) {
+    if (!has_gradient(shard.parameter)) continue;
+    if (part_.adopts_copy) offload::adopt_copy(of(shard, part_.values), of(shard, part_.copy_out));
+    of(shard, directions).copy_(of(shard, part_.values));
+  }
+  on_values();
+  for (Shard& shard : shards_) {
+    if (!has_gradient(shard.parameter)) continue;
+    make_states(shard);
+    ++shard.steps;
+    update_->direct_any(*options_[shard.group],
+                        {.step = shard.steps,
+                         .values = of(shard, part_.values),
+                         .gradient = of(shard, gradient).to(at::kFloat).mul(factors.scale),
+                         .states = shard.states,
+                         .directions = of(shard, directions)});
+  }
+}
+
+void OwnTensorUpdate::step(const at::Tensor& /*gradient*/, const HasGradient& has_gradient,
+                           const offload::GradientFactors& /*factors*/,
+                           const Directions& directions) {
+  for (const Shard& shard : shards_) {
+    if (!has_gradient(shard.parameter)) continue;
+    const auto of = [&](const at::Tensor& flat) {
+      return flat.narrow(0, shard.range.begin, shard.range.numel());
+    };
+    update_->descend_any(*options_[shard.group], of(part_.values),
+                         of(directions.values).mul(directions.factor(shard.parameter)));
+    if (part_.copy_out.defined()) of(part_.copy_out).copy_(of(part_.values));
+  }
+}
+
+void OwnTensorUpdate::visit_states(StateAccess /*access*/, const VisitState& visit) {
+  for (Shard& shard : shards_) {
+    make_states(shard);
+    const std::vector<std::string> names = update_->states_of(*options_[shard.group]);
+    OwnedState state{.parameter = shard.parameter, .range = shard.range, .steps = shard.steps};
+    for (size_t index = 0; index < names.size(); ++index) {
+      state.tensors.push_back({names[index], shard.states[index]});
+    }
+    visit(state);
+    shard.steps = state.steps;
+  }
+}
+
+}  // namespace zeropage

@@ -1,0 +1,266 @@
+#include "zero/update/tensor_passes.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/ScopeExit.h>
+
+#include "optim/worker_pool.h"
+#include "zeropage/check.h"
+#include "zeropage/ledger.h"
+
+namespace zeropage {
+
+using Sums = offload::TensorForm::Sums;
+
+TensorPasses::TensorPasses(ShardedModel parameters, const ParameterGroups& groups,
+                           const PageUpdates& updates, const UpdateAlgorithm& algorithm)
+    : parameters_(std::move(parameters)),
+      groups_(groups),
+      updates_(updates),
+      algorithm_(algorithm),
+      class_name_(algorithm.class_name),
+      form_(*algorithm.tensors) {
+  ZP_CHECK(parameters_.options.offload.step == StepWhen::kInStep,
+           "options.offload.step: ", class_name_,
+           " reads whole tensors, of which ranks know only when backward has ended; use "
+           "StepWhen::kInStep");
+  adopt();
+}
+
+void TensorPasses::adopt() {
+  check_groups();
+  if (reads_of_groups_.size() == groups_.size() && known_pages_ == updates_.all().size()) return;
+  known_pages_ = updates_.all().size();
+  find_parameters();
+  for (size_t group = reads_of_groups_.size(); group < groups_.size(); ++group) {
+    for (const size_t index : groups_.parameters_of(group)) check(group, index);
+    reads_of_groups_.push_back(form_.reads(groups_.options(group)));
+  }
+  find_buckets();
+}
+
+// The states of a parameter are what its group's rule needs.
+void TensorPasses::check_groups() const {
+  for (size_t group = 0; group < reads_of_groups_.size(); ++group) {
+    ZP_CHECK(form_.reads(groups_.options(group)) == reads_of_groups_[group], class_name_,
+             ": parameter group ", group,
+             " has another rule than when the optimizer was made; leave it, or make the optimizer "
+             "anew");
+  }
+}
+
+void TensorPasses::check(size_t group, size_t parameter) const {
+  const torch::optim::OptimizerOptions& options = groups_.options(group);
+  if (form_.reads(options) == UpdateReads::kElement) return;
+  const NamedParameter& named = parameters_.pages->parameters()[parameter].parameter;
+  ZP_CHECK(!named.slice, class_name_, ": parameter \"", named.name(),
+           "\" is cut over ranks by tensor parallelism, and the update is of the whole; leave its "
+           "layer whole, or give it to a group that is updated element by element");
+  ZP_CHECK(form_.takes_embeddings(options) || !algorithm_.embeddings.contain(named.tensor),
+           class_name_, ": parameter \"", named.name(), "\" of sizes ", named.tensor.sizes(),
+           " is an embedding, or a head of an embedding's sizes; give it to a group with "
+           "MuonOptions::adamw(lr), as zeropage::muon_groups(module, MuonOptions(lr)) does, or say "
+           "takes_embeddings(true) in its MuonOptions");
+  const std::string objection = form_.objection_to(options, named.tensor.sizes());
+  ZP_CHECK(objection.empty(), class_name_, ": parameter \"", named.name(), "\" of sizes ",
+           named.tensor.sizes(), objection);
+}
+
+at::IntArrayRef TensorPasses::sizes_of(size_t parameter) const {
+  return parameters_.pages->parameters()[parameter].parameter.tensor.sizes();
+}
+
+void TensorPasses::find_parameters() {
+  group_of_.assign(parameters_.pages->parameters().size(), -1);
+  for (size_t page = 0; page < parameters_.pages->layouts().size(); ++page) {
+    for (const ParameterGroups::Member& member : groups_.of_page(page)) {
+      group_of_[member.parameter] = static_cast<int64_t>(member.group);
+    }
+  }
+  sums_.resize(group_of_.size());
+}
+
+void TensorPasses::find_buckets() {
+  std::vector<std::vector<OwnedMatrix>> matrices;
+  for (const OfPage& of_page : updates_.all()) {
+    std::vector<OwnedMatrix>& of = matrices.emplace_back();
+    for (const size_t index : parameters_.pages->parameters().of_page(of_page.page)) {
+      const int64_t numel = parameters_.pages->parameters()[index].range.numel();
+      if (numel == 0 || group_of_[index] < 0 || reads(index) != UpdateReads::kMatrix) continue;
+      of.push_back({.parameter = index,
+                    .cost = form_.cost(options_of(index), sizes_of(index)),
+                    .numel = numel});
+    }
+  }
+  buckets_ = matrix_buckets(matrices, parameters_.pages->shards().size());
+}
+
+bool TensorPasses::has_directions(const OfPage& of_page) const {
+  const auto& of_page_parameters = parameters_.pages->parameters().of_page(of_page.page);
+  return std::any_of(of_page_parameters.begin(), of_page_parameters.end(), [this](size_t index) {
+    return group_of_[index] >= 0 && reads(index) != UpdateReads::kElement;
+  });
+}
+
+std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
+                                           const HasGradient& has_gradient,
+                                           const offload::GradientFactors& factors) {
+  std::vector<at::Tensor> directions;
+  for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+    for (const size_t index : parameters_.pages->parameters().of_page(updates_.all()[at].page)) {
+      sums_[index] = {};
+    }
+    directions.push_back(first_pass(updates_.all()[at], has_gradient, factors));
+  }
+  exchange(bucket, has_gradient, directions);
+  sum_over_ranks(bucket, has_gradient);
+  std::vector<Directions> made;
+  for (at::Tensor& of_page : directions) {
+    const auto factor = [this](size_t parameter) {
+      return form_.factor(options_of(parameter), sizes_of(parameter), sums_[parameter]);
+    };
+    made.push_back({.values = std::move(of_page), .factor = factor});
+  }
+  return made;
+}
+
+at::Tensor TensorPasses::first_pass(const OfPage& of_page, const HasGradient& has_gradient,
+                                    const offload::GradientFactors& factors) {
+  if (!has_directions(of_page)) return {};
+  const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
+  const bool is_away = of_page.part.has_value();
+  const c10::Device device =
+      is_away ? c10::Device(c10::kCPU) : parameters_.pages->world().communicator().device();
+  const at::Tensor directions = at::empty({parameters_.pages->owned(of_page.page).numel()},
+                                          at::TensorOptions(device).dtype(at::kFloat));
+  updates_.set_options(of_page);
+  if (is_away) {
+    first_pass_away(of_page, has_gradient, factors, directions);
+    return directions;
+  }
+  of_page.update->make_directions(parameters_.gradients->owned(of_page.page), has_gradient, factors,
+                                  directions,
+                                  [&] { add_squares(of_page, directions, &Sums::values); });
+  add_squares(of_page, directions, &Sums::directions);
+  return directions;
+}
+
+void TensorPasses::first_pass_away(const OfPage& of_page, const HasGradient& has_gradient,
+                                   const offload::GradientFactors& factors,
+                                   const at::Tensor& directions) {
+  PageOffload& away = *parameters_.pages->page_offload();
+  const offload::WorkerPoolScope pool(away.pool());
+  at::Tensor gradient = parameters_.gradients->owned(of_page.page);
+  if (parameters_.gradients->is_offloaded(of_page.page)) {
+    parameters_.gradients->arrival(of_page.page).synchronize();
+  } else if (gradient.defined()) {
+    gradient = gradient.cpu();
+  }
+  away.fetch_for_update(of_page.page);
+  const auto release = c10::make_scope_exit([&] { away.release_after_update(of_page.page); });
+  of_page.update->make_directions(gradient, has_gradient, factors, directions,
+                                  [&] { add_squares(of_page, directions, &Sums::values); });
+  add_squares(of_page, directions, &Sums::directions);
+}
+
+void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,
+                            const std::vector<at::Tensor>& directions) const {
+  const c10::Device device = parameters_.pages->world().communicator().device();
+  std::vector<MatrixExchange::Matrix> matrices;
+  for (const OwnedMatrix& owned : bucket.matrices) {
+    if (!has_gradient(owned.parameter)) continue;
+    const torch::optim::OptimizerOptions& options = options_of(owned.parameter);
+    matrices.push_back({.parameter = owned.parameter,
+                        .owner = owned.owner,
+                        .wire_dtype = form_.wire_dtype(options, device),
+                        .transform = [this, &options](const at::Tensor& matrix) {
+                          form_.transform(options, matrix);
+                        }});
+  }
+  if (matrices.empty()) return;
+  const memory::OwnerScope owner("optimizer", "whole matrices");
+  MatrixExchange(*parameters_.pages).run(matrices, [&](size_t page) {
+    for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+      if (updates_.all()[at].page == page) return directions[at - bucket.first_page];
+    }
+    TORCH_INTERNAL_ASSERT(false, "a matrix of another bucket");
+  });
+}
+
+TensorPasses::SumsOfPage TensorPasses::sums_of(const OfPage& of_page) const {
+  const ParameterPages& pages = *parameters_.pages;
+  const Range owned = pages.owned(of_page.page);
+  SumsOfPage sums;
+  for (const size_t index : pages.parameters().of_page(of_page.page)) {
+    if (group_of_[index] < 0 || reads(index) != UpdateReads::kSums) continue;
+    const Range range = intersection(owned, pages.parameters()[index].range);
+    if (range.empty()) continue;
+    sums.parts.push_back({.begin = range.begin - owned.begin,
+                          .numel = range.numel(),
+                          .sum = static_cast<int64_t>(sums.parameters.size()),
+                          .flag = static_cast<int64_t>(sums.parameters.size())});
+    sums.parameters.push_back(index);
+  }
+  return sums;
+}
+
+void TensorPasses::add_squares(const OfPage& of_page, const at::Tensor& flat,
+                               offload::ExactSum Sums::*to) {
+  if (flat.is_meta()) return;
+  SumsOfPage sums = sums_of(of_page);
+  if (sums.parts.empty()) return;
+  const auto count = static_cast<int64_t>(sums.parameters.size());
+  const offload::NormTable table(std::move(sums.parts), {.sums = count, .flags = count},
+                                 flat.device());
+  const at::Tensor words = table.sizes().make_words(flat.device());
+  table.add_squares(flat, words);
+  const at::Tensor on_host = words.cpu();
+  for (int64_t sum = 0; sum < count; ++sum) {
+    sums_[sums.parameters[static_cast<size_t>(sum)]].*to =
+        table.sizes().sum(on_host.const_data_ptr<int64_t>(), sum);
+  }
+}
+
+// Of the parameters that several ranks have a part of.
+void TensorPasses::sum_over_ranks(const MatrixBucket& bucket, const HasGradient& has_gradient) {
+  const ParameterPages& pages = *parameters_.pages;
+  const comm::World& world = pages.shards();
+  if (world.size() == 1 || pages.plan().ownership() == Ownership::kWholePage) return;
+  std::vector<size_t> shared;
+  for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+    const size_t page = updates_.all()[at].page;
+    for (const size_t index : pages.parameters().of_page(page)) {
+      if (group_of_[index] < 0 || reads(index) != UpdateReads::kSums) continue;
+      if (has_gradient(index) && !pages.parameters()[index].range.empty()) shared.push_back(index);
+    }
+  }
+  if (shared.empty()) return;
+  constexpr auto kWords = static_cast<int64_t>(offload::ExactSum::kWords);
+  const at::Tensor words =
+      at::zeros({static_cast<int64_t>(shared.size()) * 2 * kWords}, at::TensorOptions(at::kLong));
+  const auto for_each_sum = [&](const auto& visit) {
+    int64_t* at = words.mutable_data_ptr<int64_t>();
+    for (const size_t index : shared) {
+      for (auto Sums::*const which : {&Sums::values, &Sums::directions}) {
+        visit(sums_[index].*which, at);
+        at += kWords;
+      }
+    }
+  };
+  for_each_sum(
+      [](const offload::ExactSum& sum, int64_t* to) { std::ranges::copy(sum.words(), to); });
+  comm::Communicator& communicator = world.communicator();
+  const at::Tensor there = words.to(communicator.device());
+  communicator.all_reduce(there, comm::ReduceOp::kSum, "sums over tensors").wait();
+  if (there.is_meta()) return;
+  words.copy_(there);
+  for_each_sum([](offload::ExactSum& sum, const int64_t* from) {
+    sum = offload::ExactSum::from_words(std::span<const int64_t, kWords>(from, kWords));
+  });
+}
+
+}  // namespace zeropage

@@ -22,12 +22,10 @@ void assign_owners(std::vector<OwnedMatrix>& matrices, std::vector<double>& load
 
 }  // namespace
 
-std::vector<MatrixBucket> matrix_buckets(const std::vector<std::vector<OwnedMatrix>>& pages,
-                                         int ranks, int64_t bucket_numel) {
+std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& pages, int ranks,
+                                         int64_t bucket_numel) {
   int64_t all = 0;
-  for (const auto& page : pages) {
-    for (const OwnedMatrix& matrix : page) all += matrix.numel;
-  }
+  for (const PageOfMatrices& page : pages) all += page.numel;
   const auto full = static_cast<double>(bucket_numel) * ranks;
   // Alike, since a bucket of a few is as long as its dearest matrix.
   const int64_t count = std::max<int64_t>(1, std::llround(static_cast<double>(all) / full));
@@ -40,10 +38,9 @@ std::vector<MatrixBucket> matrix_buckets(const std::vector<std::vector<OwnedMatr
     }
     MatrixBucket& bucket = buckets.back();
     bucket.end_page = page + 1;
-    for (const OwnedMatrix& matrix : pages[page]) {
-      bucket.matrices.push_back(matrix);
-      numel += matrix.numel;
-    }
+    const std::vector<OwnedMatrix>& matrices = pages[page].matrices;
+    bucket.matrices.insert(bucket.matrices.end(), matrices.begin(), matrices.end());
+    numel += pages[page].numel;
   }
   std::vector<double> loads(static_cast<size_t>(ranks));
   for (MatrixBucket& bucket : buckets) assign_owners(bucket.matrices, loads);

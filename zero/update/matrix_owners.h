@@ -15,8 +15,12 @@ namespace zeropage {
 struct OwnedMatrix {
   size_t parameter = 0;
   double cost = 0;
-  int64_t numel = 0;
   int owner = 0;
+};
+
+struct PageOfMatrices {
+  int64_t numel = 0;  // of all parameters that have directions
+  std::vector<OwnedMatrix> matrices = {};
 };
 
 // Pages [first_page, end_page) of a list of pages, and the matrices in them.
@@ -29,9 +33,9 @@ struct MatrixBucket {
 // Elements of a bucket, for each rank: 64 MiB in fp32. Fewer balance worse: a bucket has few matrices for many ranks.
 inline constexpr int64_t kBucketNumel = int64_t{16} << 20;
 
-// pages: the matrices of each page, whose owners are not known yet. As many buckets as have about that many elements a rank
+// pages: the owners of their matrices are not known yet. As many buckets as have about that many elements a rank
 // each; a page is in one.
-std::vector<MatrixBucket> matrix_buckets(const std::vector<std::vector<OwnedMatrix>>& pages,
-                                         int ranks, int64_t bucket_numel = kBucketNumel);
+std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& pages, int ranks,
+                                         int64_t bucket_numel = kBucketNumel);
 
 }  // namespace zeropage

@@ -85,18 +85,19 @@ void TensorPasses::find_parameters() {
 }
 
 void TensorPasses::find_buckets() {
-  std::vector<std::vector<OwnedMatrix>> matrices;
+  std::vector<PageOfMatrices> pages;
   for (const OfPage& of_page : updates_.all()) {
-    std::vector<OwnedMatrix>& of = matrices.emplace_back();
+    PageOfMatrices& page = pages.emplace_back();
     for (const size_t index : parameters_.pages->parameters().of_page(of_page.page)) {
       const int64_t numel = parameters_.pages->parameters()[index].range.numel();
-      if (numel == 0 || group_of_[index] < 0 || reads(index) != UpdateReads::kMatrix) continue;
-      of.push_back({.parameter = index,
-                    .cost = form_.cost(options_of(index), sizes_of(index)),
-                    .numel = numel});
+      if (numel == 0 || group_of_[index] < 0 || reads(index) == UpdateReads::kElement) continue;
+      page.numel += numel;
+      if (reads(index) != UpdateReads::kMatrix) continue;
+      page.matrices.push_back(
+          {.parameter = index, .cost = form_.cost(options_of(index), sizes_of(index))});
     }
   }
-  buckets_ = matrix_buckets(matrices, parameters_.pages->shards().size());
+  buckets_ = matrix_buckets(pages, parameters_.pages->shards().size());
 }
 
 bool TensorPasses::has_directions(const OfPage& of_page) const {

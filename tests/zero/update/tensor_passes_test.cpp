@@ -408,14 +408,12 @@ TEST(TensorPassesTrafficTest, IsTheFormula) {
 }
 
 TEST(MatrixOwnersTest, ShareTheWorkOfA24LayerModelOver64Ranks) {
-  std::vector<std::vector<OwnedMatrix>> pages;
+  std::vector<PageOfMatrices> pages;
   for (int layer = 0; layer < 24; ++layer) {
     for (const double n : {6144.0, 2048.0, 8192.0, 8192.0}) {
       const double m = 2048;
-      const double less = std::min(m, n);
-      pages.push_back({{.parameter = pages.size(),
-                        .cost = less * less * (3 * std::max(m, n) + less),
-                        .numel = static_cast<int64_t>(m * n)}});
+      pages.push_back({.numel = static_cast<int64_t>(m * n),
+                       .matrices = {{.parameter = pages.size(), .cost = m * m * (3 * n + m)}}});
     }
   }
   const auto buckets = matrix_buckets(pages, 64);
@@ -434,8 +432,9 @@ TEST(MatrixOwnersTest, ShareTheWorkOfA24LayerModelOver64Ranks) {
 }
 
 TEST(MatrixOwnersTest, ABucketIsClosedWhenItIsFull) {
-  const OwnedMatrix matrix{.cost = 1, .numel = 100};
-  const auto buckets = matrix_buckets({{matrix}, {}, {matrix, matrix}, {matrix}}, 2, 100);
+  const OwnedMatrix matrix{.cost = 1};
+  const auto buckets =
+      matrix_buckets({{100, {matrix}}, {}, {200, {matrix, matrix}}, {100, {matrix}}}, 2, 100);
   ASSERT_EQ(buckets.size(), 2U);
   EXPECT_EQ(buckets[0].end_page, 3U);
   EXPECT_EQ(buckets[1].first_page, 3U);

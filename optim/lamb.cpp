@@ -3,6 +3,7 @@
 #include <cmath>
 #include <memory>
 
+#include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
 #include "optim/tensor_form.h"
@@ -11,6 +12,28 @@
 
 namespace zeropage {
 namespace {
+
+struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambParamState> {
+  TORCH_ARG(int64_t, step) = 0;
+  TORCH_ARG(torch::Tensor, exp_avg);
+  TORCH_ARG(torch::Tensor, exp_avg_sq);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+void LambParamState::serialize(torch::serialize::InputArchive& archive) {
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, step);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg_sq);
+}
+
+void LambParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(step);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg_sq);
+}
 
 const LambOptions& lamb(const torch::optim::OptimizerOptions& options) {
   return static_cast<const LambOptions&>(options);
@@ -81,18 +104,6 @@ void check_options(const LambOptions& options) {
   ZP_CHECK(options.eps() >= 0, "LAMB: eps: expected 0 or more, got ", options.eps());
   ZP_CHECK(options.weight_decay() >= 0, "LAMB: weight_decay: expected 0 or more, got ",
            options.weight_decay());
-}
-
-void LambParamState::serialize(torch::serialize::InputArchive& archive) {
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, step);
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg);
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg_sq);
-}
-
-void LambParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(step);
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg);
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg_sq);
 }
 
 Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,

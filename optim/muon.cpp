@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
 #include "optim/embeddings.h"
@@ -14,6 +15,31 @@
 
 namespace zeropage {
 namespace {
+
+struct MuonParamState : public torch::optim::OptimizerCloneableParamState<MuonParamState> {
+  TORCH_ARG(int64_t, step) = 0;
+  TORCH_ARG(torch::Tensor, momentum_buffer);
+  TORCH_ARG(torch::Tensor, exp_avg);
+  TORCH_ARG(torch::Tensor, exp_avg_sq);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+void MuonParamState::serialize(torch::serialize::InputArchive& archive) {
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, step);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, momentum_buffer);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg);
+  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg_sq);
+}
+
+void MuonParamState::serialize(torch::serialize::OutputArchive& archive) const {
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(step);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(momentum_buffer);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg);
+  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg_sq);
+}
 
 constexpr double kAdamWDecay = 0.01;
 
@@ -51,7 +77,7 @@ bool has_dimensions(MuonMatrices matrices, size_t dimensions) {
   return dimensions >= 2;
 }
 
-// Of each matrix.
+// Each matrix has them.
 struct MatrixSizes {
   int64_t batch = 1;
   int64_t rows = 0;
@@ -124,7 +150,7 @@ class MuonForm final : public offload::TensorForm {
     return muon(options).takes_embeddings();
   }
 
-  // Of products, with the halves that are not computed.
+  // The operations of products, with the halves that are not computed.
   double cost(const Options& any, at::IntArrayRef sizes) const override {
     const MuonOptions& options = muon(any);
     const MatrixSizes matrix = sizes_of(options, sizes);
@@ -187,11 +213,13 @@ class MuonForm final : public offload::TensorForm {
           "a single one; leave the option out, or ",
           kAdamW);
     }
-    return c10::str(
-        ": Muon updates matrices, and this has ", sizes.size(),
-        " dimensions; make a group with MuonOptions(lr).matrices(MuonMatrices::",
-        sizes.size() == 3 ? "kBatch), for a matrix each element, or kFlattened)" : "kFlattened)",
-        ", for one whose columns are all dimensions but the first; or ", kAdamW);
+    const char* const matrices = sizes.size() == 3
+                                     ? "MuonMatrices::kBatch), for a matrix each element, or with "
+                                       "MuonMatrices::kFlattened"
+                                     : "MuonMatrices::kFlattened)";
+    return c10::str(": Muon updates matrices, and this has ", sizes.size(),
+                    " dimensions; make a group with MuonOptions(lr).matrices(", matrices,
+                    ", for one whose columns are all dimensions but the first; or ", kAdamW);
   }
 };
 
@@ -317,20 +345,6 @@ at::Tensor orthogonalised(const at::Tensor& matrix, const MuonOptions& options) 
            " of sizes ", matrix.sizes());
   check_options(options);
   return offload::orthogonalised(matrix, iteration_of(options, matrix.device()));
-}
-
-void MuonParamState::serialize(torch::serialize::InputArchive& archive) {
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(int64_t, step);
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, momentum_buffer);
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg);
-  _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, exp_avg_sq);
-}
-
-void MuonParamState::serialize(torch::serialize::OutputArchive& archive) const {
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(step);
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(momentum_buffer);
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg);
-  _TORCH_OPTIM_SERIALIZE_TORCH_ARG(exp_avg_sq);
 }
 
 Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups,

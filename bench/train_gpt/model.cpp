@@ -1,5 +1,8 @@
 #include "bench/train_gpt/model.h"
 
+#include "zeropage/lamb.h"
+#include "zeropage/muon.h"
+
 namespace train_gpt {
 namespace {
 

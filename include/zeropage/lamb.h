@@ -6,7 +6,8 @@
 #include <vector>
 
 #include <torch/optim/optimizer.h>
-#include <torch/optim/serialize.h>
+
+#include "zeropage/detail/update_reads.h"
 
 namespace zeropage {
 
@@ -38,16 +39,6 @@ struct LambOptions : public torch::optim::OptimizerCloneableOptions<LambOptions>
 // Throws unless the options are in range.
 void check_options(const LambOptions& options);
 
-struct LambParamState : public torch::optim::OptimizerCloneableParamState<LambParamState> {
-  TORCH_ARG(int64_t, step) = 0;
-  TORCH_ARG(torch::Tensor, exp_avg);
-  TORCH_ARG(torch::Tensor, exp_avg_sq);
-
- public:
-  void serialize(torch::serialize::InputArchive& archive) override;
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-};
-
 // The optimizer LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2) as a class of torch::optim:
 //
 //   exp_avg, exp_avg_sq = Adam's (Kingma and Ba 2015), corrected for their beginning
@@ -68,6 +59,14 @@ class Lamb : public torch::optim::Optimizer {
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+};
+
+template <typename A>
+struct OptimizerTraits;
+template <>
+struct OptimizerTraits<Lamb> {
+  using Options = LambOptions;
+  static constexpr UpdateReads kReads = UpdateReads::kSums;
 };
 
 }  // namespace zeropage

@@ -9,7 +9,8 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
-#include <torch/optim/serialize.h>
+
+#include "zeropage/detail/update_reads.h"
 
 namespace zeropage {
 
@@ -37,7 +38,7 @@ struct MuonOptions : public torch::optim::OptimizerCloneableOptions<MuonOptions>
   using betas_t = std::tuple<double, double>;
 
   MuonOptions(double lr = 1e-3);  // implicit, as torch::optim's options are
-  // Of a group that AdamW updates: weight_decay is 0.01 there, as torch::optim::AdamWOptions have it.
+  // A group that AdamW updates: weight_decay is 0.01 there, as torch::optim::AdamWOptions have it.
   static MuonOptions adamw(double lr = 1e-3);
 
   TORCH_ARG(MuonRule, rule) = MuonRule::kMuon;
@@ -50,7 +51,7 @@ struct MuonOptions : public torch::optim::OptimizerCloneableOptions<MuonOptions>
   // How much of the average of gradients is kept; in [0, 1).
   TORCH_ARG(double, momentum) = 0.95;
   TORCH_ARG(bool, nesterov) = true;
-  // Of the Newton-Schulz iteration, and how often it is made: 1 to 99.
+  // The Newton-Schulz iteration's, and how often it is made: 1 to 99.
   TORCH_ARG(coefficients_t, ns_coefficients) = std::make_tuple(3.4445, -4.7750, 2.0315);
   TORCH_ARG(int64_t, ns_steps) = 5;
   // The least norm that a matrix is divided by; above 0.
@@ -96,23 +97,13 @@ std::vector<torch::optim::OptimizerParamGroup> muon_groups(
 // strides.
 at::Tensor orthogonalised(const at::Tensor& matrix, const MuonOptions& options = {});
 
-struct MuonParamState : public torch::optim::OptimizerCloneableParamState<MuonParamState> {
-  TORCH_ARG(int64_t, step) = 0;
-  TORCH_ARG(torch::Tensor, momentum_buffer);
-  TORCH_ARG(torch::Tensor, exp_avg);
-  TORCH_ARG(torch::Tensor, exp_avg_sq);
-
- public:
-  void serialize(torch::serialize::InputArchive& archive) override;
-  void serialize(torch::serialize::OutputArchive& archive) const override;
-};
-
 // The optimizer Muon (Jordan et al. 2024), by torch.optim.Muon's formulas, as a class of torch::optim:
 //
 //   momentum_buffer = momentum momentum_buffer + (1 - momentum) gradient
 //   direction = (1 - momentum) gradient + momentum momentum_buffer                     // nesterov; else momentum_buffer
 //   value = value (1 - lr weight_decay) - lr scale orthogonalised(direction)
 //
+//   #include <zeropage/muon.h>
 //   zeropage::Optimizer<zeropage::Muon> optimizer(
 //       model, zeropage::muon_groups(*net, zeropage::MuonOptions(0.02), zeropage::MuonOptions::adamw(3e-4)));
 //
@@ -135,6 +126,14 @@ class Muon : public torch::optim::Optimizer {
 
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+};
+
+template <typename A>
+struct OptimizerTraits;
+template <>
+struct OptimizerTraits<Muon> {
+  using Options = MuonOptions;
+  static constexpr UpdateReads kReads = UpdateReads::kMatrix;
 };
 
 }  // namespace zeropage

@@ -21,11 +21,8 @@
 
 #include "zeropage/detail/update_reads.h"
 #include "zeropage/distributed_data_parallel.h"
-#include "zeropage/lamb.h"
 #include "zeropage/lion.h"
-#include "zeropage/muon.h"
 #include "zeropage/options.h"
-#include "zeropage/tensor_update.h"
 #include "zeropage/world.h"
 
 // What Zeropage must know of an optimizer class to shard its state.
@@ -43,6 +40,10 @@
 //   };
 
 namespace zeropage {
+
+class Lamb;              // zeropage/lamb.h
+class Muon;              // zeropage/muon.h
+class TensorUpdateBase;  // zeropage/tensor_update.h
 
 template <typename A>
 struct OptimizerTraits {
@@ -72,27 +73,11 @@ struct OptimizerTraits<torch::optim::RMSprop> : detail::ElementWise<torch::optim
 };
 template <>
 struct OptimizerTraits<Lion> : detail::ElementWise<LionOptions> {};
-template <>
-struct OptimizerTraits<Lamb> {
-  using Options = LambOptions;
-  static constexpr UpdateReads kReads = UpdateReads::kSums;
-};
-template <>
-struct OptimizerTraits<Muon> {
-  using Options = MuonOptions;
-  static constexpr UpdateReads kReads = UpdateReads::kMatrix;
-};
 // Its update searches along a line through all parameters at once: a part of it has no meaning.
 template <>
 struct OptimizerTraits<torch::optim::LBFGS> {
   using Options = torch::optim::LBFGSOptions;
   static constexpr UpdateReads kReads = UpdateReads::kModel;
-};
-
-template <std::derived_from<TensorUpdateBase> A>
-struct OptimizerTraits<A> {
-  using Options = typename A::Options;
-  static constexpr UpdateReads kReads = A::kReads;
 };
 
 // An update of A's formulas in one pass over memory (UpdateBy::kFused).

@@ -1,6 +1,7 @@
 // `TensorUpdate`: an optimizer of your own whose update of an element reads more of its tensor than that element.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -66,7 +67,7 @@ class TensorUpdate : public TensorUpdateBase {
                        const at::Tensor& directions) const = 0;
   virtual std::vector<std::string> states(const O& options) const = 0;
 
-  // Of kMatrix, between the passes: changes the directions of a parameter, in its sizes, in place. One rank does it.
+  // Between the passes of kMatrix: changes the directions of a parameter, in its sizes, in place. One rank does it.
   virtual void transform(const O& /*options*/, const at::Tensor& /*directions*/) const {}
   // By which directions are multiplied. The norms are of kSums, over the whole parameter, and exact; otherwise 0.
   virtual double factor(const O& /*options*/, at::IntArrayRef /*sizes*/, double /*norm_of_values*/,
@@ -97,6 +98,14 @@ class TensorUpdate : public TensorUpdateBase {
                    const at::Tensor& directions) const final {
     descend(of(options), values, directions);
   }
+};
+
+template <typename A>
+struct OptimizerTraits;
+template <std::derived_from<TensorUpdateBase> A>
+struct OptimizerTraits<A> {
+  using Options = typename A::Options;
+  static constexpr UpdateReads kReads = A::kReads;
 };
 
 }  // namespace zeropage

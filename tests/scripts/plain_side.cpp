@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "tests/scripts/plain_rules.h"
+
 namespace zeropage::scripts {
 namespace {
 
@@ -31,7 +33,7 @@ PlainSide::PlainSide(const Script& script) : Side(script, script.settings.front(
     }
     optimizers_.push_back(with_rule(script.rule, [&]<typename A>(A*, const auto& options) {
       return std::unique_ptr<torch::optim::Optimizer>(
-          std::make_unique<A>(groups_of(script, of_this), options));
+          std::make_unique<PlainClass<A>>(groups_of(script, of_this), options));
     }));
   }
 }

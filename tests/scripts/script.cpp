@@ -91,7 +91,9 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Beside, {{Beside::kLibTorch, "libtorch"}, {Beside::
 NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kAdam, "adam"},
                                     {Rule::kAdamW, "adamw"},
-                                    {Rule::kAdagrad, "adagrad"}})
+                                    {Rule::kAdagrad, "adagrad"},
+                                    {Rule::kLamb, "lamb"},
+                                    {Rule::kMuon, "muon"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Unit, kind, of)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setting, stage, data, tensor, pipeline, chunks, order,

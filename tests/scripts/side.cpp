@@ -15,6 +15,27 @@ std::vector<torch::Tensor> distinct(const std::vector<torch::Tensor>& tensors) {
   return once;
 }
 
+namespace {
+
+// Two: what has columns is a matrix, and AdamW is for the rest.
+void add_groups_of_muon(const std::vector<torch::Tensor>& parameters, double index,
+                        std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<torch::Tensor> matrices, others;
+  for (const torch::Tensor& parameter : parameters) {
+    (parameter.dim() >= 2 ? matrices : others).push_back(parameter);
+  }
+  const auto add = [&](std::vector<torch::Tensor>& members, const MuonOptions& options) {
+    if (members.empty()) return;
+    groups.emplace_back(members, std::make_unique<MuonOptions>(options));
+  };
+  const MuonOptions defaults =
+      MuonOptions(0.02 / (1 + index)).weight_decay(0.1 * index).ns_eps(0.05).eps(0.05);
+  add(matrices, MuonOptions(defaults).matrices(MuonMatrices::kFlattened).takes_embeddings(true));
+  add(others, MuonOptions(defaults).rule(MuonRule::kAdamW));
+}
+
+}  // namespace
+
 std::vector<torch::optim::OptimizerParamGroup> groups_of(
     const Script& script, const std::vector<torch::Tensor>& parameters) {
   std::vector<std::vector<torch::Tensor>> members(static_cast<size_t>(script.groups));
@@ -24,8 +45,14 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(
   std::vector<torch::optim::OptimizerParamGroup> groups;
   for (size_t index = 0; index < members.size(); ++index) {
     if (members[index].empty()) continue;
+    if (script.rule == Rule::kMuon) {
+      add_groups_of_muon(members[index], static_cast<double>(index), groups);
+      continue;
+    }
     auto options = with_rule(script.rule, [&](auto*, auto options) {
-      options.weight_decay(0.1 * static_cast<double>(index));
+      // A direction that is noise alone would be made as long as the value.
+      const int decays = script.rule == Rule::kLamb ? 1 : 0;
+      options.weight_decay(0.1 * static_cast<double>(decays + index));
       options.lr(options.lr() / static_cast<double>(1 + index));
       return std::unique_ptr<torch::optim::OptimizerOptions>(
           std::make_unique<decltype(options)>(options));

@@ -10,6 +10,8 @@
 
 #include "tests/scripts/composed_module.h"
 #include "tests/scripts/script.h"
+#include "zeropage/lamb.h"
+#include "zeropage/muon.h"
 
 namespace zeropage::scripts {
 
@@ -43,6 +45,10 @@ auto with_rule(Rule rule, const Make& make) {
       return make(static_cast<AdamW*>(nullptr), AdamWOptions(0.02).eps(0.05));
     case Rule::kAdagrad:
       return make(static_cast<Adagrad*>(nullptr), AdagradOptions(0.05).eps(0.05));
+    case Rule::kLamb:
+      return make(static_cast<Lamb*>(nullptr), LambOptions(0.02).eps(0.05));
+    case Rule::kMuon:
+      return make(static_cast<Muon*>(nullptr), MuonOptions(0.02).ns_eps(0.05).eps(0.05));
   }
   throw std::logic_error("no such rule");
 }

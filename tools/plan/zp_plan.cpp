@@ -18,7 +18,9 @@
 #include "tools/plan/plan_json.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
+#include "zeropage/lamb.h"
 #include "zeropage/lion.h"
+#include "zeropage/muon.h"
 #include "zeropage/option_fields.h"
 #include "zeropage/plan.h"
 

@@ -12,6 +12,8 @@
 #include "optim/stretch_list.h"
 #include "zero/update/fused_runs.h"
 #include "zero/update/saved_runs.h"
+#include "zeropage/lamb.h"
+#include "zeropage/muon.h"
 #include "zeropage/optimizer.h"
 
 namespace zeropage {

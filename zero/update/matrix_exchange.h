@@ -24,7 +24,7 @@ class MatrixExchange {
     size_t parameter = 0;
     int owner = 0;
     at::ScalarType wire_dtype = at::kFloat;
-    // Of all of it, in place: shaped as the parameter, fp32, on the communicator's device. Called on its owner.
+    // Changes all of it in place: shaped as the parameter, fp32, on the communicator's device. Called on its owner.
     std::function<void(const at::Tensor& matrix)> transform;
   };
 

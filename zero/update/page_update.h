@@ -126,7 +126,7 @@ class PageUpdate {
   PageUpdate() = default;
 };
 
-// Of an update that has one pass.
+// An update that has one pass is not asked.
 inline void PageUpdate::make_directions(const at::Tensor& /*gradient*/,
                                         const HasGradient& /*has_gradient*/,
                                         const offload::GradientFactors& /*factors*/,

@@ -25,14 +25,10 @@ ShardedUpdates::ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer&
   check_memory_holds_states();
   updates_ = std::make_unique<PageUpdates>(parameters_, factory_, groups_);
   groups_.check_agreement(class_name());
-  if (factory_.algorithm().tensors) {
-    tensors_ =
-        std::make_unique<TensorPasses>(parameters_, groups_, *updates_, factory_.algorithm());
-  }
   parameters_.gradients->note_optimizer();
   note_facts();
   // Last: what it leaves with the reducer is taken back by its destructor alone.
-  pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_, tensors_.get());
+  pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_, factory_.algorithm());
 }
 
 ShardedUpdates::~ShardedUpdates() = default;
@@ -162,7 +158,7 @@ void ShardedUpdates::step() {
   witness_.check("step()");
   // Here too: add_param_group() is not virtual, so a base reference may have added groups.
   updates_->adopt(made_);
-  if (tensors_) tensors_->adopt();
+  pipeline_->adopt();
   parameters_.gradients->prepare();
   std::vector<uint8_t> has_gradient = parameters_.gradients->presence();
   agreement_.begin_step();

@@ -22,7 +22,6 @@
 #include "zero/update/parameter_groups.h"
 #include "zero/update/state_witness.h"
 #include "zero/update/step_pipeline.h"
-#include "zero/update/tensor_passes.h"
 #include "zero/update/update_factory.h"
 
 namespace zeropage {
@@ -92,7 +91,6 @@ class ShardedUpdates {
   ParameterGroups groups_;
   OptimizerAgreement agreement_;
   std::unique_ptr<PageUpdates> updates_;
-  std::unique_ptr<TensorPasses> tensors_;  // null where all updates have one pass
   std::unique_ptr<StepPipeline> pipeline_;
   int64_t made_ = 0;                  // one more where pending_report_ says that it was not made
   offload::GradientFactors factors_;  // of the step that is made now

@@ -12,8 +12,13 @@
 namespace zeropage {
 
 StepPipeline::StepPipeline(ShardedModel parameters, const ParameterGroups& groups,
-                           const PageUpdates& updates, TensorPasses* tensors)
-    : parameters_(std::move(parameters)), groups_(groups), updates_(updates), tensors_(tensors) {
+                           const PageUpdates& updates, const UpdateAlgorithm& algorithm)
+    : parameters_(std::move(parameters)),
+      groups_(groups),
+      updates_(updates),
+      tensors_(algorithm.tensors
+                   ? std::make_unique<TensorPasses>(parameters_, groups_, updates_, algorithm)
+                   : nullptr) {
   if (updates_.steps() != nullptr) follow_backward();
 }
 
@@ -148,7 +153,7 @@ void StepPipeline::run(const std::vector<uint8_t>& has_gradient,
     return has_gradient[parameter] != 0;
   };
   std::vector<comm::Pending> in_flight;
-  if (tensors_ != nullptr) {
+  if (tensors_) {
     run_in_buckets(has, factors, in_flight);
   } else {
     run_at_once(has, factors, in_flight);

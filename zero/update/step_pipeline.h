@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "optim/fused_step.h"
@@ -23,12 +24,17 @@ namespace zeropage {
 
 class StepPipeline {
  public:
-  // tensors: null where all updates have one pass. Throws where another optimizer of the model follows backward already.
+  // Throws where another optimizer of the model follows backward already, and what TensorPasses throws.
   StepPipeline(ShardedModel parameters, const ParameterGroups& groups, const PageUpdates& updates,
-               TensorPasses* tensors);
+               const UpdateAlgorithm& algorithm);
   ~StepPipeline();
   StepPipeline(const StepPipeline&) = delete;
   StepPipeline& operator=(const StepPipeline&) = delete;
+
+  // Takes in groups and pages that are new.
+  void adopt() {
+    if (tensors_) tensors_->adopt();
+  }
 
   // Updates what this rank owns, with gradients that are multiplied by the scale, and returns when all
   // whole parameters are new on this rank; sharded ones come when they are used. Collective.
@@ -59,8 +65,8 @@ class StepPipeline {
   const ShardedModel parameters_;
   const ParameterGroups& groups_;
   const PageUpdates& updates_;
-  TensorPasses* const tensors_;
-  bool follows_ = false;  // backward
+  const std::unique_ptr<TensorPasses> tensors_;  // null where all updates have one pass
+  bool follows_ = false;                         // backward
 };
 
 }  // namespace zeropage

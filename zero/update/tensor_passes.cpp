@@ -226,7 +226,7 @@ void TensorPasses::add_squares(const OfPage& of_page, const at::Tensor& flat,
   }
 }
 
-// Of the parameters that several ranks have a part of.
+// Parameters that are one rank's need no message.
 void TensorPasses::sum_over_ranks(const MatrixBucket& bucket, const HasGradient& has_gradient) {
   const ParameterPages& pages = *parameters_.pages;
   const comm::World& world = pages.shards();

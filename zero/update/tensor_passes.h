@@ -31,7 +31,7 @@ class TensorPasses {
   // Takes in groups and pages that are new. Throws where a group reads something else than when it was made.
   void adopt();
 
-  // Of PageUpdates::all().
+  // Their pages are those of PageUpdates::all().
   const std::vector<MatrixBucket>& buckets() const { return buckets_; }
 
   // Makes the first pass of the bucket's pages; their gradients have come. Returns the directions of each: undefined where no

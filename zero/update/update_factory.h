@@ -21,9 +21,9 @@ struct UpdateAlgorithm {
   std::string class_name;  // for errors and for comparing ranks
   MakeClassOptimizer make_class_optimizer;
   MakePageUpdate make_fused;  // empty: it has no fused form
-  // Of a class whose updates have two passes; otherwise null. Then it has a fused form.
+  // What is between the two passes of its updates; null: they have one. A class with two has a fused form.
   std::shared_ptr<const offload::TensorForm> tensors = nullptr;
-  // Of the module, where it is known.
+  // The module's, where it is known.
   offload::Embeddings embeddings = {};
   int64_t states = 0;  // that it keeps, of the parameters' size; 0 where that is not known
   OptionsClass options = {};

@@ -8,6 +8,8 @@
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "zeropage/lamb.h"
+#include "zeropage/muon.h"
 #include "zeropage/zeropage.h"
 
 namespace zeropage::tensor_passes_test {
@@ -24,6 +26,7 @@ using memory::operator""_MiB;
 constexpr int kSteps = 3;
 constexpr int64_t kTokens = 11;
 constexpr int64_t kWidth = 12;
+constexpr int64_t kHidden = 350;  // a weight of which is large enough for 8-bit states
 
 torch::Tensor numbers(torch::IntArrayRef sizes, uint64_t seed) {
   return torch::randn(sizes, at::detail::createCPUGenerator(seed));
@@ -38,8 +41,8 @@ struct MixedImpl : torch::nn::Module {
   MixedImpl() {
     tokens = register_module("tokens", torch::nn::Embedding(kTokens, kWidth));
     fused = register_module("fused", torch::nn::Linear(kWidth, 3 * kWidth));
-    up = register_module("up", torch::nn::Linear(kWidth, 70));
-    down = register_module("down", torch::nn::Linear(70, kWidth));
+    up = register_module("up", torch::nn::Linear(kWidth, kHidden));
+    down = register_module("down", torch::nn::Linear(kHidden, kWidth));
     filter = register_module(
         "filter", torch::nn::Conv1d(torch::nn::Conv1dOptions(kWidth, kWidth, 3).padding(1)));
     experts = register_parameter("experts", torch::empty({3, kWidth, 20}));
@@ -129,7 +132,6 @@ struct Run {
   int end = kSteps;
   std::string load = {};
   std::string save = {};
-  bool defers = false;
   // The step in which the weight `rare` gets a gradient for the first time.
   int rare_from = 1000;
 
@@ -289,6 +291,93 @@ TYPED_TEST(TensorPassesTest, HaveTheSameBitsWhereGroupsOfRanksHaveShards) {
   EXPECT_TRUE(same_bits(trained<TypeParam>({}), trained<TypeParam>({4, 3, options})));
 }
 
+// What DeepSpeed did otherwise, each in silence: its issues 8441, 8443, 8438 and 8463.
+class MuonAsNobodyElseHasItTest : public ::testing::Test {
+ protected:
+  void SetUp() override { at::set_num_threads(1); }
+
+  // By the class itself, with the means of micro-steps.
+  static std::vector<torch::Tensor> by_the_class(int64_t micro_steps) {
+    Mixed module;
+    Muon optimizer(OfMuon::groups(*module));
+    for (int step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      for (int64_t micro_step = 0; micro_step < micro_steps; ++micro_step) {
+        const auto loss = module(ids_of(step, static_cast<int>(micro_step)));
+        (loss / static_cast<double>(micro_steps)).backward();
+      }
+      optimizer.step();
+    }
+    return module->parameters();
+  }
+
+  static void expect_close(const std::vector<torch::Tensor>& expected,
+                           const std::vector<torch::Tensor>& actual) {
+    ASSERT_EQ(expected.size(), actual.size());
+    for (size_t index = 0; index < expected.size(); ++index) {
+      EXPECT_TRUE(torch::allclose(expected[index], actual[index], 1e-5, 1e-6)) << index;
+    }
+  }
+};
+
+TEST_F(MuonAsNobodyElseHasItTest, ItIsMuonAtStage0Too) {
+  EXPECT_TRUE(same_bits(by_the_class(1), trained<OfMuon>({.ranks = 2, .stage = 0})));
+}
+
+TEST_F(MuonAsNobodyElseHasItTest, AStepIsOrthogonalisedOnceWhateverTheMicroSteps) {
+  for (const int stage : {0, 3}) {
+    expect_close(by_the_class(4), trained<OfMuon>({.ranks = 2, .stage = stage, .micro_steps = 4}));
+  }
+}
+
+TEST_F(MuonAsNobodyElseHasItTest, ItIsMuonForAModelThatWasConstructedWithoutMemory) {
+  const auto construct = [] {
+    torch::nn::Sequential layers;
+    for (int layer = 0; layer < 3; ++layer) layers->push_back(without_bias(24, 24));
+    return layers;
+  };
+  std::vector<std::vector<torch::Tensor>> results;
+  for (const bool defers : {false, true}) {
+    run_ranks(2, [&](comm::World& world) {
+      Options options;
+      options.stage = stage_of(3);
+      const auto step = [&](auto&& module) {
+        DistributedDataParallel<torch::nn::Sequential> model(std::move(module), world, options);
+        Optimizer<Muon> optimizer(model, MuonOptions(0.02));
+        for (int count = 0; count < kSteps; ++count) {
+          optimizer.zero_grad();
+          model(torch::ones({2, 24})).square().sum().backward();
+          optimizer.step();
+        }
+        const auto state = full_state(model);
+        if (world.rank() != 0) return;
+        auto& result = results.emplace_back();
+        for (const auto& item : state) result.push_back(item.value());
+      };
+      static std::mutex mutex;
+      std::unique_lock lock(mutex);
+      torch::manual_seed(5);
+      if (defers) {
+        DeferredModule<torch::nn::Sequential> deferred(construct);
+        lock.unlock();
+        step(std::move(deferred));
+      } else {
+        auto module = construct();
+        lock.unlock();
+        step(std::move(module));
+      }
+    });
+  }
+  ASSERT_EQ(results.size(), 2U);
+  EXPECT_TRUE(same_bits(results[0], results[1]));
+}
+
+TEST_F(MuonAsNobodyElseHasItTest, OffloadedItHasTheSameBits) {
+  Options options;
+  options.offload.optimizer = Tier::kHost;
+  EXPECT_TRUE(same_bits(by_the_class(1), trained<OfMuon>({2, 3, options})));
+}
+
 template <typename A>
 std::string error_with(const std::function<std::vector<OptimizerParamGroup>(MixedImpl&)>& groups,
                        const Options& options = {}) {
@@ -312,7 +401,7 @@ std::string muon_error(const std::function<torch::Tensor(MixedImpl&)>& parameter
 
 TEST(MuonParametersTest, ThatAreNoMatricesAreRefusedWithTheLineToWrite) {
   const std::string vector = muon_error([](MixedImpl& module) { return module.up->bias; });
-  EXPECT_THAT(vector, HasSubstr("parameter \"up.bias\" of sizes [70]"));
+  EXPECT_THAT(vector, HasSubstr("parameter \"up.bias\" of sizes [350]"));
   EXPECT_THAT(vector, HasSubstr("muon_groups(module, MuonOptions(lr))"));
   const std::string experts = muon_error([](MixedImpl& module) { return module.experts; });
   EXPECT_THAT(experts, HasSubstr("MuonOptions(lr).matrices(MuonMatrices::kBatch)"));
@@ -336,7 +425,7 @@ TEST(MuonParametersTest, EmbeddingsAndHeadsAreRefusedUnlessTheyAreAskedFor) {
 TEST(MuonParametersTest, RowsThatBlocksDoNotMakeAreRefused) {
   EXPECT_THAT(muon_error([](MixedImpl& module) { return module.up->weight; },
                          MuonOptions().row_blocks({12})),
-              HasSubstr("row_blocks: expected blocks that make 70 rows, got [12]"));
+              HasSubstr("row_blocks: expected blocks that make 350 rows, got [12]"));
 }
 
 TEST(MuonParametersTest, GroupsOfAModuleAreWhatItTakes) {

@@ -15,7 +15,7 @@ zeropage::memory::TierBytes memory_formula(const Flags& flags, int64_t parameter
 // zeropage::formula_gradient_bytes() for them.
 int64_t gradient_formula(const Flags& flags, int64_t parameters, int world_size);
 
-// State tensors of a parameter's size that the optimizer keeps, in the mean over that many parameters.
-double state_tensors(const Flags& flags, int64_t parameters);
+// State tensors of a parameter's size that the optimizer keeps, in the mean over the model's parameters.
+double state_tensors(const Flags& flags);
 
 }  // namespace train_gpt

@@ -96,6 +96,7 @@ int World::launch(int ranks, const std::function<int(World&)>& function,
 World::World(const Place& place, c10::intrusive_ptr<c10d::Store> store, const WorldOptions& options)
     : state_(std::make_shared<State>()) {
   memory::check_libtorch();
+  state_->rank_thread.emplace();
   state_->place = place;
   state_->wishes = {.limits = {.deadline = options.deadline,
                                .busy_limit = options.busy_limit,

@@ -8,6 +8,7 @@
 #include <c10/util/hash.h>
 
 #include "operators/operator_schema.h"
+#include "operators/seeded_draws.h"
 
 namespace zeropage::checkpointing::detail {
 namespace {
@@ -70,16 +71,28 @@ std::shared_ptr<Operation> ForwardLog::begin_operator(const c10::OperatorHandle&
     }
   }
   make_room_for_writes(facts, arguments, operation);
-  if (memory::draws(handle)) {
-    operation->random = RandomState::take(place_of_arguments(arguments));
-    for (const c10::IValue& given : arguments) {
-      if (given.isGenerator()) operation->random->add(given.toGenerator());
-    }
-  }
+  if (memory::draws(handle)) note_draw(handle, arguments, *operation);
   if (meter_ != nullptr) meter_->add_operator(*operation);
   ++operators_;
   current_ = operation;
   return operation;
+}
+
+void ForwardLog::note_draw(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> arguments,
+                           Operation& operation) {
+  const c10::Device place = place_of_arguments(arguments);
+  if (!memory::draws_have_seeds()) {
+    operation.random = RandomState::take(place);
+  } else if (memory::draws_by_default(handle, arguments)) {
+    operation.random = RandomState::take_of_accelerator(place);
+    operation.seed = memory::next_seed(handle);
+    return;
+  } else {
+    operation.random.emplace();
+  }
+  for (const c10::IValue& given : arguments) {
+    if (given.isGenerator()) operation.random->add(given.toGenerator());
+  }
 }
 
 Operation::Tensor ForwardLog::record_tensor(const at::Tensor& tensor, Operation& operation) {

@@ -43,6 +43,9 @@ class ForwardLog {
   double flops() const { return flops_; }
 
  private:
+  // What it takes to draw the same numbers again.
+  static void note_draw(const c10::OperatorHandle& handle, at::ArrayRef<c10::IValue> arguments,
+                        Operation& operation);
   Operation::Tensor record_tensor(const at::Tensor& tensor, Operation& operation);
   void make_room_for_writes(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments,
                             const std::shared_ptr<Operation>& operation);

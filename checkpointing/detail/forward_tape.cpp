@@ -10,6 +10,7 @@
 #include "checkpointing/detail/unchanged.h"
 #include "device/stream.h"
 #include "operators/operator_schema.h"
+#include "operators/seeded_draws.h"
 #include "operators/tensor_mark.h"
 
 namespace zeropage::checkpointing::detail {
@@ -79,7 +80,7 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
                       torch::jit::Stack& stack) {
   const OperatorFacts& facts = facts_of(handle);
   if (in_backward() || facts.only_views) {
-    memory::run_operator(handle, keys, stack);
+    memory::run_with_current_seeds(handle, keys, stack);
     return;
   }
   const auto arguments = torch::jit::last(stack, handle.schema().arguments().size());
@@ -105,7 +106,11 @@ void ForwardTape::run(const c10::OperatorHandle& handle, c10::DispatchKeySet key
       log_.end_operator();
     });
     const auto start = std::chrono::steady_clock::now();
-    memory::run_operator(handle, keys, stack);
+    if (operation->seed) {
+      memory::run_seeded(handle, keys, stack, *operation->seed);
+    } else {
+      memory::run_operator(handle, keys, stack);
+    }
     if (meter_) {
       if (memory::has_streams(place.type())) memory::Stream::current(place).record().synchronize();
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;

@@ -13,6 +13,14 @@
 namespace zeropage::checkpointing::detail {
 namespace {
 
+bool returns(const c10::OperatorHandle& handle, const c10::Argument& argument) {
+  const auto& results = handle.schema().returns();
+  return std::any_of(results.begin(), results.end(), [&](const c10::Argument& result) {
+    return result.alias_info() != nullptr && argument.alias_info() != nullptr &&
+           result.alias_info()->beforeSets() == argument.alias_info()->beforeSets();
+  });
+}
+
 OperatorFacts learn(const c10::OperatorHandle& handle) {
   OperatorFacts facts;
   facts.name = handle.operator_name().name;
@@ -24,6 +32,7 @@ OperatorFacts learn(const c10::OperatorHandle& handle) {
     const bool is_statistic = name == "running_mean" || name == "running_var";
     if (memory::is_written(arguments[index])) {
       facts.written.push_back(index);
+      if (!returns(handle, arguments[index])) facts.filled.push_back(index);
     } else if (is_statistic) {
       facts.statistics.push_back(index);
     } else if (name == "training" || name == "train" || name == "use_input_stats") {

@@ -19,6 +19,8 @@ struct OperatorFacts {
   bool only_views = false;
   // Arguments whose memory it writes, by its schema.
   std::vector<size_t> written;
+  // Those among them that it does not return. Autograd saves such an argument before it is written, as the noise of rrelu.
+  std::vector<size_t> filled;
   // Arguments that it writes if the flag at `training` is set, though its schema is silent:
   // running statistics.
   std::vector<size_t> statistics;

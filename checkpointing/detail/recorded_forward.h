@@ -11,6 +11,7 @@
 // Threads: the tape that records guards them.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -112,6 +113,7 @@ struct Operation {
   std::vector<Argument> arguments;
   std::shared_ptr<const ThreadModes> modes;
   std::optional<RandomState> random;  // if it draws
+  std::optional<uint64_t> seed;       // if it draws by one (operators/seeded_draws.h)
   std::vector<std::weak_ptr<Value>> results;
   std::vector<std::weak_ptr<Value>> saved;  // in the order in which autograd saved tensors in it
   double flops = 0;

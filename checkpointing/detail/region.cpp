@@ -1,9 +1,12 @@
 #include "checkpointing/detail/region.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <utility>
+#include <vector>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/engine.h>
 
@@ -29,7 +32,10 @@ class OperatorObserver : public memory::OperatorInterceptor {
     }
     const double of_this = flops_of(facts, arguments);
     before(facts, arguments);
-    memory::run_operator(handle, keys, stack);
+    filled_.clear();
+    for (const size_t index : facts.filled) add_tensors(arguments[index]);
+    memory::run_with_current_seeds(handle, keys, stack);
+    filled_.clear();
     flops += of_this;
     after(facts, torch::jit::last(stack, handle.schema().returns().size()));
   }
@@ -37,7 +43,24 @@ class OperatorObserver : public memory::OperatorInterceptor {
   virtual void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) = 0;
   virtual void after(const OperatorFacts& facts, at::ArrayRef<c10::IValue> results) = 0;
 
+  // Whether the operator that runs will write the tensor, which autograd saves before.
+  bool fills(const at::Tensor& tensor) const {
+    return std::any_of(filled_.begin(), filled_.end(),
+                       [&](const at::Tensor& filled) { return filled.is_alias_of(tensor); });
+  }
+
+  bool fills_any() const { return !filled_.empty(); }
+
   double flops = 0;
+
+ private:
+  void add_tensors(const c10::IValue& value) {
+    for (at::Tensor& tensor : memory::tensors_in(value)) {
+      if (tensor.defined() && tensor.has_storage()) filled_.push_back(std::move(tensor));
+    }
+  }
+
+  std::vector<at::Tensor> filled_;
 };
 
 template <typename Visit>
@@ -71,30 +94,17 @@ class Region::Packed final : public PackedTensor {
 
 class Region::FirstRunHooks final : public SavedTensorHooks {
  public:
-  explicit FirstRunHooks(std::shared_ptr<Region> region) : region_(std::move(region)) {}
+  // observer: of the first run, which these end with.
+  FirstRunHooks(std::shared_ptr<Region> region, const OperatorObserver& observer)
+      : region_(std::move(region)), observer_(observer) {}
   std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
     const std::lock_guard lock(region_->mutex_);
-    return std::make_unique<Packed>(region_, region_->saved_.add(tensor));
+    return std::make_unique<Packed>(region_, region_->saved_.add(tensor, !observer_.fills(tensor)));
   }
 
  private:
   const std::shared_ptr<Region> region_;
-};
-
-class Region::RepetitionHooks final : public SavedTensorHooks {
- public:
-  explicit RepetitionHooks(Region& region) : region_(region) {}
-  // The graph of a repetition may be used inside the function, by torch::autograd::grad.
-  std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
-    const bool enough = region_.saved_.compare_and_keep(count_++, tensor);
-    if (enough && region_.options_.early_stop) throw EarlyStop();
-    return keep(tensor, region_.who());
-  }
-  size_t count() const { return count_; }
-
- private:
-  Region& region_;
-  size_t count_ = 0;
+  const OperatorObserver& observer_;
 };
 
 // Refuses what would give the repetition other values than the first run had.
@@ -109,10 +119,36 @@ class Region::RepetitionObserver final : public OperatorObserver {
       }
     });
   }
-  void after(const OperatorFacts&, at::ArrayRef<c10::IValue>) override {}
+  void after(const OperatorFacts&, at::ArrayRef<c10::IValue>) override {
+    if (stops_) throw EarlyStop();
+  }
+  // All tensors that are needed are there. Where the operator that runs has yet to write one of them, behind the operator.
+  void stop() {
+    stops_ = true;
+    if (!fills_any()) throw EarlyStop();
+  }
 
  private:
   const Region& region_;
+  bool stops_ = false;
+};
+
+class Region::RepetitionHooks final : public SavedTensorHooks {
+ public:
+  RepetitionHooks(Region& region, RepetitionObserver& observer)
+      : region_(region), observer_(observer) {}
+  // The graph of a repetition may be used inside the function, by torch::autograd::grad.
+  std::unique_ptr<PackedTensor> pack(const at::Tensor& tensor) override {
+    const bool enough = region_.saved_.compare_and_keep(count_++, tensor);
+    if (enough && region_.options_.early_stop) observer_.stop();
+    return keep(tensor, region_.who());
+  }
+  size_t count() const { return count_; }
+
+ private:
+  Region& region_;
+  RepetitionObserver& observer_;
+  size_t count_ = 0;
 };
 
 Region::Region(RegionOptions options)
@@ -120,14 +156,26 @@ Region::Region(RegionOptions options)
       ledger_(memory::Ledger::current()),
       account_(RecomputeAccount::of_this_thread()),
       modes_(ThreadModes::take()),
-      saved_(who(), options_) {}
+      saved_(who(), options_) {
+  if (options_.preserve_random_state && memory::draws_have_seeds()) seeds_.emplace();
+}
 
 void Region::keep_input(const at::Tensor& tensor, const std::string& name) {
   if (tensor.defined()) captured_.leave_out(tensor);
   inputs_.keep(tensor, name, who());
   if (options_.preserve_random_state && (!random_ || !place_of(tensor).is_cpu())) {
-    random_ = RandomState::take(place_of(tensor));
+    take_random_state(place_of(tensor));
   }
+}
+
+void Region::note_generator(const at::Generator& generator) {
+  // Draws from the host's default one have seeds.
+  if (seeds_ && generator == at::detail::getDefaultCPUGenerator()) return;
+  random_->add(generator);
+}
+
+void Region::take_random_state(c10::Device place) {
+  random_ = seeds_ ? RandomState::take_of_accelerator(place) : RandomState::take(place);
 }
 
 void Region::forget(size_t index) {
@@ -168,9 +216,12 @@ void Region::repeat() {
     std::optional<RandomStateScope> random;
     if (random_) random.emplace(*random_);
     const OutsideWritesScope writes(writes_);
-    const auto hooks = std::make_shared<RepetitionHooks>(*this);
+    const auto hooks = std::make_shared<RepetitionHooks>(*this, observer);
     const SavedTensorScope scope(hooks);
     const memory::InterceptorScope interceptor(&observer);
+    std::optional<memory::RepeatedSeeds> seeds;
+    std::optional<memory::DrawSeedsScope> seeds_scope;
+    if (seeds_) seeds_scope.emplace(seeds.emplace(*seeds_, who()));
     bool stopped = false;
     try {
       function_([this] { return inputs_.next(); });
@@ -202,7 +253,7 @@ class RegionForward::Observer final : public OperatorObserver {
   void before(const OperatorFacts& facts, at::ArrayRef<c10::IValue> arguments) override {
     if (around_ != nullptr) around_->before(facts, arguments);
     for (const c10::IValue& argument : arguments) {
-      if (argument.isGenerator() && region_.random_) region_.random_->add(argument.toGenerator());
+      if (argument.isGenerator() && region_.random_) region_.note_generator(argument.toGenerator());
     }
     if (!facts.only_views) {
       for_each_tensor(arguments, [&](const at::Tensor& tensor) {
@@ -231,10 +282,11 @@ RegionForward::RegionForward(std::shared_ptr<Region> region)
       kind_(memory::current_kind() == memory::Kind::kRecompute ? memory::Kind::kRecompute
                                                                : memory::Kind::kActivation) {
   if (region_->options_.preserve_random_state && !region_->random_) {
-    region_->random_ = RandomState::take(c10::kCPU);
+    region_->take_random_state(c10::kCPU);
   }
-  hooks_.emplace(std::make_shared<Region::FirstRunHooks>(region_));
+  hooks_.emplace(std::make_shared<Region::FirstRunHooks>(region_, *observer_));
   interceptor_.emplace(observer_.get());
+  if (region_->seeds_) seeds_scope_.emplace(seeds_.emplace(*region_->seeds_));
 }
 
 RegionForward::~RegionForward() = default;
@@ -244,6 +296,7 @@ void RegionForward::see_result(const at::Tensor& tensor) {
 }
 
 void RegionForward::end() {
+  seeds_scope_.reset();
   interceptor_.reset();
   hooks_.reset();
   region_->writes_.end_forward();

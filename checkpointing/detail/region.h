@@ -19,6 +19,7 @@
 #include "checkpointing/detail/region_tensors.h"
 #include "checkpointing/detail/thread_modes.h"
 #include "operators/operator_interceptor.h"
+#include "operators/seeded_draws.h"
 #include "zeropage/checkpoint.h"
 #include "zeropage/ledger.h"
 #include "zeropage/saved_tensors.h"
@@ -48,11 +49,15 @@ class Region : public std::enable_shared_from_this<Region> {
   void forget_all();
   at::Tensor take(size_t index);
   void repeat();
+  void take_random_state(c10::Device place);
+  void note_generator(const at::Generator& generator);
 
   const RegionOptions options_;
   const std::shared_ptr<memory::Ledger> ledger_;
   const std::shared_ptr<RecomputeAccount> account_;
   const ThreadModes modes_;
+  // Of the host's draws; none: random_ has the host's generator.
+  std::optional<memory::SeedRecord> seeds_;
   std::optional<RandomState> random_;
   OutsideWrites writes_;
   CapturedTensors captured_;
@@ -84,6 +89,8 @@ class RegionForward {
   const memory::KindScope kind_;
   std::optional<SavedTensorScope> hooks_;
   std::optional<memory::InterceptorScope> interceptor_;
+  std::optional<memory::RecordedSeeds> seeds_;
+  std::optional<memory::DrawSeedsScope> seeds_scope_;
   bool any_requires_grad_ = false;
 };
 

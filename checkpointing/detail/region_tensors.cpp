@@ -31,11 +31,10 @@ std::string describe(at::ScalarType dtype, at::IntArrayRef sizes, c10::Device de
 
 }  // namespace
 
-size_t RegionTensors::add(const at::Tensor& tensor) {
-  tensors_.push_back({.sizes = tensor.sizes().vec(),
-                      .dtype = tensor.scalar_type(),
-                      .device = tensor.device(),
-                      .hash = options_.check_values ? hash_of(tensor) : 0});
+size_t RegionTensors::add(const at::Tensor& tensor, bool has_values) {
+  tensors_.push_back(
+      {.sizes = tensor.sizes().vec(), .dtype = tensor.scalar_type(), .device = tensor.device()});
+  if (options_.check_values && has_values) tensors_.back().hash = hash_of(tensor);
   return tensors_.size() - 1;
 }
 
@@ -65,8 +64,8 @@ bool RegionTensors::compare_and_keep(size_t index, const at::Tensor& tensor) {
              describe(saved.dtype, saved.sizes, saved.device), ", got ",
              describe(tensor.scalar_type(), tensor.sizes(), tensor.device()), other_forward);
   }
-  ZP_CHECK(!options_.check_values || hash_of(tensor) == saved.hash, who_, ": saved tensor ", index,
-           " of ", tensors_.size(), ", ", describe(saved.dtype, saved.sizes, saved.device),
+  ZP_CHECK(!saved.hash || hash_of(tensor) == *saved.hash, who_, ": saved tensor ", index, " of ",
+           tensors_.size(), ", ", describe(saved.dtype, saved.sizes, saved.device),
            ", has other values in the repetition", other_forward);
   if (saved.wanted) saved.recomputed = tensor.detach();
   for (size_t later = index + 1; later < tensors_.size(); ++later) {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,8 +25,8 @@ class RegionTensors {
 
   size_t size() const { return tensors_.size(); }
 
-  // The first run saves that tensor. Returns its number.
-  size_t add(const at::Tensor& tensor);
+  // The first run saves that tensor. has_values: or an operator is about to write them. Returns its number.
+  size_t add(const at::Tensor& tensor, bool has_values);
   // No node of the graph has it any more.
   void forget(size_t index);
 
@@ -40,7 +41,7 @@ class RegionTensors {
     std::vector<int64_t> sizes;
     at::ScalarType dtype;
     c10::Device device;
-    uint64_t hash = 0;
+    std::optional<uint64_t> hash;  // none: values are not compared
     bool wanted = true;
     at::Tensor recomputed;  // until it is used
   };

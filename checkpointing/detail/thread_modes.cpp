@@ -18,12 +18,15 @@ constexpr std::array kAutocastDevices = {c10::DeviceType::CPU, c10::DeviceType::
 }  // namespace
 
 RandomState RandomState::take(c10::Device device) {
+  RandomState taken = take_of_accelerator(device);
+  taken.add(at::detail::getDefaultCPUGenerator());
+  return taken;
+}
+
+RandomState RandomState::take_of_accelerator(c10::Device device) {
   RandomState taken;
-  taken.states_.emplace_back(at::detail::getDefaultCPUGenerator(), at::Generator());
-  if (device.is_cuda()) {
-    taken.states_.emplace_back(at::globalContext().defaultGenerator(device), at::Generator());
-  }
-  return taken.of_now();
+  if (device.is_cuda()) taken.add(at::globalContext().defaultGenerator(device));
+  return taken;
 }
 
 void RandomState::add(const at::Generator& generator) {

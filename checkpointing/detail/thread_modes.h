@@ -2,8 +2,8 @@
 // that its operators are given, grad mode, autocast. Taken when a forward begins, and put back while it
 // is repeated.
 //
-// Lifetime: values. Threads: any; generators belong to the process, so where threads draw at the
-// same time no order is kept, here as in LibTorch.
+// Lifetime: values. Threads: any. Generators belong to the process: where other threads draw from one meanwhile, its
+// numbers do not come again, here as in LibTorch. Ranks that are threads have seeds instead (operators/seeded_draws.h).
 #pragma once
 
 #include <array>
@@ -22,6 +22,8 @@ class RandomState {
  public:
   // Takes the current states. device: where the forward computes.
   static RandomState take(c10::Device device);
+  // Without the host's.
+  static RandomState take_of_accelerator(c10::Device device);
   // A generator that an operator is given, before its first draw: its state of now. Nothing happens where
   // it is among these already.
   void add(const at::Generator& generator);

@@ -14,6 +14,7 @@
 #include "checkpointing/detail/storage_bytes.h"
 #include "operators/operator_interceptor.h"
 #include "operators/operator_schema.h"
+#include "operators/seeded_draws.h"
 #include "zeropage/check.h"
 #include "zeropage/saved_tensors.h"
 
@@ -108,7 +109,11 @@ Given run_again(const Operation& operation, Passing& passing) {
   if (operation.random) random.emplace(*operation.random);
   const auto collector = std::make_shared<Collector>();
   const SavedTensorScope scope(collector);
-  operation.handle.callBoxed(&stack);
+  if (operation.seed) {
+    memory::call_seeded(operation.handle, stack, *operation.seed);
+  } else {
+    operation.handle.callBoxed(&stack);
+  }
   Given given;
   for (const c10::IValue& result : stack) add_storages(result, given.results);
   given.saved = std::move(collector->storages);

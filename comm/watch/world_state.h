@@ -4,11 +4,13 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "base/rank_threads.h"
 #include "comm/detail/rank_names.h"
 #include "comm/watch/text_rounds.h"
 #include "comm/watch/watch.h"
@@ -41,6 +43,8 @@ struct WorldState {
   std::shared_ptr<Watch> watch;
   std::shared_ptr<WatchGroup> group;
   int ranks_on_device = 1;
+  std::optional<memory::RankThread>
+      rank_thread;  // none in a simulated world, and in one that was split
   std::unique_ptr<Communicator> communicator;
   std::shared_ptr<WorldState> beside;  // whose ranks these are; null: their own
 

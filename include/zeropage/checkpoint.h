@@ -81,7 +81,9 @@ class RegionRun {
 // needs one of those tensors, the function runs again, up to the last tensor that is needed, with
 // the grad mode, autocast and random numbers of its first run: those of the default generators, and those
 // of a generator that an operator is given, as in torch::rand(sizes, generator). Numbers that the function
-// draws without an operator, as from <random>, are not put back. Gradients have the same bits.
+// draws without an operator, as from <random>, are not put back. Gradients have the same bits. Where ranks are threads
+// of one process, whose default generator they share, each operator of a region that would draw from it draws from a generator
+// with a seed of its own, and the repetition has that seed. So there a region draws other numbers than the same code without one.
 //
 // The function is any callable; arguments and results are any values. Tensors among the arguments,
 // also inside containers (zeropage/detail/tensor_structure.h), are kept as autograd keeps saved tensors: by

@@ -59,7 +59,8 @@ RecomputeStatistics recompute_statistics();
 //
 // More is cheap among operators than among blocks: a norm or an activation function is computed again from its
 // input alone. Operators are repeated one by one, with the random state,
-// autocast and grad mode of the forward, so gradients have the same bits. What is written in place,
+// autocast and grad mode of the forward, so gradients have the same bits. Where ranks are threads, operators that draw have
+// seeds, as in a region (zeropage/checkpoint.h). What is written in place,
 // small, or not saved through an operator stays. Regions (zeropage/checkpoint.h) within are
 // left to themselves.
 //

@@ -25,7 +25,9 @@
 //
 // Each rank has a world, a ledger and LibTorch's intra-op pool to itself. What LibTorch has once a process the
 // ranks share: the default generator of random numbers (torch::manual_seed), autocast's cache, and
-// autograd's one thread a device; so ranks that share an accelerator cannot be threads.
+// autograd's one thread a device; so ranks that share an accelerator cannot be threads. Which of the generator's
+// numbers a rank draws depends on which thread comes first, so a run with dropout is not the same again. What backward
+// computes again has the numbers of its forward (zeropage/checkpoint.h).
 
 namespace zeropage::comm {
 

@@ -1,9 +1,13 @@
 #include "tests/scripts/composed_module.h"
 
+#include <map>
+#include <memory>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "zeropage/fused.h"
 
@@ -27,6 +31,27 @@ struct Scale : torch::autograd::Function<Scale> {
     const auto saved = context->get_saved_variables();
     return {gradients[0] * saved[1], (gradients[0] * saved[0]).sum(0)};
   }
+};
+
+// Multiplies by numbers of the default generator, which nobody foresees where ranks are threads, and divides by those that forward
+// drew: nothing changes, also in low precision, and the gradient is right only if backward has the same numbers.
+class DrawnOnce {
+ public:
+  torch::Tensor times_one(const torch::Tensor& x, int pass) {
+    const torch::Tensor drawn = torch::randint(1, 3, x.sizes(), x.options());
+    auto& of_pass = of_passes_[pass];
+    // Not by operators, which would be computed again, too.
+    if (torch::autograd::get_current_graph_task_id() < 0) {
+      const torch::Tensor values = drawn.detach().to(torch::kDouble);
+      of_pass.assign(values.const_data_ptr<double>(),
+                     values.const_data_ptr<double>() + values.numel());
+    }
+    const torch::Tensor noted = torch::from_blob(of_pass.data(), x.sizes(), torch::kDouble);
+    return x * drawn / noted.to(x.scalar_type());
+  }
+
+ private:
+  std::map<int, std::vector<double>> of_passes_;
 };
 
 torch::Tensor flat(const torch::Tensor& x) {
@@ -382,6 +407,13 @@ ComposedModule::Function ComposedModule::made_by_hand(const Unit& unit, const st
         const torch::Tensor drawn =
             torch::rand(x.sizes(), masks_.at(static_cast<size_t>(given.rank)));
         return x * weight * (drawn > 0.3);
+      };
+    }
+    case Kind::kDrawn: {
+      auto weight = vector();
+      auto drawn = std::make_shared<DrawnOnce>();
+      return [this, weight, drawn](const torch::Tensor& x, const Given& given) {
+        return is_training() ? drawn->times_one(x * weight, given.pass) : x * weight;
       };
     }
     default:

@@ -34,7 +34,7 @@ bool is_in(Values values, Kind kind) {
 
 // pipelines: whether some settings have one, in which nobody says in which order masks are drawn.
 std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines) {
-  constexpr int kKinds = static_cast<int>(Kind::kMasked) + 1;
+  constexpr int kKinds = static_cast<int>(Kind::kDrawn) + 1;
   std::vector<Unit> units;
   std::vector<int> linears;
   const int count = pipelines ? 4 + dice.below(4) : 2 + dice.below(5);
@@ -42,13 +42,19 @@ std::vector<Unit> random_units(Dice& dice, Values values, bool pipelines) {
     Unit unit{static_cast<Kind>(dice.below(kKinds)), 0};
     if (dice.one_in(5)) unit.kind = Kind::kMlp;
     if (!is_in(values, unit.kind)) unit.kind = Kind::kLayerNorm;
-    if (pipelines && unit.kind == Kind::kMasked) unit.kind = Kind::kTied;
+    if (pipelines && (unit.kind == Kind::kMasked || unit.kind == Kind::kDrawn)) {
+      unit.kind = Kind::kTied;
+    }
     if (unit.kind == Kind::kTied && linears.empty()) unit.kind = Kind::kLinear;
     if (unit.kind == Kind::kShared && index == 0) unit.kind = Kind::kLayerNorm;
     if (unit.kind == Kind::kTied) {
       unit.of = linears[static_cast<size_t>(dice.below(static_cast<int>(linears.size())))];
     }
     if (unit.kind == Kind::kShared) unit.of = dice.below(index);
+    // It knows one draw of a pass.
+    if (unit.kind == Kind::kShared && units[static_cast<size_t>(unit.of)].kind == Kind::kDrawn) {
+      unit = {Kind::kLayerNorm, 0};
+    }
     if (unit.kind == Kind::kLinear) linears.push_back(index);
     units.push_back(unit);
   }

@@ -41,7 +41,8 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kWeightNorm, "weight_norm"},
                                     {Kind::kStrided, "strided"},
                                     {Kind::kFused, "fused"},
-                                    {Kind::kMasked, "masked"}})
+                                    {Kind::kMasked, "masked"},
+                                    {Kind::kDrawn, "drawn"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kBackwardNoSync, "backward_no_sync"},
                                     {Does::kStep, "step"},

@@ -48,6 +48,7 @@ enum class Kind : uint8_t {
   kStrided,
   kFused,
   kMasked,
+  kDrawn,
 };
 
 struct Unit {

@@ -151,7 +151,6 @@ class Run {
       options_.fixed_settings = {
           {"adapters with --alpha", examples::fixed(flags_.adapter.alpha, 6)}};
     }
-    check_draws();
     check(options_);
     language_model::OpenOptions open{.sharding = sharding_of(flags_),
                                      .adapters_from = flags_.model.adapters};
@@ -166,21 +165,9 @@ class Run {
     cost_ =
         opening_cost(world_, language_model::count_parameters(files_.config()), resident_before_);
     if (flags_.recomputes_layers) model->recompute(zeropage::EveryBlocks::each());
-    // Dropout draws other numbers on each rank.
+    // Dropout draws other numbers on each rank. Ranks that are threads share the generator, so there another run draws others.
     torch::manual_seed(flags_.seed + 1 + static_cast<uint64_t>(world_.rank()));
     return model;
-  }
-
-  // Threads of one process share LibTorch's generator, and a layer that is computed again would draw another mask.
-  void check_draws() const {
-    const auto& config = files_.config();
-    const double most =
-        std::max({config.embedding_dropout, config.attention_dropout, config.residual_dropout,
-                  flags_.training == Training::kAdapters ? flags_.adapter.dropout : 0.0});
-    ZP_CHECK(!flags_.run.as_threads || flags_.run.ranks == 1 || most == 0,
-             "--as-threads: the model has dropout, whose masks ranks would draw from one "
-             "generator; leave the flag out, so that "
-             "ranks are processes");
   }
 
   std::function<double()> evaluation() {

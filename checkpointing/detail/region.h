@@ -56,7 +56,7 @@ class Region : public std::enable_shared_from_this<Region> {
   const std::shared_ptr<memory::Ledger> ledger_;
   const std::shared_ptr<RecomputeAccount> account_;
   const ThreadModes modes_;
-  // Of the host's draws; none: random_ has the host's generator.
+  // The seeds of the host's draws; none: random_ has the host's generator.
   std::optional<memory::SeedRecord> seeds_;
   std::optional<RandomState> random_;
   OutsideWrites writes_;

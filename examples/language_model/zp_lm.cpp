@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   const zp_lm::Command commands[] = {zp_lm::finetune_command(app), zp_lm::lora_command(app),
                                      zp_lm::pretrain_command(app), zp_lm::eval_command(app),
-                                     zp_lm::generate_command(app), zp_lm::export_command(app)};
+                                     zp_lm::generate_command(app), zp_lm::export_command(app),
+                                     zp_lm::init_command(app)};
   if (const std::optional<int> ended = examples::parse(app, argc, argv)) return *ended;
   try {
     for (const zp_lm::Command& command : commands) {

@@ -1,5 +1,6 @@
 #include "language_model/model/config.h"
 
+#include <algorithm>
 #include <array>
 #include <fstream>
 #include <stdexcept>
@@ -95,6 +96,58 @@ class Fields {
   std::vector<std::string> problems_;
 };
 
+// Fields by which models of other kinds compute something else, and their values with which they do not. A config.json whose
+// model_type was changed by hand has them.
+void refuse_other_arithmetic(Fields& fields) {
+  const std::vector<std::pair<const char*, json>> neutral = {
+      // Granite
+      {"embedding_multiplier", 1.0},
+      {"residual_multiplier", 1.0},
+      {"attention_multiplier", nullptr},
+      {"logits_scaling", 1.0},
+      // Gemma
+      {"query_pre_attn_scalar", nullptr},
+      {"attn_logit_softcapping", nullptr},
+      {"final_logit_softcapping", nullptr},
+      {"logits_soft_cap", nullptr},
+      {"rope_local_base_freq", nullptr},
+      {"sliding_window_pattern", nullptr},
+      // MiniCPM, Cohere, OLMo, Phi, SmolLM3
+      {"scale_emb", 1.0},
+      {"scale_depth", nullptr},
+      {"dim_model_base", nullptr},
+      {"logit_scale", 1.0},
+      {"clip_qkv", nullptr},
+      {"use_qk_norm", false},
+      {"qk_layernorm", false},
+      {"use_parallel_residual", false},
+      {"rope_interleave", false},
+      {"rotary_pct", 1.0},
+      {"no_rope_layer_interval", nullptr},
+      {"alibi", false},
+      // Mixtures of experts
+      {"num_local_experts", nullptr},
+      {"num_experts", nullptr},
+      {"n_routed_experts", nullptr},
+  };
+  for (const auto& [key, value] : neutral) fields.must_be(key, value);
+  if (fields.has("no_rope_layers")) {
+    const json& layers = fields.object()["no_rope_layers"];
+    const bool has_all = layers.is_array() && std::all_of(layers.begin(), layers.end(),
+                                                          [](const json& one) { return one == 1; });
+    if (!has_all)
+      fields.refuse("no_rope_layers: layers without rotary positions are not supported");
+  }
+  if (fields.has("layer_types")) {
+    const json& types = fields.object()["layer_types"];
+    const bool is_full =
+        types.is_array() && std::all_of(types.begin(), types.end(),
+                                        [](const json& one) { return one == "full_attention"; });
+    if (!is_full)
+      fields.refuse("layer_types: only \"full_attention\" is supported, got " + types.dump());
+  }
+}
+
 void read_scaling(Fields& fields, const char* key, ModelConfig& config) {
   if (!fields.has(key)) return;
   const json& scaling = fields.object()[key];
@@ -177,6 +230,7 @@ void read_llama(Fields& fields, ModelConfig& config) {
         fields.object().contains("sliding_window") && fields.object()["sliding_window"].is_null();
     if (!is_null) config.window = fields.count("sliding_window", 4096);
   }
+  if (is_llama) fields.must_be("sliding_window", nullptr);
   fields.must_be("use_sliding_window", false);
   fields.must_be("partial_rotary_factor", 1.0);
   fields.must_be("attention_dropout", 0.0);
@@ -256,6 +310,7 @@ ModelConfig config_from_json(const json& object, const std::string& name) {
   }
   Fields fields(object, name);
   fields.must_be("quantization_config", nullptr);
+  refuse_other_arithmetic(fields);
   if (config.architecture == Architecture::kGpt2) {
     read_gpt2(fields, config);
   } else {

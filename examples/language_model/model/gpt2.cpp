@@ -67,9 +67,7 @@ Gpt2::Gpt2(const ModelConfig& config, const MakeOptions& options) : LanguageMode
   transformer = register_module("transformer", Gpt2Body(config));
   const torch::Tensor tied = config.tied_head ? transformer->wte->weight : torch::Tensor();
   lm_head = register_module("lm_head", Table(config.vocabulary, config.width, tied));
-  if (options.seed) {
-    draw(*options.seed, [](const std::string& name) { return name.ends_with("c_proj.weight"); });
-  }
+  if (options.seed) draw(*options.seed);
 }
 
 torch::Tensor Gpt2::embed(const torch::Tensor& tokens, const torch::Tensor& positions) {

@@ -77,16 +77,20 @@ torch::Tensor LanguageModel::logits(const torch::Tensor& tokens, const torch::Te
   return torch::linear(final_norm(body(tokens, documents, nullptr)), head_weight());
 }
 
-void LanguageModel::draw(uint64_t seed,
-                         const std::function<bool(const std::string&)>& is_residual) {
+double first_deviation(const ModelConfig& config, const std::string& name) {
+  const bool is_residual =
+      config.architecture == Architecture::kGpt2 && name.ends_with("c_proj.weight");
+  return is_residual
+             ? config.initial_deviation / std::sqrt(2.0 * static_cast<double>(config.layers))
+             : config.initial_deviation;
+}
+
+void LanguageModel::draw(uint64_t seed) {
   const torch::NoGradGuard no_grad;
   torch::manual_seed(seed);
-  const double deviation = config_.initial_deviation;
-  const double residual = deviation / std::sqrt(2.0 * static_cast<double>(config_.layers));
   for (auto& parameter : named_parameters()) {
     if (parameter.value().dim() < 2) continue;
-    torch::nn::init::normal_(parameter.value(), 0.0,
-                             is_residual(parameter.key()) ? residual : deviation);
+    torch::nn::init::normal_(parameter.value(), 0.0, first_deviation(config_, parameter.key()));
   }
 }
 

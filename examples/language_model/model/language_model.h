@@ -57,9 +57,8 @@ class LanguageModel : public torch::nn::Module {
   explicit LanguageModel(ModelConfig config)
       : config_(std::move(config)), recompute_(zeropage::checkpointing::EveryBlocks::none()) {}
 
-  // Draws the weights: normal with config().initial_deviation, biases zero and norms one, and smaller where `is_residual`
-  // says of a name that the layer adds to the residual stream.
-  void draw(uint64_t seed, const std::function<bool(const std::string&)>& is_residual);
+  // Draws the weights, with first_deviation() of each matrix; biases stay zero and norms one.
+  void draw(uint64_t seed);
 
  private:
   // What the head sees: [batch, length, width].
@@ -75,6 +74,10 @@ class LanguageModel : public torch::nn::Module {
   const ModelConfig config_;
   zeropage::checkpointing::EveryBlocks recompute_;
 };
+
+// The deviation with which a matrix of that name is drawn: config.initial_deviation, and less where GPT-2's layers add to what
+// goes through all of them.
+double first_deviation(const ModelConfig& config, const std::string& name);
 
 struct MakeOptions {
   // What the weights are drawn from. None: they are zero, for a module that is loaded next.

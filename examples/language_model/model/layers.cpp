@@ -98,11 +98,11 @@ void ProjectionImpl::add_adapter(const AdapterOptions& options) {
   lora_b->weight.zero_();
 }
 
-torch::Tensor ProjectionImpl::adapter_product() const {
+torch::Tensor ProjectionImpl::adapter_product(const torch::Tensor& a,
+                                              const torch::Tensor& b) const {
   const torch::NoGradGuard no_grad;
   const double scale = adapter_.alpha / static_cast<double>(adapter_.rank);
-  const torch::Tensor product =
-      lora_b->weight.to(torch::kFloat32).matmul(lora_a->weight.to(torch::kFloat32)) * scale;
+  const torch::Tensor product = b.matmul(a) * scale;
   return layout_ == Layout::kOutputsFirst ? product : product.t();
 }
 

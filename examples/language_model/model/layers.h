@@ -80,8 +80,8 @@ class ProjectionImpl : public torch::nn::Module {
   void add_adapter(const AdapterOptions& options);
   bool has_adapter() const { return !lora_a.is_empty(); }
   const AdapterOptions& adapter_options() const { return adapter_; }
-  // What the adapter adds to `weight`, in its layout, fp32.
-  torch::Tensor adapter_product() const;
+  // What the adapter adds to `weight`, in its layout, for these values of lora_A.weight and lora_B.weight.
+  torch::Tensor adapter_product(const torch::Tensor& a, const torch::Tensor& b) const;
 
   torch::Tensor weight, bias;  // bias: undefined where there is none
   torch::nn::Linear lora_a{nullptr}, lora_b{nullptr};

@@ -65,7 +65,7 @@ Llama::Llama(const ModelConfig& config, const MakeOptions& options) : LanguageMo
   model = register_module("model", LlamaBody(config));
   const torch::Tensor tied = config.tied_head ? model->embed_tokens->weight : torch::Tensor();
   lm_head = register_module("lm_head", Table(config.vocabulary, config.width, tied));
-  if (options.seed) draw(*options.seed, [](const std::string&) { return false; });
+  if (options.seed) draw(*options.seed);
 }
 
 torch::Tensor Llama::embed(const torch::Tensor& tokens, const torch::Tensor& /*positions*/) {

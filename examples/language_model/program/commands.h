@@ -17,6 +17,8 @@ struct Command {
 Command eval_command(CLI::App& app);
 Command generate_command(CLI::App& app);
 Command export_command(CLI::App& app);
+// Files of a model with random weights.
+Command init_command(CLI::App& app);
 // One trainer: all weights of a model, adapters beside frozen weights, or all weights from the beginning.
 Command finetune_command(CLI::App& app);
 Command lora_command(CLI::App& app);

@@ -36,8 +36,10 @@ int evaluate_on(const EvalFlags& flags, const zeropage::World& world) {
   if (flags.tokens > 0 && flags.tokens < static_cast<int64_t>(ids.size())) {
     ids.resize(static_cast<size_t>(flags.tokens));
   }
-  auto model = language_model::open_model(
-      files, world, {.sharding = sharding_of(flags.run), .adapters_from = flags.model.adapters});
+  auto model = language_model::open_model(files, world,
+                                          {.sharding = sharding_of(flags.run),
+                                           .adapters_from = flags.model.adapters,
+                                           .is_frozen = true});
   const OpeningCost cost =
       opening_cost(world, language_model::count_parameters(files.config()), before);
   const int64_t window = flags.window > 0

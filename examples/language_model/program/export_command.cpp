@@ -16,17 +16,25 @@ struct ExportFlags {
   ModelFlags model;
   RunFlags run;
   std::string out;
+  std::string export_dtype;
 };
 
 int export_on(const ExportFlags& flags, const zeropage::World& world) {
   const int64_t before = zeropage::memory::peak_resident_bytes();
   const language_model::ModelFiles files(flags.model.model);
-  auto model = language_model::open_model(
-      files, world, {.sharding = sharding_of(flags.run), .adapters_from = flags.model.adapters});
-  language_model::export_model(flags.out, model, {.tokenizer_from = flags.model.model});
+  auto model = language_model::open_model(files, world,
+                                          {.sharding = sharding_of(flags.run),
+                                           .adapters_from = flags.model.adapters,
+                                           .is_frozen = true});
+  const std::string note =
+      language_model::export_model(flags.out, model,
+                                   {.dtype = export_dtype_of(flags.export_dtype),
+                                    .tokenizer_from = tokenizer_path(flags.model)});
   const OpeningCost cost =
       opening_cost(world, language_model::count_parameters(files.config()), before);
-  if (world.rank() == 0) std::cout << cost.words() << "\nwrote " << flags.out << std::endl;
+  if (world.rank() != 0) return 0;
+  std::cout << cost.words() << "\nwrote " << flags.out << std::endl;
+  if (!note.empty()) std::cout << note << std::endl;
   return 0;
 }
 
@@ -40,6 +48,7 @@ Command export_command(CLI::App& app) {
   add_model_flags(*command, flags->model);
   command->add_option("-o,--out", flags->out, "Folder for config.json and model.safetensors")
       ->required();
+  add_export_dtype(*command, flags->export_dtype);
   add_run_flags(*command, flags->run);
   return {command, [flags] {
             return on_ranks(flags->run,

@@ -3,10 +3,12 @@
 #include <fstream>
 #include <iostream>
 #include <memory>
+#include <stdexcept>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <zeropage/check.h>
+#include <zeropage/names.h>
 
 #include "command_line/command_line.h"
 #include "language_model/generate/generation.h"
@@ -34,12 +36,23 @@ struct GenerateFlags {
   language_model::GenerationOptions options;
 };
 
-std::vector<std::string> texts_of(const GenerateFlags& flags) {
-  std::vector<std::string> texts = flags.prompts;
+struct Text {
+  std::string text;
+  std::string where;  // for errors: "prompts.txt:3"
+};
+
+std::vector<Text> texts_of(const GenerateFlags& flags) {
+  std::vector<Text> texts;
+  for (const std::string& prompt : flags.prompts) {
+    texts.push_back({prompt, "--prompt " + std::to_string(texts.size() + 1)});
+  }
   if (!flags.prompts_file.empty()) {
     std::ifstream file(flags.prompts_file);
     ZP_CHECK(file, flags.prompts_file, ": cannot be read");
-    for (std::string line; std::getline(file, line);) texts.push_back(line);
+    int64_t number = 0;
+    for (std::string line; std::getline(file, line);) {
+      texts.push_back({line, flags.prompts_file + ":" + std::to_string(++number)});
+    }
   }
   ZP_CHECK(!texts.empty(), "no prompt: give --prompt TEXT, or --prompts FILE with a line");
   return texts;
@@ -55,23 +68,22 @@ class Answering {
         texts_(texts_of(flags)),
         // One prompt: all ranks compute its answer together. Several: ranks take turns.
         is_single_(texts_.size() == 1) {
-    for (size_t i = is_single_ ? 0 : static_cast<size_t>(world.rank()); i < texts_.size();
-         i += is_single_ ? 1 : static_cast<size_t>(world.size())) {
+    // Every rank looks at all of them, so that none begins to answer where another cannot.
+    for (size_t i = 0; i < texts_.size(); ++i) {
+      Prompt prompt = checked_prompt(i);
+      const bool is_mine =
+          is_single_ || i % static_cast<size_t>(world.size()) == static_cast<size_t>(world.rank());
+      if (!is_mine) continue;
       mine_.push_back(i);
-      Prompt prompt{.tokens = tokens_of(texts_[i]), .seed = flags.seed + i};
-      if (flags.begin_token) {
-        const auto begin = files_.config().begin_token;
-        ZP_CHECK(begin, "--begin-token: the model's config names none");
-        prompt.tokens.insert(prompt.tokens.begin(), static_cast<int32_t>(*begin));
-      }
       prompts_.push_back(std::move(prompt));
     }
   }
 
   int run() {
-    auto model = language_model::open_model(
-        files_, world_,
-        {.sharding = sharding_of(flags_.run), .adapters_from = flags_.model.adapters});
+    auto model = language_model::open_model(files_, world_,
+                                            {.sharding = sharding_of(flags_.run),
+                                             .adapters_from = flags_.model.adapters,
+                                             .is_frozen = true});
     language_model::GenerationOptions options = flags_.options;
     if (!flags_.past_end) {
       options.end_tokens = files_.config().end_tokens;
@@ -82,7 +94,7 @@ class Answering {
     }
     zeropage::text::StreamDecoder stream(tokenizer_);
     const bool streams = is_single_ && world_.rank() == 0;
-    if (streams && !flags_.is_chat) std::cout << texts_[0] << std::flush;
+    if (streams && !flags_.is_chat) std::cout << texts_[0].text << std::flush;
     const auto start = std::chrono::steady_clock::now();
     const auto answers = generate(model, prompts_, options, [&](size_t /*prompt*/, int32_t token) {
       if (streams && !tokenizer_.is_special(token)) std::cout << stream.add(token) << std::flush;
@@ -94,6 +106,21 @@ class Answering {
   }
 
  private:
+  Prompt checked_prompt(size_t index) const {
+    Prompt prompt{.tokens = tokens_of(texts_[index].text), .seed = flags_.seed + index};
+    if (flags_.begin_token) {
+      const auto begin = files_.config().begin_token;
+      ZP_CHECK(begin, "--begin-token: the model's config names none");
+      prompt.tokens.insert(prompt.tokens.begin(), static_cast<int32_t>(*begin));
+    }
+    try {
+      language_model::check_prompt(files_.config(), prompt.tokens);
+    } catch (const std::exception& error) {
+      throw std::runtime_error(texts_[index].where + ": " + zeropage::message_of(error));
+    }
+    return prompt;
+  }
+
   std::vector<int32_t> tokens_of(const std::string& text) const {
     if (!flags_.is_chat) return tokenizer_.encode(text);
     const std::vector<zeropage::text::ChatMessage> messages = {{"user", text}};
@@ -106,7 +133,7 @@ class Answering {
     std::copy_if(answer.begin(), answer.end(), std::back_inserter(shown),
                  [&](int32_t token) { return !tokenizer_.is_special(token); });
     return {{"index", mine_[index]},
-            {"prompt", texts_[mine_[index]]},
+            {"prompt", texts_[mine_[index]].text},
             {"answer", tokenizer_.decode(shown)},
             {"prompt_tokens", prompts_[index].tokens.size()},
             {"tokens", answer}};
@@ -145,7 +172,7 @@ class Answering {
   const zeropage::World& world_;
   const language_model::ModelFiles files_;
   const zeropage::text::Tokenizer tokenizer_;
-  const std::vector<std::string> texts_;
+  const std::vector<Text> texts_;
   const bool is_single_;
   std::vector<size_t> mine_;  // which prompts this rank answers
   std::vector<Prompt> prompts_;

@@ -54,6 +54,18 @@ void add_run_flags(CLI::App& app, RunFlags& flags) {
   examples::add_bytes(app, "--page-bytes", flags.page_bytes, 0,
                       "Size of a page of parameters; 0: as suits the device")
       ->group(kRanks);
+  const std::string memory = "Memory";
+  app.add_option(
+         "--parameters-on", flags.parameter_tier,
+         "Where parameters are that no operator uses, at stage 3; in training --optimizer-on "
+         "goes with it")
+      ->check(CLI::IsMember({"device", "host", "nvme"}))
+      ->group(memory);
+  app.add_option("--nvme", flags.nvme_folder, "Folder on a local disk, for the tier nvme")
+      ->group(memory);
+  examples::add_bytes(app, "--device-memory", flags.device_memory_bytes, 1,
+                      "The most bytes of tensors of a rank on its device")
+      ->group(memory);
   app.add_option("--json", flags.json, "File for what this run measured");
 }
 
@@ -62,7 +74,36 @@ zeropage::Options sharding_of(const RunFlags& flags) {
   options.stage = zeropage::stage_of(flags.stage);
   if (flags.dtype == "bf16") options.compute_dtype = torch::kBFloat16;
   options.page_bytes = flags.page_bytes;
+  // The optimizer's values are where parameters are, also where nothing is trained.
+  options.offload.parameters = options.offload.optimizer = tier_of(flags.parameter_tier);
+  ZP_CHECK(flags.parameter_tier != "nvme" || !flags.nvme_folder.empty(),
+           "--parameters-on nvme: name a folder on a local disk with --nvme DIR");
+  options.offload.nvme_directory = flags.nvme_folder;
+  options.device_memory_bytes = flags.device_memory_bytes;
   return options;
+}
+
+zeropage::Tier tier_of(const std::string& word) {
+  if (word == "host") return zeropage::Tier::kHost;
+  return word == "nvme" ? zeropage::Tier::kNvme : zeropage::Tier::kDevice;
+}
+
+torch::ScalarType dtype_of(const std::string& word) {
+  if (word == "bf16") return torch::kBFloat16;
+  return word == "fp16" ? torch::kHalf : torch::kFloat32;
+}
+
+void add_export_dtype(CLI::App& app, std::string& dtype) {
+  app.add_option(
+         "--export-dtype", dtype,
+         "What weights are written in; fp32: the optimizer's fp32 values, where weights are "
+         "in bf16. Default: --dtype")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
+}
+
+std::optional<torch::ScalarType> export_dtype_of(const std::string& word) {
+  if (word.empty()) return std::nullopt;
+  return dtype_of(word);
 }
 
 int on_ranks(const RunFlags& flags, const std::function<int(zeropage::World&)>& run,
@@ -103,12 +144,16 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
       ->group(kModel);
 }
 
+std::string tokenizer_path(const ModelFlags& flags) {
+  return flags.tokenizer.empty() ? flags.model : flags.tokenizer;
+}
+
 zeropage::text::Tokenizer tokenizer_of(const ModelFlags& flags,
                                        const language_model::ModelFiles& files) {
   using zeropage::text::Tokenizer;
-  auto tokenizer = flags.tokenizer.empty() ? (files.gguf() ? Tokenizer::from_gguf(*files.gguf())
-                                                           : Tokenizer::from_path(flags.model))
-                                           : Tokenizer::from_path(flags.tokenizer);
+  auto tokenizer = flags.tokenizer.empty() && files.gguf()
+                       ? Tokenizer::from_gguf(*files.gguf())
+                       : Tokenizer::from_path(tokenizer_path(flags));
   ZP_CHECK(tokenizer.vocabulary_size() <= files.config().vocabulary, tokenizer.name(),
            ": has tokens up to ", tokenizer.vocabulary_size() - 1,
            ", and the model's vocabulary ends at ", files.config().vocabulary - 1,

@@ -30,10 +30,21 @@ struct RunFlags {
   int stage = 3;
   std::string dtype = "fp32";  // or "bf16"
   int64_t page_bytes = zeropage::Options::kPageBytesOfDevice;
-  std::string json;  // file; "": none
+  std::string parameter_tier = "device";  // or host, nvme
+  std::string nvme_folder;                // for the tier nvme; "": none
+  int64_t device_memory_bytes = 0;        // 0: no limit
+  std::string json;                       // file; "": none
 };
 void add_run_flags(CLI::App& app, RunFlags& flags);
+// Throws where parameters are to be on a disk, and no folder is named.
 zeropage::Options sharding_of(const RunFlags& flags);
+
+// "device", "host" or "nvme"; "fp32", "bf16" or "fp16".
+zeropage::Tier tier_of(const std::string& word);
+torch::ScalarType dtype_of(const std::string& word);
+// The flag for what weights are written in; "": what they are computed in.
+void add_export_dtype(CLI::App& app, std::string& dtype);
+std::optional<torch::ScalarType> export_dtype_of(const std::string& word);
 
 // Runs it on as many ranks, or on those that a launcher has started. Returns its exit code. grace: what ranks get to end after
 // a signal, where that is not the default.
@@ -47,6 +58,8 @@ struct ModelFlags {
   std::string adapters;   // folder; "": none
 };
 void add_model_flags(CLI::App& app, ModelFlags& flags);
+// Where the tokenizer is.
+std::string tokenizer_path(const ModelFlags& flags);
 zeropage::text::Tokenizer tokenizer_of(const ModelFlags& flags,
                                        const language_model::ModelFiles& files);
 

@@ -96,7 +96,7 @@ class Run {
         " tokens to train on");
     trainer_.resume(flags_.goes_on);
     zeropage::memory::reset_peak_resident_bytes();
-    if (const int signal = trainer_.run()) return examples::exit_code_of(signal);
+    const int signal = trainer_.run();
     const zeropage::MemoryReport memory = zeropage::memory_report(world_);
     const auto held = static_cast<int64_t>(world_.max(static_cast<double>(held_)));
     int64_t peak = 0, resident = 0;
@@ -107,22 +107,24 @@ class Run {
     say("a rank holds " + zeropage::format_bytes(held) + " on its device from step to step, " +
         zeropage::format_bytes(peak) + " at its peak, " + zeropage::format_bytes(resident) +
         " resident");
-    write();
-    if (world_.rank() != 0 || flags_.run.json.empty()) return 0;
-    const json figures = {{"command", flags_.training == Training::kAdapters ? "lora" : "train"},
-                          {"ranks", world_.size()},
-                          {"stage", flags_.run.stage},
-                          {"dtype", flags_.run.dtype},
-                          {"parameters", cost_.parameters},
-                          {"resident_bytes_before_opening", cost_.resident_before},
-                          {"peak_resident_bytes_of_opening", cost_.resident_peak},
-                          {"persistent_bytes", held},
-                          {"peak_bytes", peak},
-                          {"peak_resident_bytes", resident},
-                          {"steps", steps_},
-                          {"held_out", held_out_}};
+    if (signal == 0) write();
+    const int code = signal == 0 ? 0 : examples::exit_code_of(signal);
+    if (world_.rank() != 0 || flags_.run.json.empty()) return code;
+    json figures = {{"command", flags_.training == Training::kAdapters ? "lora" : "train"},
+                    {"ranks", world_.size()},
+                    {"stage", flags_.run.stage},
+                    {"dtype", flags_.run.dtype},
+                    {"parameters", cost_.parameters},
+                    {"resident_bytes_before_opening", cost_.resident_before},
+                    {"peak_resident_bytes_of_opening", cost_.resident_peak},
+                    {"persistent_bytes", held},
+                    {"peak_bytes", peak},
+                    {"peak_resident_bytes", resident},
+                    {"steps", steps_},
+                    {"held_out", held_out_}};
+    if (signal != 0) figures["ended_by"] = examples::name_of(signal);
     examples::write_output({"--json", flags_.run.json}, figures.dump(1) + "\n");
-    return 0;
+    return code;
   }
 
  private:
@@ -144,6 +146,10 @@ class Run {
     options_.seed = flags_.seed;
     options_.settings = {{"model", flags_.model.model},
                          {"seed", std::to_string(flags_.seed)},
+                         {"number of steps", std::to_string(options_.steps)},
+                         {"highest learning rate", c10::str(options_.learning_rate)},
+                         {"least learning rate's share", c10::str(options_.least_rate)},
+                         {"warm-up", std::to_string(options_.warm_up)},
                          {"rows of a step", std::to_string(options_.batch)},
                          {"tokens of a row", std::to_string(length_)},
                          {"number of rows", std::to_string(rows_.count())}};
@@ -221,13 +227,18 @@ class Run {
 
   void write() {
     const bool is_adapted = flags_.training == Training::kAdapters;
-    const language_model::ExportOptions options{.tokenizer_from = flags_.model.model};
+    const language_model::ExportOptions options{.dtype = export_dtype_of(flags_.export_dtype),
+                                                .tokenizer_from = tokenizer_path(flags_.model)};
+    std::string note;
     if (!flags_.out.empty() && is_adapted) {
-      language_model::save_adapters(flags_.out, model_, flags_.model.model);
+      language_model::save_adapters(flags_.out, model_, flags_.model.model, options.dtype);
     } else if (!flags_.out.empty()) {
-      language_model::export_model(flags_.out, model_, options);
+      note = language_model::export_model(flags_.out, model_, options);
     }
-    if (!flags_.merged.empty()) language_model::export_model(flags_.merged, model_, options);
+    if (!flags_.merged.empty()) {
+      note = language_model::export_model(flags_.merged, model_, options);
+    }
+    if (!note.empty()) say(note);
     for (const std::string& folder : {flags_.out, flags_.merged}) {
       if (!folder.empty()) say("wrote " + folder);
     }

@@ -81,20 +81,9 @@ void add_memory(CLI::App& app, TrainFlags& flags) {
   examples::add_bytes(app, "--activation-budget", flags.options.activation_budget_bytes, 1,
                       "The most activations, for which operators are computed again")
       ->group(kGroup);
-  CLI::Option* const nvme =
-      app.add_option("--nvme", flags.nvme_folder, "Folder on a local disk, for the tier nvme");
-  nvme->group(kGroup);
-  const CLI::IsMember tiers({"device", "host", "nvme"});
   app.add_option("--optimizer-on", flags.optimizer_tier,
                  "Where the optimizer's fp32 values and states are")
-      ->check(tiers)
-      ->group(kGroup);
-  app.add_option("--parameters-on", flags.parameter_tier,
-                 "Where parameters are that no operator uses; at stage 3, with the optimizer")
-      ->check(tiers)
-      ->group(kGroup);
-  examples::add_bytes(app, "--device-memory", flags.device_memory_bytes, 1,
-                      "The most bytes of tensors of a rank on its device")
+      ->check(CLI::IsMember({"device", "host", "nvme"}))
       ->group(kGroup);
 }
 
@@ -124,6 +113,8 @@ void add_run(CLI::App& app, TrainFlags& flags) {
                  has_adapters ? "Folder for the trained adapters, as peft has them"
                               : "Folder for the trained model, as Hugging Face has it")
       ->group(kGroup);
+  add_export_dtype(app, flags.export_dtype);
+  app.get_option("--export-dtype")->group(kGroup);
   CLI::Option* const save = app.add_option(
       "--save", flags.options.save,
       "Folder for states; SIGTERM and Ctrl-C then save, and the exit code is 143 or 130");
@@ -146,11 +137,6 @@ void add_run(CLI::App& app, TrainFlags& flags) {
       ->group(kGroup);
   app.add_option("--seed", flags.seed, "Seed of the rows' order, and of weights that are drawn")
       ->group(kGroup);
-}
-
-zeropage::Tier tier_of(const std::string& word) {
-  if (word == "host") return zeropage::Tier::kHost;
-  return word == "nvme" ? zeropage::Tier::kNvme : zeropage::Tier::kDevice;
 }
 
 }  // namespace
@@ -184,9 +170,12 @@ zeropage::Options sharding_of(const TrainFlags& flags) {
   if (flags.states == "bf16") options.optimizer_state = StateFormat::kBf16;
   if (flags.states == "8bit") options.optimizer_state = StateFormat::k8Bit;
   options.offload.optimizer = tier_of(flags.optimizer_tier);
-  options.offload.parameters = tier_of(flags.parameter_tier);
-  options.offload.nvme_directory = flags.nvme_folder;
-  options.device_memory_bytes = flags.device_memory_bytes;
+  ZP_CHECK(flags.optimizer_tier != "nvme" || !flags.run.nvme_folder.empty(),
+           "--optimizer-on nvme: name a folder on a local disk with --nvme DIR");
+  ZP_CHECK(flags.run.parameter_tier == "device" || flags.optimizer_tier != "device",
+           "--parameters-on ", flags.run.parameter_tier,
+           ": the optimizer would bring parameters back for its step; give --optimizer-on host or "
+           "nvme too");
   return options;
 }
 

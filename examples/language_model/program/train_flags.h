@@ -31,15 +31,13 @@ struct TrainFlags {
   std::string states = "fp32";  // of the optimizer; or bf16, 8bit
   bool recomputes_layers = false;
   std::string optimizer_tier = "device";  // or host, nvme
-  std::string parameter_tier = "device";
-  std::string nvme_folder;
-  int64_t device_memory_bytes = 0;
 
   language_model::AdapterOptions adapter;
   std::vector<std::string> layers;  // of adapters; none: all projections
 
-  std::string out;     // folder of the trained weights, or of the adapters; "": none
-  std::string merged;  // folder of the model with its adapters merged; "": none
+  std::string out;           // folder of the trained weights, or of the adapters; "": none
+  std::string merged;        // folder of the model with its adapters merged; "": none
+  std::string export_dtype;  // of both; "": what is computed in
   bool goes_on = false;
   int64_t report_every = 10;
   uint64_t seed = 1;

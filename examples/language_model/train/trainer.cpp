@@ -114,6 +114,38 @@ void Trainer::compare_settings() {
   }
 }
 
+void Trainer::load_newest() {
+  const auto loaded =
+      zeropage::load_state(options_.save, model_, optimizer_, state_, {.fall_back = true});
+  std::vector<std::string> notes = {"goes on behind step " + std::to_string(state_.step) +
+                                    ", from " + loaded.directory.string()};
+  notes.insert(notes.end(), loaded.notes.begin(), loaded.notes.end());
+  const auto compare = [&](const std::string& name, double& saved, double asked) {
+    if (saved == asked) return;
+    notes.push_back(c10::str("the state's ", name, " was ", saved, ", and is now ", asked));
+    saved = asked;
+  };
+  // Learning rates are set by each step.
+  bool is_first = true;
+  for (auto& group : optimizer_.param_groups()) {
+    auto& adam = static_cast<torch::optim::AdamWOptions&>(group.options());
+    const bool has_matrices = group.params().front().dim() > 1;
+    if (has_matrices) compare("weight decay", adam.weight_decay(), options_.weight_decay);
+    auto [beta1, beta2] = adam.betas();
+    const size_t before = notes.size();
+    compare("beta1", beta1, options_.beta1);
+    compare("beta2", beta2, options_.beta2);
+    adam.betas({beta1, beta2});
+    if (!std::exchange(is_first, false)) notes.resize(before);
+  }
+  if (state_.step >= options_.steps) {
+    notes.push_back(c10::str("the state has made ", state_.step, " steps, and ", options_.steps,
+                             " were asked for: nothing is trained"));
+  }
+  if (!report_.note) return;
+  for (const std::string& note : notes) report_.note(note);
+}
+
 void Trainer::resume(bool if_there) {
   if (!saver_) return;
   // What rank 0 sees decides, as ranks may see a shared folder at different moments.
@@ -122,13 +154,7 @@ void Trainer::resume(bool if_there) {
   if (model_.world().max(has_state ? 1 : 0) > 0) {
     TORCH_CHECK(if_there, options_.save,
                 ": has a state of another run; ask to go on with it, or give another folder");
-    const auto loaded = zeropage::load_state(options_.save, model_, optimizer_, state_,
-                                             {.fall_back = true, .optimizer_options = false});
-    if (report_.note) {
-      report_.note("goes on behind step " + std::to_string(state_.step) + ", from " +
-                   loaded.directory.string());
-      for (const std::string& note : loaded.notes) report_.note(note);
-    }
+    load_newest();
     compare_settings();
   }
   state_.values = options_.settings;

@@ -97,6 +97,8 @@ class Trainer {
   void evaluate_at(int64_t step);
   void check_finite(const TrainedStep& trained);
   void compare_settings();
+  // Takes the state, and keeps what this run was asked for.
+  void load_newest();
   int end_after_save(int signal);
 
   WrappedModel& model_;

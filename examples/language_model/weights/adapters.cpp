@@ -5,8 +5,8 @@
 #include <stdexcept>
 
 #include <nlohmann/json.hpp>
-#include <zeropage/gathered_parameters.h>
 
+#include "language_model/weights/exact_values.h"
 #include "language_model/weights/export.h"
 #include "language_model/weights/renamed_weights.h"
 #include "language_model/weights/safetensors_writer.h"
@@ -47,13 +47,14 @@ bool is_of_adapter(const std::string& parameter) {
          parameter.find(".lora_B.") != std::string::npos;
 }
 
-void save_adapters(const fs::path& folder, WrappedModel& model, const std::string& base) {
+void save_adapters(const fs::path& folder, WrappedModel& model, const std::string& base,
+                   std::optional<torch::ScalarType> dtype) {
   const torch::NoGradGuard no_grad;
   std::vector<SafetensorsWriter::Entry> entries;
   for (const auto& parameter : model.named_parameters()) {
     if (!is_of_adapter(parameter.key())) continue;
     entries.push_back({kAdapterPrefix + parameter.key(), parameter.value().sizes().vec(),
-                       parameter.value().scalar_type()});
+                       dtype.value_or(parameter.value().scalar_type())});
   }
   TORCH_CHECK(!entries.empty(), "the model has no adapter to save");
   RankZero writing(model.all_ranks());
@@ -63,17 +64,13 @@ void save_adapters(const fs::path& folder, WrappedModel& model, const std::strin
     file = std::make_unique<SafetensorsWriter>(folder / kAdapterWeights, entries);
   });
   // Not visit_parameters(), which would gather the frozen ones too.
-  for (const auto& parameter : model.named_parameters()) {
-    if (!is_of_adapter(parameter.key())) continue;
-    const zeropage::GatheredParameters whole(model, {parameter.value()});
-    writing.run([&] { file->write(kAdapterPrefix + parameter.key(), parameter.value()); });
-  }
+  visit_exact_values(model, is_of_adapter,
+                     [&](const std::string& name, const torch::Tensor& values) {
+                       writing.run([&] { file->write(kAdapterPrefix + name, values); });
+                     });
   writing.run([&] {
     file->finish();
-    std::ofstream stream(folder / kAdapterConfig);
-    stream << adapter_config_of(model, base).dump(2) << "\n";
-    stream.close();
-    TORCH_CHECK(stream, (folder / kAdapterConfig).string(), ": cannot be written");
+    write_json(folder / kAdapterConfig, adapter_config_of(model, base));
   });
   writing.settle("saving adapters to " + folder.string());
 }

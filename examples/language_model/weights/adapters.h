@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,10 +21,11 @@ inline constexpr const char* kAdapterPrefix = "base_model.model.";
 
 bool is_of_adapter(const std::string& parameter);
 
-// base: the model's path, for adapter_config.json. folder: made where it is not there. Rank 0 writes. Throws on all ranks alike.
+// base: the model's path, for adapter_config.json. dtype: what weights are written in; float32 writes the fp32 values of what is
+// trained in bf16; unset: that of the parameters. folder: made where it is not there. Rank 0 writes. Throws on all ranks alike.
 // Collective.
 void save_adapters(const std::filesystem::path& folder, WrappedModel& model,
-                   const std::string& base);
+                   const std::string& base, std::optional<torch::ScalarType> dtype = std::nullopt);
 
 class AdapterFiles {
  public:

@@ -1,28 +1,23 @@
 #include "language_model/weights/export.h"
 
 #include <fstream>
+#include <functional>
+#include <map>
 #include <set>
 #include <stdexcept>
 
 #include <zeropage/gathered_parameters.h>
 
 #include "language_model/weights/adapters.h"
+#include "language_model/weights/exact_values.h"
+#include "language_model/weights/model_files.h"
 #include "language_model/weights/safetensors_writer.h"
+#include "language_model/weights/tokenizer_files.h"
 
 namespace language_model {
 namespace {
 
 namespace fs = std::filesystem;
-
-constexpr std::array kTokenizerFiles = {"tokenizer.json",
-                                        "tokenizer_config.json",
-                                        "vocab.json",
-                                        "merges.txt",
-                                        "encoder.json",
-                                        "vocab.bpe",
-                                        "added_tokens.json",
-                                        "special_tokens_map.json",
-                                        "generation_config.json"};
 
 // A tied parameter under its first name alone.
 std::vector<SafetensorsWriter::Entry> entries_of(const WrappedModel& model,
@@ -39,13 +34,49 @@ std::vector<SafetensorsWriter::Entry> entries_of(const WrappedModel& model,
   return entries;
 }
 
-void copy_tokenizer(const fs::path& from, const fs::path& to) {
-  if (from.empty() || !fs::is_directory(from) || fs::equivalent(from, to)) return;
-  for (const char* file : kTokenizerFiles) {
-    if (!fs::exists(from / file)) continue;
-    fs::copy_file(from / file, to / file, fs::copy_options::overwrite_existing);
+using Visit = std::function<void(const std::string& name, const torch::Tensor& values)>;
+
+// The parameters of these names, whole, one after the other. As exact as there are any, where they are to be written in more digits
+// than they have.
+void visit_each(WrappedModel& model, const std::set<std::string>& names,
+                const ExportOptions& options, const Visit& visit) {
+  if (options.dtype == torch::kFloat32) {
+    visit_exact_values(
+        model, [&](const std::string& name) { return names.contains(name); }, visit);
+    return;
   }
+  zeropage::visit_parameters(model, [&](const std::string& name, const torch::Tensor& values) {
+    if (names.contains(name)) visit(name, values);
+  });
 }
+
+// What adapters add, from their exact values.
+class AdapterProducts {
+ public:
+  explicit AdapterProducts(WrappedModel& model) {
+    for (const auto& [name, layer] : model->projections()) {
+      if (layer->has_adapter()) layers_.emplace(name + ".weight", layer);
+    }
+    if (layers_.empty()) return;
+    visit_exact_values(model, is_of_adapter, [&](const auto& name, const torch::Tensor& values) {
+      adapters_.emplace(name, values.to(torch::kFloat32));
+    });
+  }
+
+  // weight: the name of a layer's. Without an adapter: values.
+  torch::Tensor merged(const std::string& weight, const torch::Tensor& values) const {
+    const auto layer = layers_.find(weight);
+    if (layer == layers_.end()) return values;
+    const std::string prefix = weight.substr(0, weight.size() - std::string("weight").size());
+    return values.to(torch::kFloat32) +
+           layer->second->adapter_product(adapters_.at(prefix + "lora_A.weight"),
+                                          adapters_.at(prefix + "lora_B.weight"));
+  }
+
+ private:
+  std::map<std::string, Projection> layers_;
+  std::map<std::string, torch::Tensor> adapters_;
+};
 
 }  // namespace
 
@@ -53,6 +84,13 @@ void RankZero::settle(const std::string& topic) const {
   for (const std::string& error : world_.gather_text(topic, error_)) {
     if (!error.empty()) throw std::runtime_error(error);
   }
+}
+
+void write_json(const fs::path& file, const nlohmann::json& content) {
+  std::ofstream stream(file);
+  stream << content.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+  stream.close();
+  TORCH_CHECK(stream, file.string(), ": cannot be written; is there room?");
 }
 
 const char* name_of(torch::ScalarType dtype) {
@@ -66,41 +104,31 @@ const char* name_of(torch::ScalarType dtype) {
   }
 }
 
-void export_model(const fs::path& folder, WrappedModel& model, const ExportOptions& options) {
+std::string export_model(const fs::path& folder, WrappedModel& model,
+                         const ExportOptions& options) {
   const torch::NoGradGuard no_grad;
   const auto entries = entries_of(model, options);
   std::set<std::string> names;
   for (const auto& entry : entries) names.insert(entry.name);
-  std::map<std::string, Projection> adapted;
-  for (const auto& [name, layer] : model->projections()) {
-    if (layer->has_adapter()) adapted.emplace(name + ".weight", layer);
-  }
+  const AdapterProducts adapters(model);
   RankZero writing(model.all_ranks());
   std::unique_ptr<SafetensorsWriter> file;
+  std::string note;
   writing.run([&] {
     fs::create_directories(folder);
-    file = std::make_unique<SafetensorsWriter>(folder / "model.safetensors", entries);
+    file = std::make_unique<SafetensorsWriter>(folder / ModelFiles::kWeights, entries);
   });
-  zeropage::visit_parameters(model, [&](const std::string& name, const torch::Tensor& values) {
-    if (!names.contains(name)) return;
-    torch::Tensor merged = values;
-    // An operator on parameters, which all ranks run.
-    if (const auto layer = adapted.find(name); layer != adapted.end()) {
-      merged = values.to(torch::kFloat32) + layer->second->adapter_product();
-    }
-    writing.run([&] { file->write(name, merged); });
+  visit_each(model, names, options, [&](const std::string& name, const torch::Tensor& values) {
+    writing.run([&] { file->write(name, adapters.merged(name, values)); });
   });
   writing.run([&] {
     file->finish();
-    const std::string config =
-        to_json(model->config(), name_of(entries.front().dtype)).dump(2) + "\n";
-    std::ofstream stream(folder / "config.json");
-    stream << config;
-    stream.close();
-    TORCH_CHECK(stream, (folder / "config.json").string(), ": cannot be written");
-    copy_tokenizer(options.tokenizer_from, folder);
+    write_json(folder / ModelFiles::kConfig,
+               to_json(model->config(), name_of(entries.front().dtype)));
+    note = write_tokenizer(options.tokenizer_from, folder);
   });
   writing.settle("exporting the model to " + folder.string());
+  return note;
 }
 
 }  // namespace language_model

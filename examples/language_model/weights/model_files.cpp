@@ -14,10 +14,6 @@ namespace {
 namespace fs = std::filesystem;
 using zeropage::WeightsSource;
 
-constexpr const char* kConfig = "config.json";
-constexpr const char* kWeights = "model.safetensors";
-constexpr const char* kIndex = "model.safetensors.index.json";
-
 // GPT-2's files as they were first published have names without "transformer.", and the causal masks as buffers.
 std::optional<std::string> gpt2_name(const std::string& name) {
   if (name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias")) return std::nullopt;

@@ -20,6 +20,11 @@ namespace language_model {
 
 class ModelFiles {
  public:
+  // The files of a folder.
+  static constexpr const char* kConfig = "config.json";
+  static constexpr const char* kWeights = "model.safetensors";
+  static constexpr const char* kIndex = "model.safetensors.index.json";
+
   // path: *.gguf; or a folder with config.json and model.safetensors, or model.safetensors.index.json and the files that
   // it names.
   explicit ModelFiles(const std::filesystem::path& path);

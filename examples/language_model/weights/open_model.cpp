@@ -1,5 +1,7 @@
 #include "language_model/weights/open_model.h"
 
+#include <map>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -18,20 +20,42 @@ WrappedModel wrapped(const ModelConfig& config, const MakeOptions& made,
       torch::manual_seed(adapters->seed);
       model->add_adapters(adapters->layers, adapters->options);
     }
+    if (options.is_frozen) {
+      for (torch::Tensor& parameter : model->parameters()) parameter.set_requires_grad(false);
+    }
     return model;
   });
   return {std::move(deferred), world, options.sharding};
 }
 
-// New adapters keep what they were drawn with, and nothing else may be missing.
-void check_only_adapters_are_missing(const zeropage::LoadReport& report, const std::string& from) {
-  std::string wrong;
-  for (const std::string& name : report.missing) {
-    if (!is_of_adapter(name)) wrong += "\n  missing in it: " + name;
+// New adapters keep what they were drawn with, and nothing else may be missing. Before anything is written.
+void check_only_adapters_are_missing(const zeropage::WeightsSource& source,
+                                     const WrappedModel& model) {
+  std::set<std::string> there;
+  for (const auto& entry : source.tensors()) there.insert(entry.name);
+  // Other entries of a file's metadata are among them.
+  for (const auto& [alias, name] : source.aliases()) {
+    if (there.contains(name)) there.insert(alias);
   }
-  for (const std::string& name : report.unexpected) wrong += "\n  unexpected: " + name;
-  if (!wrong.empty())
-    throw std::runtime_error(from + ": the weights are of another model:" + wrong);
+  // A tied parameter is there under one of its names.
+  std::map<const c10::TensorImpl*, std::vector<std::string>> names;
+  for (const auto& parameter : model.named_parameters()) {
+    names[parameter.value().unsafeGetTensorImpl()].push_back(parameter.key());
+  }
+  std::set<std::string> missing, unexpected = there;
+  for (const auto& [parameter, of_parameter] : names) {
+    bool is_there = false;
+    for (const std::string& name : of_parameter) {
+      is_there |= there.contains(name);
+      unexpected.erase(name);
+    }
+    if (!is_there && !is_of_adapter(of_parameter.front())) missing.insert(of_parameter.front());
+  }
+  std::string wrong;
+  for (const std::string& name : missing) wrong += "\n  missing in it: " + name;
+  for (const std::string& name : unexpected) wrong += "\n  unexpected: " + name;
+  if (wrong.empty()) return;
+  throw std::runtime_error(source.name() + ": the weights are of another model:" + wrong);
 }
 
 }  // namespace
@@ -48,8 +72,8 @@ WrappedModel open_model(const ModelFiles& files, const zeropage::comm::World& wo
   }
   WrappedModel model = wrapped(files.config(), {}, world, options, adapters);
   const bool has_new = options.adapters.has_value();
-  const auto report = zeropage::load_weights(*source, model, {.strict = !has_new});
-  if (has_new) check_only_adapters_are_missing(report, files.path().string());
+  if (has_new) check_only_adapters_are_missing(*source, model);
+  zeropage::load_weights(*source, model, {.strict = !has_new});
   return model;
 }
 

@@ -29,6 +29,8 @@ struct OpenOptions {
   std::optional<AdapterTargets> adapters;
   // Adapters that save_adapters() or peft wrote, and their layers; "": none. Not both.
   std::string adapters_from;
+  // For use without training: no parameter has a gradient, nor room for one.
+  bool is_frozen = false;
 };
 
 // Throws with the names of all tensors that are missing, unexpected or of another shape, before the model is used. Collective.

@@ -80,6 +80,37 @@ TEST(LanguageModelConfigTest, NamesAllThatIsWrongAtOnce) {
   }
 }
 
+TEST(LanguageModelConfigTest, FieldsOfModelsThatComputeOtherwiseAreRefusedByName) {
+  const json llama = {{"model_type", "llama"}};
+  const auto with = [&](const char* key, const json& value) {
+    json config = llama;
+    config[key] = value;
+    return error_of([&] { of(config); });
+  };
+  for (const auto& [key, value] : std::vector<std::pair<const char*, json>>{
+           {"embedding_multiplier", 12.0},
+           {"residual_multiplier", 0.22},
+           {"attention_multiplier", 0.0078125},
+           {"logits_scaling", 8.0},
+           {"final_logit_softcapping", 30.0},
+           {"query_pre_attn_scalar", 256},
+           {"num_local_experts", 8},
+           {"sliding_window", 4096},
+           {"no_rope_layers", {1, 1, 1, 0}},
+           {"layer_types", {"sliding_attention", "full_attention"}}}) {
+    EXPECT_THAT(with(key, value), HasSubstr(std::string("\n  ") + key)) << key;
+  }
+  for (const auto& [key, value] :
+       std::vector<std::pair<const char*, json>>{{"embedding_multiplier", 1.0},
+                                                 {"logits_scaling", 1},
+                                                 {"final_logit_softcapping", nullptr},
+                                                 {"sliding_window", nullptr},
+                                                 {"no_rope_layers", {1, 1}},
+                                                 {"layer_types", {"full_attention"}}}) {
+    EXPECT_EQ(with(key, value), "") << key;
+  }
+}
+
 TEST(LanguageModelConfigTest, ReadsLlama3sPositionsUnderBothKeys) {
   const json scaling = {{"rope_type", "llama3"},
                         {"factor", 32.0},

@@ -1,13 +1,20 @@
 // examples/language_model/weights/gguf_weights: llama.cpp's names and order of rows.
+#include <filesystem>
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "examples/language_model/evaluate/evaluation.h"
 #include "examples/language_model/weights/open_model.h"
+#include "examples/language_model/weights/tokenizer_files.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/text/gguf_bytes.h"
+#include "tests/text/small_vocabulary.h"
+#include "zeropage/text/tokenizer.h"
 #include "zeropage/zeropage.h"
 
 namespace zeropage::gguf_weights_test {
@@ -15,6 +22,7 @@ namespace {
 
 using namespace language_model;
 using namespace zeropage::testing;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr uint32_t kUint32 = 4, kFloat32 = 6, kF32 = 0;
@@ -117,6 +125,36 @@ TEST(GgufWeightsTest, HaveTheShapeAndTheLossOfTheModelThatWasConverted) {
       });
     }
   }
+}
+
+TEST(GgufWeightsTest, TheTokenizerThatIsWrittenBesideThemHasTheSameNumbers) {
+  for (const std::string pre : {"gpt-2", "smollm", "llama-bpe", "qwen2"}) {
+    SCOPED_TRACE(pre);
+    const TextScratch scratch;
+    GgufBytes file = SmallVocabulary().gguf(pre);
+    file.pair("tokenizer.ggml.eos_token_id", kUint32, uint32_t{269});
+    file.words("tokenizer.chat_template", "{{ messages }}");
+    const auto path = scratch.put("model.gguf", file.text());
+    EXPECT_EQ(write_tokenizer(path, scratch.path()), "");
+    const auto before = text::Tokenizer::from_path(path);
+    const auto after = text::Tokenizer::from_path(scratch.path());
+    EXPECT_EQ(after.vocabulary_hash(), before.vocabulary_hash());
+    for (const std::string words :
+         {"the hell, there's 1212 more.\n\n  it's", "e\xCC\x81 \xC3\xA9", "12345\xFF <|im_end|>"}) {
+      for (const auto special : {text::SpecialTokens::kAsText, text::SpecialTokens::kRecognised}) {
+        EXPECT_EQ(after.encode(words, special), before.encode(words, special)) << words;
+      }
+    }
+    const auto config = nlohmann::json::parse(std::ifstream(scratch / "tokenizer_config.json"));
+    EXPECT_EQ(config["eos_token"], "<|im_end|>");
+    EXPECT_EQ(config["chat_template"], "{{ messages }}");
+  }
+  const TextScratch scratch;
+  const auto path =
+      scratch.put("model.gguf", GgufBytes().words("tokenizer.ggml.model", "llama").text());
+  EXPECT_THAT(write_tokenizer(path, scratch.path()),
+              AllOf(HasSubstr("expected gpt2"), HasSubstr("take tokenizer.json from the page")));
+  EXPECT_FALSE(std::filesystem::exists(scratch / "tokenizer.json"));
 }
 
 TEST(GgufWeightsTest, OfModelsThatAreNotKnownAreRefused) {

@@ -120,17 +120,67 @@ TEST_F(LanguageModelProgramTest, AdaptersAreWrittenAloneAndMergedOnRequest) {
   EXPECT_GT(std::abs(adapted - loss_of("--model " + scratch_.path().string())), 1e-3);
 }
 
+TEST_F(LanguageModelProgramTest, WritesAModelOfAShapeThatIsUsedFromADisk) {
+  const Outcome made = run("init --config " + path("config.json") + " --out " + path("random") +
+                           " --dtype bf16 --seed 7 --file-bytes 4KiB");
+  ASSERT_EQ(made.exit_code, 0) << made.output;
+  EXPECT_THAT(made.output, AllOf(HasSubstr("M parameters"), HasSubstr(" files; highest")));
+  std::filesystem::create_directories(path("disk"));
+  const std::string model = " --model " + path("random") + " --tokenizer " +
+                            path("tokenizer.json") + " --threads 1 --json " + path("out.json");
+  const std::string on_disk = " --parameters-on nvme --nvme " + path("disk");
+  const auto loss_with = [&](const std::string& flags) {
+    const Outcome outcome = run("eval" + model + " --text " + path("text.txt") + flags);
+    EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
+    return json()["loss"].get<double>();
+  };
+  EXPECT_NEAR(loss_with(on_disk), loss_with(""), 1e-6);
+  const Outcome answer = run("generate" + model + on_disk + " --prompt hello --tokens 3");
+  EXPECT_EQ(answer.exit_code, 0) << answer.output;
+  const Outcome written =
+      run("export" + model + on_disk + " --export-dtype bf16 --out " + path("written"));
+  EXPECT_EQ(written.exit_code, 0) << written.output;
+  EXPECT_TRUE(std::filesystem::exists(path("written/tokenizer.json")));
+  EXPECT_EQ(nlohmann::json::parse(std::ifstream(path("written/config.json")))["torch_dtype"],
+            "bfloat16");
+  EXPECT_THAT(run("export" + model + " --out x --parameters-on nvme").output,
+              HasSubstr("--parameters-on nvme: name a folder on a local disk with --nvme DIR"));
+  EXPECT_THAT(run("export" + model + " --out x --stage 2" + on_disk).output,
+              HasSubstr("keeps parameters whole on the device; use stage 3"));
+  EXPECT_THAT(run_model("finetune", text_flags() + on_disk).output,
+              HasSubstr("give --optimizer-on host or nvme too"));
+  const Outcome trained =
+      run_model("finetune", text_flags() + on_disk + " --optimizer-on nvme --steps 2 --batch 2");
+  EXPECT_EQ(trained.exit_code, 0) << trained.output;
+}
+
+TEST_F(LanguageModelProgramTest, AllPromptsAreLookedAtBeforeTheFirstIsAnswered) {
+  scratch_.put("prompts.txt", "hello\n\nthere\n");
+  const Outcome empty = run_model("generate", "--tokens 2 --prompts " + path("prompts.txt"));
+  EXPECT_EQ(empty.exit_code, 1);
+  EXPECT_THAT(empty.output,
+              AllOf(HasSubstr("prompts.txt:2: the prompt has no token"), Not(HasSubstr("---"))));
+  const Outcome too_long =
+      run_model("generate", "--tokens 2 --prompt hello --prompt '" + std::string(200, 'x') + "'");
+  EXPECT_EQ(too_long.exit_code, 1);
+  EXPECT_THAT(too_long.output,
+              AllOf(HasSubstr("--prompt 2: the prompt has 200 tokens"), Not(HasSubstr("---"))));
+}
+
 TEST_F(LanguageModelProgramTest, ASignalSavesAndTheSameCallGoesOn) {
   const std::string flags =
       text_flags() + "--steps 4000 --batch 2 --report-every 1 --save " + path("run") + " --resume";
   const std::string command = std::string(ZP_LM) + " finetune --model " + scratch_.path().string() +
-                              " --threads 1 --ranks 2 " + flags;
+                              " --threads 1 --ranks 2 --json " + path("out.json") + " " + flags;
   // The shell is the program then, and timeout its parent.
   const Outcome ended = shell("timeout --signal TERM 8 " + command + "; echo code $?");
   EXPECT_THAT(ended.output, HasSubstr("a signal ended the run after the save of step"));
   ASSERT_TRUE(std::filesystem::exists(path("run/latest"))) << ended.output;
   const Outcome again = shell("timeout --signal TERM 8 " + command + "; echo code $?");
-  EXPECT_THAT(again.output, HasSubstr("goes on behind step"));
+  EXPECT_THAT(again.output, AllOf(HasSubstr("goes on behind step"), Not(HasSubstr("is now")),
+                                  Not(HasSubstr("other options"))));
+  EXPECT_EQ(json()["ended_by"], "SIGTERM");
+  EXPECT_GT(json()["steps"].size(), 0);
   const Outcome refused = run_model("finetune", text_flags() + "--save " + path("run"));
   EXPECT_EQ(refused.exit_code, 1);
   EXPECT_THAT(refused.output, HasSubstr("has a state of another run"));

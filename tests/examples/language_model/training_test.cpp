@@ -207,6 +207,37 @@ TEST(LanguageModelTrainingTest, GoesOnAtAnotherNumberOfRanksAndStage) {
   });
 }
 
+TEST(LanguageModelTrainingTest, ARunThatGoesOnNotesWhatDiffersAndNothingElse) {
+  const DiskFolder disk;
+  TrainingOptions options = few_steps();
+  options.save = disk.path() + "/run";
+  const auto notes_of = [&](const TrainingOptions& now) {
+    std::vector<std::string> notes;
+    run_ranks(1, [&](World& world) {
+      WrappedModel model = new_model(small_llama(), 1, world, {.sharding = {.stage = stage_of(1)}});
+      const PackedRows rows = packed(documents());
+      Trainer trainer(model, rows, now,
+                      {.note = [&](const std::string& note) { notes.push_back(note); }});
+      trainer.resume(/*if_there=*/true);
+      trainer.run();
+    });
+    return notes;
+  };
+  EXPECT_THAT(notes_of(options), ElementsAre());
+  options.steps = 6;
+  EXPECT_THAT(notes_of(options), ElementsAre(HasSubstr("goes on behind step 4")));
+  options.steps = 8;
+  options.weight_decay = 0.5;
+  options.beta2 = 0.99;
+  EXPECT_THAT(notes_of(options), ElementsAre(HasSubstr("goes on behind step 6"),
+                                             "the state's weight decay was 0.01, and is now 0.5",
+                                             "the state's beta2 was 0.95, and is now 0.99"));
+  options.steps = 5;
+  EXPECT_THAT(notes_of(options),
+              ElementsAre(HasSubstr("goes on behind step 8"),
+                          "the state has made 8 steps, and 5 were asked for: nothing is trained"));
+}
+
 TEST(LanguageModelTrainingTest, AdaptersAloneAreTrainedAndHeld) {
   Setting setting{2, 3, 1};
   setting.adapters =

@@ -1,6 +1,8 @@
 // examples/language_model/weights: models from files into shards, and back.
+#include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,6 +11,7 @@
 #include "examples/language_model/weights/adapters.h"
 #include "examples/language_model/weights/export.h"
 #include "examples/language_model/weights/open_model.h"
+#include "examples/language_model/weights/random_model.h"
 #include "examples/language_model/weights/safetensors_writer.h"
 #include "tests/examples/language_model/small_models.h"
 #include "tests/harness/disk_folder.h"
@@ -176,6 +179,146 @@ TEST_F(LanguageModelWeightsTest, OfGpt2UnderItsFirstNamesAreRead) {
   plain->eval();
   again->eval();
   EXPECT_TRUE(torch::equal(again->logits(tokens), plain->logits(tokens)));
+}
+
+TEST_F(LanguageModelWeightsTest, OnADiskGiveTheSameLossAndAreWrittenAsTheyWereRead) {
+  const auto plain = drawn(small_llama());
+  const std::string folder = put_model("model", *plain);
+  const std::vector<int32_t> tokens = text(small_llama(), 40);
+  double expected = 0;
+  run_ranks(1, [&](World& world) {
+    WrappedModel model = open_model(ModelFiles(folder), world, {.sharding = at_stage(0)});
+    expected = evaluate(model, tokens, 16).loss;
+  });
+  for (const Tier tier : {Tier::kHost, Tier::kNvme}) {
+    for (const int ranks : {1, 2}) {
+      run_ranks(ranks, [&](World& world) {
+        Options options = at_stage(3);
+        options.offload.parameters = options.offload.optimizer = tier;
+        if (tier == Tier::kNvme) options.offload.nvme_directory = disk_.path();
+        WrappedModel model = open_model(ModelFiles(folder), world, {.sharding = options});
+        EXPECT_NEAR(evaluate(model, tokens, 16).loss, expected, 1e-6);
+        export_model(path("out"), model);
+      });
+      const auto again = make_model(small_llama());
+      load_weights(*ModelFiles(path("out")).open_weights(), *again);
+      for (const auto& parameter : again->named_parameters()) {
+        EXPECT_TRUE(torch::equal(parameter.value(), plain->named_parameters()[parameter.key()]));
+      }
+    }
+  }
+}
+
+TEST_F(LanguageModelWeightsTest, AtRandomAreAModelThatOpensInAFileOrInSeveral) {
+  ModelConfig config = small_configs()[1];
+  config.initial_deviation = 0.05;
+  const RandomModel one = write_random_model(path("one"), config, {.seed = 3});
+  const RandomModel several =
+      write_random_model(path("several"), config, {.seed = 3, .file_bytes = 8192});
+  EXPECT_EQ(one.files, 1);
+  EXPECT_GT(several.files, 3);
+  EXPECT_EQ(one.parameters, count_parameters(config));
+  EXPECT_EQ(several.bytes, 4 * count_parameters(config));
+  EXPECT_TRUE(std::filesystem::exists(path("several/model.safetensors.index.json")));
+  EXPECT_FALSE(std::filesystem::exists(path("several/model.safetensors")));
+  const auto left = make_model(config), right = make_model(config);
+  load_weights(*ModelFiles(path("one")).open_weights(), *left);
+  load_weights(*ModelFiles(path("several")).open_weights(), *right);
+  for (const auto& parameter : left->named_parameters()) {
+    const torch::Tensor& values = parameter.value();
+    EXPECT_TRUE(torch::equal(values, right->named_parameters()[parameter.key()]));
+    if (values.dim() > 1) {
+      EXPECT_NEAR(values.std().item<double>(), 0.05, 0.01) << parameter.key();
+    } else {
+      const double all = parameter.key().ends_with("bias") ? 0 : 1;
+      EXPECT_TRUE(torch::equal(values, torch::full_like(values, all))) << parameter.key();
+    }
+  }
+  EXPECT_THAT(error_of([&] { write_random_model(path("several"), config); }),
+              HasSubstr("the folder has a model already"));
+  const RandomModel half =
+      write_random_model(path("half"), small_gpt2(), {.dtype = torch::kBFloat16});
+  EXPECT_EQ(half.bytes, 2 * count_parameters(small_gpt2()));
+  run_ranks(2, [&](World& world) {
+    WrappedModel model = open_model(ModelFiles(path("half")), world, {.sharding = at_stage(3)});
+    EXPECT_NEAR(evaluate(model, text(small_gpt2(), 33), 16).loss, std::log(40), 0.1);
+  });
+}
+
+// What trains in bf16 is written in fp32 as the optimizer has it.
+TEST_F(LanguageModelWeightsTest, TrainedInBf16AreWrittenInFp32WithAllTheirDigits) {
+  const std::string folder = put_model("model", *drawn(small_llama()));
+  const torch::Tensor ids = random_tokens(small_llama(), 2, 16);
+  for (const int stage : {0, 3}) {
+    for (const bool has_adapters : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << "stage " << stage << ", adapters " << has_adapters);
+      std::map<std::string, torch::Tensor> exact;
+      std::mutex mutex;
+      run_ranks(2, [&](World& world) {
+        OpenOptions open{.sharding = at_stage(stage)};
+        open.sharding.compute_dtype = torch::kBFloat16;
+        if (has_adapters)
+          open.adapters = AdapterTargets{.options = {.rank = 2}, .layers = {"q_proj"}};
+        WrappedModel model = open_model(ModelFiles(folder), world, open);
+        Optimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(1e-3));
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          model(ids.slice(1, 0, -1), ids.slice(1, 1)).backward();
+          optimizer.step();
+        }
+        visit_owned_shards(model, [&](const OwnedShard& shard) {
+          const std::lock_guard lock(mutex);
+          auto [at, is_new] = exact.try_emplace(shard.name);
+          if (is_new) {
+            at->second = torch::zeros({model.named_parameters()[shard.name].numel()});
+          }
+          at->second.narrow(0, shard.range.begin, shard.range.numel()).copy_(shard.exact);
+        });
+        if (has_adapters) {
+          save_adapters(path("out"), model, folder, torch::kFloat32);
+        } else {
+          export_model(path("out"), model, {.dtype = torch::kFloat32});
+        }
+      });
+      const auto source = zeropage::open_weights(
+          path(has_adapters ? "out/adapter_model.safetensors" : "out/model.safetensors"));
+      bool has_digits = false;
+      for (const auto& entry : source->tensors()) {
+        const torch::Tensor written = torch::empty({c10::multiply_integers(entry.sizes)});
+        ASSERT_EQ(entry.dtype, torch::kFloat32);
+        source->read(entry, 0, written);
+        const std::string name =
+            has_adapters ? entry.name.substr(std::string(kAdapterPrefix).size()) : entry.name;
+        EXPECT_TRUE(torch::equal(written, exact.at(name))) << name;
+        has_digits |= !torch::equal(written.to(torch::kBFloat16).to(torch::kFloat32), written);
+      }
+      EXPECT_TRUE(has_digits);
+    }
+  }
+}
+
+TEST_F(LanguageModelWeightsTest, WithATensorTooManyAreRefusedBesideNewAdaptersToo) {
+  const auto plain = drawn(small_llama());
+  const std::string folder = put_model("model", *plain);
+  std::vector<SafetensorsWriter::Entry> entries;
+  for (const auto& parameter : plain->named_parameters()) {
+    if (parameter.key() == "lm_head.weight" || parameter.key() == "model.norm.weight") continue;
+    entries.push_back({parameter.key(), parameter.value().sizes().vec()});
+  }
+  entries.push_back({"model.layers.0.self_attn.q_norm.weight", {8}});
+  SafetensorsWriter file(folder + "/model.safetensors", entries);
+  for (const auto& entry : entries) file.write(entry.name, torch::zeros(entry.sizes));
+  file.finish();
+  run_ranks(2, [&](World& world) {
+    EXPECT_THAT(error_of([&] {
+                  open_model(
+                      ModelFiles(folder), world,
+                      {.sharding = at_stage(3), .adapters = AdapterTargets{.layers = {"q_proj"}}});
+                }),
+                AllOf(HasSubstr("unexpected: model.layers.0.self_attn.q_norm.weight"),
+                      HasSubstr("missing in it: model.norm.weight"), Not(HasSubstr("half loaded")),
+                      Not(HasSubstr("lora"))));
+  });
 }
 
 // A run that trains new adapters, saves them alone, and merges them.

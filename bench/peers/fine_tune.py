@@ -79,6 +79,20 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+class Adapted(nn.Module):
+    """A linear layer with a change of low rank, as peft's Linear without dropout computes it."""
+
+    def __init__(self, base, rank, scale):
+        super().__init__()
+        self.base = base
+        self.lora_A = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device)
+        self.lora_B = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device)
+        self.scale = scale
+
+    def forward(self, x):
+        return self.base(x) + self.lora_B(self.lora_A(x)) * self.scale
+
+
 class Body(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -104,6 +118,21 @@ class Llama(nn.Module):
         for layer in self.model.layers:
             x = layer(x, cosines, sines)
         return F.linear(self.model.norm(x), self.model.embed_tokens.weight)
+
+
+def add_adapters(model, folder):
+    """Peft's adapters into the layers that they name; everything else is frozen."""
+    config = json.loads((folder / "adapter_config.json").read_text())
+    model.requires_grad_(False)
+    for layer in model.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, child in list(part.named_children()):
+                if name in config["target_modules"]:
+                    setattr(part, name, Adapted(child, config["r"], config["lora_alpha"] / config["r"]))
+    weights = load_file(folder / "adapter_model.safetensors")
+    missing = model.load_state_dict({name.removeprefix("base_model.model."): value for name, value in weights.items()}, strict=False)
+    if missing.unexpected_keys:
+        sys.exit(f"fine_tune.py: {folder}: unexpected {missing.unexpected_keys[:3]}")
 
 
 def loaded(folder):
@@ -140,6 +169,7 @@ def main():
     parser.add_argument("--kind", choices=["ddp", "fsdp2"], required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--batches", type=Path, required=True, help="safetensors with batches [steps, rows, length + 1]")
+    parser.add_argument("--adapters", type=Path, help="folder of adapters to train, in peft's form; without it: all weights")
     parser.add_argument("--json", type=Path, required=True)
     for name in ("lr", "least-rate", "weight-decay", "beta1", "beta2", "clip-norm"):
         parser.add_argument("--" + name, type=float, required=True)
@@ -151,11 +181,16 @@ def main():
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     batches = load_file(arguments.batches)["batches"]
     base = reset_rss_peak()
-    model = sharded(loaded(arguments.model), arguments.kind)
-    matrices = [p for p in model.parameters() if p.dim() > 1]
-    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    whole = loaded(arguments.model)
+    if arguments.adapters:
+        add_adapters(whole, arguments.adapters)
+    model = sharded(whole, arguments.kind)
+    del whole
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices, vectors = [p for p in trained if p.dim() > 1], [p for p in trained if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": arguments.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": arguments.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        [group for group in groups if group["params"]],
         lr=arguments.lr, betas=(arguments.beta1, arguments.beta2), fused=True)
     of_opening = rss_peak()
     reset_rss_peak()
@@ -170,7 +205,7 @@ def main():
         loss = F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
         del logits
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), arguments.clip_norm)
+        nn.utils.clip_grad_norm_(trained, arguments.clip_norm)
         optimizer.step()
         mean = loss.detach().double()
         dist.all_reduce(mean)

@@ -57,6 +57,7 @@ std::vector<Setting> settings_over(Over over) {
   }
   if (over == Over::kFp32) return settings;
   for (const Mode mode : {Mode::kBf16, Mode::kAutocast, Mode::kHostOffload, Mode::kRecompute}) {
+    if (over == Over::kNotAutocast && mode == Mode::kAutocast) continue;
     for (const int stage : {1, 3}) settings.push_back({.stage = stage, .mode = mode});
   }
   return settings;

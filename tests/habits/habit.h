@@ -27,8 +27,9 @@ int add_habit(Habit habit);
 
 // Which settings a habit is run in.
 enum class Over {
-  kAll,   // stages 0-3 in fp32 on 2 ranks; 0 and 3 on 1 and 3; 1 and 3 in the other modes
-  kFp32,  // those in fp32
+  kAll,          // stages 0-3 in fp32 on 2 ranks; 0 and 3 on 1 and 3; 1 and 3 in the other modes
+  kFp32,         // those in fp32
+  kNotAutocast,  // those without autocast
 };
 
 struct RightOptions {

@@ -128,7 +128,7 @@ def main():
         folder = Path(name)
         run([BUILD / "examples/zp-lm", "export", "--model", arguments.model, "--out", folder / "model"])
         run([BUILD / "bench/training_batches", "--tokenizer", arguments.model, "--text", *arguments.text, "--length", arguments.length,
-             "--batch", arguments.batch, "--steps", arguments.steps, "--out", folder / "batches.safetensors"])
+             "--batch", arguments.batch, "--steps", max(arguments.steps, arguments.round_steps), "--out", folder / "batches.safetensors"])
         if arguments.lora:
             write_adapters(folder / "adapters", folder / "model", arguments.lora)
 

@@ -86,6 +86,36 @@ Numbers libtorch_steps(const LionOptions& options, const torch::Tensor& values,
   return {value, exp_avg};
 }
 
+// First passes, which leave directions in place of values.
+Numbers libtorch_steps(const MuonOptions& options, const torch::Tensor& /*values*/,
+                       const Numbers& gradients) {
+  const double momentum = options.momentum();
+  torch::Tensor average = torch::zeros_like(gradients[0]);
+  torch::Tensor direction;
+  for (const auto& gradient : gradients) {
+    average = momentum * average + (1 - momentum) * gradient;
+    direction = options.nesterov() ? (1 - momentum) * gradient + momentum * average : average;
+  }
+  return {direction, average};
+}
+
+Numbers libtorch_steps(const LambOptions& options, const torch::Tensor& values,
+                       const Numbers& gradients) {
+  const auto [beta1, beta2] = options.betas();
+  torch::Tensor value = values.clone();
+  torch::Tensor average = torch::zeros_like(values);
+  torch::Tensor square = torch::zeros_like(values);
+  double made = 0;
+  for (const auto& gradient : gradients) {
+    ++made;
+    average = beta1 * average + (1 - beta1) * gradient;
+    square = beta2 * square + (1 - beta2) * gradient * gradient;
+    const auto root = (square / (1 - std::pow(beta2, made))).sqrt() + options.eps();
+    value = average / (1 - std::pow(beta1, made)) / root + options.weight_decay() * value;
+  }
+  return {value, average, square};
+}
+
 // The largest difference, in ulp of the element or, where that is small, of the tensor's root mean
 // square: a sum that nearly cancels has the error of its terms.
 double ulps_between(const torch::Tensor& expected, const torch::Tensor& actual) {

@@ -51,7 +51,7 @@ class FlaggedUpdate final : public PageUpdate {
   void set_updates(int64_t updates) override { steps_ = updates; }
 
   void step(const torch::Tensor& of_part, const HasGradient& has_gradient,
-            const offload::GradientFactors& factors) override {
+            const offload::GradientFactors& factors, const Directions& /*directions*/) override {
     ++steps_;
     for (const ParameterShard& slice : slices_) {
       if (slice.range.empty() || !has_gradient(slice.parameter)) continue;

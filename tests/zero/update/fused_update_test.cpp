@@ -222,7 +222,7 @@ std::vector<torch::Tensor> stepped_in_groups(const std::vector<std::vector<size_
       return AlternatingGroups::has_gradient(parameter, step);
     };
     for (const auto& update : made) {
-      update->step(AlternatingGroups::gradient(), has, {.scale = 0.5});
+      update->step(AlternatingGroups::gradient(), has, {.scale = 0.5}, {});
     }
   }
   std::map<size_t, std::vector<torch::Tensor>> states;
@@ -254,7 +254,7 @@ TEST(FusedUpdateTest, StatesOfAGroupThatAreMadeTogetherShareMemory) {
   const auto update =
       detail::fused_form<torch::optim::AdamW>(AdamWOptions())->make(AlternatingGroups::part());
   update->add_groups(AlternatingGroups::groups(all));
-  update->step(AlternatingGroups::gradient(), [](size_t) { return true; }, {});
+  update->step(AlternatingGroups::gradient(), [](size_t) { return true; }, {}, {});
   std::set<const c10::StorageImpl*> storages;
   update->visit_states(StateAccess::kRead, [&](OwnedState& state) {
     for (const auto& tensor : state.tensors) {
@@ -280,7 +280,7 @@ std::vector<torch::Tensor> stepped_with_flags(offload::StateFormat format,
     // The second parameter misses the first step.
     const auto has = [&](size_t parameter) { return parameter == 0 || step > 0; };
     update->step(gradient, has,
-                 {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)});
+                 {.scale = 1, .found_inf = torch::full({1}, flags[step] ? 1.0F : 0.0F)}, {});
     if (flags[step]) update->uncount_step();
   }
   std::vector<torch::Tensor> result = {part.values};

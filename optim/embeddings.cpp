@@ -1,5 +1,7 @@
 #include "optim/embeddings.h"
 
+#include <sstream>
+
 #include <torch/nn/modules/embedding.h>
 
 namespace zeropage::offload {
@@ -14,6 +16,18 @@ Embeddings::Embeddings(const torch::nn::Module& module) {
     if (const auto* one = part->as<torch::nn::Embedding>()) add(one->weight);
     if (const auto* bag = part->as<torch::nn::EmbeddingBag>()) add(bag->weight);
   }
+}
+
+std::string Embeddings::sizes() const {
+  std::ostringstream text;
+  for (const std::vector<int64_t>& sizes : sizes_) text << sizes[0] << ' ' << sizes[1] << ' ';
+  return text.str();
+}
+
+void Embeddings::add_sizes(const std::string& text) {
+  std::istringstream numbers(text);
+  std::vector<int64_t> sizes(2);
+  while (numbers >> sizes[0] >> sizes[1]) sizes_.insert(sizes);
 }
 
 bool Embeddings::contain(const at::Tensor& parameter) const {

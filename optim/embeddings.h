@@ -3,6 +3,7 @@
 #pragma once
 
 #include <set>
+#include <string>
 #include <unordered_set>
 #include <vector>
 
@@ -15,6 +16,10 @@ class Embeddings {
  public:
   Embeddings() = default;
   explicit Embeddings(const torch::nn::Module& module);
+
+  // Sizes of embeddings, one behind the other: "11 8 ". Those of a text that another rank gave are embeddings' here, too.
+  std::string sizes() const;
+  void add_sizes(const std::string& text);
 
   // Whether it is the weight of an embedding, or has the sizes of one, as a head has.
   bool contain(const at::Tensor& parameter) const;

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <unordered_set>
 
+#include <torch/nn/modules/conv.h>
 #include <torch/optim/serialize.h>
 #include <torch/serialize/archive.h>
 
@@ -219,6 +221,20 @@ class MuonForm final : public offload::TensorForm {
   }
 };
 
+// Weights of three dimensions that are no batch of matrices.
+std::unordered_set<const c10::TensorImpl*> filters_of(const torch::nn::Module& module) {
+  std::unordered_set<const c10::TensorImpl*> filters;
+  for (const auto& part : module.modules(/*include_self=*/false)) {
+    if (const auto* one = part->as<torch::nn::Conv1d>()) {
+      filters.insert(one->weight.unsafeGetTensorImpl());
+    }
+    if (const auto* one = part->as<torch::nn::ConvTranspose1d>()) {
+      filters.insert(one->weight.unsafeGetTensorImpl());
+    }
+  }
+  return filters;
+}
+
 }  // namespace
 
 namespace offload {
@@ -297,7 +313,9 @@ void check_options(const MuonOptions& options) {
            "Muon: momentum: expected it in [0, 1), got ", options.momentum());
   ZP_CHECK(options.ns_steps() >= 1 && options.ns_steps() < 100,
            "Muon: ns_steps: expected 1 to 99, got ", options.ns_steps());
-  ZP_CHECK(options.ns_eps() > 0, "Muon: ns_eps: expected more than 0, got ", options.ns_eps());
+  constexpr double kLeastEps = 1e-30;  // whose inverse fp32 has
+  ZP_CHECK(options.ns_eps() >= kLeastEps, "Muon: ns_eps: expected ", kLeastEps, " or more, got ",
+           options.ns_eps());
   const at::ScalarType dtype = options.ns_dtype();
   ZP_CHECK(dtype == at::ScalarType::Undefined || dtype == at::kFloat || dtype == at::kBFloat16,
            "Muon: ns_dtype: expected float or bfloat16, got ", dtype);
@@ -313,33 +331,44 @@ void check_options(const MuonOptions& options) {
 std::vector<torch::optim::OptimizerParamGroup> muon_groups(const torch::nn::Module& module,
                                                            const MuonOptions& matrices,
                                                            const MuonOptions& others) {
+  return muon_groups(module, module.parameters(), matrices, others);
+}
+
+std::vector<torch::optim::OptimizerParamGroup> muon_groups(
+    const torch::nn::Module& module, const std::vector<at::Tensor>& parameters,
+    const MuonOptions& matrices, const MuonOptions& others) {
   const offload::Embeddings embeddings(module);
-  std::vector<at::Tensor> of_muon;
-  std::vector<at::Tensor> of_others;
-  for (const at::Tensor& parameter : module.parameters()) {
-    const bool is_embedding = embeddings.contain(parameter);
-    const auto dimensions = static_cast<size_t>(parameter.dim());
-    const bool takes = (dimensions == 2 && matrices.matrices() == MuonMatrices::kParameter) ||
-                       (dimensions != 2 && has_dimensions(matrices.matrices(), dimensions)) ||
-                       (dimensions == 2 && matrices.matrices() == MuonMatrices::kFlattened);
-    (takes && (!is_embedding || matrices.takes_embeddings()) ? of_muon : of_others)
-        .push_back(parameter);
+  const std::unordered_set<const c10::TensorImpl*> filters = filters_of(module);
+  std::vector<at::Tensor> of_matrices, of_batches, of_others;
+  for (const at::Tensor& parameter : parameters) {
+    const bool is_embedding = embeddings.contain(parameter) && !matrices.takes_embeddings();
+    const bool is_batch = matrices.matrices() == MuonMatrices::kBatch && parameter.dim() == 3 &&
+                          !filters.contains(parameter.unsafeGetTensorImpl());
+    const bool is_matrix = parameter.dim() == 2 ||
+                           (matrices.matrices() == MuonMatrices::kFlattened && parameter.dim() > 2);
+    std::vector<at::Tensor>& group = is_embedding ? of_others
+                                     : is_batch   ? of_batches
+                                     : is_matrix  ? of_matrices
+                                                  : of_others;
+    group.push_back(parameter);
   }
+  const bool has_batches = matrices.matrices() == MuonMatrices::kBatch;
+  MuonOptions of_single = matrices;
+  if (has_batches) of_single.matrices(MuonMatrices::kParameter);
+  // Also empty ones: the stages of a pipeline have as many groups.
   std::vector<torch::optim::OptimizerParamGroup> groups;
-  if (!of_muon.empty()) {
-    groups.emplace_back(of_muon, std::make_unique<MuonOptions>(matrices));
-  }
-  if (!of_others.empty()) {
-    groups.emplace_back(of_others, std::make_unique<MuonOptions>(others));
-  }
+  groups.emplace_back(of_matrices, std::make_unique<MuonOptions>(of_single));
+  if (has_batches) groups.emplace_back(of_batches, std::make_unique<MuonOptions>(matrices));
+  groups.emplace_back(of_others, std::make_unique<MuonOptions>(others));
   return groups;
 }
 
 at::Tensor orthogonalised(const at::Tensor& matrix, const MuonOptions& options) {
   ZP_CHECK(matrix.dim() == 2 && matrix.is_floating_point(),
-           "orthogonalised: expected a matrix of floating point, got ", matrix.scalar_type(),
+           "orthogonalised: expected floating point of two dimensions, got ", matrix.scalar_type(),
            " of sizes ", matrix.sizes());
   check_options(options);
+  const torch::NoGradGuard no_grad;
   return offload::orthogonalised(matrix, iteration_of(options, matrix.device()));
 }
 

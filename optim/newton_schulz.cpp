@@ -108,6 +108,13 @@ at::Tensor iterated(at::Tensor wide, const NewtonSchulz& how) {
 }  // namespace
 
 at::Tensor orthogonalised(const at::Tensor& matrix, const NewtonSchulz& how) {
+  if (matrix.is_meta()) {
+    // What a simulation counts: two matrices, and two of their smaller side.
+    const int64_t least = std::min(matrix.size(0), matrix.size(1));
+    const at::Tensor squares = at::empty({2, least, least}, matrix.options());
+    const at::Tensor other = at::empty(matrix.sizes(), matrix.options());
+    return at::empty(matrix.sizes(), matrix.options().dtype(at::kFloat));
+  }
   if (matrix.numel() == 0) return at::zeros(matrix.sizes(), matrix.options().dtype(at::kFloat));
   const bool is_tall = matrix.size(0) > matrix.size(1);
   const at::Tensor as_wide = is_tall ? matrix.t() : matrix;

@@ -45,7 +45,8 @@ class TensorForm {
   virtual bool takes_embeddings(const Options& /*options*/) const { return true; }
 
   // kMatrix: how long transform() takes, in any unit; the dtype in which ranks send each other directions and what becomes of
-  // them; and that itself, in place. directions: shaped as the parameter, fp32, not the meta device.
+  // them; and that itself, in place. directions: shaped as the parameter, fp32; the meta
+  // device, of a simulation, too.
   virtual double cost(const Options& /*options*/, at::IntArrayRef /*sizes*/) const { return 0; }
   virtual at::ScalarType wire_dtype(const Options& /*options*/,
                                     const at::Device& /*device*/) const {

@@ -79,9 +79,6 @@ void check_training(const Config& config, int ranks) {
 }
 
 void check_optimizer(const OptimizerKeys& optimizer) {
-  expect(optimizer.name != OptimizerName::kLamb,
-         "OPTIMIZER.NAME: Zeropage has no LAMB, whose update needs the norm of whole weights; for "
-         "a large batch use sgd with SCHEDULE.WARMUP_EPOCHS, or adamw");
   expect(optimizer.learning_rate > 0, "OPTIMIZER.LEARNING_RATE: expected a number above 0, got " +
                                           text(optimizer.learning_rate));
   below("OPTIMIZER.MOMENTUM", optimizer.momentum, 1);

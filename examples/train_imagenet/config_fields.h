@@ -122,7 +122,7 @@ constexpr auto table_of(std::type_identity<OptimizerKeys>) {
                    .bounds = Bounds::not_negative()}),
               field<&OptimizerKeys::momentum>({.help = "Momentum of sgd"}),
               field<&OptimizerKeys::nesterov>({.help = "Nesterov's form of that momentum"}),
-              field<&OptimizerKeys::betas>({.help = "Betas of adamw"}),
+              field<&OptimizerKeys::betas>({.help = "Betas of adamw and lamb"}),
               field<&OptimizerKeys::weight_decay>({.help = "Decay of weights"}),
               field<&OptimizerKeys::decay_vectors>({.help = "Decay biases and norms too"})));
 }

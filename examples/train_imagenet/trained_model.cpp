@@ -1,6 +1,7 @@
 #include "train_imagenet/trained_model.h"
 
 #include <zeropage/batches.h>
+#include <zeropage/lamb.h>
 
 namespace train_imagenet {
 namespace {
@@ -36,6 +37,7 @@ std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(Model& model, const Opt
   }
   AlgorithmOptions for_vectors = options;
   for_vectors.weight_decay(keys.decay_vectors ? keys.weight_decay : 0);
+  if constexpr (requires { for_vectors.trust_ratio(false); }) for_vectors.trust_ratio(false);
   zeropage::ShardedOptimizer::Groups groups;
   groups.emplace_back(weights, std::make_unique<AlgorithmOptions>(options));
   groups.emplace_back(vectors, std::make_unique<AlgorithmOptions>(for_vectors));
@@ -49,6 +51,12 @@ std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(Model& model, const Opt
                                                .momentum(keys.momentum)
                                                .nesterov(keys.nesterov)
                                                .weight_decay(keys.weight_decay));
+  }
+  if (keys.name == OptimizerName::kLamb) {
+    return optimizer_of<zeropage::Lamb>(model, keys,
+                                        zeropage::LambOptions(keys.learning_rate)
+                                            .betas({keys.betas.at(0), keys.betas.at(1)})
+                                            .weight_decay(keys.weight_decay));
   }
   return optimizer_of<torch::optim::AdamW>(model, keys,
                                            torch::optim::AdamWOptions(keys.learning_rate)

@@ -54,7 +54,7 @@ struct MuonOptions : public torch::optim::OptimizerCloneableOptions<MuonOptions>
   // The Newton-Schulz iteration's, and how often it is made: 1 to 99.
   TORCH_ARG(coefficients_t, ns_coefficients) = std::make_tuple(3.4445, -4.7750, 2.0315);
   TORCH_ARG(int64_t, ns_steps) = 5;
-  // The least norm that a matrix is divided by; above 0.
+  // The least norm that a matrix is divided by; at least 1e-30.
   TORCH_ARG(double, ns_eps) = 1e-7;
   // float or bfloat16. Undefined: bfloat16 on an accelerator, and float on the CPU, where bfloat16 takes many times as
   // long. Ranks send each other matrices in it.
@@ -83,13 +83,18 @@ struct MuonOptions : public torch::optim::OptimizerCloneableOptions<MuonOptions>
 // Throws unless the options are in range.
 void check_options(const MuonOptions& options);
 
-// The module's parameters in two groups: the weights that Muon is for, with `matrices`, and the others, with `others`. Muon's are
+// The module's parameters in groups: the weights that Muon is for, with `matrices`, and the others, with `others`. Muon's are
 // those of two dimensions but for embeddings, and for weights of an embedding's sizes, which are heads. matrices.matrices()
-// takes in others: kBatch those of three dimensions, kFlattened those of three or more. A group that would be empty is left
-// out.
+// takes in more: kBatch those of three dimensions that are no convolution's, in a group between these, and kFlattened those of three or more. A group may be
+// empty.
 std::vector<torch::optim::OptimizerParamGroup> muon_groups(
     const torch::nn::Module& module, const MuonOptions& matrices,
     const MuonOptions& others = MuonOptions::adamw());
+// The same of some parameters: those of a pipeline's stage, where the embedding is on another one. The module is the whole one;
+// one without memory will do (DeferredModule).
+std::vector<torch::optim::OptimizerParamGroup> muon_groups(
+    const torch::nn::Module& module, const std::vector<at::Tensor>& parameters,
+    const MuonOptions& matrices, const MuonOptions& others = MuonOptions::adamw());
 
 // U V^T, roughly, where matrix = U S V^T: after `ns_steps` iterations of X = a X + (b X X^T + c (X X^T)^2) X its singular
 // values lie between about 0.7 and 1.2 (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks").

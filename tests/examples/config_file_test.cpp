@@ -141,7 +141,7 @@ TEST_F(ConfigFileTest, ValuesThatContradictEachOtherAreRefused) {
               HasSubstr("TRAIN.BATCH 4 cannot be shared by 2 ranks"));
   EXPECT_EQ(contradiction({"TRAIN.MIXUP", "1e-12"}),
             "TRAIN.MIXUP: expected 0, or 0.01 to 4, got 1e-12");
-  EXPECT_THAT(contradiction({"OPTIMIZER.NAME", "lamb"}), HasSubstr("Zeropage has no LAMB"));
+  EXPECT_EQ(contradiction({"OPTIMIZER.NAME", "lamb"}), contradiction({"OPTIMIZER.NAME", "adamw"}));
   EXPECT_THAT(contradiction({"DATA.VALIDATION", "v"}), HasSubstr("expected one of them, got both"));
   EXPECT_THAT(contradiction({"DATA.HELD_OUT", "0"}),
               HasSubstr("DATA.VALIDATION: expected a folder"));

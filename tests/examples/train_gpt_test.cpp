@@ -1,5 +1,7 @@
 // The command lines that users type, as they type them: exit codes, one-line errors, the JSON, the
 // launchers.
+#include <set>
+
 #include "tests/examples/train_gpt_run.h"
 
 namespace train_gpt_test {
@@ -14,7 +16,7 @@ TEST_F(TrainGptTest, RefusesBadCommandLinesInOneLine) {
   expect_refused(train_gpt("--lr nan"), "--lr nan");
   expect_refused(train_gpt("--ranks 0"), "--ranks");
   expect_refused(train_gpt("--heads 3 --d-model 32"), "does not divide --d-model 32");
-  expect_refused(train_gpt("--optimizer muon"), "--optimizer");
+  expect_refused(train_gpt("--optimizer rprop"), "--optimizer");
   expect_refused(train_gpt("--peak-tflops -1"), "--peak-tflops -1: expected a number > 0");
   expect_refused(train_gpt("--page-bytes 3"), "expected 4.0 KiB or more");
   expect_refused(train_gpt("--stage 3 --parameter-budget some"), "--parameter-budget");
@@ -80,6 +82,20 @@ TEST_F(TrainGptTest, TellsTheUtilisationOfAPeakThatIsKnown) {
               1e-9);
   ASSERT_EQ(train_gpt(tiny("")).exit_code, 0);
   EXPECT_FALSE(json().contains("mfu")) << "a CPU's peak is not known";
+}
+
+TEST_F(TrainGptTest, HasOneHashOfMuonAndOfLambAtEveryStage) {
+  for (const std::string optimizer : {"muon", "lamb"}) {
+    std::set<std::string> hashes;
+    for (const std::string setting :
+         {"--ranks 1 --accumulate 2", "--ranks 2 --stage 0", "--ranks 2 --stage 3"}) {
+      const Outcome outcome =
+          train_gpt(tiny("--world-invariant --optimizer " + optimizer + " " + setting));
+      ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+      hashes.insert(json()["weights_sha256"].get<std::string>());
+    }
+    EXPECT_EQ(hashes.size(), 1U) << optimizer;
+  }
 }
 
 TEST_F(TrainGptTest, RefusesDataThatItCannotTrainOn) {

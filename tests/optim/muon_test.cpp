@@ -72,7 +72,7 @@ TEST(OrthogonalisedTest, HasSingularValuesNearOne) {
 TEST(OrthogonalisedTest, OfZerosIsZeros) {
   EXPECT_TRUE(torch::equal(orthogonalised(torch::zeros({3, 5})), torch::zeros({3, 5})));
   EXPECT_EQ(orthogonalised(torch::zeros({0, 5})).numel(), 0);
-  EXPECT_THAT(error_of([] { orthogonalised(torch::zeros({5})); }), HasSubstr("expected a matrix"));
+  EXPECT_THAT(error_of([] { orthogonalised(torch::zeros({5})); }), HasSubstr("of two dimensions"));
 }
 
 torch::Tensor gradient_of(int64_t step, torch::IntArrayRef sizes) {
@@ -151,6 +151,8 @@ TEST(MuonTest, RefusesWhatItCannotUpdate) {
   EXPECT_THAT(error_of([&] { Muon({vector}, MuonOptions().ns_steps(0)); }), HasSubstr("1 to 99"));
   EXPECT_THAT(error_of([&] { Muon({vector}, MuonOptions().ns_dtype(torch::kHalf)); }),
               HasSubstr("float or bfloat16"));
+  EXPECT_THAT(error_of([&] { Muon({vector}, MuonOptions().ns_eps(1e-39)); }),
+              HasSubstr("ns_eps: expected 1e-30 or more"));
 }
 
 TEST(MuonTest, OptionsAreSavedAndLoaded) {

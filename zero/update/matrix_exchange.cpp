@@ -25,9 +25,7 @@ class MatrixExchange::Run {
     gather_own();
     if (!is_shared_) travel("matrices to their owners", Way::kToOwner);
     for (size_t index = 0; index < matrices_.size(); ++index) {
-      if (whole_[index].defined() && !whole_[index].is_meta()) {
-        matrices_[index].transform(shaped(index));
-      }
+      if (whole_[index].defined()) matrices_[index].transform(shaped(index));
     }
     travel("updates of matrices from their owners", Way::kFromOwner);
     scatter_own();

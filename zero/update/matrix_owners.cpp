@@ -32,7 +32,7 @@ std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& page
   std::vector<MatrixBucket> buckets;
   int64_t numel = 0;
   for (size_t page = 0; page < pages.size(); ++page) {
-    if (buckets.empty() || numel * count >= all) {
+    if (buckets.empty() || (all > 0 && numel * count >= all)) {
       buckets.push_back({.first_page = page});
       numel = 0;
     }

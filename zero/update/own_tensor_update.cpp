@@ -1,6 +1,9 @@
 #include "zero/update/own_tensor_update.h"
 
+#include <algorithm>
 #include <cmath>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <ATen/ops/zeros.h>
@@ -12,6 +15,23 @@
 
 namespace zeropage {
 namespace {
+
+// A tensor that a user's update was given as `before`.
+void check_in_place(const char* who, const char* what, const at::Tensor& before,
+                    const at::Tensor& after) {
+  ZP_CHECK(after.sizes() == before.sizes() && after.strides() == before.strides() &&
+               after.is_alias_of(before) && after.storage_offset() == before.storage_offset(),
+           "a TensorUpdate of your own: ", who, ": expected ", what, " of sizes ", before.sizes(),
+           " where they lie, got sizes ", after.sizes(),
+           after.is_alias_of(before) ? "" : " elsewhere",
+           "; write to them in place, by copy_() or mul_()");
+}
+
+std::vector<at::Tensor> aliases_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<at::Tensor> aliases;
+  for (const at::Tensor& tensor : tensors) aliases.push_back(tensor.alias());
+  return aliases;
+}
 
 class OwnForm final : public offload::TensorForm {
  public:
@@ -33,7 +53,11 @@ class OwnForm final : public offload::TensorForm {
     return static_cast<double>(numel) * static_cast<double>(std::min(rows, numel / rows));
   }
   void transform(const Options& options, const at::Tensor& directions) const override {
+    // A simulation's have no values for the user's code to read.
+    if (directions.is_meta()) return;
+    const at::Tensor given = directions.alias();
     update_->transform_any(options, directions);
+    check_in_place("transform()", "directions", given, directions);
   }
   double factor(const Options& options, at::IntArrayRef sizes, const Sums& sums) const override {
     return update_->factor_any(options, sizes, std::sqrt(sums.values.value()),
@@ -52,6 +76,10 @@ namespace detail {
 std::shared_ptr<const FusedForm> own_form(const std::shared_ptr<const TensorUpdateBase>& update,
                                           UpdateReads reads,
                                           const torch::optim::OptimizerOptions& defaults) {
+  ZP_CHECK(reads == UpdateReads::kSums || reads == UpdateReads::kMatrix,
+           "what a TensorUpdate of your own reads: expected UpdateReads::kSums or "
+           "UpdateReads::kMatrix; an "
+           "optimizer that reads elements alone is a class of torch::optim (zeropage/optimizer.h)");
   return std::make_shared<const FusedForm>(
       FusedForm{.make =
                     [update](OwnedPart part) {
@@ -89,7 +117,13 @@ void OwnTensorUpdate::add_groups(std::vector<OwnedGroup> groups) {
 }
 
 void OwnTensorUpdate::make_states(Shard& shard) const {
-  const size_t wanted = update_->states_of(*options_[shard.group]).size();
+  const std::vector<std::string> names = update_->states_of(*options_[shard.group]);
+  const size_t wanted = names.size();
+  ZP_CHECK(std::set(names.begin(), names.end()).size() == wanted &&
+               (shard.names.empty() || names == shard.names),
+           "a TensorUpdate of your own: states(): expected names that differ and stay, got ", names,
+           shard.names.empty() ? "" : ", which were others before");
+  shard.names = names;
   const memory::SurvivorScope state(memory::Kind::kOptimizerState);
   while (shard.states.size() < wanted) {
     shard.states.push_back(
@@ -114,12 +148,17 @@ void OwnTensorUpdate::make_directions(const at::Tensor& gradient, const HasGradi
     if (!has_gradient(shard.parameter)) continue;
     make_states(shard);
     ++shard.steps;
-    update_->direct_any(*options_[shard.group],
-                        {.step = shard.steps,
-                         .values = of(shard, part_.values),
-                         .gradient = of(shard, gradient).to(at::kFloat).mul(factors.scale),
-                         .states = shard.states,
-                         .directions = of(shard, directions)});
+    const TensorUpdateBase::Elements elements{
+        .step = shard.steps,
+        .values = of(shard, part_.values),
+        .gradient = of(shard, gradient).to(at::kFloat).mul(factors.scale),
+        .states = aliases_of(shard.states),
+        .directions = of(shard, directions)};
+    update_->direct_any(*options_[shard.group], elements);
+    check_in_place("direct()", "directions", of(shard, directions), elements.directions);
+    for (size_t index = 0; index < shard.states.size(); ++index) {
+      check_in_place("direct()", "states", shard.states[index], elements.states[index]);
+    }
   }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "zero/update/fused_update.h"
@@ -36,6 +37,7 @@ class OwnTensorUpdate final : public PageUpdate {
     Range range;  // in the owned part
     int64_t steps = 0;
     std::vector<at::Tensor> states = {};
+    std::vector<std::string> names = {};  // of them
   };
 
   void make_states(Shard& shard) const;

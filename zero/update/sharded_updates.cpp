@@ -1,9 +1,11 @@
 #include "zero/update/sharded_updates.h"
 
 #include <cmath>
+#include <typeinfo>
 #include <utility>
 
 #include <c10/util/ScopeExit.h>
+#include <c10/util/Type.h>
 
 #include "zero/setup/memory_limits.h"
 #include "zero/setup/memory_need.h"
@@ -35,7 +37,15 @@ ShardedUpdates::~ShardedUpdates() = default;
 
 // A checks its options when it is made, also on a rank that owns nothing.
 void ShardedUpdates::check_class_takes_options(const torch::optim::Optimizer& optimizer) const {
-  if (!factory_.algorithm().make_class_optimizer) return;
+  const UpdateAlgorithm& algorithm = factory_.algorithm();
+  for (size_t group = 0; algorithm.tensors && group < groups_.size(); ++group) {
+    const torch::optim::OptimizerOptions& options = groups_.options(group);
+    ZP_CHECK(algorithm.options.type == typeid(options), class_name(), ": parameter group ", group,
+             " has ", c10::demangle(typeid(options).name()), ", and the class has ",
+             c10::demangle(algorithm.options.type.name()),
+             "; give each group options of the class");
+  }
+  if (!algorithm.make_class_optimizer) return;
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {
     std::vector<OptimizerParamGroup> empty;
     empty.emplace_back(std::vector<at::Tensor>{}, group.options().clone());

@@ -22,51 +22,74 @@ TensorPasses::TensorPasses(ShardedModel parameters, const ParameterGroups& group
       groups_(groups),
       updates_(updates),
       algorithm_(algorithm),
-      class_name_(algorithm.class_name),
-      form_(*algorithm.tensors) {
+      embeddings_(algorithm.embeddings) {
   ZP_CHECK(parameters_.options.offload.step == StepWhen::kInStep,
-           "options.offload.step: ", class_name_,
+           "options.offload.step: ", algorithm_.class_name,
            " reads whole tensors, of which ranks know only when backward has ended; use "
            "StepWhen::kInStep");
+  find_embeddings();
   adopt();
 }
 
-void TensorPasses::adopt() {
-  check_groups();
-  if (reads_of_groups_.size() == groups_.size() && known_pages_ == updates_.all().size()) return;
-  known_pages_ = updates_.all().size();
-  find_parameters();
-  for (size_t group = reads_of_groups_.size(); group < groups_.size(); ++group) {
-    for (const size_t index : groups_.parameters_of(group)) check(group, index);
-    reads_of_groups_.push_back(form_.reads(groups_.options(group)));
+// A head is on another stage than the embedding whose sizes it has.
+void TensorPasses::find_embeddings() {
+  const comm::World* const stages = pipeline_world_of(*parameters_.pages);
+  if (stages == nullptr) return;
+  const std::string own = embeddings_.sizes();
+  for (const std::string& of_stage : stages->gather_text("the sizes of embeddings", own)) {
+    embeddings_.add_sizes(of_stage);
   }
+}
+
+void TensorPasses::adopt() {
+  check_known();
+  if (known_groups_.size() == groups_.size() && known_pages_ == updates_.all().size()) return;
+  known_pages_ = updates_.all().size();
+  for (size_t group = known_groups_.size(); group < groups_.size(); ++group) check_new(group);
+  find_parameters();
   find_buckets();
 }
 
-// The states of a parameter are what its group's rule needs.
-void TensorPasses::check_groups() const {
-  for (size_t group = 0; group < reads_of_groups_.size(); ++group) {
-    ZP_CHECK(form_.reads(groups_.options(group)) == reads_of_groups_[group], class_name_,
-             ": parameter group ", group,
+// A script may have changed options since the last step.
+void TensorPasses::check_known() {
+  for (size_t group = 0; group < known_groups_.size(); ++group) {
+    const torch::optim::OptimizerOptions& options = groups_.options(group);
+    KnownGroup& known = known_groups_[group];
+    const uint64_t hash = known.hash.of(options, algorithm_.options);
+    if (hash == known.checked) continue;
+    // The states of a parameter are what its group's rule needs.
+    ZP_CHECK(form().reads(options) == known.reads, algorithm_.class_name, ": parameter group ",
+             group,
              " has another rule than when the optimizer was made; leave it, or make the optimizer "
              "anew");
+    for (const size_t index : groups_.parameters_of(group)) check(group, index);
+    known.checked = hash;
   }
+}
+
+void TensorPasses::check_new(size_t group) {
+  const torch::optim::OptimizerOptions& options = groups_.options(group);
+  for (const size_t index : groups_.parameters_of(group)) check(group, index);
+  KnownGroup known{.reads = form().reads(options)};
+  known.checked = known.hash.of(options, algorithm_.options);
+  known_groups_.push_back(std::move(known));
 }
 
 void TensorPasses::check(size_t group, size_t parameter) const {
   const torch::optim::OptimizerOptions& options = groups_.options(group);
-  if (form_.reads(options) == UpdateReads::kElement) return;
+  if (form().reads(options) == UpdateReads::kElement) return;
   const NamedParameter& named = parameters_.pages->parameters()[parameter].parameter;
-  ZP_CHECK(!named.slice, class_name_, ": parameter \"", named.name(),
+  ZP_CHECK(!named.slice, algorithm_.class_name, ": parameter \"", named.name(),
            "\" is cut over ranks by tensor parallelism, and the update is of the whole; leave its "
            "layer whole, or give it to a group that is updated element by element");
-  ZP_CHECK(form_.takes_embeddings(options) || !algorithm_.embeddings.contain(named.tensor),
-           class_name_, ": parameter \"", named.name(), "\" of sizes ", named.tensor.sizes(),
+  ZP_CHECK(form().takes_embeddings(options) || !embeddings_.contain(named.tensor),
+           algorithm_.class_name, ": parameter \"", named.name(), "\" of sizes ",
+           named.tensor.sizes(),
            " is an embedding, or a head of an embedding's sizes; give it to a group with "
            "MuonOptions::adamw(lr), as zeropage::muon_groups(module, MuonOptions(lr)) does, or say "
            "takes_embeddings(true) in its MuonOptions");
-  const std::string objection = form_.objection_to(options, named.tensor.sizes());
-  ZP_CHECK(objection.empty(), class_name_, ": parameter \"", named.name(), "\" of sizes ",
+  const std::string objection = form().objection_to(options, named.tensor.sizes());
+  ZP_CHECK(objection.empty(), algorithm_.class_name, ": parameter \"", named.name(), "\" of sizes ",
            named.tensor.sizes(), objection);
 }
 
@@ -94,10 +117,16 @@ void TensorPasses::find_buckets() {
       page.numel += numel;
       if (reads(index) != UpdateReads::kMatrix) continue;
       page.matrices.push_back(
-          {.parameter = index, .cost = form_.cost(options_of(index), sizes_of(index))});
+          {.parameter = index, .cost = form().cost(options_of(index), sizes_of(index))});
     }
   }
-  buckets_ = matrix_buckets(pages, parameters_.pages->shards().size());
+  // Where each rank has all of a page, it has all of a bucket: more ranks would take more memory, and not less each.
+  constexpr int kRanksOfWholePages = 8;
+  const int ranks = parameters_.pages->shards().size();
+  const bool are_whole = parameters_.pages->plan().ownership() == Ownership::kWholePage;
+  const int64_t bucket =
+      are_whole ? kBucketNumel * std::min(ranks, kRanksOfWholePages) / ranks : kBucketNumel;
+  buckets_ = matrix_buckets(pages, ranks, bucket);
 }
 
 bool TensorPasses::has_directions(const OfPage& of_page) const {
@@ -122,7 +151,7 @@ std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
   std::vector<Directions> made;
   for (at::Tensor& of_page : directions) {
     const auto factor = [this](size_t parameter) {
-      return form_.factor(options_of(parameter), sizes_of(parameter), sums_[parameter]);
+      return form().factor(options_of(parameter), sizes_of(parameter), sums_[parameter]);
     };
     made.push_back({.values = std::move(of_page), .factor = factor});
   }
@@ -177,9 +206,9 @@ void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_g
     const torch::optim::OptimizerOptions& options = options_of(owned.parameter);
     matrices.push_back({.parameter = owned.parameter,
                         .owner = owned.owner,
-                        .wire_dtype = form_.wire_dtype(options, device),
+                        .wire_dtype = form().wire_dtype(options, device),
                         .transform = [this, &options](const at::Tensor& matrix) {
-                          form_.transform(options, matrix);
+                          form().transform(options, matrix);
                         }});
   }
   if (matrices.empty()) return;

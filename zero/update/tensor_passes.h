@@ -5,7 +5,7 @@
 // pages with such parameters; with matrices, as much again for those that the rank owns, and for what it sends and receives.
 //
 // Lifetime: that of the optimizer, whose groups, updates and algorithm it uses. Threads: the training thread.
-// Collective: make(), over the ranks that share the pages. Throws for parameters that the form refuses.
+// Collective: the constructor, and make() over the ranks that share the pages. Throws for parameters that the form refuses.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include "zero/setup/sharded_model.h"
 #include "zero/update/matrix_exchange.h"
 #include "zero/update/matrix_owners.h"
+#include "zero/update/option_words.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
 
@@ -28,7 +29,8 @@ class TensorPasses {
   TensorPasses(ShardedModel parameters, const ParameterGroups& groups, const PageUpdates& updates,
                const UpdateAlgorithm& algorithm);
 
-  // Takes in groups and pages that are new. Throws where a group reads something else than when it was made.
+  // Takes in groups and pages that are new, and options that were changed. Throws where a group reads something else than
+  // when it was made.
   void adopt();
 
   // Their pages are those of PageUpdates::all().
@@ -48,14 +50,24 @@ class TensorPasses {
     std::vector<offload::NormPart> parts;  // sum i: of parameters[i]
   };
 
+  // One whose options were checked, and what they were.
+  struct KnownGroup {
+    UpdateReads reads = UpdateReads::kElement;
+    uint64_t checked = 0;
+    OptionsHash hash = {};
+  };
+
+  const offload::TensorForm& form() const { return *algorithm_.tensors; }
   const torch::optim::OptimizerOptions& options_of(size_t parameter) const {
     return groups_.options(static_cast<size_t>(group_of_[parameter]));
   }
-  UpdateReads reads(size_t parameter) const { return form_.reads(options_of(parameter)); }
+  UpdateReads reads(size_t parameter) const { return form().reads(options_of(parameter)); }
   at::IntArrayRef sizes_of(size_t parameter) const;
   bool has_directions(const OfPage& of_page) const;
 
-  void check_groups() const;
+  void find_embeddings();
+  void check_known();
+  void check_new(size_t group);
   void check(size_t group, size_t parameter) const;
   void find_parameters();
   void find_buckets();
@@ -76,10 +88,9 @@ class TensorPasses {
   const ParameterGroups& groups_;
   const PageUpdates& updates_;
   const UpdateAlgorithm& algorithm_;
-  const std::string& class_name_;
-  const offload::TensorForm& form_;
-  std::vector<int64_t> group_of_;  // by parameter; negative: none
-  std::vector<UpdateReads> reads_of_groups_;
+  offload::Embeddings embeddings_;  // also those of a pipeline's other stages
+  std::vector<int64_t> group_of_;   // by parameter; negative: none
+  std::vector<KnownGroup> known_groups_;
   size_t known_pages_ = 0;
   std::vector<MatrixBucket> buckets_;
   std::vector<offload::TensorForm::Sums> sums_;  // by parameter, of the step that is made

@@ -147,6 +147,39 @@ TEST(OwnTensorUpdateTest, TakesMasterWeights) {
                         trained<Lars>({.ranks = 2, .stage = 3, .options = options})));
 }
 
+// What it does wrong.
+enum class Wrong { kResizesDirections, kReplacesMatrix, kNamesAlike, kReadsElements };
+
+template <Wrong kWrong>
+struct Mistaken : Centred {
+  static constexpr auto kReads =
+      kWrong == Wrong::kReadsElements ? UpdateReads::kElement : UpdateReads::kMatrix;
+
+  std::vector<std::string> states(const LarsOptions&) const override {
+    if (kWrong == Wrong::kNamesAlike) return {"average", "average"};
+    return {};
+  }
+  void direct(const LarsOptions&, const Elements& of) const override {
+    of.directions.copy_(of.gradient);
+    if (kWrong == Wrong::kResizesDirections) of.directions.resize_({1});
+  }
+  void transform(const LarsOptions&, const at::Tensor& directions) const override {
+    if (kWrong == Wrong::kReplacesMatrix)
+      directions.unsafeGetTensorImpl()->set_sizes_contiguous({1});
+  }
+};
+
+TEST(OwnTensorUpdateTest, ThatDoesItWronglyIsRefused) {
+  EXPECT_THAT(error_of([] { trained<Mistaken<Wrong::kResizesDirections>>({}); }),
+              HasSubstr("direct(): expected directions of sizes"));
+  EXPECT_THAT(error_of([] { trained<Mistaken<Wrong::kReplacesMatrix>>({}); }),
+              HasSubstr("transform(): expected directions of sizes"));
+  EXPECT_THAT(error_of([] { trained<Mistaken<Wrong::kNamesAlike>>({}); }),
+              HasSubstr("states(): expected names that differ"));
+  EXPECT_THAT(error_of([] { trained<Mistaken<Wrong::kReadsElements>>({}); }),
+              HasSubstr("expected UpdateReads::kSums or UpdateReads::kMatrix"));
+}
+
 TEST(OwnTensorUpdateTest, RefusesWhatItCannot) {
   Options offloaded;
   offloaded.offload.optimizer = memory::Tier::kHost;

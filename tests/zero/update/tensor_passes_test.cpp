@@ -10,6 +10,7 @@
 #include "tests/harness/reference.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
+#include "zeropage/pipeline.h"
 #include "zeropage/zeropage.h"
 
 namespace zeropage::tensor_passes_test {
@@ -426,6 +427,77 @@ TEST(MuonParametersTest, RowsThatBlocksDoNotMakeAreRefused) {
   EXPECT_THAT(muon_error([](MixedImpl& module) { return module.up->weight; },
                          MuonOptions().row_blocks({12})),
               HasSubstr("row_blocks: expected blocks that make 350 rows, got [12]"));
+}
+
+TEST(MuonParametersTest, OptionsThatWereEditedAreCheckedAgain) {
+  const std::vector<std::pair<std::function<void(MuonOptions&)>, std::string>> edits = {
+      {[](MuonOptions& of) {
+         of.row_blocks({7, 8});
+       },
+       "row_blocks: expected blocks"},
+      {[](MuonOptions& of) { of.row_blocks({100}); }, "row_blocks: expected blocks"},
+      {[](MuonOptions& of) { of.matrices(MuonMatrices::kBatch); }, "leave the option out"}};
+  for (const auto& [edit, words] : edits) {
+    run_ranks(2, [&](comm::World& world) {
+      Mixed module;
+      DistributedDataParallel<Mixed> model(module, world);
+      Optimizer<Muon> optimizer(model, muon_groups(*module, MuonOptions(0.02)));
+      for (int step = 0; step < 2; ++step) {
+        optimizer.zero_grad();
+        model(ids_of(step)).backward();
+        if (step == 1) edit(static_cast<MuonOptions&>(optimizer.param_groups()[0].options()));
+        const std::string error = error_of([&] { optimizer.step(); });
+        EXPECT_THAT(error, HasSubstr(step == 0 ? "" : words));
+        EXPECT_EQ(error.empty(), step == 0);
+      }
+    });
+  }
+}
+
+TEST(MuonParametersTest, OptionsOfAnotherClassAreRefused) {
+  const std::string error = error_with<Muon>([](MixedImpl& module) {
+    std::vector<OptimizerParamGroup> groups;
+    groups.push_back(group({module.up->weight}, torch::optim::AdamWOptions(0.1)));
+    return groups;
+  });
+  EXPECT_THAT(error, HasSubstr("parameter group 0 has torch::optim::AdamWOptions"));
+}
+
+// The embedding is on the first stage.
+TEST(MuonParametersTest, AHeadOnAnotherStageOfAPipelineIsNoMatrix) {
+  const auto construct = [] {
+    return torch::nn::Sequential(torch::nn::Embedding(11, 8), without_bias(8, 8),
+                                 without_bias(8, 11));
+  };
+  for (const bool knows_all : {false, true}) {
+    run_ranks(2, [&](comm::World& world) {
+      const comm::Mesh mesh(world, {{"pipeline", 2}, {"data", 1}});
+      const auto stage = pipeline_stage<torch::nn::Sequential>(
+          construct, [](torch::nn::Sequential& all) { return layers_of(all); }, mesh["pipeline"]);
+      Pipeline::Model model(stage, mesh, Options{});
+      const auto groups = knows_all
+                              ? muon_groups(*construct(), model.parameters(), MuonOptions(0.02))
+                              : muon_groups(*stage, MuonOptions(0.02));
+      const std::string error = error_of([&] { Optimizer<Muon> optimizer(model, groups); });
+      if (knows_all) {
+        EXPECT_EQ(error, "");
+      } else if (world.rank() == 1) {
+        EXPECT_THAT(error, HasSubstr("a head of an embedding's sizes"));
+      }
+    });
+  }
+}
+
+TEST(MuonParametersTest, GroupsWithBatchesHaveSingleMatricesToo) {
+  Mixed module;
+  const auto groups = muon_groups(*module, MuonOptions(0.02).matrices(MuonMatrices::kBatch));
+  ASSERT_EQ(groups.size(), 3U);
+  EXPECT_EQ(groups[0].params().size(), 4U);  // fused, up, down, rare
+  EXPECT_EQ(groups[1].params().size(), 1U);  // the experts, and not the convolution
+  EXPECT_EQ(error_with<Muon>([](MixedImpl& of) {
+              return muon_groups(of, MuonOptions(0.02).matrices(MuonMatrices::kBatch));
+            }),
+            "");
 }
 
 TEST(MuonParametersTest, GroupsOfAModuleAreWhatItTakes) {

@@ -13,6 +13,8 @@
 
 #include "zeropage/event_sink.h"
 #include "zeropage/fit.h"
+#include "zeropage/lamb.h"
+#include "zeropage/muon.h"
 #include "zeropage/parallel_layers.h"
 #include "zeropage/pipeline.h"
 #include "zeropage/plan.h"

@@ -31,8 +31,10 @@ void Embeddings::add_sizes(const std::string& text) {
 }
 
 bool Embeddings::contain(const at::Tensor& parameter) const {
-  return weights_.contains(parameter.unsafeGetTensorImpl()) ||
-         (parameter.dim() == 2 && sizes_.contains(parameter.sizes().vec()));
+  if (weights_.contains(parameter.unsafeGetTensorImpl())) return true;
+  // A square one is rather a layer as wide as the context is long.
+  return parameter.dim() == 2 && parameter.size(0) != parameter.size(1) &&
+         sizes_.contains(parameter.sizes().vec());
 }
 
 }  // namespace zeropage::offload

@@ -21,7 +21,7 @@ class Embeddings {
   std::string sizes() const;
   void add_sizes(const std::string& text);
 
-  // Whether it is the weight of an embedding, or has the sizes of one, as a head has.
+  // Whether it is the weight of an embedding, or has the sizes of one and is not square, as a head.
   bool contain(const at::Tensor& parameter) const;
 
  private:

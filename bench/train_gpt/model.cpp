@@ -84,7 +84,9 @@ zeropage::ShardedOptimizer::Groups muon_groups(const Flags& flags, const Wrapped
     const bool is_fused = named.key().find("attention_qkv") != std::string::npos;
     (!is_of_block ? others : is_fused ? fused : matrices).push_back(named.value());
   }
-  const MuonOptions muon = MuonOptions(flags.lr).scale(zeropage::MuonScale::kMatchRmsAdamW);
+  // Names say that these are no embeddings, whatever sizes they have.
+  const MuonOptions muon =
+      MuonOptions(flags.lr).scale(zeropage::MuonScale::kMatchRmsAdamW).takes_embeddings(true);
   zeropage::ShardedOptimizer::Groups groups;
   const auto add = [&](const std::vector<torch::Tensor>& parameters, const MuonOptions& options) {
     if (parameters.empty()) return;

@@ -84,7 +84,7 @@ struct MuonOptions : public torch::optim::OptimizerCloneableOptions<MuonOptions>
 void check_options(const MuonOptions& options);
 
 // The module's parameters in groups: the weights that Muon is for, with `matrices`, and the others, with `others`. Muon's are
-// those of two dimensions but for embeddings, and for weights of an embedding's sizes, which are heads. matrices.matrices()
+// those of two dimensions but for embeddings, and for weights of an embedding's sizes that are not square, which are heads. matrices.matrices()
 // takes in more: kBatch those of three dimensions that are no convolution's, in a group between these, and kFlattened those of three or more. A group may be
 // empty.
 std::vector<torch::optim::OptimizerParamGroup> muon_groups(

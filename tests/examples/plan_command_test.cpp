@@ -92,6 +92,21 @@ TEST_F(PlanCommandTest, ReadsConfigsOfGpt2LlamaMistralAndQwen2) {
   EXPECT_EQ(qwen2["parameters"], 494032768);
 }
 
+// At stage 0 on the device: of the blocks' matrices Muon has one state, AdamW two of everything.
+TEST_F(PlanCommandTest, PlansOptimizersOfWholeTensors) {
+  const auto states = [](const std::string& optimizer) {
+    const auto found = planned(kTiny + "--world 2 --optimizer " + optimizer);
+    for (const auto& setting : found["settings"]) {
+      if (setting["stage"] != "0" || setting["offload_optimizer"] != "device") continue;
+      return setting["held"]["device"]["optimizer_state"].get<int64_t>();
+    }
+    return int64_t{0};
+  };
+  constexpr int64_t kMatrixBytes = 2 * 12 * 64 * 64 * 4;  // of two blocks
+  EXPECT_EQ(states("lamb"), states("adamw"));
+  EXPECT_NEAR(states("muon"), states("adamw") - kMatrixBytes, 1000);
+}
+
 TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {
   const auto found =
       planned("--parameters 7.5B --world 64 --compute-dtype bf16 --accumulate-dtype bf16");

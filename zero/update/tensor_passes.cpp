@@ -163,8 +163,9 @@ at::Tensor TensorPasses::first_pass(const OfPage& of_page, const HasGradient& ha
   if (!has_directions(of_page)) return {};
   const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
   const bool is_away = of_page.part.has_value();
-  const c10::Device device =
-      is_away ? c10::Device(c10::kCPU) : parameters_.pages->world().communicator().device();
+  const c10::Device compute = parameters_.pages->world().communicator().device();
+  // What a simulation has on its host is on the meta device, too.
+  const c10::Device device = is_away && !compute.is_meta() ? c10::Device(c10::kCPU) : compute;
   const at::Tensor directions = at::empty({parameters_.pages->owned(of_page.page).numel()},
                                           at::TensorOptions(device).dtype(at::kFloat));
   updates_.set_options(of_page);
@@ -187,7 +188,7 @@ void TensorPasses::first_pass_away(const OfPage& of_page, const HasGradient& has
   at::Tensor gradient = parameters_.gradients->owned(of_page.page);
   if (parameters_.gradients->is_offloaded(of_page.page)) {
     parameters_.gradients->arrival(of_page.page).synchronize();
-  } else if (gradient.defined()) {
+  } else if (gradient.defined() && !gradient.is_meta()) {
     gradient = gradient.cpu();
   }
   away.fetch_for_update(of_page.page);

@@ -110,31 +110,13 @@ Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,
 }
 
 torch::Tensor Lamb::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
-  const torch::NoGradGuard no_grad;
-  const LambForm form;
-  for (auto& group : param_groups_) {
-    const LambOptions& options = lamb(group.options());
-    check_options(options);
-    for (const torch::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      auto& slot = state_[parameter.unsafeGetTensorImpl()];
-      if (!slot) {
-        auto made = std::make_unique<LambParamState>();
-        made->exp_avg(torch::zeros_like(parameter));
-        made->exp_avg_sq(torch::zeros_like(parameter));
-        slot = std::move(made);
-      }
-      auto& state = static_cast<LambParamState&>(*slot);
-      offload::whole_step("LAMB", options, ++state.step(), form, parameter, parameter.grad(),
-                          {state.exp_avg(), state.exp_avg_sq()});
-    }
-  }
-  return loss;
+  using offload::made_alike;
+  return offload::step_groups<LambOptions, LambParamState>(
+      "LAMB", closure, param_groups_, state_, LambForm(),
+      [](const LambOptions&, LambParamState& state, const at::Tensor& parameter) {
+        return std::vector{made_alike(state.exp_avg(), parameter),
+                           made_alike(state.exp_avg_sq(), parameter)};
+      });
 }
 
 void Lamb::save(torch::serialize::OutputArchive& archive) const {

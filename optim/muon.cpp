@@ -380,33 +380,16 @@ Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups,
 }
 
 torch::Tensor Muon::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
-  const torch::NoGradGuard no_grad;
-  const MuonForm form;
-  for (auto& group : param_groups_) {
-    const MuonOptions& options = muon(group.options());
-    check_options(options);
-    for (const torch::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      auto& slot = state_[parameter.unsafeGetTensorImpl()];
-      if (!slot) slot = std::make_unique<MuonParamState>();
-      auto& state = static_cast<MuonParamState&>(*slot);
-      std::vector<at::Tensor*> tensors = {&state.momentum_buffer()};
-      if (options.rule() == MuonRule::kAdamW) tensors = {&state.exp_avg(), &state.exp_avg_sq()};
-      std::vector<at::Tensor> states;
-      for (at::Tensor* const tensor : tensors) {
-        if (!tensor->defined()) *tensor = torch::zeros_like(parameter);
-        states.push_back(*tensor);
-      }
-      offload::whole_step("Muon", options, ++state.step(), form, parameter, parameter.grad(),
-                          states);
-    }
-  }
-  return loss;
+  using offload::made_alike;
+  return offload::step_groups<MuonOptions, MuonParamState>(
+      "Muon", closure, param_groups_, state_, MuonForm(),
+      [](const MuonOptions& options, MuonParamState& state, const at::Tensor& parameter) {
+        if (options.rule() == MuonRule::kMuon) {
+          return std::vector{made_alike(state.momentum_buffer(), parameter)};
+        }
+        return std::vector{made_alike(state.exp_avg(), parameter),
+                           made_alike(state.exp_avg_sq(), parameter)};
+      });
 }
 
 void Muon::save(torch::serialize::OutputArchive& archive) const {

@@ -1,6 +1,13 @@
 #include "optim/whole_step.h"
 
+#include <ATen/ops/zeros_like.h>
+
 namespace zeropage::offload {
+
+at::Tensor made_alike(at::Tensor& tensor, const at::Tensor& parameter) {
+  if (!tensor.defined()) tensor = at::zeros_like(parameter);
+  return tensor;
+}
 
 void check_steppable(const char* who, const at::Tensor& parameter, const at::Tensor& gradient) {
   ZP_CHECK(

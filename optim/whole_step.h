@@ -1,9 +1,13 @@
 // A step of an optimizer of two passes on whole tensors of one process: what the classes of torch::optim do by themselves.
 #pragma once
 
+#include <memory>
+#include <string>
 #include <vector>
 
 #include <ATen/core/TensorBody.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
 
 #include "optim/flat_norm.h"
 #include "optim/fused_step.h"
@@ -41,5 +45,38 @@ void whole_step(const char* who, const Options& options, int64_t step, const Ten
   detail::fused_step(descent_of(options), step, {&along, 1},
                      {.scale = form.factor(options, parameter.sizes(), sums)});
 }
+
+// A step of a class of torch::optim with such options: gives the groups' parameters that have a gradient to whole_step().
+// states_of(options, state, parameter): the tensors of its State, made where there are none. Returns the closure's loss, or an
+// undefined tensor.
+template <typename Options, typename State, typename StatesOf>
+at::Tensor step_groups(
+    const char* who, const torch::optim::Optimizer::LossClosure& closure,
+    std::vector<torch::optim::OptimizerParamGroup>& groups,
+    ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states,
+    const TensorForm& form, const StatesOf& states_of) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  const at::NoGradGuard no_grad;
+  for (auto& group : groups) {
+    const auto& options = static_cast<const Options&>(group.options());
+    check_options(options);
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined()) continue;
+      auto& slot = states[parameter.unsafeGetTensorImpl()];
+      if (!slot) slot = std::make_unique<State>();
+      auto& state = static_cast<State&>(*slot);
+      const std::vector<at::Tensor> tensors = states_of(options, state, parameter);
+      whole_step(who, options, ++state.step(), form, parameter, parameter.grad(), tensors);
+    }
+  }
+  return loss;
+}
+
+// The tensor, made of zeros shaped as the parameter where it is undefined.
+at::Tensor made_alike(at::Tensor& tensor, const at::Tensor& parameter);
 
 }  // namespace zeropage::offload

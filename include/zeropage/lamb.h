@@ -7,7 +7,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "zeropage/detail/update_reads.h"
+#include "zeropage/detail/optimizer_traits.h"
 
 namespace zeropage {
 
@@ -61,8 +61,6 @@ class Lamb : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 };
 
-template <typename A>
-struct OptimizerTraits;
 template <>
 struct OptimizerTraits<Lamb> {
   using Options = LambOptions;

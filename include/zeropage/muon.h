@@ -10,7 +10,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include "zeropage/detail/update_reads.h"
+#include "zeropage/detail/optimizer_traits.h"
 
 namespace zeropage {
 
@@ -133,8 +133,6 @@ class Muon : public torch::optim::Optimizer {
   void load(torch::serialize::InputArchive& archive) override;
 };
 
-template <typename A>
-struct OptimizerTraits;
 template <>
 struct OptimizerTraits<Muon> {
   using Options = MuonOptions;

@@ -9,7 +9,7 @@
 #include <ATen/core/TensorBody.h>
 #include <torch/optim/optimizer.h>
 
-#include "zeropage/detail/update_reads.h"
+#include "zeropage/detail/optimizer_traits.h"
 
 namespace zeropage {
 
@@ -100,8 +100,6 @@ class TensorUpdate : public TensorUpdateBase {
   }
 };
 
-template <typename A>
-struct OptimizerTraits;
 template <std::derived_from<TensorUpdateBase> A>
 struct OptimizerTraits<A> {
   using Options = typename A::Options;

@@ -43,10 +43,11 @@ void TensorPasses::find_embeddings() {
 
 void TensorPasses::adopt() {
   check_known();
-  if (known_groups_.size() == groups_.size() && known_pages_ == updates_.all().size()) return;
-  known_pages_ = updates_.all().size();
+  if (known_groups_.size() == groups_.size() && known_pages_.size() == updates_.all().size())
+    return;
   for (size_t group = known_groups_.size(); group < groups_.size(); ++group) check_new(group);
   find_parameters();
+  find_pages();
   find_buckets();
 }
 
@@ -129,11 +130,21 @@ void TensorPasses::find_buckets() {
   buckets_ = matrix_buckets(pages, ranks, bucket);
 }
 
-bool TensorPasses::has_directions(const OfPage& of_page) const {
-  const auto& of_page_parameters = parameters_.pages->parameters().of_page(of_page.page);
-  return std::any_of(of_page_parameters.begin(), of_page_parameters.end(), [this](size_t index) {
-    return group_of_[index] >= 0 && reads(index) != UpdateReads::kElement;
-  });
+void TensorPasses::find_pages() {
+  const c10::Device compute = parameters_.pages->world().communicator().device();
+  known_pages_.clear();
+  for (const OfPage& of_page : updates_.all()) {
+    // What a simulation has on its host is on the meta device, too.
+    const bool is_on_host = of_page.part && !compute.is_meta();
+    const c10::Device device = is_on_host ? c10::Device(c10::kCPU) : compute;
+    const auto& parameters = parameters_.pages->parameters().of_page(of_page.page);
+    const bool has_directions =
+        std::any_of(parameters.begin(), parameters.end(), [this](size_t index) {
+          return group_of_[index] >= 0 && reads(index) != UpdateReads::kElement;
+        });
+    known_pages_.push_back(
+        {.has_directions = has_directions, .device = device, .sums = sums_of(of_page, device)});
+  }
 }
 
 std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
@@ -144,7 +155,7 @@ std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
     for (const size_t index : parameters_.pages->parameters().of_page(updates_.all()[at].page)) {
       sums_[index] = {};
     }
-    directions.push_back(first_pass(updates_.all()[at], has_gradient, factors));
+    directions.push_back(first_pass(at, has_gradient, factors));
   }
   exchange(bucket, has_gradient, directions);
   sum_over_ranks(bucket, has_gradient);
@@ -158,44 +169,50 @@ std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
   return made;
 }
 
-at::Tensor TensorPasses::first_pass(const OfPage& of_page, const HasGradient& has_gradient,
+at::Tensor TensorPasses::first_pass(size_t page, const HasGradient& has_gradient,
                                     const offload::GradientFactors& factors) {
-  if (!has_directions(of_page)) return {};
+  const KnownPage& known = known_pages_[page];
+  if (!known.has_directions) return {};
+  const OfPage& of_page = updates_.all()[page];
   const memory::OwnerScope owner("optimizer", parameters_.pages->layouts()[of_page.page].name);
-  const bool is_away = of_page.part.has_value();
-  const c10::Device compute = parameters_.pages->world().communicator().device();
-  // What a simulation has on its host is on the meta device, too.
-  const c10::Device device = is_away && !compute.is_meta() ? c10::Device(c10::kCPU) : compute;
-  const at::Tensor directions = at::empty({parameters_.pages->owned(of_page.page).numel()},
-                                          at::TensorOptions(device).dtype(at::kFloat));
+  at::Tensor directions = at::empty({parameters_.pages->owned(of_page.page).numel()},
+                                    at::TensorOptions(known.device).dtype(at::kFloat));
   updates_.set_options(of_page);
-  if (is_away) {
-    first_pass_away(of_page, has_gradient, factors, directions);
-    return directions;
+  if (of_page.part) {
+    make_directions_away(page, has_gradient, factors, directions);
+  } else {
+    make_directions(page, parameters_.gradients->owned(of_page.page), has_gradient, factors,
+                    directions);
   }
-  of_page.update->make_directions(parameters_.gradients->owned(of_page.page), has_gradient, factors,
-                                  directions,
-                                  [&] { add_squares(of_page, directions, &Sums::values); });
-  add_squares(of_page, directions, &Sums::directions);
   return directions;
 }
 
-void TensorPasses::first_pass_away(const OfPage& of_page, const HasGradient& has_gradient,
+void TensorPasses::make_directions(size_t page, const at::Tensor& gradient,
+                                   const HasGradient& has_gradient,
                                    const offload::GradientFactors& factors,
                                    const at::Tensor& directions) {
+  const SumsOfPage& sums = known_pages_[page].sums;
+  updates_.all()[page].update->make_directions(gradient, has_gradient, factors, directions, [&] {
+    add_squares(sums, directions, &Sums::values);
+  });
+  add_squares(sums, directions, &Sums::directions);
+}
+
+void TensorPasses::make_directions_away(size_t page, const HasGradient& has_gradient,
+                                        const offload::GradientFactors& factors,
+                                        const at::Tensor& directions) {
   PageOffload& away = *parameters_.pages->page_offload();
   const offload::WorkerPoolScope pool(away.pool());
-  at::Tensor gradient = parameters_.gradients->owned(of_page.page);
-  if (parameters_.gradients->is_offloaded(of_page.page)) {
-    parameters_.gradients->arrival(of_page.page).synchronize();
+  const size_t of_model = updates_.all()[page].page;
+  at::Tensor gradient = parameters_.gradients->owned(of_model);
+  if (parameters_.gradients->is_offloaded(of_model)) {
+    parameters_.gradients->arrival(of_model).synchronize();
   } else if (gradient.defined() && !gradient.is_meta()) {
     gradient = gradient.cpu();
   }
-  away.fetch_for_update(of_page.page);
-  const auto release = c10::make_scope_exit([&] { away.release_after_update(of_page.page); });
-  of_page.update->make_directions(gradient, has_gradient, factors, directions,
-                                  [&] { add_squares(of_page, directions, &Sums::values); });
-  add_squares(of_page, directions, &Sums::directions);
+  away.fetch_for_update(of_model);
+  const auto release = c10::make_scope_exit([&] { away.release_after_update(of_model); });
+  make_directions(page, gradient, has_gradient, factors, directions);
 }
 
 void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,
@@ -215,44 +232,44 @@ void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_g
   if (matrices.empty()) return;
   const memory::OwnerScope owner("optimizer", "whole matrices");
   MatrixExchange(*parameters_.pages).run(matrices, [&](size_t page) {
-    for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
-      if (updates_.all()[at].page == page) return directions[at - bucket.first_page];
-    }
-    TORCH_INTERNAL_ASSERT(false, "a matrix of another bucket");
+    const OfPage* const first = updates_.all().data() + bucket.first_page;
+    return directions[static_cast<size_t>(updates_.find(page) - first)];
   });
 }
 
-TensorPasses::SumsOfPage TensorPasses::sums_of(const OfPage& of_page) const {
+TensorPasses::SumsOfPage TensorPasses::sums_of(const OfPage& of_page,
+                                               const c10::Device& device) const {
   const ParameterPages& pages = *parameters_.pages;
   const Range owned = pages.owned(of_page.page);
   SumsOfPage sums;
+  std::vector<offload::NormPart> parts;
   for (const size_t index : pages.parameters().of_page(of_page.page)) {
     if (group_of_[index] < 0 || reads(index) != UpdateReads::kSums) continue;
     const Range range = intersection(owned, pages.parameters()[index].range);
     if (range.empty()) continue;
-    sums.parts.push_back({.begin = range.begin - owned.begin,
-                          .numel = range.numel(),
-                          .sum = static_cast<int64_t>(sums.parameters.size()),
-                          .flag = static_cast<int64_t>(sums.parameters.size())});
+    parts.push_back({.begin = range.begin - owned.begin,
+                     .numel = range.numel(),
+                     .sum = static_cast<int64_t>(parts.size()),
+                     .flag = static_cast<int64_t>(parts.size())});
     sums.parameters.push_back(index);
+  }
+  const auto count = static_cast<int64_t>(parts.size());
+  if (count > 0 && !device.is_meta()) {
+    sums.table.emplace(std::move(parts), offload::NormSizes{.sums = count, .flags = count}, device);
   }
   return sums;
 }
 
-void TensorPasses::add_squares(const OfPage& of_page, const at::Tensor& flat,
+void TensorPasses::add_squares(const SumsOfPage& of_page, const at::Tensor& flat,
                                offload::ExactSum Sums::*to) {
-  if (flat.is_meta()) return;
-  SumsOfPage sums = sums_of(of_page);
-  if (sums.parts.empty()) return;
-  const auto count = static_cast<int64_t>(sums.parameters.size());
-  const offload::NormTable table(std::move(sums.parts), {.sums = count, .flags = count},
-                                 flat.device());
-  const at::Tensor words = table.sizes().make_words(flat.device());
-  table.add_squares(flat, words);
+  if (!of_page.table) return;
+  const offload::NormSizes& sizes = of_page.table->sizes();
+  const at::Tensor words = sizes.make_words(flat.device());
+  of_page.table->add_squares(flat, words);
   const at::Tensor on_host = words.cpu();
-  for (int64_t sum = 0; sum < count; ++sum) {
-    sums_[sums.parameters[static_cast<size_t>(sum)]].*to =
-        table.sizes().sum(on_host.const_data_ptr<int64_t>(), sum);
+  for (size_t sum = 0; sum < of_page.parameters.size(); ++sum) {
+    sums_[of_page.parameters[sum]].*to =
+        sizes.sum(on_host.const_data_ptr<int64_t>(), static_cast<int64_t>(sum));
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,10 +45,16 @@ class TensorPasses {
  private:
   using OfPage = PageUpdates::OfPage;
 
-  // What of a page has sums: its parameters, and where their elements are in the owned part.
+  // What a page's sums are of: those of parameters[i] are sums i of the table, which lies where the page's directions do.
   struct SumsOfPage {
     std::vector<size_t> parameters;
-    std::vector<offload::NormPart> parts;  // sum i: of parameters[i]
+    std::optional<offload::NormTable> table;  // none: no parameter has sums
+  };
+  // One of PageUpdates::all().
+  struct KnownPage {
+    bool has_directions = false;
+    c10::Device device;  // of the directions
+    SumsOfPage sums = {};
   };
 
   // One whose options were checked, and what they were.
@@ -63,24 +70,27 @@ class TensorPasses {
   }
   UpdateReads reads(size_t parameter) const { return form().reads(options_of(parameter)); }
   at::IntArrayRef sizes_of(size_t parameter) const;
-  bool has_directions(const OfPage& of_page) const;
 
   void find_embeddings();
   void check_known();
   void check_new(size_t group);
   void check(size_t group, size_t parameter) const;
   void find_parameters();
+  void find_pages();
   void find_buckets();
 
-  at::Tensor first_pass(const OfPage& of_page, const HasGradient& has_gradient,
+  // page: of PageUpdates::all().
+  at::Tensor first_pass(size_t page, const HasGradient& has_gradient,
                         const offload::GradientFactors& factors);
-  void first_pass_away(const OfPage& of_page, const HasGradient& has_gradient,
+  void make_directions(size_t page, const at::Tensor& gradient, const HasGradient& has_gradient,
                        const offload::GradientFactors& factors, const at::Tensor& directions);
+  void make_directions_away(size_t page, const HasGradient& has_gradient,
+                            const offload::GradientFactors& factors, const at::Tensor& directions);
   void exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,
                 const std::vector<at::Tensor>& directions) const;
 
-  SumsOfPage sums_of(const OfPage& of_page) const;
-  void add_squares(const OfPage& of_page, const at::Tensor& flat,
+  SumsOfPage sums_of(const OfPage& of_page, const c10::Device& device) const;
+  void add_squares(const SumsOfPage& of_page, const at::Tensor& flat,
                    offload::ExactSum offload::TensorForm::Sums::*to);
   void sum_over_ranks(const MatrixBucket& bucket, const HasGradient& has_gradient);
 
@@ -91,7 +101,7 @@ class TensorPasses {
   offload::Embeddings embeddings_;  // also those of a pipeline's other stages
   std::vector<int64_t> group_of_;   // by parameter; negative: none
   std::vector<KnownGroup> known_groups_;
-  size_t known_pages_ = 0;
+  std::vector<KnownPage> known_pages_;
   std::vector<MatrixBucket> buckets_;
   std::vector<offload::TensorForm::Sums> sums_;  // by parameter, of the step that is made
 };

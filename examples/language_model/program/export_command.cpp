@@ -51,6 +51,9 @@ Command export_command(CLI::App& app) {
   add_export_dtype(*command, flags->export_dtype);
   add_run_flags(*command, flags->run);
   return {command, [flags] {
+            // Flags that contradict each other are refused before a folder is made.
+            sharding_of(flags->run);
+            check_out(flags->out, flags->model);
             return on_ranks(flags->run,
                             [&](zeropage::World& world) { return export_on(*flags, world); });
           }};

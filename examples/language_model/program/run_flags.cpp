@@ -7,6 +7,7 @@
 #include <iterator>
 #include <stdexcept>
 #include <thread>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <torch/torch.h>
@@ -142,6 +143,21 @@ void add_model_flags(CLI::App& app, ModelFlags& flags) {
   app.add_option("--adapters", flags.adapters,
                  "Folder of adapters that `zp-lm lora` or peft wrote, for this model")
       ->group(kModel);
+}
+
+void check_out(const std::string& folder, const ModelFlags& model) {
+  if (folder.empty()) return;
+  std::error_code error;
+  const bool is_own = std::filesystem::equivalent(folder, model.model, error);
+  ZP_CHECK(!is_own, folder,
+           ": is where the model is read from, which would be lost; give another folder to write "
+           "to");
+  std::filesystem::create_directories(folder, error);
+  const bool is_writable = !error && ::access(folder.c_str(), W_OK | X_OK) == 0;
+  ZP_CHECK(is_writable && std::filesystem::is_directory(folder), folder,
+           ": expected a folder to write to, got ",
+           error ? error.message() : "one that cannot be written to",
+           "; give another --out or --merged");
 }
 
 std::string tokenizer_path(const ModelFlags& flags) {

@@ -58,6 +58,9 @@ struct ModelFlags {
   std::string adapters;   // folder; "": none
 };
 void add_model_flags(CLI::App& app, ModelFlags& flags);
+// Before a model is opened, or trained for hours: throws unless the folder can be made and written to, and is not the model's
+// own. "": nothing is written.
+void check_out(const std::string& folder, const ModelFlags& model);
 // Where the tokenizer is.
 std::string tokenizer_path(const ModelFlags& flags);
 zeropage::text::Tokenizer tokenizer_of(const ModelFlags& flags,

@@ -1,10 +1,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <filesystem>
 #include <iostream>
 #include <memory>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -267,18 +265,6 @@ class Run {
   int64_t targets_ = 0, steps_since_ = 0;
 };
 
-// Before hours of training: that a folder can be made, and written to.
-void check_folder(const std::string& folder) {
-  if (folder.empty()) return;
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  const bool is_writable = !error && ::access(folder.c_str(), W_OK | X_OK) == 0;
-  ZP_CHECK(is_writable && std::filesystem::is_directory(folder), folder,
-           ": expected a folder to write to, got ",
-           error ? error.message() : "one that cannot be written to",
-           "; give another --out or --merged");
-}
-
 Command command_of(CLI::App& app, Training training, const std::string& name,
                    const std::string& help) {
   const auto flags = std::make_shared<TrainFlags>();
@@ -291,7 +277,9 @@ Command command_of(CLI::App& app, Training training, const std::string& name,
               throw CLI::ValidationError("--micro-batch: more rows than --batch has");
             }
             examples::check_outputs({{"--json", flags->run.json}});
-            for (const std::string& folder : {flags->out, flags->merged}) check_folder(folder);
+            for (const std::string& folder : {flags->out, flags->merged}) {
+              check_out(folder, flags->model);
+            }
             const auto run = [&](zeropage::World& world) { return Run(*flags, world).train(); };
             if (flags->options.save.empty()) return on_ranks(flags->run, run);
             return on_ranks(flags->run, run, kGraceOfSave);

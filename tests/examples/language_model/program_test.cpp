@@ -210,6 +210,14 @@ TEST_F(LanguageModelProgramTest, BadInputIsRefusedWithASentenceBeforeTheFirstSte
             "--length 65: the model's sequences have up to 64 tokens"},
            {"finetune --model " + scratch_.path().string() + " --chat " + path("bad.jsonl"),
             "bad.jsonl"},
+           {"finetune --model " + scratch_.path().string() + " --text " + path("text.txt") +
+                " --out " + scratch_.path().string(),
+            "is where the model is read from"},
+           {"lora --model " + scratch_.path().string() + " --text " + path("text.txt") +
+                " --merged " + scratch_.path().string() + "/.",
+            "is where the model is read from"},
+           {"export --model " + scratch_.path().string() + " --out " + scratch_.path().string(),
+            "is where the model is read from"},
            {"lora --model " + scratch_.path().string() + " --layers c_attn --text " +
                 path("text.txt"),
             "has no layer \"c_attn\""}}) {

@@ -37,8 +37,8 @@ const LambOptions& lamb(const torch::optim::OptimizerOptions& options) {
 
 class LambForm final : public offload::TensorForm {
  public:
-  int64_t states(const Options& options) const override {
-    return static_cast<int64_t>(offload::state_names(lamb(options)).size());
+  double states(const Options& options, at::IntArrayRef /*sizes*/) const override {
+    return static_cast<double>(offload::state_names(lamb(options)).size());
   }
   UpdateReads reads(const Options& /*options*/) const override { return UpdateReads::kSums; }
 
@@ -112,10 +112,11 @@ Lamb::Lamb(const std::vector<torch::optim::OptimizerParamGroup>& groups,
 torch::Tensor Lamb::step(LossClosure closure) {
   using offload::made_alike;
   return offload::step_groups<LambOptions, LambParamState>(
-      "LAMB", closure, param_groups_, state_, LambForm(),
-      [](const LambOptions&, LambParamState& state, const at::Tensor& parameter) {
-        return std::vector{made_alike(state.exp_avg(), parameter),
-                           made_alike(state.exp_avg_sq(), parameter)};
+      closure, param_groups_, state_,
+      [](const LambOptions& options, const at::Tensor& parameter, LambParamState& state) {
+        offload::whole_step(
+            "LAMB", options, ++state.step(), LambForm(), parameter, parameter.grad(),
+            {made_alike(state.exp_avg(), parameter), made_alike(state.exp_avg_sq(), parameter)});
       });
 }
 

@@ -123,8 +123,8 @@ offload::NewtonSchulz iteration_of(const MuonOptions& options, const at::Device&
 
 class MuonForm final : public offload::TensorForm {
  public:
-  int64_t states(const Options& options) const override {
-    return static_cast<int64_t>(offload::state_names(muon(options)).size());
+  double states(const Options& options, at::IntArrayRef /*sizes*/) const override {
+    return static_cast<double>(offload::state_names(muon(options)).size());
   }
   UpdateReads reads(const Options& options) const override {
     return muon(options).rule() == MuonRule::kMuon ? UpdateReads::kMatrix : UpdateReads::kElement;
@@ -382,13 +382,17 @@ Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& groups,
 torch::Tensor Muon::step(LossClosure closure) {
   using offload::made_alike;
   return offload::step_groups<MuonOptions, MuonParamState>(
-      "Muon", closure, param_groups_, state_, MuonForm(),
-      [](const MuonOptions& options, MuonParamState& state, const at::Tensor& parameter) {
+      closure, param_groups_, state_,
+      [](const MuonOptions& options, const at::Tensor& parameter, MuonParamState& state) {
+        std::vector<at::Tensor> states;
         if (options.rule() == MuonRule::kMuon) {
-          return std::vector{made_alike(state.momentum_buffer(), parameter)};
+          states = {made_alike(state.momentum_buffer(), parameter)};
+        } else {
+          states = {made_alike(state.exp_avg(), parameter),
+                    made_alike(state.exp_avg_sq(), parameter)};
         }
-        return std::vector{made_alike(state.exp_avg(), parameter),
-                           made_alike(state.exp_avg_sq(), parameter)};
+        offload::whole_step("Muon", options, ++state.step(), MuonForm(), parameter,
+                            parameter.grad(), states);
       });
 }
 

@@ -29,8 +29,11 @@ class TensorForm {
   TensorForm(const TensorForm&) = delete;
   TensorForm& operator=(const TensorForm&) = delete;
 
-  // States of a parameter's size, for each parameter of a group.
-  virtual int64_t states(const Options& options) const = 0;
+  // Elements of states for each element of a parameter of these sizes, in such a group.
+  virtual double states(const Options& options, at::IntArrayRef sizes) const = 0;
+  // Whether they belong to the whole of it, so that each rank with a part has all of them: sums over rows and columns, which the
+  // first pass reads (optim/factored_moments.h).
+  virtual bool has_whole_states(at::IntArrayRef /*sizes*/) const { return false; }
   // Whether states can be in a tier.
   virtual bool can_leave() const { return true; }
 
@@ -67,5 +70,6 @@ class TensorForm {
 
 std::shared_ptr<const TensorForm> muon_form();
 std::shared_ptr<const TensorForm> lamb_form();
+std::shared_ptr<const TensorForm> adafactor_form();
 
 }  // namespace zeropage::offload

@@ -46,15 +46,14 @@ void whole_step(const char* who, const Options& options, int64_t step, const Ten
                      {.scale = form.factor(options, parameter.sizes(), sums)});
 }
 
-// A step of a class of torch::optim with such options: gives the groups' parameters that have a gradient to whole_step().
-// states_of(options, state, parameter): the tensors of its State, made where there are none. Returns the closure's loss, or an
-// undefined tensor.
-template <typename Options, typename State, typename StatesOf>
+// A step of a class of torch::optim with such options: calls step(options, parameter, state) for the groups' parameters that
+// have a gradient; it counts the step in the State. Returns the closure's loss, or an undefined tensor.
+template <typename Options, typename State, typename Step>
 at::Tensor step_groups(
-    const char* who, const torch::optim::Optimizer::LossClosure& closure,
+    const torch::optim::Optimizer::LossClosure& closure,
     std::vector<torch::optim::OptimizerParamGroup>& groups,
     ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>& states,
-    const TensorForm& form, const StatesOf& states_of) {
+    const Step& step) {
   at::Tensor loss;
   if (closure) {
     const at::AutoGradMode with_grad(true);
@@ -68,9 +67,7 @@ at::Tensor step_groups(
       if (!parameter.grad().defined()) continue;
       auto& slot = states[parameter.unsafeGetTensorImpl()];
       if (!slot) slot = std::make_unique<State>();
-      auto& state = static_cast<State&>(*slot);
-      const std::vector<at::Tensor> tensors = states_of(options, state, parameter);
-      whole_step(who, options, ++state.step(), form, parameter, parameter.grad(), tensors);
+      step(options, parameter, static_cast<State&>(*slot));
     }
   }
   return loss;

@@ -117,7 +117,7 @@ constexpr auto table_of(std::type_identity<Flags>) {
                .flag = {"warmup-steps"},
                .bounds = Bounds::not_negative()}),
           field<&Flags::optimizer>({.help = "Optimizer",
-                                    .words = "adamw,adam,sgd,lion,adagrad,muon,lamb",
+                                    .words = "adamw,adam,sgd,lion,adagrad,muon,lamb,adafactor",
                                     .flag = {"optimizer", "{}="}}),
           field<&Flags::device>(own_form<&zeropage::comm::WorldOptions::device>("auto,cpu,cuda"))),
       section(

@@ -1,5 +1,6 @@
 #include "bench/train_gpt/model.h"
 
+#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
 
@@ -119,6 +120,10 @@ std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(const Flags& flags, Wra
   }
   if (flags.optimizer == "lamb") {
     return std::make_unique<Optimizer<zeropage::Lamb>>(model, zeropage::LambOptions(flags.lr));
+  }
+  if (flags.optimizer == "adafactor") {
+    return std::make_unique<Optimizer<zeropage::Adafactor>>(model,
+                                                            zeropage::AdafactorOptions(flags.lr));
   }
   TORCH_INTERNAL_ASSERT(flags.optimizer == "adagrad");
   return std::make_unique<Optimizer<Adagrad>>(model, AdagradOptions(flags.lr));

@@ -13,7 +13,7 @@
 namespace train_imagenet {
 
 enum class DeviceName : uint8_t { kCpu, kCuda };
-enum class OptimizerName : uint8_t { kSgd, kAdamW, kLamb };
+enum class OptimizerName : uint8_t { kSgd, kAdamW, kLamb, kAdafactor };
 enum class ScheduleName : uint8_t { kConstant, kCosine, kStep };
 enum class RecomputePolicy : uint8_t { kNone, kSelective, kBudget };
 

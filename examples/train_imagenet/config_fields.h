@@ -16,7 +16,8 @@ constexpr auto words_of(std::type_identity<DeviceName>) {
 constexpr auto words_of(std::type_identity<OptimizerName>) {
   using zeropage::memory::word;
   return std::array{word<OptimizerName::kSgd>("sgd"), word<OptimizerName::kAdamW>("adamw"),
-                    word<OptimizerName::kLamb>("lamb")};
+                    word<OptimizerName::kLamb>("lamb"),
+                    word<OptimizerName::kAdafactor>("adafactor")};
 }
 
 constexpr auto words_of(std::type_identity<ScheduleName>) {

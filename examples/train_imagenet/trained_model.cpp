@@ -1,5 +1,6 @@
 #include "train_imagenet/trained_model.h"
 
+#include <zeropage/adafactor.h>
 #include <zeropage/batches.h>
 #include <zeropage/lamb.h>
 
@@ -57,6 +58,11 @@ std::unique_ptr<zeropage::ShardedOptimizer> optimizer_of(Model& model, const Opt
                                         zeropage::LambOptions(keys.learning_rate)
                                             .betas({keys.betas.at(0), keys.betas.at(1)})
                                             .weight_decay(keys.weight_decay));
+  }
+  if (keys.name == OptimizerName::kAdafactor) {
+    return optimizer_of<zeropage::Adafactor>(
+        model, keys,
+        zeropage::AdafactorOptions(keys.learning_rate).weight_decay(keys.weight_decay));
   }
   return optimizer_of<torch::optim::AdamW>(model, keys,
                                            torch::optim::AdamWOptions(keys.learning_rate)

@@ -29,7 +29,8 @@
 //
 // An update is element-wise when an element's new value depends on that element's value, gradient
 // and state alone. Then it may run on any part of a parameter, and gives the same bits as on the
-// whole. Others read more: zeropage::Lamb and zeropage::Muon, and those of your own (zeropage/tensor_update.h).
+// whole. Others read more: zeropage::Adafactor, zeropage::Lamb and zeropage::Muon, and those of your own
+// (zeropage/tensor_update.h).
 //
 // For an element-wise class of your own, with the constructor A(std::vector<OptimizerParamGroup>, Options):
 //
@@ -41,6 +42,7 @@
 
 namespace zeropage {
 
+class Adafactor;         // zeropage/adafactor.h
 class Lamb;              // zeropage/lamb.h
 class Muon;              // zeropage/muon.h
 class TensorUpdateBase;  // zeropage/tensor_update.h
@@ -91,9 +93,8 @@ struct ClassList {
   static constexpr bool kHas = (std::is_same_v<A, Classes> || ...);
 };
 
-// A rule of optim/update_rule.h each.
 using ClassesWithFusedForm = ClassList<torch::optim::AdamW, torch::optim::Adam, torch::optim::SGD,
-                                       torch::optim::Adagrad, Lion, Muon, Lamb>;
+                                       torch::optim::Adagrad, Lion, Muon, Lamb, Adafactor>;
 
 // A: one of them.
 template <typename A>

@@ -43,7 +43,7 @@ struct OwnedShard {
   // averages until step() or zero_grad(). Undefined: there is none.
   at::Tensor gradient = {};
   // [range.numel()] each, by LibTorch's names ("exp_avg"); 8-bit states in fp32. Empty where no optimizer was
-  // given, and where its class has made none yet.
+  // given, and where its class has made none yet. Adafactor's moments of rows and columns have no part here.
   std::map<std::string, at::Tensor> states = {};
   int64_t steps = 0;  // of the optimizer on this parameter; 0 where none was given
 };

@@ -191,6 +191,13 @@ void StateLoading::match_states(LoadReport& report) const {
         if (source) check_shape(source, state_name(named.name(), tensor.name), named.whole_sizes());
         left.erase(tensor.name);
       }
+      for (const OwnedState::Tensor& tensor : owned.whole_tensors) {
+        const std::string state = state_name(named.name(), tensor.name);
+        const Source source = optimizer_state(named.name(), tensor.name);
+        if (!source) report.missing.push_back(state);
+        if (source) check_shape(source, state, tensor.values.sizes().vec());
+        left.erase(tensor.name);
+      }
     }
     left.erase(kStepState);
     left.erase(kMasterState);
@@ -305,6 +312,14 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
       const auto dtype = scalar_type(optimizer_state(name, state).entry->dtype);
       const auto options = at::TensorOptions(model_->world().device()).dtype(dtype);
       owned.tensors.push_back({state, at::empty({owned.range.numel()}, options)});
+    }
+  }
+  for (const OwnedState::Tensor& tensor : owned.whole_tensors) {
+    const Source source = optimizer_state(name, tensor.name);
+    if (source) {
+      read(source, 0, tensor.values.view(-1));
+    } else {
+      at::Tensor(tensor.values).zero_();
     }
   }
   const int64_t first = pages_.owned(page).begin + owned.range.begin;

@@ -135,14 +135,20 @@ PlannedFile plan_weights(const ModelRef& model, const std::vector<TensorOfState>
 
 // What one rank, or all together, know of the states of a parameter.
 struct KnownStates {
+  struct Tensor {
+    std::string name;
+    at::ScalarType dtype;
+    std::optional<std::vector<uint64_t>> shape = std::nullopt;  // none: the parameter's
+  };
   int64_t steps = 0;
-  std::vector<std::pair<std::string, at::ScalarType>> tensors;
+  std::vector<Tensor> tensors;
 };
 
 void to_json(json& to, const KnownStates& known) {
   to = {{"steps", known.steps}, {"tensors", json::array()}};
-  for (const auto& [name, dtype] : known.tensors) {
+  for (const auto& [name, dtype, shape] : known.tensors) {
     to["tensors"].push_back({name, state::name_of(state_dtype(dtype))});
+    if (shape) to["tensors"].back().push_back(*shape);
   }
 }
 
@@ -150,12 +156,15 @@ void to_json(json& to, const KnownStates& known) {
 json own_states(const ModelRef& model, ShardedOptimizer& optimizer) {
   std::map<size_t, KnownStates> known;
   updates_of(optimizer).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
-    if (owned.tensors.empty() && owned.steps == 0) return;
+    if (owned.tensors.empty() && owned.whole_tensors.empty() && owned.steps == 0) return;
     KnownStates& of = known[owned.parameter];
     if (!of.tensors.empty()) return;
     of.steps = owned.steps;
     for (const auto& [name, values] : owned.tensors) {
-      of.tensors.emplace_back(name, values.scalar_type());
+      of.tensors.push_back({name, values.scalar_type()});
+    }
+    for (const auto& [name, values] : owned.whole_tensors) {
+      of.tensors.push_back({name, values.scalar_type(), shape_of(values.sizes())});
     }
   });
   json own = json::object();
@@ -186,18 +195,20 @@ PlannedFile plan_optimizer(const std::vector<TensorOfState>& parameters, const j
   for (size_t index = 0; index < parameters.size(); ++index) {
     const TensorOfState& parameter = parameters[index];
     const std::string& name = parameter.names.front();
-    const auto add = [&](const std::string& state, state::Dtype dtype) {
+    const auto add = [&](const std::string& state, state::Dtype dtype,
+                         const std::vector<uint64_t>& shape) {
       if (!by_state.contains(state)) state_names.push_back(state);
-      by_state[state].push_back({state_name(name, state), dtype, parameter.shape});
+      by_state[state].push_back({state_name(name, state), dtype, shape});
     };
-    if (parameter.has_exact_values) add(kMasterState, state::Dtype::kF32);
-    if (with_average) add(kAverageState, state::Dtype::kF32);
+    if (parameter.has_exact_values) add(kMasterState, state::Dtype::kF32, parameter.shape);
+    if (with_average) add(kAverageState, state::Dtype::kF32, parameter.shape);
     const auto known = states.find(std::to_string(index));
     if (known == states.end()) continue;
     steps[name] = known->at("steps");
     tensors.push_back({state_name(name, kStepState), state::Dtype::kI64, {}});
     for (const json& tensor : known->at("tensors")) {
-      add(tensor.at(0), state::dtype_of(tensor.at(1)));
+      add(tensor.at(0), state::dtype_of(tensor.at(1)),
+          tensor.size() > 2 ? tensor.at(2).get<std::vector<uint64_t>>() : parameter.shape);
     }
   }
   for (const std::string& state : state_names) {

@@ -200,8 +200,10 @@ void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const
     const int64_t owned_begin = pages.owned(page).begin;
     std::vector<std::string> names;
     for (const OwnedState& owned : of_page) {
-      for (const auto& [name, values] : owned.tensors) {
-        if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+      for (const auto* const tensors : {&owned.tensors, &owned.whole_tensors}) {
+        for (const auto& [name, values] : *tensors) {
+          if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+        }
       }
     }
     for (const std::string& name : names) {
@@ -213,6 +215,12 @@ void collect_optimizer(const ModelRef& model, ShardedOptimizer& optimizer, const
           if (tensor.name != name) continue;
           put_runs(placed, intersection(range, {first, first + owned.range.numel()}), tensor.values,
                    first, file, state_name(placed.parameter.name(), name), sink);
+        }
+        // The rank with the parameter's first element writes what all that have a part have.
+        const bool has_first = range.begin <= placed.range.begin && placed.range.begin < range.end;
+        for (const OwnedState::Tensor& tensor : owned.whole_tensors) {
+          if (tensor.name != name || !has_first) continue;
+          sink.put(file.offset(state_name(placed.parameter.name(), name)), tensor.values.view(-1));
         }
       }
     }

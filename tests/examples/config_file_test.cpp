@@ -102,7 +102,7 @@ TEST_F(ConfigFileTest, AWrongValueIsAnsweredWithWhatIsExpected) {
   EXPECT_EQ(refused("TRAIN:\n  BATCH: 1.5\n"),
             "config.yaml:2: TRAIN.BATCH: expected a whole number of at least 1, got 1.5");
   EXPECT_EQ(refused("OPTIMIZER:\n  NAME: sdg\n"),
-            "config.yaml:2: OPTIMIZER.NAME: expected one of sgd, adamw, lamb, got sdg");
+            "config.yaml:2: OPTIMIZER.NAME: expected one of sgd, adamw, lamb, adafactor, got sdg");
   EXPECT_EQ(refused("DATA: {FLIP: maybe}\n"),
             "config.yaml:1: DATA.FLIP: expected true or false, got maybe");
   EXPECT_EQ(refused("\n\nDATA:\n  MEAN: 0.5\n"),

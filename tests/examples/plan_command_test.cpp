@@ -105,6 +105,9 @@ TEST_F(PlanCommandTest, PlansOptimizersOfWholeTensors) {
   constexpr int64_t kMatrixBytes = 2 * 12 * 64 * 64 * 4;  // of two blocks
   EXPECT_EQ(states("lamb"), states("adamw"));
   EXPECT_NEAR(states("muon"), states("adamw") - kMatrixBytes, 1000);
+  // A number for each row and column, and for each element of vectors.
+  EXPECT_LT(states("adafactor"), states("adamw") / 20);
+  EXPECT_GT(states("adafactor"), 0);
 }
 
 TEST_F(PlanCommandTest, PlansStatesOfAMereNumber) {

@@ -84,8 +84,8 @@ TEST_F(TrainGptTest, TellsTheUtilisationOfAPeakThatIsKnown) {
   EXPECT_FALSE(json().contains("mfu")) << "a CPU's peak is not known";
 }
 
-TEST_F(TrainGptTest, HasOneHashOfMuonAndOfLambAtEveryStage) {
-  for (const std::string optimizer : {"muon", "lamb"}) {
+TEST_F(TrainGptTest, HasOneHashOfOptimizersOfWholeTensorsAtEveryStage) {
+  for (const std::string optimizer : {"muon", "lamb", "adafactor"}) {
     std::set<std::string> hashes;
     for (const std::string setting :
          {"--ranks 1 --accumulate 2", "--ranks 2 --stage 0", "--ranks 2 --stage 3"}) {

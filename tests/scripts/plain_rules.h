@@ -10,8 +10,10 @@
 
 #include <torch/torch.h>
 
+#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
+#include "zeropage/optimizer.h"
 
 namespace zeropage::scripts {
 
@@ -19,7 +21,7 @@ namespace zeropage::scripts {
 template <typename A>
 class PlainRule : public torch::optim::Optimizer {
  public:
-  using Options = std::conditional_t<std::is_same_v<A, Lamb>, LambOptions, MuonOptions>;
+  using Options = typename OptimizerTraits<A>::Options;
 
   PlainRule(const std::vector<torch::optim::OptimizerParamGroup>& groups, const Options& defaults)
       : Optimizer(groups, std::make_unique<Options>(defaults)) {}
@@ -31,7 +33,7 @@ class PlainRule : public torch::optim::Optimizer {
       for (torch::Tensor& parameter : group.params()) {
         if (!parameter.grad().defined() || parameter.numel() == 0) continue;
         State& state = states_[parameter.unsafeGetTensorImpl()];
-        if (state.steps++ == 0) {
+        if (state.steps++ == 0 && !std::is_same_v<A, Adafactor>) {
           state.average = torch::zeros_like(parameter);
           state.square = torch::zeros_like(parameter);
         }
@@ -46,10 +48,42 @@ class PlainRule : public torch::optim::Optimizer {
     int steps = 0;
     torch::Tensor average;
     torch::Tensor square;
+    torch::Tensor columns;
   };
 
+  static double mean_square(const torch::Tensor& tensor) {
+    return tensor.square().mean().template item<double>();
+  }
+
+  // torch.optim.Adafactor's.
+  static void update(const AdafactorOptions& options, torch::Tensor& value,
+                     const torch::Tensor& gradient, State& state) {
+    const auto [root, least] = options.eps();
+    const double rate = std::pow(state.steps, options.beta2_decay());
+    const double length = std::max(least, std::sqrt(mean_square(value))) *
+                          std::min(options.lr(), 1 / std::sqrt(state.steps));
+    const auto move = [&](torch::Tensor& moment, const torch::Tensor& mean) {
+      moment = moment.defined() ? (1 - rate) * moment + rate * mean : mean;
+    };
+    value.mul_(1 - options.lr() * options.weight_decay());
+    torch::Tensor moment;
+    if (gradient.dim() > 1) {
+      move(state.average, gradient.square().mean(-1, /*keepdim=*/true));
+      move(state.columns, gradient.square().mean(-2, /*keepdim=*/true));
+      moment =
+          state.average * state.columns / state.average.mean(-2, /*keepdim=*/true).clamp_min(root);
+    } else {
+      move(state.square, gradient.square());
+      moment = state.square;
+    }
+    const torch::Tensor direction = gradient / moment.clamp_min(root * root).sqrt();
+    const double too_long = std::sqrt(mean_square(direction)) / options.d();
+    value.sub_(direction, length / std::max(1.0, too_long));
+  }
+
   // Adam's direction.
-  static torch::Tensor adam(const Options& options, const torch::Tensor& gradient, State& state) {
+  template <typename O>
+  static torch::Tensor adam(const O& options, const torch::Tensor& gradient, State& state) {
     const auto [beta1, beta2] = options.betas();
     state.average = beta1 * state.average + (1 - beta1) * gradient;
     state.square = beta2 * state.square + (1 - beta2) * gradient * gradient;
@@ -97,6 +131,6 @@ class PlainRule : public torch::optim::Optimizer {
 // The class that LibTorch's side steps with.
 template <typename A>
 using PlainClass =
-    std::conditional_t<std::is_same_v<A, Lamb> || std::is_same_v<A, Muon>, PlainRule<A>, A>;
+    std::conditional_t<OptimizerTraits<A>::kReads == UpdateReads::kElement, A, PlainRule<A>>;
 
 }  // namespace zeropage::scripts

@@ -270,7 +270,7 @@ Script random_script(uint64_t seed) {
   for (const Setting& setting : script.settings) has_slices = has_slices || setting.tensor > 1;
   // Rules of whole tensors are for fp32, or have masters of it.
   if (script.values != Values::kDouble && !has_slices && dice.one_in(3)) {
-    script.rule = dice.any_of({Rule::kLamb, Rule::kMuon});
+    script.rule = dice.any_of({Rule::kLamb, Rule::kMuon, Rule::kAdafactor});
   }
   const int steps = 1 + dice.below(4);
   for (int step = 0; step < steps; ++step) add_a_step(dice, script, step, pipelines, has_slices);

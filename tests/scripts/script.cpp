@@ -94,6 +94,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kAdamW, "adamw"},
                                     {Rule::kAdagrad, "adagrad"},
                                     {Rule::kLamb, "lamb"},
+                                    {Rule::kAdafactor, "adafactor"},
                                     {Rule::kMuon, "muon"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Unit, kind, of)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)

@@ -104,7 +104,7 @@ enum class Kept : uint8_t { kAll, kRegions, kRecompute, kOnHost, kOnNvme };  // 
 enum class Left : uint8_t { kDevice, kHost, kNvme };                         // the tier
 enum class Reduced : uint8_t { kAuto, kEach, kOnce };                        // micro-steps
 enum class Order : uint8_t { kOneForwardOneBackward, kGPipe, kInterleaved, kZeroBubble };
-enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kLamb, kMuon };
+enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kLamb, kMuon, kAdafactor };
 
 // What shall make no difference.
 struct Setting {

@@ -10,6 +10,7 @@
 
 #include "tests/scripts/composed_module.h"
 #include "tests/scripts/script.h"
+#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
 
@@ -47,6 +48,8 @@ auto with_rule(Rule rule, const Make& make) {
       return make(static_cast<Adagrad*>(nullptr), AdagradOptions(0.05).eps(0.05));
     case Rule::kLamb:
       return make(static_cast<Lamb*>(nullptr), LambOptions(0.02).eps(0.05));
+    case Rule::kAdafactor:
+      return make(static_cast<Adafactor*>(nullptr), AdafactorOptions(0.02).eps({0.02, 1e-3}));
     case Rule::kMuon:
       return make(static_cast<Muon*>(nullptr), MuonOptions(0.02).ns_eps(0.05).eps(0.05));
   }

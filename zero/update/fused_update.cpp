@@ -7,11 +7,12 @@
 #include <utility>
 #include <vector>
 
-#include "optim/adopt_copy.h"
-#include "optim/split_values.h"
 #include "optim/stretch_list.h"
+#include "zero/update/factored_update.h"
 #include "zero/update/fused_runs.h"
 #include "zero/update/saved_runs.h"
+#include "zero/update/second_pass.h"
+#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
 #include "zeropage/optimizer.h"
@@ -234,36 +235,17 @@ class FusedUpdate final : public PageUpdate {
     }
   }
 
-  static at::Tensor of_shard(const FusedShard& shard, const at::Tensor& flat) {
-    return flat.defined() ? flat.narrow(0, shard.range.begin, shard.range.numel()) : flat;
-  }
-
-  // In fp32, with what the user wrote to the parameters.
   void copy_values(const Call& call, const at::Tensor& to) const {
-    if (part_.values.is_meta()) return;
-    for_each_shard(call, [&](const FusedShard& shard) {
-      at::Tensor values = of_shard(shard, part_.values);
-      if (part_.adopts_copy) offload::adopt_copy(values, of_shard(shard, part_.copy_out));
-      if (part_.remainders.defined()) {
-        values = offload::joined_values(values, of_shard(shard, part_.remainders));
-      }
-      of_shard(shard, to).copy_(values);
-    });
+    for_each_shard(call,
+                   [&](const FusedShard& shard) { copy_exact_values(part_, shard.range, to); });
   }
 
   void descend(const Call& call, const Directions& directions) const {
     if constexpr (offload::HasTwoPasses<AlgorithmOptions>) {
       const offload::UpdateRule rule = offload::descent_of(options_of(call));
       for_each_shard(call, [&](const FusedShard& shard) {
-        const offload::Stretch stretch{.values = of_shard(shard, part_.values),
-                                       .gradient = of_shard(shard, directions.values),
-                                       .copy_out = of_shard(shard, part_.copy_out),
-                                       .states = {},
-                                       .remainders = of_shard(shard, part_.remainders),
-                                       .place = runs_.all()[shard.run].place,
-                                       .adopts_copy = part_.adopts_copy};
-        offload::detail::fused_step(rule, shard.steps, {&stretch, 1},
-                                    {.scale = directions.factor(shard.parameter)});
+        descend_along(part_, shard.range, rule, shard.steps, directions.values,
+                      directions.factor(shard.parameter));
       });
     }
   }
@@ -303,7 +285,11 @@ namespace detail {
 
 template <typename A>
 std::shared_ptr<const FusedForm> fused_form(const typename OptimizerTraits<A>::Options& defaults) {
-  return form_of(defaults);
+  if constexpr (std::is_same_v<A, Adafactor>) {
+    return factored_form();
+  } else {
+    return form_of(defaults);
+  }
 }
 
 }  // namespace detail

@@ -14,6 +14,7 @@
 
 #include "zero/agreement/agreement_hashes.h"
 #include "zero/update/archive_values.h"
+#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/lion.h"
 #include "zeropage/muon.h"
@@ -71,6 +72,11 @@ std::optional<uint64_t> hash_of_known(const OptimizerOptions& options) {
     const auto [first, second] = lamb->betas();
     return hash_of_numbers(lamb->lr(), first, second, lamb->eps(), lamb->weight_decay(),
                            lamb->trust_ratio());
+  }
+  if (const auto* adafactor = as<AdafactorOptions>(options)) {
+    const auto [root, least] = adafactor->eps();
+    return hash_of_numbers(adafactor->lr(), adafactor->beta2_decay(), root, least, adafactor->d(),
+                           adafactor->weight_decay());
   }
   if (const auto* muon = as<MuonOptions>(options)) return hash_of_muon(*muon);
   if (const auto* adagrad = as<torch::optim::AdagradOptions>(options)) {

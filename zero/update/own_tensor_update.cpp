@@ -38,8 +38,8 @@ class OwnForm final : public offload::TensorForm {
   OwnForm(std::shared_ptr<const TensorUpdateBase> update, UpdateReads reads)
       : update_(std::move(update)), reads_(reads) {}
 
-  int64_t states(const Options& options) const override {
-    return static_cast<int64_t>(update_->states_of(options).size());
+  double states(const Options& options, at::IntArrayRef /*sizes*/) const override {
+    return static_cast<double>(update_->states_of(options).size());
   }
   bool can_leave() const override { return false; }
   UpdateReads reads(const Options& /*options*/) const override { return reads_; }

@@ -44,6 +44,7 @@ struct ParameterShard {
   int64_t first_element = 0;
   // Elements after it that belong to nothing and are zero, in values and gradient.
   int64_t padding = 0;
+  std::vector<int64_t> sizes = {};  // of the parameter
   // Format of the parameter's states, where the update is fused.
   offload::StateFormat state_format = offload::StateFormat::kFp32;
   // It is frozen for now: its states are made when it steps first.
@@ -68,6 +69,9 @@ struct OwnedState {
   Range range;        // in the owned part
   int64_t steps = 0;  // made so far
   std::vector<Tensor> tensors = {};
+  // Those that are not of the parameter's shape, in their own, fp32. Each rank that has a part of the parameter has all of them,
+  // with the same values.
+  std::vector<Tensor> whole_tensors = {};
   // Whether tensors of other names may be added when it is loaded: a class that has not stepped yet
   // does not tell which it has.
   bool takes_others = false;
@@ -86,6 +90,8 @@ struct Directions {
   // By which a parameter's are multiplied.
   std::function<double(size_t parameter)> factor = nullptr;
 };
+
+class FactoredParameters;
 
 class PageUpdate {
  public:
@@ -110,6 +116,9 @@ class PageUpdate {
                                const offload::GradientFactors& factors,
                                const at::Tensor& directions,
                                const std::function<void()>& on_values);
+  // What its first pass reads sums over rows and columns of; null: nothing.
+  virtual FactoredParameters* factored() { return nullptr; }
+
   // Whether a device's flag can keep step() from changing anything.
   virtual bool reads_found_inf() const { return false; }
   // The last step() found that flag set, and does not count. REQUIRES: reads_found_inf().

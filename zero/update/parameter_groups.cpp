@@ -73,13 +73,12 @@ std::vector<OwnedGroup> ParameterGroups::owned(size_t page, size_t first) const 
   const auto begin = std::partition_point(
       members.begin(), members.end(), [=](const Member& member) { return member.group < first; });
   for (auto member = begin; member != members.end(); ++member) {
-    const ParameterShard shard =
-        shard_of(pages_->parameters()[member->parameter], member->parameter);
+    ParameterShard shard = shard_of(pages_->parameters()[member->parameter], member->parameter);
     if (shard.range.empty()) continue;
     if (groups.empty() || groups.back().number != member->group) {
       groups.push_back({member->group, {}, options(member->group).clone()});
     }
-    groups.back().shards.push_back(shard);
+    groups.back().shards.push_back(std::move(shard));
   }
   return groups;
 }
@@ -93,6 +92,7 @@ ParameterShard ParameterGroups::shard_of(const PlacedParameter& placed, size_t p
           .range = {range.begin - owned.begin, range.end - owned.begin},
           .first_element = range.begin - placed.range.begin,
           .padding = padding.numel(),
+          .sizes = placed.parameter.tensor.sizes().vec(),
           .state_format = state_format_of(options_, placed.range.numel()),
           .frozen = !placed.parameter.tensor.requires_grad()};
 }

@@ -59,12 +59,15 @@ double ShardedUpdates::states_of_a_parameter() const {
   double elements = 0;
   double states = 0;
   for (size_t group = 0; group < groups_.size(); ++group) {
-    const auto of_group = static_cast<double>(algorithm.tensors->states(groups_.options(group)));
     for (const size_t index : groups_.parameters_of(group)) {
-      const auto numel =
-          static_cast<double>(parameters_.pages->parameters()[index].parameter.tensor.numel());
-      elements += numel;
-      states += numel * of_group;
+      const PlacedParameter& placed = parameters_.pages->parameters()[index];
+      const at::IntArrayRef sizes = placed.parameter.tensor.sizes();
+      const double of_element = algorithm.tensors->states(groups_.options(group), sizes);
+      const Range here = intersection(parameters_.pages->owned(placed.page), placed.range);
+      if (here.empty()) continue;
+      const bool are_whole = algorithm.tensors->has_whole_states(sizes);
+      elements += static_cast<double>(here.numel());
+      states += of_element * static_cast<double>(are_whole ? placed.range.numel() : here.numel());
     }
   }
   return elements > 0 ? states / elements : static_cast<double>(algorithm.states);

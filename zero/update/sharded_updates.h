@@ -61,8 +61,7 @@ class ShardedUpdates {
   void visit_states_of(size_t page, StateAccess access, const VisitState& visit,
                        const std::function<void(size_t page)>& end_page);
   const std::string& class_name() const { return factory_.algorithm().class_name; }
-  // Number of states of a parameter's size that it keeps, in the mean over elements where groups differ; 0 if that is not known
-  // before the first step.
+  // Elements of states for each element that this rank updates, in the mean; 0 if that is not known before the first step.
   double states_of_a_parameter() const;
   // Steps made, those before a load included. Waits for the verdict on the last one.
   int64_t steps() {

@@ -28,6 +28,7 @@ class StochasticUpdate final : public PageUpdate {
                        const offload::GradientFactors& factors, const at::Tensor& directions,
                        const std::function<void()>& on_values) override;
   // Values that were not updated are bfloat16 still, and rounding leaves those alone.
+  FactoredParameters* factored() override { return update_->factored(); }
   bool reads_found_inf() const override { return update_->reads_found_inf(); }
   void uncount_step() override {
     --steps_;

@@ -9,6 +9,7 @@
 #include <c10/util/ScopeExit.h>
 
 #include "optim/worker_pool.h"
+#include "zero/update/factor_sums.h"
 #include "zeropage/check.h"
 #include "zeropage/ledger.h"
 
@@ -89,6 +90,11 @@ void TensorPasses::check(size_t group, size_t parameter) const {
            " is an embedding, or a head of an embedding's sizes; give it to a group with "
            "MuonOptions::adamw(lr), as zeropage::muon_groups(module, MuonOptions(lr)) does, or say "
            "takes_embeddings(true) in its MuonOptions");
+  ZP_CHECK(!form().has_whole_states(named.tensor.sizes()) || named.tensor.is_contiguous(),
+           algorithm_.class_name, ": parameter \"", named.name(), "\" of sizes ",
+           named.tensor.sizes(), " and strides ", named.tensor.strides(),
+           ": expected a contiguous one, whose rows and columns lie as its sizes say; make it of "
+           "tensor.contiguous()");
   const std::string objection = form().objection_to(options, named.tensor.sizes());
   ZP_CHECK(objection.empty(), algorithm_.class_name, ": parameter \"", named.name(), "\" of sizes ",
            named.tensor.sizes(), objection);
@@ -150,12 +156,14 @@ void TensorPasses::find_pages() {
 std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
                                            const HasGradient& has_gradient,
                                            const offload::GradientFactors& factors) {
+  const std::vector<at::Tensor> gradients = sum_factors(bucket, has_gradient, factors);
   std::vector<at::Tensor> directions;
   for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
     for (const size_t index : parameters_.pages->parameters().of_page(updates_.all()[at].page)) {
       sums_[index] = {};
     }
-    directions.push_back(first_pass(at, has_gradient, factors));
+    const at::Tensor& known = gradients[at - bucket.first_page];
+    directions.push_back(first_pass(at, known, has_gradient, factors));
   }
   exchange(bucket, has_gradient, directions);
   sum_over_ranks(bucket, has_gradient);
@@ -169,7 +177,48 @@ std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
   return made;
 }
 
-at::Tensor TensorPasses::first_pass(size_t page, const HasGradient& has_gradient,
+// This rank's part of the page's, where the page is updated.
+at::Tensor TensorPasses::gradient_of(size_t page) const {
+  const OfPage& of_page = updates_.all()[page];
+  at::Tensor gradient = parameters_.gradients->owned(of_page.page);
+  if (!of_page.part) return gradient;
+  if (parameters_.gradients->is_offloaded(of_page.page)) {
+    parameters_.gradients->arrival(of_page.page).synchronize();
+  } else if (gradient.defined() && !gradient.is_meta()) {
+    gradient = gradient.cpu();
+  }
+  return gradient;
+}
+
+// Sums over rows and columns. Returns the gradients of the bucket's pages, as far as they were needed.
+std::vector<at::Tensor> TensorPasses::sum_factors(const MatrixBucket& bucket,
+                                                  const HasGradient& has_gradient,
+                                                  const offload::GradientFactors& factors) const {
+  std::vector<at::Tensor> gradients(bucket.end_page - bucket.first_page);
+  std::vector<FactorSums::Parameter> with_factors;
+  for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+    for (const size_t index : parameters_.pages->parameters().of_page(updates_.all()[at].page)) {
+      if (group_of_[index] < 0 || parameters_.pages->parameters()[index].range.empty()) continue;
+      if (!has_gradient(index) || !form().has_whole_states(sizes_of(index))) continue;
+      with_factors.push_back({.parameter = index, .page = at});
+    }
+  }
+  if (with_factors.empty()) return gradients;
+  const memory::OwnerScope owner("optimizer", "sums over rows and columns");
+  std::optional<offload::WorkerPoolScope> pool;
+  if (const auto& away = parameters_.pages->page_offload()) pool.emplace(away->pool());
+  const auto known = [&](size_t page) {
+    at::Tensor& gradient = gradients[page - bucket.first_page];
+    if (!gradient.defined()) gradient = gradient_of(page);
+    return gradient;
+  };
+  FactorSums(parameters_, updates_, known, factors.scale).run(with_factors);
+  return gradients;
+}
+
+// known_gradient: the page's, or undefined.
+at::Tensor TensorPasses::first_pass(size_t page, const at::Tensor& known_gradient,
+                                    const HasGradient& has_gradient,
                                     const offload::GradientFactors& factors) {
   const KnownPage& known = known_pages_[page];
   if (!known.has_directions) return {};
@@ -178,12 +227,16 @@ at::Tensor TensorPasses::first_pass(size_t page, const HasGradient& has_gradient
   at::Tensor directions = at::empty({parameters_.pages->owned(of_page.page).numel()},
                                     at::TensorOptions(known.device).dtype(at::kFloat));
   updates_.set_options(of_page);
-  if (of_page.part) {
-    make_directions_away(page, has_gradient, factors, directions);
-  } else {
-    make_directions(page, parameters_.gradients->owned(of_page.page), has_gradient, factors,
-                    directions);
+  const at::Tensor gradient = known_gradient.defined() ? known_gradient : gradient_of(page);
+  if (!of_page.part) {
+    make_directions(page, gradient, has_gradient, factors, directions);
+    return directions;
   }
+  PageOffload& away = *parameters_.pages->page_offload();
+  const offload::WorkerPoolScope pool(away.pool());
+  away.fetch_for_update(of_page.page);
+  const auto release = c10::make_scope_exit([&] { away.release_after_update(of_page.page); });
+  make_directions(page, gradient, has_gradient, factors, directions);
   return directions;
 }
 
@@ -196,23 +249,6 @@ void TensorPasses::make_directions(size_t page, const at::Tensor& gradient,
     add_squares(sums, directions, &Sums::values);
   });
   add_squares(sums, directions, &Sums::directions);
-}
-
-void TensorPasses::make_directions_away(size_t page, const HasGradient& has_gradient,
-                                        const offload::GradientFactors& factors,
-                                        const at::Tensor& directions) {
-  PageOffload& away = *parameters_.pages->page_offload();
-  const offload::WorkerPoolScope pool(away.pool());
-  const size_t of_model = updates_.all()[page].page;
-  at::Tensor gradient = parameters_.gradients->owned(of_model);
-  if (parameters_.gradients->is_offloaded(of_model)) {
-    parameters_.gradients->arrival(of_model).synchronize();
-  } else if (gradient.defined() && !gradient.is_meta()) {
-    gradient = gradient.cpu();
-  }
-  away.fetch_for_update(of_model);
-  const auto release = c10::make_scope_exit([&] { away.release_after_update(of_model); });
-  make_directions(page, gradient, has_gradient, factors, directions);
 }
 
 void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,

@@ -80,12 +80,13 @@ class TensorPasses {
   void find_buckets();
 
   // page: of PageUpdates::all().
-  at::Tensor first_pass(size_t page, const HasGradient& has_gradient,
+  at::Tensor gradient_of(size_t page) const;
+  std::vector<at::Tensor> sum_factors(const MatrixBucket& bucket, const HasGradient& has_gradient,
+                                      const offload::GradientFactors& factors) const;
+  at::Tensor first_pass(size_t page, const at::Tensor& gradient, const HasGradient& has_gradient,
                         const offload::GradientFactors& factors);
   void make_directions(size_t page, const at::Tensor& gradient, const HasGradient& has_gradient,
                        const offload::GradientFactors& factors, const at::Tensor& directions);
-  void make_directions_away(size_t page, const HasGradient& has_gradient,
-                            const offload::GradientFactors& factors, const at::Tensor& directions);
   void exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,
                 const std::vector<at::Tensor>& directions) const;
 

@@ -1,6 +1,7 @@
 #include "saving/detail/state_loading.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -175,7 +176,9 @@ void StateLoading::match_optimizer() const {
 }
 
 void StateLoading::match_states(LoadReport& report) const {
-  updates_of(*optimizer_).visit_states(StateAccess::kDescribe, [&](size_t, OwnedState& owned) {
+  const ShardedUpdates& updates = updates_of(*optimizer_);
+  updates_of(*optimizer_).visit_states(StateAccess::kDescribe, [&](size_t page, OwnedState& owned) {
+    if (!updates.updates_page(page)) return;
     const NamedParameter& named = model_->parameters()[owned.parameter].parameter;
     if (!knows_states_of(named.name())) {
       report.missing.push_back(state_name(named.name(), kStepState));
@@ -279,7 +282,29 @@ void StateLoading::load_optimizer() {
   updates_of(*optimizer_).visit_states(StateAccess::kWrite, [&](size_t page, OwnedState& owned) {
     load_shard(page, owned);
   });
+  load_frozen();
   updates_of(*optimizer_).set_steps(saved_.manifest().content["optimizer"].at("updates"));
+}
+
+// Pages that do not train have no update that could take states. What a file has of them waits until they do.
+void StateLoading::load_frozen() {
+  ShardedUpdates& updates = updates_of(*optimizer_);
+  std::map<size_t, std::vector<OwnedState>> by_page;
+  for (size_t group = 0; group < optimizer_->param_groups().size(); ++group) {
+    for (const size_t index : updates.parameters_of_group(group)) {
+      const PlacedParameter& placed = model_->parameters()[index];
+      const Range owned = pages_.owned(placed.page);
+      const Range range = intersection(owned, placed.range);
+      if (updates.updates_page(placed.page) || range.empty()) continue;
+      if (!optimizer_state(placed.parameter.name(), kStepState)) continue;
+      OwnedState state{.parameter = index,
+                       .range = {range.begin - owned.begin, range.end - owned.begin},
+                       .takes_others = true};
+      load_shard(placed.page, state);
+      by_page[placed.page].push_back(std::move(state));
+    }
+  }
+  updates.keep_frozen_states(std::move(by_page));
 }
 
 void StateLoading::load_average() {
@@ -309,9 +334,15 @@ void StateLoading::load_shard(size_t page, OwnedState& owned) {
     owned.tensors.clear();
     for (const std::string& state : states_.at(name_in_state(name))) {
       if (state == kStepState || state == kMasterState || state == kAverageState) continue;
-      const auto dtype = scalar_type(optimizer_state(name, state).entry->dtype);
-      const auto options = at::TensorOptions(model_->world().device()).dtype(dtype);
-      owned.tensors.push_back({state, at::empty({owned.range.numel()}, options)});
+      const state::TensorEntry& entry = *optimizer_state(name, state).entry;
+      const auto options =
+          at::TensorOptions(model_->world().device()).dtype(scalar_type(entry.dtype));
+      if (entry.shape == shape_of(placed.parameter.whole_sizes())) {
+        owned.tensors.push_back({state, at::empty({owned.range.numel()}, options)});
+      } else {
+        const std::vector<int64_t> sizes(entry.shape.begin(), entry.shape.end());
+        owned.whole_tensors.push_back({state, at::empty(sizes, options)});
+      }
     }
   }
   for (const OwnedState::Tensor& tensor : owned.whole_tensors) {

@@ -56,6 +56,7 @@ class StateLoading {
                           const std::vector<int64_t>& whole_sizes);
 
   void load_page(size_t page);
+  void load_frozen();
   void load_parameter(const PlacedParameter& placed, const MasterWeights::Owned& owned);
   void load_shard(size_t page, OwnedState& owned);
   // Elements of the source from `first` on into `to`: flat, any dtype and device.

@@ -60,7 +60,7 @@ void FactoredUpdate::set_options(size_t group, const torch::optim::OptimizerOpti
 
 void FactoredUpdate::make_moments(Shard& shard) const {
   if (!shard.moments.empty()) return;
-  const memory::SurvivorScope state(memory::Kind::kOptimizerState);
+  const memory::KindScope kind(memory::Kind::kOptimizerState);
   const auto add = [&](int64_t numel) {
     shard.moments.push_back(at::zeros({numel}, part_.values.options().dtype(at::kFloat)));
   };

@@ -124,7 +124,7 @@ void OwnTensorUpdate::make_states(Shard& shard) const {
            "a TensorUpdate of your own: states(): expected names that differ and stay, got ", names,
            shard.names.empty() ? "" : ", which were others before");
   shard.names = names;
-  const memory::SurvivorScope state(memory::Kind::kOptimizerState);
+  const memory::KindScope kind(memory::Kind::kOptimizerState);
   while (shard.states.size() < wanted) {
     shard.states.push_back(
         at::zeros({shard.range.numel()}, part_.values.options().dtype(at::kFloat)));

@@ -96,10 +96,20 @@ void PageUpdates::adopt_pages(int64_t steps) {
     made.push_back(make(page));
     add_groups(made.back(), /*first=*/0);
     made.back().update->set_updates(steps);
+    take_frozen_states(made.back());
   }
   std::move(made.begin(), made.end(), std::back_inserter(updates_));
   std::sort(updates_.begin(), updates_.end(),
             [](const OfPage& left, const OfPage& right) { return left.page < right.page; });
+}
+
+void PageUpdates::take_frozen_states(const OfPage& of_page) {
+  if (!frozen_states_.has(of_page.page)) return;
+  const auto write = [this](size_t page, OwnedState& state) {
+    frozen_states_.write_to(page, state);
+  };
+  visit_states(of_page, StateAccess::kWrite, write, nullptr);
+  frozen_states_.forget(of_page.page);
 }
 
 void PageUpdates::adopt_groups() {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "zero/setup/sharded_model.h"
+#include "zero/update/frozen_states.h"
 #include "zero/update/offloaded_steps.h"
 #include "zero/update/page_update.h"
 #include "zero/update/parameter_groups.h"
@@ -33,6 +34,8 @@ class PageUpdates {
 
   // By page, ascending.
   const std::vector<OfPage>& all() const { return updates_; }
+  // States of pages that do not train, until they do.
+  FrozenStates& frozen_states() { return frozen_states_; }
   // The page's; null where it does not train.
   const OfPage* find(size_t page) const;
   // The page's, if its state is offloaded; otherwise null.
@@ -65,11 +68,13 @@ class PageUpdates {
   void adopt_pages(int64_t steps);
   void adopt_groups();
   void add_groups(OfPage& of_page, size_t first) const;
+  void take_frozen_states(const OfPage& of_page);
 
   const ShardedModel parameters_;
   const UpdateFactory& factory_;
   ParameterGroups& groups_;
   std::vector<OfPage> updates_;
+  FrozenStates frozen_states_;
   size_t known_groups_ = 0;                // of updates_
   uint64_t known_training_ = 0;            // of the pages, when updates_ were made
   std::unique_ptr<OffloadedSteps> steps_;  // last: its thread uses updates_

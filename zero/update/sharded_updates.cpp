@@ -146,6 +146,7 @@ void ShardedUpdates::visit_states(StateAccess access, const VisitState& visit,
   for (const auto& of_page : updates_->all()) {
     updates_->visit_states(of_page, access, visit, end_page);
   }
+  if (access != StateAccess::kWrite) updates_->frozen_states().visit(visit, end_page);
 }
 
 void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const VisitState& visit,
@@ -155,8 +156,13 @@ void ShardedUpdates::visit_states_of(size_t page, StateAccess access, const Visi
   if (const auto* const of_page = updates_->find(page)) {
     updates_->visit_states(*of_page, access, visit, end_page);
   } else {
+    updates_->frozen_states().visit(page, visit);
     end_page(page);
   }
+}
+
+void ShardedUpdates::keep_frozen_states(std::map<size_t, std::vector<OwnedState>> by_page) {
+  updates_->frozen_states().keep(std::move(by_page));
 }
 
 void ShardedUpdates::step() {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -53,13 +54,17 @@ class ShardedUpdates {
 
   // For zeropage/saving.h. Calls visit for what this rank owns of each parameter's state, page by
   // page, and end_page when it was called for all of a page; until then offloaded states have memory.
-  // Throws where steps are one step late, and after a step that did not end.
+  // Throws where steps are one step late, and after a step that did not end. States of pages that do not train are not written to.
   using VisitState = std::function<void(size_t page, OwnedState&)>;
   void visit_states(StateAccess access, const VisitState& visit,
                     const std::function<void(size_t page)>& end_page = nullptr);
   // The same for one page, whether or not it trains.
   void visit_states_of(size_t page, StateAccess access, const VisitState& visit,
                        const std::function<void(size_t page)>& end_page);
+  // Whether the page has an update, and so states: it trains, or did since the optimizer was made.
+  bool updates_page(size_t page) const { return updates_->find(page) != nullptr; }
+  // Those of pages that have no update, from a load. They take the place of earlier ones.
+  void keep_frozen_states(std::map<size_t, std::vector<OwnedState>> by_page);
   const std::string& class_name() const { return factory_.algorithm().class_name; }
   // Elements of states for each element that this rank updates, in the mean; 0 if that is not known before the first step.
   double states_of_a_parameter() const;

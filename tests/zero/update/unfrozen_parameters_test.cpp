@@ -6,6 +6,7 @@
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
+#include "tests/harness/state_files.h"
 #include "tests/harness/tiny_models.h"
 #include "zeropage/zeropage.h"
 
@@ -92,6 +93,56 @@ TEST_P(UnfrozenParametersTest, InBfloat16TrainAsOnTheDeviceWhereverTheyLie) {
   Options options;
   options.compute_dtype = torch::kBFloat16;
   expect_alike(options);
+}
+
+enum class Resumes : uint8_t { kNever, kBeforeItFreezes, kFrozen };
+
+// Three steps of all, one with half frozen, two of all. Resumes before the fourth, and saves and loads once more before the fifth.
+std::vector<torch::Tensor> resumed(int stage, Resumes resumes, const std::string& path) {
+  std::vector<torch::Tensor> result;
+  Options options;
+  options.stage = stage_of(stage);
+  options.page_bytes = 4_KiB;
+  run_ranks(2, [&](comm::World& world) {
+    auto module = make<Transformer>();
+    set_half(*module, resumes != Resumes::kFrozen);
+    DistributedDataParallel<Transformer> model(module, world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    const auto step = [&](int count) {
+      const Samples samples = samples_of(world.rank(), count);
+      optimizer.zero_grad();
+      loss_of(model(samples.inputs), samples).backward();
+      optimizer.step();
+    };
+    if (resumes == Resumes::kNever) {
+      for (int count = 0; count < 3; ++count) step(count);
+      save_state(path, model, optimizer);
+    } else {
+      load_state(path, model, optimizer);
+    }
+    set_half(*module, false);
+    step(3);
+    if (resumes != Resumes::kNever) {
+      const std::string again = path + (resumes == Resumes::kFrozen ? "-frozen" : "-trained");
+      save_state(again, model, optimizer);
+      load_state(again, model, optimizer);
+    }
+    set_half(*module, true);
+    for (int count = 4; count < 6; ++count) step(count);
+    visit_parameters(model, [&](const std::string&, const torch::Tensor& parameter) {
+      if (world.rank() == 0) result.push_back(parameter.clone());
+    });
+  });
+  return result;
+}
+
+TEST_P(UnfrozenParametersTest, KeepStatesThatWereLoadedWhileTheyWereFrozen) {
+  const DiskFolder folder;
+  const std::string path = folder.path() + "/state";
+  const auto expected = resumed(GetParam(), Resumes::kNever, path);
+  EXPECT_TRUE(same_bits(expected, resumed(GetParam(), Resumes::kBeforeItFreezes, path)));
+  EXPECT_TRUE(same_bits(expected, resumed(GetParam(), Resumes::kFrozen, path)));
+  expect_same_files(path + "-trained", path + "-frozen");
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, UnfrozenParametersTest, ::testing::Values(1, 2, 3));

@@ -73,9 +73,11 @@ PEER_OPTIONS = {
 }
 
 
-def add_run_flags(parser, **defaults):
-    """`defaults`: of this program, by the flag's attribute, instead of those of RUN_FLAGS."""
+def add_run_flags(parser, leave_out=(), **defaults):
+    """`defaults`: of this program, by the flag's attribute, instead of those of RUN_FLAGS. leave_out: flags that it chooses itself."""
     for name, (kind, default, meaning) in RUN_FLAGS.items():
+        if name in leave_out:
+            continue
         default = defaults.get(name.replace("-", "_"), default)
         parser.add_argument(
             f"--{name}", type=kind, default=default, help=f"{meaning} (default {default})"
@@ -90,12 +92,12 @@ def check_run_flags(parser, arguments):
         parser.error(f"--seed must be below 2^63, got {arguments.seed}")
 
 
-def command_line(arguments):
+def command_line(arguments, optimizer="adamw"):
     """The run flags of `arguments` as strings for another program."""
     words = []
     for name in RUN_FLAGS:
         words += [f"--{name}", str(getattr(arguments, name.replace("-", "_")))]
-    return words + ["--optimizer", "adamw"]
+    return words + ["--optimizer", optimizer]
 
 
 def peer_arguments(description, peer):

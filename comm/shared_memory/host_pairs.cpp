@@ -68,6 +68,7 @@ void HostPairs::send(int place, const Call& call, const void* data) {
     }
   }
   wait_until_untaken_is(0);
+  there.sent.fetch_add(1, std::memory_order_release);
 }
 
 void HostPairs::receive(int place, const Call& call, void* data) {

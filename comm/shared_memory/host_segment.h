@@ -107,8 +107,9 @@ class HostSegment {
   struct Lane {
     alignas(kCacheLine) FutexWord posted{0};
     FutexWord taken{0};
-    int64_t bytes = 0;     // of the whole message
-    uint64_t address = 0;  // of it in the sender's memory; 0: it comes through the outbox
+    std::atomic<uint64_t> sent{0};  // messages, each taken to its end
+    int64_t bytes = 0;              // of the whole message
+    uint64_t address = 0;           // of it in the sender's memory; 0: it comes through the outbox
   };
 
   static size_t bytes_for(size_t ranks);

@@ -106,15 +106,19 @@ void HostWait::look_around(const std::vector<int>& awaited, Moment give_up_at) c
 
 // Ranks in different collectives meet and see for themselves; a pair of ranks does not.
 void HostWait::look_for_ranks_out_of_step() const {
-  const auto ours = segment_.standing_of(peers_.own());
+  auto ours = segment_.standing_of(peers_.own());
   for (int place = 0; place < peers_.size() && ours; ++place) {
-    const auto theirs = segment_.standing_of(place);
+    auto theirs = segment_.standing_of(place);
     if (place == peers_.own() || !theirs) continue;
     if (ours->call.operation != Operation::kPair && theirs->call.operation != Operation::kPair) {
       continue;
     }
-    if (!never_meet(peers_.rank_of(peers_.own()), *ours, peers_.rank_of(place), *theirs,
-                    /*broadcasts_wait=*/true)) {
+    // Who has taken a message to its end may not have come out of its call yet.
+    const int own_rank = peers_.rank_of(peers_.own());
+    const int other_rank = peers_.rank_of(place);
+    ours->sent[other_rank] = segment_.lane(peers_.own(), place).sent.load();
+    theirs->sent[own_rank] = segment_.lane(place, peers_.own()).sent.load();
+    if (!never_meet(own_rank, *ours, other_rank, *theirs, /*broadcasts_wait=*/true)) {
       continue;
     }
     throw PeerError::explain(peers_.rank_of(place), c10::str("rank ", peers_.name_of(place),

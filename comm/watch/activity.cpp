@@ -37,6 +37,7 @@ void Activity::end(const Call& call, bool completed) {
   history_.last = call;
   history_.outside_since = Clock::now();
   history_.has_failed = history_.has_failed || !completed;
+  if (completed && call.end == Call::End::kSends) ++history_.sent[call.peer];
   if (!completed || call.operation == Operation::kPair || may_end_early(call.operation)) return;
   history_.last_shared = call;
   history_.last_shared_at = history_.outside_since;
@@ -71,6 +72,7 @@ Activity::TextWait::TextWait(Activity& activity, const std::string& topic, milli
   Wait wait;
   wait.where = RankStatus::Where::kInTexts;
   wait.words = topic;
+  wait.texts = ++activity_.history_.texts;
   wait.deadline = deadline;
   wait.by_caller = std::this_thread::get_id() == activity_.caller_;
   wait_ = activity_.texts_.insert(activity_.texts_.end(), std::move(wait));
@@ -162,7 +164,7 @@ RankStatus Activity::status() const {
   const auto since = [now](Clock::time_point moment) {
     return std::chrono::duration_cast<milliseconds>(now - moment).count();
   };
-  RankStatus ours{.begun = history_.collectives};
+  RankStatus ours{.begun = history_.collectives, .texts = history_.texts, .sent = history_.sent};
   const Wait* const texts = find_wait(texts_, RankStatus::Where::kInTexts);
   const Wait* const elsewhere = find_wait(texts_, RankStatus::Where::kElsewhere);
   if (operation_) {
@@ -171,6 +173,7 @@ RankStatus Activity::status() const {
   } else if (texts != nullptr) {
     ours.where = RankStatus::Where::kInTexts;
     ours.words = texts->words;
+    ours.texts = texts->texts;
     ours.since_ms = since(texts->began);
     const bool is_idle =
         now > std::max(history_.outside_since, texts->began) + limits_.patience() / 2;

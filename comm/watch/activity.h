@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -29,9 +30,11 @@ namespace zeropage::comm::detail {
 struct CallHistory {
   using Clock = Wait::Clock;
 
-  uint64_t waits = 0;        // begun
-  uint64_t collectives = 0;  // begun
-  std::optional<Call> last;  // that ended
+  uint64_t waits = 0;            // begun
+  uint64_t collectives = 0;      // begun
+  uint64_t texts = 0;            // rounds of them to which this rank has given its own
+  std::map<int, uint64_t> sent;  // messages, by the rank to which
+  std::optional<Call> last;      // that ended
   // The last that ended which cannot end without every rank.
   std::optional<Call> last_shared;
   Clock::time_point last_shared_at;
@@ -71,7 +74,7 @@ class Activity {
   // Once there is one, every error of an operation follows from it.
   std::optional<Verdict> verdict() const;
 
-  // While it lives, the thread that made it waits for texts of other ranks.
+  // While it lives, the thread that made it waits for texts of other ranks. One a round, once this rank's text is there.
   class TextWait;
 
   // Notes that this rank has failed in another of its worlds: what is under way cannot end, nor what follows.

@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -30,6 +31,10 @@ struct RankStatus {
       0;  // counts up for as long as the rank's process runs, so that silence can be told
   // Collectives that it has begun, this one included. kMayBeginMore: some may be under way to it.
   uint64_t begun = 0;
+  // Rounds of texts to which it has given its own; kInTexts: up to that of which it waits for others.
+  uint64_t texts = 0;
+  // Messages that it has sent, by the rank to which.
+  std::map<int, uint64_t> sent;
   Where where = Where::kInCall;
   int64_t since_ms = 0;  // that it has been there
   Call call;             // kInCall, kOnDevice
@@ -49,11 +54,13 @@ struct RankStatus {
 
   std::string to_text() const {
     std::ostringstream text;
-    text << heartbeat << kSeparator << begun << kSeparator << static_cast<int>(where) << kSeparator
-         << since_ms << kSeparator << static_cast<int>(call.operation) << kSeparator
-         << call.sequence << kSeparator << call.bytes << kSeparator << call.peer << kSeparator
-         << static_cast<int>(call.end) << kSeparator << call.peer_name << kSeparator << call.what
-         << kSeparator << words << kSeparator << account;
+    text << heartbeat << kSeparator << begun << kSeparator << texts << kSeparator;
+    for (const auto& [peer, count] : sent) text << peer << ':' << count << ' ';
+    text << kSeparator << static_cast<int>(where) << kSeparator << since_ms << kSeparator
+         << static_cast<int>(call.operation) << kSeparator << call.sequence << kSeparator
+         << call.bytes << kSeparator << call.peer << kSeparator << static_cast<int>(call.end)
+         << kSeparator << call.peer_name << kSeparator << call.what << kSeparator << words
+         << kSeparator << account;
     return text.str();
   }
 
@@ -78,6 +85,11 @@ struct RankStatus {
     RankStatus status;
     read(status.heartbeat);
     read(status.begun);
+    read(status.texts);
+    std::istringstream sent(next());
+    char colon = 0;
+    uint64_t count = 0;
+    for (int peer = 0; sent >> peer >> colon >> count;) status.sent[peer] = count;
     status.where = static_cast<Where>(number());
     read(status.since_ms);
     status.call.operation = static_cast<Operation>(number());
@@ -120,6 +132,8 @@ inline bool never_meet(int rank, const RankStatus& ours, int other, const RankSt
     // Who waits for texts begins no collective before they have come.
     const RankStatus& in_texts = ours.where == Where::kInTexts ? ours : theirs;
     const RankStatus& in_call = ours.where == Where::kInTexts ? theirs : ours;
+    // Who is in the call has given its text already: what is still read comes.
+    if (in_call.texts >= in_texts.texts) return false;
     return in_call.call.operation != Operation::kPair && needs_all(in_call) &&
            in_texts.begun <= in_call.call.sequence;
   }
@@ -135,6 +149,12 @@ inline bool never_meet(int rank, const RankStatus& ours, int other, const RankSt
   // One of the two is in a collective instead.
   const RankStatus& pair = we_are_two ? ours : theirs;
   const RankStatus& collective = we_are_two ? theirs : ours;
+  // The message has been sent, and is under way.
+  const auto sent = collective.sent.find(we_are_two ? rank : other);
+  if (pair.call.end == Call::End::kReceives && sent != collective.sent.end() &&
+      sent->second > pair.call.sequence) {
+    return false;
+  }
   return pair.call.peer == (we_are_two ? other : rank) && needs_all(collective) &&
          pair.begun <= collective.call.sequence;
 }

@@ -28,6 +28,7 @@ struct Wait {
   RankStatus::Where where = RankStatus::Where::kInCall;  // not kOutside, kLeft
   Call call;                                             // kInCall, kOnDevice
   std::string words;         // kInTexts, kElsewhere: as in the rank's standing
+  uint64_t texts = 0;        // kInTexts: as there
   std::vector<int> awaited;  // empty: all
   std::chrono::milliseconds deadline{};
   bool by_caller = true;  // by the thread that calls operations too

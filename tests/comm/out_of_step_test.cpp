@@ -1,6 +1,7 @@
 // Ranks that wait for each other in vain, and ranks that merely wait.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "comm/watch/rank_status.h"
 #include "tests/harness/ranks.h"
@@ -200,10 +201,83 @@ TEST_P(OutOfStepTest, SlowPairsAreLeftAlone) {
   run_ranks(3, calls, quick());
 }
 
+// Told by a rank's own store: what others read of it does not wait for that.
+class SlowStore final : public c10d::TCPStore {
+ public:
+  using TCPStore::TCPStore;
+  int64_t add(const std::string& key, int64_t value) override {
+    if (is_slow) std::this_thread::sleep_for(1500ms);
+    return TCPStore::add(key, value);
+  }
+  std::atomic<bool> is_slow = false;
+};
+
+// Rank 1 is still with texts that have all come, while the others have gone on to what follows.
+TEST_P(OutOfStepTest, ARankThatIsSlowToReadTextsIsLeftAlone) {
+  c10d::TCPStoreOptions over_tcp;
+  over_tcp.port = 0;
+  over_tcp.isServer = true;
+  over_tcp.waitWorkers = false;
+  const auto server = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", over_tcp);
+  over_tcp.isServer = false;
+  over_tcp.port = server->getPort();
+  std::vector<c10::intrusive_ptr<SlowStore>> stores;
+  for (int rank = 0; rank < 3; ++rank) {
+    stores.push_back(c10::make_intrusive<SlowStore>("127.0.0.1", over_tcp));
+  }
+  testing::RankOptions with_stores = options();
+  with_stores.store = [&](int rank) { return stores[static_cast<size_t>(rank)]; };
+  run_ranks(
+      3,
+      [&](World& world) {
+        const auto tensor = torch::zeros({64});
+        world.communicator().barrier("the start").wait();
+        stores[1]->is_slow = true;
+        for (int round = 0; round < 2; ++round) {
+          EXPECT_EQ(world.gather_text("a report", std::to_string(world.rank())).back(), "2");
+          world.communicator().all_reduce(tensor, ReduceOp::kSum, "page \"a\"").wait();
+        }
+      },
+      with_stores);
+}
+
+TEST(NeverMeetTest, WhoHasGivenItsTextIsNotWaitedForByWhoReadsIt) {
+  using detail::RankStatus;
+  const detail::Call barrier{.operation = detail::Operation::kBarrier, .sequence = 4};
+  RankStatus in_texts{.begun = 4, .texts = 7, .where = RankStatus::Where::kInTexts};
+  RankStatus in_call{.begun = 5, .texts = 6, .call = barrier};
+  EXPECT_TRUE(never_meet(0, in_texts, 1, in_call));
+  EXPECT_TRUE(never_meet(1, in_call, 0, in_texts));
+  in_call.texts = 7;
+  EXPECT_FALSE(never_meet(0, in_texts, 1, in_call));
+  EXPECT_FALSE(never_meet(1, in_call, 0, in_texts));
+}
+
+TEST(NeverMeetTest, WhoHasSentItsMessageIsNotWaitedForByWhoReceivesIt) {
+  using detail::RankStatus;
+  RankStatus receives{.begun = 4,
+                      .call = {.operation = detail::Operation::kPair,
+                               .sequence = 2,
+                               .peer = 1,
+                               .end = detail::Call::End::kReceives}};
+  RankStatus in_call{.begun = 5,
+                     .sent = {{0, 2}},
+                     .call = {.operation = detail::Operation::kBarrier, .sequence = 4}};
+  EXPECT_TRUE(never_meet(0, receives, 1, in_call));
+  EXPECT_TRUE(never_meet(1, in_call, 0, receives));
+  in_call.sent[0] = 3;
+  EXPECT_FALSE(never_meet(0, receives, 1, in_call));
+  EXPECT_FALSE(never_meet(1, in_call, 0, receives));
+  receives.call.end = detail::Call::End::kSends;
+  EXPECT_TRUE(never_meet(0, receives, 1, in_call));
+}
+
 TEST(StandingTest, IsReadAsItWasWritten) {
   detail::RankStatus status;
   status.heartbeat = 7;
   status.begun = 3;
+  status.texts = 5;
+  status.sent = {{0, 4}, {11, 1ULL << 40}};
   status.call = {.operation = detail::Operation::kPair,
                  .sequence = 12,
                  .bytes = 1LL << 40,

@@ -164,6 +164,77 @@ TEST_P(HybridTest, GradientsAreOfAllRanksAfterEveryBackward) {
   });
 }
 
+// What each optimizer of the model steps of the mean, which the script has changed before and which no longer fits in
+// what travels between ranks.
+std::vector<torch::Tensor> stepped_in_turn(const Options& options, int ranks, size_t optimizers) {
+  std::vector<torch::Tensor> trained;
+  run_ranks(ranks, [&](comm::World& world) {
+    DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
+    const auto parameters = distinct_parameters(model.module());
+    std::vector<std::vector<torch::Tensor>> parts(optimizers);
+    for (size_t index = 0; index < parameters.size(); ++index) {
+      parts[index % optimizers].push_back(parameters[index]);
+    }
+    std::vector<std::unique_ptr<Optimizer<torch::optim::SGD>>> all;
+    for (const auto& part : parts) {
+      all.push_back(std::make_unique<Optimizer<torch::optim::SGD>>(
+          model, std::vector<torch::optim::OptimizerParamGroup>{{part}},
+          torch::optim::SGDOptions(0.1)));
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      for (const auto& optimizer : all) optimizer->zero_grad();
+      const Samples samples = samples_of(world.rank(), step);
+      loss_of(model(samples.inputs).to(torch::kFloat), samples).backward();
+      clip_grad_norm_(model, 0.1);
+      for (const auto& optimizer : all) optimizer->step();
+    }
+    const auto own = copies_of(model.parameters());
+    if (world.rank() == 0) trained = own;
+  });
+  return trained;
+}
+
+TEST_P(HybridTest, EachOfSeveralOptimizersStepsTheClippedMeanAsItIs) {
+  for (const int ranks : {4, 6}) {
+    for (const bool is_low : {false, true}) {
+      SCOPED_TRACE(c10::str(ranks, is_low ? " ranks in bf16" : " ranks in fp32"));
+      Options options = options_of(GetParam(), 2);
+      if (is_low) options.compute_dtype = torch::kBFloat16;
+      const auto by_one = stepped_in_turn(options, ranks, 1);
+      EXPECT_TRUE(same_bits(by_one, stepped_in_turn(options, ranks, 2)));
+      EXPECT_TRUE(same_bits(by_one, stepped_in_turn(options, ranks, 3)));
+      if (is_low) continue;  // what groups give each other is rounded
+      options.shard_within = Options::kAllRanks;
+      EXPECT_TRUE(same_bits(by_one, stepped_in_turn(options, ranks, 2)));
+    }
+  }
+}
+
+TEST_P(HybridTest, AMeanThatIsKeptForTheNextBackwardIsNotRoundedAgain) {
+  Options options = options_of(GetParam(), 2);
+  options.compute_dtype = torch::kBFloat16;
+  run_ranks(4, [&](comm::World& world) {
+    DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
+    const auto gradients_after = [&](int batch) {
+      const Samples samples = samples_of(world.rank(), batch);
+      loss_of(model(samples.inputs).to(torch::kFloat), samples).backward();
+      if (batch == 0) clip_grad_norm_(model, 0.1);
+      std::vector<torch::Tensor> gradients;
+      for (const torch::Tensor& parameter : model.parameters()) {
+        gradients.push_back(parameter.grad() * 1);
+      }
+      return gradients;
+    };
+    const auto first = gradients_after(0);
+    const auto sum = gradients_after(1);
+    for (torch::Tensor& parameter : model.parameters()) parameter.mutable_grad().reset();
+    const auto second = gradients_after(1);
+    std::vector<torch::Tensor> expected;
+    for (size_t at = 0; at < first.size(); ++at) expected.push_back(first[at] + second[at]);
+    EXPECT_TRUE(same_bits(expected, sum));
+  });
+}
+
 TEST_P(HybridTest, ANonFiniteGradientOfOneRankSkipsTheStepOnAll) {
   run_ranks(4, [&](comm::World& world) {
     DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world,

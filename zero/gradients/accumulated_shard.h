@@ -37,6 +37,8 @@ class AccumulatedShard {
   // Waits until values() are there and nothing else of what was taken is held.
   virtual void wait() {}
 
+  // Whether take() adds to what is kept in values().
+  virtual bool adds_up() const { return false; }
   // The mean or sum of a backward, added to what is kept, unless that waits for complete().
   virtual void take(const at::Tensor& mean, Backwards backwards) = 0;
   // What was taken so far is added to the next. REQUIRES: values() are there.
@@ -65,6 +67,7 @@ class ResidentGradient final : public AccumulatedShard {
     if (!kept_) values_.let_go();
   }
   at::Tensor renew() override;
+  bool adds_up() const override { return kept_; }
   void take(const at::Tensor& mean, Backwards backwards) override;
   void keep() override;
   void forget() override;

@@ -51,8 +51,11 @@ comm::Pending OwnedBuckets::start_reduction(size_t page, comm::ReduceOp op) {
 }
 
 void OwnedBuckets::close(size_t page, Backwards backwards) {
+  take_wire(page);
+  const bool travels_alone = adds_up(page) && !replicas_.is_of_group(page);
+  if (travels_alone) replicas_.reduce(page, owned(page));
   WholeBuckets::close(page, backwards);
-  replicas_.close(page, owned(page), backwards);
+  if (!travels_alone) replicas_.close(page, owned(page), backwards);
 }
 
 bool OwnedBuckets::complete(size_t page) {

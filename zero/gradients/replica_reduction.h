@@ -26,6 +26,9 @@ class ReplicaReduction {
 
   // A backward reduces the page over the group by this operation.
   void begin(size_t page, comm::ReduceOp op) { of_pages_[page].op = op; }
+  // Whether what is kept of the page is reduced over the group alone. What is kept else is what all ranks have, and does not
+  // travel again, which would round it: what is added to it is reduced by itself, before.
+  bool is_of_group(size_t page) const { return of_pages_[page].is_of_group; }
   // values: [owned numel], what is reduced over the group so far. Starts to make of it what all ranks have, in place,
   // unless further backwards follow that are added to it.
   void close(size_t page, const at::Tensor& values, Backwards backwards);

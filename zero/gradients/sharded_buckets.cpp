@@ -115,9 +115,11 @@ void ShardedBuckets::close(size_t page, Backwards backwards) {
   const at::Tensor bucket = of_page.bucket.get();
   const at::Tensor mean = bucket.narrow(0, own.begin, own.numel());
   // What leaves at once has to be what all ranks have.
-  if (is_offloaded(page)) replicas_.reduce(page, mean);
+  const bool travels_alone =
+      is_offloaded(page) || (of_page.owned->adds_up() && !replicas_.is_of_group(page));
+  if (travels_alone) replicas_.reduce(page, mean);
   of_page.owned->take(mean, backwards);
-  if (!is_offloaded(page)) replicas_.close(page, of_page.owned->values(), backwards);
+  if (!travels_alone) replicas_.close(page, of_page.owned->values(), backwards);
   if (!of_page.owned->arrival().done()) memory::assign(bucket, memory::Kind::kStaging);
   of_page.bucket.reset();
   if (leaving_) pages_of_gradients_[*leaving_].owned->wait();

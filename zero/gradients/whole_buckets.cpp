@@ -76,13 +76,21 @@ at::Tensor WholeBuckets::wire(size_t page) {
 }
 
 void WholeBuckets::close(size_t page, Backwards /*backwards*/) {
+  take_wire(page);
+  if (adds_up(page)) WholeBuckets::complete(page);
+}
+
+void WholeBuckets::take_wire(size_t page) {
   PageOfGradients& of_page = pages_of_gradients_[page];
-  if (of_page.wire.defined()) {
-    const Range own = pages_->owned(page);
-    owned(page).copy_(of_page.wire.narrow(0, own.begin, own.numel()));
-    of_page.wire.reset();
-  }
-  if (of_page.kept.order() == accumulate::SumOrder::kRunning) WholeBuckets::complete(page);
+  if (!of_page.wire.defined()) return;
+  const Range own = pages_->owned(page);
+  owned(page).copy_(of_page.wire.narrow(0, own.begin, own.numel()));
+  of_page.wire.reset();
+}
+
+bool WholeBuckets::adds_up(size_t page) const {
+  const accumulate::MicroStepSums& kept = pages_of_gradients_[page].kept;
+  return kept.order() == accumulate::SumOrder::kRunning && !kept.empty();
 }
 
 bool WholeBuckets::complete(size_t page) {

@@ -36,6 +36,10 @@ class WholeBuckets : public GradientBuckets {
   void renew(size_t page);
   // What travels: the bucket, or for as long as it takes a copy of it in reduce_dtype.
   at::Tensor wire(size_t page);
+  // The bucket has what wire() has become.
+  void take_wire(size_t page);
+  // Whether close() adds what is kept.
+  bool adds_up(size_t page) const;
   // "the gradient of page "blocks.3"".
   std::string describe(size_t page) const;
 

@@ -147,6 +147,7 @@ bool MicroSteps::step_in_backward() const {
 void MicroSteps::begin() {
   accumulation_ = std::make_unique<GradientAccumulation>(sharded_.reducer, sharded_.gradients, op_);
   is_mean_ = false;
+  sharded_.sums->forget_scale();
   overflow_.reset();
   weight_ = {};
   loss_ = {};

@@ -11,7 +11,6 @@
 #include "accumulate/stage_backwards.h"
 #include "pipeline/schedule/order.h"
 #include "pipeline/stage_walk.h"
-#include "zero/gradients/norm_sums.h"
 #include "zero/setup/sharded_model.h"
 #include "zeropage/check.h"
 #include "zeropage/recompute.h"
@@ -291,7 +290,6 @@ void Pipeline::run(const std::vector<at::Tensor>& inputs, const Loss& loss,
     if (!parts.walk.is_broken()) parts.drop();
     throw;
   }
-  sharded_parameters_of(parts.model).sums->watch_scale();
 }
 
 void Pipeline::evaluate(const std::vector<at::Tensor>& inputs, int64_t micro_batches,

@@ -28,7 +28,10 @@ GradientNorm norm_in_groups(const ModelRef& model, const std::vector<int>& group
                             size_t groups) {
   const ShardedModel& sharded = model->sharded();
   sharded.gradients->prepare_to_look();
+  const bool watches_scale = sharded.sums->watches_scale();
   const NormSums sums = sharded.sums->sum(group_of, groups);
+  // What the script does with the norm it may do to one stage.
+  if (watches_scale) sharded.sums->watch_scale();
   GradientNorm norm;
   ExactSum total;
   for (const ExactSum& squares : sums.squares_of_group) {

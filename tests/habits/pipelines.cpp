@@ -426,6 +426,28 @@ const int kHalves =
                                     value.mutable_grad().mul_(0.5);
                                 }});
 
+const int kClipsAfterANorm = is_refused(
+    kGroup,
+    "reads zeropage::gradient_norm() of a pipeline, and clips by clip_grad_norm_ of LibTorch",
+    "have been multiplied by", "set AccumulatorOptions::clip_norm",
+    [](auto& run) {
+      StageRun<Plain> of_stage(run.world(), run.setting().stage, &layers_of_plain, {});
+      of_stage.train({.after_backward = [&](int, const Named& parameters) {
+        EXPECT_GT(gradient_norm(of_stage.model).total, 1e-3);
+        torch::nn::utils::clip_grad_norm_(values_of(parameters), 1e-3);
+      }});
+    },
+    {.stages = {0, 3}});
+
+// Whatever norms the stages have.
+const int kScalesOneStage = is_right_over_stages<Plain>(
+    "multiplies the gradients of one stage alone by 0.9 between run() and step()", &layers_of_plain,
+    {.after_backward = [](int step, const Named& parameters) {
+      for (const auto& [name, value] : parameters) {
+        if (name.starts_with("first") == (step % 2 == 0)) value.mutable_grad().mul_(0.9);
+      }
+    }});
+
 const int kZeroes = is_right_over_stages<Plain>(
     "scales and zeroes the gradients of some parameters between run() and step()", &layers_of_plain,
     {.after_backward = [](int, const Named& parameters) {
@@ -501,6 +523,14 @@ const int kClipsTied = is_refused(
       StageRun<TiedEnds>(run.world(), run.setting().stage, &layers_of_tied, script).train(script);
     },
     {.stages = {0, 3}});
+
+const int kScalesBesideTied = is_right_over_stages<TiedEnds>(
+    "multiplies the gradients of one layer by 0.9 in a pipeline with a tied weight",
+    &layers_of_tied, {.after_backward = [](int, const Named& parameters) {
+      for (const auto& [name, value] : parameters) {
+        if (name.starts_with("hidden")) value.mutable_grad().mul_(0.9);
+      }
+    }});
 
 const int kFreezesTied = is_right_over_stages<TiedEnds>(
     "freezes a tied weight of both ends in the middle of a run, and unfreezes it", &layers_of_tied,

@@ -24,8 +24,9 @@ class GradientScale {
                 std::shared_ptr<const StepGradients> gradients)
       : pages_(std::move(pages)), gradients_(std::move(gradients)) {}
 
-  // Called after a backward that averages.
   void note();
+  bool is_noted() const { return is_noted_; }
+  void forget() { is_noted_ = false; }
   // The factor since then; 1 if there is none, or nothing was noted. Forgets what was noted. REQUIRES: what was
   // written to
   // p.grad() is taken over.

@@ -52,9 +52,12 @@ class NormSummer {
   NormSums sum(const std::vector<int>& group_of, size_t groups,
                const offload::ExactSum& weight = {});
 
-  // After the backwards of a step of a pipeline: sum() then says whether a script has multiplied the gradients of its
-  // stages by other factors since, as clip_grad_norm_ does that sees one stage.
+  // When a script first looks at the gradients of a step of a pipeline, without which it cannot clip them: sum() then says
+  // whether it has multiplied those of the stages by other factors since, as clip_grad_norm_ does that sees one stage.
   void watch_scale() { scale_.note(); }
+  bool watches_scale() const { return scale_.is_noted(); }
+  // The next gradients are of another step.
+  void forget_scale() { scale_.forget(); }
 
   // For a page whose gradient goes as soon as it is updated: what it returns is called where the gradient is
   // still there, on any thread, and sum() over one group of all parameters waits for that. Until the next

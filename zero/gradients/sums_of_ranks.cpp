@@ -164,6 +164,9 @@ double norm_of_stage(const SumsOfRank& of_stage) {
 // was multiplied is what the script wants.
 void check_clipped_together(const ParameterPages& pages, const std::vector<SumsOfRank>& by_stage) {
   constexpr double kNoise = 0.02;
+  // A factor is found by what it made of gradients, each of which was rounded.
+  const auto& dtype = pages.options().accumulate_dtype;
+  const double apart = dtype && is_low_precision(*dtype) ? 1e-2 : 1e-3;
   double bound = 0, least = 1, most = 0;
   for (const SumsOfRank& of_stage : by_stage) {
     const double by = of_stage.multiplied_by;
@@ -171,7 +174,7 @@ void check_clipped_together(const ParameterPages& pages, const std::vector<SumsO
     most = std::max(most, by);
     if (by < 1) bound = std::max(bound, norm_of_stage(of_stage));
   }
-  if (most - least <= 1e-3 * most || least <= 0 || most > 1) return;
+  if (most - least <= apart * most || least <= 0 || most > 1) return;
   // A tied weight's gradient is the sum of two stages' now, and was not when they were clipped.
   const auto& of_model = pages.part()->parameters;
   const bool has_tied = std::any_of(of_model.begin(), of_model.end(),

@@ -301,6 +301,48 @@ const int kByHandAfter = is_right(
     },
     kNearly);
 
+template <typename Run, typename Model>
+void set_last_by_hand(Run& run, Model& model, int step, bool alike) {
+  for (const auto& parameter : model->last->parameters()) {
+    parameter.mutable_grad() =
+        alike ? torch::full_like(parameter, 0.25 + step).detach() : by_hand(run, parameter, step);
+  }
+}
+
+const int kByHandClipped = is_right(
+    kGroup, "sets p.grad() by hand to the same values on all ranks, and clips by LibTorch",
+    [](auto& run) {
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        backward_of_first(run, model, step);
+        set_last_by_hand(run, model, step, /*alike=*/true);
+        torch::nn::utils::clip_grad_norm_(distinct(model.parameters()), 0.05);
+      });
+    },
+    kNearly);
+
+const int kByHandClippedByUs = is_right(
+    kGroup,
+    "sets p.grad() by hand, other values on each rank, and clips by zeropage::clip_grad_norm_",
+    [](auto& run) {
+      return trained_by<SGD, Mlp>(run, SGDOptions(0.1), 3, [&](auto& model, int step) {
+        backward_of_first(run, model, step);
+        set_last_by_hand(run, model, step, /*alike=*/false);
+        run.clip(model, 0.05);
+      });
+    },
+    kNearly);
+
+const int kByHandClippedApart =
+    is_refused(kGroup, "sets p.grad() by hand, other values on each rank, and clips by LibTorch",
+               "is each rank's own, set by hand", "clip by `zeropage::clip_grad_norm_`",
+               [](auto& run) {
+                 auto model = run.wrap(make<Mlp>());
+                 backward_of_first(run, model, 0);
+                 set_last_by_hand(run, model, 0, /*alike=*/false);
+                 torch::nn::utils::clip_grad_norm_(distinct(model.parameters()), 0.05);
+               },
+               {.stages = {1, 2, 3}});
+
 const int kZeroesSome = is_right(kGroup, "zeroes the gradients of some parameters", [](auto& run) {
   return trained_by<AdamW, Mlp>(run, AdamWOptions(0.01), 3, [&](auto& model, int step) {
     backward_of_step(run, model, step);

@@ -58,6 +58,7 @@ class GradientReducer {
   void begin_no_sync();
   void end_no_sync();
 
+  const comm::World& world() const { return pages_->world(); }
   const TrainingParameters& training() const { return training_; }
   // From here on parameters that were unfrozen have gradients, and optimizers update them. Collective where there are
   // any, and throws on all ranks unless they are the same on all; between two steps.

@@ -23,10 +23,12 @@ at::Tensor make_sharded_like(const PlacedParameter& placed, at::ScalarType dtype
 }
 
 std::shared_ptr<memory::Pager> make_pager(std::unique_ptr<memory::PageSource> source,
+                                          const ReducedGradients::BeforeUse& on_use,
                                           const ReducedGradients::BeforeUse& before_use) {
   memory::check_dispatcher();
   // A call may set another.
-  const auto call = [&before_use](const c10::OperatorName& operation, bool reads) {
+  const auto call = [&on_use, &before_use](const c10::OperatorName& operation, bool reads) {
+    if (on_use) on_use(operation, reads);
     if (const ReducedGradients::BeforeUse set = before_use) set(operation, reads);
   };
   return memory::Pager::make(
@@ -70,7 +72,7 @@ ReadableGradients::ReadableGradients(std::shared_ptr<ParameterPages> pages,
     : pages_(std::move(pages)),
       memory_(memory),
       source_(new CheckedSource(std::move(source), *pages_, memory)),
-      pager_(make_pager(std::unique_ptr<memory::PageSource>(source_), before_use_)),
+      pager_(make_pager(std::unique_ptr<memory::PageSource>(source_), on_use_, before_use_)),
       gradients_(pages_->parameters().size()),
       pager_index_(pages_->layouts().size()) {}
 

@@ -63,6 +63,7 @@ class ReadableGradients final : public ReducedGradients {
   at::Tensor of(size_t parameter) override;
   at::Tensor replaced(size_t parameter, const at::Tensor& gradient) override;
   void set_before_use(BeforeUse call) override { before_use_ = std::move(call); }
+  void set_on_use(BeforeUse call) override { on_use_ = std::move(call); }
   void gather(const std::vector<size_t>& parameters, memory::Pins& pins) override;
   void release(const char* who) override { pager_->release_all(who); }
   void release_zeroed(size_t page) override;
@@ -74,6 +75,7 @@ class ReadableGradients final : public ReducedGradients {
   Memory& memory_;
   CheckedSource* const source_;  // owned by pager_
   BeforeUse before_use_;
+  BeforeUse on_use_;
   const std::shared_ptr<memory::Pager> pager_;
   std::vector<at::Tensor> gradients_;               // by parameter; keep nothing
   std::vector<std::optional<size_t>> pager_index_;  // by page

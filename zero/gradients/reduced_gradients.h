@@ -33,6 +33,9 @@ class ReducedGradients {
   using BeforeUse = memory::TensorMark::BeforeUse;
   virtual void set_before_use(BeforeUse call) = 0;
 
+  // The same beside it, where other ranks have parts of them; it changes no gradient.
+  virtual void set_on_use(BeforeUse /*call*/) {}
+
   // Makes p.grad() of these parameters whole for as long as `pins` lives. Collective.
   virtual void gather(const std::vector<size_t>& /*parameters*/, memory::Pins& /*pins*/) {}
   // What was written to them is in the reduced gradient. Throws if one is in use. who: "step()".

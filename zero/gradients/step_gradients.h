@@ -13,6 +13,7 @@
 #include "paging/pins.h"
 #include "zero/gradients/gradient_reducer.h"
 #include "zero/gradients/offered_mean.h"
+#include "zero/gradients/own_gradients.h"
 #include "zeropage/pending.h"
 
 namespace zeropage {
@@ -20,7 +21,7 @@ namespace zeropage {
 class StepGradients {
  public:
   explicit StepGradients(std::shared_ptr<GradientReducer> reducer)
-      : reducer_(std::move(reducer)), mean_(reducer_) {}
+      : reducer_(std::move(reducer)), mean_(reducer_), own_(reducer_) {}
 
   // Makes the gradients ready for a step: reduces them if no backward since the last step did, and takes
   // over what was written to p.grad() since. Collective. Throws in the middle of an accumulation.
@@ -29,7 +30,10 @@ class StepGradients {
   void prepare_to_look();
   OfferedMean& mean() { return mean_; }
   // After a step: the next prepare() is about new gradients.
-  void end_step() { reducer_->begin_cycle(); }
+  void end_step() {
+    reducer_->begin_cycle();
+    own_.begin_step();
+  }
 
   // Whether they are what the next step takes: a backward since the last one has averaged them, no other
   // has begun, and no accumulation is under way.
@@ -71,6 +75,7 @@ class StepGradients {
 
   const std::shared_ptr<GradientReducer> reducer_;
   OfferedMean mean_;
+  OwnGradients own_;
   bool have_optimizer_ = false;
 };
 

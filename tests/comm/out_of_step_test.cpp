@@ -201,7 +201,7 @@ TEST_P(OutOfStepTest, SlowPairsAreLeftAlone) {
   run_ranks(3, calls, quick());
 }
 
-// Told by a rank's own store: what others read of it does not wait for that.
+// The store of one rank alone is slow.
 class SlowStore final : public c10d::TCPStore {
  public:
   using TCPStore::TCPStore;

@@ -43,6 +43,18 @@ ReduceMicroSteps reduce_of(Reduced reduced) {
   throw std::logic_error("no such way to reduce");
 }
 
+StepWhen step_of(When when) {
+  switch (when) {
+    case When::kInStep:
+      return StepWhen::kInStep;
+    case When::kInBackward:
+      return StepWhen::kInBackward;
+    case When::kOneStepLate:
+      return StepWhen::kOneStepLate;
+  }
+  throw std::logic_error("no such time of a step");
+}
+
 std::vector<std::string> frozen_of(const ComposedModule& module) {
   std::vector<std::string> names;
   for (const auto& item : module.named_parameters()) {
@@ -66,8 +78,9 @@ void OurRank::begin(const Begin& begin, const ComposedModule::Masks& masks) {
     module_->set_wrap([](const auto& unit, const torch::Tensor& x) { return checkpoint(unit, x); });
   }
   make_policy(begin.folder);
-  if (!begin.state.empty()) load_state(begin.state, wrapped(), sharded());
-  average_.emplace(wrapped(), WeightAverageOptions{.decay = kDecay});
+  if (!begin.state.empty()) load_state(begin.state, trained(), sharded());
+  if (setting_.when == When::kOneStepLate) return;  // which has no average
+  average_.emplace(model(), WeightAverageOptions{.decay = kDecay});
 }
 
 Begin OurRank::end(size_t action) const {
@@ -100,7 +113,9 @@ Options OurRank::options_of(const std::string& folder) const {
   options.compute_dtype = compute_dtype_of(script_.values);
   options.offload.optimizer = tier_of(setting_.optimizer);
   options.offload.parameters = tier_of(setting_.parameters);
+  options.offload.step = step_of(setting_.when);
   if (options.offload.any()) options.offload.worker_threads = 1;
+  if (script_.states == States::kBFloat16) options.optimizer_state = offload::StateFormat::kBf16;
   if (setting_.optimizer == Left::kNvme || setting_.parameters == Left::kNvme) {
     options.offload.nvme_directory = folder;
   }
@@ -135,8 +150,10 @@ void OurRank::make_policy(const std::string& folder) {
   if (setting_.kept == Kept::kOnHost || setting_.kept == Kept::kOnNvme) {
     checkpointing::ActivationOffloadOptions options{.least_bytes = 64};
     if (setting_.kept == Kept::kOnNvme) {
+      const int place = (mesh_["pipeline"].rank() * setting_.data + rank()) * setting_.tensor +
+                        mesh_["tensor"].rank();
       options.store = std::make_shared<NvmeActivations>(
-          NvmeActivationsOptions{.directory = folder, .rank = wrapped().all_ranks().rank()});
+          NvmeActivationsOptions{.directory = folder, .rank = place});
     }
     policy_ = std::make_unique<checkpointing::ActivationOffload>(options);
   }
@@ -185,11 +202,11 @@ void OurRank::accumulated_step() {
 
 double OurRank::clip(double most, bool by_torch) {
   if (by_torch) return torch::nn::utils::clip_grad_norm_(parameters(), most);
-  return clip_grad_norm_(wrapped(), most).before;
+  return clip_grad_norm_(model(), most).before;
 }
 
 void OurRank::write_guarded(torch::Tensor parameter, double factor) {
-  const GatheredParameters guard(wrapped(), Modified::on_rank(0));
+  const GatheredParameters guard(model(), Modified::on_rank(0));
   const torch::NoGradGuard no_grad;
   if (rank() == 0 && has(parameter)) parameter.mul_(factor);
 }
@@ -200,7 +217,7 @@ void OurRank::write_alike(torch::Tensor parameter, double factor) {
 }
 
 void OurRank::see_values() {
-  for (const auto& item : full_state(wrapped())) see(item.key(), item.value());
+  for (const auto& item : values()) see(item.key(), item.value());
 }
 
 torch::Tensor OurRank::evaluate_average() {

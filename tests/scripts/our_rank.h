@@ -1,5 +1,6 @@
 // One rank of this library's run of a script, between two resumptions. What it has is the whole module
-// (make_whole_rank()) or some stages of it (make_pipeline_rank()).
+// (make_whole_rank()) or some stages of it (make_pipeline_rank()). Or the module is as LibTorch made it, and its optimizer alone
+// is this library's (make_alone_rank()).
 #pragma once
 
 #include <memory>
@@ -24,7 +25,7 @@ struct Begin {
 class OurRank : public Side {
  public:
   void begin(const Begin& begin, const ComposedModule::Masks& masks);
-  void save(const std::string& path) { save_state(path, wrapped(), sharded()); }
+  void save(const std::string& path) { save_state(path, trained(), sharded()); }
   Begin end(size_t action) const;
   void leave_masks(ComposedModule::Masks& masks) const;
   // What this rank saw. Ranks that are the first along the other axes have the parts of their stages.
@@ -35,8 +36,10 @@ class OurRank : public Side {
 
   // Wraps what this rank has of the module, and makes its optimizers.
   virtual void wrap(const std::string& folder, const Begin& begin) = 0;
-  virtual DistributedDataParallelBase& wrapped() = 0;
-  virtual const DistributedDataParallelBase& wrapped() const = 0;
+  virtual ModelRef model() = 0;
+  virtual TrainedModule trained() = 0;
+  // Whole parameters and buffers.
+  virtual torch::OrderedDict<std::string, at::Tensor> values() = 0;
   virtual bool has(const torch::Tensor& parameter) const = 0;
   virtual StepReport step_all() = 0;
   // The mean loss of the open step's micro-batches; undefined where none had weight.
@@ -58,6 +61,9 @@ class OurRank : public Side {
     }
   }
 
+  std::vector<ShardedOptimizer::Groups> groups_of_optimizers() const;
+  ShardedOptimizer& sharded() { return dynamic_cast<ShardedOptimizer&>(*optimizers_.front()); }
+
   int rank() const { return mesh_["data"].rank(); }
   // Under what the setting says about activations.
   torch::Tensor forward_under(const std::function<torch::Tensor()>& forward);
@@ -67,9 +73,7 @@ class OurRank : public Side {
   const Mesh mesh_;
 
  private:
-  std::vector<ShardedOptimizer::Groups> groups_of_optimizers() const;
   void make_policy(const std::string& folder);
-  ShardedOptimizer& sharded() { return dynamic_cast<ShardedOptimizer&>(*optimizers_.front()); }
 
   void accumulated_step() override;
   void look_at_mean() override {}
@@ -88,6 +92,8 @@ class OurRank : public Side {
 };
 
 std::unique_ptr<OurRank> make_whole_rank(const Script& script, const Setting& setting,
+                                         const Mesh& mesh);
+std::unique_ptr<OurRank> make_alone_rank(const Script& script, const Setting& setting,
                                          const Mesh& mesh);
 std::unique_ptr<OurRank> make_pipeline_rank(const Script& script, const Setting& setting,
                                             const Mesh& mesh);

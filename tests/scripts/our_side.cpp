@@ -12,6 +12,7 @@ namespace {
 std::unique_ptr<OurRank> make_rank(const Script& script, const Setting& setting, World& world) {
   const Mesh mesh(
       world, {{"pipeline", setting.pipeline}, {"data", setting.data}, {"tensor", setting.tensor}});
+  if (setting.is_alone) return make_alone_rank(script, setting, mesh);
   return setting.pipeline > 1 ? make_pipeline_rank(script, setting, mesh)
                               : make_whole_rank(script, setting, mesh);
 }

@@ -80,8 +80,9 @@ class PipelineRank final : public OurRank {
     return own;
   }
 
-  DistributedDataParallelBase& wrapped() override { return *model_; }
-  const DistributedDataParallelBase& wrapped() const override { return *model_; }
+  ModelRef model() override { return *model_; }
+  TrainedModule trained() override { return *model_; }
+  torch::OrderedDict<std::string, at::Tensor> values() override { return full_state(*model_); }
   bool has(const torch::Tensor& parameter) const override {
     return own_.contains(parameter.unsafeGetTensorImpl());
   }

@@ -46,6 +46,7 @@ Observations PlainSide::see_all() {
     // The average is not saved with the state.
     const auto all = parameters();
     for (size_t index = 0; index < all.size(); ++index) average_[index].copy_(all[index].detach());
+    drop_schedules();
     // A saved state has no gradients.
     abandon();
     ++at;
@@ -77,7 +78,10 @@ void PlainSide::backward(const Action& action, bool /*syncs*/) {
     const torch::Tensor outputs =
         module_->forward(sample.x, sample.words, units_of(action), pass_, rank);
     const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * action.value;
-    if (loss.requires_grad()) (loss / setting_.data).backward();
+    if (!loss.requires_grad()) return;
+    const torch::Tensor share = loss / setting_.data;
+    if (action.does == Does::kBackwardTwice) share.backward({}, /*retain_graph=*/true);
+    share.backward();
   });
 }
 
@@ -122,11 +126,28 @@ void PlainSide::accumulated_step() {
     }
     see_step(is_made, norm);
     if (weight_of_0_ > 0) see("loss", torch::full({}, loss_of_0_ / weight_of_0_, torch::kDouble));
-    for (auto& optimizer : optimizers_) optimizer->step();
+    step_optimizers();
   } else {
     see_step(is_made, 0);
   }
   abandon();
+}
+
+// One step late, a step is made with the gradients of the one before, and its own wait.
+void PlainSide::step_optimizers() {
+  if (when_of(script_) != When::kOneStepLate) return Side::step_optimizers();
+  const auto all = parameters();
+  late_.resize(all.size());
+  for (size_t index = 0; index < all.size(); ++index) {
+    torch::Tensor of = all[index];
+    const torch::Tensor now = of.grad().defined() ? of.grad().clone() : torch::Tensor();
+    of.mutable_grad() = std::exchange(late_[index], now);
+  }
+  Side::step_optimizers();
+  for (size_t index = 0; index < all.size(); ++index) {
+    torch::Tensor of = all[index];
+    of.mutable_grad() = late_[index].defined() ? late_[index].clone() : torch::Tensor();
+  }
 }
 
 void PlainSide::abandon() {

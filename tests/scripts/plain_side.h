@@ -26,6 +26,7 @@ class PlainSide final : public Side {
   void write_alike(torch::Tensor parameter, double factor) override {
     write_guarded(std::move(parameter), factor);
   }
+  void step_optimizers() override;
   void see_values() override;
   void average() override;
   torch::Tensor evaluate_average() override;
@@ -37,6 +38,8 @@ class PlainSide final : public Side {
   void on_each_rank(const Forward& forward);
 
   std::vector<torch::Tensor> average_;  // by parameter
+  std::vector<torch::Tensor>
+      late_;  // gradients of the step that is made with the next one; by parameter
   // Sums over the open step's micro-batches: those of all ranks, and those of the first rank.
   double weight_ = 0, weight_of_0_ = 0, loss_of_0_ = 0;
   bool is_mean_ = false;  // its gradients are divided by their weight

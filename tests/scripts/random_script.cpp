@@ -123,7 +123,8 @@ void add_backwards(Dice& dice, std::vector<Action>& actions) {
   for (int micro_step = 0; micro_step < micro_steps; ++micro_step) {
     const bool syncs = syncs_all || micro_step + 1 == micro_steps;
     const int half = dice.one_in(6) ? 1 : 0;
-    actions.push_back({syncs ? Does::kBackward : Does::kBackwardNoSync, half,
+    const Does with_sync = dice.one_in(8) ? Does::kBackwardTwice : Does::kBackward;
+    actions.push_back({syncs ? with_sync : Does::kBackwardNoSync, half,
                        dice.one_in(3) ? dice.between(0.3, 2) : 1});
   }
 }
@@ -181,6 +182,7 @@ void add_changes_of_the_run(Dice& dice, std::vector<Action>& actions, bool may_r
                             bool may_throw, int settings) {
   const int which = dice.below(64);
   if (dice.one_in(8)) actions.push_back({Does::kLearningRate, which, dice.between(0.3, 1.2)});
+  if (dice.one_in(6)) actions.push_back({Does::kSchedule, dice.below(2), dice.between(0, 1)});
   if (dice.one_in(12)) actions.push_back({Does::kFreeze, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kUnfreeze, which, 1});
   if (dice.one_in(6)) actions.push_back({Does::kEvaluate, 0, 1});
@@ -223,11 +225,76 @@ void choose_values(Dice& dice, Script& script) {
   if (is_low || dice.one_in(4)) script.beside = Beside::kTwin;
 }
 
+// The optimizer alone is ours in some settings, which are of stages 0 and 1 then.
+void leave_the_wrapper_out(Dice& dice, Script& script) {
+  const bool is_low = script.values == Values::kBFloat16 || script.values == Values::kHalf;
+  if (is_low || script.optimizers > 1 || has_buffers(script)) return;
+  for (Setting& setting : script.settings) {
+    if (setting.tensor > 1 || dice.one_in(3)) continue;
+    setting.is_alone = true;
+    setting.stage = std::min(setting.stage, 1);
+    setting.parameters = Left::kDevice;
+    if (setting.stage == 0) setting.shard_within = 0;
+  }
+}
+
+// Rounded at random by the seed, the step and the element, so they have a twin.
+void choose_states(Dice& dice, Script& script) {
+  if (script.values == Values::kDouble || script.beside != Beside::kTwin) return;
+  // A stage rounds a parameter by its number there.
+  if (script.has_pipelines) return;
+  if (dice.one_in(3)) script.states = States::kBFloat16;
+}
+
+// A step in backward or late needs an optimizer that leaves the device. A loss scale that changes, as in fp16, looks at all gradients.
+void choose_when(Dice& dice, Script& script) {
+  if (script.values == Values::kDouble || script.values == Values::kHalf) return;
+  const bool is_late = dice.one_in(3);
+  if (script.rule == Rule::kLamb || script.rule == Rule::kMuon) script.rule = Rule::kAdamW;
+  script.optimizers = 1;
+  script.accumulation.clip_norm = script.accumulation.clip_value = 0;
+  // One step late no state can be saved.
+  if (is_late) script.settings.resize(1);
+  for (Setting& setting : script.settings) {
+    setting.when = is_late ? When::kOneStepLate : When::kInBackward;
+    if (setting.optimizer == Left::kDevice || is_late) setting.optimizer = Left::kHost;
+    if (is_late) setting.parameters = Left::kDevice;
+  }
+}
+
 void choose_accumulation(Dice& dice, Accumulation& of) {
   of.is_on = true;
   of.weighs = dice.one_in(3);
   if (dice.one_in(3)) of.clip_norm = dice.between(0.05, 1.5);
   if (of.clip_norm == 0 && dice.one_in(4)) of.clip_value = dice.between(0.005, 0.2);
+}
+
+// The step is made in the backward, or one step late: nothing looks at gradients between the two, or nothing changes what
+// the update beside reads.
+void add_a_step_without_a_look(Dice& dice, Script& script, int step) {
+  std::vector<Action>& actions = script.actions;
+  const int which = dice.below(64);
+  if (script.accumulation.is_on) {
+    actions.push_back({Does::kMicroBatches, 1 + dice.below(3), 1});
+  } else {
+    // Gradients that backward has freed are dropped, and not written to.
+    const bool is_late = when_of(script) == When::kOneStepLate;
+    if (step > 0)
+      actions.push_back({Does::kZeroGrad, is_late ? dice.below(4) : 2 * dice.below(2), 1});
+    actions.push_back({Does::kBackward, dice.one_in(6) ? 1 : 0, dice.between(0.3, 2)});
+  }
+  actions.push_back({Does::kStep, 0, 1});
+  if (dice.one_in(6)) actions.push_back({Does::kEvaluate, 0, 1});
+  if (when_of(script) == When::kOneStepLate) return;
+  if (dice.one_in(8)) actions.push_back({Does::kLearningRate, which, dice.between(0.3, 1.2)});
+  if (dice.one_in(6)) actions.push_back({Does::kSchedule, dice.below(2), dice.between(0, 1)});
+  if (dice.one_in(12)) actions.push_back({Does::kFreeze, which, 1});
+  if (dice.one_in(12)) actions.push_back({Does::kUnfreeze, which, 1});
+  if (dice.one_in(12)) actions.push_back({Does::kWriteGuarded, which, dice.between(0.5, 1.5)});
+  if (dice.one_in(12)) actions.push_back({Does::kWriteAlike, which, dice.between(0.5, 1.5)});
+  if (dice.one_in(4)) actions.push_back({Does::kAverage, 0, 1});
+  const auto settings = static_cast<int>(script.settings.size());
+  if (dice.one_in(4)) actions.push_back({Does::kResume, dice.below(settings), 1});
 }
 
 void add_a_step(Dice& dice, Script& script, int step, bool pipelines, bool has_slices) {
@@ -272,9 +339,16 @@ Script random_script(uint64_t seed) {
   if (script.values != Values::kDouble && !has_slices && dice.one_in(3)) {
     script.rule = dice.any_of({Rule::kLamb, Rule::kMuon, Rule::kAdafactor});
   }
-  const int steps = 1 + dice.below(4);
-  for (int step = 0; step < steps; ++step) add_a_step(dice, script, step, pipelines, has_slices);
-  if (dice.one_in(10)) add_a_wrong_one(dice, script, pipelines);
+  choose_states(dice, script);
+  if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
+  if (!pipelines && dice.one_in(4)) choose_when(dice, script);
+  const bool looks = when_of(script) == When::kInStep;
+  const int steps = 1 + dice.below(looks ? 4 : 6);
+  for (int step = 0; step < steps; ++step) {
+    if (looks) add_a_step(dice, script, step, pipelines, has_slices);
+    if (!looks) add_a_step_without_a_look(dice, script, step);
+  }
+  if (looks && dice.one_in(10)) add_a_wrong_one(dice, script, pipelines);
   return script;
 }
 

@@ -45,6 +45,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kDrawn, "drawn"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kBackwardNoSync, "backward_no_sync"},
+                                    {Does::kBackwardTwice, "backward_twice"},
                                     {Does::kStep, "step"},
                                     {Does::kZeroGrad, "zero_grad"},
                                     {Does::kClip, "clip"},
@@ -54,6 +55,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kDropGrad, "drop_grad"},
                                     {Does::kSetGrad, "set_grad"},
                                     {Does::kLearningRate, "learning_rate"},
+                                    {Does::kSchedule, "schedule"},
                                     {Does::kFreeze, "freeze"},
                                     {Does::kUnfreeze, "unfreeze"},
                                     {Does::kEvaluate, "evaluate"},
@@ -81,6 +83,10 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Values, {{Values::kDouble, "fp64"},
 NLOHMANN_JSON_SERIALIZE_ENUM(Left, {{Left::kDevice, "device"},
                                     {Left::kHost, "host"},
                                     {Left::kNvme, "nvme"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(When, {{When::kInStep, "step"},
+                                    {When::kInBackward, "backward"},
+                                    {When::kOneStepLate, "late"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(States, {{States::kFloat, "fp32"}, {States::kBFloat16, "bf16"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Reduced, {{Reduced::kAuto, "auto"},
                                        {Reduced::kEach, "each"},
                                        {Reduced::kOnce, "once"}})
@@ -98,12 +104,14 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kMuon, "muon"}})
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Unit, kind, of)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Setting, stage, data, tensor, pipeline, chunks, order,
-                                   is_deferred, shard_within, optimizer, parameters, kept, reduced,
-                                   page_bytes)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, pipeline, chunks,
+                                                order, is_alone, is_deferred, shard_within,
+                                                optimizer, parameters, when, kept, reduced,
+                                                page_bytes)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Script, seed, units, rule, values, beside, accumulation,
-                                   has_pipelines, groups, optimizers, settings, actions)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states, beside,
+                                                accumulation, has_pipelines, groups, optimizers,
+                                                settings, actions)
 
 namespace {
 
@@ -132,6 +140,13 @@ bool writes_buffers(Kind kind) {
 
 }  // namespace
 
+When when_of(const Script& script) {
+  for (const Setting& setting : script.settings) {
+    if (setting.when != When::kInStep) return setting.when;
+  }
+  return When::kInStep;
+}
+
 std::vector<int64_t> first_units_of(const Script& script, const Setting& setting) {
   const int stages = setting.pipeline * setting.chunks;
   std::vector<int64_t> first;
@@ -153,6 +168,11 @@ bool can_be_cut(const Script& script, const Setting& setting) {
     return ranks == std::set<int>{0, setting.pipeline - 1} &&
            !writes_buffers(script.units[unit].kind);
   });
+}
+
+bool has_buffers(const Script& script) {
+  return std::any_of(script.units.begin(), script.units.end(),
+                     [](const Unit& unit) { return writes_buffers(unit.kind); });
 }
 
 bool has_slices(const Script& script) {

@@ -60,6 +60,7 @@ struct Unit {
 enum class Does : uint8_t {
   kBackward,        // which: 1: of the first half of the units; value: factor of the loss
   kBackwardNoSync,  // the same under no_sync()
+  kBackwardTwice,   // the same, two times over a graph that is retained
   kStep,            // of all optimizers
   kZeroGrad,        // which: 0, 1: the optimizer's, to none or zeros; 2, 3: the module's
   kClip,            // which: 0: ours, 1: torch::nn::utils'; value: the most
@@ -69,6 +70,7 @@ enum class Does : uint8_t {
   kDropGrad,        // which: parameter
   kSetGrad,         // which: parameter; value: of all its elements
   kLearningRate,    // which: group; value: factor
+  kSchedule,        // which: 0: StepLR of LibTorch, 1: ReduceLROnPlateau, which is told the value
   kFreeze,          // which: parameter
   kUnfreeze,        // which: parameter
   kEvaluate,
@@ -104,6 +106,8 @@ enum class Kept : uint8_t { kAll, kRegions, kRecompute, kOnHost, kOnNvme };  // 
 enum class Left : uint8_t { kDevice, kHost, kNvme };                         // the tier
 enum class Reduced : uint8_t { kAuto, kEach, kOnce };                        // micro-steps
 enum class Order : uint8_t { kOneForwardOneBackward, kGPipe, kInterleaved, kZeroBubble };
+enum class When : uint8_t { kInStep, kInBackward, kOneStepLate };  // an offloaded step is made
+enum class States : uint8_t { kFloat, kBFloat16 };
 enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kLamb, kMuon, kAdafactor };
 
 // What shall make no difference.
@@ -114,10 +118,12 @@ struct Setting {
   int pipeline = 1;  // ranks that have the units one after the other
   int chunks = 1;    // of the units, on each of them
   Order order = Order::kOneForwardOneBackward;
+  bool is_alone = false;     // the optimizer, beside a module without a wrapper
   bool is_deferred = false;  // a pipeline's module is constructed without memory
   int shard_within = 0;
   Left optimizer = Left::kDevice;
   Left parameters = Left::kDevice;
+  When when = When::kInStep;
   Kept kept = Kept::kAll;
   Reduced reduced = Reduced::kAuto;
   int64_t page_bytes = 4096;
@@ -144,6 +150,7 @@ struct Script {
   std::vector<Unit> units;
   Rule rule = Rule::kSgd;
   Values values = Values::kDouble;
+  States states = States::kFloat;  // of the optimizer
   Beside beside = Beside::kLibTorch;
   Accumulation accumulation;
   bool has_pipelines = false;  // some settings may have one
@@ -153,10 +160,15 @@ struct Script {
   std::vector<Action> actions;
 };
 
+// When its steps are made: kInBackward where a setting does that, kOneStepLate where all do.
+When when_of(const Script& script);
+
 // The first unit of each stage of a pipeline, and where the last one ends.
 std::vector<int64_t> first_units_of(const Script& script, const Setting& setting);
 // Whether the first and the last rank alone share what units have in common, which none writes.
 bool can_be_cut(const Script& script, const Setting& setting);
+// Whether a unit writes buffers, of which an optimizer without a wrapper leaves each rank its own.
+bool has_buffers(const Script& script);
 // Whether there is one of the units that are cut over "tensor".
 bool has_slices(const Script& script);
 // Whether units have parameters in common.

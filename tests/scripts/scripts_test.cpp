@@ -41,20 +41,26 @@ struct Said {
   std::set<Kept> kept;
   std::set<Left> optimizers, parameters;
   std::set<Reduced> reduced;
+  std::set<States> states;
+  std::set<When> whens;
   std::set<Order> orders;  // of pipelines
   std::set<int> pipelines;
+  std::set<bool> alone;
 
   void add(const Script& script) {
     for (const Unit& unit : script.units) kinds.insert(unit.kind);
     for (const Action& action : script.actions) actions.insert(action.does);
     values.insert(script.values);
     beside.insert(script.beside);
+    states.insert(script.states);
+    whens.insert(when_of(script));
     for (const Setting& setting : script.settings) {
       kept.insert(setting.kept);
       optimizers.insert(setting.optimizer);
       parameters.insert(setting.parameters);
       reduced.insert(setting.reduced);
       pipelines.insert(setting.pipeline);
+      alone.insert(setting.is_alone);
       if (setting.pipeline > 1) orders.insert(setting.order);
     }
   }
@@ -72,6 +78,9 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.parameters.size(), static_cast<size_t>(Left::kNvme) + 1);
   EXPECT_EQ(said.reduced.size(), static_cast<size_t>(Reduced::kOnce) + 1);
   EXPECT_EQ(said.orders.size(), static_cast<size_t>(Order::kZeroBubble) + 1);
+  EXPECT_EQ(said.states.size(), static_cast<size_t>(States::kBFloat16) + 1);
+  EXPECT_EQ(said.whens.size(), static_cast<size_t>(When::kOneStepLate) + 1);
+  EXPECT_EQ(said.alone.size(), 2U);
   EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));
 }
 

@@ -7,7 +7,9 @@ namespace zeropage::scripts {
 bool can_be_noticed(const Script& script) {
   enum class Seen : uint8_t { kNothing, kWrong, kBackward } seen = Seen::kNothing;
   for (const Action& action : script.actions) {
-    const bool is_backward = action.does == Does::kBackward || action.does == Does::kMicroBatches;
+    const bool is_backward = action.does == Does::kBackward ||
+                             action.does == Does::kBackwardTwice ||
+                             action.does == Does::kMicroBatches;
     if (is_wrong(action.does)) seen = Seen::kWrong;
     if (seen == Seen::kWrong && is_backward) seen = Seen::kBackward;
     if (seen == Seen::kBackward && action.does == Does::kStep) seen = Seen::kNothing;
@@ -52,6 +54,7 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
     simplify([](Script& of) { of.groups = 1; });
     simplify([](Script& of) { of.optimizers = 1; });
     simplify([](Script& of) { of.rule = Rule::kSgd; });
+    simplify([](Script& of) { of.states = States::kFloat; });
     simplify([](Script& of) { of.values = Values::kDouble; });
     simplify([](Script& of) { of.accumulation.weighs = false; });
     simplify([](Script& of) { of.accumulation.clip_norm = 0; });
@@ -73,6 +76,10 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
         of.data = 2;
         of.shard_within = 0;
       });
+      in_setting([](Setting& of) {
+        if (of.when == When::kInBackward) of.when = When::kInStep;
+      });
+      in_setting([](Setting& of) { of.is_alone = false; });
       in_setting([](Setting& of) { of.parameters = Left::kDevice; });
       in_setting([](Setting& of) { of.optimizer = of.parameters = Left::kDevice; });
       in_setting([](Setting& of) {

@@ -105,9 +105,31 @@ void Side::see_step(bool is_made, double norm) {
   if (is_made) see("norm of the mean", torch::full({}, norm, torch::kDouble));
 }
 
+void Side::step_optimizers() {
+  for (auto& optimizer : optimizers_) optimizer->step();
+}
+
+void Side::schedule(const Action& action) {
+  using namespace torch::optim;
+  schedules_.resize(optimizers_.size());
+  for (size_t index = 0; index < optimizers_.size(); ++index) {
+    auto& [steps, plateau] = schedules_[index];
+    if (action.which == 0) {
+      if (!steps) steps = std::make_unique<StepLR>(*optimizers_[index], /*step_size=*/2, 0.5);
+      steps->step();
+    } else {
+      if (!plateau) {
+        plateau = std::make_unique<ReduceLROnPlateauScheduler>(
+            *optimizers_[index], ReduceLROnPlateauScheduler::min, /*factor=*/0.5F, /*patience=*/0);
+      }
+      plateau->step(static_cast<float>(action.value));
+    }
+  }
+}
+
 void Side::step() {
   if (!script_.accumulation.is_on) {
-    for (auto& optimizer : optimizers_) optimizer->step();
+    step_optimizers();
   } else if (made_ > 0) {
     accumulated_step();
     end_accumulation();
@@ -138,12 +160,13 @@ void Side::act(const Action& action) {
   switch (action.does) {
     case Does::kBackward:
     case Does::kBackwardNoSync:
+    case Does::kBackwardTwice:
       if (script_.accumulation.is_on) {
         micro_batches(1, units_of(action));
         ++made_;
         return;
       }
-      backward(action, action.does == Does::kBackward);
+      backward(action, action.does != Does::kBackwardNoSync);
       ++pass_;
       return;
     case Does::kOwnLeftStep:
@@ -213,6 +236,8 @@ void Side::act(const Action& action) {
         options.set_lr(options.get_lr() * action.value);
       }
       return;
+    case Does::kSchedule:
+      return schedule(action);
     case Does::kFreeze:
       parameter(action.which).requires_grad_(false);
       return;

@@ -92,6 +92,10 @@ class Side {
   torch::Tensor parameter(int which) const;
   // The open step's micro-batches from here on, until it is made or dropped.
   int micro_batches_ahead() const;
+  // The optimizers are others from here on.
+  void drop_schedules() { schedules_.clear(); }
+  // Each optimizer's step.
+  virtual void step_optimizers();
   double weight_of(int pass, int rank) const;
   // What the loss is multiplied by.
   double factor_of(int pass, int rank) const;
@@ -108,9 +112,17 @@ class Side {
   Observations seen_;
 
  private:
+  // Schedulers of an optimizer, from their first steps on.
+  struct Schedules {
+    std::unique_ptr<torch::optim::StepLR> steps;
+    std::unique_ptr<torch::optim::ReduceLROnPlateauScheduler> plateau;
+  };
+
   void act(const Action& action);
+  void schedule(const Action& action);
   void step();
   void end_accumulation();
+  std::vector<Schedules> schedules_;  // by optimizer
   size_t at_ = 0;
   int made_ = 0;            // micro-batches of the step that is open
   int infinite_pass_ = -1;  // whose loss is infinite

@@ -22,9 +22,8 @@ bool does_wrong(const Script& script) {
   return has_any(script, &is_wrong);
 }
 
-bool scales_in_a_pipeline(const Script& script) {
-  return script.has_pipelines &&
-         has_any(script, [](Does does) { return does == Does::kScaleGrad; });
+bool retains(const Script& script) {
+  return has_any(script, [](Does does) { return does == Does::kBackwardTwice; });
 }
 
 bool unfreezes(const Script& script) {
@@ -95,9 +94,9 @@ const std::vector<Refusal>& refusals() {
       {"it let its world go", "docs/troubleshooting.md", &does_wrong},
       {"did not answer within", "docs/troubleshooting.md", &does_wrong},
       {"was changed while the model had the average", "docs/troubleshooting.md", &does_wrong},
-      // A gradient of a stage with few parameters was multiplied, and all stages have norms as if it had been clipped.
-      {"the gradients of a pipeline's stages have been multiplied by", "docs/troubleshooting.md",
-       &scales_in_a_pipeline},
+      // The fused loss.
+      {"expected one backward, got a second one over a retained graph", "docs/troubleshooting.md",
+       &retains},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

@@ -23,8 +23,9 @@ class WholeRank final : public OurRank {
     make_optimizers(*model_);
     if (script_.accumulation.is_on) accumulator_.emplace(*model_, accumulator_options());
   }
-  DistributedDataParallelBase& wrapped() override { return *model_; }
-  const DistributedDataParallelBase& wrapped() const override { return *model_; }
+  ModelRef model() override { return *model_; }
+  TrainedModule trained() override { return *model_; }
+  torch::OrderedDict<std::string, at::Tensor> values() override { return full_state(*model_); }
   bool has(const torch::Tensor& /*parameter*/) const override { return true; }
 
   torch::Tensor forward(const Sample& sample, int units) {
@@ -39,7 +40,9 @@ class WholeRank final : public OurRank {
     }
     const Sample sample = sample_of(script_.seed, pass_, rank());
     const torch::Tensor loss = loss_of(forward(sample, units_of(action)), sample) * action.value;
-    if (loss.requires_grad()) loss.backward();
+    if (!loss.requires_grad()) return;
+    if (action.does == Does::kBackwardTwice) loss.backward({}, /*keep_graph=*/true);
+    loss.backward();
   }
 
   void micro_batches(int count, int units) override {

@@ -1,5 +1,6 @@
 // How scripts make, change and step optimizers.
 #include "tests/habits/scripts.h"
+#include "tests/harness/disk_folder.h"
 
 namespace zeropage::habits_of_optimizers {
 namespace {
@@ -198,6 +199,45 @@ const int kUnfreezesWrapped =
       train_steps(run, model, *optimizer, 2, 5);
       return run.values(model);
     });
+
+const int kResumesFrozen = is_right(
+    kGroup, "resumes with a layer frozen that had been trained, and unfreezes it later",
+    [](auto& run) {
+      const DiskFolder folder;
+      using Run = std::decay_t<decltype(run)>;
+      const auto freeze = [](auto& module, bool is_frozen) {
+        for (torch::Tensor parameter : module->first->parameters()) {
+          parameter.requires_grad_(!is_frozen);
+        }
+      };
+      const auto go_on = [&](auto& model, auto& optimizer) {
+        freeze(model, true);
+        train_steps(run, model, optimizer, 1, 2);
+        freeze(model, false);
+        train_steps(run, model, optimizer, 2, 3);
+        return run.values(model);
+      };
+      auto model = run.wrap(make<Mlp>());
+      auto optimizer = run.template optimizer<AdamW>(model, AdamWOptions(0.01));
+      train_steps(run, model, *optimizer, 2);
+      if constexpr (Run::kOurs) {
+        // All ranks name one folder.
+        const std::string shared =
+            run.world().gather_text("the folder", folder.path() + "/state").front();
+        save_state(shared, model, dynamic_cast<ShardedOptimizer&>(*optimizer));
+        Mlp module = make<Mlp>();
+        freeze(module, true);
+        auto resumed = run.wrap(module);
+        auto its_own = run.template optimizer<AdamW>(resumed, AdamWOptions(0.01));
+        load_state(shared, resumed, dynamic_cast<ShardedOptimizer&>(*its_own));
+        // The first rank's folder goes with its script.
+        run.world().gather_text("the end", "");
+        return go_on(resumed, *its_own);
+      } else {
+        return go_on(model, *optimizer);
+      }
+    },
+    kInFp32);
 
 const int kFreezes = is_right(kGroup, "freezes a layer in the middle of a run", [](auto& run) {
   auto model = run.wrap(make<Mlp>());

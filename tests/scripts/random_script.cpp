@@ -242,7 +242,7 @@ void leave_the_wrapper_out(Dice& dice, Script& script) {
 void choose_states(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.beside != Beside::kTwin) return;
   // A stage rounds a parameter by its number there.
-  if (script.has_pipelines) return;
+  if (script.has_pipelines || script.rule == Rule::kAdafactor) return;
   if (dice.one_in(3)) script.states = States::kBFloat16;
 }
 
@@ -250,7 +250,7 @@ void choose_states(Dice& dice, Script& script) {
 void choose_when(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.values == Values::kHalf) return;
   const bool is_late = dice.one_in(3);
-  if (script.rule == Rule::kLamb || script.rule == Rule::kMuon) script.rule = Rule::kAdamW;
+  if (reads_whole_tensors(script.rule)) script.rule = Rule::kAdamW;
   script.optimizers = 1;
   script.accumulation.clip_norm = script.accumulation.clip_value = 0;
   // One step late no state can be saved.

@@ -109,6 +109,9 @@ enum class Order : uint8_t { kOneForwardOneBackward, kGPipe, kInterleaved, kZero
 enum class When : uint8_t { kInStep, kInBackward, kOneStepLate };  // an offloaded step is made
 enum class States : uint8_t { kFloat, kBFloat16 };
 enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kLamb, kMuon, kAdafactor };
+constexpr bool reads_whole_tensors(Rule rule) {
+  return rule == Rule::kLamb || rule == Rule::kMuon || rule == Rule::kAdafactor;
+}
 
 // What shall make no difference.
 struct Setting {

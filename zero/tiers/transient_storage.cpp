@@ -94,7 +94,8 @@ void TransientStorage::fetch(size_t page) {
   ZP_CHECK(has_values(page),
            "p.grad(): its gradient was freed as soon as backward had updated its page "
            "(options.offload.step is StepWhen::kInBackward); call zero_grad() before the next "
-           "backward(), use an Accumulator, which reports the norm, or read gradients with "
+           "backward(), and not zero_grad(false), which would write zeros to it, use an "
+           "Accumulator, which reports the norm, or read gradients with "
            "StepWhen::kInStep");
 }
 

@@ -149,12 +149,12 @@ ZEROPAGE_ELEMENT bool add_squares_of(const Element* elements, int64_t numel, Exa
   SquareWindow window;
   for (int64_t begin = 0; begin < numel; begin += kWindowNumel) {
     const int64_t count = std::min<int64_t>(kWindowNumel, numel - begin);
-    prefetch(elements + begin + 2 * kWindowNumel, kWindowNumel);
 #if defined(__x86_64__)
     if constexpr (kFused) {
       if (count == kWindowNumel && add_whole_run(elements + begin, window, sum)) continue;
     }
 #endif
+    prefetch(elements + begin + 2 * kWindowNumel, kWindowNumel);
     if constexpr (std::is_same_v<Number, Element> && !kIsFp64<Element>) {
       if (count == kWindowNumel) {
         all_finite &= add_numbers<Element, kFused>(elements + begin, count, sum, window);

@@ -15,6 +15,9 @@ namespace {
 
 // Eight blocks: their values, gradient and states in fp32 are a first-level cache.
 constexpr int64_t kTileNumel = 8 * kStateBlockNumel;
+// Where values and codes are stepped where they lie: loops over codes take the blocks between a first and a last one the
+// fastest, and what is done to a tile besides finds it in the second-level cache.
+constexpr int64_t kTileOfCodesNumel = 32 * kTileNumel;
 
 struct Tile {
   alignas(64) float values[kTileNumel];
@@ -209,9 +212,11 @@ void packed_step(const UpdateRule& rule, const PackedStretch& stretch, int64_t b
     return fused_step(rule, stretch.flat, begin, end, instructions);
   }
   PackedLoop loop(rule, stretch, instructions);
+  const bool is_in_place = stretch.format == StateFormat::k8Bit && stretch.high == nullptr;
+  const int64_t tile_numel = is_in_place ? kTileOfCodesNumel : kTileNumel;
   while (begin < end) {
-    const int64_t in_tile = (stretch.first_in_block + begin) % kTileNumel;
-    int64_t numel = std::min(kTileNumel - in_tile, end - begin);
+    const int64_t in_tile = (stretch.first_in_block + begin) % tile_numel;
+    int64_t numel = std::min(tile_numel - in_tile, end - begin);
     // What is left of a block is a tile of its own.
     const int64_t in_block = in_tile % kStateBlockNumel;
     if (in_block != 0) {

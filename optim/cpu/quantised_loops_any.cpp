@@ -2,10 +2,12 @@
 
 #define ZEROPAGE_SET
 
+#include "optim/cpu/quantised_words_text.h"
+
 namespace zeropage::offload::cpu {
 namespace {
 
-struct Groups {
+struct Words {
   static constexpr int kNumel = 32;
 
   template <StateSign kSign>
@@ -22,10 +24,13 @@ struct Groups {
   }
 };
 
+using Groups = GroupsByWords<Words>;
+
 }  // namespace
 }  // namespace zeropage::offload::cpu
 
 #include "optim/cpu/quantised_loops_text.h"
+#include "optim/cpu/quantised_passes_text.h"
 
 namespace zeropage::offload::cpu {
 

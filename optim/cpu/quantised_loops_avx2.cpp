@@ -7,10 +7,12 @@
 #define ZEROPAGE_SET ZEROPAGE_AVX2
 #define ZEROPAGE_INTRINSICS ZEROPAGE_AVX2 inline __attribute__((always_inline))
 
+#include "optim/cpu/quantised_words_text.h"
+
 namespace zeropage::offload::cpu {
 namespace {
 
-struct Groups {
+struct Words {
   static constexpr int kNumel = 32;
 
   template <StateSign kSign>
@@ -70,10 +72,13 @@ struct Groups {
   }
 };
 
+using Groups = GroupsByWords<Words>;
+
 }  // namespace
 }  // namespace zeropage::offload::cpu
 
 #include "optim/cpu/quantised_loops_text.h"
+#include "optim/cpu/quantised_passes_text.h"
 
 namespace zeropage::offload::cpu {
 

@@ -1,14 +1,14 @@
 // The loops over 8-bit states, written once and compiled for each set of instructions: by a source that
 // defines, before it includes this, ZEROPAGE_SET, the attribute of the set's functions, and Groups, which
-// has what the compiler does not find by itself: a group of codes from bytes to words and back. All else the
-// compiler makes vectors of, as wide as the set has them. Free of torch.
+// has what the compiler does not find by itself: a group of codes that become numbers and numbers that become
+// codes. All else the compiler makes vectors of, as wide as the set has them. Behind it the source includes how a stretch is
+// stepped: quantised_passes_text.h or quantised_turns_text.h. Free of torch.
 //
 //   struct Groups {
 //     static constexpr int kNumel;
-//     // The same as widened() of the map.
-//     template <StateSign> static void widen(const uint8_t* codes, uint32_t* words);
-//     // The codes of magnitudes, with the signs of values.
-//     template <StateSign> static void narrow(const uint32_t* magnitudes, const float* values, uint8_t* codes);
+//     // As dequantised() and quantised() of the map, of kNumel elements.
+//     template <StateSign> static void dequantise(const uint8_t* codes, float scale, float* values);
+//     template <StateSign> static void quantise(const float* values, float inverse, uint8_t* codes);
 //   };
 #pragma once
 
@@ -30,12 +30,7 @@ ZEROPAGE_SET_ELEMENT void dequantise_block(const uint8_t* codes, float scale, fl
                                            int64_t numel) {
   int64_t i = 0;
   for (; i + Groups::kNumel <= numel; i += Groups::kNumel) {
-    alignas(64) uint32_t words[Groups::kNumel];
-    Groups::widen<kSign>(codes + i, words);
-    ZEROPAGE_NO_OVERLAP
-    for (int k = 0; k < Groups::kNumel; ++k) {
-      values[i + k] = value_of_widened<kSign>(words[k], scale);
-    }
+    Groups::dequantise<kSign>(codes + i, scale, values + i);
   }
   for (; i < numel; ++i) values[i] = dequantised<kSign>(codes[i], scale);
 }
@@ -58,12 +53,7 @@ ZEROPAGE_SET_ELEMENT float quantise_block(const float* values, uint32_t largest,
   }
   int64_t i = 0;
   for (; i + Groups::kNumel <= numel; i += Groups::kNumel) {
-    alignas(64) uint32_t magnitudes[Groups::kNumel];
-    ZEROPAGE_NO_OVERLAP
-    for (int k = 0; k < Groups::kNumel; ++k) {
-      magnitudes[k] = quantised_magnitude<kSign>(values[i + k], block.inverse);
-    }
-    Groups::narrow<kSign>(magnitudes, values + i, codes + i);
+    Groups::quantise<kSign>(values + i, block.inverse, codes + i);
   }
   for (; i < numel; ++i) codes[i] = quantised<kSign>(values[i], block.inverse);
   return block.scale;
@@ -72,14 +62,6 @@ ZEROPAGE_SET_ELEMENT float quantise_block(const float* values, uint32_t largest,
 // How far ahead a block is fetched: a page of fp32, where the processor's own fetching stops. The
 // arithmetic of a block is too long for the blocks after it to come in behind it by themselves.
 constexpr int64_t kAheadNumel = 1024;
-constexpr int64_t kCacheLineBytes = 64;
-
-// Past the end of memory it does nothing.
-template <typename Element>
-ZEROPAGE_SET_ELEMENT void fetch_block(const Element* block) {
-  constexpr int64_t kLineNumel = kCacheLineBytes / int64_t{sizeof(Element)};
-  for (int64_t i = 0; i < kStateBlockNumel; i += kLineNumel) __builtin_prefetch(block + i);
-}
 
 // The states of a block between codes and codes.
 struct BlockInFp32 {
@@ -146,26 +128,9 @@ ZEROPAGE_SET_ELEMENT void store_states(const QuantisedStretch& all, const PartOf
   }
 }
 
-// In passes over a block, each short enough for the processor to look ahead in it: in a single one the chain
-// from a code to the next one is so long that the processor waits.
+// The source's second text defines it.
 template <typename Rule, typename Gradient>
-ZEROPAGE_SET void step_blocks(const Rule& shared_rule, const QuantisedStretch& all) {
-  // A copy: a store through a float pointer could change what is reached through references.
-  const Rule rule = shared_rule;
-  const auto* const gradients = static_cast<const Gradient*>(all.gradient);
-  BlockInFp32 in_fp32;
-  PartOfBlock part{.numel = std::min(kStateBlockNumel - all.first_in_block, all.numel)};
-  while (part.numel > 0) {
-    fetch_block(all.values + part.first + kAheadNumel);
-    load_states<Rule>(all, part, in_fp32);
-    update_block(rule, all.values + part.first, gradients + part.first, all.gradient_scale,
-                 part.numel, in_fp32);
-    fetch_block(gradients + part.first + kAheadNumel);
-    store_states<Rule>(all, part, in_fp32);
-    part = {part.block + 1, part.first + part.numel,
-            std::min(kStateBlockNumel, all.numel - part.first - part.numel)};
-  }
-}
+ZEROPAGE_SET void step_blocks(const Rule& shared_rule, const QuantisedStretch& all);
 
 constexpr QuantisedLoops kLoopsOfSet = {
     .step =

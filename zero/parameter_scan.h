@@ -22,6 +22,16 @@ void for_each_in_parallel(size_t count, const Visit& visit) {
                         });
 }
 
+// So many parameters ahead of its own a look asks for what it will read: longer than memory takes.
+inline constexpr size_t kParametersAhead = 16;
+
+// Asks for what ahead(i + kParametersAhead) points to, where a scan of [0, count) is at i. What a pointer leads to has to be
+// known without reading it.
+template <typename Ahead>
+void look_ahead(size_t i, size_t count, const Ahead& ahead) {
+  if (i + kParametersAhead < count) __builtin_prefetch(ahead(i + kParametersAhead));
+}
+
 // The least i in [0, count) for which holds(i), which is called on any thread; count where there is none.
 template <typename Holds>
 size_t first_in_parallel(size_t count, const Holds& holds) {

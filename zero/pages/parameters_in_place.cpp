@@ -50,8 +50,12 @@ bool ParametersInPlace::has(size_t parameter) const {
 }
 
 void ParametersInPlace::check(const char* who) const {
-  const size_t elsewhere =
-      first_in_parallel(in_place_.size(), [this](size_t index) { return !has(index); });
+  const size_t elsewhere = first_in_parallel(in_place_.size(), [this](size_t index) {
+    const auto& parameters = pages_->parameters();
+    look_ahead(index, places_.size(), [&](size_t other) { return &parameters.impl(other); });
+    look_ahead(index, places_.size(), [&](size_t other) { return places_[other].storage; });
+    return !has(index);
+  });
   if (elsewhere == in_place_.size()) return;
   ZP_THROW(who, ": parameter \"", pages_->parameters()[elsewhere].parameter.name(),
            "\" no longer lives in its page: torch::load(), ->to() or set_data() replaced its "

@@ -121,20 +121,20 @@ void StateWitness::enter() {
   }
 }
 
-void StateWitness::check(const char* who) const {
+void StateWitness::check(const char* who) {
   uint64_t sum = 0;
-  std::vector<OptimizerParamState*> entries;
-  entries.reserve(optimizer_.state().size());
+  entries_.clear();
   for (const auto& [parameter, entry] : optimizer_.state()) {
     sum += reinterpret_cast<uintptr_t>(entry.get());
-    if (entry) entries.push_back(entry.get());
+    if (entry) entries_.push_back(entry.get());
   }
   const Class* const known = find_class(class_name_);
   const auto is_touched = [&](size_t i) {
-    return known != nullptr && !known->is_untouched(*entries[i], refusing_);
+    look_ahead(i, entries_.size(), [&](size_t other) { return entries_[other]; });
+    return known != nullptr && !known->is_untouched(*entries_[i], refusing_);
   };
   ZP_CHECK(
-      sum == sum_ && first_in_parallel(entries.size(), is_touched) == entries.size(), who,
+      sum == sum_ && first_in_parallel(entries_.size(), is_touched) == entries_.size(), who,
       ": something was put into the optimizer's state(), changed in it or taken out of it, which "
       "changes nothing: ",
       kWhatToDo);

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <torch/optim/optimizer.h>
 
@@ -24,7 +25,7 @@ class StateWitness {
   // Entries for all parameters of the optimizer's groups.
   void enter();
   // Throws where the map has others than were entered. who: for the error.
-  void check(const char* who) const;
+  void check(const char* who);
 
  private:
   torch::optim::Optimizer& optimizer_;
@@ -33,6 +34,9 @@ class StateWitness {
   // The sum of the entries' addresses, so that another entry for the same parameter is seen too.
   uint64_t sum_ = 0;
   size_t groups_ = 0;  // that were entered
+  // The map's, while they are looked at; kept, as memory for 10,000 is asked for right behind a backward that has let go of
+  // many small pieces, all of which the allocator sorts then.
+  std::vector<torch::optim::OptimizerParamState*> entries_;
 };
 
 }  // namespace zeropage

@@ -59,10 +59,6 @@ ZEROPAGE_SET_ELEMENT float quantise_block(const float* values, uint32_t largest,
   return block.scale;
 }
 
-// How far ahead a block is fetched: a page of fp32, where the processor's own fetching stops. The
-// arithmetic of a block is too long for the blocks after it to come in behind it by themselves.
-constexpr int64_t kAheadNumel = 1024;
-
 // The states of a block between codes and codes.
 struct BlockInFp32 {
   alignas(64) float states[kMostStates][kStateBlockNumel];

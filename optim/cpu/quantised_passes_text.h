@@ -5,6 +5,10 @@
 namespace zeropage::offload::cpu {
 namespace {
 
+// How far ahead a block is fetched: a page of fp32, where the processor's own fetching stops. The
+// arithmetic of a block is too long for the blocks after it to come in behind it by themselves.
+constexpr int64_t kAheadNumel = 1024;
+
 constexpr int64_t kCacheLineBytes = 64;
 
 // Past the end of memory it does nothing.

@@ -15,6 +15,10 @@
 namespace zeropage::offload::cpu {
 namespace {
 
+// How far ahead a turn asks for what it reads, a line for each group: two blocks. Farther, it would more often ask in a page of
+// memory that the processor has not looked up yet.
+constexpr int64_t kAheadNumel = 2 * kStateBlockNumel;
+
 // What a turn does to one state. By value: a store of codes could change what is reached through a pointer.
 struct TurnOfState {
   const uint8_t* next_codes = nullptr;

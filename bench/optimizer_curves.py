@@ -20,7 +20,7 @@ from report import print_table
 from runs import add_measuring_flags, check_files, check_measuring_flags, data_in, measure, write_figures
 
 # The middle of the grid.
-RATES = {"adamw": 4e-4, "muon": 2e-2, "lamb": 1e-2, "adafactor": 3e-2}
+RATES = {"adamw": 4e-4, "muon": 1.28e-3, "lamb": 1e-2, "adafactor": 3e-2}
 COLOURS = {"adamw": "#4060a0", "muon": "#b04040", "lamb": "#508040", "adafactor": "#a07020"}
 DEFAULTS = {"ranks": 1, "d_model": 512, "layers": 8, "heads": 8, "sequence": 128, "batch": 2, "steps": 300, "threads": 1}
 # Steps whose mean is a point of a curve.

@@ -338,6 +338,10 @@ Script random_script(uint64_t seed) {
   // Rules of whole tensors are for fp32, or have masters of it.
   if (script.values != Values::kDouble && !has_slices && dice.one_in(3)) {
     script.rule = dice.any_of({Rule::kLamb, Rule::kMuon, Rule::kAdafactor});
+    // Its rows and columns are those of contiguous parameters; others are refused.
+    if (script.rule == Rule::kAdafactor && has(script.units, Kind::kStrided)) {
+      script.rule = Rule::kLamb;
+    }
   }
   choose_states(dice, script);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);

@@ -16,6 +16,7 @@
 #include "tools/plan/decoder.h"
 #include "tools/plan/decoder_shape.h"
 #include "tools/plan/plan_json.h"
+#include "zeropage/adafactor.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
 #include "zeropage/lamb.h"
@@ -138,7 +139,8 @@ void add_flags(CLI::App& app, Request& request) {
             "Memory of a host, for all of its ranks [no limit]");
   add_bytes(app, "--nvme", request.world.nvme_bytes, "Bytes of a host's disks [no limit]");
   app.add_option("--optimizer", request.optimizer, "Optimizer: LibTorch's class, ours for lion")
-      ->check(CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad", "muon", "lamb"}))
+      ->check(
+          CLI::IsMember({"adamw", "adam", "sgd", "lion", "adagrad", "muon", "lamb", "adafactor"}))
       ->capture_default_str();
   Options& training = request.options.training;
   add_dtype(app, "--compute-dtype", training.compute_dtype,
@@ -175,6 +177,7 @@ MakeOptimizer optimizer_of(const std::string& name) {
   if (name == "sgd") return &make_optimizer<SGD>;
   if (name == "lion") return &make_optimizer<Lion>;
   if (name == "lamb") return &make_optimizer<Lamb>;
+  if (name == "adafactor") return &make_optimizer<Adafactor>;
   if (name == "muon") {
     return [](DistributedDataParallel<Decoder>& model) -> std::unique_ptr<ShardedOptimizer> {
       return std::make_unique<Optimizer<Muon>>(
@@ -185,7 +188,8 @@ MakeOptimizer optimizer_of(const std::string& name) {
 }
 
 int64_t states_of(const std::string& optimizer) {
-  if (optimizer == "sgd") return 0;
+  // Adafactor's, as if all were large matrices.
+  if (optimizer == "sgd" || optimizer == "adafactor") return 0;
   // Muon's one, as if all were matrices.
   return optimizer == "adamw" || optimizer == "adam" || optimizer == "lamb" ? 2 : 1;
 }

@@ -13,6 +13,7 @@
 
 #include "zeropage/event_sink.h"
 #include "zeropage/fit.h"
+#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
 #include "zeropage/parallel_layers.h"

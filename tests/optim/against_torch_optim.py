@@ -7,6 +7,7 @@ PyTorch's Muon iterates in bf16; here its own code does so in fp32, since bf16 a
 difference of the values after each ten steps; exits with 1 where one is above 1e-6.
 """
 
+import ctypes
 import subprocess
 import sys
 import warnings
@@ -41,8 +42,8 @@ def pythons(name, value, gradients):
 def ours(program, name, value, gradients):
     shape = list(value.shape) + [0] * (2 - value.dim())
     numbers = torch.cat([value.view(-1), *(gradient.reshape(-1) for gradient in gradients)])
-    result = subprocess.run([program, name, *map(str, shape), str(len(gradients))], input=bytes(numbers.untyped_storage()),
-                            stdout=subprocess.PIPE, check=True)
+    result = subprocess.run([program, name, *map(str, shape), str(len(gradients))], check=True, stdout=subprocess.PIPE,
+                            input=ctypes.string_at(numbers.data_ptr(), numbers.nbytes))
     return torch.frombuffer(bytearray(result.stdout), dtype=torch.float32).view(len(gradients), *value.shape)
 
 

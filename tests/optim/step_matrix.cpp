@@ -11,17 +11,17 @@
 #include <string>
 #include <vector>
 
-#include <torch/torch.h>
+#include <ATen/ATen.h>
+#include <torch/optim/optimizer.h>
 
 #include "zeropage/adafactor.h"
 #include "zeropage/muon.h"
 
 namespace {
 
-std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& name,
-                                                      torch::Tensor value) {
+std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& name, at::Tensor value) {
   using namespace zeropage;
-  const std::vector<torch::Tensor> parameters = {std::move(value)};
+  const std::vector<at::Tensor> parameters = {std::move(value)};
   if (name == "muon") return std::make_unique<Muon>(parameters, MuonOptions(0.02));
   if (name == "muon-match") {
     return std::make_unique<Muon>(
@@ -34,7 +34,7 @@ std::unique_ptr<torch::optim::Optimizer> optimizer_of(const std::string& name,
   throw std::invalid_argument("no optimizer " + name);
 }
 
-void read(const torch::Tensor& to) {
+void read(const at::Tensor& to) {
   const auto numel = static_cast<size_t>(to.numel());
   if (std::fread(to.data_ptr<float>(), sizeof(float), numel, stdin) != numel) {
     throw std::runtime_error("the input ends too soon");
@@ -45,11 +45,11 @@ int run(const std::vector<std::string>& words) {
   const int64_t columns = std::stoll(words.at(2));
   std::vector<int64_t> sizes = {std::stoll(words.at(1))};
   if (columns > 0) sizes.push_back(columns);
-  torch::Tensor value = torch::empty(sizes);
+  at::Tensor value = at::empty(sizes);
   read(value);
   value.requires_grad_();
   const auto optimizer = optimizer_of(words.at(0), value);
-  value.mutable_grad() = torch::empty(sizes);
+  value.mutable_grad() = at::empty(sizes);
   for (int64_t step = 0; step < std::stoll(words.at(3)); ++step) {
     read(value.mutable_grad());
     optimizer->step();

@@ -3,7 +3,7 @@
 
     against_transformers.py PRINT_LOGITS FOLDER
 
-Needs torch, transformers, peft and safetensors. For a small random model of each kind it compares the logits of a model that
+Needs torch, transformers, peft, safetensors and jinja2. For a small random model of each kind it compares the logits of a model that
 transformers wrote, of one that we wrote, of adapters that peft wrote, of those merged by us, and of adapters that we wrote. Prints the largest
 differences; exits with 1 where one is above 1e-4.
 """

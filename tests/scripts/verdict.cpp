@@ -26,6 +26,10 @@ bool retains(const Script& script) {
   return has_any(script, [](Does does) { return does == Does::kBackwardTwice; });
 }
 
+bool clips_in_pipelines(const Script& script) {
+  return script.has_pipelines && has_any(script, [](Does does) { return does == Does::kClip; });
+}
+
 bool unfreezes(const Script& script) {
   return has_any(script, [](Does does) { return does == Does::kUnfreeze; });
 }
@@ -97,6 +101,8 @@ const std::vector<Refusal>& refusals() {
       // The fused loss.
       {"expected one backward, got a second one over a retained graph", "docs/troubleshooting.md",
        &retains},
+      // LibTorch's clip on a stage, of which another has no gradients.
+      {"have been multiplied by", "docs/troubleshooting.md", &clips_in_pipelines},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

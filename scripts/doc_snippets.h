@@ -11,9 +11,9 @@
 
 #include <torch/torch.h>
 
+#include "zeropage/adafactor.h"
 #include "zeropage/event_sink.h"
 #include "zeropage/fit.h"
-#include "zeropage/adafactor.h"
 #include "zeropage/lamb.h"
 #include "zeropage/muon.h"
 #include "zeropage/parallel_layers.h"

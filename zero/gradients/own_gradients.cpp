@@ -65,7 +65,7 @@ void OwnGradients::check_alike(const c10::OperatorName& operation) const {
     if (flat.numel() == 0 || flat.is_meta()) continue;
     for (const uint64_t of : hashes_of_values({flat})) hash = hash * 0x9E3779B97F4A7C15ULL + of;
   }
-  // As many bits as a double has for whole numbers.
+  // A hash is cut to 53 bits, so that a double has all of them.
   const auto told = static_cast<double>(hash >> 11);
   const comm::World& world = reducer_->world();
   const double most = world.max(told);

@@ -229,6 +229,8 @@ void choose_values(Dice& dice, Script& script) {
 void leave_the_wrapper_out(Dice& dice, Script& script) {
   const bool is_low = script.values == Values::kBFloat16 || script.values == Values::kHalf;
   if (is_low || script.optimizers > 1 || has_buffers(script)) return;
+  // Without the wrapper a parameter's number is that among the groups' parameters.
+  if (script.states == States::kBFloat16) return;
   for (Setting& setting : script.settings) {
     if (setting.tensor > 1 || dice.one_in(3)) continue;
     setting.is_alone = true;
@@ -236,6 +238,14 @@ void leave_the_wrapper_out(Dice& dice, Script& script) {
     setting.parameters = Left::kDevice;
     if (setting.stage == 0) setting.shard_within = 0;
   }
+}
+
+// Rounded at random by the seed, the step and the element, so they have a twin.
+void choose_states(Dice& dice, Script& script) {
+  if (script.values == Values::kDouble || script.beside != Beside::kTwin) return;
+  // A stage rounds a parameter by its number there.
+  if (script.has_pipelines || script.rule == Rule::kAdafactor) return;
+  if (dice.one_in(3)) script.states = States::kBFloat16;
 }
 
 // A step in backward needs an optimizer that leaves the device. A loss scale that changes, as in fp16, looks at all gradients.
@@ -331,6 +341,7 @@ Script random_script(uint64_t seed) {
       script.rule = Rule::kLamb;
     }
   }
+  choose_states(dice, script);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
   if (!pipelines && dice.one_in(4)) choose_when(script);
   const bool looks = when_of(script) == When::kInStep;

@@ -1,14 +1,14 @@
 #include <optional>
 
-#include "tests/scripts/our_rank.h"
+#include "tests/scripts/loop_rank.h"
 
 namespace zeropage::scripts {
 namespace {
 
-class WholeRank final : public OurRank {
+class WholeRank final : public LoopRank {
  public:
   WholeRank(const Script& script, const Setting& setting, const Mesh& mesh)
-      : OurRank(script, setting, mesh) {}
+      : LoopRank(script, setting, mesh) {}
 
  private:
   void wrap(const std::string& folder, const Begin& begin) override {
@@ -21,67 +21,19 @@ class WholeRank final : public OurRank {
       model_.emplace(module_, mesh_["data"], options);
     }
     make_optimizers(*model_);
-    if (script_.accumulation.is_on) accumulator_.emplace(*model_, accumulator_options());
+    make_accumulator();
   }
   ModelRef model() override { return *model_; }
   TrainedModule trained() override { return *model_; }
   torch::OrderedDict<std::string, at::Tensor> values() override { return full_state(*model_); }
   bool has(const torch::Tensor& /*parameter*/) const override { return true; }
-
-  torch::Tensor forward(const Sample& sample, int units) {
-    return forward_under(
-        [&] { return (*model_)(of_dtype(sample.x), sample.words, units, pass_, rank()); });
+  torch::Tensor outputs(const Sample& sample, int units) override {
+    return (*model_)(of_dtype(sample.x), sample.words, units, pass_, rank());
   }
-
-  void backward(const Action& action, bool syncs) override {
-    if (!syncs) {
-      const NoSync no_sync = model_->no_sync();
-      return backward(action, /*syncs=*/true);
-    }
-    const Sample sample = sample_of(script_.seed, pass_, rank());
-    const torch::Tensor loss = loss_of(forward(sample, units_of(action)), sample) * action.value;
-    if (!loss.requires_grad()) return;
-    if (action.does == Does::kBackwardTwice) loss.backward({}, /*keep_graph=*/true);
-    loss.backward();
-  }
-
-  void micro_batches(int count, int units) override {
-    if (accumulator_->micro_step() == 0) accumulator_->set_micro_steps(micro_batches_ahead());
-    for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
-      const Sample sample = sample_of(script_.seed, pass_, rank());
-      torch::Tensor loss = loss_of(forward(sample, units), sample) * factor_of(pass_, rank());
-      // Where all is frozen; one that nothing trains is refused.
-      if (!loss.requires_grad()) loss = loss.detach().requires_grad_(true);
-      accumulator_->backward(loss, weight_of(pass_, rank()));
-    }
-  }
-  StepReport step_all() override {
-    if (optimizers_.size() == 1) return accumulator_->step(*optimizers_[0]);
-    return accumulator_->step(*optimizers_[0], *optimizers_[1]);
-  }
-  torch::Tensor loss() const override { return accumulator_->loss(); }
-  void abandon() override { accumulator_->abandon(); }
-
-  void throw_in_forward(int unit) override {
-    module_->throw_behind(unit);
-    try {
-      forward(sample_of(script_.seed, pass_, rank()), static_cast<int>(script_.units.size()));
-    } catch (const std::runtime_error& error) {
-      if (std::string(error.what()) != "thrown on purpose") throw;
-    }
-  }
-
-  torch::Tensor evaluate() override {
-    const torch::NoGradGuard no_grad;
-    model_->eval();
-    const torch::Tensor outputs =
-        forward(sample_of(script_.seed + 1, pass_, 0), static_cast<int>(script_.units.size()));
-    model_->train();
-    return outputs;
-  }
+  NoSync no_sync() override { return model_->no_sync(); }
+  void set_training(bool is_on) override { model_->train(is_on); }
 
   std::optional<DistributedDataParallel<std::shared_ptr<ComposedModule>>> model_;
-  std::optional<Accumulator> accumulator_;
 };
 
 }  // namespace

@@ -1,0 +1,57 @@
+#include "tests/scripts/loop_rank.h"
+
+#include <string>
+
+namespace zeropage::scripts {
+
+torch::Tensor LoopRank::forward(const Sample& sample, int units) {
+  return forward_under([&] { return outputs(sample, units); });
+}
+
+void LoopRank::backward(const Action& action, bool syncs) {
+  if (!syncs) {
+    const NoSync guard = no_sync();
+    return backward(action, /*syncs=*/true);
+  }
+  const Sample sample = sample_of(script_.seed, pass_, rank());
+  const torch::Tensor loss = loss_of(forward(sample, units_of(action)), sample) * action.value;
+  if (!loss.requires_grad()) return;
+  if (action.does == Does::kBackwardTwice) loss.backward({}, /*keep_graph=*/true);
+  loss.backward();
+}
+
+void LoopRank::micro_batches(int count, int units) {
+  if (accumulator_->micro_step() == 0) accumulator_->set_micro_steps(micro_batches_ahead());
+  for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
+    const Sample sample = sample_of(script_.seed, pass_, rank());
+    torch::Tensor loss = loss_of(forward(sample, units), sample) * factor_of(pass_, rank());
+    // Where all is frozen; one that nothing trains is refused.
+    if (!loss.requires_grad()) loss = loss.detach().requires_grad_(true);
+    accumulator_->backward(loss, weight_of(pass_, rank()));
+  }
+}
+
+StepReport LoopRank::step_all() {
+  if (optimizers_.size() == 1) return accumulator_->step(*optimizers_[0]);
+  return accumulator_->step(*optimizers_[0], *optimizers_[1]);
+}
+
+void LoopRank::throw_in_forward(int unit) {
+  module_->throw_behind(unit);
+  try {
+    forward(sample_of(script_.seed, pass_, rank()), static_cast<int>(script_.units.size()));
+  } catch (const std::runtime_error& error) {
+    if (std::string(error.what()) != "thrown on purpose") throw;
+  }
+}
+
+torch::Tensor LoopRank::evaluate() {
+  const torch::NoGradGuard no_grad;
+  set_training(false);
+  const torch::Tensor outputs =
+      forward(sample_of(script_.seed + 1, pass_, 0), static_cast<int>(script_.units.size()));
+  set_training(true);
+  return outputs;
+}
+
+}  // namespace zeropage::scripts

@@ -59,6 +59,8 @@ GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, B
   accumulation_.is_in_micro_step_ = true;
   accumulation_.sums_.clear();
   plan.op = between_.op;
+  // Its reduction completes the sums, also where its backward comes by no parameter that trains.
+  if (plan.part == StepPart::kLastMicroStep) reducer_.begin_cycle();
   reducer_.set_plan(plan);
 }
 

@@ -5,13 +5,17 @@
 
 PyTorch's Muon iterates in bf16; here its own code does so in fp32, since bf16 alone would be 1e-2 apart. Prints the largest relative
 difference of the values after each ten steps; exits with 1 where one is above 1e-6.
+
+The wheel of torch is linked with CUDA's libraries. Their stand-ins have no functions, so what needs one is bound when it is called.
 """
 
 import ctypes
+import os
 import subprocess
 import sys
 import warnings
 
+sys.setdlopenflags(os.RTLD_LAZY)
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import torch  # noqa: E402
 

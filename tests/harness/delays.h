@@ -2,7 +2,9 @@
 // that forgets to wait for a Pending then reads bytes that are not there yet.
 #pragma once
 
+#include <functional>
 #include <random>
+#include <string>
 #include <thread>
 
 #include "comm/detail/progress_thread.h"
@@ -13,9 +15,12 @@ namespace zeropage::testing {
 
 class DelayedCommunicator final : public comm::Communicator {
  public:
-  DelayedCommunicator(std::unique_ptr<comm::Communicator> inner, std::chrono::milliseconds longest)
+  // on_send: called in each send(), before it is late.
+  DelayedCommunicator(std::unique_ptr<comm::Communicator> inner, std::chrono::milliseconds longest,
+                      std::function<void(const std::string& what)> on_send = {})
       : Communicator(inner->rank(), inner->size()),
         inner_(std::move(inner)),
+        on_send_(std::move(on_send)),
         random_(static_cast<unsigned>(rank())),
         milliseconds_(0, static_cast<int>(longest.count())) {}
 
@@ -63,6 +68,7 @@ class DelayedCommunicator final : public comm::Communicator {
     return late({}, [=, this] { return inner_->barrier(what); });
   }
   Pending start_send(const Tensor& t, int to_rank, std::string what) override {
+    if (on_send_) on_send_(what);
     return late(t, [=, this] { return inner_->send(t, to_rank, what); });
   }
   Pending start_recv(const Tensor& t, int from_rank, std::string what) override {
@@ -83,6 +89,7 @@ class DelayedCommunicator final : public comm::Communicator {
   comm::WireTraffic sent() const override { return inner_->wire_traffic(); }
 
   const std::unique_ptr<comm::Communicator> inner_;
+  const std::function<void(const std::string& what)> on_send_;
   const memory::Stream stream_ = memory::Stream::another(device());
   std::mt19937 random_;
   std::uniform_int_distribution<int> milliseconds_;

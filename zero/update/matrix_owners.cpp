@@ -7,6 +7,24 @@
 namespace zeropage {
 namespace {
 
+// A bucket is as long as its dearest matrix, so small ones balance worse.
+constexpr int64_t kBucketsBesideMessages = 4;
+constexpr int64_t kLeastMatricesOfRank = 4;
+
+int64_t bucket_count(const std::vector<PageOfMatrices>& pages, int ranks, int64_t bucket_numel) {
+  int64_t numel = 0;
+  int64_t matrices = 0;
+  for (const PageOfMatrices& page : pages) {
+    numel += page.numel;
+    matrices += static_cast<int64_t>(page.matrices.size());
+  }
+  const int64_t full =
+      std::llround(static_cast<double>(numel) / (static_cast<double>(bucket_numel) * ranks));
+  const int64_t beside_messages =
+      ranks == 1 ? 1 : std::min(kBucketsBesideMessages, matrices / (kLeastMatricesOfRank * ranks));
+  return std::max({int64_t{1}, full, beside_messages});
+}
+
 void assign_owners(std::vector<OwnedMatrix>& matrices, std::vector<double>& loads) {
   std::vector<OwnedMatrix*> dearest_first;
   for (OwnedMatrix& matrix : matrices) dearest_first.push_back(&matrix);
@@ -26,9 +44,7 @@ std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& page
                                          int64_t bucket_numel) {
   int64_t all = 0;
   for (const PageOfMatrices& page : pages) all += page.numel;
-  const auto full = static_cast<double>(bucket_numel) * ranks;
-  // Alike, since a bucket of a few is as long as its dearest matrix.
-  const int64_t count = std::max<int64_t>(1, std::llround(static_cast<double>(all) / full));
+  const int64_t count = bucket_count(pages, ranks, bucket_numel);
   std::vector<MatrixBucket> buckets;
   int64_t numel = 0;
   for (size_t page = 0; page < pages.size(); ++page) {

@@ -30,11 +30,12 @@ struct MatrixBucket {
   std::vector<OwnedMatrix> matrices = {};
 };
 
-// Elements of a bucket, for each rank: 64 MiB in fp32. Fewer balance worse: a bucket has few matrices for many ranks.
-inline constexpr int64_t kBucketNumel = int64_t{16} << 20;
+// Elements of a bucket, for each rank: 32 MiB in fp32.
+inline constexpr int64_t kBucketNumel = int64_t{8} << 20;
 
-// pages: the owners of their matrices are not known yet. As many buckets as have about that many elements a rank
-// each; a page is in one.
+// pages: the owners of their matrices are not known yet. Makes as many buckets as have about that many elements a rank each.
+// Several ranks have at least four buckets where that leaves each rank four matrices of a bucket, so that messages travel beside
+// the work; with fewer matrices, fewer buckets. A page is in one.
 std::vector<MatrixBucket> matrix_buckets(const std::vector<PageOfMatrices>& pages, int ranks,
                                          int64_t bucket_numel = kBucketNumel);
 

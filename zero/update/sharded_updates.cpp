@@ -31,6 +31,7 @@ ShardedUpdates::ShardedUpdates(ShardedModel parameters, torch::optim::Optimizer&
   note_facts();
   // Last: what it leaves with the reducer is taken back by its destructor alone.
   pipeline_ = std::make_unique<StepPipeline>(parameters_, groups_, *updates_, factory_.algorithm());
+  check_memory_holds_step();
 }
 
 ShardedUpdates::~ShardedUpdates() = default;
@@ -97,6 +98,14 @@ void ShardedUpdates::check_memory_holds_states() const {
     check_host_holds(pages.world(), "the offloaded optimizer state",
                      states[memory::Tier::kHost].total(), memory::read_host_memory());
   }
+}
+
+void ShardedUpdates::check_memory_holds_step() const {
+  if (!factory_.algorithm().tensors) return;
+  const BytePlan& plan = parameters_.pages->plan();
+  check_limits_hold(
+      parameters_.pages->world(), parameters_.options, c10::str("a step of ", class_name()),
+      plan.held_with_gradients(states_of_a_parameter()), pipeline_->transient_bytes());
 }
 
 void ShardedUpdates::check_whole(const char* who) const {

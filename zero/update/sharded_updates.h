@@ -82,6 +82,7 @@ class ShardedUpdates {
  private:
   void check_class_takes_options(const torch::optim::Optimizer& optimizer) const;
   void check_memory_holds_states() const;
+  void check_memory_holds_step() const;
   void note_facts() const;
   void check_whole(const char* who) const;
   void begin_visit();

@@ -125,25 +125,25 @@ void StepPipeline::update_on_device(const OfPage& of_page, const HasGradient& ha
 void StepPipeline::run_in_buckets(const HasGradient& has_gradient,
                                   const offload::GradientFactors& factors,
                                   std::vector<comm::Pending>& in_flight) const {
-  for (const MatrixBucket& bucket : tensors_->buckets()) {
-    const std::vector<Directions> directions = tensors_->make(bucket, has_gradient, factors);
-    const auto for_each_page = [&](const auto& visit) {
-      for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
-        visit(updates_.all()[at], directions[at - bucket.first_page]);
-      }
-    };
-    for_each_page([&](const OfPage& of_page, const Directions& of) {
-      if (of_page.part) start_offloaded(of_page, has_gradient, factors.scale, of);
-    });
-    for_each_page([&](const OfPage& of_page, const Directions& of) {
-      if (of_page.part) {
-        updates_.steps()->take(*of_page.part);
-      } else {
-        update_on_device(of_page, has_gradient, factors, of);
-      }
-      in_flight.push_back(parameters_.memory->start_gather(of_page.page));
-    });
-  }
+  tensors_->run(has_gradient, factors,
+                [&](const MatrixBucket& bucket, const std::vector<Directions>& directions) {
+                  const auto for_each_page = [&](const auto& visit) {
+                    for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+                      visit(updates_.all()[at], directions[at - bucket.first_page]);
+                    }
+                  };
+                  for_each_page([&](const OfPage& of_page, const Directions& of) {
+                    if (of_page.part) start_offloaded(of_page, has_gradient, factors.scale, of);
+                  });
+                  for_each_page([&](const OfPage& of_page, const Directions& of) {
+                    if (of_page.part) {
+                      updates_.steps()->take(*of_page.part);
+                    } else {
+                      update_on_device(of_page, has_gradient, factors, of);
+                    }
+                    in_flight.push_back(parameters_.memory->start_gather(of_page.page));
+                  });
+                });
 }
 
 void StepPipeline::run(const std::vector<uint8_t>& has_gradient,

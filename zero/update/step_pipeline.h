@@ -1,8 +1,8 @@
 // The order in which a step's updates are made and their values travel: offloaded pages are begun first,
 // or were in backward, then each page is updated, and its new values are gathered while the next one is.
 //
-// Where updates read whole tensors, pages go in buckets: the first pass of all of a bucket's, then the same with the second one
-// (zero/update/tensor_passes.h).
+// Where updates read whole tensors, pages go in buckets: the first pass of all of a bucket's, then the same with the second one,
+// while the buckets behind it have their first (zero/update/tensor_passes.h).
 //
 // With StepWhen::kInBackward and kOneStepLate it follows gradients into the middle of a backward.
 //
@@ -35,6 +35,9 @@ class StepPipeline {
   void adopt() {
     if (tensors_) tensors_->adopt();
   }
+
+  // What it holds at most beyond what persists; 0 where updates have one pass.
+  int64_t transient_bytes() const { return tensors_ ? tensors_->transient_bytes() : 0; }
 
   // Updates what this rank owns, with gradients that are multiplied by the scale, and returns when all
   // whole parameters are new on this rank; sharded ones come when they are used. Collective.

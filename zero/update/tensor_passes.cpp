@@ -17,6 +17,26 @@ namespace zeropage {
 
 using Sums = offload::TensorForm::Sums;
 
+namespace {
+
+constexpr auto kWords = static_cast<int64_t>(offload::ExactSum::kWords);
+constexpr int64_t kSumsWords = 2 * kWords;  // of a parameter
+
+// visit(sum, its words), with words of [kSumsWords] for each of the parameters.
+template <typename Visit>
+void for_each_sum(std::vector<Sums>& sums, const std::vector<size_t>& parameters,
+                  const at::Tensor& words, const Visit& visit) {
+  int64_t* at = words.mutable_data_ptr<int64_t>();
+  for (const size_t index : parameters) {
+    for (auto Sums::*const which : {&Sums::values, &Sums::directions}) {
+      visit(sums[index].*which, at);
+      at += kWords;
+    }
+  }
+}
+
+}  // namespace
+
 TensorPasses::TensorPasses(ShardedModel parameters, const ParameterGroups& groups,
                            const PageUpdates& updates, const UpdateAlgorithm& algorithm)
     : parameters_(std::move(parameters)),
@@ -136,6 +156,49 @@ void TensorPasses::find_buckets() {
   buckets_ = matrix_buckets(pages, ranks, bucket);
 }
 
+int64_t TensorPasses::bytes_of_directions(const MatrixBucket& bucket) const {
+  const c10::Device compute = parameters_.pages->world().communicator().device();
+  int64_t numel = 0;
+  for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
+    const KnownPage& known = known_pages_[at];
+    if (!known.has_directions || known.device != compute) continue;
+    numel += parameters_.pages->owned(updates_.all()[at].page).numel();
+  }
+  return numel * static_cast<int64_t>(sizeof(float));
+}
+
+MatrixBytes TensorPasses::bytes_of_matrices(const MatrixBucket& bucket) const {
+  const c10::Device device = parameters_.pages->world().communicator().device();
+  return matrix_bytes(*parameters_.pages, bucket.matrices, [&](const OwnedMatrix& matrix) {
+    return MatrixPlace{
+        .wire_dtype = form().wire_dtype(options_of(matrix.parameter), device),
+        .is_on_device =
+            known_pages_[static_cast<size_t>(
+                             updates_.find(parameters_.pages->parameters()[matrix.parameter].page) -
+                             updates_.all().data())]
+                .device == device};
+  });
+}
+
+// When a bucket's own matrices are transformed and depart.
+int64_t TensorPasses::transient_bytes() const {
+  int64_t most = 0;
+  for (size_t now = 0; now < buckets_.size(); ++now) {
+    const MatrixBytes of_now = bytes_of_matrices(buckets_[now]);
+    int64_t bytes = bytes_of_directions(buckets_[now]) + of_now.whole + of_now.from_owners;
+    if (now > 0) {
+      bytes +=
+          bytes_of_directions(buckets_[now - 1]) + bytes_of_matrices(buckets_[now - 1]).from_owners;
+    }
+    if (now + 1 < buckets_.size()) {
+      bytes +=
+          bytes_of_directions(buckets_[now + 1]) + bytes_of_matrices(buckets_[now + 1]).to_owners;
+    }
+    most = std::max(most, bytes);
+  }
+  return most;
+}
+
 void TensorPasses::find_pages() {
   const c10::Device compute = parameters_.pages->world().communicator().device();
   known_pages_.clear();
@@ -153,28 +216,58 @@ void TensorPasses::find_pages() {
   }
 }
 
-std::vector<Directions> TensorPasses::make(const MatrixBucket& bucket,
-                                           const HasGradient& has_gradient,
-                                           const offload::GradientFactors& factors) {
+void TensorPasses::run(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+                       const SecondPass& second_pass) {
+  std::unique_ptr<BucketUnderWay> next;
+  std::unique_ptr<BucketUnderWay> last;
+  for (size_t at = 0; at < buckets_.size(); ++at) {
+    std::unique_ptr<BucketUnderWay> now =
+        next ? std::move(next) : begin(buckets_[at], has_gradient, factors);
+    if (at + 1 < buckets_.size()) next = begin(buckets_[at + 1], has_gradient, factors);
+    if (now->exchange) {
+      const memory::OwnerScope owner("optimizer", "whole matrices");
+      now->exchange->transform();
+    }
+    if (last) finish(*last, second_pass);
+    last = std::move(now);
+  }
+  if (last) finish(*last, second_pass);
+}
+
+std::unique_ptr<TensorPasses::BucketUnderWay> TensorPasses::begin(
+    const MatrixBucket& bucket, const HasGradient& has_gradient,
+    const offload::GradientFactors& factors) {
+  auto under_way = std::make_unique<BucketUnderWay>();
+  under_way->bucket = &bucket;
   const std::vector<at::Tensor> gradients = sum_factors(bucket, has_gradient, factors);
-  std::vector<at::Tensor> directions;
   for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
     for (const size_t index : parameters_.pages->parameters().of_page(updates_.all()[at].page)) {
       sums_[index] = {};
     }
     const at::Tensor& known = gradients[at - bucket.first_page];
-    directions.push_back(first_pass(at, known, has_gradient, factors));
+    under_way->directions.push_back(first_pass(at, known, has_gradient, factors));
   }
-  exchange(bucket, has_gradient, directions);
-  sum_over_ranks(bucket, has_gradient);
-  std::vector<Directions> made;
-  for (at::Tensor& of_page : directions) {
+  under_way->exchange = exchange_of(*under_way, has_gradient);
+  if (under_way->exchange) {
+    const memory::OwnerScope owner("optimizer", "whole matrices");
+    under_way->exchange->begin();
+  }
+  under_way->sums = start_sums(bucket, has_gradient);
+  return under_way;
+}
+
+void TensorPasses::finish(BucketUnderWay& under_way, const SecondPass& second_pass) {
+  if (under_way.exchange) under_way.exchange->finish();
+  under_way.exchange.reset();
+  take_sums(under_way.sums);
+  std::vector<Directions> directions;
+  for (at::Tensor& of_page : under_way.directions) {
     const auto factor = [this](size_t parameter) {
       return form().factor(options_of(parameter), sizes_of(parameter), sums_[parameter]);
     };
-    made.push_back({.values = std::move(of_page), .factor = factor});
+    directions.push_back({.values = std::move(of_page), .factor = factor});
   }
-  return made;
+  second_pass(*under_way.bucket, directions);
 }
 
 // This rank's part of the page's, where the page is updated.
@@ -251,11 +344,12 @@ void TensorPasses::make_directions(size_t page, const at::Tensor& gradient,
   add_squares(sums, directions, &Sums::directions);
 }
 
-void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,
-                            const std::vector<at::Tensor>& directions) const {
+// under_way: as long as the exchange.
+std::unique_ptr<MatrixExchange> TensorPasses::exchange_of(const BucketUnderWay& under_way,
+                                                          const HasGradient& has_gradient) const {
   const c10::Device device = parameters_.pages->world().communicator().device();
   std::vector<MatrixExchange::Matrix> matrices;
-  for (const OwnedMatrix& owned : bucket.matrices) {
+  for (const OwnedMatrix& owned : under_way.bucket->matrices) {
     if (!has_gradient(owned.parameter)) continue;
     const torch::optim::OptimizerOptions& options = options_of(owned.parameter);
     matrices.push_back({.parameter = owned.parameter,
@@ -265,12 +359,12 @@ void TensorPasses::exchange(const MatrixBucket& bucket, const HasGradient& has_g
                           form().transform(options, matrix);
                         }});
   }
-  if (matrices.empty()) return;
-  const memory::OwnerScope owner("optimizer", "whole matrices");
-  MatrixExchange(*parameters_.pages).run(matrices, [&](size_t page) {
-    const OfPage* const first = updates_.all().data() + bucket.first_page;
-    return directions[static_cast<size_t>(updates_.find(page) - first)];
-  });
+  if (matrices.empty()) return nullptr;
+  return std::make_unique<MatrixExchange>(
+      *parameters_.pages, std::move(matrices), [this, &under_way](size_t page) {
+        const OfPage* const first = updates_.all().data() + under_way.bucket->first_page;
+        return under_way.directions[static_cast<size_t>(updates_.find(page) - first)];
+      });
 }
 
 TensorPasses::SumsOfPage TensorPasses::sums_of(const OfPage& of_page,
@@ -310,41 +404,41 @@ void TensorPasses::add_squares(const SumsOfPage& of_page, const at::Tensor& flat
 }
 
 // Parameters that are one rank's need no message.
-void TensorPasses::sum_over_ranks(const MatrixBucket& bucket, const HasGradient& has_gradient) {
+TensorPasses::SharedSums TensorPasses::start_sums(const MatrixBucket& bucket,
+                                                  const HasGradient& has_gradient) {
   const ParameterPages& pages = *parameters_.pages;
   const comm::World& world = pages.shards();
-  if (world.size() == 1 || pages.plan().ownership() == Ownership::kWholePage) return;
-  std::vector<size_t> shared;
+  if (world.size() == 1 || pages.plan().ownership() == Ownership::kWholePage) return {};
+  SharedSums shared;
   for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
     const size_t page = updates_.all()[at].page;
     for (const size_t index : pages.parameters().of_page(page)) {
       if (group_of_[index] < 0 || reads(index) != UpdateReads::kSums) continue;
-      if (has_gradient(index) && !pages.parameters()[index].range.empty()) shared.push_back(index);
+      if (!has_gradient(index) || pages.parameters()[index].range.empty()) continue;
+      shared.parameters.push_back(index);
     }
   }
-  if (shared.empty()) return;
-  constexpr auto kWords = static_cast<int64_t>(offload::ExactSum::kWords);
-  const at::Tensor words =
-      at::zeros({static_cast<int64_t>(shared.size()) * 2 * kWords}, at::TensorOptions(at::kLong));
-  const auto for_each_sum = [&](const auto& visit) {
-    int64_t* at = words.mutable_data_ptr<int64_t>();
-    for (const size_t index : shared) {
-      for (auto Sums::*const which : {&Sums::values, &Sums::directions}) {
-        visit(sums_[index].*which, at);
-        at += kWords;
-      }
-    }
-  };
-  for_each_sum(
-      [](const offload::ExactSum& sum, int64_t* to) { std::ranges::copy(sum.words(), to); });
-  comm::Communicator& communicator = world.communicator();
-  const at::Tensor there = words.to(communicator.device());
-  communicator.all_reduce(there, comm::ReduceOp::kSum, "sums over tensors").wait();
-  if (there.is_meta()) return;
-  words.copy_(there);
-  for_each_sum([](offload::ExactSum& sum, const int64_t* from) {
-    sum = offload::ExactSum::from_words(std::span<const int64_t, kWords>(from, kWords));
+  if (shared.parameters.empty()) return {};
+  const at::Tensor words = at::zeros({kSumsWords * static_cast<int64_t>(shared.parameters.size())},
+                                     at::TensorOptions(at::kLong));
+  for_each_sum(sums_, shared.parameters, words, [](const offload::ExactSum& sum, int64_t* to) {
+    std::ranges::copy(sum.words(), to);
   });
+  comm::Communicator& communicator = world.communicator();
+  shared.words = words.to(communicator.device());
+  shared.pending = communicator.all_reduce(shared.words, comm::ReduceOp::kSum, "sums over tensors");
+  return shared;
+}
+
+void TensorPasses::take_sums(const SharedSums& shared) {
+  if (shared.parameters.empty()) return;
+  shared.pending.wait();
+  if (shared.words.is_meta()) return;
+  for_each_sum(sums_, shared.parameters, shared.words.cpu(),
+               [](offload::ExactSum& sum, const int64_t* from) {
+                 sum =
+                     offload::ExactSum::from_words(std::span<const int64_t, kWords>(from, kWords));
+               });
 }
 
 }  // namespace zeropage

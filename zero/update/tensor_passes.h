@@ -4,11 +4,15 @@
 // Pages go in buckets (zero/update/matrix_owners.h). A bucket takes 4 bytes for each element that this rank updates of its
 // pages with such parameters; with matrices, as much again for those that the rank owns, and for what it sends and receives.
 //
+// Three buckets are under way at once: while the matrices of one are transformed, those of the next travel to their owners, and
+// the updates of the last one back. So a rank waits for another only where that one is a whole bucket behind.
+//
 // Lifetime: that of the optimizer, whose groups, updates and algorithm it uses. Threads: the training thread.
-// Collective: the constructor, and make() over the ranks that share the pages. Throws for parameters that the form refuses.
+// Collective: the constructor, and run() over the ranks that share the pages. Throws for parameters that the form refuses.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -17,6 +21,7 @@
 #include "optim/norm_table.h"
 #include "optim/tensor_form.h"
 #include "zero/setup/sharded_model.h"
+#include "zero/update/matrix_bytes.h"
 #include "zero/update/matrix_exchange.h"
 #include "zero/update/matrix_owners.h"
 #include "zero/update/option_words.h"
@@ -34,16 +39,33 @@ class TensorPasses {
   // when it was made.
   void adopt();
 
-  // Their pages are those of PageUpdates::all().
-  const std::vector<MatrixBucket>& buckets() const { return buckets_; }
+  // Called for each bucket in turn, whose pages are those of PageUpdates::all(), when they can have their second pass.
+  // directions: those of each page, undefined where no parameter of it has two passes.
+  using SecondPass =
+      std::function<void(const MatrixBucket& bucket, const std::vector<Directions>& directions)>;
+  // Makes the first passes. The gradients have come. has_gradient: the same on all ranks.
+  void run(const HasGradient& has_gradient, const offload::GradientFactors& factors,
+           const SecondPass& second_pass);
 
-  // Makes the first pass of the bucket's pages; their gradients have come. Returns the directions of each: undefined where no
-  // parameter of the page has two passes. has_gradient: the same on all ranks.
-  std::vector<Directions> make(const MatrixBucket& bucket, const HasGradient& has_gradient,
-                               const offload::GradientFactors& factors);
+  // What a step holds at most beyond what persists, on the device of the ranks, without what transforming a matrix takes: the
+  // first passes' results, whole matrices, and messages.
+  int64_t transient_bytes() const;
 
  private:
   using OfPage = PageUpdates::OfPage;
+
+  // Sums of a bucket's parameters on their way over the ranks; none where each rank has all of them.
+  struct SharedSums {
+    std::vector<size_t> parameters = {};
+    at::Tensor words = {};  // on the communicator's device
+    comm::Pending pending = {};
+  };
+  struct BucketUnderWay {
+    const MatrixBucket* bucket = nullptr;
+    std::vector<at::Tensor> directions = {};  // by page of the bucket
+    std::unique_ptr<MatrixExchange> exchange = {};
+    SharedSums sums = {};
+  };
 
   // What a page's sums are of: those of parameters[i] are sums i of the table, which lies where the page's directions do.
   struct SumsOfPage {
@@ -78,6 +100,8 @@ class TensorPasses {
   void find_parameters();
   void find_pages();
   void find_buckets();
+  int64_t bytes_of_directions(const MatrixBucket& bucket) const;
+  MatrixBytes bytes_of_matrices(const MatrixBucket& bucket) const;
 
   // page: of PageUpdates::all().
   at::Tensor gradient_of(size_t page) const;
@@ -87,13 +111,17 @@ class TensorPasses {
                         const offload::GradientFactors& factors);
   void make_directions(size_t page, const at::Tensor& gradient, const HasGradient& has_gradient,
                        const offload::GradientFactors& factors, const at::Tensor& directions);
-  void exchange(const MatrixBucket& bucket, const HasGradient& has_gradient,
-                const std::vector<at::Tensor>& directions) const;
+  std::unique_ptr<BucketUnderWay> begin(const MatrixBucket& bucket, const HasGradient& has_gradient,
+                                        const offload::GradientFactors& factors);
+  void finish(BucketUnderWay& under_way, const SecondPass& second_pass);
+  std::unique_ptr<MatrixExchange> exchange_of(const BucketUnderWay& under_way,
+                                              const HasGradient& has_gradient) const;
 
   SumsOfPage sums_of(const OfPage& of_page, const c10::Device& device) const;
   void add_squares(const SumsOfPage& of_page, const at::Tensor& flat,
                    offload::ExactSum offload::TensorForm::Sums::*to);
-  void sum_over_ranks(const MatrixBucket& bucket, const HasGradient& has_gradient);
+  SharedSums start_sums(const MatrixBucket& bucket, const HasGradient& has_gradient);
+  void take_sums(const SharedSums& shared);
 
   const ShardedModel parameters_;
   const ParameterGroups& groups_;

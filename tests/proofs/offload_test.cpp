@@ -21,6 +21,7 @@ using memory::Kind;
 using memory::Tier;
 using ::testing::HasSubstr;
 using memory::operator""_KiB;
+using memory::operator""_MiB;
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
 
@@ -317,6 +318,52 @@ TEST_P(OffloadTest, OneStepLateIsThePlainUpdateWithParametersOneStepOld) {
       EXPECT_TRUE(torch::allclose(now[1], bias, 1e-5, 1e-6)) << "step " << step;
     }
   });
+}
+
+enum class After : uint8_t { kDropped, kZeroed };
+
+// A few milliseconds of updates, of which the last weight's is the last.
+std::vector<torch::Tensor> trained_late(int stage, After after) {
+  std::vector<torch::Tensor> result;
+  run_ranks(1, [&](comm::World& world) {
+    torch::nn::Sequential net;
+    for (uint64_t layer = 0; layer < 24; ++layer) {
+      const torch::nn::Linear linear(512, 512);
+      const torch::NoGradGuard no_grad;
+      linear->weight.copy_(
+          torch::randn({512, 512}, at::detail::createCPUGenerator(layer)).mul_(0.04));
+      linear->bias.zero_();
+      net->push_back(linear);
+    }
+    Options options = at_stage(stage);
+    options.page_bytes = 1_MiB;
+    options.offload.optimizer = Tier::kHost;
+    options.offload.step = StepWhen::kOneStepLate;
+    DistributedDataParallel<torch::nn::Sequential> model(net, world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    for (int step = 0; step < kSteps; ++step) {
+      model->forward(torch::full({2, 512}, 0.1 * (step + 1))).square().mean().backward();
+      optimizer.step();
+      // The update reads them meanwhile.
+      auto parameters = model.parameters();
+      if (after == After::kZeroed) {
+        for (auto it = parameters.rbegin(); it != parameters.rend(); ++it) it->grad().zero_();
+      } else {
+        optimizer.zero_grad();
+      }
+    }
+    const auto state = full_state(model);
+    for (const auto& item : state) result.push_back(item.value());
+  });
+  return result;
+}
+
+TEST(LateStepTest, ReadsGradientsThatAreZeroedMeanwhileAsTheyWere) {
+  for (const int stage : {1, 2, 3}) {
+    EXPECT_TRUE(
+        same_bits(trained_late(stage, After::kDropped), trained_late(stage, After::kZeroed)))
+        << "stage " << stage;
+  }
 }
 
 template <typename A = AdamW>

@@ -248,15 +248,19 @@ void choose_states(Dice& dice, Script& script) {
   if (dice.one_in(3)) script.states = States::kBFloat16;
 }
 
-// A step in backward needs an optimizer that leaves the device. A loss scale that changes, as in fp16, looks at all gradients.
-void choose_when(Script& script) {
+// A step in backward or late needs an optimizer that leaves the device. A loss scale that changes, as in fp16, looks at all gradients.
+void choose_when(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.values == Values::kHalf) return;
+  const bool is_late = dice.one_in(3);
   if (reads_whole_tensors(script.rule)) script.rule = Rule::kAdamW;
   script.optimizers = 1;
   script.accumulation.clip_norm = script.accumulation.clip_value = 0;
+  // One step late no state can be saved.
+  if (is_late) script.settings.resize(1);
   for (Setting& setting : script.settings) {
-    setting.when = When::kInBackward;
-    if (setting.optimizer == Left::kDevice) setting.optimizer = Left::kHost;
+    setting.when = is_late ? When::kOneStepLate : When::kInBackward;
+    if (setting.optimizer == Left::kDevice || is_late) setting.optimizer = Left::kHost;
+    if (is_late) setting.parameters = Left::kDevice;
   }
 }
 
@@ -343,7 +347,7 @@ Script random_script(uint64_t seed) {
   }
   choose_states(dice, script);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
-  if (!pipelines && dice.one_in(4)) choose_when(script);
+  if (!pipelines && dice.one_in(4)) choose_when(dice, script);
   const bool looks = when_of(script) == When::kInStep;
   const int steps = 1 + dice.below(looks ? 4 : 6);
   for (int step = 0; step < steps; ++step) {

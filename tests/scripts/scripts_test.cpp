@@ -79,8 +79,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.reduced.size(), static_cast<size_t>(Reduced::kOnce) + 1);
   EXPECT_EQ(said.orders.size(), static_cast<size_t>(Order::kZeroBubble) + 1);
   EXPECT_EQ(said.states.size(), static_cast<size_t>(States::kBFloat16) + 1);
-  // Steps one step late are in scripts that are given, and not yet in random ones.
-  EXPECT_EQ(said.whens.size(), static_cast<size_t>(When::kInBackward) + 1);
+  EXPECT_EQ(said.whens.size(), static_cast<size_t>(When::kOneStepLate) + 1);
   EXPECT_EQ(said.alone.size(), 2U);
   EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));
 }

@@ -102,6 +102,7 @@ void OffloadedGradient::wait() {
 
 void OffloadedGradient::start_down(const at::Tensor& from) {
   wait();
+  storage_.before_write(page_);
   storage_.begin_writing(page_);
   down_ = copies_.start(offload::Direction::kToHost, host_, from);
 }
@@ -141,6 +142,7 @@ void OffloadedGradient::zero(const Range& range) {
   if (on_device_) {
     on_device_->zero(range);
   } else if (storage_.has_values(page_)) {
+    storage_.before_write(page_);
     host_.narrow(0, range.begin, range.numel()).zero_();
   }
 }

@@ -62,6 +62,8 @@ class GradientBuckets {
   virtual at::Tensor owned(size_t page) const = 0;
   // Whether it is in the host tier.
   virtual bool is_offloaded(size_t /*page*/) const { return false; }
+  // Before somebody writes to owned(page).
+  virtual void before_write(size_t /*page*/) const {}
   // It has what was closed when this has ended.
   virtual memory::Pending arrival(size_t /*page*/) const { return {}; }
   // What p.grad() is once its page is closed.

@@ -64,9 +64,9 @@ class GradientReducer {
   // any, and throws on all ranks unless they are the same on all; between two steps.
   void adopt_unfrozen();
 
-  // There is at most one follower.
-  const BackwardFollower& follower() const { return reductions_.follower(); }
-  void set_follower(BackwardFollower follower) { reductions_.set_follower(std::move(follower)); }
+  // At most one call; empty: none.
+  const OnReduced& on_reduced() const { return reductions_.on_reduced(); }
+  void set_on_reduced(OnReduced call) { reductions_.set_on_reduced(std::move(call)); }
   // What goes along with the last message of each backward that reduces gradients. Set once, on all ranks alike.
   void set_beside_gradients(BesideGradients beside);
 

@@ -76,7 +76,7 @@ void PageReductions::start(size_t page) {
   gradients_[page].start(plan_.op, present_);
   reducing_.push_back(page);
   tell_of(memory::PageChange::kReducing, layout);
-  if (!follower_.on_reduced) return;
+  if (!on_reduced_) return;
   // The same for all pages, and as long to write down as there are parameter groups.
   if (next_ == 0) hashes_ = agreement_->own_hashes();
   present_.start_agreeing(page, training_.of_page(page), hashes_, pages_->world().communicator());
@@ -91,16 +91,15 @@ void PageReductions::end_first() {
   const memory::OwnerScope owner("reduction", layout.name);
   gradients_[page].wait();
   tell_of(memory::PageChange::kReduced, layout);
-  if (follower_.before_close) follower_.before_close(page);
   reducing_.pop_front();
   gradients_[page].close(plan_);
-  if (!follower_.on_reduced) return;
+  if (!on_reduced_) return;
   const auto [has_gradient, agreed_on] = present_.wait(page);
   if (plan_.backwards() == Backwards::kMoreFollow) return;
   // The step is made now.
   if (!agreed_on.all()) agreement_->settle(pages_->world(), "backward()");
   buckets_.wait_closed(page);
-  follower_.on_reduced(page, has_gradient, plan_.factor);
+  on_reduced_(page, has_gradient, plan_.factor);
 }
 
 void PageReductions::end_all() {
@@ -155,7 +154,7 @@ void PageReductions::release_zeroed() {
 
 void PageReductions::drop() {
   // Alone nothing was exchanged, so a backward that did not end leaves no rank out of step.
-  if (pages_->world().size() == 1 && !follower_.on_reduced) {
+  if (pages_->world().size() == 1 && !on_reduced_) {
     end_all();
     next_ = 0;
   }

@@ -17,16 +17,9 @@
 
 namespace zeropage {
 
-// Calls that are made for pages in the middle of a backward.
-struct BackwardFollower {
-  // A page is reduced and no backward of the step follows: its gradient and the factor are what the step
-  // will see, and no call may change them. has_gradient: of the page's parameters.
-  std::function<void(size_t page, const HasGradient& has_gradient, double factor)> on_reduced;
-  // A page's owned gradient is about to be overwritten.
-  std::function<void(size_t page)> before_close;
-
-  bool is_empty() const { return !on_reduced && !before_close; }
-};
+// Called in the middle of a backward for a page that is reduced, where no backward of the step follows: its gradient and the
+// factor are what the step will see, and no call may change them. has_gradient: of the page's parameters.
+using OnReduced = std::function<void(size_t page, const HasGradient& has_gradient, double factor)>;
 
 class PageReductions {
  public:
@@ -37,8 +30,8 @@ class PageReductions {
 
   const BackwardPlan& plan() const { return plan_; }
   void set_plan(const BackwardPlan& plan) { plan_ = plan; }
-  const BackwardFollower& follower() const { return follower_; }
-  void set_follower(BackwardFollower follower) { follower_ = std::move(follower); }
+  const OnReduced& on_reduced() const { return on_reduced_; }
+  void set_on_reduced(OnReduced call) { on_reduced_ = std::move(call); }
 
   // Parameters of the page have begun to train.
   void begin_training(size_t page);
@@ -88,7 +81,7 @@ class PageReductions {
   std::deque<size_t> reducing_;          // pages, the first that was started first
   GradientCollector collector_;
   BackwardPlan plan_;
-  BackwardFollower follower_;
+  OnReduced on_reduced_;
   size_t next_ = 0;         // to be reduced, into training_.pages()
   AgreementHashes hashes_;  // in this backward
 };

@@ -34,6 +34,9 @@ class ShardedBuckets final : public GradientBuckets {
     return owned ? owned->values() : at::Tensor();
   }
   bool is_offloaded(size_t page) const override { return pages_->offloads_optimizer(page); }
+  void before_write(size_t page) const override {
+    if (is_offloaded(page)) pages_->page_offload()->gradients().before_write(page);
+  }
   memory::Pending arrival(size_t page) const override {
     const auto& owned = pages_of_gradients_[page].owned;
     return owned ? owned->arrival() : memory::Pending();

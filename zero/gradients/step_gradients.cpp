@@ -47,7 +47,7 @@ void StepGradients::prepare() {
     if (!is_set_by_script(i)) continue;
     const size_t index = all[i];
     at::Tensor& gradient = reducer_->training().gradient(index);
-    ZP_CHECK(!reducer_->follower().on_reduced, "parameter \"", reducer_->training().name(index),
+    ZP_CHECK(!reducer_->on_reduced(), "parameter \"", reducer_->training().name(index),
              "\": p.grad() was replaced after backward, which has made the step with it already "
              "(options.offload.step); use StepWhen::kInStep to change gradients");
     if (reducer_->has_averaged(index)) {
@@ -85,12 +85,15 @@ void StepGradients::prepare_to_look() {
 }
 
 void StepGradients::change(const std::function<void(const at::Tensor& owned)>& change) {
-  ZP_CHECK(!reducer_->follower().on_reduced,
+  ZP_CHECK(!reducer_->on_reduced(),
            "gradients are to be clipped or changed after backward, which has made the "
            "step with them already (options.offload.step); use StepWhen::kInStep");
   const torch::NoGradGuard no_grad;
   for (const size_t page : reducer_->training().pages()) {
-    if (const at::Tensor gradient = owned(page); gradient.defined()) change(gradient);
+    const at::Tensor gradient = owned(page);
+    if (!gradient.defined()) continue;
+    reducer_->buckets().before_write(page);
+    change(gradient);
   }
   reducer_->buckets().note_reduced();
 }

@@ -149,7 +149,10 @@ void ShardSource::write_back(size_t page, const at::Tensor& buffer) {
   const at::Tensor shard = entry.shard();
   if (!shard.defined()) return;
   if (entry.on_written) entry.on_written(buffer);
-  if (entry.away.storage != nullptr) entry.away.storage->fetch(entry.away.page);
+  if (entry.away.storage != nullptr) {
+    entry.away.storage->before_write(entry.away.page);
+    entry.away.storage->fetch(entry.away.page);
+  }
   shard.copy_(buffer.narrow(0, entry.range.begin, entry.range.numel()));
   if (entry.away.storage != nullptr) {
     entry.away.storage->release(entry.away.page, TierStorage::Use::kWrite);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -36,6 +37,12 @@ class TierStorage {
   virtual void fetch(size_t /*page*/) {}
   // kWrite: what was written is to be there at the next fetch.
   virtual void release(size_t /*page*/, Use /*use*/) {}
+  // Called with a page before its tensor is written to by who calls before_write(); empty: nobody.
+  void set_before_write(std::function<void(size_t page)> call) { before_write_ = std::move(call); }
+  bool has_before_write() const { return static_cast<bool>(before_write_); }
+  void before_write(size_t page) const {
+    if (before_write_) before_write_(page);
+  }
   // The page's tensor is about to be written as a whole; what it had is not needed any more.
   virtual void begin_writing(size_t /*page*/) {}
   // The values of the page are not needed any more.
@@ -51,6 +58,9 @@ class TierStorage {
 
  protected:
   TierStorage() = default;
+
+ private:
+  std::function<void(size_t page)> before_write_;
 };
 
 // Page-locked memory where the device is an accelerator. On the ledger that is current when it is

@@ -23,29 +23,31 @@ StepPipeline::StepPipeline(ShardedModel parameters, const ParameterGroups& group
 }
 
 StepPipeline::~StepPipeline() {
-  if (follows_) parameters_.reducer->set_follower({});
+  if (!follows_) return;
+  parameters_.reducer->set_on_reduced({});
+  parameters_.pages->page_offload()->gradients().set_before_write({});
 }
 
 void StepPipeline::follow_backward() {
   const StepWhen when = parameters_.options.offload.step;
+  TierStorage& gradients = parameters_.pages->page_offload()->gradients();
   ZP_CHECK(
-      when == StepWhen::kInStep || parameters_.reducer->follower().is_empty(),
+      when == StepWhen::kInStep ||
+          (!parameters_.reducer->on_reduced() && !gradients.has_before_write()),
       "options.offload.step: another optimizer of this model follows backward already; make one "
       "optimizer with several parameter groups, or use StepWhen::kInStep");
   follows_ = when != StepWhen::kInStep;
   if (when == StepWhen::kInBackward) {
-    const auto start = [this](size_t page, const HasGradient& has, double factor) {
+    parameters_.reducer->set_on_reduced([this](size_t page, const HasGradient& has, double factor) {
       start_in_backward(page, has, factor);
-    };
-    parameters_.reducer->set_follower({.on_reduced = start, .before_close = nullptr});
+    });
   } else if (when == StepWhen::kOneStepLate) {
-    // The update of the step before reads it.
-    const auto wait = [this](size_t page) {
+    // The update of the step before reads them.
+    gradients.set_before_write([this](size_t page) {
       if (const OfPage* const of_page = updates_.offloaded(page)) {
         updates_.steps()->wait(*of_page->part);
       }
-    };
-    parameters_.reducer->set_follower({.on_reduced = nullptr, .before_close = wait});
+    });
   }
 }
 

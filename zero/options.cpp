@@ -172,6 +172,11 @@ void validate_offload(const Options& options) {
   ZP_CHECK(!nvme || offload.step != StepWhen::kOneStepLate,
            "options.offload.step: StepWhen::kOneStepLate keeps the values it will send up, and on "
            "Tier::kNvme they are not kept; use Tier::kHost, or another step");
+  ZP_CHECK(
+      offload.optimizer_bytes == OffloadOptions::kAll || offload.step != StepWhen::kOneStepLate,
+      "options.offload.step: with StepWhen::kOneStepLate what stays on the device within "
+      "options.offload.optimizer_bytes would be a step ahead of what leaves it, so results "
+      "would depend on that number; leave optimizer_bytes out, or use another step");
 }
 
 void validate_limits(const Options& options) {

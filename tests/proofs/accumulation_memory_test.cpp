@@ -158,11 +158,12 @@ TEST_P(AccumulationMemoryTest, ATreeOverMicroStepsSetsAsideALogarithmOfThem) {
     const int64_t kept = stage == 0 ? whole_bytes() : owned_bytes();
     // 2^3 micro-steps: the sums of the first four, of two after them, and of the last but one.
     const Usage eight = usage(ranks(), options, {.micro_steps = 8});
-    EXPECT_EQ(eight.gradient_before_step, kept + 3 * owned) << "stage " << stage;
     EXPECT_LE(eight.in_backwards.gradient, kept + 3 * owned) << "stage " << stage;
+    EXPECT_GT(eight.in_backwards.gradient, kept + 2 * owned) << "stage " << stage;
+    EXPECT_EQ(eight.gradient_before_step, kept) << "stage " << stage;
     const Usage five = usage(ranks(), options, {.micro_steps = 5});
-    EXPECT_EQ(five.gradient_before_step, kept + owned) << "stage " << stage;
     EXPECT_LE(five.in_backwards.gradient, kept + 2 * owned) << "stage " << stage;
+    EXPECT_EQ(five.gradient_before_step, kept) << "stage " << stage;
     EXPECT_EQ(five.gradient_after_step, 0);
   }
 }

@@ -263,6 +263,68 @@ TEST(WorldInvariantTest, EveryStageGivesTheSameBits) {
   }
 }
 
+TEST_P(WorldInvariantTest, AStepInBackwardHasTheSameBits) {
+  Options options = options_of(GetParam());
+  options.world_invariant = true;
+  options.update_by = UpdateBy::kFused;
+  options.offload.optimizer = memory::Tier::kHost;
+  const Trained expected = train_split<Oddball>({2, 4}, options, {});
+  options.offload.step = StepWhen::kInBackward;
+  const Trained in_backward = train_split<Oddball>({2, 4}, options, {});
+  EXPECT_TRUE(same_bits(expected.parameters, in_backward.parameters));
+  EXPECT_EQ(expected.norms, in_backward.norms);
+}
+
+// The norm of a step whose gradients were multiplied behind their last micro-batch.
+double norm_of_scaled(int stage, double factor) {
+  double norm = 0;
+  run_ranks(2, [&](comm::World& world) {
+    Options options = options_of(stage);
+    options.world_invariant = true;
+    DistributedDataParallel<Transformer> model(make_seeded<Transformer>(), world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    Accumulator accumulator(model, {.micro_steps = 3});
+    for (int micro_step = 0; micro_step < 3; ++micro_step) {
+      const Samples samples = samples_of(world.rank(), micro_step);
+      accumulator.backward(loss_of(model(samples.inputs), samples));
+    }
+    for (const auto& parameter : model.parameters()) {
+      if (parameter.grad().defined()) parameter.grad().mul_(factor);
+    }
+    const double of_step = accumulator.step(optimizer).norm;
+    if (world.rank() == 0) norm = of_step;
+  });
+  return norm;
+}
+
+TEST_P(WorldInvariantTest, GradientsAreWholeBehindTheLastMicroBatch) {
+  EXPECT_EQ(norm_of_scaled(GetParam(), 0.25), 0.25 * norm_of_scaled(GetParam(), 1));
+  EXPECT_EQ(norm_of_scaled(GetParam(), 0), 0);
+}
+
+TEST_P(WorldInvariantTest, ALookBetweenMicroBatchesIsRefused) {
+  run_ranks(1, [&](comm::World& world) {
+    Options options = options_of(GetParam());
+    options.world_invariant = true;
+    DistributedDataParallel<Oddball> model(make_seeded<Oddball>(), world, options);
+    Optimizer<AdamW> optimizer(model, AdamWOptions(0.01));
+    Accumulator accumulator(model, {.micro_steps = 3});
+    const auto run = [&](int micro_step) {
+      const Samples samples = samples_of(world.rank(), micro_step);
+      accumulator.backward(loss_of(model(samples.inputs), samples));
+    };
+    const auto gradient = [&] { return model.parameters().front().grad(); };
+    run(0);
+    EXPECT_GT(gradient().norm().item<double>(), 0);
+    run(1);
+    EXPECT_THAT(testing::error_of([&] { gradient().mul_(2); }),
+                HasSubstr("p.grad() between the micro-batches of a step is of the last one alone"));
+    run(2);
+    EXPECT_GT(gradient().norm().item<double>(), 0);
+    accumulator.step(optimizer);
+  });
+}
+
 // So the test above would see a sum in another order.
 TEST(WorldInvariantTest, WithoutItSplitsDiffer) {
   const Trained one = train_split<Transformer>({1, 8}, options_of(0), {});

@@ -392,6 +392,11 @@ TEST(OffloadErrorTest, SaysWhatCannotBeOffloadedAndWhatToDo) {
   EXPECT_THAT(refusal_of(options), HasSubstr("would read offloaded parameters meanwhile"));
   options = at_stage(1);
   options.offload.optimizer = Tier::kHost;
+  options.offload.step = StepWhen::kOneStepLate;
+  options.offload.optimizer_bytes = 64_KiB;
+  EXPECT_THAT(refusal_of(options), HasSubstr("would be a step ahead of what leaves it"));
+  options = at_stage(1);
+  options.offload.optimizer = Tier::kHost;
   EXPECT_EQ(refusal_of(options), "");
   EXPECT_THAT(refusal_of<torch::optim::RMSprop>(options), HasSubstr("has no fused form"));
   options.update_by = UpdateBy::kClass;

@@ -17,7 +17,8 @@ at::Tensor ResidentGradient::renew() {
 
 void ResidentGradient::take(const at::Tensor& mean, Backwards /*backwards*/) {
   if (std::exchange(kept_, false)) {
-    values().add_(mean);
+    // Rounded as whole gradients are before they are added.
+    values().add_(mean.to(values().scalar_type()));
   } else {
     renew().copy_(mean);
   }

@@ -39,6 +39,7 @@ GradientAccumulation::~GradientAccumulation() {
 void GradientAccumulation::end() {
   if (std::exchange(has_ended_, true)) return;
   sums_.clear();
+  let_look();
   gradients_->mean().end();
   BackwardPlan plan = reducer_->plan();
   plan.op = comm::ReduceOp::kMean;
@@ -58,6 +59,7 @@ GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, B
   TORCH_INTERNAL_ASSERT(between_.part == StepPart::kNone);
   accumulation_.is_in_micro_step_ = true;
   accumulation_.sums_.clear();
+  accumulation_.let_look();
   plan.op = between_.op;
   // Its reduction completes the sums, also where its backward comes by no parameter that trains.
   if (plan.part == StepPart::kLastMicroStep) reducer_.begin_cycle();
@@ -66,7 +68,9 @@ GradientAccumulation::MicroStep::MicroStep(GradientAccumulation& accumulation, B
 
 void GradientAccumulation::MicroStep::has_ended() {
   accumulation_.is_in_micro_step_ = false;
-  if (reducer_.plan().part == StepPart::kMicroStep) accumulation_.remember_sums();
+  if (reducer_.plan().part != StepPart::kMicroStep) return;
+  accumulation_.remember_sums();
+  if (++accumulation_.micro_steps_ > 1 && reducer_.adds_as_tree()) accumulation_.refuse_looks();
 }
 
 void GradientAccumulation::check_last_has_ended(const char* who) const {
@@ -74,6 +78,23 @@ void GradientAccumulation::check_last_has_ended(const char* who) const {
            ": the micro-batch before ended by an exception, and a part of its gradients may be in "
            "the sum of the step; call accumulator.abandon() on all ranks, and run the step's "
            "micro-batches again");
+}
+
+// What came before waits for its place in the tree, and p.grad() is what came last.
+void GradientAccumulation::refuse_looks() {
+  refuses_looks_ = true;
+  reducer_->buckets().reduced().set_before_use(
+      [](const c10::OperatorName& operation, bool /*reads*/) {
+        ZP_CHECK(false, operation,
+                 ": p.grad() between the micro-batches of a step is of the last one alone where "
+                 "sums are the same for every split (options.world_invariant): expected nobody to "
+                 "read or change it; do so behind the last backward() of the step, or leave "
+                 "world_invariant out");
+      });
+}
+
+void GradientAccumulation::let_look() {
+  if (std::exchange(refuses_looks_, false)) reducer_->buckets().reduced().set_before_use({});
 }
 
 void GradientAccumulation::remember_sums() {
@@ -104,6 +125,8 @@ void GradientAccumulation::offer_mean(OfferedMean::Offer offer) {
   {
     const auto between = c10::make_scope_exit([this] { set_part(StepPart::kNone); });
     reducer_->reduce();
+    // Whoever changes p.grad() from here on changes the whole sum.
+    take_over_writes(*reducer_);
   }
   gradients_->mean().offer(std::move(offer));
 }

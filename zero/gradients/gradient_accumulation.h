@@ -66,11 +66,16 @@ class GradientAccumulation {
   void set_part(StepPart part);
   void check_last_has_ended(const char* who) const;
   void remember_sums();
+  // Between two micro-steps no operator may take p.grad(), or each may.
+  void refuse_looks();
+  void let_look();
 
   const std::shared_ptr<GradientReducer> reducer_;
   const std::shared_ptr<StepGradients> gradients_;
   bool has_ended_ = false;
   bool is_in_micro_step_ = false;
+  bool refuses_looks_ = false;
+  int64_t micro_steps_ = 0;  // that have ended, but the last
   // p.grad() of the parameters that had one behind the last micro-step, between two of them.
   std::vector<std::pair<size_t, c10::weak_intrusive_ptr<c10::TensorImpl>>> sums_;
 };

@@ -85,6 +85,8 @@ class GradientReducer {
   void drop();
 
   GradientBuckets& buckets() const { return *buckets_; }
+  // Whether micro-steps are summed as one tree over them and the ranks.
+  bool adds_as_tree() const { return pages_->options().world_invariant; }
 
  private:
   static constexpr int kNoBackward = -1;

@@ -99,6 +99,7 @@ void PageReductions::end_first() {
   // The step is made now.
   if (!agreed_on.all()) agreement_->settle(pages_->world(), "backward()");
   buckets_.wait_closed(page);
+  buckets_.complete(page);
   on_reduced_(page, has_gradient, plan_.factor);
 }
 

@@ -14,6 +14,8 @@
 namespace zeropage::scripts {
 namespace {
 
+constexpr int64_t kHidden = 256;
+
 namespace nn = torch::nn;
 
 at::Generator generator_of(uint64_t seed) {
@@ -226,6 +228,14 @@ ComposedModule::Function ComposedModule::made_of_layers(Kind kind, const std::st
     case Kind::kMlp: {
       auto up = register_module(name + "_up", nn::Linear(kWidth, 24));
       auto down = register_module(name + "_down", nn::Linear(24, kWidth));
+      return [up, down](const torch::Tensor& x, const Given&) mutable {
+        return down->forward(torch::tanh(up->forward(x)));
+      };
+    }
+    case Kind::kWide: {
+      // Weights of this size have states in 8 bits, and are larger than most pages.
+      auto up = register_module(name + "_up", nn::Linear(kWidth, kHidden));
+      auto down = register_module(name + "_down", nn::Linear(kHidden, kWidth));
       return [up, down](const torch::Tensor& x, const Given&) mutable {
         return down->forward(torch::tanh(up->forward(x)));
       };

@@ -55,6 +55,42 @@ StepWhen step_of(When when) {
   throw std::logic_error("no such time of a step");
 }
 
+offload::StateFormat format_of(States states) {
+  switch (states) {
+    case States::kFloat:
+      return offload::StateFormat::kFp32;
+    case States::kBFloat16:
+      return offload::StateFormat::kBf16;
+    case States::kEightBits:
+      return offload::StateFormat::k8Bit;
+  }
+  throw std::logic_error("no such format");
+}
+
+LowPrecisionUpdate update_of(Masters masters) {
+  switch (masters) {
+    case Masters::kWhole:
+      return LowPrecisionUpdate::kMasterWeights;
+    case Masters::kSplit:
+      return LowPrecisionUpdate::kSplitMasterWeights;
+    case Masters::kNone:
+      return LowPrecisionUpdate::kStochasticRounding;
+  }
+  throw std::logic_error("no such update");
+}
+
+Reshard reshard_of(Stays stays) {
+  switch (stays) {
+    case Stays::kForUse:
+      return Reshard::kAfterUse;
+    case Stays::kForBackward:
+      return Reshard::kAfterBackward;
+    case Stays::kForStep:
+      return Reshard::kAfterStep;
+  }
+  throw std::logic_error("no such time");
+}
+
 std::vector<std::string> frozen_of(const ComposedModule& module) {
   std::vector<std::string> names;
   for (const auto& item : module.named_parameters()) {
@@ -115,7 +151,18 @@ Options OurRank::options_of(const std::string& folder) const {
   options.offload.parameters = tier_of(setting_.parameters);
   options.offload.step = step_of(setting_.when);
   if (options.offload.any()) options.offload.worker_threads = 1;
-  if (script_.states == States::kBFloat16) options.optimizer_state = offload::StateFormat::kBf16;
+  options.offload.optimizer_bytes =
+      setting_.offloaded_bytes > 0 ? setting_.offloaded_bytes : OffloadOptions::kAll;
+  if (setting_.is_by_class) options.update_by = UpdateBy::kClass;
+  options.reshard = reshard_of(setting_.stays);
+  if (setting_.prefetch_bytes >= 0) options.prefetch_bytes = setting_.prefetch_bytes;
+  options.minimum_sharded_bytes = setting_.minimum_sharded_bytes;
+  options.secondary_shard_within = setting_.secondary_shard_within;
+  options.optimizer_state = format_of(script_.states);
+  if (script_.sends_floats) options.reduce_dtype = torch::kFloat;
+  if (script_.keeps_low) options.accumulate_dtype = compute_dtype_of(script_.values);
+  options.low_precision_update = update_of(script_.masters);
+  options.world_invariant = script_.is_world_invariant;
   if (setting_.optimizer == Left::kNvme || setting_.parameters == Left::kNvme) {
     options.offload.nvme_directory = folder;
   }
@@ -126,6 +173,7 @@ AccumulatorOptions OurRank::accumulator_options() const {
   const Accumulation& of_script = script_.accumulation;
   AccumulatorOptions options;
   options.reduce = reduce_of(setting_.reduced);
+  options.gradient_budget_bytes = setting_.gradient_budget_bytes;
   if (of_script.clip_norm > 0) options.clip_norm = of_script.clip_norm;
   if (of_script.clip_value > 0) options.clip_value = of_script.clip_value;
   return options;

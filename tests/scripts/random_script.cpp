@@ -82,7 +82,7 @@ void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
   cut.pipeline = 2 + dice.below(2);
   cut.data = cut.pipeline == 2 ? 1 + dice.below(2) : 1;
   cut.tensor = cut.data == 1 && cut.pipeline == 2 ? cut.tensor : 1;
-  cut.shard_within = 0;
+  cut.shard_within = cut.secondary_shard_within = 0;
   cut.order = dice.any_of(
       {Order::kOneForwardOneBackward, Order::kGPipe, Order::kInterleaved, Order::kZeroBubble});
   if (cut.order == Order::kInterleaved) cut.chunks = 2;
@@ -95,6 +95,31 @@ void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
   // The others are refused.
   if (!has_slices(script)) cut.tensor = 1;
   setting = cut;
+}
+
+// Where memory and time are spent.
+void choose_costs(Dice& dice, const Script& script, Setting& setting) {
+  if (setting.stage == 3) {
+    setting.stays =
+        dice.any_of({Stays::kForUse, Stays::kForUse, Stays::kForBackward, Stays::kForStep});
+    setting.prefetch_bytes = dice.any_of<int64_t>({-1, -1, 0, 4096});
+    setting.minimum_sharded_bytes = dice.any_of<int64_t>({0, 0, 600, 4096});
+    const bool may_be_second = setting.data == 4 && setting.shard_within == 0 &&
+                               setting.stays == Stays::kForUse &&
+                               setting.parameters == Left::kDevice;
+    if (may_be_second && dice.one_in(2)) setting.secondary_shard_within = 2;
+  }
+  if (setting.optimizer != Left::kDevice && setting.parameters == Left::kDevice && dice.one_in(3)) {
+    setting.offloaded_bytes = dice.any_of<int64_t>({2048, 20000});
+  }
+  if (script.beside == Beside::kTwin) return;
+  // A micro-step's own reduction, or one of all, add up in another order.
+  if (script.accumulation.is_on && setting.stage >= 2 && dice.one_in(3)) {
+    setting.gradient_budget_bytes = dice.any_of<int64_t>({4096, 1 << 20});
+  }
+  // Its bits are others.
+  setting.is_by_class = script.values == Values::kFloat && setting.optimizer == Left::kDevice &&
+                        !reads_whole_tensors(script.rule) && dice.one_in(4);
 }
 
 Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
@@ -113,6 +138,7 @@ Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
   if (script.accumulation.is_on) {
     setting.reduced = dice.any_of({Reduced::kAuto, Reduced::kEach, Reduced::kOnce});
   }
+  choose_costs(dice, script, setting);
   if (pipelines) cut_into_stages(dice, script, setting);
   return setting;
 }
@@ -136,6 +162,9 @@ void add_micro_batches(Dice& dice, std::vector<Action>& actions, bool pipelines)
   if (pipelines || dice.one_in(3)) return actions.push_back({Does::kMicroBatches, count, 1});
   for (int micro_batch = 0; micro_batch < count; ++micro_batch) {
     if (dice.one_in(12)) actions.push_back({Does::kEvaluate, 0, 1});
+    if (micro_batch > 0 && dice.one_in(12)) {
+      actions.push_back({Does::kScaleGrad, dice.below(64), dice.between(0.3, 1.5)});
+    }
     actions.push_back({Does::kBackward, dice.one_in(6) ? 1 : 0, 1});
   }
 }
@@ -230,27 +259,59 @@ void leave_the_wrapper_out(Dice& dice, Script& script) {
   const bool is_low = script.values == Values::kBFloat16 || script.values == Values::kHalf;
   if (is_low || script.optimizers > 1 || has_buffers(script)) return;
   // Without the wrapper a parameter's number is that among the groups' parameters.
-  if (script.states == States::kBFloat16) return;
+  if (script.states != States::kFloat || script.is_world_invariant) return;
   for (Setting& setting : script.settings) {
     if (setting.tensor > 1 || dice.one_in(3)) continue;
     setting.is_alone = true;
-    setting.stage = std::min(setting.stage, 1);
-    setting.parameters = Left::kDevice;
-    if (setting.stage == 0) setting.shard_within = 0;
+    set_stage(setting, std::min(setting.stage, 1));
   }
 }
 
 // Rounded at random by the seed, the step and the element, so they have a twin.
 void choose_states(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.beside != Beside::kTwin) return;
-  // A stage rounds a parameter by its number there.
-  if (script.has_pipelines || script.rule == Rule::kAdafactor) return;
-  if (dice.one_in(3)) script.states = States::kBFloat16;
+  // A stage rounds a parameter by its number and its place there.
+  if (script.rule == Rule::kAdafactor || script.has_pipelines || !dice.one_in(3)) return;
+  script.states = dice.any_of({States::kBFloat16, States::kEightBits});
+}
+
+// What low precision is made of, where a twin has the same.
+void choose_low_precision(Dice& dice, Script& script) {
+  const bool is_bfloat16 = script.values == Values::kBFloat16;
+  if (!is_bfloat16 && script.values != Values::kHalf) return;
+  script.sends_floats = dice.one_in(4);
+  // fp16 is multiplied by a loss scale, and nobody can look at it then.
+  script.keeps_low = is_bfloat16 && dice.one_in(4);
+  if (!is_bfloat16 || !dice.one_in(3)) return;
+  // What leaves the device has masters.
+  script.masters = script.has_pipelines || dice.one_in(2) ? Masters::kSplit : Masters::kNone;
+  if (reads_whole_tensors(script.rule)) script.rule = Rule::kAdam;
+  for (Setting& setting : script.settings) {
+    setting.optimizer = setting.parameters = Left::kDevice;
+    setting.offloaded_bytes = 0;
+  }
+}
+
+// Sums as one tree over ranks and micro-batches.
+void choose_world_invariance(Dice& dice, Script& script) {
+  const bool is_low = script.values == Values::kBFloat16;
+  if (!script.accumulation.is_on || script.has_pipelines) return;
+  if (script.values != Values::kFloat && !is_low) return;
+  if (!dice.one_in(3)) return;
+  script.is_world_invariant = true;
+  script.sends_floats = script.keeps_low = false;
+  for (Setting& setting : script.settings) {
+    if (setting.data == 3) setting.data = 2;
+    setting.shard_within = 0;
+    setting.reduced = Reduced::kAuto;
+    setting.gradient_budget_bytes = 0;
+  }
 }
 
 // A step in backward or late needs an optimizer that leaves the device. A loss scale that changes, as in fp16, looks at all gradients.
 void choose_when(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.values == Values::kHalf) return;
+  if (script.masters != Masters::kWhole) return;
   const bool is_late = dice.one_in(3);
   if (reads_whole_tensors(script.rule)) script.rule = Rule::kAdamW;
   script.optimizers = 1;
@@ -258,9 +319,11 @@ void choose_when(Dice& dice, Script& script) {
   // One step late no state can be saved.
   if (is_late) script.settings.resize(1);
   for (Setting& setting : script.settings) {
+    setting.is_by_class = false;
     setting.when = is_late ? When::kOneStepLate : When::kInBackward;
     if (setting.optimizer == Left::kDevice || is_late) setting.optimizer = Left::kHost;
     if (is_late) setting.parameters = Left::kDevice;
+    if (is_late) setting.offloaded_bytes = 0;
   }
 }
 
@@ -344,8 +407,11 @@ Script random_script(uint64_t seed) {
     if (script.rule == Rule::kAdafactor && has(script.units, Kind::kStrided)) {
       script.rule = Rule::kLamb;
     }
+    for (Setting& setting : script.settings) setting.is_by_class = false;
   }
   choose_states(dice, script);
+  choose_low_precision(dice, script);
+  choose_world_invariance(dice, script);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
   if (!pipelines && dice.one_in(4)) choose_when(dice, script);
   const bool looks = when_of(script) == When::kInStep;

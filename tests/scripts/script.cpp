@@ -8,6 +8,7 @@ namespace zeropage::scripts {
 
 NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
                                     {Kind::kMlp, "mlp"},
+                                    {Kind::kWide, "wide"},
                                     {Kind::kBilinear, "bilinear"},
                                     {Kind::kEmbedding, "embedding"},
                                     {Kind::kEmbeddingBag, "embedding_bag"},
@@ -86,7 +87,15 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Left, {{Left::kDevice, "device"},
 NLOHMANN_JSON_SERIALIZE_ENUM(When, {{When::kInStep, "step"},
                                     {When::kInBackward, "backward"},
                                     {When::kOneStepLate, "late"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(States, {{States::kFloat, "fp32"}, {States::kBFloat16, "bf16"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(States, {{States::kFloat, "fp32"},
+                                      {States::kBFloat16, "bf16"},
+                                      {States::kEightBits, "int8"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Masters, {{Masters::kWhole, "whole"},
+                                       {Masters::kSplit, "split"},
+                                       {Masters::kNone, "none"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Stays, {{Stays::kForUse, "use"},
+                                     {Stays::kForBackward, "backward"},
+                                     {Stays::kForStep, "step"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Reduced, {{Reduced::kAuto, "auto"},
                                        {Reduced::kEach, "each"},
                                        {Reduced::kOnce, "once"}})
@@ -107,11 +116,15 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Action, does, which, value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, pipeline, chunks,
                                                 order, is_alone, is_deferred, shard_within,
                                                 optimizer, parameters, when, kept, reduced,
-                                                page_bytes)
+                                                page_bytes, stays, prefetch_bytes,
+                                                minimum_sharded_bytes, secondary_shard_within,
+                                                offloaded_bytes, gradient_budget_bytes, is_by_class)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states, beside,
-                                                accumulation, has_pipelines, groups, optimizers,
-                                                settings, actions)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states,
+                                                sends_floats, keeps_low, masters,
+                                                is_world_invariant, beside, accumulation,
+                                                has_pipelines, groups, optimizers, settings,
+                                                actions)
 
 namespace {
 
@@ -154,6 +167,19 @@ std::vector<int64_t> first_units_of(const Script& script, const Setting& setting
     first.push_back(static_cast<int64_t>(script.units.size()) * stage / stages);
   }
   return first;
+}
+
+void set_stage(Setting& setting, int stage) {
+  setting.stage = stage;
+  if (stage == 0) setting.shard_within = 0;
+  if (stage < 2) setting.gradient_budget_bytes = 0;
+  if (stage == 3) return;
+  const Setting by_default;
+  setting.parameters = Left::kDevice;
+  setting.stays = by_default.stays;
+  setting.prefetch_bytes = by_default.prefetch_bytes;
+  setting.minimum_sharded_bytes = by_default.minimum_sharded_bytes;
+  setting.secondary_shard_within = by_default.secondary_shard_within;
 }
 
 bool can_be_cut(const Script& script, const Setting& setting) {

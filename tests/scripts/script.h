@@ -14,6 +14,7 @@ namespace zeropage::scripts {
 enum class Kind : uint8_t {
   kLinear,
   kMlp,
+  kWide,
   kBilinear,
   kEmbedding,
   kEmbeddingBag,
@@ -107,7 +108,13 @@ enum class Left : uint8_t { kDevice, kHost, kNvme };                         // 
 enum class Reduced : uint8_t { kAuto, kEach, kOnce };                        // micro-steps
 enum class Order : uint8_t { kOneForwardOneBackward, kGPipe, kInterleaved, kZeroBubble };
 enum class When : uint8_t { kInStep, kInBackward, kOneStepLate };  // an offloaded step is made
-enum class States : uint8_t { kFloat, kBFloat16 };
+enum class States : uint8_t { kFloat, kBFloat16, kEightBits };
+enum class Masters : uint8_t {
+  kWhole,
+  kSplit,
+  kNone
+};  // of bf16 parameters; kNone: rounded at random
+enum class Stays : uint8_t { kForUse, kForBackward, kForStep };  // a gathered page
 enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kLamb, kMuon, kAdafactor };
 constexpr bool reads_whole_tensors(Rule rule) {
   return rule == Rule::kLamb || rule == Rule::kMuon || rule == Rule::kAdafactor;
@@ -130,6 +137,13 @@ struct Setting {
   Kept kept = Kept::kAll;
   Reduced reduced = Reduced::kAuto;
   int64_t page_bytes = 4096;
+  Stays stays = Stays::kForUse;
+  int64_t prefetch_bytes = -1;        // negative: as many as by default
+  int64_t minimum_sharded_bytes = 0;  // pages of fewer stay whole
+  int secondary_shard_within = 0;
+  int64_t offloaded_bytes = 0;        // at most so many leave the device; 0: all
+  int64_t gradient_budget_bytes = 0;  // of an accumulator that reduces once where they fit
+  bool is_by_class = false;           // the update
 
   int ranks() const { return pipeline * data * tensor; }
 };
@@ -154,6 +168,11 @@ struct Script {
   Rule rule = Rule::kSgd;
   Values values = Values::kDouble;
   States states = States::kFloat;  // of the optimizer
+  // Below fp32, gradients that travel in fp32, and that are kept in the parameters' dtype.
+  bool sends_floats = false;
+  bool keeps_low = false;
+  Masters masters = Masters::kWhole;
+  bool is_world_invariant = false;
   Beside beside = Beside::kLibTorch;
   Accumulation accumulation;
   bool has_pipelines = false;  // some settings may have one
@@ -176,6 +195,9 @@ bool has_buffers(const Script& script);
 bool has_slices(const Script& script);
 // Whether units have parameters in common.
 bool has_ties(const Script& script);
+
+// What is about stage 3 alone is left at its defaults in others.
+void set_stage(Setting& setting, int stage);
 
 // One line of JSON, and back. Throws nlohmann::json::exception for text that is none.
 std::string to_text(const Script& script);

@@ -46,6 +46,11 @@ struct Said {
   std::set<Order> orders;  // of pipelines
   std::set<int> pipelines;
   std::set<bool> alone;
+  std::set<Masters> masters;
+  std::set<Stays> stays;
+  std::set<bool> sends_floats, keeps_low, is_world_invariant, is_by_class;
+  std::set<int64_t> prefetch_bytes, minimum_sharded_bytes, offloaded_bytes, gradient_budgets;
+  std::set<int> secondary_shards;
 
   void add(const Script& script) {
     for (const Unit& unit : script.units) kinds.insert(unit.kind);
@@ -53,9 +58,20 @@ struct Said {
     values.insert(script.values);
     beside.insert(script.beside);
     states.insert(script.states);
+    masters.insert(script.masters);
+    sends_floats.insert(script.sends_floats);
+    keeps_low.insert(script.keeps_low);
+    is_world_invariant.insert(script.is_world_invariant);
     whens.insert(when_of(script));
     for (const Setting& setting : script.settings) {
       kept.insert(setting.kept);
+      stays.insert(setting.stays);
+      is_by_class.insert(setting.is_by_class);
+      prefetch_bytes.insert(setting.prefetch_bytes);
+      minimum_sharded_bytes.insert(setting.minimum_sharded_bytes);
+      secondary_shards.insert(setting.secondary_shard_within);
+      offloaded_bytes.insert(setting.offloaded_bytes);
+      gradient_budgets.insert(setting.gradient_budget_bytes);
       optimizers.insert(setting.optimizer);
       parameters.insert(setting.parameters);
       reduced.insert(setting.reduced);
@@ -78,7 +94,18 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.parameters.size(), static_cast<size_t>(Left::kNvme) + 1);
   EXPECT_EQ(said.reduced.size(), static_cast<size_t>(Reduced::kOnce) + 1);
   EXPECT_EQ(said.orders.size(), static_cast<size_t>(Order::kZeroBubble) + 1);
-  EXPECT_EQ(said.states.size(), static_cast<size_t>(States::kBFloat16) + 1);
+  EXPECT_EQ(said.states.size(), static_cast<size_t>(States::kEightBits) + 1);
+  EXPECT_EQ(said.masters.size(), static_cast<size_t>(Masters::kNone) + 1);
+  EXPECT_EQ(said.stays.size(), static_cast<size_t>(Stays::kForStep) + 1);
+  EXPECT_EQ(said.sends_floats.size(), 2U);
+  EXPECT_EQ(said.keeps_low.size(), 2U);
+  EXPECT_EQ(said.is_world_invariant.size(), 2U);
+  EXPECT_EQ(said.is_by_class.size(), 2U);
+  EXPECT_EQ(said.prefetch_bytes.size(), 3U);
+  EXPECT_EQ(said.minimum_sharded_bytes.size(), 3U);
+  EXPECT_EQ(said.secondary_shards.size(), 2U);
+  EXPECT_EQ(said.offloaded_bytes.size(), 3U);
+  EXPECT_EQ(said.gradient_budgets.size(), 3U);
   EXPECT_EQ(said.whens.size(), static_cast<size_t>(When::kOneStepLate) + 1);
   EXPECT_EQ(said.alone.size(), 2U);
   EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));

@@ -55,6 +55,10 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
     simplify([](Script& of) { of.optimizers = 1; });
     simplify([](Script& of) { of.rule = Rule::kSgd; });
     simplify([](Script& of) { of.states = States::kFloat; });
+    simplify([](Script& of) { of.masters = Masters::kWhole; });
+    simplify([](Script& of) { of.sends_floats = false; });
+    simplify([](Script& of) { of.keeps_low = false; });
+    simplify([](Script& of) { of.is_world_invariant = false; });
     simplify([](Script& of) { of.values = Values::kDouble; });
     simplify([](Script& of) { of.accumulation.weighs = false; });
     simplify([](Script& of) { of.accumulation.clip_norm = 0; });
@@ -69,12 +73,15 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
       in_setting([](Setting& of) { of.kept = Kept::kAll; });
       in_setting([](Setting& of) { of.shard_within = 0; });
       in_setting([](Setting& of) { of.tensor = 1; });
-      in_setting([](Setting& of) { of.data = 1; });
+      in_setting([](Setting& of) {
+        of.data = 1;
+        of.shard_within = of.secondary_shard_within = 0;
+      });
       // Not up again from one, or there were no end.
       in_setting([](Setting& of) {
         if (of.data <= 2) return;
         of.data = 2;
-        of.shard_within = 0;
+        of.shard_within = of.secondary_shard_within = 0;
       });
       in_setting([](Setting& of) {
         if (of.when == When::kInBackward) of.when = When::kInStep;
@@ -97,11 +104,14 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
         of.pipeline = of.chunks = 1;
       });
       in_setting([](Setting& of) { of.pipeline = std::min(of.pipeline, 2); });
-      in_setting([](Setting& of) {
-        of.stage = 0;
-        of.shard_within = 0;
-        of.parameters = Left::kDevice;
-      });
+      in_setting([](Setting& of) { set_stage(of, 0); });
+      in_setting([](Setting& of) { of.stays = Stays::kForUse; });
+      in_setting([](Setting& of) { of.prefetch_bytes = -1; });
+      in_setting([](Setting& of) { of.minimum_sharded_bytes = 0; });
+      in_setting([](Setting& of) { of.secondary_shard_within = 0; });
+      in_setting([](Setting& of) { of.offloaded_bytes = 0; });
+      in_setting([](Setting& of) { of.gradient_budget_bytes = 0; });
+      in_setting([](Setting& of) { of.is_by_class = false; });
       in_setting([](Setting& of) { of.page_bytes = 1 << 20; });
     }
     for (size_t index = 0; index < script.actions.size(); ++index) {

@@ -5,17 +5,18 @@ namespace zeropage::scripts {
 Script twin_of(Script script) {
   for (Setting& setting : script.settings) {
     // Sums in the order that it had.
-    if (setting.reduced == Reduced::kAuto) {
+    if (setting.reduced == Reduced::kAuto && !script.is_world_invariant) {
       setting.reduced = setting.stage < 2 ? Reduced::kOnce : Reduced::kEach;
     }
-    setting.stage = 0;
-    setting.shard_within = 0;
-    setting.optimizer = setting.parameters = Left::kDevice;
+    set_stage(setting, 0);
+    setting.optimizer = Left::kDevice;
+    setting.offloaded_bytes = 0;
     // What is one step late has other results.
     if (setting.when == When::kOneStepLate) setting.optimizer = Left::kHost;
     if (setting.when == When::kInBackward) setting.when = When::kInStep;
     setting.kept = Kept::kAll;
-    setting.page_bytes = 1 << 20;
+    // By whose blocks states in 8 bits are quantised.
+    if (script.states != States::kEightBits) setting.page_bytes = 1 << 20;
     setting.is_alone = setting.is_deferred = false;
     // That takes any number of micro-batches.
     setting.order = setting.chunks > 1 ? Order::kInterleaved : Order::kGPipe;

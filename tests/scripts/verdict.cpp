@@ -30,6 +30,20 @@ bool clips_in_pipelines(const Script& script) {
   return script.has_pipelines && has_any(script, [](Does does) { return does == Does::kClip; });
 }
 
+bool is_world_invariant(const Script& script) {
+  return script.is_world_invariant;
+}
+
+bool offloads(const Script& script) {
+  return std::any_of(script.settings.begin(), script.settings.end(),
+                     [](const Setting& setting) { return setting.optimizer != Left::kDevice; });
+}
+
+bool has_groups(const Script& script) {
+  return std::any_of(script.settings.begin(), script.settings.end(),
+                     [](const Setting& setting) { return setting.shard_within > 0; });
+}
+
 bool unfreezes(const Script& script) {
   return has_any(script, [](Does does) { return does == Does::kUnfreeze; });
 }
@@ -103,6 +117,12 @@ const std::vector<Refusal>& refusals() {
        &retains},
       // LibTorch's clip on a stage, of which another has no gradients.
       {"have been multiplied by", "docs/troubleshooting.md", &clips_in_pipelines},
+      // Gradients that are scaled between two micro-batches.
+      {"between the micro-batches of a step is of the last one alone", "docs/troubleshooting.md",
+       &is_world_invariant},
+      {"is looked at between the micro-batches of a step", "docs/troubleshooting.md", &offloads},
+      {"in the middle of an accumulation it is a sum over the 2 ranks of a group alone",
+       "docs/troubleshooting.md", &has_groups},
       // A step that follows no forward.
       {"did not when the wrapped module was called last", "docs/troubleshooting.md", &unfreezes},
   };

@@ -72,45 +72,71 @@ std::map<std::string, std::string> from_text(const std::string& text) {
   return lines;
 }
 
-// "" where they are alike. Values that a rank does not have are those of other slices or stages.
+// What one rank has otherwise than a rank before it.
+class Differences {
+ public:
+  explicit Differences(const std::function<int(int)>& name_of) : name_of_(name_of) {}
+
+  void note(const std::string& key, size_t here, const std::string& has_here, size_t there,
+            const std::string& has_there) {
+    if (has_here == has_there) return;
+    if (words_.empty()) kind_ = static_cast<ToldKind>(key.front() - '0');
+    if (key.front() - '0' == static_cast<int>(kind_) && count_ < kMostDifferences) {
+      words_ += c10::str(words_.empty() ? "" : "; ", key.substr(1), ": rank ",
+                         name_of_(static_cast<int>(here)), " has ", has_here, ", rank ",
+                         name_of_(static_cast<int>(there)), " has ", has_there);
+    }
+    ++count_;
+  }
+  bool empty() const { return count_ == 0; }
+  ToldKind kind() const { return kind_; }
+  std::string words() const {
+    return count_ <= kMostDifferences
+               ? words_
+               : c10::str(words_, "; and ", count_ - kMostDifferences, " more differences");
+  }
+
+ private:
+  const std::function<int(int)>& name_of_;
+  std::string words_;
+  ToldKind kind_ = ToldKind::kSteps;
+  size_t count_ = 0;
+};
+
+bool is_of_values(const std::string& key) {
+  return key.front() - '0' == static_cast<int>(ToldKind::kValues);
+}
+
+// "" where they are alike. Values that a rank does not have are those of other slices or stages; those of two ranks are
+// compared whichever these are.
 std::string difference(const std::vector<std::string>& texts, const std::string& who,
                        bool have_slices, const std::function<int(int)>& name_of) {
+  struct Told {
+    size_t rank;
+    std::string has;
+  };
   const auto first = from_text(texts.front());
+  std::map<std::string, Told> known;
+  for (const auto& [key, has] : first) known.emplace(key, Told{0, has});
   for (size_t rank = 1; rank < texts.size(); ++rank) {
-    const auto other = from_text(texts[rank]);
-    std::string words;
-    size_t more = 0;
-    char kind = '0';
-    const auto note = [&](const std::string& key, const std::string& here,
-                          const std::string& there) {
-      if (here == there) return;
-      if (words.empty()) kind = key.front();
-      if (key.front() != kind || more >= kMostDifferences) {
-        ++more;
-        return;
-      }
-      words += c10::str(words.empty() ? "" : "; ", key.substr(1), ": rank ", name_of(0), " has ",
-                        here, ", rank ", name_of(static_cast<int>(rank)), " has ", there);
-      ++more;
-    };
-    const char values = static_cast<char>('0' + static_cast<int>(ToldKind::kValues));
+    const auto own = from_text(texts[rank]);
+    Differences differences(name_of);
     for (const auto& [key, has] : first) {
-      const auto found = other.find(key);
-      if (found != other.end()) {
-        note(key, has, found->second);
-      } else if (key.front() != values) {
-        note(key, has, "none");
+      if (!is_of_values(key) && !own.contains(key)) differences.note(key, 0, has, rank, "none");
+    }
+    for (const auto& [key, has] : own) {
+      if (!is_of_values(key) && !first.contains(key)) {
+        differences.note(key, 0, "none", rank, has);
+        continue;
       }
+      const auto [place, is_new] = known.try_emplace(key, Told{rank, has});
+      if (!is_new) differences.note(key, place->second.rank, place->second.has, rank, has);
     }
-    for (const auto& [key, has] : other) {
-      if (key.front() != values && !first.contains(key)) note(key, "none", has);
-    }
-    if (words.empty()) continue;
-    if (more > kMostDifferences)
-      words += c10::str("; and ", more - kMostDifferences, " more differences");
-    return c10::str(who, ": ranks must have this alike. ", words, ". ",
-                    have_slices && kind == values ? kAdviceOfSlices
-                                                  : advice(static_cast<ToldKind>(kind - '0')));
+    if (differences.empty()) continue;
+    return c10::str(who, ": ranks must have this alike. ", differences.words(), ". ",
+                    have_slices && differences.kind() == ToldKind::kValues
+                        ? kAdviceOfSlices
+                        : advice(differences.kind()));
   }
   return "";
 }

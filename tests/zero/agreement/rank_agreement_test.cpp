@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/harness/disk_folder.h"
 #include "tests/harness/errors.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/tiny_models.h"
@@ -235,6 +236,34 @@ TEST_P(RankAgreementTest, HoldsOverTheStagesOfAPipeline) {
   });
   for (const std::exception_ptr& error : errors) {
     EXPECT_THAT(message_of(error), HasSubstr("rank 0 has 0.1, rank 1 has 0.2"));
+  }
+}
+
+// No other rank of the mesh has what the two of a stage have alike.
+TEST_P(RankAgreementTest, ASaveHearsOfAWriteOnOneRankOfAnyStage) {
+  using namespace zeropage::pipeline_models;
+  for (const int writer : {1, 3}) {
+    const DiskFolder folder;
+    const auto errors = try_ranks(4, [&](World& world) {
+      const Mesh mesh(world, {{"pipeline", 2}, {"data", 2}});
+      const auto stage = pipeline_stage<Model>([] { return Model(Head::kOwn, torch::kFloat); },
+                                               layers_of_model, mesh["pipeline"]);
+      Pipeline::Model model(stage, mesh, at_stage(GetParam()));
+      Optimizer<SGD> optimizer(model, SGDOptions(0.1));
+      if (world.rank() == writer) {
+        const torch::NoGradGuard no_grad;
+        // At stage 3 an operator on parameters is for all ranks of the stage.
+        if (GetParam() < 3) model.parameters().front().mul_(0.5);
+      }
+      save_state(folder.path() + "/state", model, optimizer);
+    });
+    for (const std::exception_ptr& error : errors) {
+      if (GetParam() == 3) {
+        EXPECT_EQ(message_of(error), "");
+      } else {
+        EXPECT_THAT(message_of(error), HasSubstr("ranks must have this alike. values of"));
+      }
+    }
   }
 }
 

@@ -453,6 +453,38 @@ Options stepping_in_backward() {
   return options;
 }
 
+std::vector<torch::Tensor> trained_with_an_added_group(StepWhen when) {
+  std::vector<torch::Tensor> result;
+  run_ranks(1, [&](comm::World& world) {
+    Options options = stepping_in_backward();
+    options.offload.step = when;
+    DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, options);
+    const auto& layers = model->layers;
+    const torch::optim::SGDOptions of_all(0.1);
+    const auto group = [&](std::vector<torch::Tensor> parameters) {
+      return torch::optim::OptimizerParamGroup(std::move(parameters),
+                                               std::make_unique<torch::optim::SGDOptions>(of_all));
+    };
+    Optimizer<torch::optim::SGD> optimizer(
+        model, ShardedOptimizer::Groups{group({layers[0]->weight, layers[1]->weight})}, of_all);
+    for (int step = 0; step < 3; ++step) {
+      model(torch::ones({2, 40})).sum().backward();
+      optimizer.step();
+      model.zero_grad();
+      if (step == 0) {
+        optimizer.add_param_group(group({layers[2]->weight}));
+      }
+    }
+    result = values_of(model);
+  });
+  return result;
+}
+
+TEST(StepInBackwardTest, UpdatesAGroupThatWasAddedBeforeTheBackward) {
+  const auto expected = trained_with_an_added_group(StepWhen::kInStep);
+  EXPECT_TRUE(same_bits(expected, trained_with_an_added_group(StepWhen::kInBackward)));
+}
+
 TEST(OffloadErrorTest, AnOptimizerWhoseConstructorThrowsLeavesNothingBehind) {
   run_ranks(2, [](comm::World& world) {
     DistributedDataParallel<ThreePages> model(make<ThreePages>(), world, stepping_in_backward());

@@ -46,6 +46,7 @@ class PageUpdates {
   // Takes in pages that train now and were frozen, and groups that were added. steps: of the optimizer so
   // far.
   void adopt(int64_t steps);
+  void adopt_groups();
   // The page's next step is with the options that the groups have now.
   void set_options(const OfPage& of_page) const;
 
@@ -66,7 +67,6 @@ class PageUpdates {
   OfPage make(size_t page) const;
   OfPage make_offloaded(size_t page) const;
   void adopt_pages(int64_t steps);
-  void adopt_groups();
   void add_groups(OfPage& of_page, size_t first) const;
   void take_frozen_states(const OfPage& of_page);
 

@@ -12,7 +12,7 @@
 namespace zeropage {
 
 StepPipeline::StepPipeline(ShardedModel parameters, const ParameterGroups& groups,
-                           const PageUpdates& updates, const UpdateAlgorithm& algorithm)
+                           PageUpdates& updates, const UpdateAlgorithm& algorithm)
     : parameters_(std::move(parameters)),
       groups_(groups),
       updates_(updates),
@@ -51,8 +51,9 @@ void StepPipeline::follow_backward() {
   }
 }
 
-void StepPipeline::start_in_backward(size_t page, const HasGradient& has_gradient,
-                                     double factor) const {
+void StepPipeline::start_in_backward(size_t page, const HasGradient& has_gradient, double factor) {
+  // What was added since the last step is updated with this one.
+  updates_.adopt_groups();
   const OfPage* const of_page = updates_.offloaded(page);
   if (of_page == nullptr) return;
   parameters_.writes->begin_update_in_backward(page, has_gradient);

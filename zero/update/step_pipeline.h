@@ -25,7 +25,7 @@ namespace zeropage {
 class StepPipeline {
  public:
   // Throws where another optimizer of the model follows backward already, and what TensorPasses throws.
-  StepPipeline(ShardedModel parameters, const ParameterGroups& groups, const PageUpdates& updates,
+  StepPipeline(ShardedModel parameters, const ParameterGroups& groups, PageUpdates& updates,
                const UpdateAlgorithm& algorithm);
   ~StepPipeline();
   StepPipeline(const StepPipeline&) = delete;
@@ -48,7 +48,7 @@ class StepPipeline {
   using OfPage = PageUpdates::OfPage;
 
   void follow_backward();
-  void start_in_backward(size_t page, const HasGradient& has_gradient, double factor) const;
+  void start_in_backward(size_t page, const HasGradient& has_gradient, double factor);
   // Called on the thread of the steps, with the gradient there.
   using BeforeUpdate = std::function<void(const at::Tensor& gradient)>;
   BeforeUpdate in_backward_before_update(size_t page) const;
@@ -67,7 +67,7 @@ class StepPipeline {
 
   const ShardedModel parameters_;
   const ParameterGroups& groups_;
-  const PageUpdates& updates_;
+  PageUpdates& updates_;
   const std::unique_ptr<TensorPasses> tensors_;  // null where all updates have one pass
   bool follows_ = false;                         // backward
 };

@@ -72,6 +72,9 @@ NewValues::NewValues(const ParameterPages& pages, const std::map<std::string, at
     if (is_whole) of_tensor_.push_back(of);
     if (is_tied) of_pipeline_.push_back(of);
   }
+  // Each stage has them in the order of its own layers.
+  std::sort(of_pipeline_.begin(), of_pipeline_.end(),
+            [](const OfParameter& one, const OfParameter& other) { return one.name < other.name; });
 }
 
 std::string NewValues::text_of(const List& list) {

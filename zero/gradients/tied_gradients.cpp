@@ -1,5 +1,6 @@
 #include "zero/gradients/tied_gradients.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -29,12 +30,15 @@ at::Tensor exchanged(const ModelPart& part, const at::Tensor& own, const std::st
 // Those of which both ranks have a gradient. A script may freeze a tied weight between two steps, on both.
 std::vector<size_t> tied_pages(const ParameterPages& pages, const StepGradients& gradients) {
   std::vector<size_t> tied, with_gradient;
-  std::vector<uint8_t> has;
   for (size_t index = 0; index < pages.parameters().size(); ++index) {
-    if (!pages.parameters()[index].parameter.is_tied) continue;
-    tied.push_back(index);
-    has.push_back(gradients.has(index) ? 1 : 0);
+    if (pages.parameters()[index].parameter.is_tied) tied.push_back(index);
   }
+  // Each rank has them in the order of its own layers.
+  std::sort(tied.begin(), tied.end(), [&](size_t left, size_t right) {
+    return pages.parameters()[left].parameter.name() < pages.parameters()[right].parameter.name();
+  });
+  std::vector<uint8_t> has;
+  for (const size_t index : tied) has.push_back(gradients.has(index) ? 1 : 0);
   const c10::Device device = pages.part()->ranks.communicator().device();
   const at::Tensor own = at::tensor(has, at::kByte).to(device);
   const at::Tensor theirs = exchanged(*pages.part(), own, "which tied weights have a gradient");

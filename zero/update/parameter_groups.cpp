@@ -133,6 +133,8 @@ void ParameterGroups::check_ends_agree() const {
         "tied parameter \"", name(index), "\": ",
         found == group_of.end() ? "in none of its groups" : c10::str("in group ", found->second)));
   }
+  // Each stage has them in the order of its own layers.
+  std::sort(lines.begin(), lines.end());
   part->tied->check_agreement("the optimizer, over the two stages that have a tied weight", lines);
 }
 

@@ -21,13 +21,18 @@ void LoopRank::backward(const Action& action, bool syncs) {
 }
 
 void LoopRank::micro_batches(int count, int units) {
-  if (accumulator_->micro_step() == 0) accumulator_->set_micro_steps(micro_batches_ahead());
+  if (accumulator_->micro_step() == 0) {
+    accumulator_->set_micro_steps(micro_batches_ahead() * setting_.spread);
+  }
   for (int micro_batch = 0; micro_batch < count; ++micro_batch, ++pass_) {
-    const Sample sample = sample_of(script_.seed, pass_, rank());
-    torch::Tensor loss = loss_of(forward(sample, units), sample) * factor_of(pass_, rank());
-    // Where all is frozen; one that nothing trains is refused.
-    if (!loss.requires_grad()) loss = loss.detach().requires_grad_(true);
-    accumulator_->backward(loss, weight_of(pass_, rank()));
+    for (int of_rank = 0; of_rank < setting_.spread; ++of_rank) {
+      const int number = rank() * setting_.spread + of_rank;
+      const Sample sample = sample_of(script_.seed, pass_, number);
+      torch::Tensor loss = loss_of(forward(sample, units), sample) * factor_of(pass_, number);
+      // Where all is frozen; one that nothing trains is refused.
+      if (!loss.requires_grad()) loss = loss.detach().requires_grad_(true);
+      accumulator_->backward(loss, weight_of(pass_, number));
+    }
   }
 }
 

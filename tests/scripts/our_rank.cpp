@@ -211,12 +211,7 @@ void OurRank::make_policy(const std::string& folder) {
 std::vector<ShardedOptimizer::Groups> OurRank::groups_of_optimizers() const {
   const auto all = parameters();
   std::vector<ShardedOptimizer::Groups> of_optimizers;
-  for (int index = 0; index < script_.optimizers; ++index) {
-    std::vector<torch::Tensor> of_this;
-    for (size_t i = static_cast<size_t>(index); i < all.size();
-         i += static_cast<size_t>(script_.optimizers)) {
-      of_this.push_back(all[i]);
-    }
+  for (const auto& of_this : parameters_of_optimizers(script_, all)) {
     auto groups = groups_of(script_, of_this);
     for (auto& group : groups) {
       std::erase_if(group.params(), [&](const auto& parameter) { return !has(parameter); });
@@ -245,7 +240,9 @@ void OurRank::accumulated_step() {
   const torch::Tensor of_this = loss();
   const StepReport report = step_all();
   see_step(report.stepped(), report.norm);
-  if (report.stepped() && of_this.defined()) see("loss", of_this);
+  // Another split has the losses of others on a rank.
+  const bool has_other_split = script_.is_world_invariant && script_.beside == Beside::kTwin;
+  if (report.stepped() && of_this.defined() && !has_other_split) see("loss", of_this);
 }
 
 double OurRank::clip(double most, bool by_torch) {

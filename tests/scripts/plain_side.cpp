@@ -25,12 +25,7 @@ PlainSide::PlainSide(const Script& script) : Side(script, script.settings.front(
   if (script.has_pipelines) module_->set_packs();
   const auto all = parameters();
   for (const torch::Tensor& parameter : all) average_.push_back(parameter.detach().clone());
-  for (int index = 0; index < script.optimizers; ++index) {
-    std::vector<torch::Tensor> of_this;
-    for (size_t i = static_cast<size_t>(index); i < all.size();
-         i += static_cast<size_t>(script.optimizers)) {
-      of_this.push_back(all[i]);
-    }
+  for (const auto& of_this : parameters_of_optimizers(script, all)) {
     optimizers_.push_back(with_rule(script.rule, [&]<typename A>(A*, const auto& options) {
       return std::unique_ptr<torch::optim::Optimizer>(
           std::make_unique<PlainClass<A>>(groups_of(script, of_this), options));
@@ -136,6 +131,16 @@ void PlainSide::accumulated_step() {
 // One step late, a step is made with the gradients of the one before, and its own wait.
 void PlainSide::step_optimizers() {
   if (when_of(script_) != When::kOneStepLate) return Side::step_optimizers();
+  // Its options wait, too.
+  std::vector<double> rates;
+  for (auto& group : optimizers_.front()->param_groups()) rates.push_back(group.options().get_lr());
+  std::swap(rates, late_rates_);
+  const auto set_rates = [&](const std::vector<double>& to) {
+    for (size_t index = 0; index < to.size(); ++index) {
+      optimizers_.front()->param_groups()[index].options().set_lr(to[index]);
+    }
+  };
+  set_rates(rates);
   const auto all = parameters();
   late_.resize(all.size());
   for (size_t index = 0; index < all.size(); ++index) {
@@ -144,6 +149,7 @@ void PlainSide::step_optimizers() {
     of.mutable_grad() = std::exchange(late_[index], now);
   }
   Side::step_optimizers();
+  set_rates(late_rates_);
   for (size_t index = 0; index < all.size(); ++index) {
     torch::Tensor of = all[index];
     of.mutable_grad() = late_[index].defined() ? late_[index].clone() : torch::Tensor();

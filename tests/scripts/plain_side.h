@@ -38,8 +38,9 @@ class PlainSide final : public Side {
   void on_each_rank(const Forward& forward);
 
   std::vector<torch::Tensor> average_;  // by parameter
-  std::vector<torch::Tensor>
-      late_;  // gradients of the step that is made with the next one; by parameter
+  // The step that is made with the next one has these gradients, by parameter, and rates, by group.
+  std::vector<torch::Tensor> late_;
+  std::vector<double> late_rates_;
   // Sums over the open step's micro-batches: those of all ranks, and those of the first rank.
   double weight_ = 0, weight_of_0_ = 0, loss_of_0_ = 0;
   bool is_mean_ = false;  // its gradients are divided by their weight

@@ -350,9 +350,9 @@ void add_a_step_without_a_look(Dice& dice, Script& script, int step) {
   }
   actions.push_back({Does::kStep, 0, 1});
   if (dice.one_in(6)) actions.push_back({Does::kEvaluate, 0, 1});
-  if (when_of(script) == When::kOneStepLate) return;
   if (dice.one_in(8)) actions.push_back({Does::kLearningRate, which, dice.between(0.3, 1.2)});
   if (dice.one_in(6)) actions.push_back({Does::kSchedule, dice.below(2), dice.between(0, 1)});
+  if (when_of(script) == When::kOneStepLate) return;
   if (dice.one_in(12)) actions.push_back({Does::kFreeze, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kUnfreeze, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kWriteGuarded, which, dice.between(0.5, 1.5)});
@@ -382,6 +382,33 @@ void add_a_step(Dice& dice, Script& script, int step, bool pipelines, bool has_s
   const bool steps_now = !dice.one_in(12);
   if (steps_now) actions.push_back({Does::kStep, 0, 1});
   add_changes_of_the_run(dice, actions, steps_now && is_single, /*may_throw=*/true, settings);
+}
+
+// Until a group of them is added. A state has the groups that there were.
+void leave_parameters_out(Dice& dice, Script& script) {
+  const bool is_alone = std::any_of(script.settings.begin(), script.settings.end(),
+                                    [](const Setting& setting) { return setting.is_alone; });
+  if (script.has_pipelines || is_alone || when_of(script) == When::kOneStepLate) return;
+  script.left_out = 1 + dice.below(3);
+  // LibTorch's makes its states in the constructor alone.
+  if (script.rule == Rule::kAdagrad) script.rule = Rule::kAdam;
+  std::vector<Action>& actions = script.actions;
+  std::erase_if(actions, [](const Action& action) { return action.does == Does::kResume; });
+  for (Action& action : actions) {
+    // LibTorch's plateau knows the groups that there were.
+    if (action.does == Does::kSchedule) action.which = 0;
+    // A step in backward frees gradients of others, too.
+    const bool frees = when_of(script) == When::kInBackward;
+    if (frees && action.does == Does::kZeroGrad) action.which = 2;
+  }
+  // Between two steps.
+  std::vector<size_t> places;
+  for (size_t at = 0; at < actions.size(); ++at) {
+    if (actions[at].does == Does::kStep) places.push_back(at + 1);
+  }
+  if (places.empty()) return;
+  const size_t place = places[static_cast<size_t>(dice.below(static_cast<int>(places.size())))];
+  actions.insert(actions.begin() + static_cast<std::ptrdiff_t>(place), {Does::kAddGroup, 0, 1});
 }
 
 }  // namespace
@@ -420,6 +447,7 @@ Script random_script(uint64_t seed) {
     if (looks) add_a_step(dice, script, step, pipelines, has_slices);
     if (!looks) add_a_step_without_a_look(dice, script, step);
   }
+  if (dice.one_in(6)) leave_parameters_out(dice, script);
   if (looks && dice.one_in(10)) add_a_wrong_one(dice, script, pipelines);
   return script;
 }

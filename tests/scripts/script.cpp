@@ -66,6 +66,7 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Does, {{Does::kBackward, "backward"},
                                     {Does::kAverage, "average"},
                                     {Does::kSeeAverage, "see_average"},
                                     {Does::kResume, "resume"},
+                                    {Does::kAddGroup, "add_group"},
                                     {Does::kMicroBatches, "micro_batches"},
                                     {Does::kAbandon, "abandon"},
                                     {Does::kInfinite, "infinite"},
@@ -118,13 +119,14 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, pi
                                                 optimizer, parameters, when, kept, reduced,
                                                 page_bytes, stays, prefetch_bytes,
                                                 minimum_sharded_bytes, secondary_shard_within,
-                                                offloaded_bytes, gradient_budget_bytes, is_by_class)
+                                                offloaded_bytes, gradient_budget_bytes, is_by_class,
+                                                spread)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states,
                                                 sends_floats, keeps_low, masters,
                                                 is_world_invariant, beside, accumulation,
-                                                has_pipelines, groups, optimizers, settings,
-                                                actions)
+                                                has_pipelines, groups, optimizers, left_out,
+                                                settings, actions)
 
 namespace {
 
@@ -194,6 +196,11 @@ bool can_be_cut(const Script& script, const Setting& setting) {
     return ranks == std::set<int>{0, setting.pipeline - 1} &&
            !writes_buffers(script.units[unit].kind);
   });
+}
+
+bool has(const Script& script, Kind kind) {
+  return std::any_of(script.units.begin(), script.units.end(),
+                     [kind](const Unit& unit) { return unit.kind == kind; });
 }
 
 bool has_buffers(const Script& script) {

@@ -81,6 +81,7 @@ enum class Does : uint8_t {
   kAverage,       // updates a moving average of the weights
   kSeeAverage,    // evaluates with it
   kResume,        // saves, and loads under setting `which`
+  kAddGroup,      // gives the first optimizer the parameters that it was made without
   // Where the script has an accumulator, whose micro-batches kBackward gives it too.
   kMicroBatches,  // which: how many; a pipeline's step has one of these
   kAbandon,       // drops the gradients of the step that is open
@@ -144,6 +145,7 @@ struct Setting {
   int64_t offloaded_bytes = 0;        // at most so many leave the device; 0: all
   int64_t gradient_budget_bytes = 0;  // of an accumulator that reduces once where they fit
   bool is_by_class = false;           // the update
+  int spread = 1;  // ranks whose micro-batches each rank runs, one after the other
 
   int ranks() const { return pipeline * data * tensor; }
 };
@@ -178,6 +180,7 @@ struct Script {
   bool has_pipelines = false;  // some settings may have one
   int groups = 1;
   int optimizers = 1;
+  int left_out = 0;               // parameters of the first optimizer that come to it by kAddGroup
   std::vector<Setting> settings;  // the first one is that of the beginning
   std::vector<Action> actions;
 };
@@ -191,6 +194,8 @@ std::vector<int64_t> first_units_of(const Script& script, const Setting& setting
 bool can_be_cut(const Script& script, const Setting& setting);
 // Whether a unit writes buffers, of which an optimizer without a wrapper leaves each rank its own.
 bool has_buffers(const Script& script);
+// Whether there is one of that kind.
+bool has(const Script& script, Kind kind);
 // Whether there is one of the units that are cut over "tensor".
 bool has_slices(const Script& script);
 // Whether units have parameters in common.

@@ -53,6 +53,7 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
     };
     simplify([](Script& of) { of.groups = 1; });
     simplify([](Script& of) { of.optimizers = 1; });
+    simplify([](Script& of) { of.left_out = 0; });
     simplify([](Script& of) { of.rule = Rule::kSgd; });
     simplify([](Script& of) { of.states = States::kFloat; });
     simplify([](Script& of) { of.masters = Masters::kWhole; });

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 namespace zeropage::scripts {
 
@@ -60,6 +61,54 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(
     groups.emplace_back(members[index], std::move(options));
   }
   return groups;
+}
+
+namespace {
+
+std::vector<torch::Tensor> of_optimizer(const Script& script,
+                                        const std::vector<torch::Tensor>& parameters,
+                                        int optimizer) {
+  std::vector<torch::Tensor> of_this;
+  for (auto index = static_cast<size_t>(optimizer); index < parameters.size();
+       index += static_cast<size_t>(script.optimizers)) {
+    of_this.push_back(parameters[index]);
+  }
+  return of_this;
+}
+
+// One stays in the optimizer.
+std::ptrdiff_t left_out_among(const Script& script, const std::vector<torch::Tensor>& of_this) {
+  return std::min<std::ptrdiff_t>(script.left_out,
+                                  std::max<std::ptrdiff_t>(std::ssize(of_this) - 1, 0));
+}
+
+}  // namespace
+
+std::vector<std::vector<torch::Tensor>> parameters_of_optimizers(
+    const Script& script, const std::vector<torch::Tensor>& parameters) {
+  std::vector<std::vector<torch::Tensor>> of_optimizers;
+  for (int index = 0; index < script.optimizers; ++index) {
+    of_optimizers.push_back(of_optimizer(script, parameters, index));
+  }
+  std::vector<torch::Tensor>& first = of_optimizers.front();
+  first.erase(first.end() - left_out_among(script, first), first.end());
+  return of_optimizers;
+}
+
+std::vector<torch::Tensor> left_out_of(const Script& script,
+                                       const std::vector<torch::Tensor>& parameters) {
+  const auto first = of_optimizer(script, parameters, 0);
+  return {first.end() - left_out_among(script, first), first.end()};
+}
+
+void Side::add_group() {
+  if (std::exchange(has_added_group_, true)) return;
+  Script of_one_group = script_;
+  of_one_group.groups = 1;
+  const auto left_out = left_out_of(script_, parameters());
+  for (const auto& group : groups_of(of_one_group, left_out)) {
+    optimizers_.front()->add_param_group(group);
+  }
 }
 
 void Side::see(const std::string& what, const torch::Tensor& value) {
@@ -232,6 +281,7 @@ void Side::act(const Action& action) {
     case Does::kLearningRate:
       for (auto& optimizer : optimizers_) {
         auto& groups = optimizer->param_groups();
+        if (groups.empty()) continue;
         auto& options = groups[static_cast<size_t>(action.which) % groups.size()].options();
         options.set_lr(options.get_lr() * action.value);
       }
@@ -261,6 +311,8 @@ void Side::act(const Action& action) {
       return average();
     case Does::kSeeAverage:
       return see("outputs of the average", evaluate_average());
+    case Does::kAddGroup:
+      return add_group();
     case Does::kResume:
       return;
   }

@@ -29,6 +29,12 @@ using Observations = std::vector<Observation>;
 std::vector<torch::optim::OptimizerParamGroup> groups_of(
     const Script& script, const std::vector<torch::Tensor>& parameters);
 
+// Those of each optimizer when it is made, and those that come to the first one later.
+std::vector<std::vector<torch::Tensor>> parameters_of_optimizers(
+    const Script& script, const std::vector<torch::Tensor>& parameters);
+std::vector<torch::Tensor> left_out_of(const Script& script,
+                                       const std::vector<torch::Tensor>& parameters);
+
 // Each tensor once, in the order of their first names.
 std::vector<torch::Tensor> distinct(const std::vector<torch::Tensor>& tensors);
 
@@ -120,10 +126,12 @@ class Side {
 
   void act(const Action& action);
   void schedule(const Action& action);
+  void add_group();
   void step();
   void end_accumulation();
   std::vector<Schedules> schedules_;  // by optimizer
   size_t at_ = 0;
+  bool has_added_group_ = false;
   int made_ = 0;            // micro-batches of the step that is open
   int infinite_pass_ = -1;  // whose loss is infinite
   // Since gradients were zeroed last: one was dropped; one is each rank's own until the step averages it.

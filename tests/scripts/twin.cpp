@@ -9,6 +9,11 @@ Script twin_of(Script script) {
       setting.reduced = setting.stage < 2 ? Reduced::kOnce : Reduced::kEach;
     }
     set_stage(setting, 0);
+    // One rank runs the micro-batches of all. It has no masks of theirs, and its buffers are written by all.
+    if (script.is_world_invariant && !has_buffers(script) && !has(script, Kind::kMasked)) {
+      setting.spread = setting.data;
+      setting.data = 1;
+    }
     setting.optimizer = Left::kDevice;
     setting.offloaded_bytes = 0;
     // What is one step late has other results.

@@ -9,9 +9,9 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/autocast_mode.h>
 #include <torch/torch.h>
 
+#include "tests/harness/autocast.h"
 #include "tests/harness/mixed_precision_reference.h"
 #include "tests/harness/ranks.h"
 #include "tests/harness/reference.h"
@@ -41,22 +41,6 @@ inline std::ostream& operator<<(std::ostream& out, const Setting& setting) {
 }
 
 using Values = std::vector<torch::Tensor>;
-
-class AutocastToBf16 {
- public:
-  AutocastToBf16() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-    // LibTorch has one cache for all threads, and here these are ranks.
-    at::autocast::set_autocast_cache_enabled(false);
-  }
-  ~AutocastToBf16() {
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-    at::autocast::set_autocast_cache_enabled(true);
-  }
-  AutocastToBf16(const AutocastToBf16&) = delete;
-  AutocastToBf16& operator=(const AutocastToBf16&) = delete;
-};
 
 inline std::vector<torch::Tensor> distinct(const std::vector<torch::Tensor>& tensors) {
   std::vector<torch::Tensor> once;

@@ -1,5 +1,6 @@
 #include "tests/scripts/our_rank.h"
 
+#include "tests/harness/autocast.h"
 #include "zeropage/activation_offload.h"
 
 namespace zeropage::scripts {
@@ -224,6 +225,8 @@ std::vector<ShardedOptimizer::Groups> OurRank::groups_of_optimizers() const {
 torch::Tensor OurRank::forward_under(const std::function<torch::Tensor()>& forward) {
   std::optional<ActivationScope> scope;
   if (policy_) scope.emplace(*policy_);
+  std::optional<testing::AutocastToBf16> autocast;
+  if (script_.autocasts) autocast.emplace();
   return forward();
 }
 

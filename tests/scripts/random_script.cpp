@@ -439,6 +439,9 @@ Script random_script(uint64_t seed) {
   choose_states(dice, script);
   choose_low_precision(dice, script);
   choose_world_invariance(dice, script);
+  // The fused operators take tensors of one dtype.
+  script.autocasts = script.values == Values::kFloat && script.beside == Beside::kTwin &&
+                     !script.has_pipelines && !has(script.units, Kind::kFused) && dice.one_in(3);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
   if (!pipelines && dice.one_in(4)) choose_when(dice, script);
   const bool looks = when_of(script) == When::kInStep;

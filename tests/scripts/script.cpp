@@ -124,7 +124,7 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Setting, stage, data, tensor, pi
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Accumulation, is_on, weighs, clip_norm, clip_value)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Script, seed, units, rule, values, states,
                                                 sends_floats, keeps_low, masters,
-                                                is_world_invariant, beside, accumulation,
+                                                is_world_invariant, autocasts, beside, accumulation,
                                                 has_pipelines, groups, optimizers, left_out,
                                                 settings, actions)
 

@@ -175,6 +175,7 @@ struct Script {
   bool keeps_low = false;
   Masters masters = Masters::kWhole;
   bool is_world_invariant = false;
+  bool autocasts = false;  // forward and loss, to bf16
   Beside beside = Beside::kLibTorch;
   Accumulation accumulation;
   bool has_pipelines = false;  // some settings may have one

@@ -48,7 +48,7 @@ struct Said {
   std::set<bool> alone;
   std::set<Masters> masters;
   std::set<Stays> stays;
-  std::set<bool> sends_floats, keeps_low, is_world_invariant, is_by_class;
+  std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class;
   std::set<int64_t> prefetch_bytes, minimum_sharded_bytes, offloaded_bytes, gradient_budgets;
   std::set<int> secondary_shards;
 
@@ -62,6 +62,7 @@ struct Said {
     sends_floats.insert(script.sends_floats);
     keeps_low.insert(script.keeps_low);
     is_world_invariant.insert(script.is_world_invariant);
+    autocasts.insert(script.autocasts);
     whens.insert(when_of(script));
     for (const Setting& setting : script.settings) {
       kept.insert(setting.kept);
@@ -100,6 +101,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.sends_floats.size(), 2U);
   EXPECT_EQ(said.keeps_low.size(), 2U);
   EXPECT_EQ(said.is_world_invariant.size(), 2U);
+  EXPECT_EQ(said.autocasts.size(), 2U);
   EXPECT_EQ(said.is_by_class.size(), 2U);
   EXPECT_EQ(said.prefetch_bytes.size(), 3U);
   EXPECT_EQ(said.minimum_sharded_bytes.size(), 3U);

@@ -60,6 +60,7 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
     simplify([](Script& of) { of.sends_floats = false; });
     simplify([](Script& of) { of.keeps_low = false; });
     simplify([](Script& of) { of.is_world_invariant = false; });
+    simplify([](Script& of) { of.autocasts = false; });
     simplify([](Script& of) { of.values = Values::kDouble; });
     simplify([](Script& of) { of.accumulation.weighs = false; });
     simplify([](Script& of) { of.accumulation.clip_norm = 0; });

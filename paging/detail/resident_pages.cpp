@@ -8,10 +8,14 @@
 #include <c10/core/InferenceMode.h>
 
 #include "device/named_range.h"
+#include "operators/operator_interceptor.h"
 #include "zeropage/check.h"
 #include "zeropage/event_sink.h"
 
 namespace zeropage::memory::detail {
+
+// Operators that bring pages, and take them away, are no part of the forward that somebody may be recording: hence the
+// scopes without an interceptor. A page may go behind an operator whose own operators are seen.
 
 ResidentPages::ResidentPages(std::unique_ptr<PageSource> source, std::string what)
     : source_(std::move(source)), what_(std::move(what)) {}
@@ -63,6 +67,7 @@ void ResidentPages::start_fetch(size_t index) {
   const OwnerScope owner("page fetch", pages_[index]->name());
   // The buffer serves operators of any mode.
   const c10::InferenceMode no_inference(false);
+  const InterceptorScope unseen(nullptr);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   try {
@@ -99,6 +104,7 @@ void ResidentPages::await(std::unique_lock<std::mutex>& lock, size_t index) {
 }
 
 void ResidentPages::write_back(size_t index) {
+  const InterceptorScope unseen(nullptr);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   if (page.state() != Page::State::kDirty) return;
@@ -108,6 +114,7 @@ void ResidentPages::write_back(size_t index) {
 
 void ResidentPages::drop(size_t index) {
   const NamedRange range("Pager::drop");
+  const InterceptorScope unseen(nullptr);
   const at::NoGradGuard no_grad;
   Page& page = *pages_[index];
   const OwnerScope owner("page", page.name());
@@ -130,6 +137,7 @@ void ResidentPages::drop(size_t index) {
 }
 
 void ResidentPages::abandon(size_t index) {
+  const InterceptorScope unseen(nullptr);
   Page& page = *pages_[index];
   source_->end_use(index);
   page.abandon_fetch();

@@ -120,6 +120,52 @@ INSTANTIATE_TEST_SUITE_P(RanksStages, CheckpointingProofTest,
                          ::testing::Combine(::testing::Values(1, 2, 3),
                                             ::testing::Values(0, 1, 2, 3)));
 
+// An operator that is made of others, and has more pages than a rank holds at once: some go within it.
+struct CellImpl : torch::nn::Module {
+  CellImpl() { cell = register_module("cell", torch::nn::LSTMCell(32, 32)); }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto run = [this](const torch::Tensor& in) { return std::get<0>(cell->forward(in)); };
+    return checkpointing::checkpoint(run, x);
+  }
+  torch::nn::LSTMCell cell{nullptr};
+};
+TORCH_MODULE(Cell);
+
+std::vector<torch::Tensor> trained_cell(const Options& options, bool writes) {
+  std::vector<torch::Tensor> result;
+  run_ranks(4, [&](comm::World& world) {
+    at::set_num_threads(1);
+    DistributedDataParallel<Cell> model(make_seeded<Cell>(), world, options);
+    Optimizer<torch::optim::SGD> optimizer(model, torch::optim::SGDOptions(0.1));
+    if (writes) {
+      const torch::NoGradGuard no_grad;
+      model->cell->weight_ih.mul_(1.5);
+    }
+    const auto x = torch::linspace(-1, 1, 64).view({2, 32}) * (1 + world.rank());
+    model(x).square().mean().backward();
+    optimizer.step();
+    const auto state = full_state(model);
+    if (world.rank() != 0) return;
+    for (const auto& item : state) result.push_back(item.value());
+  });
+  return result;
+}
+
+TEST(PagesWithinARegionTest, ThatGoInTheMiddleOfAnOperatorAreNoWritesOfTheRegion) {
+  for (const bool writes : {false, true}) {
+    Options options;
+    options.page_bytes = 4_KiB;
+    options.stage = stage_of(0);
+    const auto expected = trained_cell(options, writes);
+    options.stage = Stage::kParameters;
+    for (const int secondary : {0, 2}) {
+      options.secondary_shard_within = secondary;
+      EXPECT_TRUE(same_bits(expected, trained_cell(options, writes)))
+          << (writes ? "after a write, " : "") << "secondary shards within " << secondary;
+    }
+  }
+}
+
 // A graph from before the step must not be repeated with the weights from after it: at stage 3 they
 // are gathered anew, so nothing else would notice.
 TEST_P(CheckpointingProofTest, BackwardOverARegionFromBeforeTheStepIsRefused) {

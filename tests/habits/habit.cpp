@@ -60,6 +60,8 @@ std::vector<Setting> settings_over(Over over) {
     if (over == Over::kNotAutocast && mode == Mode::kAutocast) continue;
     for (const int stage : {1, 3}) settings.push_back({.stage = stage, .mode = mode});
   }
+  settings.push_back({.stage = 3, .mode = Mode::kHeldPages});
+  settings.push_back({.stage = 3, .mode = Mode::kSecondaryShards, .ranks = 4});
   return settings;
 }
 

@@ -19,7 +19,7 @@ std::string table() {
   std::ostringstream out;
   out << "# Habits: what is right, what is refused\n\n"
          "Each row of these tables is a test in `tests/habits/`. It runs what a training script "
-         "does over stages,\nprecisions, offload and recompute, on 1 to 3 ranks.\n\n"
+         "does over stages,\nprecisions, offload and recompute, on 1 to 4 ranks.\n\n"
          "*Right* means that the run ends with the values that LibTorch alone gives for the mean "
          "of the ranks' losses.\n*Refused* means that the line which does it throws; the table "
          "says what to do instead.\n\n"

@@ -26,6 +26,10 @@ enum class Mode {
   kAutocast,     // bfloat16 autocast over fp32 parameters
   kHostOffload,  // the optimizer's state on the host: the fused update, rounded otherwise
   kRecompute,    // activations are dropped and computed again
+  // Pages of stage 3 stay through a step, small ones on every rank, and none is gathered ahead; or groups of two ranks have
+  // them a second time.
+  kHeldPages,
+  kSecondaryShards,
 };
 
 struct Setting {
@@ -35,7 +39,8 @@ struct Setting {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Setting& setting) {
-  constexpr const char* kModes[] = {"fp32", "bf16", "autocast", "offload", "recompute"};
+  constexpr const char* kModes[] = {"fp32",      "bf16",       "autocast",        "offload",
+                                    "recompute", "held pages", "secondary shards"};
   return out << "stage " << setting.stage << ", " << kModes[static_cast<int>(setting.mode)] << ", "
              << setting.ranks << " ranks";
 }
@@ -264,6 +269,12 @@ class OurRun {
     options.stage = stage_of(setting.stage);
     options.page_bytes = 4_KiB;
     if (setting.mode == Mode::kBf16) options.compute_dtype = torch::kBFloat16;
+    if (setting.mode == Mode::kHeldPages) {
+      options.reshard = Reshard::kAfterStep;
+      options.minimum_sharded_bytes = 600;
+      options.prefetch_bytes = 0;
+    }
+    if (setting.mode == Mode::kSecondaryShards) options.secondary_shard_within = 2;
     if (setting.mode == Mode::kHostOffload) {
       options.offload.optimizer = Tier::kHost;
     } else {

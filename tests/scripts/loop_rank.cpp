@@ -36,6 +36,24 @@ void LoopRank::micro_batches(int count, int units) {
   }
 }
 
+void LoopRank::train_on() {
+  // Its masks are the script's, too.
+  if (scripts::has(script_, Kind::kMasked)) return;
+  module_->zero_grad();
+  const Sample sample = sample_of(script_.seed, pass_, rank());
+  const torch::Tensor loss =
+      loss_of(forward(sample, static_cast<int>(script_.units.size())), sample);
+  if (!loss.requires_grad()) return;
+  if (accumulator_) {
+    accumulator_->set_micro_steps(1);
+    accumulator_->backward(loss);
+    step_all();
+  } else {
+    loss.backward();
+    for (auto& optimizer : optimizers_) optimizer->step();
+  }
+}
+
 StepReport LoopRank::step_all() {
   if (optimizers_.size() == 1) return accumulator_->step(*optimizers_[0]);
   return accumulator_->step(*optimizers_[0], *optimizers_[1]);

@@ -24,6 +24,7 @@ class LoopRank : public OurRank {
   torch::Tensor forward(const Sample& sample, int units);
   void backward(const Action& action, bool syncs) override;
   void micro_batches(int count, int units) override;
+  void train_on() override;
   StepReport step_all() override;
   torch::Tensor loss() const override { return accumulator_->loss(); }
   void abandon() override { accumulator_->abandon(); }

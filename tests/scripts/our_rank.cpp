@@ -120,6 +120,17 @@ void OurRank::begin(const Begin& begin, const ComposedModule::Masks& masks) {
   average_.emplace(model(), WeightAverageOptions{.decay = kDecay});
 }
 
+void OurRank::save(const std::string& path, const World& world) {
+  if (!setting_.saves_aside) {
+    save_state(path, trained(), sharded());
+    return;
+  }
+  StateSaver saver(path, world);
+  saver.save(trained(), sharded());
+  train_on();
+  saver.wait();
+}
+
 Begin OurRank::end(size_t action) const {
   return {
       .action = action, .pass = pass_, .frozen = frozen_of(*module_), .state = {}, .folder = {}};

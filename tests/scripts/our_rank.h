@@ -25,7 +25,8 @@ struct Begin {
 class OurRank : public Side {
  public:
   void begin(const Begin& begin, const ComposedModule::Masks& masks);
-  void save(const std::string& path) { save_state(path, trained(), sharded()); }
+  // world: all ranks.
+  void save(const std::string& path, const World& world);
   Begin end(size_t action) const;
   void leave_masks(ComposedModule::Masks& masks) const;
   // What this rank saw. Ranks that are the first along the other axes have the parts of their stages.
@@ -44,6 +45,9 @@ class OurRank : public Side {
   virtual StepReport step_all() = 0;
   // The mean loss of the open step's micro-batches; undefined where none had weight.
   virtual torch::Tensor loss() const = 0;
+
+  // A step that nobody looks at.
+  virtual void train_on() {}
 
   // For wrap().
   std::shared_ptr<ComposedModule> made(const Begin& begin) const;

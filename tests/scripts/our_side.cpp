@@ -48,7 +48,7 @@ OurRun run_ours(const Script& script, const std::string& folder) {
       const size_t at = side->run(begin.action);
       const bool goes_on = at < script.actions.size();
       const std::string state = folder + "/" + std::to_string(at);
-      if (goes_on) side->save(state);
+      if (goes_on) side->save(state, world);
       const std::scoped_lock lock(mutex);
       side->leave_masks(masks);
       // The first along "data" and "tensor" of each stage.

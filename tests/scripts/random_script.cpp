@@ -138,6 +138,7 @@ Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
   if (script.accumulation.is_on) {
     setting.reduced = dice.any_of({Reduced::kAuto, Reduced::kEach, Reduced::kOnce});
   }
+  setting.saves_aside = dice.one_in(3);
   choose_costs(dice, script, setting);
   if (pipelines) cut_into_stages(dice, script, setting);
   return setting;

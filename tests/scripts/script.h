@@ -145,6 +145,7 @@ struct Setting {
   int64_t offloaded_bytes = 0;        // at most so many leave the device; 0: all
   int64_t gradient_budget_bytes = 0;  // of an accumulator that reduces once where they fit
   bool is_by_class = false;           // the update
+  bool saves_aside = false;           // its state, while training goes on
   int spread = 1;  // ranks whose micro-batches each rank runs, one after the other
 
   int ranks() const { return pipeline * data * tensor; }

@@ -48,7 +48,7 @@ struct Said {
   std::set<bool> alone;
   std::set<Masters> masters;
   std::set<Stays> stays;
-  std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class;
+  std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class, saves_aside;
   std::set<int64_t> prefetch_bytes, minimum_sharded_bytes, offloaded_bytes, gradient_budgets;
   std::set<int> secondary_shards;
 
@@ -68,6 +68,7 @@ struct Said {
       kept.insert(setting.kept);
       stays.insert(setting.stays);
       is_by_class.insert(setting.is_by_class);
+      saves_aside.insert(setting.saves_aside);
       prefetch_bytes.insert(setting.prefetch_bytes);
       minimum_sharded_bytes.insert(setting.minimum_sharded_bytes);
       secondary_shards.insert(setting.secondary_shard_within);
@@ -103,6 +104,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.is_world_invariant.size(), 2U);
   EXPECT_EQ(said.autocasts.size(), 2U);
   EXPECT_EQ(said.is_by_class.size(), 2U);
+  EXPECT_EQ(said.saves_aside.size(), 2U);
   EXPECT_EQ(said.prefetch_bytes.size(), 3U);
   EXPECT_EQ(said.minimum_sharded_bytes.size(), 3U);
   EXPECT_EQ(said.secondary_shards.size(), 2U);

@@ -22,7 +22,7 @@ Script twin_of(Script script) {
     setting.kept = Kept::kAll;
     // By whose blocks states in 8 bits are quantised.
     if (script.states != States::kEightBits) setting.page_bytes = 1 << 20;
-    setting.is_alone = setting.is_deferred = false;
+    setting.is_alone = setting.is_deferred = setting.saves_aside = false;
     // That takes any number of micro-batches.
     setting.order = setting.chunks > 1 ? Order::kInterleaved : Order::kGPipe;
     if (has_ties(script) || setting.tensor > 1) continue;

@@ -100,8 +100,9 @@ enum class StepWhen : uint8_t {
   kInBackward,
   // step() starts the update and the next step() takes it over, so it is computed beside a whole
   // forward and backward, whose parameters are one step old (Ren et al. 2021, "ZeRO-Offload",
-  // section 5.2, delayed parameter update). Results differ from a run without. Only for parameters
-  // that stay on the device, and for kHost.
+  // section 5.2, delayed parameter update). Results differ from a run without. A write to p.grad() waits for
+  // the update that reads it. Only for parameters that stay on the device, for kHost, and for all states: not with
+  // optimizer_bytes.
   kOneStepLate,
 };
 
@@ -248,8 +249,8 @@ struct Options {
   // The same bits for any power-of-two split of the same micro-batches over ranks and micro-steps:
   // gradients are summed as one pairwise tree over all of them, numbered micro-step times ranks plus
   // rank, in fp32. Needs a power of two of ranks, a fixed order of reductions, and as many threads a
-  // rank; and an Accumulator, which knows what the micro-steps of a step are. Costs a reduction a
-  // micro-step and up to log2(micro-steps) gradients of the owned part.
+  // rank; and an Accumulator, which knows what the micro-steps of a step are. Between these p.grad() may not be
+  // looked at. Costs a reduction a micro-step and up to log2(micro-steps) gradients of the owned part.
   bool world_invariant = false;
 
   // ---- precision ----

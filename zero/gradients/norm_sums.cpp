@@ -72,8 +72,14 @@ std::vector<offload::NormPart> NormSummer::parts_of_page(size_t page,
 
 void NormSummer::make_tables(const std::vector<int>& group_of, size_t groups) {
   std::vector<int> with_gradient = slices_apart(group_of, groups);
+  // A page has none where a script has replaced all its gradients, until they are taken over.
+  std::vector<bool> is_there;
+  for (size_t page = 0; page < pages_->layouts().size(); ++page) {
+    is_there.push_back(pages_->layouts()[page].requires_grad && gradients_->owned(page).defined());
+  }
   for (size_t index = 0; index < with_gradient.size(); ++index) {
-    const bool counts = !pages_->parameters()[index].parameter.counts_elsewhere;
+    const PlacedParameter& placed = pages_->parameters()[index];
+    const bool counts = !placed.parameter.counts_elsewhere && is_there[placed.page];
     if (!gradients_->has(index) || !counts) with_gradient[index] = -1;
   }
   const NormSizes sizes{.sums = static_cast<int64_t>(sums_of(groups)),

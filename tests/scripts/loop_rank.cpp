@@ -8,16 +8,17 @@ torch::Tensor LoopRank::forward(const Sample& sample, int units) {
   return forward_under([&] { return outputs(sample, units); });
 }
 
-void LoopRank::backward(const Action& action, bool syncs) {
+bool LoopRank::backward(const Action& action, bool syncs) {
   if (!syncs) {
     const NoSync guard = no_sync();
     return backward(action, /*syncs=*/true);
   }
   const Sample sample = sample_of(script_.seed, pass_, rank());
   const torch::Tensor loss = loss_of(forward(sample, units_of(action)), sample) * action.value;
-  if (!loss.requires_grad()) return;
+  if (!loss.requires_grad()) return false;
   if (action.does == Does::kBackwardTwice) loss.backward({}, /*keep_graph=*/true);
   loss.backward();
+  return true;
 }
 
 void LoopRank::micro_batches(int count, int units) {

@@ -22,7 +22,7 @@ class LoopRank : public OurRank {
 
  private:
   torch::Tensor forward(const Sample& sample, int units);
-  void backward(const Action& action, bool syncs) override;
+  bool backward(const Action& action, bool syncs) override;
   void micro_batches(int count, int units) override;
   void train_on() override;
   StepReport step_all() override;

@@ -130,7 +130,7 @@ class PipelineRank final : public OurRank {
     if (pipeline_) pipeline_->accumulator().abandon();
   }
 
-  void backward(const Action& /*action*/, bool /*syncs*/) override {
+  bool backward(const Action& /*action*/, bool /*syncs*/) override {
     throw std::logic_error("a pipeline has no other backward than run()");
   }
   void throw_in_forward(int /*unit*/) override {

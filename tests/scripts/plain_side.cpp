@@ -68,16 +68,19 @@ void PlainSide::on_each_rank(const Forward& forward) {
   give(of_rank_0);
 }
 
-void PlainSide::backward(const Action& action, bool /*syncs*/) {
+bool PlainSide::backward(const Action& action, bool /*syncs*/) {
+  bool was_run = false;
   on_each_rank([&](int rank, const Sample& sample) {
     const torch::Tensor outputs =
         module_->forward(sample.x, sample.words, units_of(action), pass_, rank);
     const torch::Tensor loss = torch::mse_loss(outputs, sample.target) * action.value;
     if (!loss.requires_grad()) return;
+    was_run = true;
     const torch::Tensor share = loss / setting_.data;
     if (action.does == Does::kBackwardTwice) share.backward({}, /*retain_graph=*/true);
     share.backward();
   });
+  return was_run;
 }
 
 void PlainSide::micro_batches(int count, int units) {

@@ -14,7 +14,7 @@ class PlainSide final : public Side {
   Observations see_all();
 
  private:
-  void backward(const Action& action, bool syncs) override;
+  bool backward(const Action& action, bool syncs) override;
   void micro_batches(int count, int units) override;
   void accumulated_step() override;
   void abandon() override;

@@ -215,13 +215,17 @@ void Side::act(const Action& action) {
         ++made_;
         return;
       }
-      backward(action, action.does != Does::kBackwardNoSync);
+      // Without one that averages, gradients stay each rank's own until the step.
+      if (backward(action, action.does != Does::kBackwardNoSync)) {
+        waits_for_average_ = action.does == Does::kBackwardNoSync;
+      }
       ++pass_;
       return;
     case Does::kOwnLeftStep:
       if (is_odd_one()) return;
       [[fallthrough]];
     case Does::kStep:
+      waits_for_average_ = false;
       return step();
     case Does::kMicroBatches:
       micro_batches(action.which, static_cast<int>(script_.units.size()));
@@ -234,7 +238,7 @@ void Side::act(const Action& action) {
       infinite_pass_ = pass_;
       return;
     case Does::kZeroGrad:
-      has_dropped_ = has_own_ = false;
+      has_dropped_ = has_own_ = waits_for_average_ = false;
       if (action.which < 2) {
         for (auto& optimizer : optimizers_) optimizer->zero_grad(action.which == 0);
       } else {
@@ -246,10 +250,11 @@ void Side::act(const Action& action) {
       // LibTorch's would take the norm of what is this rank's own.
       return see(
           "norm before it was clipped",
-          torch::full({}, clip(action.value, action.which == 1 && !has_own_), torch::kDouble));
+          torch::full({}, clip(action.value, action.which == 1 && !has_own_ && !waits_for_average_),
+                      torch::kDouble));
     case Does::kReadNorm: {
       // Where ranks have slices or stages, a script sees the norm of its own.
-      if (setting_.tensor > 1 || setting_.pipeline > 1 || has_own_) return;
+      if (setting_.tensor > 1 || setting_.pipeline > 1 || has_own_ || waits_for_average_) return;
       if (made_ > 0) look_at_mean();
       torch::Tensor sum = torch::zeros({}, torch::kDouble);
       for (const torch::Tensor& of : parameters()) {

@@ -71,7 +71,8 @@ class Side {
  protected:
   Side(const Script& script, const Setting& setting) : script_(script), setting_(setting) {}
 
-  virtual void backward(const Action& action, bool syncs) = 0;
+  // Returns whether it was run: a loss may need no gradient.
+  virtual bool backward(const Action& action, bool syncs) = 0;
   // One of the accumulator's, or several. units: that are used.
   virtual void micro_batches(int count, int units) = 0;
   virtual void accumulated_step() = 0;
@@ -137,6 +138,8 @@ class Side {
   // Since gradients were zeroed last: one was dropped; one is each rank's own until the step averages it.
   bool has_dropped_ = false;
   bool has_own_ = false;
+  // All are each rank's own, since the last backward did not average them.
+  bool waits_for_average_ = false;
 };
 
 }  // namespace zeropage::scripts

@@ -3,12 +3,12 @@
 namespace zeropage {
 
 MatrixBytes matrix_bytes(const ParameterPages& pages, const std::vector<OwnedMatrix>& matrices,
-                         const std::function<MatrixPlace(const OwnedMatrix&)>& place_of) {
+                         const std::function<MatrixPlace(size_t parameter)>& place_of) {
   const bool is_shared = pages.plan().ownership() == Ownership::kWholePage;
   const int64_t others = pages.shards().size() - 1;
   MatrixBytes bytes;
   for (const OwnedMatrix& matrix : matrices) {
-    const MatrixPlace place = place_of(matrix);
+    const MatrixPlace place = place_of(matrix.parameter);
     const auto wire = static_cast<int64_t>(c10::elementSize(place.wire_dtype));
     const PlacedParameter& placed = pages.parameters()[matrix.parameter];
     const int64_t numel = placed.range.numel();

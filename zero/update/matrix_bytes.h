@@ -27,6 +27,6 @@ struct MatrixPlace {
 };
 
 MatrixBytes matrix_bytes(const ParameterPages& pages, const std::vector<OwnedMatrix>& matrices,
-                         const std::function<MatrixPlace(const OwnedMatrix&)>& place_of);
+                         const std::function<MatrixPlace(size_t parameter)>& place_of);
 
 }  // namespace zeropage

@@ -1,11 +1,9 @@
 #include "zero/update/tensor_passes.h"
 
 #include <algorithm>
-#include <span>
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/ScopeExit.h>
 
 #include "optim/worker_pool.h"
@@ -15,27 +13,7 @@
 
 namespace zeropage {
 
-using Sums = offload::TensorForm::Sums;
-
-namespace {
-
-constexpr auto kWords = static_cast<int64_t>(offload::ExactSum::kWords);
-constexpr int64_t kSumsWords = 2 * kWords;  // of a parameter
-
-// visit(sum, its words), with words of [kSumsWords] for each of the parameters.
-template <typename Visit>
-void for_each_sum(std::vector<Sums>& sums, const std::vector<size_t>& parameters,
-                  const at::Tensor& words, const Visit& visit) {
-  int64_t* at = words.mutable_data_ptr<int64_t>();
-  for (const size_t index : parameters) {
-    for (auto Sums::*const which : {&Sums::values, &Sums::directions}) {
-      visit(sums[index].*which, at);
-      at += kWords;
-    }
-  }
-}
-
-}  // namespace
+using Sums = TensorSums::Sums;
 
 TensorPasses::TensorPasses(ShardedModel parameters, const ParameterGroups& groups,
                            const PageUpdates& updates, const UpdateAlgorithm& algorithm)
@@ -43,7 +21,8 @@ TensorPasses::TensorPasses(ShardedModel parameters, const ParameterGroups& group
       groups_(groups),
       updates_(updates),
       algorithm_(algorithm),
-      embeddings_(algorithm.embeddings) {
+      embeddings_(algorithm.embeddings),
+      sums_(*parameters_.pages) {
   ZP_CHECK(parameters_.options.offload.step == StepWhen::kInStep,
            "options.offload.step: ", algorithm_.class_name,
            " reads whole tensors, of which ranks know only when backward has ended; use "
@@ -131,7 +110,6 @@ void TensorPasses::find_parameters() {
       group_of_[member.parameter] = static_cast<int64_t>(member.group);
     }
   }
-  sums_.resize(group_of_.size());
 }
 
 void TensorPasses::find_buckets() {
@@ -169,14 +147,10 @@ int64_t TensorPasses::bytes_of_directions(const MatrixBucket& bucket) const {
 
 MatrixBytes TensorPasses::bytes_of_matrices(const MatrixBucket& bucket) const {
   const c10::Device device = parameters_.pages->world().communicator().device();
-  return matrix_bytes(*parameters_.pages, bucket.matrices, [&](const OwnedMatrix& matrix) {
-    return MatrixPlace{
-        .wire_dtype = form().wire_dtype(options_of(matrix.parameter), device),
-        .is_on_device =
-            known_pages_[static_cast<size_t>(
-                             updates_.find(parameters_.pages->parameters()[matrix.parameter].page) -
-                             updates_.all().data())]
-                .device == device};
+  return matrix_bytes(*parameters_.pages, bucket.matrices, [&](size_t parameter) {
+    const size_t page = place_of(parameters_.pages->parameters()[parameter].page);
+    return MatrixPlace{.wire_dtype = form().wire_dtype(options_of(parameter), device),
+                       .is_on_device = known_pages_[page].device == device};
   });
 }
 
@@ -211,8 +185,9 @@ void TensorPasses::find_pages() {
         std::any_of(parameters.begin(), parameters.end(), [this](size_t index) {
           return group_of_[index] >= 0 && reads(index) != UpdateReads::kElement;
         });
-    known_pages_.push_back(
-        {.has_directions = has_directions, .device = device, .sums = sums_of(of_page, device)});
+    known_pages_.push_back({.has_directions = has_directions,
+                            .device = device,
+                            .sums = sums_.of_page(of_page.page, with_sums(of_page.page), device)});
   }
 }
 
@@ -242,7 +217,7 @@ std::unique_ptr<TensorPasses::BucketUnderWay> TensorPasses::begin(
   const std::vector<at::Tensor> gradients = sum_factors(bucket, has_gradient, factors);
   for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
     for (const size_t index : parameters_.pages->parameters().of_page(updates_.all()[at].page)) {
-      sums_[index] = {};
+      sums_.begin(index);
     }
     const at::Tensor& known = gradients[at - bucket.first_page];
     under_way->directions.push_back(first_pass(at, known, has_gradient, factors));
@@ -259,11 +234,11 @@ std::unique_ptr<TensorPasses::BucketUnderWay> TensorPasses::begin(
 void TensorPasses::finish(BucketUnderWay& under_way, const SecondPass& second_pass) {
   if (under_way.exchange) under_way.exchange->finish();
   under_way.exchange.reset();
-  take_sums(under_way.sums);
+  sums_.take(under_way.sums);
   std::vector<Directions> directions;
   for (at::Tensor& of_page : under_way.directions) {
     const auto factor = [this](size_t parameter) {
-      return form().factor(options_of(parameter), sizes_of(parameter), sums_[parameter]);
+      return form().factor(options_of(parameter), sizes_of(parameter), sums_.of(parameter));
     };
     directions.push_back({.values = std::move(of_page), .factor = factor});
   }
@@ -337,11 +312,11 @@ void TensorPasses::make_directions(size_t page, const at::Tensor& gradient,
                                    const HasGradient& has_gradient,
                                    const offload::GradientFactors& factors,
                                    const at::Tensor& directions) {
-  const SumsOfPage& sums = known_pages_[page].sums;
+  const TensorSums::OfPage& sums = known_pages_[page].sums;
   updates_.all()[page].update->make_directions(gradient, has_gradient, factors, directions, [&] {
-    add_squares(sums, directions, &Sums::values);
+    sums_.add_squares(sums, directions, &Sums::values);
   });
-  add_squares(sums, directions, &Sums::directions);
+  sums_.add_squares(sums, directions, &Sums::directions);
 }
 
 // under_way: as long as the exchange.
@@ -362,83 +337,28 @@ std::unique_ptr<MatrixExchange> TensorPasses::exchange_of(const BucketUnderWay& 
   if (matrices.empty()) return nullptr;
   return std::make_unique<MatrixExchange>(
       *parameters_.pages, std::move(matrices), [this, &under_way](size_t page) {
-        const OfPage* const first = updates_.all().data() + under_way.bucket->first_page;
-        return under_way.directions[static_cast<size_t>(updates_.find(page) - first)];
+        return under_way.directions[place_of(page) - under_way.bucket->first_page];
       });
 }
 
-TensorPasses::SumsOfPage TensorPasses::sums_of(const OfPage& of_page,
-                                               const c10::Device& device) const {
-  const ParameterPages& pages = *parameters_.pages;
-  const Range owned = pages.owned(of_page.page);
-  SumsOfPage sums;
-  std::vector<offload::NormPart> parts;
-  for (const size_t index : pages.parameters().of_page(of_page.page)) {
-    if (group_of_[index] < 0 || reads(index) != UpdateReads::kSums) continue;
-    const Range range = intersection(owned, pages.parameters()[index].range);
-    if (range.empty()) continue;
-    parts.push_back({.begin = range.begin - owned.begin,
-                     .numel = range.numel(),
-                     .sum = static_cast<int64_t>(parts.size()),
-                     .flag = static_cast<int64_t>(parts.size())});
-    sums.parameters.push_back(index);
+std::vector<size_t> TensorPasses::with_sums(size_t page) const {
+  std::vector<size_t> with_sums;
+  for (const size_t index : parameters_.pages->parameters().of_page(page)) {
+    if (group_of_[index] >= 0 && reads(index) == UpdateReads::kSums) with_sums.push_back(index);
   }
-  const auto count = static_cast<int64_t>(parts.size());
-  if (count > 0 && !device.is_meta()) {
-    sums.table.emplace(std::move(parts), offload::NormSizes{.sums = count, .flags = count}, device);
-  }
-  return sums;
+  return with_sums;
 }
 
-void TensorPasses::add_squares(const SumsOfPage& of_page, const at::Tensor& flat,
-                               offload::ExactSum Sums::*to) {
-  if (!of_page.table) return;
-  const offload::NormSizes& sizes = of_page.table->sizes();
-  const at::Tensor words = sizes.make_words(flat.device());
-  of_page.table->add_squares(flat, words);
-  const at::Tensor on_host = words.cpu();
-  for (size_t sum = 0; sum < of_page.parameters.size(); ++sum) {
-    sums_[of_page.parameters[sum]].*to =
-        sizes.sum(on_host.const_data_ptr<int64_t>(), static_cast<int64_t>(sum));
-  }
-}
-
-// Parameters that are one rank's need no message.
-TensorPasses::SharedSums TensorPasses::start_sums(const MatrixBucket& bucket,
-                                                  const HasGradient& has_gradient) {
-  const ParameterPages& pages = *parameters_.pages;
-  const comm::World& world = pages.shards();
-  if (world.size() == 1 || pages.plan().ownership() == Ownership::kWholePage) return {};
-  SharedSums shared;
+TensorSums::UnderWay TensorPasses::start_sums(const MatrixBucket& bucket,
+                                              const HasGradient& has_gradient) const {
+  std::vector<size_t> summed;
   for (size_t at = bucket.first_page; at < bucket.end_page; ++at) {
-    const size_t page = updates_.all()[at].page;
-    for (const size_t index : pages.parameters().of_page(page)) {
-      if (group_of_[index] < 0 || reads(index) != UpdateReads::kSums) continue;
-      if (!has_gradient(index) || pages.parameters()[index].range.empty()) continue;
-      shared.parameters.push_back(index);
+    for (const size_t index : with_sums(updates_.all()[at].page)) {
+      const bool is_empty = parameters_.pages->parameters()[index].range.empty();
+      if (has_gradient(index) && !is_empty) summed.push_back(index);
     }
   }
-  if (shared.parameters.empty()) return {};
-  const at::Tensor words = at::zeros({kSumsWords * static_cast<int64_t>(shared.parameters.size())},
-                                     at::TensorOptions(at::kLong));
-  for_each_sum(sums_, shared.parameters, words, [](const offload::ExactSum& sum, int64_t* to) {
-    std::ranges::copy(sum.words(), to);
-  });
-  comm::Communicator& communicator = world.communicator();
-  shared.words = words.to(communicator.device());
-  shared.pending = communicator.all_reduce(shared.words, comm::ReduceOp::kSum, "sums over tensors");
-  return shared;
-}
-
-void TensorPasses::take_sums(const SharedSums& shared) {
-  if (shared.parameters.empty()) return;
-  shared.pending.wait();
-  if (shared.words.is_meta()) return;
-  for_each_sum(sums_, shared.parameters, shared.words.cpu(),
-               [](offload::ExactSum& sum, const int64_t* from) {
-                 sum =
-                     offload::ExactSum::from_words(std::span<const int64_t, kWords>(from, kWords));
-               });
+  return sums_.start(std::move(summed));
 }
 
 }  // namespace zeropage

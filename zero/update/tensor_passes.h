@@ -14,11 +14,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "optim/norm_table.h"
 #include "optim/tensor_form.h"
 #include "zero/setup/sharded_model.h"
 #include "zero/update/matrix_bytes.h"
@@ -27,6 +25,7 @@
 #include "zero/update/option_words.h"
 #include "zero/update/page_updates.h"
 #include "zero/update/parameter_groups.h"
+#include "zero/update/tensor_sums.h"
 
 namespace zeropage {
 
@@ -54,29 +53,18 @@ class TensorPasses {
  private:
   using OfPage = PageUpdates::OfPage;
 
-  // Sums of a bucket's parameters on their way over the ranks; none where each rank has all of them.
-  struct SharedSums {
-    std::vector<size_t> parameters = {};
-    at::Tensor words = {};  // on the communicator's device
-    comm::Pending pending = {};
-  };
   struct BucketUnderWay {
     const MatrixBucket* bucket = nullptr;
     std::vector<at::Tensor> directions = {};  // by page of the bucket
     std::unique_ptr<MatrixExchange> exchange = {};
-    SharedSums sums = {};
+    TensorSums::UnderWay sums = {};
   };
 
-  // What a page's sums are of: those of parameters[i] are sums i of the table, which lies where the page's directions do.
-  struct SumsOfPage {
-    std::vector<size_t> parameters;
-    std::optional<offload::NormTable> table;  // none: no parameter has sums
-  };
   // One of PageUpdates::all().
   struct KnownPage {
     bool has_directions = false;
     c10::Device device;  // of the directions
-    SumsOfPage sums = {};
+    TensorSums::OfPage sums = {};
   };
 
   // One whose options were checked, and what they were.
@@ -92,6 +80,10 @@ class TensorPasses {
   }
   UpdateReads reads(size_t parameter) const { return form().reads(options_of(parameter)); }
   at::IntArrayRef sizes_of(size_t parameter) const;
+  // In PageUpdates::all().
+  size_t place_of(size_t page) const {
+    return static_cast<size_t>(updates_.find(page) - updates_.all().data());
+  }
 
   void find_embeddings();
   void check_known();
@@ -117,11 +109,10 @@ class TensorPasses {
   std::unique_ptr<MatrixExchange> exchange_of(const BucketUnderWay& under_way,
                                               const HasGradient& has_gradient) const;
 
-  SumsOfPage sums_of(const OfPage& of_page, const c10::Device& device) const;
-  void add_squares(const SumsOfPage& of_page, const at::Tensor& flat,
-                   offload::ExactSum offload::TensorForm::Sums::*to);
-  SharedSums start_sums(const MatrixBucket& bucket, const HasGradient& has_gradient);
-  void take_sums(const SharedSums& shared);
+  // Parameters of the page of which the update reads sums.
+  std::vector<size_t> with_sums(size_t page) const;
+  TensorSums::UnderWay start_sums(const MatrixBucket& bucket,
+                                  const HasGradient& has_gradient) const;
 
   const ShardedModel parameters_;
   const ParameterGroups& groups_;
@@ -132,7 +123,7 @@ class TensorPasses {
   std::vector<KnownGroup> known_groups_;
   std::vector<KnownPage> known_pages_;
   std::vector<MatrixBucket> buckets_;
-  std::vector<offload::TensorForm::Sums> sums_;  // by parameter, of the step that is made
+  TensorSums sums_;  // of the step that is made
 };
 
 }  // namespace zeropage

@@ -6,18 +6,6 @@
 namespace zeropage::scripts {
 namespace {
 
-memory::Tier tier_of(Left left) {
-  switch (left) {
-    case Left::kDevice:
-      return memory::Tier::kDevice;
-    case Left::kHost:
-      return memory::Tier::kHost;
-    case Left::kNvme:
-      return memory::Tier::kNvme;
-  }
-  throw std::logic_error("no such tier");
-}
-
 std::optional<torch::ScalarType> compute_dtype_of(Values values) {
   switch (values) {
     case Values::kDouble:
@@ -30,66 +18,6 @@ std::optional<torch::ScalarType> compute_dtype_of(Values values) {
       return torch::kHalf;
   }
   throw std::logic_error("no such dtype");
-}
-
-ReduceMicroSteps reduce_of(Reduced reduced) {
-  switch (reduced) {
-    case Reduced::kAuto:
-      return ReduceMicroSteps::kAuto;
-    case Reduced::kEach:
-      return ReduceMicroSteps::kEach;
-    case Reduced::kOnce:
-      return ReduceMicroSteps::kOnce;
-  }
-  throw std::logic_error("no such way to reduce");
-}
-
-StepWhen step_of(When when) {
-  switch (when) {
-    case When::kInStep:
-      return StepWhen::kInStep;
-    case When::kInBackward:
-      return StepWhen::kInBackward;
-    case When::kOneStepLate:
-      return StepWhen::kOneStepLate;
-  }
-  throw std::logic_error("no such time of a step");
-}
-
-offload::StateFormat format_of(States states) {
-  switch (states) {
-    case States::kFloat:
-      return offload::StateFormat::kFp32;
-    case States::kBFloat16:
-      return offload::StateFormat::kBf16;
-    case States::kEightBits:
-      return offload::StateFormat::k8Bit;
-  }
-  throw std::logic_error("no such format");
-}
-
-LowPrecisionUpdate update_of(Masters masters) {
-  switch (masters) {
-    case Masters::kWhole:
-      return LowPrecisionUpdate::kMasterWeights;
-    case Masters::kSplit:
-      return LowPrecisionUpdate::kSplitMasterWeights;
-    case Masters::kNone:
-      return LowPrecisionUpdate::kStochasticRounding;
-  }
-  throw std::logic_error("no such update");
-}
-
-Reshard reshard_of(Stays stays) {
-  switch (stays) {
-    case Stays::kForUse:
-      return Reshard::kAfterUse;
-    case Stays::kForBackward:
-      return Reshard::kAfterBackward;
-    case Stays::kForStep:
-      return Reshard::kAfterStep;
-  }
-  throw std::logic_error("no such time");
 }
 
 std::vector<std::string> frozen_of(const ComposedModule& module) {
@@ -116,7 +44,7 @@ void OurRank::begin(const Begin& begin, const ComposedModule::Masks& masks) {
   }
   make_policy(begin.folder);
   if (!begin.state.empty()) load_state(begin.state, trained(), sharded());
-  if (setting_.when == When::kOneStepLate) return;  // which has no average
+  if (setting_.when == StepWhen::kOneStepLate) return;  // which has no average
   average_.emplace(model(), WeightAverageOptions{.decay = kDecay});
 }
 
@@ -159,23 +87,23 @@ Options OurRank::options_of(const std::string& folder) const {
   options.page_bytes = setting_.page_bytes;
   options.shard_within = setting_.shard_within;
   options.compute_dtype = compute_dtype_of(script_.values);
-  options.offload.optimizer = tier_of(setting_.optimizer);
-  options.offload.parameters = tier_of(setting_.parameters);
-  options.offload.step = step_of(setting_.when);
+  options.offload.optimizer = setting_.optimizer;
+  options.offload.parameters = setting_.parameters;
+  options.offload.step = setting_.when;
   if (options.offload.any()) options.offload.worker_threads = 1;
   options.offload.optimizer_bytes =
       setting_.offloaded_bytes > 0 ? setting_.offloaded_bytes : OffloadOptions::kAll;
   if (setting_.is_by_class) options.update_by = UpdateBy::kClass;
-  options.reshard = reshard_of(setting_.stays);
+  options.reshard = setting_.stays;
   if (setting_.prefetch_bytes >= 0) options.prefetch_bytes = setting_.prefetch_bytes;
   options.minimum_sharded_bytes = setting_.minimum_sharded_bytes;
   options.secondary_shard_within = setting_.secondary_shard_within;
-  options.optimizer_state = format_of(script_.states);
+  options.optimizer_state = script_.states;
   if (script_.sends_floats) options.reduce_dtype = torch::kFloat;
   if (script_.keeps_low) options.accumulate_dtype = compute_dtype_of(script_.values);
-  options.low_precision_update = update_of(script_.masters);
+  options.low_precision_update = script_.masters;
   options.world_invariant = script_.is_world_invariant;
-  if (setting_.optimizer == Left::kNvme || setting_.parameters == Left::kNvme) {
+  if (setting_.optimizer == Tier::kNvme || setting_.parameters == Tier::kNvme) {
     options.offload.nvme_directory = folder;
   }
   return options;
@@ -184,7 +112,7 @@ Options OurRank::options_of(const std::string& folder) const {
 AccumulatorOptions OurRank::accumulator_options() const {
   const Accumulation& of_script = script_.accumulation;
   AccumulatorOptions options;
-  options.reduce = reduce_of(setting_.reduced);
+  options.reduce = setting_.reduced;
   options.gradient_budget_bytes = setting_.gradient_budget_bytes;
   if (of_script.clip_norm > 0) options.clip_norm = of_script.clip_norm;
   if (of_script.clip_value > 0) options.clip_value = of_script.clip_value;

@@ -7,20 +7,6 @@
 namespace zeropage::scripts {
 namespace {
 
-parallel::ScheduleKind schedule_of(Order order) {
-  switch (order) {
-    case Order::kOneForwardOneBackward:
-      return parallel::ScheduleKind::kOneForwardOneBackward;
-    case Order::kGPipe:
-      return parallel::ScheduleKind::kGPipe;
-    case Order::kInterleaved:
-      return parallel::ScheduleKind::kInterleaved;
-    case Order::kZeroBubble:
-      return parallel::ScheduleKind::kZeroBubble;
-  }
-  throw std::logic_error("no such schedule");
-}
-
 torch::Tensor packed(const Sample& sample, int pass) {
   return ComposedModule::packed(sample.x, sample.words, pass);
 }
@@ -95,7 +81,7 @@ class PipelineRank final : public OurRank {
     std::optional<accumulate::LossScaler> scaler;
     if (pipeline_) scaler = pipeline_->accumulator().loss_scaler();
     pipeline_.reset();
-    pipeline_.emplace(*model_, PipelineOptions{.schedule = schedule_of(setting_.order),
+    pipeline_.emplace(*model_, PipelineOptions{.schedule = setting_.order,
                                                .accumulator = accumulator,
                                                .run_forward = [this](const auto& forward) {
                                                  return forward_under(forward);

@@ -133,7 +133,7 @@ void PlainSide::accumulated_step() {
 
 // One step late, a step is made with the gradients of the one before, and its own wait.
 void PlainSide::step_optimizers() {
-  if (when_of(script_) != When::kOneStepLate) return Side::step_optimizers();
+  if (when_of(script_) != StepWhen::kOneStepLate) return Side::step_optimizers();
   // Its options wait, too.
   std::vector<double> rates;
   for (auto& group : optimizers_.front()->param_groups()) rates.push_back(group.options().get_lr());

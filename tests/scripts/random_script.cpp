@@ -70,9 +70,9 @@ bool has(const std::vector<Unit>& units, Kind kind) {
 
 void leave_the_device(Dice& dice, Setting& setting) {
   if (!dice.one_in(2)) return;
-  setting.optimizer = dice.any_of({Left::kHost, Left::kHost, Left::kNvme});
+  setting.optimizer = dice.any_of({Tier::kHost, Tier::kHost, Tier::kNvme});
   if (setting.stage == 3 && dice.one_in(2)) {
-    setting.parameters = dice.any_of({Left::kHost, Left::kNvme});
+    setting.parameters = dice.any_of({Tier::kHost, Tier::kNvme});
   }
 }
 
@@ -83,10 +83,10 @@ void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
   cut.data = cut.pipeline == 2 ? 1 + dice.below(2) : 1;
   cut.tensor = cut.data == 1 && cut.pipeline == 2 ? cut.tensor : 1;
   cut.shard_within = cut.secondary_shard_within = 0;
-  cut.order = dice.any_of(
-      {Order::kOneForwardOneBackward, Order::kGPipe, Order::kInterleaved, Order::kZeroBubble});
-  if (cut.order == Order::kInterleaved) cut.chunks = 2;
-  if (cut.order == Order::kZeroBubble &&
+  cut.order = dice.any_of({ScheduleKind::kOneForwardOneBackward, ScheduleKind::kGPipe,
+                           ScheduleKind::kInterleaved, ScheduleKind::kZeroBubble});
+  if (cut.order == ScheduleKind::kInterleaved) cut.chunks = 2;
+  if (cut.order == ScheduleKind::kZeroBubble &&
       (cut.kept == Kept::kRegions || cut.kept == Kept::kRecompute)) {
     cut.kept = Kept::kOnHost;
   }
@@ -100,16 +100,16 @@ void cut_into_stages(Dice& dice, const Script& script, Setting& setting) {
 // Where memory and time are spent.
 void choose_costs(Dice& dice, const Script& script, Setting& setting) {
   if (setting.stage == 3) {
-    setting.stays =
-        dice.any_of({Stays::kForUse, Stays::kForUse, Stays::kForBackward, Stays::kForStep});
+    setting.stays = dice.any_of(
+        {Reshard::kAfterUse, Reshard::kAfterUse, Reshard::kAfterBackward, Reshard::kAfterStep});
     setting.prefetch_bytes = dice.any_of<int64_t>({-1, -1, 0, 4096});
     setting.minimum_sharded_bytes = dice.any_of<int64_t>({0, 0, 600, 4096});
     const bool may_be_second = setting.data == 4 && setting.shard_within == 0 &&
-                               setting.stays == Stays::kForUse &&
-                               setting.parameters == Left::kDevice;
+                               setting.stays == Reshard::kAfterUse &&
+                               setting.parameters == Tier::kDevice;
     if (may_be_second && dice.one_in(2)) setting.secondary_shard_within = 2;
   }
-  if (setting.optimizer != Left::kDevice && setting.parameters == Left::kDevice && dice.one_in(3)) {
+  if (setting.optimizer != Tier::kDevice && setting.parameters == Tier::kDevice && dice.one_in(3)) {
     setting.offloaded_bytes = dice.any_of<int64_t>({2048, 20000});
   }
   if (script.beside == Beside::kTwin) return;
@@ -118,7 +118,7 @@ void choose_costs(Dice& dice, const Script& script, Setting& setting) {
     setting.gradient_budget_bytes = dice.any_of<int64_t>({4096, 1 << 20});
   }
   // Its bits are others.
-  setting.is_by_class = script.values == Values::kFloat && setting.optimizer == Left::kDevice &&
+  setting.is_by_class = script.values == Values::kFloat && setting.optimizer == Tier::kDevice &&
                         !reads_whole_tensors(script.rule) && dice.one_in(4);
 }
 
@@ -136,7 +136,8 @@ Setting random_setting(Dice& dice, const Script& script, bool pipelines) {
   if (setting.kept == Kept::kOnHost && dice.one_in(3)) setting.kept = Kept::kOnNvme;
   setting.page_bytes = dice.any_of<int64_t>({4096, 8192, 1 << 20});
   if (script.accumulation.is_on) {
-    setting.reduced = dice.any_of({Reduced::kAuto, Reduced::kEach, Reduced::kOnce});
+    setting.reduced =
+        dice.any_of({ReduceMicroSteps::kAuto, ReduceMicroSteps::kEach, ReduceMicroSteps::kOnce});
   }
   setting.saves_aside = dice.one_in(3);
   choose_costs(dice, script, setting);
@@ -260,7 +261,7 @@ void leave_the_wrapper_out(Dice& dice, Script& script) {
   const bool is_low = script.values == Values::kBFloat16 || script.values == Values::kHalf;
   if (is_low || script.optimizers > 1 || has_buffers(script)) return;
   // Without the wrapper a parameter's number is that among the groups' parameters.
-  if (script.states != States::kFloat || script.is_world_invariant) return;
+  if (script.states != StateFormat::kFp32 || script.is_world_invariant) return;
   for (Setting& setting : script.settings) {
     if (setting.tensor > 1 || dice.one_in(3)) continue;
     setting.is_alone = true;
@@ -273,7 +274,7 @@ void choose_states(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.beside != Beside::kTwin) return;
   // A stage rounds a parameter by its number and its place there.
   if (script.rule == Rule::kAdafactor || script.has_pipelines || !dice.one_in(3)) return;
-  script.states = dice.any_of({States::kBFloat16, States::kEightBits});
+  script.states = dice.any_of({StateFormat::kBf16, StateFormat::k8Bit});
 }
 
 // What low precision is made of, where a twin has the same.
@@ -285,10 +286,11 @@ void choose_low_precision(Dice& dice, Script& script) {
   script.keeps_low = is_bfloat16 && dice.one_in(4);
   if (!is_bfloat16 || !dice.one_in(3)) return;
   // What leaves the device has masters.
-  script.masters = script.has_pipelines || dice.one_in(2) ? Masters::kSplit : Masters::kNone;
+  script.masters = script.has_pipelines || dice.one_in(2) ? LowPrecisionUpdate::kSplitMasterWeights
+                                                          : LowPrecisionUpdate::kStochasticRounding;
   if (reads_whole_tensors(script.rule)) script.rule = Rule::kAdam;
   for (Setting& setting : script.settings) {
-    setting.optimizer = setting.parameters = Left::kDevice;
+    setting.optimizer = setting.parameters = Tier::kDevice;
     setting.offloaded_bytes = 0;
   }
 }
@@ -304,7 +306,7 @@ void choose_world_invariance(Dice& dice, Script& script) {
   for (Setting& setting : script.settings) {
     if (setting.data == 3) setting.data = 2;
     setting.shard_within = 0;
-    setting.reduced = Reduced::kAuto;
+    setting.reduced = ReduceMicroSteps::kAuto;
     setting.gradient_budget_bytes = 0;
   }
 }
@@ -312,7 +314,7 @@ void choose_world_invariance(Dice& dice, Script& script) {
 // A step in backward or late needs an optimizer that leaves the device. A loss scale that changes, as in fp16, looks at all gradients.
 void choose_when(Dice& dice, Script& script) {
   if (script.values == Values::kDouble || script.values == Values::kHalf) return;
-  if (script.masters != Masters::kWhole) return;
+  if (script.masters != LowPrecisionUpdate::kMasterWeights) return;
   const bool is_late = dice.one_in(3);
   if (reads_whole_tensors(script.rule)) script.rule = Rule::kAdamW;
   script.optimizers = 1;
@@ -321,9 +323,9 @@ void choose_when(Dice& dice, Script& script) {
   if (is_late) script.settings.resize(1);
   for (Setting& setting : script.settings) {
     setting.is_by_class = false;
-    setting.when = is_late ? When::kOneStepLate : When::kInBackward;
-    if (setting.optimizer == Left::kDevice || is_late) setting.optimizer = Left::kHost;
-    if (is_late) setting.parameters = Left::kDevice;
+    setting.when = is_late ? StepWhen::kOneStepLate : StepWhen::kInBackward;
+    if (setting.optimizer == Tier::kDevice || is_late) setting.optimizer = Tier::kHost;
+    if (is_late) setting.parameters = Tier::kDevice;
     if (is_late) setting.offloaded_bytes = 0;
   }
 }
@@ -344,7 +346,7 @@ void add_a_step_without_a_look(Dice& dice, Script& script, int step) {
     actions.push_back({Does::kMicroBatches, 1 + dice.below(3), 1});
   } else {
     // Gradients that backward has freed are dropped, and not written to.
-    const bool is_late = when_of(script) == When::kOneStepLate;
+    const bool is_late = when_of(script) == StepWhen::kOneStepLate;
     if (step > 0)
       actions.push_back({Does::kZeroGrad, is_late ? dice.below(4) : 2 * dice.below(2), 1});
     actions.push_back({Does::kBackward, dice.one_in(6) ? 1 : 0, dice.between(0.3, 2)});
@@ -353,7 +355,7 @@ void add_a_step_without_a_look(Dice& dice, Script& script, int step) {
   if (dice.one_in(6)) actions.push_back({Does::kEvaluate, 0, 1});
   if (dice.one_in(8)) actions.push_back({Does::kLearningRate, which, dice.between(0.3, 1.2)});
   if (dice.one_in(6)) actions.push_back({Does::kSchedule, dice.below(2), dice.between(0, 1)});
-  if (when_of(script) == When::kOneStepLate) return;
+  if (when_of(script) == StepWhen::kOneStepLate) return;
   if (dice.one_in(12)) actions.push_back({Does::kFreeze, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kUnfreeze, which, 1});
   if (dice.one_in(12)) actions.push_back({Does::kWriteGuarded, which, dice.between(0.5, 1.5)});
@@ -389,7 +391,7 @@ void add_a_step(Dice& dice, Script& script, int step, bool pipelines, bool has_s
 void leave_parameters_out(Dice& dice, Script& script) {
   const bool is_alone = std::any_of(script.settings.begin(), script.settings.end(),
                                     [](const Setting& setting) { return setting.is_alone; });
-  if (script.has_pipelines || is_alone || when_of(script) == When::kOneStepLate) return;
+  if (script.has_pipelines || is_alone || when_of(script) == StepWhen::kOneStepLate) return;
   script.left_out = 1 + dice.below(3);
   // LibTorch's makes its states in the constructor alone.
   if (script.rule == Rule::kAdagrad) script.rule = Rule::kAdam;
@@ -399,7 +401,7 @@ void leave_parameters_out(Dice& dice, Script& script) {
     // LibTorch's plateau knows the groups that there were.
     if (action.does == Does::kSchedule) action.which = 0;
     // A step in backward frees gradients of others, too.
-    const bool frees = when_of(script) == When::kInBackward;
+    const bool frees = when_of(script) == StepWhen::kInBackward;
     if (frees && action.does == Does::kZeroGrad) action.which = 2;
   }
   // Between two steps.
@@ -445,7 +447,7 @@ Script random_script(uint64_t seed) {
                      !script.has_pipelines && !has(script.units, Kind::kFused) && dice.one_in(3);
   if (!pipelines && dice.one_in(4)) leave_the_wrapper_out(dice, script);
   if (!pipelines && dice.one_in(4)) choose_when(dice, script);
-  const bool looks = when_of(script) == When::kInStep;
+  const bool looks = when_of(script) == StepWhen::kInStep;
   const int steps = 1 + dice.below(looks ? 4 : 6);
   for (int step = 0; step < steps; ++step) {
     if (looks) add_a_step(dice, script, step, pipelines, has_slices);

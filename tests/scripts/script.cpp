@@ -4,6 +4,42 @@
 #include <map>
 #include <set>
 
+// Beside their enumerations, where the library of JSON looks for them.
+namespace zeropage::memory {
+NLOHMANN_JSON_SERIALIZE_ENUM(Tier, {{Tier::kDevice, "device"},
+                                    {Tier::kHost, "host"},
+                                    {Tier::kNvme, "nvme"}})
+}  // namespace zeropage::memory
+
+namespace zeropage {
+NLOHMANN_JSON_SERIALIZE_ENUM(StepWhen, {{StepWhen::kInStep, "step"},
+                                        {StepWhen::kInBackward, "backward"},
+                                        {StepWhen::kOneStepLate, "late"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(LowPrecisionUpdate,
+                             {{LowPrecisionUpdate::kMasterWeights, "whole"},
+                              {LowPrecisionUpdate::kSplitMasterWeights, "split"},
+                              {LowPrecisionUpdate::kStochasticRounding, "none"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(Reshard, {{Reshard::kAfterUse, "use"},
+                                       {Reshard::kAfterBackward, "backward"},
+                                       {Reshard::kAfterStep, "step"}})
+NLOHMANN_JSON_SERIALIZE_ENUM(ReduceMicroSteps, {{ReduceMicroSteps::kAuto, "auto"},
+                                                {ReduceMicroSteps::kEach, "each"},
+                                                {ReduceMicroSteps::kOnce, "once"}})
+}  // namespace zeropage
+
+namespace zeropage::offload {
+NLOHMANN_JSON_SERIALIZE_ENUM(StateFormat, {{StateFormat::kFp32, "fp32"},
+                                           {StateFormat::kBf16, "bf16"},
+                                           {StateFormat::k8Bit, "int8"}})
+}  // namespace zeropage::offload
+
+namespace zeropage::parallel {
+NLOHMANN_JSON_SERIALIZE_ENUM(ScheduleKind, {{ScheduleKind::kOneForwardOneBackward, "1f1b"},
+                                            {ScheduleKind::kGPipe, "gpipe"},
+                                            {ScheduleKind::kInterleaved, "interleaved"},
+                                            {ScheduleKind::kZeroBubble, "zero-bubble"}})
+}  // namespace zeropage::parallel
+
 namespace zeropage::scripts {
 
 NLOHMANN_JSON_SERIALIZE_ENUM(Kind, {{Kind::kLinear, "linear"},
@@ -82,28 +118,6 @@ NLOHMANN_JSON_SERIALIZE_ENUM(Values, {{Values::kDouble, "fp64"},
                                       {Values::kFloat, "fp32"},
                                       {Values::kBFloat16, "bf16"},
                                       {Values::kHalf, "fp16"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(Left, {{Left::kDevice, "device"},
-                                    {Left::kHost, "host"},
-                                    {Left::kNvme, "nvme"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(When, {{When::kInStep, "step"},
-                                    {When::kInBackward, "backward"},
-                                    {When::kOneStepLate, "late"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(States, {{States::kFloat, "fp32"},
-                                      {States::kBFloat16, "bf16"},
-                                      {States::kEightBits, "int8"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(Masters, {{Masters::kWhole, "whole"},
-                                       {Masters::kSplit, "split"},
-                                       {Masters::kNone, "none"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(Stays, {{Stays::kForUse, "use"},
-                                     {Stays::kForBackward, "backward"},
-                                     {Stays::kForStep, "step"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(Reduced, {{Reduced::kAuto, "auto"},
-                                       {Reduced::kEach, "each"},
-                                       {Reduced::kOnce, "once"}})
-NLOHMANN_JSON_SERIALIZE_ENUM(Order, {{Order::kOneForwardOneBackward, "1f1b"},
-                                     {Order::kGPipe, "gpipe"},
-                                     {Order::kInterleaved, "interleaved"},
-                                     {Order::kZeroBubble, "zero-bubble"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Beside, {{Beside::kLibTorch, "libtorch"}, {Beside::kTwin, "twin"}})
 NLOHMANN_JSON_SERIALIZE_ENUM(Rule, {{Rule::kSgd, "sgd"},
                                     {Rule::kAdam, "adam"},
@@ -155,11 +169,11 @@ bool writes_buffers(Kind kind) {
 
 }  // namespace
 
-When when_of(const Script& script) {
+StepWhen when_of(const Script& script) {
   for (const Setting& setting : script.settings) {
-    if (setting.when != When::kInStep) return setting.when;
+    if (setting.when != StepWhen::kInStep) return setting.when;
   }
-  return When::kInStep;
+  return StepWhen::kInStep;
 }
 
 std::vector<int64_t> first_units_of(const Script& script, const Setting& setting) {
@@ -177,7 +191,7 @@ void set_stage(Setting& setting, int stage) {
   if (stage < 2) setting.gradient_budget_bytes = 0;
   if (stage == 3) return;
   const Setting by_default;
-  setting.parameters = Left::kDevice;
+  setting.parameters = Tier::kDevice;
   setting.stays = by_default.stays;
   setting.prefetch_bytes = by_default.prefetch_bytes;
   setting.minimum_sharded_bytes = by_default.minimum_sharded_bytes;

@@ -8,7 +8,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "zeropage/accumulator.h"
+#include "zeropage/options.h"
+#include "zeropage/schedule.h"
+
 namespace zeropage::scripts {
+
+using memory::Tier;
+using offload::StateFormat;
+using parallel::ScheduleKind;
 
 // A part of the module, [batch, 16] -> [batch, 16]; composed_module.cpp says what each computes.
 enum class Kind : uint8_t {
@@ -105,17 +113,6 @@ struct Action {
 
 enum class Values : uint8_t { kDouble, kFloat, kBFloat16, kHalf };
 enum class Kept : uint8_t { kAll, kRegions, kRecompute, kOnHost, kOnNvme };  // activations
-enum class Left : uint8_t { kDevice, kHost, kNvme };                         // the tier
-enum class Reduced : uint8_t { kAuto, kEach, kOnce };                        // micro-steps
-enum class Order : uint8_t { kOneForwardOneBackward, kGPipe, kInterleaved, kZeroBubble };
-enum class When : uint8_t { kInStep, kInBackward, kOneStepLate };  // an offloaded step is made
-enum class States : uint8_t { kFloat, kBFloat16, kEightBits };
-enum class Masters : uint8_t {
-  kWhole,
-  kSplit,
-  kNone
-};  // of bf16 parameters; kNone: rounded at random
-enum class Stays : uint8_t { kForUse, kForBackward, kForStep };  // a gathered page
 enum class Rule : uint8_t { kSgd, kAdam, kAdamW, kAdagrad, kLamb, kMuon, kAdafactor };
 constexpr bool reads_whole_tensors(Rule rule) {
   return rule == Rule::kLamb || rule == Rule::kMuon || rule == Rule::kAdafactor;
@@ -128,17 +125,17 @@ struct Setting {
   int tensor = 1;    // ranks that have slices of each kMlp
   int pipeline = 1;  // ranks that have the units one after the other
   int chunks = 1;    // of the units, on each of them
-  Order order = Order::kOneForwardOneBackward;
+  ScheduleKind order = ScheduleKind::kOneForwardOneBackward;
   bool is_alone = false;     // the optimizer, beside a module without a wrapper
   bool is_deferred = false;  // a pipeline's module is constructed without memory
   int shard_within = 0;
-  Left optimizer = Left::kDevice;
-  Left parameters = Left::kDevice;
-  When when = When::kInStep;
+  Tier optimizer = Tier::kDevice;
+  Tier parameters = Tier::kDevice;
+  StepWhen when = StepWhen::kInStep;
   Kept kept = Kept::kAll;
-  Reduced reduced = Reduced::kAuto;
+  ReduceMicroSteps reduced = ReduceMicroSteps::kAuto;
   int64_t page_bytes = 4096;
-  Stays stays = Stays::kForUse;
+  Reshard stays = Reshard::kAfterUse;
   int64_t prefetch_bytes = -1;        // negative: as many as by default
   int64_t minimum_sharded_bytes = 0;  // pages of fewer stay whole
   int secondary_shard_within = 0;
@@ -170,11 +167,11 @@ struct Script {
   std::vector<Unit> units;
   Rule rule = Rule::kSgd;
   Values values = Values::kDouble;
-  States states = States::kFloat;  // of the optimizer
+  StateFormat states = StateFormat::kFp32;  // of the optimizer
   // Below fp32, gradients that travel in fp32, and that are kept in the parameters' dtype.
   bool sends_floats = false;
   bool keeps_low = false;
-  Masters masters = Masters::kWhole;
+  LowPrecisionUpdate masters = LowPrecisionUpdate::kMasterWeights;
   bool is_world_invariant = false;
   bool autocasts = false;  // forward and loss, to bf16
   Beside beside = Beside::kLibTorch;
@@ -188,7 +185,7 @@ struct Script {
 };
 
 // When its steps are made: kInBackward where a setting does that, kOneStepLate where all do.
-When when_of(const Script& script);
+StepWhen when_of(const Script& script);
 
 // The first unit of each stage of a pipeline, and where the last one ends.
 std::vector<int64_t> first_units_of(const Script& script, const Setting& setting);

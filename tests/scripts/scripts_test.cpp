@@ -39,15 +39,15 @@ struct Said {
   std::set<Values> values;
   std::set<Beside> beside;
   std::set<Kept> kept;
-  std::set<Left> optimizers, parameters;
-  std::set<Reduced> reduced;
-  std::set<States> states;
-  std::set<When> whens;
-  std::set<Order> orders;  // of pipelines
+  std::set<Tier> optimizers, parameters;
+  std::set<ReduceMicroSteps> reduced;
+  std::set<StateFormat> states;
+  std::set<StepWhen> whens;
+  std::set<ScheduleKind> orders;  // of pipelines
   std::set<int> pipelines;
   std::set<bool> alone;
-  std::set<Masters> masters;
-  std::set<Stays> stays;
+  std::set<LowPrecisionUpdate> masters;
+  std::set<Reshard> stays;
   std::set<bool> sends_floats, keeps_low, is_world_invariant, autocasts, is_by_class, saves_aside;
   std::set<int64_t> prefetch_bytes, minimum_sharded_bytes, offloaded_bytes, gradient_budgets;
   std::set<int> secondary_shards;
@@ -92,13 +92,13 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.values.size(), static_cast<size_t>(Values::kHalf) + 1);
   EXPECT_EQ(said.beside.size(), static_cast<size_t>(Beside::kTwin) + 1);
   EXPECT_EQ(said.kept.size(), static_cast<size_t>(Kept::kOnNvme) + 1);
-  EXPECT_EQ(said.optimizers.size(), static_cast<size_t>(Left::kNvme) + 1);
-  EXPECT_EQ(said.parameters.size(), static_cast<size_t>(Left::kNvme) + 1);
-  EXPECT_EQ(said.reduced.size(), static_cast<size_t>(Reduced::kOnce) + 1);
-  EXPECT_EQ(said.orders.size(), static_cast<size_t>(Order::kZeroBubble) + 1);
-  EXPECT_EQ(said.states.size(), static_cast<size_t>(States::kEightBits) + 1);
-  EXPECT_EQ(said.masters.size(), static_cast<size_t>(Masters::kNone) + 1);
-  EXPECT_EQ(said.stays.size(), static_cast<size_t>(Stays::kForStep) + 1);
+  EXPECT_EQ(said.optimizers.size(), static_cast<size_t>(Tier::kNvme) + 1);
+  EXPECT_EQ(said.parameters.size(), static_cast<size_t>(Tier::kNvme) + 1);
+  EXPECT_EQ(said.reduced.size(), static_cast<size_t>(ReduceMicroSteps::kOnce) + 1);
+  EXPECT_EQ(said.orders.size(), static_cast<size_t>(ScheduleKind::kZeroBubble) + 1);
+  EXPECT_EQ(said.states.size(), static_cast<size_t>(StateFormat::k8Bit) + 1);
+  EXPECT_EQ(said.masters.size(), static_cast<size_t>(LowPrecisionUpdate::kStochasticRounding) + 1);
+  EXPECT_EQ(said.stays.size(), static_cast<size_t>(Reshard::kAfterStep) + 1);
   EXPECT_EQ(said.sends_floats.size(), 2U);
   EXPECT_EQ(said.keeps_low.size(), 2U);
   EXPECT_EQ(said.is_world_invariant.size(), 2U);
@@ -110,7 +110,7 @@ TEST(ScriptsTest, SayEachWordWithinAThousandSeeds) {
   EXPECT_EQ(said.secondary_shards.size(), 2U);
   EXPECT_EQ(said.offloaded_bytes.size(), 3U);
   EXPECT_EQ(said.gradient_budgets.size(), 3U);
-  EXPECT_EQ(said.whens.size(), static_cast<size_t>(When::kOneStepLate) + 1);
+  EXPECT_EQ(said.whens.size(), static_cast<size_t>(StepWhen::kOneStepLate) + 1);
   EXPECT_EQ(said.alone.size(), 2U);
   EXPECT_EQ(said.pipelines, (std::set<int>{1, 2, 3}));
 }
@@ -137,14 +137,14 @@ TEST(ScriptsTest, HaveATwinWithTheSameRanksAlongDataAndNoMoreThanThat) {
   script.settings = {{.stage = 3,
                       .data = 2,
                       .pipeline = 2,
-                      .order = Order::kZeroBubble,
-                      .optimizer = Left::kNvme,
+                      .order = ScheduleKind::kZeroBubble,
+                      .optimizer = Tier::kNvme,
                       .kept = Kept::kOnHost}};
   Setting twin = twin_of(script).settings.front();
   EXPECT_EQ(twin.stage, 0);
   EXPECT_EQ(twin.ranks(), 2);
   EXPECT_EQ(twin.data, 2);
-  EXPECT_EQ(twin.optimizer, Left::kDevice);
+  EXPECT_EQ(twin.optimizer, Tier::kDevice);
   EXPECT_EQ(twin.kept, Kept::kAll);
   script.units[1] = {Kind::kTied, 0};
   EXPECT_EQ(twin_of(script).settings.front().pipeline, 2);
@@ -264,11 +264,11 @@ TEST(ScriptsTest, WithAPipelineAreMadeAsSmallAsTheFaultAllows) {
                       .data = 2,
                       .pipeline = 3,
                       .chunks = 2,
-                      .order = Order::kInterleaved,
+                      .order = ScheduleKind::kInterleaved,
                       .is_deferred = true,
-                      .optimizer = Left::kNvme,
-                      .parameters = Left::kNvme,
-                      .reduced = Reduced::kEach}};
+                      .optimizer = Tier::kNvme,
+                      .parameters = Tier::kNvme,
+                      .reduced = ReduceMicroSteps::kEach}};
   script.actions = {{Does::kMicroBatches, 6, 1}, {Does::kStep, 0, 1}};
   // The fault: two micro-batches through a pipeline.
   const auto is_still = [](const Script& of) {
@@ -284,11 +284,11 @@ TEST(ScriptsTest, WithAPipelineAreMadeAsSmallAsTheFaultAllows) {
   EXPECT_EQ(least.accumulation.clip_norm, 0);
   EXPECT_EQ(setting.pipeline, 2);
   EXPECT_EQ(setting.chunks, 1);
-  EXPECT_EQ(setting.order, Order::kGPipe);
+  EXPECT_EQ(setting.order, ScheduleKind::kGPipe);
   EXPECT_EQ(setting.data, 1);
-  EXPECT_EQ(setting.optimizer, Left::kDevice);
-  EXPECT_EQ(setting.parameters, Left::kDevice);
-  EXPECT_EQ(setting.reduced, Reduced::kAuto);
+  EXPECT_EQ(setting.optimizer, Tier::kDevice);
+  EXPECT_EQ(setting.parameters, Tier::kDevice);
+  EXPECT_EQ(setting.reduced, ReduceMicroSteps::kAuto);
   EXPECT_FALSE(setting.is_deferred);
 }
 

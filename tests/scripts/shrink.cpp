@@ -55,8 +55,8 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
     simplify([](Script& of) { of.optimizers = 1; });
     simplify([](Script& of) { of.left_out = 0; });
     simplify([](Script& of) { of.rule = Rule::kSgd; });
-    simplify([](Script& of) { of.states = States::kFloat; });
-    simplify([](Script& of) { of.masters = Masters::kWhole; });
+    simplify([](Script& of) { of.states = StateFormat::kFp32; });
+    simplify([](Script& of) { of.masters = LowPrecisionUpdate::kMasterWeights; });
     simplify([](Script& of) { of.sends_floats = false; });
     simplify([](Script& of) { of.keeps_low = false; });
     simplify([](Script& of) { of.is_world_invariant = false; });
@@ -86,28 +86,28 @@ Script shrunk(Script script, const std::function<bool(const Script&)>& is_still)
         of.shard_within = of.secondary_shard_within = 0;
       });
       in_setting([](Setting& of) {
-        if (of.when == When::kInBackward) of.when = When::kInStep;
+        if (of.when == StepWhen::kInBackward) of.when = StepWhen::kInStep;
       });
       in_setting([](Setting& of) { of.is_alone = false; });
-      in_setting([](Setting& of) { of.parameters = Left::kDevice; });
-      in_setting([](Setting& of) { of.optimizer = of.parameters = Left::kDevice; });
+      in_setting([](Setting& of) { of.parameters = Tier::kDevice; });
+      in_setting([](Setting& of) { of.optimizer = of.parameters = Tier::kDevice; });
       in_setting([](Setting& of) {
-        if (of.optimizer != Left::kDevice) of.optimizer = Left::kHost;
-        if (of.parameters != Left::kDevice) of.parameters = Left::kHost;
+        if (of.optimizer != Tier::kDevice) of.optimizer = Tier::kHost;
+        if (of.parameters != Tier::kDevice) of.parameters = Tier::kHost;
       });
-      in_setting([](Setting& of) { of.reduced = Reduced::kAuto; });
+      in_setting([](Setting& of) { of.reduced = ReduceMicroSteps::kAuto; });
       in_setting([](Setting& of) { of.is_deferred = false; });
       in_setting([](Setting& of) {
-        of.order = Order::kGPipe;
+        of.order = ScheduleKind::kGPipe;
         of.chunks = 1;
       });
       in_setting([](Setting& of) {
-        of.order = Order::kGPipe;
+        of.order = ScheduleKind::kGPipe;
         of.pipeline = of.chunks = 1;
       });
       in_setting([](Setting& of) { of.pipeline = std::min(of.pipeline, 2); });
       in_setting([](Setting& of) { set_stage(of, 0); });
-      in_setting([](Setting& of) { of.stays = Stays::kForUse; });
+      in_setting([](Setting& of) { of.stays = Reshard::kAfterUse; });
       in_setting([](Setting& of) { of.prefetch_bytes = -1; });
       in_setting([](Setting& of) { of.minimum_sharded_bytes = 0; });
       in_setting([](Setting& of) { of.secondary_shard_within = 0; });

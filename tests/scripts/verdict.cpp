@@ -36,7 +36,7 @@ bool is_world_invariant(const Script& script) {
 
 bool offloads(const Script& script) {
   return std::any_of(script.settings.begin(), script.settings.end(),
-                     [](const Setting& setting) { return setting.optimizer != Left::kDevice; });
+                     [](const Setting& setting) { return setting.optimizer != Tier::kDevice; });
 }
 
 bool has_groups(const Script& script) {

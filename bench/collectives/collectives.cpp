@@ -4,8 +4,6 @@
 #include <array>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
 #include <string>
 #include <vector>
 
@@ -16,6 +14,7 @@
 #include "bench/collectives/flags.h"
 #include "bench/collectives/team.h"
 #include "bench/interleaved.h"
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "zeropage/bytes.h"
 #include "zeropage/check.h"
@@ -77,17 +76,6 @@ nlohmann::json report(const Case& measured, const std::vector<std::string>& tran
   return rows;
 }
 
-void write_json(const nlohmann::json& json, const std::string& path) {
-  if (path == "-") {
-    std::cout << json.dump(2) << std::endl;
-    return;
-  }
-  std::ofstream file(path);
-  file << json.dump(2) << "\n";
-  ZP_CHECK(file.flush(), "--json ", path, ": could not be written; name a file in a folder that ",
-           "is there");
-}
-
 // What rank 0 does.
 void drive(Team& team, const Flags& flags) {
   FILE* const text = text_of(flags);
@@ -116,7 +104,7 @@ void drive(Team& team, const Flags& flags) {
     }
   }
   team.dismiss();
-  if (!flags.json.empty()) write_json(json, flags.json);
+  bench::write_json(flags.json, json);
 }
 
 // What each rank's process does.

@@ -5,7 +5,6 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 
 #include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
@@ -14,6 +13,7 @@
 #include <torch/optim/adamw.h>
 
 #include "bench/interleaved.h"
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
 #include "optim/cuda/fused_step.h"
@@ -233,14 +233,10 @@ void run(const Flags& flags) {
   check_whole_norm(problem.stretch.gradient);
   const auto all = contenders(problem);
   nlohmann::json json = report(time_interleaved(all, device, flags.rounds));
-  if (flags.json.empty()) return;
   json["device"] = device.str();
   json["numel"] = flags.numel;
   json["threads"] = at::get_num_threads();
-  std::ofstream file(flags.json);
-  file << json.dump(2) << "\n";
-  ZP_CHECK(file.flush(), "--json ", flags.json, ": could not be written; name a file in a folder ",
-           "that is there");
+  bench::write_json(flags.json, json);
 }
 
 }  // namespace

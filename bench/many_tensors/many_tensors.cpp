@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
 #include "zeropage/zeropage.h"
@@ -200,11 +200,7 @@ void print_table(const Flags& flags) {
       });
     }
   }
-  if (flags.json.empty()) return;
-  std::ofstream file(flags.json);
-  file << rows.dump(2) << "\n";
-  ZP_CHECK(file.flush(), "--json ", flags.json,
-           ": could not be written; name a file in a folder that is there");
+  bench::write_json(flags.json, rows);
 }
 
 }  // namespace

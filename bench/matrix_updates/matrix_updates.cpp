@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/adamw.h>
 
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
 #include "zeropage/ledger.h"
@@ -251,11 +251,7 @@ void print_table(const Flags& flags) {
       std::fflush(stdout);
     });
   }
-  if (flags.json.empty()) return;
-  std::ofstream file(flags.json);
-  file << rows.dump(2) << "\n";
-  ZP_CHECK(file.flush(), "--json ", flags.json,
-           ": could not be written; name a file in a folder that is there");
+  bench::write_json(flags.json, rows);
 }
 
 }  // namespace

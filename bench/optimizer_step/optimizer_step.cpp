@@ -2,8 +2,6 @@
 // optimizer_step --help.
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
 #include <map>
 #include <string>
 
@@ -13,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/cuda.h>
 
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "bench/optimizer_step/contenders.h"
 #include "bench/spread.h"
@@ -76,17 +75,6 @@ nlohmann::json report(const Group& group, const std::vector<Spread>& seconds, FI
   return json;
 }
 
-void write_json(const nlohmann::json& json, const std::string& path) {
-  if (path == "-") {
-    std::cout << json.dump(2) << std::endl;
-    return;
-  }
-  std::ofstream file(path);
-  file << json.dump(2) << "\n";
-  ZP_CHECK(file.flush(), "--json ", path, ": could not be written; name a file in a folder that ",
-           "is there");
-}
-
 std::vector<int64_t> numels_of(const Flags& flags) {
   if (!flags.numels.empty()) return flags.numels;
   constexpr int64_t kMi = int64_t{1} << 20;
@@ -121,14 +109,14 @@ void run(const Flags& flags) {
     const auto seconds = bench::time_interleaved(group.contenders, device, flags.rounds);
     json["groups"].push_back(report(group, seconds, text));
     // After each: what was measured is there even if a later group is stopped.
-    if (!flags.json.empty() && flags.json != "-") write_json(json, flags.json);
+    if (flags.json != "-") bench::write_json(flags.json, json);
   };
   for (const int64_t numel : numels_of(flags)) {
     time_and_report(optimizer_step::flat_group(device, numel));
   }
   if (!on_cuda) time_and_report(optimizer_step::instructions_group(numel_of_each_set(flags)));
   time_and_report(optimizer_step::list_group(device, flags.tensors));
-  if (flags.json == "-") write_json(json, flags.json);
+  if (flags.json == "-") bench::write_json(flags.json, json);
 }
 
 }  // namespace

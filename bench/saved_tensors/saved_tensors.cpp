@@ -4,7 +4,6 @@
 #include "zeropage/saved_tensors.h"
 
 #include <cstdio>
-#include <fstream>
 #include <limits>
 
 #include <ATen/Parallel.h>
@@ -18,6 +17,7 @@
 #include <torch/nn/modules/normalization.h>
 
 #include "bench/interleaved.h"
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
 #include "zeropage/activation_offload.h"
@@ -245,11 +245,7 @@ void run(const Flags& flags) {
     json["microseconds"][all[next].name] =
         report_hooks(all[next].name, seconds[next], plain, saved);
   }
-  if (flags.json.empty()) return;
-  std::ofstream file(flags.json);
-  file << json.dump(2) << "\n";
-  ZP_CHECK(file.flush(), "--json ", flags.json, ": could not be written; name a file in a folder ",
-           "that is there");
+  bench::write_json(flags.json, json);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <new>
 #include <string>
@@ -18,6 +17,7 @@
 #include <torch/optim/adamw.h>
 #include <torch/serialize.h>
 
+#include "bench/json_file.h"
 #include "bench/measuring_main.h"
 #include "bench/spread.h"
 #include "zeropage/bytes.h"
@@ -194,11 +194,7 @@ void measure(const Flags& flags) {
     json["work_beside"] = spread_json(slower);
   }
   fs::remove_all(folder);
-  if (flags.json.empty()) return;
-  std::ofstream file(flags.json);
-  file << json.dump(1) << '\n';
-  ZP_CHECK(file.flush(), "--json ", flags.json,
-           ": could not be written; name a file in a folder that is there");
+  bench::write_json(flags.json, json);
 }
 
 }  // namespace

@@ -16,6 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import peer_venv
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "release"
 WARM_UP_STEPS = 2
@@ -77,12 +79,20 @@ def ours(arguments, folder, result, steps):
             "peak": found["peak_resident_bytes"], "base": found["resident_bytes_before_opening"]}
 
 
+def python_of_peers(arguments):
+    if arguments.sides == ["zeropage"]:
+        return None
+    if arguments.python == "current":
+        return peer_venv.current(with_cuda=False)
+    return peer_venv.ensure([f"torch=={peer_venv.TORCH_VERSION}", "numpy", "safetensors==0.8.0"], environment={})
+
+
 def peer(kind, arguments, folder, result, steps):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     adapters = ["--adapters", folder / "adapters"] if arguments.lora else []
-    command = [sys.executable, ROOT / "bench/peers/fine_tune.py", "--kind", kind, "--model", folder / "model", "--batches",
+    command = [arguments.interpreter, ROOT / "bench/peers/fine_tune.py", "--kind", kind, "--model", folder / "model", "--batches",
                folder / "batches.safetensors", "--steps", steps, "--least-rate", LEAST_RATE, *settings_of(arguments), *adapters, "--json", result]
     everywhere = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(arguments.ranks),
                   "OMP_NUM_THREADS": str(arguments.threads), "GLOO_SOCKET_IFNAME": "lo"}
@@ -114,6 +124,8 @@ def main():
                         "the long runs, one after the other)")
     parser.add_argument("--round-steps", type=int, default=10, help="steps of a short run (default 10)")
     parser.add_argument("--sides", nargs="+", choices=["zeropage", "ddp", "fsdp2"], default=["zeropage", "ddp", "fsdp2"])
+    parser.add_argument("--python", choices=["venv", "current"], default="venv", help="of the peers: .venv-peers, made where missing, or the "
+                        "python3 that runs this, which has torch and safetensors (default venv)")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args()
     if arguments.batch % arguments.ranks:
@@ -124,6 +136,7 @@ def main():
     for file in (arguments.model, *arguments.text):
         if not file.exists():
             parser.error(f"{file}: is not there; scripts/get_data.sh fetches smollm2-135m and austen")
+    arguments.interpreter = python_of_peers(arguments)
     with tempfile.TemporaryDirectory(dir=BUILD) as name:
         folder = Path(name)
         run([BUILD / "examples/zp-lm", "export", "--model", arguments.model, "--out", folder / "model"])
